@@ -137,7 +137,7 @@ ANSWERS: dict[type, str] = {
     SystemTable: "`steptime systems`.",
     Budget: "`steptime budget`, `st.budget`.",
     MoeBoard: "`steptime laws --moe`, `st.moe_board`.",
-    Losses: "`steptime laws --params --tokens` as CSV; `steptime.scaling.law_comparison.losses_of`.",
+    Losses: "`steptime laws --params --tokens` as CSV; `steptime.scaling.law_comparison.predict_losses`.",
     RlStep: "`steptime rl`, `st.rl_step`.",
     Refit: "`steptime.scaling.law_fit.refit`.",
     LawCard: "`steptime laws NAME`. With `--params` and `--tokens` the command adds `losses`, what laws say of that model.",

@@ -63,7 +63,7 @@ def replayed(count: int = DRAWN, seed: int = SEED) -> Iterator[tuple[Question, P
             return
         try:
             plan = st.plan(
-                asked.model, asked.system, asked.workload, asked.slo, chips=asked.chips, modes=asked.mode, levers=False
+                asked.model, asked.system, asked.workload, asked.slo, chips=asked.chips, modes=asked.mode, alternatives=False
             )
         except InputError:
             continue

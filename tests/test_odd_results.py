@@ -41,7 +41,7 @@ WORK = st.Workload(input_tokens=100, output_tokens=10)
 def test_an_engine_may_be_a_path_and_a_mode_a_word():
     by_path = st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=10, engine=ENGINE)
     assert by_path.total == st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=10, engine="vllm").total
-    assert st.plan("llama-3.1-8b", "hgx-h100", WORK, modes="aggregated", levers=False).mode == "aggregated"
+    assert st.plan("llama-3.1-8b", "hgx-h100", WORK, modes="aggregated", alternatives=False).mode == "aggregated"
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_an_engine_may_be_a_path_and_a_mode_a_word():
     [
         (lambda: st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=1, engine={}), "an engine is a name"),
         (lambda: st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=1, layout="tp8"), "a layout is a Layout"),
-        (lambda: st.plan("llama-3.1-8b", "hgx-h100", {"input_tokens": 1}, levers=False), "a workload is a Workload"),
-        (lambda: st.plan("llama-3.1-8b", "hgx-h100", WORK, {"ttft": 1}, levers=False), "a pair of limits is a Slo"),
+        (lambda: st.plan("llama-3.1-8b", "hgx-h100", {"input_tokens": 1}, alternatives=False), "a workload is a Workload"),
+        (lambda: st.plan("llama-3.1-8b", "hgx-h100", WORK, {"ttft": 1}, alternatives=False), "a pair of limits is a Slo"),
         (lambda: st.simulate("llama-3.1-8b", "hgx-h100", [1, 2]), "the traffic is a Traffic"),
         (lambda: st.open_loop(20, 10, 512, 1), "the length of inputs is a Lengths"),
     ],

@@ -38,7 +38,7 @@ from steptime.reversible.avalanche import mixing
 from steptime.reversible.sboxes import sbox_card
 from steptime.reversible.stack_results import KINDS, ErrorPoint, StackPoint, Stacks
 from steptime.scaling.compute_optimal import optimal
-from steptime.scaling.law_comparison import losses_of
+from steptime.scaling.law_comparison import predict_losses
 from steptime.svg import curve, stacked
 
 ROOT = Path(__file__).parents[1]
@@ -181,7 +181,7 @@ MAKE = {
     "law card": lambda: law_card(st.load_law("epoch")),
     "laws": lambda: law_table([st.load_law("epoch"), st.load_law("kaplan")]),
     "split": lambda: optimal("epoch", 1e24),
-    "losses": lambda: losses_of([st.load_law("epoch"), st.load_law("kaplan")], 70e9, 1.4e12),
+    "losses": lambda: predict_losses([st.load_law("epoch"), st.load_law("kaplan")], 70e9, 1.4e12),
     "mixtures": lambda: st.moe_board(1e9, experts=[1, 8]),
     "rl step": lambda: st.rl_step("llama-3.1-8b", "hgx-h100", chips=8, rollouts=64, output=100, longest=400),
     "refit": refitted,

@@ -95,7 +95,7 @@ def test_a_machine_of_one_domain_is_a_box(read):
 def test_a_box_is_planned_as_the_same_chips_with_a_network_that_is_not_used(read):
     model = st.load_model("llama-3.1-8b")
     box, joined = (vary(read(text), {"rent": 2 / 3600}) for text in (BOX + CHIP, BOX + OUTSIDE + CHIP))
-    inside, with_network = (st.plan(model, system, ASKED, st.Slo(tpot=0.02), chips=8, levers=False) for system in (box, joined))
+    inside, with_network = (st.plan(model, system, ASKED, st.Slo(tpot=0.02), chips=8, alternatives=False) for system in (box, joined))
     assert inside.usd_per_million_output_tokens == with_network.usd_per_million_output_tokens
     assert inside.layout_text == with_network.layout_text
     assert "scale_out_bandwidth" not in inside.elasticities
@@ -105,15 +105,15 @@ def test_a_box_is_planned_as_the_same_chips_with_a_network_that_is_not_used(read
 def test_nothing_lies_beyond_a_box(read):
     box, model = read(BOX + CHIP), st.load_model("llama-3.1-8b")
     with pytest.raises(RangeError, match="mybox has 72 chips and no network beyond them; 80 are too many"):
-        st.plan(model, box, ASKED, chips=80, levers=False)
+        st.plan(model, box, ASKED, chips=80, alternatives=False)
     with pytest.raises(InputError, match="128 chips are more than the 72 of mybox"):
         st.decode_step(model, box, batch=8, context=100, layout=st.Layout(tp=32, pp=4))
     large = st.load_model("deepseek-v3")
     with pytest.raises(InputError) as caught:
-        st.plan(large, box, ASKED, chips=4, levers=False)
+        st.plan(large, box, ASKED, chips=4, alternatives=False)
     assert "--chips" in str(caught.value)
     with pytest.raises(InputError) as caught:
-        st.plan(large, vary(box, {"scale_up.size": 4}), ASKED, chips=4, levers=False)
+        st.plan(large, vary(box, {"scale_up.size": 4}), ASKED, chips=4, alternatives=False)
     assert "--chips" not in str(caught.value)
 
 
@@ -158,7 +158,7 @@ def test_what_is_odd_about_a_step_is_told(read):
     slow = read(BOX.replace("1 TB/s", "10 GB/s") + OUTSIDE + CHIP)
     (network,) = warnings_of_step(model, slow, reach=1000)
     assert network.startswith("fabric, the scale-up network, is slower than hall, the scale-out network outside it")
-    assert network in st.plan(model, slow, st.Workload(input_tokens=10, output_tokens=10), levers=False).warnings
+    assert network in st.plan(model, slow, st.Workload(input_tokens=10, output_tokens=10), alternatives=False).warnings
 
 
 @pytest.mark.parametrize(

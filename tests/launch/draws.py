@@ -35,7 +35,7 @@ def plans(count: int) -> tuple[tuple[Plan, st.Model, st.System], ...]:
         model, machine = st.load_model(name, **formats), st.load_system(system)
         workload = st.Workload(input_tokens=reads, output_tokens=writes, cached_share=cached)
         try:
-            made = st.plan(model, machine, workload, chips=chips, engine=engine, modes=mode, levers=False)
+            made = st.plan(model, machine, workload, chips=chips, engine=engine, modes=mode, alternatives=False)
         except st.InputError:
             continue
         if made.feasible:

@@ -16,7 +16,7 @@ from steptime.physics.layout import Layout, stacked
 from steptime.physics.layout_constraints import ENGINE, MODEL, Facts, collect_facts, facts_of_engine
 from steptime.physics.layout_rules import RULES, allowed, check, reasons
 from steptime.physics.layout_space import legal, not_tried
-from steptime.planning.plan_problem import Case
+from steptime.planning.plan_problem import PlanProblem
 from steptime.planning.plan_search import absent_because, fitting
 from tests.conftest import experts, machine, matrix, model_of
 
@@ -90,7 +90,7 @@ def test_an_engine_overlaps_two_batches_where_its_rule_says(deepseek, rack):
 
 def test_an_absent_layout_is_explained(deepseek, rack):
     """A rule, memory, or a way that is not tried; and nothing for each layout that is."""
-    case = Case(
+    case = PlanProblem(
         model=deepseek,
         system=rack,
         workload=st.Workload(input_tokens=1000, output_tokens=100),

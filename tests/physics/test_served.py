@@ -83,7 +83,7 @@ def test_a_cache_is_told_by_who_asks(name, given, told):
 def test_plans_and_simulations_keep_the_same_cache():
     """DeepSeek-V3 is computed in 8 bits: with the small cache of an engine as if fp8 was asked for, and bf16 where that was."""
     rack, work = st.load_system("gb200-nvl72"), st.Workload(input_tokens=1000, output_tokens=100)
-    on, given = engine(small_kv=1.0), {"chips": 8, "modes": ("aggregated",), "levers": False}
+    on, given = engine(small_kv=1.0), {"chips": 8, "modes": ("aggregated",), "alternatives": False}
     untold, small, wide = (
         st.plan(st.load_model("deepseek-ai/DeepSeek-V3", **kv), rack, work, engine=on, **given)
         for kv in ({}, {"kv": "fp8"}, {"kv": "bf16"})

@@ -79,7 +79,7 @@ def test_drafts_run_no_tower():
 def test_a_plan_with_images_costs_more_than_one_of_as_many_tokens_of_text():
     limits = st.Slo(tpot=0.05, ttft=2)
     work = st.Workload(input_tokens=TOKENS, output_tokens=100)
-    seeing, text = (st.plan(model, SYSTEM, work, limits, chips=1, levers=False) for model in (SEEING, MODEL))
+    seeing, text = (st.plan(model, SYSTEM, work, limits, chips=1, alternatives=False) for model in (SEEING, MODEL))
     assert text.usd_per_million_output_tokens < seeing.usd_per_million_output_tokens < 2 * text.usd_per_million_output_tokens
     assert any("1 image of 1024x1024" in words for words in seeing.warnings)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import steptime as st
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Case
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, PlanProblem
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import plan
 from tests.conftest import engine, machine, one_matrix
@@ -14,8 +14,8 @@ MODEL = one_matrix(heads=4)
 USD = 4 * 2 / 3600  # of four chips a second
 
 
-def case(chips=4, slo=None) -> Case:
-    return Case(model=MODEL, system=NODES, workload=WORK, slo=slo or st.Slo(), chips=chips, engine=engine())
+def case(chips=4, slo=None) -> PlanProblem:
+    return PlanProblem(model=MODEL, system=NODES, workload=WORK, slo=slo or st.Slo(), chips=chips, engine=engine())
 
 
 def shared() -> Plan:

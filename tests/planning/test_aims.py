@@ -74,7 +74,7 @@ SURES = (None, 0.5, 0.7, 0.9, 0.99)
 def test_a_surer_plan_is_as_likely_as_asked_and_never_cheaper(model, system, chips, limits):
     work = st.Workload(input_tokens=2048, output_tokens=256)
     of, on = st.load_model(model), st.load_system(system)
-    found = [plan(of, on, work, st.Slo(**limits), chips=chips, sure=sure, levers=False) for sure in SURES]
+    found = [plan(of, on, work, st.Slo(**limits), chips=chips, sure=sure, alternatives=False) for sure in SURES]
     assert [one.sure for one in found] == list(SURES)
     for one, sure in zip(found[1:], SURES[1:], strict=True):
         assert one.feasible
@@ -87,8 +87,8 @@ def test_a_surer_plan_is_as_likely_as_asked_and_never_cheaper(model, system, chi
 
 def test_what_nothing_meets_so_surely_is_an_answer():
     tight = st.Slo(tpot=1e10 / 4 / 4e12 * 1.2)  # weights over four chips, and a fifth more
-    assert plan(MODEL, NODES, WORK, tight, engine=FITTED, levers=False).feasible
-    never = plan(MODEL, NODES, WORK, tight, engine=FITTED, sure=0.95, levers=False)
+    assert plan(MODEL, NODES, WORK, tight, engine=FITTED, alternatives=False).feasible
+    never = plan(MODEL, NODES, WORK, tight, engine=FITTED, sure=0.95, alternatives=False)
     assert not never.feasible
     assert (never.sure, never.likely, never.distance) == (0.95, {}, ())
     assert never.reason.startswith("with probability 0.95, ")
@@ -96,7 +96,7 @@ def test_what_nothing_meets_so_surely_is_an_answer():
 
 def test_the_ideal_is_certain_whatever_is_asked():
     given = (MODEL, NODES, WORK, st.Slo(tpot=8e-3))
-    asked, plain = plan(*given, engine="ideal", sure=0.99, levers=False), plan(*given, engine="ideal", levers=False)
+    asked, plain = plan(*given, engine="ideal", sure=0.99, alternatives=False), plan(*given, engine="ideal", alternatives=False)
     assert asked.sure == 0.99
     assert asked.likely == {"tpot": 1.0}
     assert asked.usd_per_million_output_tokens == plain.usd_per_million_output_tokens
@@ -105,9 +105,9 @@ def test_the_ideal_is_certain_whatever_is_asked():
 @pytest.mark.parametrize("sure", [0.3, 2, math.nan])
 def test_a_plan_refuses_what_is_no_such_probability(sure):
     with pytest.raises(RangeError, match="sure is a probability from"):
-        plan(MODEL, NODES, WORK, engine="ideal", sure=sure, levers=False)
+        plan(MODEL, NODES, WORK, engine="ideal", sure=sure, alternatives=False)
 
 
 def test_a_plan_refuses_to_be_sure_of_no_limits():
     with pytest.raises(RangeError, match="sure is of limits, and there are none"):
-        plan(MODEL, NODES, WORK, engine="ideal", sure=0.9, levers=False)
+        plan(MODEL, NODES, WORK, engine="ideal", sure=0.9, alternatives=False)

@@ -10,7 +10,7 @@ import steptime as st
 from steptime.errors import InputError
 from steptime.models.model import Attention
 from steptime.physics.engine import IDEAL, Engine, load_engine
-from steptime.planning.plan_problem import DISAGGREGATED, Case
+from steptime.planning.plan_problem import DISAGGREGATED, PlanProblem
 from steptime.planning.plan_search import fitting, search
 from tests.conftest import machine, matrix, model_of
 from tests.physics.test_placement import fits
@@ -21,7 +21,7 @@ MODES = ("aggregated", "disaggregated")
 
 
 def plan(model, system, chips, *, engine=None, modes=MODES) -> st.Plan:
-    return st.plan(model, system, CHAT, LIMITS, chips=chips, engine=engine, modes=modes, levers=False)
+    return st.plan(model, system, CHAT, LIMITS, chips=chips, engine=engine, modes=modes, alternatives=False)
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def plan_rent(system: str) -> float:
 def test_both_pools_find_a_place_in_boxes_of_eight(model, chips):
     """Every candidate of a search whose replicas fit a box, by an independent packer; none has room for one more of either."""
     described, system = st.load_model(model), st.load_system("hgx-h200")
-    case = Case(model=described, system=system, workload=CHAT, slo=LIMITS, chips=chips, engine=load_engine("ideal"))
+    case = PlanProblem(model=described, system=system, workload=CHAT, slo=LIMITS, chips=chips, engine=load_engine("ideal"))
     (table,) = search(case, (DISAGGREGATED,), fitting(case))
     layouts = [int(m.chips) for m in table.layouts]
     columns = (table.prefill_layout, table.layout, table.prefill_replicas, table.replicas)
@@ -93,10 +93,10 @@ def test_what_an_engine_does_not_start_is_no_lack_of_memory():
     cache = Attention(name="kv", kv_bytes=1000.0, kv_shards=4, heads=12)
     model = model_of(matrix(weights=9e9), attention=(cache,), heads=12, layers=1)
     system = machine(size=3, capacity=4e9)
-    assert st.plan(model, system, CHAT, chips=3, engine="ideal", levers=False).feasible
+    assert st.plan(model, system, CHAT, chips=3, engine="ideal", alternatives=False).feasible
     says = "typical starts no layout that holds them, such as tp3: tp=3 and the 4 KV heads of toy do not divide each other"
     with pytest.raises(InputError, match=says):
-        st.plan(model, system, CHAT, chips=3, engine=engine_named("typical"), levers=False)
+        st.plan(model, system, CHAT, chips=3, engine=engine_named("typical"), alternatives=False)
 
 
 def engine_named(name: str) -> Engine:

@@ -14,7 +14,7 @@ from steptime.planning.plan_problem import (
     COLUMNS,
     DISAGGREGATED,
     Candidate,
-    Case,
+    PlanProblem,
     Table,
     evaluate_prefill,
     evaluate_state,
@@ -25,7 +25,7 @@ from steptime.planning.plan_problem import (
 from tests.conftest import engine, machine, one_matrix
 
 WORK = st.Workload(input_tokens=1000, output_tokens=201)
-CASE = Case(model=one_matrix(), system=machine(), workload=WORK, slo=st.Slo(), chips=6, engine=engine())
+CASE = PlanProblem(model=one_matrix(), system=machine(), workload=WORK, slo=st.Slo(), chips=6, engine=engine())
 SHARED = Candidate(mode=AGGREGATED, layout=Layout(tp=2, microbatches=2, replicas=3), batch=100, chunk=512)
 APART = Candidate(
     mode=DISAGGREGATED,

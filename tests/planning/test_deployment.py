@@ -114,14 +114,14 @@ def test_a_range_of_speed_turns_that_of_tpot_round():
 def test_a_range_of_throughput_is_that_of_cost_turned_round_and_needs_no_rent():
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
     work = st.Workload(input_tokens=1000, output_tokens=201)
-    made = st.plan(model, system, work, chips=1, levers=False)
+    made = st.plan(model, system, work, chips=1, alternatives=False)
     assert made.tokens_per_second_per_chip == pytest.approx(made.requests_per_second * 201)
     low, high = (made.usd_per_million_output_tokens / cost for cost in made.cost_range[::-1])
     least, most = made.throughput_range
     assert (least, most) == pytest.approx((made.tokens_per_second_per_chip * low, made.tokens_per_second_per_chip * high))
     assert least < made.tokens_per_second_per_chip < most
     free = st.plan(
-        model, replace(system, rent=Rent(low=math.nan, typical=math.nan, high=math.nan)), work, chips=1, levers=False
+        model, replace(system, rent=Rent(low=math.nan, typical=math.nan, high=math.nan)), work, chips=1, alternatives=False
     )
     assert free.throughput_range == pytest.approx((least, most))
     assert shared().throughput_range is None

@@ -13,8 +13,8 @@ import pytest
 
 import steptime as st
 from steptime.physics.layout import Layout
-from steptime.planning.elasticity import binding, changes_of, elasticities, scaled_cache
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case
+from steptime.planning.elasticity import binding, elastic_figures, elasticities, scaled_cache
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem
 from steptime.planning.prefill_pool import prefill_pool
 from steptime.planning.refinement import best
 from steptime.planning.steady_state import decode_pool
@@ -25,8 +25,8 @@ CACHE = one_matrix(weights=1.0, kv_bytes=1e5)  # waits for its cache, whatever t
 IDEAL = engine()
 
 
-def case(model=CACHE, system=None, slo=None, workload=WORK) -> Case:
-    return Case(model=model, system=system or machine(), workload=workload, slo=slo or st.Slo(), chips=8, engine=IDEAL)
+def case(model=CACHE, system=None, slo=None, workload=WORK) -> PlanProblem:
+    return PlanProblem(model=model, system=system or machine(), workload=workload, slo=slo or st.Slo(), chips=8, engine=IDEAL)
 
 
 def decodes(batch=100, layout=None, **more) -> Candidate:
@@ -38,7 +38,7 @@ def reads(many=10**5) -> dict:
     return {"prefill_layout": Layout(replicas=many), "prompts": 1}
 
 
-def worth(given: Case, candidate: Candidate, turns: int = 1) -> dict[str, float]:
+def worth(given: PlanProblem, candidate: Candidate, turns: int = 1) -> dict[str, float]:
     """What figures are worth to a candidate with the batch that serves most."""
     if candidate.mode == DISAGGREGATED and candidate.prefill_layout is None:
         candidate = replace(candidate, **reads())
@@ -152,14 +152,14 @@ def test_a_first_token_in_time_limits_the_batch():
 def test_without_a_rent_and_without_hbm_there_is_no_such_figure():
     system = machine()
     free = replace(system, rent=replace(system.rent, typical=math.nan))
-    assert "rent" not in changes_of(free)
-    assert "rent" in changes_of(system)
+    assert "rent" not in elastic_figures(free)
+    assert "rent" in elastic_figures(system)
     found = worth(case(system=free), decodes())
     assert found["hbm_bandwidth"] == pytest.approx(-1, abs=1e-4)
     (hbm,) = system.chip.memory
     sram = replace(system, chip=replace(system.chip, memory=(replace(hbm, name="sram"),)))
-    assert [name for name in changes_of(sram) if name.startswith("hbm")] == []
-    assert len(changes_of(system)) == len(changes_of(sram)) + 2
+    assert [name for name in elastic_figures(sram) if name.startswith("hbm")] == []
+    assert len(elastic_figures(system)) == len(elastic_figures(sram)) + 2
 
 
 def test_a_cache_of_twice_the_bytes():

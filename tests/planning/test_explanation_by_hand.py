@@ -94,7 +94,7 @@ def test_equations_carry_their_numbers():
 def test_lines_of_a_plan_add_up_to_the_steps_of_its_pools(mode):
     """Of an engine that keeps a small cache where nothing else is told: the steps are those of the model as it is served."""
     told, system, on = replace(one_matrix(heads=4), kv_told=False), machine(size=4, capacity=11e9), engine(small_kv=1.0)
-    found = plan(told, system, WORK, engine=on, modes=(mode,), levers=False)
+    found = plan(told, system, WORK, engine=on, modes=(mode,), alternatives=False)
     assert as_served(told, system, on) != told
     for shown in explain_json(told, system, found, on)["pools"]:
         for one in shown["passes"]:

@@ -26,7 +26,7 @@ def output(asked, **changed):
     """Output tokens a second of a plan for a question, with changes; 0 where nothing meets the limits or fits."""
     given = {"model": asked.model, "system": asked.system, "slo": asked.slo, "chips": asked.chips} | changed
     try:
-        plan = st.plan(given["model"], given["system"], asked.workload, given["slo"], chips=given["chips"], levers=False)
+        plan = st.plan(given["model"], given["system"], asked.workload, given["slo"], chips=given["chips"], alternatives=False)
     except InputError:
         return 0.0, None
     return (plan.requests_per_second * asked.workload.output_tokens if plan.feasible else 0.0), plan

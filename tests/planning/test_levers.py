@@ -11,9 +11,9 @@ import steptime as st
 from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import Rent
 from steptime.models.model import with_kv
-from steptime.planning.plan_alternatives import best_lever, lever_sentence
+from steptime.planning.plan_alternatives import alternative_sentence, best_alternative
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
-from steptime.planning.plan_result import Lever
+from steptime.planning.plan_result import Alternative
 from steptime.planning.planner import plan
 from tests.conftest import machine, matrix, model_of, one_matrix
 from tests.planning.cases import MODEL, NODES, WORK, shared
@@ -23,7 +23,7 @@ LIMITS = st.Slo(tpot=1 / 40, ttft=1.0)
 OUTPUT = st.Workload(input_tokens=1, output_tokens=1000)
 
 
-def by_option(found) -> dict[str, Lever]:
+def by_option(found) -> dict[str, Alternative]:
     return {lever.option.partition(" ")[0]: lever for lever in found.levers}
 
 
@@ -36,14 +36,14 @@ def llama():
 def test_a_format_is_worth_what_a_plan_with_it_costs(llama, option, given):
     """Near the chosen layout never better than a whole search, and within 3 % of it here."""
     lever = by_option(llama)[option]
-    alone = st.plan(st.load_model("llama-3.3-70b", **given), "hgx-h100", CHAT, LIMITS, levers=False)
+    alone = st.plan(st.load_model("llama-3.3-70b", **given), "hgx-h100", CHAT, LIMITS, alternatives=False)
     assert lever.usd_per_million_output_tokens == pytest.approx(alone.usd_per_million_output_tokens, rel=0.03)
     assert lever.saving == pytest.approx(1 - lever.usd_per_million_output_tokens / llama.usd_per_million_output_tokens)
     assert lever.tokens_per_second_per_chip == pytest.approx(llama.tokens_per_second_per_chip / (1 - lever.saving))
 
 
 def test_twice_the_chips_are_worth_what_a_plan_on_them_costs(llama):
-    alone = st.plan("llama-3.3-70b", "hgx-h100", CHAT, LIMITS, chips=16, levers=False)
+    alone = st.plan("llama-3.3-70b", "hgx-h100", CHAT, LIMITS, chips=16, alternatives=False)
     lever = by_option(llama)["--chips"]
     assert lever.option == "--chips 16"
     assert lever.usd_per_million_output_tokens == pytest.approx(alone.usd_per_million_output_tokens, rel=0.05)
@@ -58,7 +58,7 @@ def test_the_choice_that_saves_most_is_named_with_what_to_type(llama):
 
 
 def test_levers_are_left_out_where_nobody_asks(llama):
-    plain = st.plan("llama-3.3-70b", "hgx-h100", CHAT, LIMITS, levers=False)
+    plain = st.plan("llama-3.3-70b", "hgx-h100", CHAT, LIMITS, alternatives=False)
     assert plain.levers == ()
     assert "Of choices" not in plain.why
     assert plain.usd_per_million_output_tokens == llama.usd_per_million_output_tokens
@@ -96,7 +96,7 @@ def test_drafts_are_worth_what_a_plan_with_them_costs():
     asked = ("deepseek-v3", "gb200-nvl72", st.Workload(input_tokens=8192, output_tokens=1024), LIMITS)
     found = by_option(st.plan(*asked, chips=16))["--drafts"]
     many = int(found.option.removeprefix("--drafts "))
-    alone = st.plan(*asked, chips=16, drafts=many, levers=False)
+    alone = st.plan(*asked, chips=16, drafts=many, alternatives=False)
     assert found.usd_per_million_output_tokens == pytest.approx(alone.usd_per_million_output_tokens, rel=0.05)
     assert f"{alone.drafting.acceptance:.3g} tokens" in found.caveat
     assert "reported: DeepSeek-V3" in found.caveat
@@ -130,10 +130,10 @@ def test_without_a_rent_a_choice_is_told_in_output():
 @pytest.mark.slow
 def test_a_choice_that_saves_nothing_is_not_named():
     money = {"usd_per_million_output_tokens": 1.0, "tokens_per_second_per_chip": 1.0}
-    idle = Lever(option="--kv fp8", words="w", saving=0.004, layout_text="", **money)
-    assert best_lever(replace(shared(), levers=(idle,))) is None
-    assert lever_sentence(replace(shared(), levers=())) == ""
-    assert best_lever(replace(shared(), levers=(replace(idle, saving=0.006),))) is not None
+    idle = Alternative(option="--kv fp8", words="w", saving=0.004, layout_text="", **money)
+    assert best_alternative(replace(shared(), levers=(idle,))) is None
+    assert alternative_sentence(replace(shared(), levers=())) == ""
+    assert best_alternative(replace(shared(), levers=(replace(idle, saving=0.006),))) is not None
 
 
 @pytest.mark.parametrize(

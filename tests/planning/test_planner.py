@@ -123,21 +123,21 @@ def test_links_carry_no_more_than_nine_tenths_of_what_they_could():
 
 
 def test_the_front_holds_points_of_both_modes_that_can_be_had():
-    found = plan(MODEL, NODES, WORK, st.Slo(ttft=0.5), engine="ideal", levers=False)
+    found = plan(MODEL, NODES, WORK, st.Slo(ttft=0.5), engine="ideal", alternatives=False)
     assert {p.mode for p in found.front} <= {AGGREGATED, DISAGGREGATED}
     for point in found.front:
         assert point.ttft <= 0.5
         assert point.usd_per_million_output_tokens == pytest.approx(USD / (4 * point.tokens_per_second_per_chip) * 1e6)
         assert 0 < point.batch < 1000
-    soon = plan(MODEL, NODES, WORK, st.Slo(ttft=0.01), engine="ideal", levers=False).front
+    soon = plan(MODEL, NODES, WORK, st.Slo(ttft=0.01), engine="ideal", alternatives=False).front
     assert max(point.ttft for point in soon) <= 0.01 < max(point.ttft for point in found.front)
-    tight = plan(MODEL, NODES, WORK, st.Slo(ttft=0.5, tpot=3e-3), engine="ideal", levers=False)
+    tight = plan(MODEL, NODES, WORK, st.Slo(ttft=0.5, tpot=3e-3), engine="ideal", alternatives=False)
     assert tight.front == found.front  # whatever the speed limit
 
 
 @pytest.mark.slow
 def test_a_point_of_the_front_is_its_own_plan():
-    found = plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,), levers=False)
+    found = plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,), alternatives=False)
     for point in found.front[:: max(1, len(found.front) // 5)]:
         fast = plan(
             MODEL,
@@ -146,14 +146,14 @@ def test_a_point_of_the_front_is_its_own_plan():
             st.Slo(tpot=1.0001 / point.tokens_per_second_per_user),
             engine="ideal",
             modes=(AGGREGATED,),
-            levers=False,
+            alternatives=False,
         )
         assert fast.usd_per_million_output_tokens <= point.usd_per_million_output_tokens * 1.03  # a search is near
 
 
 def test_points_of_one_chip_make_their_batch_times_their_speed():
     """Each of a batch but the one that comes gets 200 tokens while it decodes, and one from its prompt."""
-    found = plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,), chips=1, levers=False)
+    found = plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,), chips=1, alternatives=False)
     for point in (*found.front, *((found.runner_up,) if found.runner_up else ())):
         tokens = point.tokens_per_second_per_chip
         sharing = tokens / (point.tokens_per_second_per_user * 201 / 200)
@@ -164,7 +164,7 @@ def test_points_of_one_chip_make_their_batch_times_their_speed():
 
 
 def test_the_runner_up_is_another_layout_of_the_same_question():
-    found = plan(MODEL, NODES, WORK, engine=engine(compute_efficiency=0.5), levers=False)
+    found = plan(MODEL, NODES, WORK, engine=engine(compute_efficiency=0.5), alternatives=False)
     given = replace(case(), engine=engine(compute_efficiency=0.5))
     peaks = best(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
     ordered = [peak.candidate for peak in peaks]
@@ -180,17 +180,17 @@ def test_the_runner_up_is_another_layout_of_the_same_question():
 
 
 def test_the_chips_of_a_plan_are_the_systems_unless_told():
-    assert plan(MODEL, NODES, WORK, engine="ideal", levers=False).chips == 4
-    one = plan(MODEL, NODES, WORK, engine="ideal", chips=2, levers=False)
+    assert plan(MODEL, NODES, WORK, engine="ideal", alternatives=False).chips == 4
+    one = plan(MODEL, NODES, WORK, engine="ideal", chips=2, alternatives=False)
     assert (one.chips, one.usd_per_second) == (2, pytest.approx(USD / 2))
     with pytest.raises(st.InputError, match="mode must be aggregated or disaggregated, not both"):
-        plan(MODEL, NODES, WORK, engine="ideal", modes=("both",), levers=False)
+        plan(MODEL, NODES, WORK, engine="ideal", modes=("both",), alternatives=False)
     with pytest.raises(st.InputError, match="mode must be"):
-        plan(MODEL, NODES, WORK, engine="ideal", modes=(), levers=False)
+        plan(MODEL, NODES, WORK, engine="ideal", modes=(), alternatives=False)
 
 
 def test_a_plan_that_is_none_has_no_figures():
-    found = plan(MODEL, NODES, WORK, st.Slo(tpot=1e-9), engine="ideal", levers=False)
+    found = plan(MODEL, NODES, WORK, st.Slo(tpot=1e-9), engine="ideal", alternatives=False)
     assert not found.feasible
     assert math.isnan(found.tpot)
     assert (found.transfer_seconds, found.pools, found.throughput_range, found.speed_range) == (0, (), None, None)
@@ -210,20 +210,20 @@ def test_a_plan_that_is_none_has_no_figures():
 )
 def test_chips_that_no_machine_has_are_refused(chips, says):
     with pytest.raises(st.InputError, match=says):
-        plan(MODEL, NODES, WORK, engine="ideal", chips=chips, levers=False)
+        plan(MODEL, NODES, WORK, engine="ideal", chips=chips, alternatives=False)
 
 
 def test_a_machine_without_a_network_beyond_it_has_no_more_chips():
     box = replace(NODES, domains=(replace(NODES.domains[0], size=4),))
     with pytest.raises(st.InputError, match="toy has 4 chips and no network beyond them; 5 are too many"):
-        plan(MODEL, box, WORK, engine="ideal", chips=5, levers=False)
+        plan(MODEL, box, WORK, engine="ideal", chips=5, alternatives=False)
 
 
 def test_a_plan_takes_one_of_everything():
     many = replace(WORK, input_tokens=np.array([1, 2]))
     for workload, slo in ((many, st.Slo()), (WORK, st.Slo(tpot=np.array([1.0, 2.0])))):
         with pytest.raises(st.InputError, match="a plan takes one machine, one workload and one pair of limits"):
-            plan(MODEL, NODES, workload, slo, engine="ideal", levers=False)
+            plan(MODEL, NODES, workload, slo, engine="ideal", alternatives=False)
 
 
 @pytest.mark.parametrize(("gigabytes", "feasible"), [(17.203, False), (17.25, True)])
@@ -231,5 +231,5 @@ def test_a_front_has_no_point_whose_chunk_does_not_fit_beside_its_batch(gigabyte
     """16.061 GB of weights and one sequence of 8,692 tokens of 131,072 B take 17.200; then a chunk, of 7 MB at least."""
     small = st.vary(st.load_system("hgx-h100"), {"chip.hbm.capacity": gigabytes * 1e9})
     work = st.Workload(input_tokens=8192, output_tokens=500)
-    found = plan(st.load_model("llama-3.1-8b"), small, work, chips=1, engine="ideal", modes=(AGGREGATED,), levers=False)
+    found = plan(st.load_model("llama-3.1-8b"), small, work, chips=1, engine="ideal", modes=(AGGREGATED,), alternatives=False)
     assert (len(found.front) > 0, found.feasible) == (feasible, feasible)

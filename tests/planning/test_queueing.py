@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from steptime.planning.batch_queue import PassTime, arrivals, highest_utilisation, passes, queue_share, queue_wait
-from steptime.planning.chunked_prefill import read_beside, reading
+from steptime.planning.chunked_prefill import interleaved_prefill_share, mixed_step_stats
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_the_highest_utilisation_meets_the_limit_and_no_more(seats, replicas):
 def test_one_slot_is_a_queue_whose_server_decodes_when_nobody_waits(load, chunks):
     """M/G/1 with vacations of t0: W = lambda S^2 / (2 (1 - rho)) + t0 / 2, with S = n t1; quiet steps are 1 - a."""
     t0, t1 = 0.02, 0.1
-    found = reading(load, 1, chunks, t0, t1, 0.0)
+    found = mixed_step_stats(load, 1, chunks, t0, t1, 0.0)
     step = (1 - load) * t0 + load * t1
     rate, service = load / (chunks * step), chunks * t1
     busy = rate * service
@@ -198,7 +198,7 @@ def test_one_slot_is_a_queue_whose_server_decodes_when_nobody_waits(load, chunks
 
 def test_a_slot_that_is_full_is_waited_for_without_end():
     """Load 1 and 3 of one slot: all steps read, and a queue grows."""
-    found = reading(np.array([0.99, 1.0, 3.0]), 1, 2, 0.02, 0.1, 0.0)
+    found = mixed_step_stats(np.array([0.99, 1.0, 3.0]), 1, 2, 0.02, 0.1, 0.0)
     assert np.isfinite(found.wait).tolist() == [True, False, False]
     assert found.utilisation[1:] == pytest.approx([1, 3])
     assert found.quiet[1:] == pytest.approx([0, 0], abs=1e-6)
@@ -210,7 +210,7 @@ def test_a_slot_that_is_full_is_waited_for_without_end():
 def test_laws_of_steps_of_many_slots(slots, more):
     """Chunks are conserved, a mean step lies between a quiet and a slow one, and more load is never faster."""
     load = np.linspace(0.02, 0.9, 30) * slots
-    found = reading(load, slots, 2, 0.02, 0.1, more)
+    found = mixed_step_stats(load, slots, 2, 0.02, 0.1, more)
     assert (1 - found.quiet) * found.reads == pytest.approx(load)
     assert found.seconds == pytest.approx(found.quiet * 0.02 + (1 - found.quiet) * found.slow)
     assert found.slow == pytest.approx(0.1 + more * (found.reads - 1))
@@ -225,7 +225,7 @@ def test_laws_of_steps_of_many_slots(slots, more):
 def test_slow_steps_are_where_their_equation_holds(slots, chunks, more):
     """The equation of `reading`'s docstring, written out: both of its sides agree at the share that is found."""
     load, decode, first = np.geomspace(1e-4, 0.9, 40) * slots, 0.01, 0.03
-    found = reading(load, slots, chunks, decode, first, more)
+    found = mixed_step_stats(load, slots, chunks, decode, first, more)
     slow, power = found.slow, 1 / (slots**2 * chunks)
     full = load * slow / (slots * found.seconds)
     rate = load / (chunks * found.seconds)
@@ -236,20 +236,20 @@ def test_slow_steps_are_where_their_equation_holds(slots, chunks, more):
 
 def test_slow_steps_are_found_where_they_are_very_long():
     """Two slots, steps that read 280 times as long: the share by bisection of the equation."""
-    found = reading(0.6140852564786954, 2, 16, 0.01, 2.8470276153025127, 0.35246067226328353)
+    found = mixed_step_stats(0.6140852564786954, 2, 16, 0.01, 2.8470276153025127, 0.35246067226328353)
     assert 1 - float(found.quiet) == pytest.approx(0.310429, abs=1e-6)
 
 
 def test_where_steps_last_alike_utilisation_is_the_load_of_a_slot():
     """t0 = t1: a step brings a chunks for c slots."""
-    found = reading(np.array([0.5, 4.0, 6.0]), 8, 3, 0.05, 0.05, 0.0)
+    found = mixed_step_stats(np.array([0.5, 4.0, 6.0]), 8, 3, 0.05, 0.05, 0.0)
     assert found.utilisation == pytest.approx(np.array([0.5, 4.0, 6.0]) / 8)
     assert found.seconds == pytest.approx([0.05] * 3)
     assert found.service == pytest.approx([0.15] * 3)
 
 
 def test_more_replicas_wait_less_for_a_slot():
-    waits = [float(reading(0.8, 1, 2, 0.02, 0.1, 0.0, replicas=n).wait) for n in (1, 2, 8, 64, 10_000)]
+    waits = [float(mixed_step_stats(0.8, 1, 2, 0.02, 0.1, 0.0, replicas=n).wait) for n in (1, 2, 8, 64, 10_000)]
     assert waits == sorted(waits, reverse=True)
     step = 0.2 * 0.02 + 0.8 * 0.1
     rest = (0.2 * 0.02**2 + 0.8 * 0.1**2) / (2 * step)
@@ -299,5 +299,5 @@ def decoded(rate, steps, chunks, decode, slow, requests, seed):
 def test_tokens_see_more_prompts_read_than_there_are(rate, steps, chunks, decode, slow):
     """Against a simulation of steps: within 8 % of the time per token; with as many as there are, up to 40 % too soon."""
     others, seconds = decoded(rate, steps, chunks, decode, slow, 6000, 1)
-    seen, _ = read_beside(others, steps, chunks, decode, slow)
+    seen, _ = interleaved_prefill_share(others, steps, chunks, decode, slow)
     assert decode + float(seen) * (slow - decode) == pytest.approx(seconds, rel=0.08)

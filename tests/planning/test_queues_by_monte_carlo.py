@@ -10,7 +10,7 @@ import pytest
 
 from steptime.blackboard.expert_activation import experts_touched, largest_of, nodes_hit
 from steptime.planning.batch_queue import PassTime, passes
-from steptime.planning.chunked_prefill import reading
+from steptime.planning.chunked_prefill import mixed_step_stats
 
 GOLDEN = tomllib.loads((Path(__file__).parent.parent / "golden" / "monte_carlo.toml").read_text())
 
@@ -90,9 +90,9 @@ def test_groups_that_share_a_clock():
     low, high = np.zeros(len(rate)), groups.copy()  # chunks a step brings: as many as the rate gives in a mean step
     for _ in range(60):
         load = (low + high) / 2
-        short = load < rate * chunks * reading(load, groups, chunks, quiet, first, more).seconds
+        short = load < rate * chunks * mixed_step_stats(load, groups, chunks, quiet, first, more).seconds
         low, high = np.where(short, load, low), np.where(short, high, load)
-    found = reading(load, groups, chunks, quiet, first, more)
+    found = mixed_step_stats(load, groups, chunks, quiet, first, more)
     assert np.max(np.abs(found.seconds / step - 1)) < 0.02
     assert np.mean(np.abs(found.seconds / step - 1)) < 0.004
     assert np.max(np.abs((found.wait + found.service) / ended - 1)) < 0.035
@@ -106,9 +106,9 @@ def test_prompts_of_many_chunks_in_steps_that_grow():
     low, high = np.zeros(len(rate)), groups.copy()
     for _ in range(60):
         load = (low + high) / 2
-        short = load < rate * chunks * reading(load, groups, chunks, quiet, first, more).seconds
+        short = load < rate * chunks * mixed_step_stats(load, groups, chunks, quiet, first, more).seconds
         low, high = np.where(short, load, low), np.where(short, high, load)
-    found = reading(load, groups, chunks, quiet, first, more)
+    found = mixed_step_stats(load, groups, chunks, quiet, first, more)
     assert found.utilisation == pytest.approx(rate * chunks * (first + more * (groups - 1)) / groups)
     usual = more < first / 2  # else single steps vary too much
     assert found.seconds[usual] == pytest.approx(step[usual], rel=0.02)

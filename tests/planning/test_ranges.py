@@ -9,7 +9,7 @@ import steptime as st
 from steptime.hardware.unit_cost import usd_per_million
 from steptime.physics.layout import Layout
 from steptime.planning.plan_intervals import candidate_ranges
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, evaluate_prefill, evaluate_state
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem, evaluate_prefill, evaluate_state
 from steptime.planning.planner import plan
 from steptime.planning.refinement import matched_rate
 from tests.conftest import engine, machine, one_matrix
@@ -26,7 +26,7 @@ def fitted(variance: float, **more):
 
 
 def ranges(candidate: Candidate, on, system=STREAM, workload=WORK):
-    case = Case(model=one_matrix(kv_bytes=1e-6), system=system, workload=workload, slo=st.Slo(), chips=8, engine=on)
+    case = PlanProblem(model=one_matrix(kv_bytes=1e-6), system=system, workload=workload, slo=st.Slo(), chips=8, engine=on)
     state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
     prefill = evaluate_prefill(case, candidate, state.tpot)
     rate, busy = matched_rate(case, candidate, state, prefill)
@@ -40,7 +40,7 @@ def shares(batch: int, chunk: int = 2048) -> Candidate:
 
 
 def test_the_ideal_has_none():
-    case = Case(model=one_matrix(), system=STREAM, workload=WORK, slo=st.Slo(), chips=8, engine=st.load_engine("ideal"))
+    case = PlanProblem(model=one_matrix(), system=STREAM, workload=WORK, slo=st.Slo(), chips=8, engine=st.load_engine("ideal"))
     state = evaluate_state(case, shares(10), 10, 2048)
     found = candidate_ranges(case, shares(10), state, None, 0.5)
     assert found == dict.fromkeys(("tpot_range", "ttft_range", "cost_range", "throughput_range"))
@@ -110,7 +110,7 @@ def test_chips_that_were_never_measured_have_at_least_half_to_twice():
 
 
 def test_a_plan_carries_its_ranges():
-    found = plan(one_matrix(heads=1), STREAM, WORK, chips=1, engine=fitted(NARROW), levers=False)
+    found = plan(one_matrix(heads=1), STREAM, WORK, chips=1, engine=fitted(NARROW), alternatives=False)
     assert found.tpot_range == pytest.approx((0.8 * found.tpot, 1.25 * found.tpot))
     assert found.cost_range == pytest.approx(tuple(f * found.usd_per_million_output_tokens for f in (0.8, 1.25)))
     assert found.speed_range == pytest.approx((1 / (1.25 * found.tpot), 1 / (0.8 * found.tpot)))

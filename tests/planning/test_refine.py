@@ -9,7 +9,7 @@ import pytest
 
 import steptime as st
 from steptime.physics.layout import Layout
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, evaluate_prefill, evaluate_state
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem, evaluate_prefill, evaluate_state
 from steptime.planning.plan_search import chunk_sizes, fitting, ranked, search
 from steptime.planning.prefill_pool import first_token
 from steptime.planning.refinement import best, evaluate_occupancy, first_token_of, matched_rate, prefill_rate, refined, within
@@ -20,8 +20,8 @@ IDEAL = engine()
 SMALL = machine(size=4, capacity=11e9)  # 10 GB of weights and some 80 sequences a chip
 
 
-def case(model=None, system=SMALL, slo=None, chips=4, workload=WORK, on=IDEAL) -> Case:
-    return Case(
+def case(model=None, system=SMALL, slo=None, chips=4, workload=WORK, on=IDEAL) -> PlanProblem:
+    return PlanProblem(
         model=model or one_matrix(heads=4), system=system, workload=workload, slo=slo or st.Slo(), chips=chips, engine=on
     )
 

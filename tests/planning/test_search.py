@@ -17,7 +17,7 @@ from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal
 from steptime.planning import pd_matching
 from steptime.planning.pd_matching import batches
-from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Case, evaluate_prefill, evaluate_state
+from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, PlanProblem, evaluate_prefill, evaluate_state
 from steptime.planning.plan_search import PROMISING, chunk_sizes, fitting, ranked, search
 from steptime.planning.prefill_pool import first_token, prefill_pool, within_limit
 from steptime.planning.refinement import matched_rate
@@ -29,8 +29,8 @@ IDEAL = engine()
 SMALL = machine(size=4, capacity=11e9)  # 10 GB of weights and some 80 sequences a chip
 
 
-def case(model=None, system=SMALL, slo=None, chips=4, workload=WORK, on=IDEAL) -> Case:
-    return Case(
+def case(model=None, system=SMALL, slo=None, chips=4, workload=WORK, on=IDEAL) -> PlanProblem:
+    return PlanProblem(
         model=model or one_matrix(heads=4), system=system, workload=workload, slo=slo or st.Slo(), chips=chips, engine=on
     )
 

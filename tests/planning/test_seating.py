@@ -63,7 +63,7 @@ def test_nobody_waits_for_seats_without_end():
 def test_a_chip_that_holds_three_requests_serves_three():
     """65.5 of 73.6 GB are weights: room for three requests of 8,704 tokens of 262,144 B, and three deviations of their sum."""
     system = st.vary(st.load_system("hgx-h100"), {"chip.hbm.capacity": 80e9})
-    found = plan("qwen3-32b", system, st.Workload(input_tokens=8192, output_tokens=1024), chips=1, levers=False)
+    found = plan("qwen3-32b", system, st.Workload(input_tokens=8192, output_tokens=1024), chips=1, alternatives=False)
     (pool,) = found.pools
     assert found.feasible
     assert (pool.batch, pool.seats, pool.queued) == (3, 3, True)
@@ -75,7 +75,7 @@ def test_seats_that_memory_has_no_room_for_are_queued_for():
     system = st.vary(st.load_system("hgx-h100"), {"chip.hbm.capacity": 80e9})
     found = plan(
         "llama-3.1-70b", system, st.Workload(input_tokens=4096, output_tokens=512), st.Slo(tpot=1 / 30, ttft=2), chips=2,
-        levers=False,
+        alternatives=False,
     )  # fmt: skip
     (pool,) = found.pools
     assert pool.queued

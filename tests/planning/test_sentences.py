@@ -78,7 +78,7 @@ def test_small_shares_are_not_told():
     found = plan(one_matrix(kv_bytes=1.0, heads=1), machine(flops=1e30, size=1), WORK, chips=1, engine="ideal")
     assert "A step streams weights for 100% of its time" in found.why
     machine_ = machine(flops=1e30, size=1)
-    cached = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), machine_, WORK, chips=1, engine="ideal", levers=False)
+    cached = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), machine_, WORK, chips=1, engine="ideal", alternatives=False)
     assert cached.why.endswith(
         "A step streams KV cache for 100% of its time. 10 % more HBM bandwidth would help most: 9.1% cheaper."
     )
@@ -201,7 +201,7 @@ def test_without_a_rent_more_is_served_instead_of_cheaper():
     free = replace(
         machine(flops=1e30, size=1), rent=Rent(low=math.nan, typical=math.nan, high=math.nan, note="nobody rents it")
     )
-    found = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), free, WORK, chips=1, engine="ideal", levers=False)
+    found = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), free, WORK, chips=1, engine="ideal", alternatives=False)
     assert found.why.startswith("It cannot serve more because ")
     assert found.why.endswith("10 % more HBM bandwidth would help most: 10.0% more requests a second.")
     waits = engine(seconds_per_step=1.0, seconds_per_sequence=1.0)
@@ -211,4 +211,4 @@ def test_without_a_rent_more_is_served_instead_of_cheaper():
 
 def test_what_no_figure_would_bring_is_told_only_where_it_was_worked_out():
     asked = ("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=1000, output_tokens=200), st.Slo(tpot=0.02))
-    assert "single figure" not in st.plan(*asked, chips=1, levers=False, elasticities=False).why
+    assert "single figure" not in st.plan(*asked, chips=1, alternatives=False, elasticities=False).why

@@ -80,4 +80,4 @@ def test_of_the_catalogue_it_is_what_a_person_would_rent(name, most_chips, most_
     assert chips <= most_chips
     assert math.isfinite(rent)
     assert rent <= most_usd_per_hour
-    assert st.plan(model, system, st.Workload(input_tokens=4096, output_tokens=512), chips=chips, levers=False).feasible
+    assert st.plan(model, system, st.Workload(input_tokens=4096, output_tokens=512), chips=chips, alternatives=False).feasible

@@ -13,7 +13,7 @@ from steptime.errors import RangeError
 from steptime.models.model import Attention
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, mixed_step, prefill_step
-from steptime.planning.chunked_prefill import read_beside
+from steptime.planning.chunked_prefill import interleaved_prefill_share
 from steptime.planning.prefill_pool import first_token, prefill_pool, within_limit
 from steptime.planning.steady_state import (
     State,
@@ -151,7 +151,7 @@ def test_decode_and_prompts_that_share_a_chip():
     mixed = float(mixed_step(DENSE, CHIP, batch=16, context=1100.5, prompts=1, tokens=500, prefix=250, engine="ideal").total)
     assert state.decode.total == alone
     assert state.mixed.total == pytest.approx(mixed)
-    seen, _ = read_beside(15, 200, 2, alone, mixed)
+    seen, _ = interleaved_prefill_share(15, 200, 2, alone, mixed)
     assert 0.15 < seen < 0.16
     assert (state.quiet, state.reads) == (pytest.approx(1 - seen), 1)
     tpot = (1 - seen) * alone + seen * mixed
@@ -196,7 +196,7 @@ def test_cached_prompts_come_before_a_chunk():
     state = aggregated(DENSE, CHIP, cached, layout=Layout(), batch=16, chunk=500, engine=IDEAL)
     alone = float(decode_step(DENSE, CHIP, batch=16, context=1100.5, engine="ideal").total)
     mixed = float(mixed_step(DENSE, CHIP, batch=16, context=1100.5, prompts=1, tokens=500, prefix=375, engine="ideal").total)
-    seen, _ = read_beside(15, 200, 2, alone, mixed)
+    seen, _ = interleaved_prefill_share(15, 200, 2, alone, mixed)
     assert state.quiet == pytest.approx(1 - seen)
     assert state.mixed.total == pytest.approx(mixed)
     rate = 15 / (200 * ((1 - seen) * alone + seen * mixed))
@@ -346,7 +346,7 @@ def test_stages_of_a_replica_that_also_decodes_delay_its_first_tokens():
     alone = float(decode_step(LIGHT, CHIP, **given).total)
     mixed = mixed_step(LIGHT, CHIP, prompts=1, tokens=500, prefix=250, **given)
     once = float(mixed.total)
-    seen, _ = read_beside(15, 200, 2, alone, once)
+    seen, _ = interleaved_prefill_share(15, 200, 2, alone, once)
     rate = 15 / (200 * ((1 - seen) * alone + seen * once))
     beyond = float(mixed.latency) - once
     assert beyond == pytest.approx(once / 2, rel=1e-3)

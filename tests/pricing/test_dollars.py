@@ -43,7 +43,7 @@ def test_the_day_of_deepseek():
         st.Workload(input_tokens=608 / 168 * 1000, output_tokens=1000, cached_share=342 / 608),
         st.Slo(tpot=1 / 21),
         chips=176,
-        levers=False,
+        alternatives=False,
         elasticities=False,
     )
     low, high = found.cost_range

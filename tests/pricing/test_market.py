@@ -90,7 +90,7 @@ def test_survey_plan_and_compare_at_the_same_chips_give_one_cost(llama):
     weights = "fp8" if llama.weights == "fp8" else ""
     asked = (llama.mix.workload(), limits(speed=llama.speed))
     model = st.load_model(llama.model, weights=weights)
-    planned = st.plan(model, "hgx-h200", *asked, chips=cost.chips, levers=False, elasticities=False)
+    planned = st.plan(model, "hgx-h200", *asked, chips=cost.chips, alternatives=False, elasticities=False)
     compared = st.compare(model, ["hgx-h200"], *asked, chips=cost.chips).standings[0]
     assert (planned.mode, planned.layout_text) == (cost.mode, cost.layout_text)
     assert planned.usd_per_request == pytest.approx(cost.usd_per_request)

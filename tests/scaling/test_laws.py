@@ -10,7 +10,16 @@ from steptime.errors import DataFileError, InputError, RangeError, UnknownName
 from steptime.provenance import GRADES
 from steptime.scaling.compute_optimal import cheapest, equivalent_dense, optimal
 from steptime.scaling.law_forms import reduced, vanishing_point
-from steptime.scaling.scaling_laws import beyond, drawn, fitted_to, load_law, load_laws, loss, tokens_for, with_constants
+from steptime.scaling.scaling_laws import (
+    beyond,
+    fitted_to,
+    load_law,
+    load_laws,
+    loss,
+    sample_constants,
+    tokens_for,
+    with_constants,
+)
 
 NAMES = list(files("laws"))
 LOSSES = [name for name in NAMES if load_law(name).tells_loss]
@@ -54,7 +63,7 @@ def test_laws_broadcast_and_tokens_are_the_inverse_of_losses(name):
 
 
 def test_constants_may_be_arrays():
-    law = drawn(load_law("epoch"), 50, seed=3)
+    law = sample_constants(load_law("epoch"), 50, seed=3)
     losses = loss(law, 1e9, 20e9)
     assert losses.shape == (50,)
     assert float(losses[0]) == pytest.approx(float(loss("epoch", 1e9, 20e9)))
@@ -256,7 +265,7 @@ def test_what_a_law_cannot_tell_is_said():
     with pytest.raises(InputError, match="clark-s-base knows no tokens"):
         tokens_for("clark-s-base", 1e9, 2.0)
     with pytest.raises(InputError, match="hoffmann: errors of its constants are not known"):
-        drawn(load_law("hoffmann"), 10)
+        sample_constants(load_law("hoffmann"), 10)
     with pytest.raises(UnknownName, match="constant of gadre"):
         with_constants("gadre", beta=0.3)
 
@@ -308,7 +317,7 @@ def test_a_spread_that_is_no_matrix_is_refused(tmp_path):
     path = tmp_path / "mine.toml"
     spread = '[spread]\nfrom = "own"\nnames = ["A"]\ndeviations = [0.1]\ncorrelations = [[CELL]]\n'
     path.write_text(GOOD + spread.replace("CELL", "1.0"))
-    assert np.std(drawn(load_law(path), 100).constants["A"]) == pytest.approx(0.1, rel=0.3)
+    assert np.std(sample_constants(load_law(path), 100).constants["A"]) == pytest.approx(0.1, rel=0.3)
     path.write_text(GOOD + spread.replace("CELL", "0.5"))
     with pytest.raises(DataFileError, match="is no matrix of correlations"):
         load_law(path)

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from steptime.blackboard.compute_allocation import cost_at_equality
 from steptime.catalog.data_files import files
 from steptime.scaling.compute_optimal import cheapest, cost_at, equivalent_dense, least, optimal
-from steptime.scaling.lifetime_compute import Demand, at_equal_loss, bill_of, equality, own_tokens, within
+from steptime.scaling.lifetime_compute import Demand, at_equal_loss, equality, lifetime_bill, own_tokens, within
 from steptime.scaling.scaling_laws import load_law, loss, tokens_for, with_constants
 
 LOSSES = [name for name in files("laws") if load_law(name).tells_loss]
@@ -146,8 +146,8 @@ def test_without_traffic_a_bill_is_the_law_s_own_best_split(compute):
 
 @given(params=SIZES, tokens=TOKENS, served=SERVED, portion=some.floats(0.01, 0.9))
 def test_rl_takes_its_share_of_the_bill_and_moves_nothing(params, tokens, served, portion):
-    plain = bill_of(Demand(served=served), params, tokens, 2.0)
-    with_rl = bill_of(Demand(served=served, rl_share=portion), params, tokens, 2.0)
+    plain = lifetime_bill(Demand(served=served), params, tokens, 2.0)
+    with_rl = lifetime_bill(Demand(served=served, rl_share=portion), params, tokens, 2.0)
     assert float(with_rl.rl / with_rl.total) == pytest.approx(portion)
     assert float(with_rl.total) == pytest.approx(float(plain.total) / (1 - portion))
     assert Demand(served=served, rl_share=portion).weight == Demand(served=served).weight

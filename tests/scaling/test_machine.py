@@ -14,7 +14,7 @@ from steptime.scaling.lifetime_compute import Demand
 from steptime.scaling.model_sizing import budget
 from steptime.scaling.quality_target import read_target
 from steptime.scaling.scaling_laws import tokens_for
-from steptime.scaling.shape_rule import fields_of, per_layer, shaped
+from steptime.scaling.shape_rule import model_config, per_layer, shaped
 from steptime.scaling.size_cost import Serving, training_cost
 
 WORK = st.Workload(input_tokens=2048, output_tokens=512)
@@ -37,7 +37,7 @@ def test_shapes_have_the_parameters_that_are_asked_for(size):
 @pytest.mark.parametrize(("size", "width", "layers"), [(8.03e9, 4096, 32), (70.6e9, 8192, 80), (405.9e9, 16384, 126)])
 def test_the_rule_is_near_llama_3(size, width, layers):
     """Llama 3, Table 3: width and layers of 8 B, 70 B and 405 B."""
-    made = fields_of(size)
+    made = model_config(size)
     assert made["hidden_size"] == pytest.approx(width, abs=1024)
     assert made["num_hidden_layers"] == pytest.approx(layers, rel=0.25)
 
@@ -68,7 +68,7 @@ def test_what_is_told_was_planned_and_trained(found):
     """The size of least bill is one of those planned; its request costs what the plan says, its training what the run does."""
     machine = found.machine
     one = next(one for one in machine.sizes if one.params == machine.params)
-    plan = st.plan(shaped(one.params, 1, 1, "fp8", "fp8"), "gb200-nvl72", WORK, SERVING.slo, levers=False, elasticities=False)
+    plan = st.plan(shaped(one.params, 1, 1, "fp8", "fp8"), "gb200-nvl72", WORK, SERVING.slo, alternatives=False, elasticities=False)
     assert one.usd_per_request == pytest.approx(float(plan.usd_per_request))
     assert machine.serving_usd == pytest.approx(float(plan.usd_per_request) * 200e12 / 2560)
     run = st.train(shaped(one.params), "hgx-h100", chips=one.training_chips, seq=8192, batch=2048, tokens=one.tokens,
@@ -119,7 +119,7 @@ def test_rollouts_cost_what_outputs_do():
     asked = Demand(served=200e12, rl_tokens=5e12, rl_flop=2.0)
     machine = budget("llama-3.1-8b@15T", asked, law="epoch", machine=SERVING).machine
     plan = st.plan(
-        shaped(machine.params, 1, 1, "fp8", "fp8"), "gb200-nvl72", WORK, SERVING.slo, levers=False, elasticities=False
+        shaped(machine.params, 1, 1, "fp8", "fp8"), "gb200-nvl72", WORK, SERVING.slo, alternatives=False, elasticities=False
     )
     assert machine.rl_usd == pytest.approx(5e12 * float(plan.decode_usd_per_million_tokens) / 1e6)
     more = budget("llama-3.1-8b@15T", replace(asked, rl_flop=3.0), law="epoch", machine=SERVING).machine

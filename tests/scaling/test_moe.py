@@ -7,7 +7,7 @@ import pytest
 import steptime as st
 from steptime.blackboard.critical_batch import optimal_batch
 from steptime.errors import InputError, RangeError, UnknownName
-from steptime.scaling.moe_vs_dense import asked_of, moe_board
+from steptime.scaling.moe_vs_dense import inputs_for_experts, moe_board
 from steptime.scaling.scaling_laws import load_law
 
 
@@ -52,9 +52,9 @@ def test_a_gain_is_a_saving_until_the_batch_is_too_small():
 
 
 def test_what_a_law_is_asked_is_what_it_knows():
-    assert asked_of(load_law("clark-hash"), 8) == {"experts": 8}
-    assert asked_of(load_law("krajewski"), 8) is None
-    assert asked_of(load_law("abnar"), 1) == {"sparsity": 0.0}
+    assert inputs_for_experts(load_law("clark-hash"), 8) == {"experts": 8}
+    assert inputs_for_experts(load_law("krajewski"), 8) is None
+    assert inputs_for_experts(load_law("abnar"), 1) == {"sparsity": 0.0}
     with pytest.raises(InputError, match="epoch knows nothing of experts"):
         moe_board(1e9, law="epoch")
     with pytest.raises(RangeError, match="experts must be at least 1"):

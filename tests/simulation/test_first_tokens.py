@@ -92,7 +92,7 @@ def test_prompts_that_wait_for_a_pool_wait_as_planned(load):
 
 def test_a_plan_of_pools_is_what_a_simulation_of_it_finds():
     """Four chips at the plan's own rate: times of a token within 4 %, first tokens within 15 %."""
-    found = plan(MODEL, NODES, WORK, st.Slo(tpot=6e-3, ttft=0.1), engine="ideal", modes=("disaggregated",), levers=False)
+    found = plan(MODEL, NODES, WORK, st.Slo(tpot=6e-3, ttft=0.1), engine="ideal", modes=("disaggregated",), alternatives=False)
     traffic = open_loop(found.requests_per_second, 30_000, Lengths(mean=1000), Lengths(mean=201), seed=2)
     reader, server = found.pools
     seen = simulate(

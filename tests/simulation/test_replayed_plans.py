@@ -46,7 +46,7 @@ def test_plans_that_are_sure_cost_more_and_keep_their_limits_in_the_replay():
     """
     kept, late = 0, 0
     for q in islice(questions(5), 14):
-        given = {"chips": q.chips, "modes": q.mode, "levers": False}
+        given = {"chips": q.chips, "modes": q.mode, "alternatives": False}
         plain = st.plan(q.model, q.system, q.workload, q.slo, **given)
         sure = st.plan(q.model, q.system, q.workload, q.slo, sure=0.9, **given)
         if not sure.feasible:

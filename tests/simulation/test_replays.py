@@ -47,7 +47,7 @@ def test_what_the_name_does_not_stand_for_has_to_be_given(what):
     engine = st.load_engine("vllm")
     if what == "engine":
         engine = replace(engine, kernels=replace(engine.kernels, memory_efficiency=0.5))
-    made = st.plan(*things.values(), WORK, LIMITS, chips=1, engine=engine, levers=False)
+    made = st.plan(*things.values(), WORK, LIMITS, chips=1, engine=engine, alternatives=False)
     for replayed in (st.replay, compare):
         with pytest.raises(InputError, match=r"a plan holds names only, and .* is not what it was made of: a .* step takes"):
             replayed(made)
@@ -64,7 +64,7 @@ def test_a_name_that_loads_nothing_says_what_to_give(plan):
 def test_requests_beyond_the_models_context_are_replayed_as_they_were_planned():
     """Mixtral's config states 32,768 tokens; the plan warns, and its replay serves what was planned."""
     workload = st.Workload(input_tokens=40_000, output_tokens=200)
-    found = st.plan("mixtral-8x7b", "hgx-h100", workload, st.Slo(tpot=1 / 15, ttft=20), levers=False)
+    found = st.plan("mixtral-8x7b", "hgx-h100", workload, st.Slo(tpot=1 / 15, ttft=20), alternatives=False)
     assert any("exceed the model's context of 32,768" in warning for warning in found.warnings)
     answers = compare(found, requests=300)
     assert answers.steady
@@ -72,7 +72,7 @@ def test_requests_beyond_the_models_context_are_replayed_as_they_were_planned():
 
 
 def test_there_is_no_replay_of_nothing():
-    nothing = st.plan("llama-3.1-8b", "hgx-h100", WORK, st.Slo(tpot=1e-5), chips=1, levers=False)
+    nothing = st.plan("llama-3.1-8b", "hgx-h100", WORK, st.Slo(tpot=1e-5), chips=1, alternatives=False)
     for replayed in (st.replay, compare):
         with pytest.raises(RangeError, match="there is nothing to replay: the plan is not possible"):
             replayed(nothing)
@@ -112,7 +112,7 @@ def test_seats_stay_and_the_rate_is_lowered(plan):
 def test_a_plan_of_one_attention_group_is_what_its_replay_finds(mode):
     """Without queues for seats, the time per token and the tokens delivered are those of the closed form."""
     made = st.plan(
-        "llama-3.3-70b", "hgx-h100", st.Workload(input_tokens=2000, output_tokens=500), LIMITS_70B, modes=mode, levers=False
+        "llama-3.3-70b", "hgx-h100", st.Workload(input_tokens=2000, output_tokens=500), LIMITS_70B, modes=mode, alternatives=False
     )
     found = compare(made, requests=8000)
     assert found.steady

@@ -446,7 +446,7 @@ def test_a_decode_pool_keeps_its_seats_in_a_replay(llama):
     """With fewer seats caches would wait for one, which counts as time per token."""
     model, system = llama
     workload, slo = st.Workload(input_tokens=2048, output_tokens=256), st.Slo(tpot=1 / 40, ttft=1)
-    plan = st.plan(model, system, workload, slo, chips=8, modes=("disaggregated",), levers=False)
+    plan = st.plan(model, system, workload, slo, chips=8, modes=("disaggregated",), alternatives=False)
     found = replay_pools(model, system, workload, slo, plan.pools, plan.requests_per_second, engine=load_engine("vllm"))
     assert found.good
     assert found.batch == plan.pools[-1].seats > found.planned_batch == plan.pools[-1].batch
@@ -571,7 +571,7 @@ def test_a_plan_replayed_keeps_its_limits_at_a_lower_rate(llama):
     model, system = llama
     workload, slo = st.Workload(input_tokens=1024, output_tokens=256), st.Slo(tpot=0.02, ttft=1.0)
     for mode in ("aggregated", "disaggregated"):
-        plan = st.plan(model, system, workload, slo, chips=2, modes=(mode,), engine="ideal", levers=False)
+        plan = st.plan(model, system, workload, slo, chips=2, modes=(mode,), engine="ideal", alternatives=False)
         rate = plan.requests_per_second
         found = replay_pools(model, system, workload, slo, plan.pools, rate, engine=st.load_engine("ideal"), requests=3000)
         assert found.good

@@ -27,7 +27,7 @@ def found() -> Ranking:
 @pytest.mark.slow
 def test_each_stands_where_its_own_plan_puts_it(found):
     for one in found.standings:
-        plan = st.plan("llama-3.3-70b", one.system, WORK, SLO, levers=False)
+        plan = st.plan("llama-3.3-70b", one.system, WORK, SLO, alternatives=False)
         assert one.feasible == plan.feasible
         if one.feasible:
             assert one.usd_per_million_output_tokens == pytest.approx(plan.usd_per_million_output_tokens, nan_ok=True)
@@ -98,7 +98,7 @@ def test_engines_and_formats_on_both_of_the_first_two():
     found = compare("llama-3.3-70b", ["hgx-h100", "hgx-h200"], WORK, SLO)
     told = [words for words in found.flips if words.startswith("engine: with sglang on both")]
     costs = sorted(
-        st.plan("llama-3.3-70b", one.system, WORK, SLO, engine="sglang", levers=False).usd_per_million_output_tokens
+        st.plan("llama-3.3-70b", one.system, WORK, SLO, engine="sglang", alternatives=False).usd_per_million_output_tokens
         for one in found.standings
     )
     assert len(told) == 1
@@ -106,7 +106,7 @@ def test_engines_and_formats_on_both_of_the_first_two():
     (fp8,) = [words for words in found.flips if words.startswith("format: with --weights fp8 on both, ")]
     small = st.load_model("llama-3.3-70b", weights="fp8")
     for one in found.standings:
-        cost = st.plan(small, one.system, WORK, SLO, levers=False).usd_per_million_output_tokens
+        cost = st.plan(small, one.system, WORK, SLO, alternatives=False).usd_per_million_output_tokens
         assert usd(cost) in fp8
     one = compare("llama-3.3-70b", ["hgx-h100", "hgx-h200"], WORK, SLO, engine="sglang")
     assert not any(words.startswith("engine") for words in one.flips)
@@ -116,7 +116,7 @@ def test_engines_and_formats_on_both_of_the_first_two():
 def test_any_number_of_chips_is_the_cheapest_of_them():
     (one,) = compare("llama-3.1-8b", "hgx-h100", WORK, SLO, chips="any").standings
     counts = (1, 2, 4, 8, 16, 32, 64)
-    costs = {n: st.plan("llama-3.1-8b", "hgx-h100", WORK, SLO, chips=n, levers=False) for n in counts}
+    costs = {n: st.plan("llama-3.1-8b", "hgx-h100", WORK, SLO, chips=n, alternatives=False) for n in counts}
     assert one.usd_per_million_output_tokens == min(plan.usd_per_million_output_tokens for plan in costs.values())
     assert costs[one.chips].usd_per_million_output_tokens == one.usd_per_million_output_tokens
 

@@ -63,8 +63,8 @@ def test_models_stand_side_by_side_on_one_system():
     assert table["system"] == ["Llama-3.1-8B", "Qwen3-32B"]
     for name, cost in zip(("llama-3.1-8b", "qwen3-32b"), table["cost"], strict=True):
         own = st.plan(
-            name, "hgx-h100", st.Workload(input_tokens=1000, output_tokens=200), st.Slo(tpot=1 / 30, ttft=2), levers=False,
-            elasticities=False,
+            name, "hgx-h100", st.Workload(input_tokens=1000, output_tokens=200), st.Slo(tpot=1 / 30, ttft=2),
+            alternatives=False, elasticities=False,
         )  # fmt: skip
         assert cost == pytest.approx(own.usd_per_million_output_tokens, rel=1e-12)
 

@@ -73,9 +73,9 @@ def _print(
     table = law_table(scaling_laws)
     loss_table = None
     if params is not None and tokens is not None:
-        from steptime.scaling.law_comparison import losses_of
+        from steptime.scaling.law_comparison import predict_losses
 
-        loss_table = losses_of(scaling_laws, params, tokens)
+        loss_table = predict_losses(scaling_laws, params, tokens)
     if csv is not None:
         write_csv(csv, table if loss_table is None else loss_table)
     if json:

@@ -16,16 +16,16 @@ from steptime.physics.chip_memory import Memory, sequences_per_group
 from steptime.physics.layout import Layout
 from steptime.physics.roofline import TINY
 from steptime.planning.batch_queue import LEVELS, queue_share, upper_tail
-from steptime.planning.plan_problem import Case
+from steptime.planning.plan_problem import PlanProblem
 from steptime.planning.steady_state import MOST_UTILISED, SPARE_DEVIATIONS, State, in_flight, mean_context
 from steptime.planning.workload import Workload
 
-MOST = 1 << 20  # seats: as many as a model without a cache has
+MAX_SEQUENCES = 1 << 20  # seats: as many as a model without a cache has
 PATIENCE = 0.25  # of the time that a request keeps its seat: longer than that nobody queues for one, limit or not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seating:
+class Occupancy:
     """Arrays of one shape: share of the batch in flight in the mean, mean wait for a seat [s], whether requests queue for one.
 
     seats [sequences of a replica]; memory of a chip with all of them taken, or with as many in flight as leave them spare [B].
@@ -38,14 +38,14 @@ class Seating:
     memory: Memory
 
 
-def open_seats(state: State, batch: Number, replicas: Number) -> Seating:
+def uncapped_occupancy(state: State, batch: Number, replicas: Number) -> Occupancy:
     """Return what is in flight in pools that keep seats for all who come."""
     share = in_flight(batch, replicas)
     never = np.zeros_like(share, dtype=bool)
-    return Seating(share=share, wait=np.zeros_like(share), capped=never, seats=state.seats, memory=state.memory)
+    return Occupancy(share=share, wait=np.zeros_like(share), capped=never, seats=state.seats, memory=state.memory)
 
 
-def seated(case: Case, state: State, batch: Number, layout: Layout, ttft: Number) -> Seating:
+def capped_occupancy(case: PlanProblem, state: State, batch: Number, layout: Layout, ttft: Number) -> Occupancy:
     """Return how many requests are in flight in a pool that decodes and reads, with a limit on the first token of `ttft` [s].
 
     batch: sequences of a replica of `layout` among which a token is made: in the mean where there are more seats, at most where
@@ -58,20 +58,20 @@ def seated(case: Case, state: State, batch: Number, layout: Layout, ttft: Number
     share, wait = filled(life, room, np.asarray(batch * replicas))
     answering = np.maximum(1.0, case.workload.output_tokens - 1) * state.tpot
     share = share * np.where(life > 0, answering / np.where(life > 0, life, 1.0), 0.0)
-    most = most_seats(case.workload, state, layout)
-    slower = 1 + state.growing * np.maximum(most / batch - 1, 0.0)  # where all seats are taken
+    max_sequences = most_seats(case.workload, state, layout)
+    slower = 1 + state.growing * np.maximum(max_sequences / batch - 1, 0.0)  # where all seats are taken
     mean = state.rate * open_share * life * replicas
-    taken, later = queued(mean, life * slower, np.maximum(most, 1.0) * replicas, state.growing, slower)
+    busy_share, later = queued(mean, life * slower, np.maximum(max_sequences, 1.0) * replicas, state.growing, slower)
     spare = np.asarray(state.memory.fits)
-    queue = ~spare & (most >= batch) & (taken <= MOST_UTILISED) & (later <= room)
-    fill = (most >= batch) & (np.mod(batch, 1) == 0) & (share > np.where(spare | queue, open_share, 0.0))
-    seats = np.where(fill, batch, np.where(queue, most, state.seats))
-    return Seating(
+    queue = ~spare & (max_sequences >= batch) & (busy_share <= MOST_UTILISED) & (later <= room)
+    fill = (max_sequences >= batch) & (np.mod(batch, 1) == 0) & (share > np.where(spare | queue, open_share, 0.0))
+    seats = np.where(fill, batch, np.where(queue, max_sequences, state.seats))
+    return Occupancy(
         share=np.where(fill, share, open_share),
         wait=np.where(fill, wait, np.where(queue, later, 0.0)),
         capped=fill | queue,
         seats=seats,
-        memory=_held(case.workload, state, np.where(fill | queue, seats, 0.0), layout),
+        memory=_occupied_memory(case.workload, state, np.where(fill | queue, seats, 0.0), layout),
     )
 
 
@@ -80,43 +80,43 @@ def queued(mean: Number, life: Number, seats: Number, growing: Number, slower: N
 
     mean: requests in flight were there seats for all, whose number has the variance `mean` / (1 - `growing`); life [s] of those
     in flight where all `seats` are taken, `slower` than in the mean. Beyond the last seat the number falls off by the share
-    `taken` each, and waits are half of those of exponential lives, since lives are alike.
+    `busy_share` each, and waits are half of those of exponential lives, since lives are alike.
     """
-    taken = np.minimum(mean * slower / seats, 1.0)
-    left = np.maximum(1 - taken, 1e-9)
+    busy_share = np.minimum(mean * slower / seats, 1.0)
+    free_share = np.maximum(1 - busy_share, 1e-9)
     deviation = np.sqrt(np.maximum(mean / np.maximum(1 - growing, 0.05), TINY))
     below = np.clip((seats - mean) / deviation, -6.0, 30.0)
-    full = np.exp(-np.square(below) / 2) / np.sqrt(2 * np.pi) / deviation / left
+    full = np.exp(-np.square(below) / 2) / np.sqrt(2 * np.pi) / deviation / free_share
     waits = full / (full + 1 - upper_tail(below))
-    return taken, waits * life / (2 * seats * left)
+    return busy_share, waits * life / (2 * seats * free_share)
 
 
 def most_seats(workload: Workload, state: State, layout: Layout) -> Array:
     """Return how many sequences of a replica find room where all seats are taken."""
     memory = state.memory
-    each = np.asarray(_each(state, layout))
+    sequence_bytes = np.asarray(_sequence_cache_bytes(state, layout))
     free = memory.capacity - memory.used + memory.cache
-    room = np.where(each > 0, free / np.where(each > 0, each, 1.0), MOST)
+    room = np.where(sequence_bytes > 0, free / np.where(sequence_bytes > 0, sequence_bytes, 1.0), MAX_SEQUENCES)
     spread = workload.output_tokens / mean_context(workload)
-    many = SPARE_DEVIATIONS / np.sqrt(12) * spread
-    root = (np.sqrt(np.square(many) + 4 * np.maximum(room, 0.0)) - many) / 2
-    found: Array = np.floor(np.maximum(np.square(root), room / (1 + spread / 2)) + 1e-9) * layout.dp
-    return np.clip(found, 0.0, MOST)
+    spare_deviation = SPARE_DEVIATIONS / np.sqrt(12) * spread
+    root = (np.sqrt(np.square(spare_deviation) + 4 * np.maximum(room, 0.0)) - spare_deviation) / 2
+    sequences: Array = np.floor(np.maximum(np.square(root), room / (1 + spread / 2)) + 1e-9) * layout.dp
+    return np.clip(sequences, 0.0, MAX_SEQUENCES)
 
 
-def _held(workload: Workload, state: State, seats: Number, layout: Layout) -> Memory:
+def _occupied_memory(workload: Workload, state: State, seats: Number, layout: Layout) -> Memory:
     r"""Return the memory of a chip [B] with so many `seats` taken, or that of the state where there are none.
 
     A group's $n$ sequences have at most $n O / 2$ tokens more than in the mean, and where they are many, `SPARE_DEVIATIONS` of
     $O \sqrt{n / 12}$.
     """
-    each = sequences_per_group(seats, layout)
-    beyond = np.minimum(each / 2, SPARE_DEVIATIONS * np.sqrt(each / 12)) * workload.output_tokens / mean_context(workload)
-    cache = np.where(np.asarray(seats) > 0, _each(state, layout) * (each + beyond), state.memory.cache)
+    sequences = sequences_per_group(seats, layout)
+    beyond = np.minimum(sequences / 2, SPARE_DEVIATIONS * np.sqrt(sequences / 12)) * workload.output_tokens / mean_context(workload)
+    cache = np.where(np.asarray(seats) > 0, _sequence_cache_bytes(state, layout) * (sequences + beyond), state.memory.cache)
     return replace(state.memory, cache=cache)
 
 
-def _each(state: State, layout: Layout) -> Number:
+def _sequence_cache_bytes(state: State, layout: Layout) -> Number:
     """Bytes of cache of a sequence at the mean context, on the fullest chip."""
     return state.memory.cache / np.maximum(sequences_per_group(state.seats, layout), 1)
 
@@ -129,15 +129,15 @@ def filled(life: Number, room: Number, seats: Number) -> tuple[Array, Array]:
     >>> [round(float(x), 2) for x in filled(10.0, np.inf, 2)], float(filled(10.0, -1.0, 2)[0])
     ([0.9, 21.34], 0.0)
     """
-    tried = np.concatenate([[0.0], MOST_UTILISED * LEVELS])
+    utilisations = np.concatenate([[0.0], MOST_UTILISED * LEVELS])
     half, seats, room = (np.asarray(x, dtype=np.float64)[..., None] for x in (np.asarray(life) / 2, seats, room))
-    waits = half * queue_share(tried, seats)
-    kept = np.sum(np.logical_and.accumulate(waits <= room, axis=-1), axis=-1, keepdims=True) - 1
-    at, last = np.clip(kept, 0, None), len(tried) - 1
-    waits = np.broadcast_to(waits, (*kept.shape[:-1], len(tried)))
-    low, high = (np.take_along_axis(waits, np.minimum(at + more, last), axis=-1) for more in (0, 1))
+    waits = half * queue_share(utilisations, seats)
+    last_kept = np.sum(np.logical_and.accumulate(waits <= room, axis=-1), axis=-1, keepdims=True) - 1
+    index, last = np.clip(last_kept, 0, None), len(utilisations) - 1
+    waits = np.broadcast_to(waits, (*last_kept.shape[:-1], len(utilisations)))
+    low, high = (np.take_along_axis(waits, np.minimum(index + offset, last), axis=-1) for offset in (0, 1))
     part = np.where(high > low, (np.minimum(room, high) - low) / np.where(high > low, high - low, 1.0), 0.0)
-    part = np.where(kept < 0, 0.0, part)
-    share: Array = tried[at] + part * (tried[np.minimum(at + 1, last)] - tried[at])
+    part = np.where(last_kept < 0, 0.0, part)
+    share: Array = utilisations[index] + part * (utilisations[np.minimum(index + 1, last)] - utilisations[index])
     wait: Array = low + part * (high - low)
     return share[..., 0], wait[..., 0]

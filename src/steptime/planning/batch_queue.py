@@ -41,16 +41,17 @@ def queue_share(utilisation: Number, servers: Number) -> Array:
     used = np.clip(utilisation, 0.0, FULL)
     exponent = 1 + SERVERS_EXPONENT * (np.sqrt(servers) - 1)
     busy = np.exp(exponent * np.log(np.maximum(used, 1e-300)))  # half as long as a power takes
-    found: Array = busy / (servers * (1 - used))
-    return found
+    wait_share: Array = busy / (servers * (1 - used))
+    return wait_share
 
 
 STEPS = 5  # of the fixed point of passes, of two each, at most
 SETTLED = 1e-9  # change of the passes that is none
 LEVELS = 1 - np.square(np.linspace(1, 0, 25))  # of utilisation that are tried, closer where waits bend
-EACH, MANY_ROWS = 4, 200  # where there are so many rows, each fourth level is tried first, and then those next to the limit
-MANY = 16  # replicas beyond which streams that are dealt out to them are as even as they get
-FACTORIALS = np.cumprod(np.maximum(np.arange(MANY + 1.0), 1.0))
+# where there are so many rows, each fourth level is tried first, and then those next to the limit
+LEVEL_STRIDE, MANY_ROWS = 4, 200
+MAX_DEALT_REPLICAS = 16  # replicas beyond which streams that are dealt out to them are as even as they get
+FACTORIALS = np.cumprod(np.maximum(np.arange(MAX_DEALT_REPLICAS + 1.0), 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,26 +82,26 @@ class PassTime:
         >>> PassTime(first=1.0, kink=4, jump=1.0, again=0.5)(np.array([5, 8, 9, 13])).tolist()
         [2.0, 2.0, 2.5, 3.0]
         """
-        found: Array = self.smooth()(np.asarray(requests)) + self.jump * (np.asarray(requests) > self.kink)
+        seconds: Array = self.smooth()(np.asarray(requests)) + self.jump * (np.asarray(requests) > self.kink)
         if np.any(np.asarray(self.again) > 0):
-            found = found + self.again * np.maximum(np.ceil(requests / np.maximum(self.kink, 1)) - 2, 0)
-        return found
+            seconds = seconds + self.again * np.maximum(np.ceil(requests / np.maximum(self.kink, 1)) - 2, 0)
+        return seconds
 
     def smooth(self) -> Callable[[Array], Array]:
         """Return the function of requests that this is where it has no jump, with what does not change found once."""
         base, side, near, far = self.first - self.more, self.more - self.beyond, self.beyond - self.far, self.far
 
         def seconds(requests: Array) -> Array:
-            found = base + side * np.minimum(requests, self.kink) + near * np.minimum(requests, self.bend)
-            every: Array = found + far * requests
+            partial_sum = base + side * np.minimum(requests, self.kink) + near * np.minimum(requests, self.bend)
+            every: Array = partial_sum + far * requests
             return every
 
         return seconds
 
     def slope(self, requests: Number) -> Array:
         """Return the seconds that another request adds to so many."""
-        few = np.where(np.asarray(requests) <= self.kink, self.more, self.beyond)
-        return np.where(np.asarray(requests) <= self.bend, few, self.far)
+        slope_to_bend = np.where(np.asarray(requests) <= self.kink, self.more, self.beyond)
+        return np.where(np.asarray(requests) <= self.bend, slope_to_bend, self.far)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,13 +146,13 @@ def passes(rate: Number, time: PassTime, seats: Number, *, replicas: Number = 1)
     number = np.arange(rows).reshape(-1, *(1,) * len(shape))
     first = time.first + time.jump * (number > 0) + time.again * np.maximum(number - 1, 0)
     state = replace(time, first=np.broadcast_to(first, (rows, *shape)), jump=0.0, again=0.0)
-    each = _passes(rate, state, seats, replicas)
-    carried = 1 - np.square(np.minimum(rate * state.slope(each.prompts), 0.95))
-    return _rows(each, number, time.kink, seats, replicas, carried)
+    row_passes = _passes(rate, state, seats, replicas)
+    carried = 1 - np.square(np.minimum(rate * state.slope(row_passes.prompts), 0.95))
+    return _rows(row_passes, number, time.kink, seats, replicas, carried)
 
 
-def _rows(each: Passes, number: Array, kink: Number, seats: Number, replicas: Number, carried: Array) -> Passes:
-    r"""Return the passes of a server that changes between states: `each`, by the rows of requests side by side in a pass.
+def _rows(row_passes: Passes, number: Array, kink: Number, seats: Number, replicas: Number, carried: Array) -> Passes:
+    r"""Return the passes of a server that changes between states: `row_passes`, by the rows of requests side by side in a pass.
 
     With more than `kink` requests a pass takes longer, so that more come meanwhile: it stays there, until few come by chance.
     The number in a pass is taken as normal about the mean $k$ of its state, with the variance $k / R$ of arrivals that are
@@ -160,24 +161,24 @@ def _rows(each: Passes, number: Array, kink: Number, seats: Number, replicas: Nu
     1, 3 and 8 replicas): prompts and seconds of a pass within 5 %. With three to six rows of 3 to 8 at loads up to 0.9, first
     tokens are 4 to 14 % too soon.
     """
-    spread = np.sqrt(np.maximum(each.prompts, 1.0) / carried / np.minimum(replicas, MANY))
-    there = kink * (number + 1) < seats  # whether a further row has seats
-    up = np.where(there, upper_tail((kink * (number + 1) + 0.5 - each.prompts) / spread), 0.0)
-    down = 1 - upper_tail((kink * number + 0.5 - each.prompts) / spread)
+    spread = np.sqrt(np.maximum(row_passes.prompts, 1.0) / carried / np.minimum(replicas, MAX_DEALT_REPLICAS))
+    has_row = kink * (number + 1) < seats  # whether a further row has seats
+    up = np.where(has_row, upper_tail((kink * (number + 1) + 0.5 - row_passes.prompts) / spread), 0.0)
+    down = 1 - upper_tail((kink * number + 0.5 - row_passes.prompts) / spread)
     odds = np.cumprod(np.concatenate([np.ones_like(up[:1]), up[:-1] / np.maximum(down[1:], 1e-12)]), axis=0)
     passes_ = odds / np.sum(odds, axis=0)
-    requests = passes_ * each.prompts / np.sum(passes_ * each.prompts, axis=0)
+    requests = passes_ * row_passes.prompts / np.sum(passes_ * row_passes.prompts, axis=0)
 
-    def mean(of: Array, weights: Array) -> Array:
-        found: Array = np.sum(np.where(weights > 1e-12, of, 0.0) * weights, axis=0)
-        return found
+    def mean(quantity: Array, weights: Array) -> Array:
+        average: Array = np.sum(np.where(weights > 1e-12, quantity, 0.0) * weights, axis=0)
+        return average
 
     return Passes(
-        prompts=mean(each.prompts, passes_),
-        seconds=mean(each.seconds, passes_),
-        busy=mean(each.busy, passes_),
-        wait=mean(each.wait, requests),
-        service=mean(each.service, requests),
+        prompts=mean(row_passes.prompts, passes_),
+        seconds=mean(row_passes.seconds, passes_),
+        busy=mean(row_passes.busy, passes_),
+        wait=mean(row_passes.wait, requests),
+        service=mean(row_passes.service, requests),
     )
 
 
@@ -191,17 +192,17 @@ def upper_tail(deviations: Array) -> Array:
     """
     far = np.abs(deviations)
     tail = np.exp(-0.717 * far - 0.416 * far * far) / 2
-    found: Array = np.where(deviations >= 0, tail, 1 - tail)
-    return found
+    probability: Array = np.where(deviations >= 0, tail, 1 - tail)
+    return probability
 
 
 def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Passes:
     """Return the passes where `time` has no jump."""
     seats = np.asarray(seats, dtype=np.float64)
-    many = seats > 1
+    is_batched = seats > 1
     shape = np.broadcast_shapes(*map(np.shape, (rate, time.first, time.more, time.kink, seats, replicas)))
     seconds = np.broadcast_to(np.asarray(time.first * 1.0), shape)
-    last, least, most = time.smooth(), time.first, time(seats)
+    last, least, longest = time.smooth(), time.first, time(seats)
     none, gap = arrivals(replicas), 1 / np.maximum(rate, 1e-300)
 
     def nobody(pass_: Array) -> tuple[Array, Array]:
@@ -214,7 +215,7 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
 
     def next_pass(before: Array) -> Array:
         empty, idle = nobody(before)
-        return np.minimum(np.maximum(last(rate * (before + empty * idle)), least), most)
+        return np.minimum(np.maximum(last(rate * (before + empty * idle)), least), longest)
 
     for _ in range(STEPS):  # Steffensen's: two passes, and where their differences lead
         once = next_pass(seconds)
@@ -222,26 +223,26 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
         fell = once - seconds
         bend = twice - once - fell
         ahead = seconds - fell * fell / np.where(np.abs(bend) > 1e-15 * seconds, bend, np.inf)
-        before, seconds = seconds, np.where((ahead >= least) & (ahead <= most) & (ahead > once), ahead, twice)
+        before, seconds = seconds, np.where((ahead >= least) & (ahead <= longest) & (ahead > once), ahead, twice)
         if np.all(np.abs(seconds - before) <= SETTLED * before):
             break
     empty, idle = nobody(seconds)
     prompts = np.maximum(rate * (seconds + empty * idle), 1e-12)
-    more = time.slope(prompts)
-    busy = np.where(many, seconds / (seconds + empty * idle), np.minimum(rate * time.first, 1.0))
-    drawn = np.maximum((prompts - 1) * (1 - (prompts - 1) / np.maximum(seats - 1, 1.0)), 0.0) / np.minimum(replicas, MANY)
-    carried = np.maximum(1 - np.square(rate * more), 1e-3)  # long passes make long ones
-    varied = np.where(many, drawn / carried, 0.0)  # variance of the number in a pass
-    service = np.minimum(seconds + more * varied / np.maximum(prompts, 1.0), most)
+    slope = time.slope(prompts)
+    busy = np.where(is_batched, seconds / (seconds + empty * idle), np.minimum(rate * time.first, 1.0))
+    arrival_variance = np.maximum((prompts - 1) * (1 - (prompts - 1) / np.maximum(seats - 1, 1.0)), 0.0) / np.minimum(replicas, MAX_DEALT_REPLICAS)
+    carried = np.maximum(1 - np.square(rate * slope), 1e-3)  # long passes make long ones
+    varied = np.where(is_batched, arrival_variance / carried, 0.0)  # variance of the number in a pass
+    service = np.minimum(seconds + slope * varied / np.maximum(prompts, 1.0), longest)
     during = np.maximum(prompts - empty, 0.0)  # that come during a pass
-    found = during / prompts * np.minimum(during / np.maximum(rate * seconds, 1e-12), 1.0)
-    rest = (seconds + np.square(more) * varied / seconds) / 2
+    busy_on_arrival = during / prompts * np.minimum(during / np.maximum(rate * seconds, 1e-12), 1.0)
+    residual = (seconds + np.square(slope) * varied / seconds) / 2
     queue = queue_share(rate * service / seats, seats * replicas)
     return Passes(
         prompts=np.minimum(np.maximum(prompts, 1.0), seats),
         seconds=seconds,
         busy=busy,
-        wait=np.where(rate * most < seats, np.where(many, found + busy * queue, queue) * rest, np.inf),
+        wait=np.where(rate * longest < seats, np.where(is_batched, busy_on_arrival + busy * queue, queue) * residual, np.inf),
         service=service,
     )
 
@@ -250,21 +251,21 @@ def arrivals(replicas: Number) -> Callable[[Number], tuple[Array, Array]]:
     r"""Return a function of the requests that are expected: how likely none comes, of every R-th of a Poisson stream.
 
     And how likely none comes of that stream's next, $P(N < R)$ and $P(N \le R)$ with $N$ Poisson of $R$ times those expected;
-    more than `MANY` replicas are taken for as many.
+    more than `MAX_DEALT_REPLICAS` replicas are taken for as many.
 
     >>> [round(float(x), 4) for x in arrivals(1)(0.5)], [round(float(x), 4) for x in arrivals(8)(0.5)]
     ([0.6065, 0.9098], [0.9489, 0.9786])
     """
-    count = np.minimum(np.asarray(replicas, dtype=np.int64), MANY)
-    most = int(np.max(count, initial=1))
-    alike = most == int(np.min(count, initial=MANY))
-    terms = [1 / one if alike else (number < count) / one for number, one in enumerate(FACTORIALS[:most])][::-1]
+    count = np.minimum(np.asarray(replicas, dtype=np.int64), MAX_DEALT_REPLICAS)
+    max_count = int(np.max(count, initial=1))
+    is_uniform = max_count == int(np.min(count, initial=MAX_DEALT_REPLICAS))
+    terms = [1 / divisor if is_uniform else (number < count) / divisor for number, divisor in enumerate(FACTORIALS[:max_count])][::-1]
     factorial = FACTORIALS[count]
 
     def none(expected: Number) -> tuple[Array, Array]:
         mean = np.minimum(np.maximum(expected * count, 1e-300), 700.0)  # of more, none is as unlikely
         never = np.exp(-mean)
-        if most == 1:
+        if max_count == 1:
             return np.maximum(never, 1e-250), never * (1 + mean)
         below = np.zeros(np.shape(mean))
         for term in terms:  # Horner's: 1 + m (1 + m (1/2 + m (1/6 ...))), as far as a row's count goes
@@ -289,30 +290,30 @@ def highest_utilisation(
     time = PassTime(**{f.name: np.asarray(getattr(time, f.name), dtype=np.float64)[..., None] for f in fields(PassTime)})
     full = seats / time(seats)
 
-    def taken(levels: Array) -> Array:
+    def request_seconds(levels: Array) -> Array:
         """Return the seconds that a request takes at each of the levels of its row."""
-        found = passes(ceiling * levels * full, time, seats, replicas=replicas)
-        seconds = found.wait + found.service * (1 + late)
+        queue = passes(ceiling * levels * full, time, seats, replicas=replicas)
+        seconds = queue.wait + queue.service * (1 + late)
         return np.broadcast_to(seconds, np.broadcast_shapes(seconds.shape, limit.shape))
 
-    levels = LEVELS[::EACH] if full.size >= MANY_ROWS else LEVELS
-    seconds = taken(levels)
+    levels = LEVELS[::LEVEL_STRIDE] if full.size >= MANY_ROWS else LEVELS
+    seconds = request_seconds(levels)
     last = _last(seconds <= limit)
     if len(levels) < len(LEVELS):  # and between the two levels that the limit lies between
         first = np.clip(last, 0, len(levels) - 2)
         low, high = (np.take_along_axis(seconds, first + side, axis=-1) for side in (0, 1))
-        levels = LEVELS[EACH * first + np.arange(EACH + 1)]
-        seconds = np.concatenate([low, taken(levels[..., 1:-1]), high], axis=-1)
+        levels = LEVELS[LEVEL_STRIDE * first + np.arange(LEVEL_STRIDE + 1)]
+        seconds = np.concatenate([low, request_seconds(levels[..., 1:-1]), high], axis=-1)
         last = _last(seconds <= limit)
     levels = np.broadcast_to(levels, seconds.shape)
     low, high = np.clip(last, 0, None), np.clip(last + 1, None, seconds.shape[-1] - 1)
-    (before, after), (least, most) = ([np.take_along_axis(of, at, axis=-1) for at in (low, high)] for of in (seconds, levels))
+    (before, after), (lower_level, upper_level) = ([np.take_along_axis(curve, index, axis=-1) for index in (low, high)] for curve in (seconds, levels))
     share = np.where(after > before, (limit - before) / np.where(after > before, after - before, 1.0), 0.0)
-    highest: Array = np.where(last < 0, 0.0, ceiling * (least + np.clip(share, 0.0, 1.0) * (most - least)))
+    highest: Array = np.where(last < 0, 0.0, ceiling * (lower_level + np.clip(share, 0.0, 1.0) * (upper_level - lower_level)))
     return highest[..., 0]
 
 
 def _last(good: Array) -> Array:
     """Return the place of the last of those that are good from the first on, along the last axis: -1 where the first is not."""
-    found: Array = np.sum(np.logical_and.accumulate(good, axis=-1), axis=-1, keepdims=True) - 1
-    return found
+    position: Array = np.sum(np.logical_and.accumulate(good, axis=-1), axis=-1, keepdims=True) - 1
+    return position

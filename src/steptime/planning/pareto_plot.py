@@ -40,10 +40,10 @@ def draw_pareto_front(plan: Plan) -> Any:
     heights = np.array(
         [point.usd_per_million_output_tokens if with_cost else point.tokens_per_second_per_chip for point in plan.front]
     )
-    drawn = np.isfinite(speeds) & np.isfinite(heights) & (heights > 0)
-    if drawn.sum() < 2:
+    is_drawable = np.isfinite(speeds) & np.isfinite(heights) & (heights > 0)
+    if is_drawable.sum() < 2:
         raise InputError("the plan has no Pareto front to draw: fewer than two layouts have an answer")
-    speeds, heights = speeds[drawn], heights[drawn]
+    speeds, heights = speeds[is_drawable], heights[is_drawable]
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 4.4))

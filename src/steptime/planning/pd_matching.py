@@ -13,7 +13,7 @@ from steptime.pareto import pareto
 from steptime.physics.layout import Layout, select_layouts, shaped, stacked
 from steptime.physics.replica_placement import pairs
 from steptime.planning.batch_queue import PassTime, passes
-from steptime.planning.plan_problem import DISAGGREGATED, Case, Table, decoding, joined, moving, pass_limit, runs
+from steptime.planning.plan_problem import DISAGGREGATED, PlanProblem, Table, decoding, joined, moving, pass_limit, runs
 from steptime.planning.prefill_pool import Prefill, first_token, prefill_pool, within_limit
 from steptime.planning.slo_probability import effective_targets
 from steptime.planning.steady_state import (
@@ -33,45 +33,45 @@ MOST_SEQUENCES = 65536
 AT_ONCE = 1 << 16  # pairs of pools that are matched at once: about what a core keeps in cache
 
 
-def batches(most: float, per_octave: int = 2) -> Array:
-    """Batch sizes to try, evenly spaced in their logarithm: whole numbers from 1 to at least `most`.
+def batches(maximum: float, per_octave: int = 2) -> Array:
+    """Batch sizes to try, evenly spaced in their logarithm: whole numbers from 1 to at least `maximum`.
 
     >>> batches(8).tolist()
     [1, 2, 3, 4, 6, 8]
     """
-    count = int(np.ceil(np.log2(max(most, 1)) * per_octave)) + 1
+    count = int(np.ceil(np.log2(max(maximum, 1)) * per_octave)) + 1
     return distinct(np.ceil(2 ** (np.arange(count) / per_octave) - 1e-9)).astype(np.int64)
 
 
-def batches_of(wide: Layout) -> Array:
+def batch_grid(wide: Layout) -> Array:
     """Return batches to try, at least a sequence for each micro-batch of each group: layouts (n, 1) -> (n, batches)."""
-    most: Array = np.maximum(batches(MOST_SEQUENCES)[None, :], wide.dp * wide.microbatches)
-    return most
+    grid: Array = np.maximum(batches(MOST_SEQUENCES)[None, :], wide.dp * wide.microbatches)
+    return grid
 
 
-def search_disaggregated(case: Case, layouts: list[Layout], decode: State) -> Table:
+def search_disaggregated(case: PlanProblem, layouts: list[Layout], decode: State) -> Table:
     """Match prefill replicas and decode replicas of all sizes to one rate of requests.
 
-    decode: of pools that decode alone, with the batches of `batches_of`.
+    decode: of pools that decode alone, with the batches of `batch_grid`.
     """
     table = stacked(layouts)
     decoders = _best_decoders(case, table, decode)
     reading = best_readers(case, table)
-    found, which = _matched(case, reading, decoders, layouts)
-    return replace(found, ttft=_first_tokens(case, found, table, reading, which))
+    matches, which = _matched(case, reading, decoders, layouts)
+    return replace(matches, ttft=_first_tokens(case, matches, table, reading, which))
 
 
-def _first_tokens(case: Case, found: Table, table: Layout, pools: list[Reader], which: Array) -> Array:
+def _first_tokens(case: PlanProblem, matches: Table, table: Layout, pools: list[Reader], which: Array) -> Array:
     """Return the mean times to first token [s] of matched pools; `which` of the prefill pools each row has."""
-    if not len(found):
+    if not len(matches):
         return np.zeros(0)
-    ways = {f.name: np.array([getattr(pool.time, f.name) for pool in pools])[which] for f in fields(PassTime)}
+    pass_times = {f.name: np.array([getattr(pool.time, f.name) for pool in pools])[which] for f in fields(PassTime)}
     late, seats, rate = (np.array([getattr(pool, name) for pool in pools])[which] for name in _FIGURES)
-    passed = passes(found.utilisation * rate, PassTime(**ways), seats, replicas=found.prefill_replicas)
-    sent = moving(case, select_layouts(table, found.prefill_layout)).seconds(found.utilisation * rate)
-    read = passed.wait + passed.service * (1 + late) + sent
+    passed = passes(matches.utilisation * rate, PassTime(**pass_times), seats, replicas=matches.prefill_replicas)
+    sent = moving(case, select_layouts(table, matches.prefill_layout)).seconds(matches.utilisation * rate)
+    prefill_seconds = passed.wait + passed.service * (1 + late) + sent
     return np.asarray(
-        ttft_seen(case.workload, read, found.tpot, select_layouts(table, found.layout), case.engine, case.drafting)
+        ttft_seen(case.workload, prefill_seconds, matches.tpot, select_layouts(table, matches.layout), case.engine, case.drafting)
     )
 
 
@@ -98,67 +98,67 @@ class Reader:
 _FIGURES = ("late", "seats", "rate")  # of a pool, that a reader keeps
 
 
-def _at(pool: Prefill, index: Any) -> Prefill:
+def _select_rows(pool: Prefill, index: Any) -> Prefill:
     """Return the pool with the rows `index` of its flattened times and rates."""
     shape = np.shape(pool.rate)
 
     def rows(column: Number) -> Array:
-        found: Array = np.broadcast_to(column, shape).reshape(-1)[index]
-        return found
+        column_rows: Array = np.broadcast_to(column, shape).reshape(-1)[index]
+        return column_rows
 
-    ways = {f.name: rows(getattr(pool.time, f.name)) for f in fields(PassTime)}
+    pass_times = {f.name: rows(getattr(pool.time, f.name)) for f in fields(PassTime)}
     figures: dict[str, Any] = {name: rows(getattr(pool, name)) for name in _FIGURES}
-    return replace(pool, time=PassTime(**ways), **figures)
+    return replace(pool, time=PassTime(**pass_times), **figures)
 
 
-def best_readers(case: Case, table: Layout) -> list[Reader]:
+def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
     """Return, for each size of a replica, the layouts and passes that prefill most within the limit on TTFT, alone and many.
 
     Without those in whose place others, or several smaller ones, prefill as much on their chips.
     """
-    most = max(1.0, LARGEST_PASS // fresh_tokens(case.workload))
-    prompts = batches(most, per_octave=1)
-    prompts = prompts[prompts <= most]
+    maximum = max(1.0, LARGEST_PASS // fresh_tokens(case.workload))
+    prompts = batches(maximum, per_octave=1)
+    prompts = prompts[prompts <= maximum]
     wide = shaped(table, 1)
-    given: dict[str, Any] = {"layout": wide, "engine": case.engine, "speculation": case.drafting, "legal": True}
-    pool = prefill_pool(case.model, case.system, case.workload, prompts=prompts[None, :], **given)
+    arguments: dict[str, Any] = {"layout": wide, "engine": case.engine, "speculation": case.drafting, "legal": True}
+    pool = prefill_pool(case.model, case.system, case.workload, prompts=prompts[None, :], **arguments)
     shape = np.shape(pool.rate)
     aim = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), effective_targets(case, wide, wide)[1])
     limit, links, chips, replicas = (
         np.broadcast_to(x, shape).reshape(-1) for x in (aim, moving(case, wide).most, wide.chips, wide.replicas)
     )
 
-    def usable(at: Array, of: Array) -> Array:
-        if not len(at):
+    def usable(index: Array, replica_counts: Array) -> Array:
+        if not len(index):
             return np.zeros(0)
-        part = _at(pool, at)
-        found: Array = np.minimum(part.rate * within_limit(part, limit[at], of).most_utilised, links[at])
-        return found
+        part = _select_rows(pool, index)
+        capacity: Array = np.minimum(part.rate * within_limit(part, limit[index], replica_counts).most_utilised, links[index])
+        return capacity
 
     runnable = np.logical_and(pool.memory.fits, runs(case, wide, "prefill"))
     highest = np.where(runnable, np.minimum(pool.rate * MOST_UTILISED, links.reshape(shape)), 0.0).reshape(-1)
     best = distinct(
-        np.concatenate([_most_usable(pool, highest, chips, of, limit, usable) for of in (replicas, 1 + 0 * replicas)])
+        np.concatenate([_most_usable(pool, highest, chips, counts, limit, usable) for counts in (replicas, 1 + 0 * replicas)])
     )
-    many = [int(case.used // chips[at]) for at in best]
-    some = [np.append(numbers[numbers < most], most) for most in many for numbers in [batches(most)]]
-    each = usable(np.repeat(best, [len(numbers) for numbers in some]), np.concatenate([*some, best[:0]]))
+    max_replicas = [int(case.used // chips[row_index]) for row_index in best]
+    replica_grids = [np.append(numbers[numbers < maximum], maximum) for maximum in max_replicas for numbers in [batches(maximum)]]
+    usable_rates = usable(np.repeat(best, [len(numbers) for numbers in replica_grids]), np.concatenate([*replica_grids, best[:0]]))
     readers: list[Reader] = []
-    chosen = _at(pool, best)
-    for row, (at, numbers) in enumerate(zip(best, some, strict=True)):
-        rates, each = each[: len(numbers)], each[len(numbers) :]
-        layout, column = (int(x) for x in np.unravel_index(at, shape))
+    best_pool = _select_rows(pool, best)
+    for row, (row_index, numbers) in enumerate(zip(best, replica_grids, strict=True)):
+        rates, usable_rates = usable_rates[: len(numbers)], usable_rates[len(numbers) :]
+        layout, column = (int(x) for x in np.unravel_index(row_index, shape))
         rates = np.interp(np.arange(1, numbers[-1] + 1), numbers, rates)
-        one = Reader(
-            chips=int(chips[at]),
+        reader = Reader(
+            chips=int(chips[row_index]),
             layout=layout,
             prompts=int(prompts[column]),
-            time=PassTime(**{f.name: float(getattr(chosen.time, f.name)[row]) for f in fields(PassTime)}),
-            **{name: float(getattr(chosen, name)[row]) for name in _FIGURES},
+            time=PassTime(**{f.name: float(getattr(best_pool.time, f.name)[row]) for f in fields(PassTime)}),
+            **{name: float(getattr(best_pool, name)[row]) for name in _FIGURES},
             usable=rates,
         )
-        if not any(_replaces(other, one, case.system.scale_up.size) for other in readers):
-            readers.append(one)
+        if not any(_replaces(earlier, reader, case.system.scale_up.size) for earlier in readers):
+            readers.append(reader)
     return readers
 
 
@@ -171,16 +171,16 @@ def _most_usable(
     looked at.
     """
     tops = _best_of_each(chips, highest)
-    found = np.zeros(len(highest))
-    found[tops] = np.where(highest[tops] > 0, usable(tops, replicas[tops]), 0.0)
-    least = found[tops][np.searchsorted(chips[tops], chips)]
-    others = np.nonzero(highest > least)[0]
-    if len(others):
-        part = _at(pool, others)
-        others = others[first_token(part, least[others] / part.rate, replicas[others]) <= limit[others]]
-    found[others] = usable(others, replicas[others])
-    best = _best_of_each(chips, found)
-    return best[found[best] > 0]
+    usable_rates = np.zeros(len(highest))
+    usable_rates[tops] = np.where(highest[tops] > 0, usable(tops, replicas[tops]), 0.0)
+    least = usable_rates[tops][np.searchsorted(chips[tops], chips)]
+    challengers = np.nonzero(highest > least)[0]
+    if len(challengers):
+        part = _select_rows(pool, challengers)
+        challengers = challengers[first_token(part, least[challengers] / part.rate, replicas[challengers]) <= limit[challengers]]
+    usable_rates[challengers] = usable(challengers, replicas[challengers])
+    best = _best_of_each(chips, usable_rates)
+    return best[usable_rates[best] > 0]
 
 
 def _best_of_each(sizes: Array, values: Array) -> Array:
@@ -204,7 +204,8 @@ def _replaces(small: Reader, large: Reader, domain: Number) -> bool:
 class _Decoders:
     """The decode replicas of `chips` chips that no other of that size beats in speed and rate: columns of one shape.
 
-    rate: with all of `batch` in flight; most: that links take caches in [requests/s of a replica]; load: of `load_of`.
+    rate: with all of `batch` in flight; max_rate: that links take caches in [requests/s of a replica]; load: of
+    `load_shares`.
     """
 
     chips: int
@@ -212,21 +213,21 @@ class _Decoders:
     batch: Any
     tpot: Any
     rate: Any
-    most: Any
+    max_rate: Any
     load: Any
     memory: Any
 
 
-DECODED = ("layout", "batch", "tpot", "rate", "most", "load", "memory")  # columns of `_Decoders`
+DECODED = ("layout", "batch", "tpot", "rate", "max_rate", "load", "memory")  # columns of `_Decoders`
 
 
-def _best_decoders(case: Case, table: Layout, coarse: State) -> list[_Decoders]:
+def _best_decoders(case: PlanProblem, table: Layout, coarse: State) -> list[_Decoders]:
     """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate.
 
     Nor several smaller ones, whose chips they have. Beside the batches of a grid, the largest within the limits is looked at.
     """
     wide = shaped(table, 1)
-    grid = batches_of(wide)
+    grid = batch_grid(wide)
     load = load_shares(coarse.tpot, grid)
     top, top_load = _largest(case, wide, grid, coarse, load)
     fine = decoding(case, wide, top)
@@ -238,30 +239,30 @@ def _best_decoders(case: Case, table: Layout, coarse: State) -> list[_Decoders]:
     tpot, rate = both(coarse.tpot, fine.tpot), both(coarse.rate, fine.rate)
     used = both(*(state.memory.used / state.memory.capacity for state in (coarse, fine)))
     fits = both(coarse.memory.fits, fine.memory.fits)
-    most = np.broadcast_to(moving(case, table).most, np.shape(table.chips))
+    max_rates = np.broadcast_to(moving(case, table).most, np.shape(table.chips))
     good = fits & (loaded * in_flight(sequences, 1) <= MOST_LOADED) & runs(case, wide, "decode")
     if not case.front and case.sure is None:
         good &= tpot <= case.slo.tpot * (1 + 1e-9)
-    found: list[_Decoders] = []
+    decoders: list[_Decoders] = []
     for size in distinct(table.chips):
         rows = np.nonzero(table.chips == size)[0]
         m, b = np.nonzero(good[rows])
         if not len(m):
             continue
         keep = pareto(-tpot[rows][m, b], rate[rows][m, b])
-        at = rows[m[keep]], b[keep]
-        columns = {"layout": at[0], "batch": sequences[at], "tpot": tpot[at], "rate": rate[at], "memory": used[at]}
-        columns |= {"most": most[at[0]], "load": loaded[at]}
-        kept = np.ones(len(keep), dtype=bool)
-        for small in found:
+        index = rows[m[keep]], b[keep]
+        columns = {"layout": index[0], "batch": sequences[index], "tpot": tpot[index], "rate": rate[index], "memory": used[index]}
+        columns |= {"max_rate": max_rates[index[0]], "load": loaded[index]}
+        is_kept = np.ones(len(keep), dtype=bool)
+        for small in decoders:
             if _finds_place(small.chips, int(size), case.system.scale_up.size):
-                kept &= ~_beaten(columns["tpot"], columns["rate"] / size, small)
-        if np.any(kept):
-            found.append(_Decoders(chips=int(size), **{name: column[kept] for name, column in columns.items()}))
-    return found
+                is_kept &= ~_beaten(columns["tpot"], columns["rate"] / size, small)
+        if np.any(is_kept):
+            decoders.append(_Decoders(chips=int(size), **{name: column[is_kept] for name, column in columns.items()}))
+    return decoders
 
 
-def _largest(case: Case, wide: Layout, grid: Array, state: State, load: Array) -> tuple[Array, Array]:
+def _largest(case: PlanProblem, wide: Layout, grid: Array, state: State, load: Array) -> tuple[Array, Array]:
     """Return the largest batch of each layout within the limit on TPOT and memory, and how loaded its pool is: shape (n, 1).
 
     Read off lines between batches of the grid, in logarithms, which lie above the curve of the times.
@@ -269,14 +270,14 @@ def _largest(case: Case, wide: Layout, grid: Array, state: State, load: Array) -
     aim = effective_targets(case, wide, wide)[0]
     over = np.log(np.maximum(state.tpot / aim, state.memory.used / state.memory.capacity))
     last = np.clip(np.sum(np.logical_and.accumulate(over <= 0, axis=1), axis=1, keepdims=True) - 1, 0, grid.shape[1] - 2)
-    (low, high), (size, larger), (at, after) = (
+    (low, high), (size, larger), (load_before, load_after) = (
         (np.take_along_axis(x, last, 1), np.take_along_axis(x, last + 1, 1)) for x in (over, grid.astype(np.float64), load)
     )
     rising = (low < 0) & (high > low)
     share = np.where(rising, np.clip(-low / np.where(rising, high - low, 1.0), 0.0, 1.0), 0.0)
     unit = wide.dp * wide.microbatches
     batch = np.maximum(np.floor(size * (larger / size) ** share / unit) * unit, size)
-    return batch.astype(np.int64), at + share * (after - at)
+    return batch.astype(np.int64), load_before + share * (load_after - load_before)
 
 
 def _finds_place(small: int, large: int, domain: Number) -> bool:
@@ -287,82 +288,82 @@ def _finds_place(small: int, large: int, domain: Number) -> bool:
 def _beaten(tpot: Array, per_chip: Array, small: _Decoders) -> Array:
     """Whether smaller replicas on the same chips are as fast and serve as many requests: shape of `tpot`."""
     order = np.argsort(small.tpot)
-    most = np.maximum.accumulate(small.rate[order]) / small.chips
+    best_rates = np.maximum.accumulate(small.rate[order]) / small.chips
     slower = np.searchsorted(small.tpot[order], tpot, side="right")  # than these
-    beaten: Array = (slower > 0) & (most[slower - 1] >= per_chip)
+    beaten: Array = (slower > 0) & (best_rates[slower - 1] >= per_chip)
     return beaten
 
 
-def _matched(case: Case, readers: list[Reader], decoders: list[_Decoders], layouts: list[Layout]) -> tuple[Table, Array]:
+def _matched(case: PlanProblem, readers: list[Reader], decoders: list[_Decoders], layouts: list[Layout]) -> tuple[Table, Array]:
     """Divide the chips between prefill and decode replicas of each pair of sizes, for the highest rate that both sustain.
 
     Return which of the readers each row has, too.
     """
     domain = float(case.system.scale_up.size)
-    alike = case.used // int(domain) if case.alike else 1  # domains, each with as many
-    rows = np.array([len(one.rate) for one in decoders], dtype=np.int64)
+    domains = case.used // int(domain) if case.alike else 1  # domains, each with as many
+    rows = np.array([len(pool.rate) for pool in decoders], dtype=np.int64)
     starts = np.cumsum(rows) - rows
     sizes = [(which, size) for which in range(len(readers)) for size in range(len(decoders))]
-    fits = [pairs(domain, case.used // alike, readers[which].chips, decoders[size].chips) for which, size in sizes]
-    firsts = np.cumsum([0, *(len(one.usable) for one in readers[:-1])])
-    every = np.concatenate([one.usable for one in readers] or [np.zeros(0)])
-    kept = [number for number, (counts, _) in enumerate(fits) if len(counts)]
-    if not kept:
+    fits = [pairs(domain, case.used // domains, readers[which].chips, decoders[size].chips) for which, size in sizes]
+    firsts = np.cumsum([0, *(len(pool.usable) for pool in readers[:-1])])
+    every = np.concatenate([pool.usable for pool in readers] or [np.zeros(0)])
+    placed = [number for number, (counts, _) in enumerate(fits) if len(counts)]
+    if not placed:
         return joined(DISAGGREGATED, layouts, []), np.zeros(0, dtype=np.int64)
-    elements = np.array([len(fits[number][0]) * rows[sizes[number][1]] for number in kept])
+    elements = np.array([len(fits[number][0]) * rows[sizes[number][1]] for number in placed])
     cuts = np.searchsorted(np.cumsum(elements) // AT_ONCE, np.arange(1, int(elements.sum()) // AT_ONCE + 1))
-    columns = {name: np.concatenate([getattr(one, name) for one in decoders]) for name in DECODED}
-    reader_of, decoder_of = (np.array(column) for column in zip(*sizes, strict=True))
-    found_: list[tuple[Array, ...]] = []
-    for part in np.split(np.array(kept), cuts):
+    columns = {name: np.concatenate([getattr(pool, name) for pool in decoders]) for name in DECODED}
+    reader_index, decoder_index = (np.array(column) for column in zip(*sizes, strict=True))
+    matches: list[tuple[Array, ...]] = []
+    for part in np.split(np.array(placed), cuts):
         if not len(part):
             continue
-        many = [len(fits[number][0]) for number in part]
-        of = np.repeat(part, many)  # of each pair of numbers, its sizes
-        counts, replicas = (alike * np.concatenate([fits[number][side] for number in part]) for side in (0, 1))
-        reader, decoder = reader_of[of], decoder_of[of]
+        placements = [len(fits[number][0]) for number in part]
+        pair_index = np.repeat(part, placements)  # of each pair of numbers, its sizes
+        counts, replicas = (domains * np.concatenate([fits[number][side] for number in part]) for side in (0, 1))
+        reader, decoder = reader_index[pair_index], decoder_index[pair_index]
         usable = counts * every[firsts[reader] + counts - 1]
-        pair = np.repeat(np.arange(len(of)), rows[decoder])  # and with each row of its decode replicas
+        pair = np.repeat(np.arange(len(pair_index)), rows[decoder])  # and with each row of its decode replicas
         row = starts[decoder][pair] + np.arange(len(pair)) - (np.cumsum(rows[decoder]) - rows[decoder])[pair]
-        rate, batch, most, load = (columns[name][row] for name in ("rate", "batch", "most", "load"))
-        served = delivered(rate, batch, replicas[pair], most)
+        rate, batch, max_rate, load = (columns[name][row] for name in ("rate", "batch", "max_rate", "load"))
+        served = delivered(rate, batch, replicas[pair], max_rate)
         steady = load * in_flight(batch, replicas[pair]) <= MOST_LOADED
         matched = np.minimum(usable[pair], np.where(steady, served, 0.0))
         best, start = [], 0
-        for number, pairs_ in zip(part, many, strict=True):
+        for number, pairs_ in zip(part, placements, strict=True):
             wide = int(rows[sizes[number][1]])
             first = np.argmax(matched[start : start + pairs_ * wide].reshape(pairs_, wide), axis=0)
             best.append(start + first * wide + np.arange(wide))
             start += pairs_ * wide
-        at = np.concatenate(best)
-        found_.append((reader[pair][at], counts[pair][at], replicas[pair][at], row[at], matched[at]))
-    which, counts, replicas, row, rate = (np.concatenate(column) for column in zip(*found_, strict=True))
+        best_rows = np.concatenate(best)
+        matches.append((reader[pair][best_rows], counts[pair][best_rows], replicas[pair][best_rows], row[best_rows], matched[best_rows]))
+    which, counts, replicas, row, rate = (np.concatenate(column) for column in zip(*matches, strict=True))
 
-    def decode(name: str) -> Array:
-        found: Array = columns[name][row]
-        return found
+    def decode_column(name: str) -> Array:
+        selection: Array = columns[name][row]
+        return selection
 
-    def read(name: str) -> Array:
-        found: Array = np.array([getattr(reader, name) for reader in readers])[which]
-        return found
+    def prefill_column(name: str) -> Array:
+        selection: Array = np.array([getattr(reader, name) for reader in readers])[which]
+        return selection
 
-    reading = counts * read("chips")
-    serving = replicas * np.repeat([one.chips for one in decoders], rows)[row]
-    found = Table(
+    reading = counts * prefill_column("chips")
+    serving = replicas * np.repeat([pool.chips for pool in decoders], rows)[row]
+    table = Table(
         mode=DISAGGREGATED,
         layouts=layouts,
-        layout=decode("layout"),
-        batch=decode("batch"),
+        layout=decode_column("layout"),
+        batch=decode_column("batch"),
         chunk=0 * row,
         replicas=replicas,
-        prefill_layout=read("layout"),
-        prefill_prompts=read("prompts"),
+        prefill_layout=prefill_column("layout"),
+        prefill_prompts=prefill_column("prompts"),
         prefill_replicas=counts,
-        tpot=decode("tpot"),
+        tpot=decode_column("tpot"),
         ttft=0.0 * rate,  # `_first_tokens` finds them
         rate=rate,
-        utilisation=rate / (counts * read("rate")),
+        utilisation=rate / (counts * prefill_column("rate")),
         input_share=reading / (reading + serving),
-        memory=decode("memory"),
+        memory=decode_column("memory"),
     )
-    return found, which
+    return table, which

@@ -21,8 +21,8 @@ from steptime.models.model import weight_bytes, with_formats
 from steptime.number_checks import MOST_CHIPS
 from steptime.physics.kv_dtype import as_served, with_small_cache
 from steptime.physics.layout import Layout
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, evaluate_state
-from steptime.planning.plan_result import Lever, Plan
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem, evaluate_state
+from steptime.planning.plan_result import Alternative, Plan
 from steptime.planning.plan_search import AS_CHEAP, held_by, lawful, ranked, search
 from steptime.planning.refinement import Peak, best, served_by
 from steptime.planning.speculative_config import NONE, Speculation, known_draftings
@@ -41,11 +41,11 @@ class Choice:
 
     option: str
     words: str
-    case: Case
+    case: PlanProblem
     modes: tuple[str, ...] = ()
 
 
-def list_choices(case: Case, modes: tuple[str, ...]) -> list[Choice]:
+def list_choices(case: PlanProblem, modes: tuple[str, ...]) -> list[Choice]:
     """Return the choices that a plan for a case has, which has searched these modes."""
     tries = (*_weights(case), *_cache(case), *_chips(case))
     choices = [Choice(option=option, words=words, case=changed_case) for option, words, changed_case in tries]
@@ -60,38 +60,38 @@ def list_choices(case: Case, modes: tuple[str, ...]) -> list[Choice]:
     return choices
 
 
-def evaluate_alternative(case: Case, candidate: Candidate, modes: tuple[str, ...], choice: Choice) -> Lever | None:
+def evaluate_alternative(case: PlanProblem, candidate: Candidate, modes: tuple[str, ...], choice: Choice) -> Alternative | None:
     """Return what a choice would do to the cost of a plan's chosen candidate; None where it meets no limits."""
     trial = _drafted(case, candidate) if choice.option == DRAFTS else choice
     changes_chips = trial.case.chips != case.chips
     searched, near = _nearby(trial.case if changes_chips else case, candidate, modes)
-    return _lever(trial, served_by(case, candidate) / case.chips, _best(trial.case, trial.modes or searched, near))
+    return _alternative(trial, served_by(case, candidate) / case.chips, _best(trial.case, trial.modes or searched, near))
 
 
-def by_saving(levers: Iterable[Lever | None]) -> tuple[Lever, ...]:
-    """Return levers, the one that saves most first."""
-    return tuple(sorted((lever for lever in levers if lever is not None), key=lambda lever: -lever.saving))
+def by_saving(alternatives: Iterable[Alternative | None]) -> tuple[Alternative, ...]:
+    """Return alternatives, the one that saves most first."""
+    return tuple(sorted((alternative for alternative in alternatives if alternative is not None), key=lambda alternative: -alternative.saving))
 
 
-def best_lever(plan_: Plan) -> Lever | None:
+def best_alternative(plan_: Plan) -> Alternative | None:
     """Return the choice that saves most, where one saves more than half a percent."""
     first = plan_.levers[0] if plan_.levers else None
     return first if first is not None and first.saving > AS_CHEAP else None
 
 
-def lever_sentence(plan_: Plan) -> str:
+def alternative_sentence(plan_: Plan) -> str:
     """Say which choice would help most, in money or in output for the same chips; nothing where none would."""
-    lever = best_lever(plan_)
-    if lever is None:
+    alternative = best_alternative(plan_)
+    if alternative is None:
         return ""
     money = math.isfinite(plan_.usd_per_million_output_tokens)
-    gain = f"{lever.saving:.0%} cheaper" if money else f"{1 / (1 - lever.saving) - 1:.0%} more output per chip"
-    option = f" ({lever.option})" if lever.option else ""
-    hangs = f", {lever.caveat}" if lever.caveat else ""
-    return f" Of choices, {lever.words}{option} would help most: about {gain}{hangs}."
+    gain = f"{alternative.saving:.0%} cheaper" if money else f"{1 / (1 - alternative.saving) - 1:.0%} more output per chip"
+    option = f" ({alternative.option})" if alternative.option else ""
+    hangs = f", {alternative.caveat}" if alternative.caveat else ""
+    return f" Of choices, {alternative.words}{option} would help most: about {gain}{hangs}."
 
 
-def _weights(case: Case) -> Iterator[tuple[str, str, Case]]:
+def _weights(case: PlanProblem) -> Iterator[tuple[str, str, PlanProblem]]:
     """Yield narrower formats of weights that the chip multiplies, of experts alone for 4 bits, as checkpoints have them."""
     peak, model = case.system.chip.peak, case.model
     routed = model.routed
@@ -107,18 +107,18 @@ def _weights(case: Case) -> Iterator[tuple[str, str, Case]]:
             yield f"{option} {name}", f"{words} in {name}{cache}", replace(case, model=served)
 
 
-def _cache(case: Case) -> Iterator[tuple[str, str, Case]]:
+def _cache(case: PlanProblem) -> Iterator[tuple[str, str, PlanProblem]]:
     if case.model.kv_format in ("bf16", "fp16"):
         yield "--kv fp8", "a KV cache in fp8", replace(case, model=with_small_cache(case.model))
 
 
-def _chips(case: Case) -> Iterator[tuple[str, str, Case]]:
+def _chips(case: PlanProblem) -> Iterator[tuple[str, str, PlanProblem]]:
     chips = 2 * case.chips
     if chips <= min(MOST_CHIPS, case.system.scale_out.size):
         yield f"--chips {chips}", "twice the chips", replace(case, chips=chips)
 
 
-def _nearby(case: Case, candidate: Candidate, modes: tuple[str, ...]) -> tuple[tuple[str, ...], list[Layout]]:
+def _nearby(case: PlanProblem, candidate: Candidate, modes: tuple[str, ...]) -> tuple[tuple[str, ...], list[Layout]]:
     """Return the modes and the legal layouts to search about the chosen ones, whether the weights fit or not."""
     about, every = [layout for layout in (candidate.layout, candidate.prefill_layout) if layout is not None], lawful(case)
     near = _near(every, about, NEAR)
@@ -134,14 +134,14 @@ def _near(layouts: list[Layout], about: list[Layout], factor: int) -> list[Layou
     return [layout for layout, good in zip(layouts, near, strict=True) if good]
 
 
-def _best(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Peak | None:
+def _best(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> Peak | None:
     """Return the best candidate of some modes, and what it serves, among those of some layouts that leave room on a chip."""
     fits = held_by(case, layouts)
     candidates = ranked(case, search(replace(case, front=False), modes, fits), ROWS) if fits else []
     return best(case, candidates, finalists=1)[0] if candidates else None
 
 
-def _lever(choice: Choice, base: float, peak: Peak | None) -> Lever | None:
+def _alternative(choice: Choice, base: float, peak: Peak | None) -> Alternative | None:
     """Return what a choice comes to, by the requests per second and chip without it; None where it meets no limits."""
     if peak is None:
         return None
@@ -152,7 +152,7 @@ def _lever(choice: Choice, base: float, peak: Peak | None) -> Lever | None:
     elif option.startswith(DRAFTS):
         caveat = f"if a step yields {speculation.acceptance:.3g} tokens ({speculation.source})"
     tokens = rate * case.workload.output_tokens
-    return Lever(
+    return Alternative(
         option=option,
         words=choice.words,
         caveat=caveat,
@@ -163,7 +163,7 @@ def _lever(choice: Choice, base: float, peak: Peak | None) -> Lever | None:
     )
 
 
-def _drafted(case: Case, candidate: Candidate) -> Choice:
+def _drafted(case: PlanProblem, candidate: Candidate) -> Choice:
     """Return the drafts by the model's own layers that do most with the batch kept."""
     tries = [replace(case, drafting=speculation) for speculation in known_draftings(case.model) if speculation.drafts]
     rates = [
@@ -178,7 +178,7 @@ def _drafted(case: Case, candidate: Candidate) -> Choice:
     )
 
 
-def best_drafting(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Speculation:
+def best_drafting(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> Speculation:
     """Return the number of drafts, of those whose acceptance is known, that serves most; the fewest of equals.
 
     All layouts are searched without drafts, and with each number of them those near the layout that was best without: all of

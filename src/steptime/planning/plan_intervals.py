@@ -10,7 +10,7 @@ from steptime.number_checks import Number
 from steptime.physics.engine import Engine
 from steptime.physics.extrapolation import widening
 from steptime.physics.uncertainty import REGIMES, factors, has_range, latency_regime, with_variances
-from steptime.planning.plan_problem import Candidate, Case, evaluate_prefill, evaluate_state
+from steptime.planning.plan_problem import Candidate, PlanProblem, evaluate_prefill, evaluate_state
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import first_token_of, matched_rate
 from steptime.planning.slo_probability import extrapolation_flags
@@ -20,7 +20,7 @@ Range = tuple[float, float]
 
 
 def candidate_ranges(
-    case: Case, candidate: Candidate, state: State, prefill: Prefill | None, utilisation: Number
+    case: PlanProblem, candidate: Candidate, state: State, prefill: Prefill | None, utilisation: Number
 ) -> dict[str, Range | None]:
     """Return the ranges of TPOT and TTFT [s], cost [USD per million output tokens] and throughput [tok/s per chip].
 
@@ -59,7 +59,7 @@ def candidate_ranges(
     }
 
 
-def list_distances(case: Case, candidate: Candidate) -> tuple[str, ...]:
+def list_distances(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
     """Say in which ways a candidate is unlike what was measured."""
     return tuple(
         flag.words for flag, applies in extrapolation_flags(case, candidate.layout, candidate.prefill_layout) if applies
@@ -67,7 +67,7 @@ def list_distances(case: Case, candidate: Candidate) -> tuple[str, ...]:
 
 
 def _slowed_rate(
-    case: Case, candidate: Candidate, state: State, prefill: Prefill | None, decode: Number, reading: Number
+    case: PlanProblem, candidate: Candidate, state: State, prefill: Prefill | None, decode: Number, reading: Number
 ) -> Number:
     """Requests per second where a token takes `decode` times as long, and a pass of a prefill pool `reading` times."""
     slowed = replace(state, rate=state.rate / decode)

@@ -20,7 +20,7 @@ from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal
 from steptime.physics.uncertainty import has_range, measured_on
 from steptime.planning.elasticity import IN_WORDS
-from steptime.planning.plan_problem import AGGREGATED, Case
+from steptime.planning.plan_problem import AGGREGATED, PlanProblem
 from steptime.planning.plan_result import Plan, best_change, mean_resources
 from steptime.planning.plan_search import fitting, prefill_room, ranked, search
 from steptime.planning.workload import Slo
@@ -49,7 +49,7 @@ WAITS = {
 BETTER = {"kv_bytes": "10 % fewer KV bytes per token", "rent": "10 % lower rent"}
 
 
-def why(case: Case, deployment: Plan) -> str:
+def why(case: PlanProblem, deployment: Plan) -> str:
     """Say why a plan cannot be cheaper, what its step waits for, and what would help most."""
     server = deployment.pools[-1]
     resources = mean_resources(server)
@@ -91,7 +91,7 @@ def warnings_of_step(model: Model, system: System, *, reach: Number) -> tuple[st
     return tuple(warnings)
 
 
-def list_warnings(case: Case) -> tuple[str, ...]:
+def list_warnings(case: PlanProblem) -> tuple[str, ...]:
     """Return what to mind about a plan before it is made: a short context, an uncertain rent, notes on the model."""
     reach = case.workload.input_tokens + case.workload.output_tokens
     warnings = [*warnings_of_step(case.model, case.system, reach=reach)]
@@ -126,13 +126,13 @@ def _days(system: System) -> str:
     return period.first if period.first == period.last else f"{period.first} to {period.last}"
 
 
-def _likely(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> bool:
+def _likely(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> bool:
     """Whether any layout keeps the limits if its typical times hold."""
     typical = replace(case, sure=None, aim=(1.0, 1.0))
     return bool(ranked(typical, search(typical, modes, layouts), 1))
 
 
-def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> str:
+def unreachable(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> str:
     """Say which limit nothing meets, and how near the best comes to it, each limit taken alone."""
     chips = counted(case.chips, "chip")
     tables = search(replace(case, slo=Slo()), modes, layouts)
@@ -178,7 +178,7 @@ def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> st
     )
 
 
-def _best_layout(case: Case, need: float, capacity: float) -> str:
+def _best_layout(case: PlanProblem, need: float, capacity: float) -> str:
     """Say how near the layout comes that spreads the weights most, or why the engine does not start it."""
     layouts = legal(case.model, case.system, case.chips)
     best = min(layouts, key=lambda layout: float(weights_per_chip(case.model, layout)), default=None)
@@ -191,12 +191,12 @@ def _best_layout(case: Case, need: float, capacity: float) -> str:
     )
 
 
-def does_not_fit(case: Case) -> str:
+def does_not_fit(case: PlanProblem) -> str:
     """Say by how much the weights are too large for the chips, and how many chips of this kind would hold them."""
     capacity = float(prefill_room(case))
     need, have = weight_bytes(case.model), case.chips * capacity
-    whole = float(case.chips * case.system.chip.capacity)
-    used = "" if have == whole else f" ({case.engine.name} uses {have / whole:.0%} of {show(whole, 'B')})"
+    total = float(case.chips * case.system.chip.capacity)
+    used = "" if have == total else f" ({case.engine.name} uses {have / total:.0%} of {show(total, 'B')})"
     message = (
         f"{case.model.name} does not fit {case.chips} x {case.system.chip.name}: its weights take {show(need, 'B')}, "
         f"the chips hold {show(have, 'B')}{used}"

@@ -29,7 +29,7 @@ AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class PlanProblem:
     """Everything that a plan is made for.
 
     alike: whether whole scale-up domains are laid out alike, so that caches stay in the domain where they are made. sure:
@@ -149,7 +149,7 @@ def joined(mode: str, layouts: list[Layout], parts: Sequence[Table]) -> Table:
     return Table(mode=mode, layouts=layouts, **columns)
 
 
-def evaluate_state(case: Case, candidate: Candidate, batch: Number, chunk: Number) -> State:
+def evaluate_state(case: PlanProblem, candidate: Candidate, batch: Number, chunk: Number) -> State:
     """Return the steady state of one replica of the candidate at any batch and chunk."""
     key = (candidate.mode, candidate.layout, batch, chunk) if np.ndim(batch) == np.ndim(chunk) == 0 else None
     if candidate.mode == DISAGGREGATED:
@@ -159,7 +159,7 @@ def evaluate_state(case: Case, candidate: Candidate, batch: Number, chunk: Numbe
     return memoize(case, key, lambda: aggregated(case.model, case.system, case.workload, **arguments))
 
 
-def decoding(case: Case, layout: Layout, batch: Number) -> State:
+def decoding(case: PlanProblem, layout: Layout, batch: Number) -> State:
     """Return the steady state of a replica of `layout` that only decodes."""
     arguments: dict[str, Any] = {
         "layout": layout,
@@ -171,7 +171,7 @@ def decoding(case: Case, layout: Layout, batch: Number) -> State:
     return decode_pool(case.model, case.system, case.workload, **arguments)
 
 
-def memoize(case: Case, key: tuple[object, ...] | None, find: Callable[[], Memoized]) -> Memoized:
+def memoize(case: PlanProblem, key: tuple[object, ...] | None, find: Callable[[], Memoized]) -> Memoized:
     """Return what `find` finds, once for each key; every time for None."""
     if key is None:
         return find()
@@ -181,7 +181,7 @@ def memoize(case: Case, key: tuple[object, ...] | None, find: Callable[[], Memoi
     return value
 
 
-def evaluate_prefill(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft: Number | None = None) -> Prefill | None:
+def evaluate_prefill(case: PlanProblem, candidate: Candidate, tpot: Number = 0.0, ttft: Number | None = None) -> Prefill | None:
     """Return what one prefill replica of the candidate delivers, if it has any.
 
     tpot [s] of the pool that decodes; ttft [s]: where the first token has to be, by default within the limit.
@@ -199,14 +199,14 @@ def evaluate_prefill(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft:
     return memoize(case, key, lambda: within_limit(pool, limit, layout.replicas))
 
 
-def moving(case: Case, layout: Layout) -> Transfer:
+def moving(case: PlanProblem, layout: Layout) -> Transfer:
     """Return how caches leave a prefill replica: over the scale-up links where one domain holds all chips."""
     near = case.alike or case.used <= case.system.scale_up.size
     drafts = case.drafting.drafts
     return kv_transfer(case.model, case.system, case.workload, layout=layout, within_domain=bool(near), drafts=drafts)
 
 
-def pass_limit(case: Case, layout: Layout, answering: Layout, tpot: Number, ttft: Number) -> Number:
+def pass_limit(case: PlanProblem, layout: Layout, answering: Layout, tpot: Number, ttft: Number) -> Number:
     """Return how long a prompt may wait and be read in a prefill pool [s]: the aim for TTFT less what else comes to it.
 
     layout: of the pool; answering, tpot [s]: of the pool that decodes; ttft: the aim [s]. The wait for links is left out: it is
@@ -217,7 +217,7 @@ def pass_limit(case: Case, layout: Layout, answering: Layout, tpot: Number, ttft
     return (ttft - other_delays) / waited(case.engine)
 
 
-def runs(case: Case, layouts: Layout, role: str) -> Array:
+def runs(case: PlanProblem, layouts: Layout, role: str) -> Array:
     """Return which layouts the engine runs in pools of a role, "prefill" or "decode": booleans of their shape."""
     facts = collect_facts(case.model, case.system, chips=case.used, engine=case.engine, role=role)
     is_allowed: Array = allowed(layouts, facts, (ENGINE,))

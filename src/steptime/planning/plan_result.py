@@ -89,7 +89,7 @@ class Point(Result):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lever:
+class Alternative:
     """A choice other than the plan's, and what it would come to, estimated on layouts near the chosen one."""
 
     option: str = field(metadata=unit("", "what to type for it; empty: a plan has no such option"))
@@ -189,7 +189,7 @@ class Plan(Tabular):
     elasticities: dict[str, float] = field(
         default_factory=dict, metadata=unit("", "d log(cost) / d log(figure): hbm_bandwidth, arithmetic, kv_bytes, rent, ...")
     )
-    levers: tuple[Lever, ...] = field(
+    levers: tuple[Alternative, ...] = field(
         default=(), metadata=unit("", "other formats, chips, pools and drafts, what saves most first")
     )
     ideal: Point | None = field(default=None, metadata=unit("", "the same layout and batch, were nothing lost"))

@@ -13,9 +13,9 @@ from steptime.physics.layout import Layout, select_layouts, shaped, stacked
 from steptime.physics.layout_constraints import collect_facts
 from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal, not_tried
-from steptime.planning.admission import most_seats, seated
-from steptime.planning.pd_matching import LARGEST_PASS, batches_of, search_disaggregated
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, decoding, joined, memoize
+from steptime.planning.admission import capped_occupancy, most_seats
+from steptime.planning.pd_matching import LARGEST_PASS, batch_grid, search_disaggregated
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem, Table, decoding, joined, memoize
 from steptime.planning.slo_probability import effective_targets
 from steptime.planning.speculative_config import decode_steps
 from steptime.planning.steady_state import (
@@ -38,17 +38,17 @@ OUTDONE = 0.02  # by which that serves more than others would without prompts, w
 PROMISING = 0.6  # of the highest rate, below which none is the best: closer batches and chunks serve at most 1.5 times as much
 
 
-def fitting(case: Case) -> list[Layout]:
+def fitting(case: PlanProblem) -> list[Layout]:
     """Return the legal layouts that the engine can run and whose weights leave room on a chip."""
     return held_by(case, lawful(case))
 
 
-def lawful(case: Case) -> list[Layout]:
+def lawful(case: PlanProblem) -> list[Layout]:
     """Return the legal layouts that the engine can run, whether their weights leave room or not."""
     return memoize(case, ("legal",), lambda: legal(case.model, case.system, case.used, engine=case.engine))
 
 
-def held_by(case: Case, layouts: list[Layout]) -> list[Layout]:
+def held_by(case: PlanProblem, layouts: list[Layout]) -> list[Layout]:
     """Return those of some layouts whose weights leave room on a chip."""
     if not layouts:
         return []
@@ -57,7 +57,7 @@ def held_by(case: Case, layouts: list[Layout]) -> list[Layout]:
     return [layout for layout, bytes_ in zip(layouts, weights, strict=True) if bytes_ < room]
 
 
-def absent_because(case: Case, layout: Layout) -> list[str]:
+def absent_because(case: PlanProblem, layout: Layout) -> list[str]:
     """Return why a layout is not among those that a plan looks at: rules it breaks, memory, ways not tried; [] where it is.
 
     Only the axes of one replica count: as many replicas are taken as fit.
@@ -73,7 +73,7 @@ def absent_because(case: Case, layout: Layout) -> list[str]:
     return [untried] if untried else []
 
 
-def prefill_room(case: Case) -> Number:
+def prefill_room(case: PlanProblem) -> Number:
     """Bytes of a chip that the engine uses."""
     return case.system.chip.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
 
@@ -101,11 +101,11 @@ def readable(workload: Workload, sizes: Array, layout: Layout) -> Array:
     return is_readable
 
 
-def search(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> list[Table]:
+def search(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> list[Table]:
     """Evaluate the candidates of all modes asked for."""
     table = stacked(layouts)
     wide = shaped(table, 1)
-    decode = decoding(case, wide, batches_of(wide))
+    decode = decoding(case, wide, batch_grid(wide))
     disaggregated = search_disaggregated(case, layouts, decode) if DISAGGREGATED in modes else None
     if AGGREGATED not in modes:
         return [disaggregated] if disaggregated is not None else []
@@ -113,16 +113,16 @@ def search(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> list[Ta
     return [together] if disaggregated is None else [together, disaggregated]
 
 
-def search_aggregated(case: Case, layouts: list[Layout], decode: State, disaggregated: Table | None = None) -> Table:
+def search_aggregated(case: PlanProblem, layouts: list[Layout], decode: State, disaggregated: Table | None = None) -> Table:
     """Evaluate every layout with every batch and chunk that can be a steady state, decode and prefill sharing the chips.
 
-    decode: of pools that decode alone, with the batches of `batches_of`; disaggregated: what separate pools deliver. Where one
+    decode: of pools that decode alone, with the batches of `batch_grid`; disaggregated: what separate pools deliver. Where one
     of those is as fast and serves as many requests as a layout whose prefill takes no time, no chunks are evaluated.
     """
     workload = case.workload
     table = stacked(layouts)
     wide = shaped(table, 1)
-    sequences = batches_of(wide)
+    sequences = batch_grid(wide)
     new = np.diff(sequences, axis=1, prepend=0) > 0
     sizes = chunk_sizes(workload)
     taken_up = in_flight(sequences, wide.replicas)
@@ -154,7 +154,7 @@ def _highest(tpot: Array, rate: Array, among: Array) -> Array:
     return highest
 
 
-def _read_beside(case: Case, layouts: list[Layout], sequences: Array, decode: State, load: Array, selection: Array) -> Table:
+def _read_beside(case: PlanProblem, layouts: list[Layout], sequences: Array, decode: State, load: Array, selection: Array) -> Table:
     """Evaluate some layouts and batches, of shape (layouts, batches), with every chunk in which prompts may be read beside."""
     workload, table, sizes = case.workload, stacked(layouts), chunk_sizes(case.workload)
     m, b = np.nonzero(selection)
@@ -175,7 +175,7 @@ def _read_beside(case: Case, layouts: list[Layout], sequences: Array, decode: St
     loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], load[m, b][:, None], np.asarray(layouts_taken.dp))
     loaded = loaded * taken_up
     aim = effective_targets(case, layouts_taken, None, state.input_share)[1]
-    seats = seated(case, state, batch[:, None], layouts_taken, aim)
+    seats = capped_occupancy(case, state, batch[:, None], layouts_taken, aim)
     is_feasible = readable(workload, sizes[None, :], layouts_taken) & ((loaded <= MOST_LOADED) | seats.capped)
     is_feasible &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & seats.memory.fits
     i, j = np.nonzero(is_feasible)
@@ -201,7 +201,7 @@ def _read_beside(case: Case, layouts: list[Layout], sequences: Array, decode: St
     )
 
 
-def _outdone(case: Case, disaggregated: Table, tpot: Array, rate: Array) -> Array:
+def _outdone(case: PlanProblem, disaggregated: Table, tpot: Array, rate: Array) -> Array:
     """Whether pools of their own keep the limit on the first token at no higher TPOT [s] and no lower rate [requests/s]."""
     good = np.nonzero((disaggregated.ttft <= case.slo.ttft) & (disaggregated.memory <= 1) & (disaggregated.rate > 0))[0]
     if not len(good):
@@ -224,7 +224,7 @@ def _load(state: State, decode: Array, loaded: Array, groups: Array) -> Array:
     return load
 
 
-def ranked(case: Case, tables: list[Table], limit: int = 400) -> list[Candidate]:
+def ranked(case: PlanProblem, tables: list[Table], limit: int = 400) -> list[Candidate]:
     """Return the candidates within the limits: by what they cost, in steps of half a percent, and the fastest of each first."""
     good = []
     for table in tables:
@@ -240,7 +240,7 @@ def ranked(case: Case, tables: list[Table], limit: int = 400) -> list[Candidate]
     return [tables[number].row(index) for _, _, number, index in sorted(entries)]
 
 
-def _aims(case: Case, table: Table) -> tuple[Number, Number]:
+def _aims(case: PlanProblem, table: Table) -> tuple[Number, Number]:
     """Return where TPOT and TTFT of each row have to be [s]."""
     layouts = stacked(table.layouts)
     decoding = select_layouts(layouts, table.layout)

@@ -31,10 +31,16 @@ from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range, interval_coverage_words
 from steptime.planning.elasticity import binding, relaxed, worths
 from steptime.planning.launch_facts import what_is_served
-from steptime.planning.plan_alternatives import best_drafting, by_saving, evaluate_alternative, lever_sentence, list_choices
+from steptime.planning.plan_alternatives import (
+    alternative_sentence,
+    best_drafting,
+    by_saving,
+    evaluate_alternative,
+    list_choices,
+)
 from steptime.planning.plan_intervals import candidate_ranges, list_distances
 from steptime.planning.plan_messages import does_not_fit, list_warnings, unreachable, why
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, evaluate_state, moving
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem, Table, evaluate_state, moving
 from steptime.planning.plan_result import Drafted, Plan, Point, Pool
 from steptime.planning.plan_search import fitting, ranked, search
 from steptime.planning.prefill_pool import Prefill
@@ -64,7 +70,7 @@ def plan(
     engine: Engine | str | None = None,
     modes: str | tuple[str, ...] = MODES,
     electricity: str | float | None = None,
-    levers: bool = True,
+    alternatives: bool = True,
     elasticities: bool = True,
     front: bool = True,
     diagnostics: bool = True,
@@ -77,7 +83,7 @@ def plan(
 
     model and system may be named, as for `load_model` and `load_system`. engine: "ideal" for the bound that physics sets; by
     default a real one, which `default_engine` chooses for the system. electricity: its price, as "0.08/kWh" or in USD/J.
-    levers: whether other choices are looked at too, which takes about as long as a third of the search.
+    alternatives: whether other choices are looked at too, which takes about as long as a third of the search.
     elasticities: whether what each figure of the machine is worth is told too (`elasticities`), which takes longer than the
     search.
     front: whether what other speeds cost is told too; without it a search leaves out what cannot keep the limits.
@@ -111,16 +117,16 @@ def plan(
     if not layouts:
         raise DoesNotFit(does_not_fit(case))
     case = _choose_speculation(case, modes, layouts, drafts, acceptance)
-    best_plan = _sure(case, modes, layouts, price, sure, levers=levers, elasticities=elasticities)
+    best_plan = _sure(case, modes, layouts, price, sure, alternatives=alternatives, elasticities=elasticities)
     fewer = _symmetric_problem(case, modes)
     if fewer is not None:
         disaggregated_plan = _sure(
-            fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=False, elasticities=elasticities
+            fewer, (DISAGGREGATED,), fitting(fewer), price, sure, alternatives=False, elasticities=elasticities
         )
         if disaggregated_plan.requests_per_second > best_plan.requests_per_second:
             best_plan = (
-                _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=True, elasticities=elasticities)
-                if levers
+                _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, alternatives=True, elasticities=elasticities)
+                if alternatives
                 else disaggregated_plan
             )
     return replace(best_plan, search_seconds=time.perf_counter() - started)
@@ -134,8 +140,8 @@ def check_limits(sure: float | None, slo: Slo) -> None:
 
 
 def _choose_speculation(
-    case: Case, modes: tuple[str, ...], layouts: list[Layout], drafts: int | str | None, acceptance: float | None
-) -> Case:
+    case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout], drafts: int | str | None, acceptance: float | None
+) -> PlanProblem:
     """Return the case with the drafts that are asked for, or with those that serve most."""
     if drafts is None:
         return case
@@ -145,7 +151,7 @@ def _choose_speculation(
     return replace(case, drafting=choose_speculation(case.model, int(drafts), acceptance))
 
 
-def _symmetric_problem(case: Case, modes: tuple[str, ...]) -> Case | None:
+def _symmetric_problem(case: PlanProblem, modes: tuple[str, ...]) -> PlanProblem | None:
     """Return the case with whole scale-up domains that are laid out alike, where there are a few of them; others idle."""
     domain = int(case.system.scale_up.size)
     fewer = replace(case, alike=True)
@@ -154,13 +160,13 @@ def _symmetric_problem(case: Case, modes: tuple[str, ...]) -> Case | None:
 
 
 def _sure(
-    case: Case,
+    case: PlanProblem,
     modes: tuple[str, ...],
     layouts: list[Layout],
     price: float,
     sure: float | None,
     *,
-    levers: bool,
+    alternatives: bool,
     elasticities: bool,
 ) -> Plan:
     """Return the cheapest plan whose times stay within the limits with probability `sure`, or in the mean where it is None.
@@ -168,7 +174,7 @@ def _sure(
     A search knows how sure the times of each candidate are but for what constants add to its own: where the one that is found
     is a little less sure, all aim a little lower.
     """
-    deployment = _planned(case, modes, layouts, price, levers=levers, elasticities=elasticities)
+    deployment = _planned(case, modes, layouts, price, alternatives=alternatives, elasticities=elasticities)
     if sure is None or not has_range(case.engine):
         return replace(deployment, sure=sure)
     for _ in range(TURNS):
@@ -177,7 +183,7 @@ def _sure(
             break
         aim = case.aim[0] * min(1.0, CLOSER / max(over[0], 1e-9)), case.aim[1] * min(1.0, CLOSER / max(over[1], 1e-9))
         case = replace(case, aim=aim)
-        deployment = _planned(case, modes, layouts, price, levers=levers, elasticities=elasticities)
+        deployment = _planned(case, modes, layouts, price, alternatives=alternatives, elasticities=elasticities)
     if not deployment.feasible:
         return replace(deployment, reason=f"with probability {sure:g}, {deployment.reason}", sure=sure)
     return replace(deployment, sure=sure)
@@ -190,7 +196,7 @@ def _over(deployment: Plan, limits_asked: Slo, name: str, sure: float) -> float:
 
 
 def _planned(
-    case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, *, levers: bool, elasticities: bool
+    case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout], price: float, *, alternatives: bool, elasticities: bool
 ) -> Plan:
     """Return the plan for a case, of those layouts."""
     workload = case.workload
@@ -218,7 +224,7 @@ def _planned(
     if not candidates:
         return replace(common, reason=unreachable(case, modes, layouts))
     candidate, *other_finalists = finalists = [peak.candidate for peak in best(case, candidates)]
-    choices = list_choices(case, modes) if levers else ()
+    choices = list_choices(case, modes) if alternatives else ()
     figures = worths(case, finalists, ranked(relaxed(case), tables)) if elasticities else {}
     deployment = replace(
         common,
@@ -234,7 +240,7 @@ def _planned(
         levers=by_saving([evaluate_alternative(case, candidate, modes, choice) for choice in choices]),
         elasticities={name: figure() for name, figure in figures.items()},
     )
-    return replace(deployment, why=why(case, deployment) + lever_sentence(deployment) if case.beside else "")
+    return replace(deployment, why=why(case, deployment) + alternative_sentence(deployment) if case.beside else "")
 
 
 def _make_problem(
@@ -245,7 +251,7 @@ def _make_problem(
     chips: int | None,
     engine: Engine | str | None,
     anchor: Anchors | Anchor | None,
-) -> Case:
+) -> PlanProblem:
     """Return what a plan is made for; raise RangeError for arrays, and for chips that a machine does not have."""
     single(chips=chips)
     number = whole("chips", system.chips if chips is None else chips, most=MOST_CHIPS)
@@ -256,13 +262,13 @@ def _make_problem(
         raise RangeError(f"{has}; {number:,} are too many")
     runs_on = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
     served = as_served(model, system, runs_on)
-    return Case(model=served, system=system, workload=workload, slo=slo, chips=number, engine=runs_on)
+    return PlanProblem(model=served, system=system, workload=workload, slo=slo, chips=number, engine=runs_on)
 
 
 # --- what a candidate delivers ------------------------------------------------------------------------------------------
 
 
-def _delivered(case: Case, candidate: Candidate) -> dict[str, Any]:
+def _delivered(case: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     """Return what a plan says of its candidate."""
     state, prefill, figures = _figures(case, candidate)
     rate, all_in = figures["requests_per_second"], figures["usd_per_million_output_tokens"]
@@ -286,7 +292,7 @@ def _delivered(case: Case, candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _drafted(case: Case, candidate: Candidate) -> tuple[Drafted, ...]:
+def _drafted(case: PlanProblem, candidate: Candidate) -> tuple[Drafted, ...]:
     """Return what drafts do at each batch that fits, powers of two and the plan's own."""
     if not case.drafting.drafts:
         return ()
@@ -310,7 +316,7 @@ def _drafted(case: Case, candidate: Candidate) -> tuple[Drafted, ...]:
     )
 
 
-def _figures(case: Case, candidate: Candidate) -> tuple[State, Prefill | None, dict[str, float]]:
+def _figures(case: PlanProblem, candidate: Candidate) -> tuple[State, Prefill | None, dict[str, float]]:
     """Return the steady state of a candidate, its prefill pool, and its times, rate and cost."""
     state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
     prefill = planned_prefill(case, candidate, state.tpot)
@@ -343,7 +349,7 @@ def _input_share(candidate: Candidate, state: State, prefill: Prefill | None) ->
     return float(reads / (reads + decodes))
 
 
-def _pools(case: Case, candidate: Candidate, state: State, prefill: Prefill | None, rate: Any) -> tuple[Pool, ...]:
+def _pools(case: PlanProblem, candidate: Candidate, state: State, prefill: Prefill | None, rate: Any) -> tuple[Pool, ...]:
     workload, seats = case.workload, evaluate_occupancy(case, state, candidate, candidate.batch)
     server = Pool(
         role="serve" if prefill is None else "decode",
@@ -373,12 +379,12 @@ def _pools(case: Case, candidate: Candidate, state: State, prefill: Prefill | No
     return first, server
 
 
-def _transfer(case: Case, candidate: Candidate, rate: Number) -> float:
+def _transfer(case: PlanProblem, candidate: Candidate, rate: Number) -> float:
     layout = candidate.prefill_layout
     return 0.0 if layout is None else float(moving(case, layout).seconds(rate / layout.replicas))
 
 
-def _point(case: Case, candidate: Candidate) -> Point:
+def _point(case: PlanProblem, candidate: Candidate) -> Point:
     _, _, figures = _figures(case, candidate)
     return Point(
         mode=candidate.mode,
@@ -391,7 +397,7 @@ def _point(case: Case, candidate: Candidate) -> Point:
     )
 
 
-def _front(case: Case, tables: list[Table]) -> tuple[Point, ...]:
+def _front(case: PlanProblem, tables: list[Table]) -> tuple[Point, ...]:
     """Return the candidates that no other beats in speed and throughput, fastest first, whatever the speed limit."""
     speeds, rates, starts = [], [], [0]
     for table in tables:

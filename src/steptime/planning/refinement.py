@@ -14,13 +14,13 @@ import numpy as np
 
 from steptime.number_checks import Array, Number, as_whole, distinct
 from steptime.physics.layout import Layout, shaped, stacked
-from steptime.planning.admission import Seating, open_seats, seated
+from steptime.planning.admission import Occupancy, capped_occupancy, uncapped_occupancy
 from steptime.planning.pd_matching import UNKNOWN
 from steptime.planning.plan_problem import (
     AGGREGATED,
     DISAGGREGATED,
     Candidate,
-    Case,
+    PlanProblem,
     decoding,
     evaluate_prefill,
     evaluate_state,
@@ -57,7 +57,7 @@ BATCH_FACTORS = np.sort([*FAR, *CLOSE])  # the batch itself among them
 NEXT = np.arange(-3.0, 7.0)  # whole sequences of a group beside a batch that is looked at closer
 
 
-def within(case: Case, state: State, seats: Seating, layout: Layout, reader: Layout | None) -> Number:
+def within(case: PlanProblem, state: State, seats: Occupancy, layout: Layout, reader: Layout | None) -> Number:
     """Whether a state of `layout` is where it has to be and fits; `reader`: of the pool that reads its prompts, if another."""
     tpot, ttft = effective_targets(case, layout, reader, state.input_share)
     return (state.tpot <= tpot) & (state.ttft + seats.wait <= ttft) & seats.memory.fits & (state.utilisation <= MOST_UTILISED)
@@ -71,7 +71,7 @@ class Peak(NamedTuple):
     candidate: Candidate
 
 
-def refined(case: Case, candidate: Candidate) -> Peak:
+def refined(case: PlanProblem, candidate: Candidate) -> Peak:
     """Return the candidate with the batch and the chunk that serve most; as it is where none keeps the limits.
 
     Of batches that cost the same to within a quarter of a percent, the fastest for the user; so does `best` of layouts.
@@ -139,7 +139,7 @@ def _with_less(batch: Array, unit: Number) -> Array:
 
 
 def _load(tpot: Array, batch: Array) -> Array:
-    """Return `load_of` of batches of the last axis, those `_with_less` as loaded as the whole ones: tpot [s] has both."""
+    """Return `load_shares` of batches of the last axis, those `_with_less` as loaded as the whole ones: tpot [s] has both."""
     load = load_shares(tpot[..., : batch.shape[-1]], batch)
     return load if tpot.shape[-1] == batch.shape[-1] else np.concatenate([load, load], axis=-1)
 
@@ -179,7 +179,7 @@ def _closer(middle: Array, unit: Array) -> Array:
     return rounded
 
 
-def planned_prefill(case: Case, candidate: Candidate, tpot: Number) -> Prefill | None:
+def planned_prefill(case: PlanProblem, candidate: Candidate, tpot: Number) -> Prefill | None:
     """Return the prefill pool of a candidate, as busy as its aim for the first token lets it be; tpot [s] of decode."""
     reader = candidate.prefill_layout
     return evaluate_prefill(
@@ -187,15 +187,15 @@ def planned_prefill(case: Case, candidate: Candidate, tpot: Number) -> Prefill |
     )
 
 
-def evaluate_occupancy(case: Case, state: State, candidate: Candidate, batch: Number) -> Seating:
+def evaluate_occupancy(case: PlanProblem, state: State, candidate: Candidate, batch: Number) -> Occupancy:
     """Return how many of `batch` sequences are in flight in a replica of the candidate, and whether requests wait for seats."""
     replicas = candidate.layout.replicas
     if candidate.mode == DISAGGREGATED:
-        return open_seats(state, batch, replicas)
-    return seated(case, state, batch, candidate.layout, effective_targets(case, candidate.layout, None, state.input_share)[1])
+        return uncapped_occupancy(state, batch, replicas)
+    return capped_occupancy(case, state, batch, candidate.layout, effective_targets(case, candidate.layout, None, state.input_share)[1])
 
 
-def decode_rate(case: Case, state: State, candidate: Candidate, batch: Number, seats: Seating) -> Number:
+def decode_rate(case: PlanProblem, state: State, candidate: Candidate, batch: Number, seats: Occupancy) -> Number:
     """Return the requests per second that all replicas which decode deliver, with `batch` sequences in each."""
     layout = candidate.layout
     if candidate.mode == DISAGGREGATED:
@@ -204,7 +204,7 @@ def decode_rate(case: Case, state: State, candidate: Candidate, batch: Number, s
     return rate
 
 
-def prefill_rate(case: Case, candidate: Candidate, prefill: Prefill) -> Number:
+def prefill_rate(case: PlanProblem, candidate: Candidate, prefill: Prefill) -> Number:
     """Return the most requests per second that all prefill replicas read within the limit, and that their links carry."""
     assert candidate.prefill_layout is not None
     rate_per_pool = np.minimum(prefill.rate * prefill.most_utilised, moving(case, candidate.prefill_layout).most)
@@ -212,7 +212,7 @@ def prefill_rate(case: Case, candidate: Candidate, prefill: Prefill) -> Number:
     return rate
 
 
-def matched_rate(case: Case, candidate: Candidate, state: State, prefill: Prefill | None) -> tuple[Number, Number]:
+def matched_rate(case: PlanProblem, candidate: Candidate, state: State, prefill: Prefill | None) -> tuple[Number, Number]:
     """Return the requests per second of the whole deployment, and how busy its prompt queue is."""
     rate = decode_rate(case, state, candidate, candidate.batch, evaluate_occupancy(case, state, candidate, candidate.batch))
     if prefill is None or candidate.prefill_layout is None:
@@ -221,13 +221,13 @@ def matched_rate(case: Case, candidate: Candidate, state: State, prefill: Prefil
     return rate, rate / (prefill.rate * candidate.prefill_layout.replicas)
 
 
-def served_by(case: Case, candidate: Candidate) -> float:
+def served_by(case: PlanProblem, candidate: Candidate) -> float:
     """Return the requests per second that a candidate serves."""
     state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
     return float(matched_rate(case, candidate, state, planned_prefill(case, candidate, state.tpot))[0])
 
 
-def first_token_of(case: Case, candidate: Candidate, state: State, prefill: Prefill | None, utilisation: Number) -> Number:
+def first_token_of(case: PlanProblem, candidate: Candidate, state: State, prefill: Prefill | None, utilisation: Number) -> Number:
     """Return the mean time to first token [s]: of a prompt read beside decode, or in a pool of its own at a utilisation."""
     layout = candidate.prefill_layout
     if prefill is None or layout is None:
@@ -239,7 +239,7 @@ def first_token_of(case: Case, candidate: Candidate, state: State, prefill: Pref
     )  # fmt: skip
 
 
-def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) -> list[Peak]:
+def best(case: PlanProblem, candidates: list[Candidate], finalists: int = FINALISTS) -> list[Peak]:
     """Refine the most promising of the candidates that differ in more than batch and chunk, and return them, the best first.
 
     Of candidates that cost the same to within a quarter of a percent, the fastest for the user comes first.
@@ -259,13 +259,13 @@ def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) ->
     return sorted(finalists_found, key=lambda peak: (peak.tpot, -peak.rate) if peak.rate >= enough else (np.inf, -peak.rate))
 
 
-def _promising(case: Case, candidates: Collection[Candidate], *, closer: bool) -> list[tuple[float, Candidate]]:
+def _promising(case: PlanProblem, candidates: Collection[Candidate], *, closer: bool) -> list[tuple[float, Candidate]]:
     """Return the most requests per second of each candidate with batches about its own, the best first."""
     peaks = [peak for mode in (AGGREGATED, DISAGGREGATED) for peak in _peaks(case, mode, candidates, closer=closer)]
     return sorted(peaks, key=lambda peak: -peak[0])
 
 
-def _peaks(case: Case, mode: str, candidates: Iterable[Candidate], *, closer: bool) -> list[tuple[float, Candidate]]:
+def _peaks(case: PlanProblem, mode: str, candidates: Iterable[Candidate], *, closer: bool) -> list[tuple[float, Candidate]]:
     """Return the most requests per second of each candidate of a mode about its batch, with any chunk, from one evaluation."""
     candidates_of_mode = [candidate for candidate in candidates if candidate.mode == mode]
     if not candidates_of_mode:
@@ -283,12 +283,12 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate], *, closer: bo
         state = aggregated(**arguments, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
         replicas = shaped(layout, 2).replicas
         aim = effective_targets(case, shaped(layout, 2), None, state.input_share)[1]
-        seats = seated(case, state, batch[:, :, None], shaped(layout, 2), aim)
+        seats = capped_occupancy(case, state, batch[:, :, None], shaped(layout, 2), aim)
         rate = state.rate * replicas * seats.share
         rate = np.where(readable(case.workload, sizes[None, None, :], shaped(layout, 2)), rate, 0.0)
     else:
         state = decoding(case, wide, batch)
-        seats = open_seats(state, batch, wide.replicas)
+        seats = uncapped_occupancy(state, batch, wide.replicas)
         readers = stacked(
             [candidate.prefill_layout for candidate in candidates_of_mode if candidate.prefill_layout is not None]
         )

@@ -16,7 +16,7 @@ from steptime.number_checks import Array, Number, single
 from steptime.physics.extrapolation import Distance, distances, widening
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import factors, has_range, latency_regime
-from steptime.planning.plan_problem import Case
+from steptime.planning.plan_problem import PlanProblem
 
 NORMAL: Final = NormalDist()
 EDGE: Final = NORMAL.inv_cdf(0.95)  # deviations at which a 90 % range ends
@@ -64,12 +64,12 @@ def likelihood(value: float, limits: tuple[float, float] | None, limit: float) -
     return NORMAL.cdf(EDGE * away / side)
 
 
-def extrapolation_flags(case: Case, layout: Layout, reader: Layout | None) -> tuple[tuple[Distance, Array], ...]:
+def extrapolation_flags(case: PlanProblem, layout: Layout, reader: Layout | None) -> tuple[tuple[Distance, Array], ...]:
     """Return in which ways candidates are unlike what was measured; their layouts may hold arrays, `reader` reads prompts."""
     return distances(case.engine, case.system, layout, reader, drafts=bool(case.drafting.drafts))
 
 
-def effective_targets(case: Case, layout: Layout, reader: Layout | None, prompts: Number = 0.0) -> tuple[Number, Number]:
+def effective_targets(case: PlanProblem, layout: Layout, reader: Layout | None, prompts: Number = 0.0) -> tuple[Number, Number]:
     """Return where TPOT and TTFT have to be [s]: below the limits by what the range at `case.sure` holds above a figure.
 
     prompts: share of a token's time that goes to others' prompts. `case.aim` sets right what is known of a candidate alone.

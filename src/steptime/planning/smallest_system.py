@@ -14,7 +14,7 @@ from steptime.models.model import Model, weight_bytes
 from steptime.physics.chip_memory import activations_per_chip, cache_per_sequence, weights_per_chip
 from steptime.physics.engine import engine_for
 from steptime.physics.layout import stacked
-from steptime.planning.plan_problem import Case
+from steptime.planning.plan_problem import PlanProblem
 from steptime.planning.plan_search import fitting, prefill_room
 from steptime.planning.workload import Slo, Workload
 
@@ -52,7 +52,7 @@ def _holds(model: Model, system: System, chips: int) -> bool:
     """Whether some layout leaves room for a request, and for the prompt tokens that a step reads of it."""
     context = min(REQUEST, model.max_context)
     request = Workload(input_tokens=1, output_tokens=1)
-    case = Case(model=model, system=system, workload=request, slo=Slo(), chips=chips, engine=engine_for(system, None))
+    case = PlanProblem(model=model, system=system, workload=request, slo=Slo(), chips=chips, engine=engine_for(system, None))
     layouts = fitting(case)
     if not layouts:
         return False

@@ -3,7 +3,7 @@ r"""Steady states of a deployment: what a replica delivers when requests keep co
 **Aggregated.** A token is made among $B$ sequences; each request lives for $O - 1$ steps, so that a step brings $B/(O-1)$ new
 requests and their prompts. An attention group reads prompts in chunks of $c$ tokens beside its decode batch; a step brings
 $a = B n/(O-1)$ of them, $n$ to a prompt. Experts synchronise the groups in every layer, so that a step is slow when any group
-reads: a share $1 - u$ of steps, which `reading.reading` finds, and
+reads: a share $1 - u$ of steps, which `mixed_step_stats` finds, and
 
 $$ t = u\, t_{decode} + (1 - u)\, t_{mixed}, \qquad t_{mixed} = t(a / (1 - u)) $$
 
@@ -37,7 +37,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import cache_moved, drafted_memory, drafted_step
 from steptime.physics.step import Step
 from steptime.planning.batch_queue import queue_wait
-from steptime.planning.chunked_prefill import read_beside, reading
+from steptime.planning.chunked_prefill import interleaved_prefill_share, mixed_step_stats
 from steptime.planning.speculative_config import NONE, Speculation, decode_steps, step_yield
 from steptime.planning.workload import Workload
 
@@ -158,15 +158,15 @@ def aggregated(
         prefix = longest_prefix(workload, tokens, reads)
         return drafted_step(model, system, prompts=reads, tokens=tokens, prefix=prefix, **arguments, parts=np.ndim(coming) == 0)
 
-    def beside(read: Step) -> tuple[Array, Array]:
+    def single_slot_load(mixed_step: Step) -> tuple[Array, Array]:
         """Return the share of steps that read where one prompt is read at once, as tokens see it, and the load of all steps."""
-        times: list[Any] = [decode_sequences, steps, chunks, decode_only.total, read.total, layout.replicas, slots, coming]
+        times: list[Any] = [decode_sequences, steps, chunks, decode_only.total, mixed_step.total, layout.replicas, slots, coming]
         *samples, at_once, load = np.broadcast_arrays(*times)
         is_single = at_once <= 1
         observed, load = np.ones(load.shape), load.copy()
         if np.any(is_single):
             *arguments, replicas = (x[is_single] for x in samples)
-            observed[is_single], load[is_single] = read_beside(*arguments, replicas=replicas)
+            observed[is_single], load[is_single] = interleaved_prefill_share(*arguments, replicas=replicas)
         return observed, load
 
     if quick or not np.any(np.asarray(slots) > 1):
@@ -175,8 +175,8 @@ def aggregated(
         extra_per_chunk = np.where(
             np.asarray(layout.dp) == 1, (first.total - decode_only.total) / reads, 0.0
         )  # groups read side by side
-        observed, load = beside(first)
-        found = reading(
+        observed, load = single_slot_load(first)
+        mixed_stats = mixed_step_stats(
             load,
             slots,
             chunks,
@@ -185,17 +185,17 @@ def aggregated(
             extra_per_chunk,
             replicas=layout.replicas,
         )
-        seconds = found.slow
+        seconds = mixed_stats.slow
     else:
         is_single = slow(1.0)
-        observed, load = beside(is_single)
-        found = reading(load, slots, chunks, decode_only.total, is_single.total, 0.0, replicas=layout.replicas)
-        reads = np.minimum(found.reads, slots)
+        observed, load = single_slot_load(is_single)
+        mixed_stats = mixed_step_stats(load, slots, chunks, decode_only.total, is_single.total, 0.0, replicas=layout.replicas)
+        reads = np.minimum(mixed_stats.reads, slots)
         extra_per_chunk = np.where(reads > 1, (slow(reads).total - is_single.total) / np.maximum(reads - 1, 1e-9), 0.0)
-        found = reading(load, slots, chunks, decode_only.total, is_single.total, extra_per_chunk, replicas=layout.replicas)
-        first = slow(np.minimum(found.reads, slots))  # all chunks that come are read: reads x slow steps
+        mixed_stats = mixed_step_stats(load, slots, chunks, decode_only.total, is_single.total, extra_per_chunk, replicas=layout.replicas)
+        first = slow(np.minimum(mixed_stats.reads, slots))  # all chunks that come are read: reads x slow steps
         seconds = first.total
-    quiet = np.where(np.asarray(slots) > 1, found.quiet, 1 - observed)
+    quiet = np.where(np.asarray(slots) > 1, mixed_stats.quiet, 1 - observed)
 
     def mean(a: Array, b: Array) -> Array:
         mixed: Array = quiet * a + (1 - quiet) * b
@@ -219,12 +219,12 @@ def aggregated(
     return State(
         tpot=tpot,
         ttft=np.asarray(
-            ttft_seen(workload, found.wait + found.service + (first.latency - first.total), tpot, layout, engine, speculation)
+            ttft_seen(workload, mixed_stats.wait + mixed_stats.service + (first.latency - first.total), tpot, layout, engine, speculation)
         ),
         rate=np.asarray(batch / (steps * step)),
-        utilisation=found.utilisation,
+        utilisation=mixed_stats.utilisation,
         quiet=quiet,
-        reads=found.reads,
+        reads=mixed_stats.reads,
         input_share=(1 - quiet) * (seconds - decode_only.total) / step,
         seats=seats,
         growing=growing,

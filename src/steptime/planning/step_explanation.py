@@ -53,14 +53,14 @@ def explain_step(
     drafts: tokens that are drafted in the step; their passes have a line each.
     """
     step, entries = ledger_of_step(model, system, sizes, layout=layout, engine=engine)
-    found: dict[tuple[str, str, str], list[float]] = {}
+    totals: dict[tuple[str, str, str], list[float]] = {}
     for entry in entries:
         if float(entry.seconds) > 0:
-            many = found.setdefault((entry.term, _name(entry, layout), _once(entry, system, engine)), [0.0, 0.0])
-            many[0] += float(np.asarray(entry.count))
-            many[1] += float(entry.counted)
+            sums = totals.setdefault((entry.term, _name(entry, layout), _once(entry, system, engine)), [0.0, 0.0])
+            sums[0] += float(np.asarray(entry.count))
+            sums[1] += float(entry.counted)
     order = {term: position for position, term in enumerate(step.terms)}
-    lines = [_line(term, name, once, count, seconds) for (term, name, once), (count, seconds) in found.items()]
+    lines = [_line(term, name, once, count, seconds) for (term, name, once), (count, seconds) in totals.items()]
     lines.sort(key=lambda line: (order[line.term], -line.seconds))
     lines = [replace(line, formula=line.formula + _slower(system, engine)) for line in lines]
     pass_sizes: dict[str, Any] = {"batch": 0, "context": 0, "prompts": 0, "tokens": 0, "prefix": 0, **sizes}

@@ -155,7 +155,7 @@ def cost_on(
         slo,
         chips=chips_of(system),
         engine=engine,
-        levers=False,
+        alternatives=False,
         elasticities=False,
         diagnostics=False,
     )

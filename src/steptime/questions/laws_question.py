@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Final
 
 from steptime.questions.declaration import Reader, bind, count, question_of_result, read_answers, text
-from steptime.scaling.law_comparison import Losses, losses_of
+from steptime.scaling.law_comparison import Losses, predict_losses
 from steptime.scaling.scaling_laws import load_law
 
 LOSS_GROUP = "A loss"
@@ -30,7 +30,7 @@ def solve(values: Mapping[str, Any]) -> Losses:
         values: values of `LossInputs` by name.
     """
     inputs = bind(LossInputs, values, "laws")
-    return losses_of([load_law(inputs.name, inputs.catalog)], inputs.params, inputs.tokens)
+    return predict_losses([load_law(inputs.name, inputs.catalog)], inputs.params, inputs.tokens)
 
 
 def _of_law(name: str) -> Any:

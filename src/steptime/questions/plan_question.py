@@ -188,7 +188,7 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
         drafts=read_drafts(inputs.drafts),
         acceptance=inputs.acceptance,
         electricity=inputs.electricity,
-        levers=diagnostics,
+        alternatives=diagnostics,
         elasticities=diagnostics,
     )
 

@@ -18,7 +18,7 @@ from steptime.errors import InputError
 from steptime.number_checks import Array, Number, positive
 from steptime.result_base import Result, in_words, unit
 from steptime.scaling.law_forms import clark_equivalent, split_of_compute
-from steptime.scaling.scaling_laws import Law, LawLike, drawn, load_law, loss, tokens_for
+from steptime.scaling.scaling_laws import Law, LawLike, load_law, loss, sample_constants, tokens_for
 from steptime.units import show
 
 SMALLEST, LARGEST_SIZE = 1e3, 1e15  # parameters that are looked at
@@ -60,38 +60,38 @@ def least(
     costs = np.broadcast_to(cost(np.exp(grid)), (GRID, *shape))
     best = np.argmin(np.where(np.isnan(costs), np.inf, costs), axis=0)
     nodes = grid.ravel()
-    left, right = nodes[np.maximum(best - 1, 0)], nodes[np.minimum(best + 1, GRID - 1)]
+    low_log, high_log = nodes[np.maximum(best - 1, 0)], nodes[np.minimum(best + 1, GRID - 1)]
     for _ in range(TURNS):
-        inner, outer = right - GOLDEN * (right - left), left + GOLDEN * (right - left)
+        inner, outer = high_log - GOLDEN * (high_log - low_log), low_log + GOLDEN * (high_log - low_log)
         lower, upper = cost(np.exp(inner)), cost(np.exp(outer))
         keep = (lower < upper) & np.isfinite(lower)  # what cannot be lies to the left: too small for the loss
-        left, right = np.where(keep, left, inner), np.where(keep, outer, right)
-    return np.asarray(np.exp((left + right) / 2))
+        low_log, high_log = np.where(keep, low_log, inner), np.where(keep, outer, high_log)
+    return np.asarray(np.exp((low_log + high_log) / 2))
 
 
-def optimal(law: LawLike, compute: Number, **more: Number) -> Split:
+def optimal(law: LawLike, compute: Number, **inputs: Number) -> Split:
     """Return the parameters and tokens of least loss for a training compute 6 N D [FLOP]; broadcasts.
 
-    more: as of `laws.loss`.
+    inputs: as of `laws.loss`.
 
     >>> best = optimal("hoffmann-tex", 5.76e23)
     >>> round(float(best.params) / 1e9, 1), round(float(best.tokens / best.params))
     (40.3, 59)
     """
-    found = load_law(law)
+    scaling_law = load_law(law)
     budget = np.asarray(positive("compute", compute), dtype=float)
-    if found.form != "split" and not found.tells_loss:
-        tokens_for(found, 1e9, 3.0, **more)  # says why it tells no loss from tokens
-    if found.form == "split":
-        params, tokens = split_of_compute(found.constants, budget)
-        return Split(law=found.name, compute=compute, params=params, tokens=tokens, loss=np.nan)
-    if found.form == "additive" and not found.lacks:
-        params = _closed(found, budget)
+    if scaling_law.form != "split" and not scaling_law.tells_loss:
+        tokens_for(scaling_law, 1e9, 3.0, **inputs)  # says why it tells no loss from tokens
+    if scaling_law.form == "split":
+        params, tokens = split_of_compute(scaling_law.constants, budget)
+        return Split(law=scaling_law.name, compute=compute, params=params, tokens=tokens, loss=np.nan)
+    if scaling_law.form == "additive" and not scaling_law.lacks:
+        params = _closed(scaling_law, budget)
     else:
-        shape = np.broadcast(budget, *found.constants.values(), *more.values()).shape
-        params = least(lambda n: np.asarray(loss(found, n, np.maximum(budget / (TRAINING_FLOP * n), 1e-9), **more)), shape)
+        shape = np.broadcast(budget, *scaling_law.constants.values(), *inputs.values()).shape
+        params = least(lambda n: np.asarray(loss(scaling_law, n, np.maximum(budget / (TRAINING_FLOP * n), 1e-9), **inputs)), shape)
     tokens = budget / (TRAINING_FLOP * params)
-    return Split(law=found.name, compute=compute, params=params, tokens=tokens, loss=loss(found, params, tokens, **more))
+    return Split(law=scaling_law.name, compute=compute, params=params, tokens=tokens, loss=loss(scaling_law, params, tokens, **inputs))
 
 
 def _closed(law: Law, compute: Array) -> Array:
@@ -101,28 +101,28 @@ def _closed(law: Law, compute: Array) -> Array:
     return np.asarray(split * (compute / TRAINING_FLOP) ** (beta / (alpha + beta)))
 
 
-def size_for(law: LawLike, at_loss: Number, tokens: Number, **more: Number) -> Array:
+def size_for(law: LawLike, at_loss: Number, tokens: Number, **inputs: Number) -> Array:
     """Return the parameters at which models of so many tokens have a loss; infinite where none do.
 
     >>> float(f"{size_for('hoffmann', 1.9365, 1.4e12):.3g}")
     70400000000.0
     """
-    found = load_law(law)
-    shape = np.broadcast(at_loss, tokens, *found.constants.values(), *more.values()).shape
+    scaling_law = load_law(law)
+    shape = np.broadcast(at_loss, tokens, *scaling_law.constants.values(), *inputs.values()).shape
     low, high = np.full(shape, np.log(SMALLEST)), np.full(shape, np.log(LARGEST_SIZE))
     for _ in range(60):
         middle = (low + high) / 2
-        enough = np.asarray(loss(found, np.exp(middle), tokens, **more)) <= at_loss
+        enough = np.asarray(loss(scaling_law, np.exp(middle), tokens, **inputs)) <= at_loss
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    return np.where(np.asarray(loss(found, LARGEST_SIZE, tokens, **more)) <= at_loss, np.exp(high), np.inf)
+    return np.where(np.asarray(loss(scaling_law, LARGEST_SIZE, tokens, **inputs)) <= at_loss, np.exp(high), np.inf)
 
 
 def equivalent_dense(
-    law: LawLike, active: Number, experts: Number = 1.0, *, tokens: Number | None = None, **more: Number
+    law: LawLike, active: Number, experts: Number = 1.0, *, tokens: Number | None = None, **inputs: Number
 ) -> Array:
     """Return the dense parameters of the same loss as a mixture of experts; broadcasts.
 
-    active: parameters that a token passes through; tokens: that both are trained on, which laws but Clark's need; more: as of
+    active: parameters that a token passes through; tokens: that both are trained on, which laws but Clark's need; inputs: as of
     `laws.loss` (`granularity`, `sparsity`).
 
     >>> round(float(equivalent_dense("clark-s-base", 370e6, 64)) / 1e9, 2)
@@ -130,29 +130,29 @@ def equivalent_dense(
     >>> round(float(equivalent_dense("ludziejewski", 1e9, 32, tokens=1e12)) / 1e9, 2)
     3.06
     """
-    found = load_law(law)
-    if not {"experts", "sparsity"} & set(found.kind.takes):
-        raise InputError(f"{found.name} knows nothing of experts; clark-s-base, krajewski, ludziejewski and abnar do")
-    if found.form == "routed":
+    scaling_law = load_law(law)
+    if not {"experts", "sparsity"} & set(scaling_law.kind.takes):
+        raise InputError(f"{scaling_law.name} knows nothing of experts; clark-s-base, krajewski, ludziejewski and abnar do")
+    if scaling_law.form == "routed":
         checked = np.asarray(positive("active parameters", active), dtype=float)
-        return clark_equivalent(found.constants, checked, np.asarray(positive("experts", experts, least=1)))
+        return clark_equivalent(scaling_law.constants, checked, np.asarray(positive("experts", experts, least=1)))
     if tokens is None:
-        raise InputError(f"{found.name} tells the equivalent of a mixture for a number of tokens; give one")
-    inputs = dict(more)
-    if "experts" in found.kind.takes:
-        inputs["experts"] = experts
-    return size_for(found, loss(found, active, tokens, **inputs), tokens)
+        raise InputError(f"{scaling_law.name} tells the equivalent of a mixture for a number of tokens; give one")
+    mixture_inputs = dict(inputs)
+    if "experts" in scaling_law.kind.takes:
+        mixture_inputs["experts"] = experts
+    return size_for(scaling_law, loss(scaling_law, active, tokens, **mixture_inputs), tokens)
 
 
-def cost_at(law: LawLike, at_loss: Number, params: Number, served: Number, **more: Number) -> Array:
+def cost_at(law: LawLike, at_loss: Number, params: Number, served: Number, **inputs: Number) -> Array:
     r"""Return the FLOP of training and serving at equal loss: $6 N D(N) + 2 N D_s$, in FLOP of training; infinite if too small.
 
     served: tokens that are served, times what a token costs over one of training at the same parameters ($\eta$).
     """
-    return np.asarray(params * (TRAINING_FLOP * tokens_for(law, params, at_loss, **more) + 2.0 * np.asarray(served)))
+    return np.asarray(params * (TRAINING_FLOP * tokens_for(law, params, at_loss, **inputs) + 2.0 * np.asarray(served)))
 
 
-def cheapest(law: LawLike, at_loss: Number, served: Number, **more: Number) -> Array:
+def cheapest(law: LawLike, at_loss: Number, served: Number, **inputs: Number) -> Array:
     """Return the parameters at which training and serving cost least at equal loss; broadcasts.
 
     served: served tokens times eta, as of `cost_at`. The lecture's question, section 12: the loss of 100 B parameters on 200 T
@@ -162,9 +162,9 @@ def cheapest(law: LawLike, at_loss: Number, served: Number, **more: Number) -> A
     >>> round(float(cheapest("hoffmann", target, 3 * 200e12)) / 1e9, 1)
     104.9
     """
-    found = load_law(law)
-    shape = np.broadcast(at_loss, served, *found.constants.values(), *more.values()).shape
-    return least(lambda n: cost_at(found, at_loss, n, served, **more), shape)
+    scaling_law = load_law(law)
+    shape = np.broadcast(at_loss, served, *scaling_law.constants.values(), *inputs.values()).shape
+    return least(lambda n: cost_at(scaling_law, at_loss, n, served, **inputs), shape)
 
 
 DRAWS: Final = 400
@@ -179,19 +179,19 @@ def over_errors(law: Law, answer: Callable[[Law], dict[str, Number]], draws: int
     """
     if law.spread is None:
         return {}
-    figures = answer(drawn(law, draws))
+    figures = answer(sample_constants(law, draws))
     return {name: ends for name, values in figures.items() if (ends := _ends(np.asarray(values))) is not None}
 
 
 def _ends(values: Array) -> tuple[float, float] | None:
-    known = values[np.isfinite(values)]
-    if known.size < ENOUGH * values.size or known.size < 2:
+    finite_values = values[np.isfinite(values)]
+    if finite_values.size < ENOUGH * values.size or finite_values.size < 2:
         return None
-    low, high = np.quantile(known, QUANTILES)
+    low, high = np.quantile(finite_values, QUANTILES)
     return float(low), float(high)
 
 
 def over_laws(values: list[float]) -> tuple[float, float] | None:
     """Return the least and the largest of what several laws answer; None of one."""
-    known = [value for value in values if np.isfinite(value)]
-    return (min(known), max(known)) if len(known) > 1 else None
+    finite_values = [value for value in values if np.isfinite(value)]
+    return (min(finite_values), max(finite_values)) if len(finite_values) > 1 else None

@@ -19,7 +19,7 @@ from steptime.units import show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class LawPrediction:
     """A model by a law."""
 
     law: str = field(metadata=unit("", "the law"))
@@ -44,58 +44,58 @@ class Losses(Tabular):
 
     params: float = field(metadata=unit("", "parameters of the model"))
     tokens: float = field(metadata=unit("tokens", "training tokens"))
-    losses: tuple[Told, ...] = field(metadata=unit("", "the model by each law"))
+    losses: tuple[LawPrediction, ...] = field(metadata=unit("", "the model by each law"))
 
     @property
     def words(self) -> str:
         """The losses in a sentence."""
-        known = [one.loss for one in self.losses if np.isfinite(one.loss)]
+        losses = [prediction.loss for prediction in self.losses if np.isfinite(prediction.loss)]
         model = f"{show(self.params)} parameters on {show(self.tokens)} tokens"
-        if not known:
-            return f"Of {model} no loss is told by {', '.join(one.law for one in self.losses)}"
-        if len(known) == 1:
-            law = next(one.law for one in self.losses if np.isfinite(one.loss))
-            return f"{model} have a loss of {known[0]:.4f} nats a token by {law}"
-        return f"{model} have a loss of {min(known):.2f} to {max(known):.2f} nats a token, by {len(known)} laws"
+        if not losses:
+            return f"Of {model} no loss is told by {', '.join(prediction.law for prediction in self.losses)}"
+        if len(losses) == 1:
+            law = next(prediction.law for prediction in self.losses if np.isfinite(prediction.loss))
+            return f"{model} have a loss of {losses[0]:.4f} nats a token by {law}"
+        return f"{model} have a loss of {min(losses):.2f} to {max(losses):.2f} nats a token, by {len(losses)} laws"
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the losses in a sentence, and each."""
-        return self.words, {one.law: f"{one.loss:.4f} nats/token" for one in self.losses if np.isfinite(one.loss)}
+        return self.words, {prediction.law: f"{prediction.loss:.4f} nats/token" for prediction in self.losses if np.isfinite(prediction.loss)}
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each law."""
-        columns = table_of(Told, self.losses)
+        columns = table_of(LawPrediction, self.losses)
         columns.pop("beyond")
         return columns
 
 
-def losses_of(laws: Iterable[Law], params: float, tokens: float) -> Losses:
+def predict_losses(laws: Iterable[Law], params: float, tokens: float) -> Losses:
     """Return what each law says of a dense model of some parameters on some tokens.
 
     >>> from steptime.scaling.scaling_laws import load_law
-    >>> told = losses_of([load_law("epoch")], 70e9, 1.4e12).losses[0]
-    >>> round(told.loss, 3), round(told.over_own, 2)
+    >>> prediction = predict_losses([load_law("epoch")], 70e9, 1.4e12).losses[0]
+    >>> round(prediction.loss, 3), round(prediction.over_own, 2)
     (1.974, 1.09)
     """
-    size, read = float(positive("parameters", params)), float(positive("tokens", tokens))
-    return Losses(params=size, tokens=read, losses=tuple(_of(law, size, read) for law in laws))
+    size, token_count = float(positive("parameters", params)), float(positive("tokens", tokens))
+    return Losses(params=size, tokens=token_count, losses=tuple(_predict_loss(law, size, token_count) for law in laws))
 
 
-def _of(law: Law, params: float, tokens: float) -> Told:
+def _predict_loss(law: Law, params: float, tokens: float) -> LawPrediction:
     compute = TRAINING_FLOP * params * tokens
-    at = {"loss": np.nan, "over_own": np.nan, "best_params": np.nan, "best_tokens": np.nan, "best_loss": np.nan}
+    figures = {"loss": np.nan, "over_own": np.nan, "best_params": np.nan, "best_tokens": np.nan, "best_loss": np.nan}
     far = beyond(law, params=params, tokens=tokens, ratio=tokens / params, compute=compute)
     reason = "the best split of compute alone" if law.form == "split" else ""
     try:
         if law.form == "split" or law.tells_loss:
             best = optimal(law, compute)
-            at |= {"best_params": float(best.params), "best_tokens": float(best.tokens), "best_loss": float(best.loss)}
+            figures |= {"best_params": float(best.params), "best_tokens": float(best.tokens), "best_loss": float(best.loss)}
         if law.tells_loss:
-            at["over_own"] = tokens / float(own_tokens(law, params))
+            figures["over_own"] = tokens / float(own_tokens(law, params))
         if law.form != "split":
-            at["loss"] = float(np.asarray(loss(law, params, tokens)))
+            figures["loss"] = float(np.asarray(loss(law, params, tokens)))
     except InputError as problem:
         reason = "its constants are not known" if law.lacks else str(problem).removeprefix(f"{law.name} ").partition(":")[0]
         far = {}
     over = float(overtraining(tokens, params))
-    return Told(law=law.name, grade=law.grade, over_chinchilla=over, beyond=far, reason=reason, **at)
+    return LawPrediction(law=law.name, grade=law.grade, over_chinchilla=over, beyond=far, reason=reason, **figures)

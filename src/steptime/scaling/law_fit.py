@@ -67,31 +67,31 @@ def refit(
 
     bootstraps: how often the points are drawn anew with repetition. start: constants near the minimum, in place of the grid.
     """
-    given = [np.asarray(positive(name, np.asarray(values, dtype=float))) for name, values in
+    observations = [np.asarray(positive(name, np.asarray(values, dtype=float))) for name, values in
              (("parameters", params), ("tokens", tokens), ("losses", losses))]  # fmt: skip
-    sizes = {values.size for values in given}
-    if len(sizes) > 1 or given[0].ndim != 1 or given[0].size < FEWEST:
+    sizes = {values.size for values in observations}
+    if len(sizes) > 1 or observations[0].ndim != 1 or observations[0].size < FEWEST:
         raise RangeError(f"a fit needs parameters, tokens and losses of the same {FEWEST} runs or more, one a run")
-    logs = np.log(np.stack(given))
+    logs = np.log(np.stack(observations))
     middle = logs.mean(axis=1)
     logs[:2] -= middle[:2, None]  # so that a term and its exponent are fitted apart: L-BFGS takes a tenth of the steps
     starts = _starts(logs, middle) if start is None else iter([_shifted(_of_constants(start), middle)])
     fitted, least = _least(logs, starts)
-    made = list(_resampled(logs, fitted, bootstraps, np.random.default_rng(seed)))
-    found = _shifted(fitted, -middle)
-    drawn = _shifted(np.array(made).reshape(bootstraps, len(NAMES)).T, -middle).T
-    every = _constants(drawn.T)
+    bootstrap_fits = list(_resampled(logs, fitted, bootstraps, np.random.default_rng(seed)))
+    estimate = _shifted(fitted, -middle)
+    bootstrap_estimates = _shifted(np.array(bootstrap_fits).reshape(bootstraps, len(NAMES)).T, -middle).T
+    every = _constants(bootstrap_estimates.T)
     ends = {name: np.quantile(values, QUANTILES) if bootstraps else np.full(2, np.nan) for name, values in every.items()}
     return Refit(
-        constants={name: float(value) for name, value in _constants(found).items()},
+        constants={name: float(value) for name, value in _constants(estimate).items()},
         errors={name: float(np.std(values, ddof=1)) if bootstraps > 1 else np.nan for name, values in every.items()},
         low={name: float(pair[0]) for name, pair in ends.items()},
         high={name: float(pair[1]) for name, pair in ends.items()},
         huber=least,
-        points=given[0].size,
+        points=observations[0].size,
         bootstraps=bootstraps,
-        deviations=tuple(np.std(drawn, axis=0, ddof=1).tolist()) if bootstraps > 1 else (),
-        correlations=tuple(map(tuple, np.corrcoef(drawn.T).tolist())) if bootstraps > len(NAMES) else (),
+        deviations=tuple(np.std(bootstrap_estimates, axis=0, ddof=1).tolist()) if bootstraps > 1 else (),
+        correlations=tuple(map(tuple, np.corrcoef(bootstrap_estimates.T).tolist())) if bootstraps > len(NAMES) else (),
     )
 
 
@@ -101,9 +101,9 @@ def without_highest(losses: Array, count: int = 5) -> Array:
     >>> without_highest(np.array([3.0, 9.0, 2.0]), 1).tolist()
     [True, False, True]
     """
-    kept = np.ones(len(losses), dtype=bool)
-    kept[np.argsort(losses)[len(losses) - count :]] = False
-    return kept
+    mask = np.ones(len(losses), dtype=bool)
+    mask[np.argsort(losses)[len(losses) - count :]] = False
+    return mask
 
 
 def huber(differences: Number, delta: Number = DELTA) -> Number:
@@ -131,17 +131,17 @@ def _value_and_slope(fitted: Array, logs: Array) -> tuple[float, Array]:
     terms = np.stack([a - alpha * params, b - beta * tokens, np.full_like(params, e)])
     top = terms.max(axis=0)
     parts = np.exp(terms - top)
-    whole = parts.sum(axis=0)
-    difference = top + np.log(whole) - losses
-    pull = np.clip(difference, -DELTA, DELTA) * (parts / whole)
+    total = parts.sum(axis=0)
+    difference = top + np.log(total) - losses
+    pull = np.clip(difference, -DELTA, DELTA) * (parts / total)
     slope = np.array([pull[0].sum(), pull[1].sum(), pull[2].sum(), -(pull[0] @ params), -(pull[1] @ tokens)])
     return float(np.sum(huber(difference))), slope
 
 
-def _shifted(fitted: Array, by: Array) -> Array:
-    """Return constants for logarithms of parameters and tokens that are smaller by `by`."""
+def _shifted(fitted: Array, shift: Array) -> Array:
+    """Return constants for logarithms of parameters and tokens that are smaller by `shift`."""
     a, b, e, alpha, beta = fitted
-    return np.stack([a - alpha * by[0], b - beta * by[1], e, alpha, beta])
+    return np.stack([a - alpha * shift[0], b - beta * shift[1], e, alpha, beta])
 
 
 def _starts(logs: Array, middle: Array) -> Iterator[Array]:
@@ -153,8 +153,8 @@ def _starts(logs: Array, middle: Array) -> Iterator[Array]:
 
 def _least(logs: Array, starts: Iterator[Array]) -> tuple[Array, float]:
     """Return the lowest of the minima that the starts lead to, and its value."""
-    found = [_minimise(logs, start) for start in starts]
-    best = min(found, key=lambda one: one.fun)
+    minima = [_minimise(logs, start) for start in starts]
+    best = min(minima, key=lambda minimum: minimum.fun)
     return np.asarray(best.x), float(best.fun)
 
 
@@ -167,9 +167,9 @@ def _minimise(logs: Array, start: Array) -> Any:
     return minimize(_value_and_slope, start, args=(logs,), jac=True, method="L-BFGS-B", options=options)
 
 
-def _resampled(logs: Array, found: Array, count: int, random: np.random.Generator) -> Iterator[Array]:
+def _resampled(logs: Array, fitted: Array, count: int, random: np.random.Generator) -> Iterator[Array]:
     """Yield the fits to points drawn anew, each from the fit to all of them."""
     points = logs.shape[1]
     for _ in range(count):
-        drawn = logs[:, random.integers(0, points, points)]
-        yield _minimise(drawn, found).x
+        sample = logs[:, random.integers(0, points, points)]
+        yield _minimise(sample, fitted).x

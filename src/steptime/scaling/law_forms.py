@@ -21,13 +21,13 @@ import numpy as np
 from steptime.number_checks import Array, Number
 
 Constants: TypeAlias = Mapping[str, Number]
-MOST: Final = 1e30  # tokens that are looked at
+MAX_TOKENS: Final = 1e30  # tokens that are looked at
 HALVINGS: Final = 60  # of that range in logarithms, down to the last digits
 ADDITIVE: Final = ("E", "A", "B", "alpha", "beta")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class More:
+class LawInputs:
     """What a model is beside its size; sparsity: share of all parameters that a token leaves out; unique: tokens there are."""
 
     experts: Number = 1.0
@@ -41,15 +41,15 @@ class More:
 class Form:
     """A form: its formula, the constants that it needs, the further inputs that it takes, and its functions.
 
-    loss: of constants, parameters, tokens and `More`; tokens: of constants, parameters, loss and `More`, infinite where no
-    number of tokens reaches it; None of a form that knows no tokens.
+    loss: of constants, parameters, tokens and `LawInputs`; tokens: of constants, parameters, loss and `LawInputs`, infinite
+    where no number of tokens reaches it; None of a form that knows no tokens.
     """
 
     formula: str
     constants: tuple[str, ...]
     takes: tuple[str, ...] = ()
-    loss: Callable[[Constants, Number, Number, More], Number] | None = None
-    tokens: Callable[[Constants, Number, Number, More], Number] | None = None
+    loss: Callable[[Constants, Number, Number, LawInputs], Number] | None = None
+    tokens: Callable[[Constants, Number, Number, LawInputs], Number] | None = None
 
 
 def power_term(scale: Number, size: Number, exponent: Number) -> Number:
@@ -62,37 +62,37 @@ def power_term(scale: Number, size: Number, exponent: Number) -> Number:
     return term
 
 
-def left_for_tokens(scale: Number, exponent: Number, left: Number) -> Array:
-    """Return the tokens at which the term $B / D^\\beta$ is `left`; infinite where nothing is left.
+def left_for_tokens(scale: Number, exponent: Number, term: Number) -> Array:
+    """Return the tokens at which the term $B / D^\\beta$ is `term`; infinite where nothing is left.
 
     >>> [float(f"{x:.3g}") for x in left_for_tokens(410.7, 0.28, np.array([0.1, -0.1]))]
     [8040000000000.0, inf]
     """
-    room = np.asarray(left) > 0
+    room = np.asarray(term) > 0
     with np.errstate(over="ignore"):
-        return np.where(room, (np.asarray(scale) / np.where(room, left, 1.0)) ** (1 / np.asarray(exponent)), np.inf)
+        return np.where(room, (np.asarray(scale) / np.where(room, term, 1.0)) ** (1 / np.asarray(exponent)), np.inf)
 
 
-def _additive(c: Constants, params: Number, tokens: Number, _: More) -> Number:
+def _additive(c: Constants, params: Number, tokens: Number, _: LawInputs) -> Number:
     return c["E"] + power_term(c["A"], params, c["alpha"]) + power_term(c["B"], tokens, c["beta"])
 
 
-def _additive_tokens(c: Constants, params: Number, loss: Number, _: More) -> Number:
+def _additive_tokens(c: Constants, params: Number, loss: Number, _: LawInputs) -> Number:
     return left_for_tokens(c["B"], c["beta"], loss - c["E"] - power_term(c["A"], params, c["alpha"]))
 
 
-def effective(unique: Number, given: Number, half: Number) -> Array:
+def effective(unique: Number, total: Number, half: Number) -> Array:
     r"""Return what repeated tokens (or excess parameters) are worth in fresh ones: $U + U R^* (1 - e^{-R/R^*})$.
 
-    unique $U$, given $U (1 + R)$, half $R^*$: however many repeats, $U (1 + R^*)$ is the most. Muennighoff et al., equation 5.
+    unique $U$, total $U (1 + R)$, half $R^*$: however many repeats, $U (1 + R^*)$ is the most. Muennighoff et al., equation 5.
 
     >>> round(float(effective(100e9, 400e9, 15.387756)) / 1e9), float(effective(np.inf, 400e9, 15.387756)) / 1e9
     (373, 400.0)
     """
-    limited = np.asarray(given) > np.asarray(unique)
-    own = np.where(limited, unique, 1.0)
-    repeats = np.where(limited, given / own - 1, 0.0)
-    return np.where(limited, own * (1 - half * np.expm1(-repeats / half)), given)
+    limited = np.asarray(total) > np.asarray(unique)
+    base = np.where(limited, unique, 1.0)
+    repeats = np.where(limited, total / base - 1, 0.0)
+    return np.where(limited, base * (1 - half * np.expm1(-repeats / half)), total)
 
 
 def _best_for(c: Constants, unique: Number) -> Array:
@@ -106,48 +106,48 @@ def _repeated_params(c: Constants, params: Number, unique: Number) -> Array:
     return effective(_best_for(c, unique), params, c["R_N"])
 
 
-def _repeated(c: Constants, params: Number, tokens: Number, more: More) -> Number:
-    worth = _repeated_params(c, params, np.minimum(more.unique, tokens))
-    return _additive(c, worth, effective(more.unique, tokens, c["R_D"]), more)
+def _repeated(c: Constants, params: Number, tokens: Number, inputs: LawInputs) -> Number:
+    effective_params = _repeated_params(c, params, np.minimum(inputs.unique, tokens))
+    return _additive(c, effective_params, effective(inputs.unique, tokens, c["R_D"]), inputs)
 
 
-def _repeated_tokens(c: Constants, params: Number, loss: Number, more: More) -> Number:
+def _repeated_tokens(c: Constants, params: Number, loss: Number, inputs: LawInputs) -> Number:
     """Return the tokens: by bisection where tokens repeat or parameters are too many for them, as then their worth decays."""
-    plain = _additive_tokens(c, params, loss, more)
+    plain = _additive_tokens(c, params, loss, inputs)
     none = np.isinf(plain)
-    if np.all(none | ((plain <= more.unique) & (params <= _best_for(c, np.where(none, 1.0, plain))))):
+    if np.all(none | ((plain <= inputs.unique) & (params <= _best_for(c, np.where(none, 1.0, plain))))):
         return plain
-    shape = np.broadcast(params, loss, more.unique, *c.values()).shape
-    low, high = np.zeros(shape), np.full(shape, np.log(MOST))
+    shape = np.broadcast(params, loss, inputs.unique, *c.values()).shape
+    low, high = np.zeros(shape), np.full(shape, np.log(MAX_TOKENS))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        enough = _repeated(c, params, np.exp(middle), more) <= loss
+        enough = _repeated(c, params, np.exp(middle), inputs) <= loss
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    return np.where(_repeated(c, params, MOST, more) <= loss, np.exp(high), np.inf)
+    return np.where(_repeated(c, params, MAX_TOKENS, inputs) <= loss, np.exp(high), np.inf)
 
 
-def _kaplan(c: Constants, params: Number, tokens: Number, _: More) -> Number:
+def _kaplan(c: Constants, params: Number, tokens: Number, _: LawInputs) -> Number:
     inner = (c["N_c"] / np.asarray(params, dtype=float)) ** (np.asarray(c["alpha_N"]) / c["alpha_D"]) + c["D_c"] / tokens
     return inner ** c["alpha_D"]
 
 
-def _kaplan_tokens(c: Constants, params: Number, loss: Number, _: More) -> Number:
+def _kaplan_tokens(c: Constants, params: Number, loss: Number, _: LawInputs) -> Number:
     size = (c["N_c"] / np.asarray(params, dtype=float)) ** (np.asarray(c["alpha_N"]) / c["alpha_D"])
-    left = np.asarray(loss, dtype=float) ** (1 / np.asarray(c["alpha_D"])) - size
-    return np.where(left > 0, c["D_c"] / np.where(left > 0, left, 1.0), np.inf)
+    data_term = np.asarray(loss, dtype=float) ** (1 / np.asarray(c["alpha_D"])) - size
+    return np.where(data_term > 0, c["D_c"] / np.where(data_term > 0, data_term, 1.0), np.inf)
 
 
-def _overtrained(c: Constants, params: Number, tokens: Number, _: More) -> Number:
+def _overtrained(c: Constants, params: Number, tokens: Number, _: LawInputs) -> Number:
     ratio = tokens / params
     compute = 6.0 * params * tokens
     return c["E"] + (c["a"] * ratio ** c["eta"] + c["b"] * ratio ** -c["eta"]) * compute ** -c["eta"]
 
 
-def _overtrained_tokens(c: Constants, params: Number, loss: Number, _: More) -> Number:
+def _overtrained_tokens(c: Constants, params: Number, loss: Number, _: LawInputs) -> Number:
     """Return the tokens: the form is the additive one with both exponents 2 eta, its terms (a, b) over 6 to the eta."""
     scale = 6.0 ** -c["eta"]
-    left = loss - c["E"] - power_term(c["a"] * scale, params, 2 * c["eta"])
-    return left_for_tokens(c["b"] * scale, 2 * c["eta"], left)
+    data_term = loss - c["E"] - power_term(c["a"] * scale, params, 2 * c["eta"])
+    return left_for_tokens(c["b"] * scale, 2 * c["eta"], data_term)
 
 
 def _narrow_params(c: Constants, params: Number, bits: Number) -> Number:
@@ -158,12 +158,12 @@ def _narrow_params(c: Constants, params: Number, bits: Number) -> Number:
     return params * share
 
 
-def _precision(c: Constants, params: Number, tokens: Number, more: More) -> Number:
-    return _additive(c, _narrow_params(c, params, more.bits), tokens, more)
+def _precision(c: Constants, params: Number, tokens: Number, inputs: LawInputs) -> Number:
+    return _additive(c, _narrow_params(c, params, inputs.bits), tokens, inputs)
 
 
-def _precision_tokens(c: Constants, params: Number, loss: Number, more: More) -> Number:
-    return _additive_tokens(c, _narrow_params(c, params, more.bits), loss, more)
+def _precision_tokens(c: Constants, params: Number, loss: Number, inputs: LawInputs) -> Number:
+    return _additive_tokens(c, _narrow_params(c, params, inputs.bits), loss, inputs)
 
 
 def reward(c: Constants, compute: Number) -> Number:
@@ -221,7 +221,7 @@ DENSE: Final[dict[str, Form]] = {
 }
 
 
-def saturated(experts: Number, start: Number, most: Number) -> Array:
+def saturated(experts: Number, start: Number, maximum: Number) -> Array:
     r"""Return experts as they count: $1/\hat E = 1 / (E - 1 + (1/E_{start} - 1/E_{max})^{-1}) + 1/E_{max}$.
 
     $E_{start}$ at one expert, never more than $E_{max}$. Clark et al. (arXiv 2202.01169), equation 12.
@@ -229,12 +229,12 @@ def saturated(experts: Number, start: Number, most: Number) -> Array:
     >>> [round(float(e), 3) for e in saturated(np.array([1.0, 64.0, 1e9]), 1.847, 314.478)]
     [1.847, 53.769, 314.478]
     """
-    shifted = np.asarray(experts) - 1 + 1 / (1 / np.asarray(start) - 1 / np.asarray(most))
-    return np.asarray(1 / (1 / shifted + 1 / np.asarray(most)))
+    shifted = np.asarray(experts) - 1 + 1 / (1 / np.asarray(start) - 1 / np.asarray(maximum))
+    return np.asarray(1 / (1 / shifted + 1 / np.asarray(maximum)))
 
 
-def _clark(c: Constants, params: Number, tokens: Number, more: More) -> Number:
-    size, experts = np.log10(params), np.log10(saturated(more.experts, c["E_start"], c["E_max"]))
+def _clark(c: Constants, params: Number, tokens: Number, inputs: LawInputs) -> Number:
+    size, experts = np.log10(params), np.log10(saturated(inputs.experts, c["E_start"], c["E_max"]))
     loss = c["a"] * size + c["b"] * experts + c["c"] * size * experts + c["d"]
     return np.asarray(10.0 ** (loss + np.zeros_like(tokens, dtype=float)))
 
@@ -248,9 +248,9 @@ def clark_equivalent(c: Constants, params: Number, experts: Number) -> Array:
     >>> round(float(clark_equivalent(s_base, 370e6, 64)) / 1e9, 2)
     1.37
     """
-    seen = saturated(experts, c["E_start"], c["E_max"])
-    slope, dense = (c["a"] + c["c"] * np.log10(e) for e in (seen, np.asarray(c["E_start"])))
-    return np.asarray(np.asarray(params, dtype=float) ** (slope / dense) * (seen / c["E_start"]) ** (c["b"] / dense))
+    effective_experts = saturated(experts, c["E_start"], c["E_max"])
+    slope, dense = (c["a"] + c["c"] * np.log10(e) for e in (effective_experts, np.asarray(c["E_start"])))
+    return np.asarray(np.asarray(params, dtype=float) ** (slope / dense) * (effective_experts / c["E_start"]) ** (c["b"] / dense))
 
 
 def vanishing_point(c: Constants) -> Number:
@@ -262,22 +262,22 @@ def vanishing_point(c: Constants) -> Number:
     return 10.0 ** (-np.asarray(c["b"]) / c["c"])
 
 
-def _granular_terms(c: Constants, params: Number, more: More) -> tuple[Number, Number, Number]:
+def _granular_terms(c: Constants, params: Number, inputs: LawInputs) -> tuple[Number, Number, Number]:
     """Return the term of size, and scale and exponent of that of tokens: of a mixture, or of a dense model at one expert."""
-    mixed = np.asarray(more.experts) > 1
+    mixed = np.asarray(inputs.experts) > 1
     total = params * np.where(mixed, c["total_of_active"], 1.0)
-    scale = np.where(mixed, c["g"] / np.asarray(more.granularity, dtype=float) ** c["gamma"] + c["a"], c["a_dense"])
+    scale = np.where(mixed, c["g"] / np.asarray(inputs.granularity, dtype=float) ** c["gamma"] + c["a"], c["a_dense"])
     size = power_term(scale, total, np.where(mixed, c["alpha"], c["alpha_dense"]))
     return size, np.where(mixed, c["b"], c["b_dense"]), np.where(mixed, c["beta"], c["beta_dense"])
 
 
-def _granular(c: Constants, params: Number, tokens: Number, more: More) -> Number:
-    size, scale, exponent = _granular_terms(c, params, more)
+def _granular(c: Constants, params: Number, tokens: Number, inputs: LawInputs) -> Number:
+    size, scale, exponent = _granular_terms(c, params, inputs)
     return c["c"] + size + power_term(scale, tokens, exponent)
 
 
-def _granular_tokens(c: Constants, params: Number, loss: Number, more: More) -> Number:
-    size, scale, exponent = _granular_terms(c, params, more)
+def _granular_tokens(c: Constants, params: Number, loss: Number, inputs: LawInputs) -> Number:
+    size, scale, exponent = _granular_terms(c, params, inputs)
     return left_for_tokens(scale, exponent, loss - c["c"] - size)
 
 
@@ -289,35 +289,35 @@ def reduced(c: Constants, experts: Number) -> tuple[Number, Number, Number, Numb
     >>> [round(float(x), 2 if x > 1 else 4) for x in reduced(law, 8)]
     [21.84, -0.1676, 119.84, -0.2339]
     """
-    seen = saturated(experts, c["E_start"], c["E_max"])
-    size = c["a"] * seen ** c["delta"], c["alpha"] + c["gamma"] * np.log(seen)
-    return *size, c["b"] * seen ** c["omega"], c["beta"] + c["zeta"] * np.log(seen)
+    effective_experts = saturated(experts, c["E_start"], c["E_max"])
+    size = c["a"] * effective_experts ** c["delta"], c["alpha"] + c["gamma"] * np.log(effective_experts)
+    return *size, c["b"] * effective_experts ** c["omega"], c["beta"] + c["zeta"] * np.log(effective_experts)
 
 
-def _joint(c: Constants, params: Number, tokens: Number, more: More) -> Number:
-    m, mu, n, nu = reduced(c, more.experts)
+def _joint(c: Constants, params: Number, tokens: Number, inputs: LawInputs) -> Number:
+    m, mu, n, nu = reduced(c, inputs.experts)
     return c["c"] + power_term(m, params, -np.asarray(mu)) + power_term(n, tokens, -np.asarray(nu))
 
 
-def _joint_tokens(c: Constants, params: Number, loss: Number, more: More) -> Number:
-    m, mu, n, nu = reduced(c, more.experts)
+def _joint_tokens(c: Constants, params: Number, loss: Number, inputs: LawInputs) -> Number:
+    m, mu, n, nu = reduced(c, inputs.experts)
     return left_for_tokens(n, -np.asarray(nu), loss - c["c"] - power_term(m, params, -np.asarray(mu)))
 
 
-def _sparse_floor(c: Constants, params: Number, more: More) -> Number:
+def _sparse_floor(c: Constants, params: Number, inputs: LawInputs) -> Number:
     """Return the loss with endless tokens: parameters count in all, active ones over 1 - S."""
-    kept = 1 - np.asarray(more.sparsity, dtype=float)
-    total = params / kept
-    mixed = c["c"] / kept ** c["lam"] + power_term(c["d"] / kept ** c["delta"], total, c["gamma"])
+    active_share = 1 - np.asarray(inputs.sparsity, dtype=float)
+    total = params / active_share
+    mixed = c["c"] / active_share ** c["lam"] + power_term(c["d"] / active_share ** c["delta"], total, c["gamma"])
     return c["e"] + power_term(c["a"], total, c["alpha"]) + mixed
 
 
-def _sparse(c: Constants, params: Number, tokens: Number, more: More) -> Number:
-    return _sparse_floor(c, params, more) + power_term(c["b"], tokens, c["beta"])
+def _sparse(c: Constants, params: Number, tokens: Number, inputs: LawInputs) -> Number:
+    return _sparse_floor(c, params, inputs) + power_term(c["b"], tokens, c["beta"])
 
 
-def _sparse_tokens(c: Constants, params: Number, loss: Number, more: More) -> Number:
-    return left_for_tokens(c["b"], c["beta"], loss - _sparse_floor(c, params, more))
+def _sparse_tokens(c: Constants, params: Number, loss: Number, inputs: LawInputs) -> Number:
+    return left_for_tokens(c["b"], c["beta"], loss - _sparse_floor(c, params, inputs))
 
 
 MIXED: Final[dict[str, Form]] = {

@@ -16,7 +16,7 @@ from steptime.errors import Impossible, RangeError
 from steptime.number_checks import LARGEST, Array, Number, between, positive, share
 from steptime.result_base import unit
 from steptime.scaling.compute_optimal import LARGEST_SIZE, SMALLEST, TRAINING_FLOP, cheapest, least, size_for
-from steptime.scaling.law_forms import More
+from steptime.scaling.law_forms import LawInputs
 from steptime.scaling.scaling_laws import Law, loss, tokens_for
 from steptime.units import show
 
@@ -77,10 +77,10 @@ class Bill:
         return self.training + self.rl + self.serving
 
 
-def bill_of(demand: Demand, params: Number, tokens: Number, at_loss: Number) -> Bill:
+def lifetime_bill(demand: Demand, params: Number, tokens: Number, at_loss: Number) -> Bill:
     """Return the bill of a model; RL that is asked for as a share takes it of the whole.
 
-    >>> bill = bill_of(Demand(served=200e12), 100e9, 200e12, 1.8)
+    >>> bill = lifetime_bill(Demand(served=200e12), 100e9, 200e12, 1.8)
     >>> float(bill.training), float(bill.serving)
     (1.2e+26, 1.2e+26)
     """
@@ -91,57 +91,57 @@ def bill_of(demand: Demand, params: Number, tokens: Number, at_loss: Number) -> 
     return Bill(params=params, tokens=tokens, loss=at_loss, training=training, rl=rl, serving=serving)
 
 
-def at_equal_loss(law: Law, demand: Demand, at_loss: Number, **more: Number) -> Bill:
+def at_equal_loss(law: Law, demand: Demand, at_loss: Number, **inputs: Number) -> Bill:
     """Return the bill of the parameters that cost least at a loss.
 
     Raises Impossible where the law reaches the loss with no model.
     """
-    params = cheapest(law, at_loss, demand.weight, **more)
-    tokens = np.asarray(tokens_for(law, params, at_loss, **more))
+    params = cheapest(law, at_loss, demand.weight, **inputs)
+    tokens = np.asarray(tokens_for(law, params, at_loss, **inputs))
     if tokens.ndim == 0 and not np.isfinite(tokens):
-        floor = float(loss(law, LARGEST, LARGEST, **more))
-        short = "" if more.get("unique") is None else ", or with so few unique tokens"
+        floor = float(loss(law, LARGEST, LARGEST, **inputs))
+        short = "" if inputs.get("unique") is None else ", or with so few unique tokens"
         raise Impossible(
             f"{law.name} puts no model of up to {LARGEST_SIZE:.0e} parameters at a loss of {float(np.asarray(at_loss)):.4g}: "
             f"its floor is {floor:.4g}{short}"
         )
-    return bill_of(demand, params, tokens, at_loss)
+    return lifetime_bill(demand, params, tokens, at_loss)
 
 
-def within(law: Law, demand: Demand, total: Number, **more: Number) -> Bill:
+def within(law: Law, demand: Demand, total: Number, **inputs: Number) -> Bill:
     """Return the bill of the model of least loss that a whole bill of `total` [FLOP of training] allows."""
     room = np.asarray(positive("compute", total)) * (1 - demand.rl_share)
 
-    def tokens_of(params: Number) -> Array:
+    def tokens_at_size(params: Number) -> Array:
         return np.asarray((room / params - SERVING_FLOP * demand.weight) / TRAINING_FLOP)
 
-    def loss_of(params: Array) -> Array:
-        tokens = tokens_of(params)
-        found = loss(law, params, np.where(tokens > 1, tokens, 1.0), **more)
-        return np.asarray(np.where(tokens > 1, found, np.inf))
+    def loss_at_size(params: Array) -> Array:
+        tokens = tokens_at_size(params)
+        losses = loss(law, params, np.where(tokens > 1, tokens, 1.0), **inputs)
+        return np.asarray(np.where(tokens > 1, losses, np.inf))
 
     shape = np.broadcast(room, *law.constants.values()).shape
-    most = room.max() / (SERVING_FLOP * demand.weight) if demand.weight else np.inf
-    if most < SMALLEST:
+    max_params = room.max() / (SERVING_FLOP * demand.weight) if demand.weight else np.inf
+    if max_params < SMALLEST:
         raise Impossible(f"serving {show(demand.served)} tokens takes more than {float(room.max()):.3g} FLOP at any size")
-    params = least(loss_of, shape, high=float(min(most, room.max() / TRAINING_FLOP, 1e15)))
-    tokens = tokens_of(params)
-    return bill_of(demand, params, tokens, loss(law, params, tokens, **more))
+    params = least(loss_at_size, shape, high=float(min(max_params, room.max() / TRAINING_FLOP, 1e15)))
+    tokens = tokens_at_size(params)
+    return lifetime_bill(demand, params, tokens, loss(law, params, tokens, **inputs))
 
 
-def equality(law: Law, demand: Demand, at_loss: Number, **more: Number) -> Bill:
+def equality(law: Law, demand: Demand, at_loss: Number, **inputs: Number) -> Bill:
     r"""Return the bill where training costs what RL and serving do: $D = \eta D_{inf} / 3$, at the size of that loss.
 
     Without traffic there is none: parameters and tokens are not numbers.
     """
     tokens = np.asarray(SERVING_FLOP / TRAINING_FLOP * demand.weight)
     if not demand.weight:
-        return bill_of(demand, np.nan, np.nan, at_loss)
-    params = size_for(law, at_loss, tokens, **more)
-    return bill_of(demand, np.where(np.isfinite(params), params, np.nan), tokens, at_loss)
+        return lifetime_bill(demand, np.nan, np.nan, at_loss)
+    params = size_for(law, at_loss, tokens, **inputs)
+    return lifetime_bill(demand, np.where(np.isfinite(params), params, np.nan), tokens, at_loss)
 
 
-def own_tokens(law: Law, params: Number, **more: Number) -> Array:
+def own_tokens(law: Law, params: Number, **inputs: Number) -> Array:
     """Return the tokens for which parameters are a law's best split of compute: where a part more of either gains alike.
 
     >>> from steptime.scaling.scaling_laws import load_law
@@ -153,14 +153,14 @@ def own_tokens(law: Law, params: Number, **more: Number) -> Array:
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         tokens = np.exp(middle)
-        wider = loss(law, np.asarray(params) * np.exp(STEP), tokens * np.exp(-STEP), **more)
-        narrower = loss(law, np.asarray(params) * np.exp(-STEP), tokens * np.exp(STEP), **more)
+        wider = loss(law, np.asarray(params) * np.exp(STEP), tokens * np.exp(-STEP), **inputs)
+        narrower = loss(law, np.asarray(params) * np.exp(-STEP), tokens * np.exp(STEP), **inputs)
         enough = np.asarray(wider) <= narrower  # at the same compute, more parameters for fewer tokens would gain
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return np.asarray(np.exp((low + high) / 2))
 
 
-def total_parameters(law: Law, active: Number, more: Mapping[str, Number]) -> Number:
+def total_parameters(law: Law, active: Number, inputs: Mapping[str, Number]) -> Number:
     """Return all parameters of a model of some active ones, as the law's own runs were built.
 
     A feed-forward block of four times the width is two thirds of a layer; Clark's mixtures have experts in every second layer,
@@ -170,13 +170,13 @@ def total_parameters(law: Law, active: Number, more: Mapping[str, Number]) -> Nu
     >>> round(float(total_parameters(load_law("clark-s-base"), 1.0, {"experts": 64})), 6)
     22.0
     """
-    given = More(**dict(more))
+    law_inputs = LawInputs(**dict(inputs))
     if law.form == "sparse":
-        return active / (1 - np.asarray(given.sparsity))
+        return active / (1 - np.asarray(law_inputs.sparsity))
     if law.form == "granular":
-        return active * np.where(np.asarray(given.experts) > 1, law.constants["total_of_active"], 1.0)
+        return active * np.where(np.asarray(law_inputs.experts) > 1, law.constants["total_of_active"], 1.0)
     routed = {"routed": FEED_FORWARD / 2, "joint": FEED_FORWARD}.get(law.form, 0.0)
-    return active * (1 + routed * (np.asarray(given.experts) - 1.0))
+    return active * (1 + routed * (np.asarray(law_inputs.experts) - 1.0))
 
 
 FEED_FORWARD: Final = 2 / 3  # of the parameters of a layer of 4 h^2 in attention and 8 h^2 in the feed-forward block

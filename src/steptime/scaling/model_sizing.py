@@ -23,8 +23,8 @@ from steptime.scaling.lifetime_compute import (
     Bill,
     Demand,
     at_equal_loss,
-    bill_of,
     equality,
+    lifetime_bill,
     own_tokens,
     total_parameters,
     within,
@@ -142,12 +142,12 @@ def budget(
     mfu: float = MFU,
     training_days: float = TRAINING_DAYS,
     machine: Serving | None = None,
-    **more: float,
+    **inputs: float,
 ) -> Budget:
     """Return the model of least bill for a target and what it will do, by one law or several.
 
     target: "MODEL@TOKENS" whose loss is wanted, or a `Target`, which aims at a loss, FLOP or USD too. law: a name, or several,
-    of which the first leads; by default those that know what `more` says (`experts`, `granularity`, `sparsity`, `unique`
+    of which the first leads; by default those that know what `inputs` says (`experts`, `granularity`, `sparsity`, `unique`
     tokens), or all dense ones that are sure enough. system, mfu: what FLOP cost in the lecture's mode. machine: how the model
     is served, for a second answer with steptime's own costs.
 
@@ -157,33 +157,33 @@ def budget(
     """
     target = read_target(target) if isinstance(target, str) else target
     demand = Demand() if demand is None else demand
-    given = {name: value for name, value in more.items() if value is not None}
-    laws = usable(load_laws(law), given) if law is not None else default_laws(given)
-    found = resolve_system(system)
+    law_inputs = {name: value for name, value in inputs.items() if value is not None}
+    laws = usable(load_laws(law), law_inputs) if law is not None else default_laws(law_inputs)
+    hardware = resolve_system(system)
     share("mfu", positive("mfu", mfu))
     positive("training days", training_days)
-    price = _Price.of(found, mfu, training_days)
+    price = _Price.of(hardware, mfu, training_days)
     aim = target
     if not math.isnan(target.usd):
         if math.isnan(price.rent):
-            raise InputError(f"no rent of {found.name} is known, so that USD buy no FLOP; give one, such as --rent 2.10")
+            raise InputError(f"no rent of {hardware.name} is known, so that USD buy no FLOP; give one, such as --rent 2.10")
         aim = Target(compute=target.usd / price.usd_per_flop)
-    choices, floors = _choices(laws, aim, demand, price, given)
+    choices, floors = _choices(laws, aim, demand, price, law_inputs)
     warnings = (*floors, *_warnings(target, demand, choices, price))
     answer = None
     if machine is not None:
         answer = by_machine(
-            choices[0].known, choices[0].loss, demand, machine, around=choices[0].params, usd=target.usd, **given
+            choices[0].known, choices[0].loss, demand, machine, around=choices[0].params, usd=target.usd, **law_inputs
         )
     return Budget(
         target=target,
         demand=demand,
-        more=given,
+        more=law_inputs,
         choices=choices,
         params_over_laws=over_laws([choice.params for choice in choices]),
         tokens_over_laws=over_laws([choice.tokens for choice in choices]),
         over_chinchilla_over_laws=over_laws([choice.over_chinchilla for choice in choices]),
-        system=found.name,
+        system=hardware.name,
         mfu=mfu,
         rent=price.rent,
         training_days=training_days,
@@ -192,23 +192,23 @@ def budget(
     )
 
 
-def default_laws(more: Mapping[str, Number]) -> tuple[Law, ...]:
+def default_laws(inputs: Mapping[str, Number]) -> tuple[Law, ...]:
     """Return the laws that are used unless told: those that know what a model is, or those marked so in their files."""
-    if not more:
+    if not inputs:
         return load_laws()
     names = {"unique": ["muennighoff"], "sparsity": ["abnar"], "granularity": ["krajewski"], "bits": ["kumar"]}
-    first = next((names[name] for name in names if name in more), ["ludziejewski"])
-    if first == ["krajewski"] and "experts" not in more:
+    first = next((names[name] for name in names if name in inputs), ["ludziejewski"])
+    if first == ["krajewski"] and "experts" not in inputs:
         raise InputError("granularity goes with experts: krajewski knows 64")
-    return usable(load_laws(first), more)
+    return usable(load_laws(first), inputs)
 
 
-def usable(laws: Iterable[Law], more: Mapping[str, Number]) -> tuple[Law, ...]:
+def usable(laws: Iterable[Law], inputs: Mapping[str, Number]) -> tuple[Law, ...]:
     """Return the laws; raise InputError for one that tells no loss from tokens, or does not know what is asked."""
-    found = tuple(laws)
-    for law in found:
-        tokens_for(law, 1e9, 3.0, **more)  # says what it lacks
-    return found
+    candidates = tuple(laws)
+    for law in candidates:
+        tokens_for(law, 1e9, 3.0, **inputs)  # says what it lacks
+    return candidates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,16 +231,16 @@ class _Price:
         return self.rent / self.rate
 
 
-def _solve(law: Law, aim: Target, demand: Demand, more: Mapping[str, Number]) -> Bill:
+def _solve(law: Law, aim: Target, demand: Demand, inputs: Mapping[str, Number]) -> Bill:
     if math.isnan(aim.compute):
         dense = {
-            name: value for name, value in more.items() if name == "bits"
+            name: value for name, value in inputs.items() if name == "bits"
         }  # the model compared with is dense and not short of data
-        return at_equal_loss(law, demand, aim.loss_by(law, **dense), **more)
-    return within(law, demand, aim.compute, **more)
+        return at_equal_loss(law, demand, aim.loss_by(law, **dense), **inputs)
+    return within(law, demand, aim.compute, **inputs)
 
 
-def _ratios(law: Law, bill: Bill, more: Mapping[str, Number]) -> dict[str, Number]:
+def _ratios(law: Law, bill: Bill, inputs: Mapping[str, Number]) -> dict[str, Number]:
     """Return what is told of a bill, with its range."""
     return {
         "params": bill.params,
@@ -248,32 +248,32 @@ def _ratios(law: Law, bill: Bill, more: Mapping[str, Number]) -> dict[str, Numbe
         "total_flop": bill.total,
         "training_share": bill.training / bill.total,
         "over_chinchilla": overtraining(bill.tokens, bill.params),
-        "over_own": np.asarray(bill.tokens) / own_tokens(law, bill.params, **more),
+        "over_own": np.asarray(bill.tokens) / own_tokens(law, bill.params, **inputs),
     }
 
 
 def _choices(
-    laws: Sequence[Law], aim: Target, demand: Demand, price: _Price, more: Mapping[str, Number]
+    laws: Sequence[Law], aim: Target, demand: Demand, price: _Price, inputs: Mapping[str, Number]
 ) -> tuple[tuple[Choice, ...], list[str]]:
     """Return what each law chooses, and why others choose nothing; raise Impossible where none does."""
-    found, reasons = [], []
+    choices, reasons = [], []
     for law in laws:
         try:
-            found.append(_choice(law, aim, demand, price, more))
+            choices.append(_choice(law, aim, demand, price, inputs))
         except Impossible as problem:
             reasons.append(problem)
-    if not found:
+    if not choices:
         raise reasons[0]
-    return tuple(found), [f"left out: {problem}" for problem in reasons]
+    return tuple(choices), [f"left out: {problem}" for problem in reasons]
 
 
-def _choice(law: Law, aim: Target, demand: Demand, price: _Price, more: Mapping[str, Number]) -> Choice:
-    bill = _solve(law, aim, demand, more)
-    told = {name: float(np.asarray(value)) for name, value in _ratios(law, bill, more).items()}
-    total, at_loss, params = told["total_flop"], float(np.asarray(bill.loss)), told["params"]
-    even = equality(law, demand, at_loss, **more)
-    others = [
-        float(np.asarray(bill_of(demand, size, tokens_for(law, size, at_loss, **more), at_loss).total)) / total
+def _choice(law: Law, aim: Target, demand: Demand, price: _Price, inputs: Mapping[str, Number]) -> Choice:
+    bill = _solve(law, aim, demand, inputs)
+    figures = {name: float(np.asarray(value)) for name, value in _ratios(law, bill, inputs).items()}
+    total, at_loss, params = figures["total_flop"], float(np.asarray(bill.loss)), figures["params"]
+    even = equality(law, demand, at_loss, **inputs)
+    neighbour_costs = [
+        float(np.asarray(lifetime_bill(demand, size, tokens_for(law, size, at_loss, **inputs), at_loss).total)) / total
         for size in (params / 2, params * 2)
     ]
     usd = {name: float(np.asarray(getattr(bill, name))) * price.usd_per_flop for name in ("training", "rl", "serving")}
@@ -282,36 +282,36 @@ def _choice(law: Law, aim: Target, demand: Demand, price: _Price, more: Mapping[
         known=law,
         grade=law.grade,
         loss=at_loss,
-        total_params=float(np.asarray(total_parameters(law, params, more))),
+        total_params=float(np.asarray(total_parameters(law, params, inputs))),
         training_flop=float(np.asarray(bill.training)),
         rl_flop=float(np.asarray(bill.rl)),
         serving_flop=float(np.asarray(bill.serving)),
         equality_params=float(np.asarray(even.params)),
         equality_tokens=float(np.asarray(even.tokens)),
         equality_cost=float(np.asarray(even.total)) / total,
-        half_cost=others[0],
-        double_cost=others[1],
+        half_cost=neighbour_costs[0],
+        double_cost=neighbour_costs[1],
         usd=total * price.usd_per_flop,
         training_usd=usd["training"],
         rl_usd=usd["rl"],
         serving_usd=usd["serving"],
         training_chips=float(np.asarray(bill.training)) / price.rate / price.seconds,
         serving_chips=float(np.asarray(bill.serving)) / (1 - demand.discard or math.nan) / price.rate / demand.lifetime,
-        ranges=over_errors(law, lambda one: _ratios(one, _solve(one, aim, demand, more), more)),
-        beyond=_beyond(law, params, told["tokens"], more),
-        **told,
+        ranges=over_errors(law, lambda sampled_law: _ratios(sampled_law, _solve(sampled_law, aim, demand, inputs), inputs)),
+        beyond=_beyond(law, params, figures["tokens"], inputs),
+        **figures,
     )
 
 
-def _beyond(law: Law, params: float, tokens: float, more: Mapping[str, Number]) -> dict[str, float]:
+def _beyond(law: Law, params: float, tokens: float, inputs: Mapping[str, Number]) -> dict[str, float]:
     """Return how far a choice lies outside the runs of a law."""
-    given: dict[str, Number] = {
+    domain_inputs: dict[str, Number] = {
         "params": params,
         "tokens": tokens,
         "ratio": tokens / params,
         "compute": TRAINING_FLOP * params * tokens,
     }
-    return beyond(law, **given, **{name: value for name, value in more.items() if name != "unique"})
+    return beyond(law, **domain_inputs, **{name: value for name, value in inputs.items() if name != "unique"})
 
 
 def _warnings(target: Target, demand: Demand, choices: Sequence[Choice], price: _Price) -> tuple[str, ...]:
@@ -325,7 +325,7 @@ def _warnings(target: Target, demand: Demand, choices: Sequence[Choice], price: 
     far = max(choice.params for choice in choices) / min(choice.params for choice in choices)
     if far > FAR:
         words.append(f"laws differ by {in_digits(far, 2)}x in parameters")
-    told = [f"{choice.law} {in_beyond(choice.beyond, choice.known)}" for choice in choices if choice.beyond]
-    if told:
-        words.append("beyond the runs that laws were fitted to: " + "; ".join(told))
+    extrapolations = [f"{choice.law} {in_beyond(choice.beyond, choice.known)}" for choice in choices if choice.beyond]
+    if extrapolations:
+        words.append("beyond the runs that laws were fitted to: " + "; ".join(extrapolations))
     return tuple(words)

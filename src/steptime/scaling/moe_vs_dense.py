@@ -111,32 +111,32 @@ def moe_board(
     """
     positive("active parameters", active)
     positive("batch", batch)
-    many = TOKENS_A_PARAMETER * active if tokens is None else positive("tokens", tokens)
+    token_count = TOKENS_A_PARAMETER * active if tokens is None else positive("tokens", tokens)
     laws = load_laws(LAWS if law is None else law)
     machine = resolve_system(system)
     kind = number_format(weights)
     rate, width = float(peak_rate(machine.chip.peak, kind.arithmetic)), kind.bytes
     ratio = float(balance(multiplies(rate), width, machine.chip.hbm.bandwidth))
     counts = np.asarray(between("experts", np.asarray(experts, dtype=float), 1, 1e6)).ravel()
-    rows = [row for one in laws for row in _rows(one, active, many, counts, machine, (rate, width, ratio, batch))]
+    rows = [row for scaling_law in laws for row in _rows(scaling_law, active, token_count, counts, machine, (rate, width, ratio, batch))]
     return MoeBoard(
         active=float(active),
-        tokens=float(many),
+        tokens=float(token_count),
         system=machine.name,
         weight_format=weights,
         balance=ratio,
         batch=float(batch),
         rows=tuple(rows),
-        vanishing={one.name: float(vanishing_point(one.constants)) for one in laws if one.form == "routed"},
-        fitted={one.name: fitted_to(one) for one in laws},
+        vanishing={scaling_law.name: float(vanishing_point(scaling_law.constants)) for scaling_law in laws if scaling_law.form == "routed"},
+        fitted={scaling_law.name: fitted_to(scaling_law) for scaling_law in laws},
     )
 
 
-def asked_of(law: Law, experts: float) -> dict[str, float] | None:
+def inputs_for_experts(law: Law, experts: float) -> dict[str, float] | None:
     """Return the inputs by which a law knows so many experts; None where it does not know the number.
 
     >>> from steptime.scaling.scaling_laws import load_law
-    >>> asked_of(load_law("krajewski"), 64), asked_of(load_law("krajewski"), 8)
+    >>> inputs_for_experts(load_law("krajewski"), 64), inputs_for_experts(load_law("krajewski"), 8)
     ({'experts': 64, 'granularity': 16.0}, None)
     """
     takes = law.kind.takes
@@ -155,12 +155,12 @@ def _rows(
     rate, width, ratio, batch = machine
     floor = active / multiplies(rate) * float(system.rent.typical) * MILLION  # USD of a million tokens where arithmetic binds
     for experts in np.asarray(counts):
-        more = asked_of(law, float(experts))
-        if more is None:
+        inputs = inputs_for_experts(law, float(experts))
+        if inputs is None:
             continue
-        total = float(np.asarray(total_parameters(law, active, more)))
-        same = float(equivalent_dense(law, active, more.get("experts", 1.0), tokens=tokens,
-                                      **{name: value for name, value in more.items() if name != "experts"}))  # fmt: skip
+        total = float(np.asarray(total_parameters(law, active, inputs)))
+        same = float(equivalent_dense(law, active, inputs.get("experts", 1.0), tokens=tokens,
+                                      **{name: value for name, value in inputs.items() if name != "experts"}))  # fmt: skip
         best = float(optimal_batch(ratio, total / active))
         cost = floor * max(1.0, best / batch)
         dense = floor * same / active * max(1.0, ratio / batch)
@@ -176,11 +176,11 @@ def _rows(
             chips=float(np.ceil(total * width / float(system.chip.hbm.capacity))),
             usd_per_million_tokens=float(cost),
             cost_over_dense=float(cost / dense),
-            beyond=_beyond(law, active, tokens, more),
+            beyond=_beyond(law, active, tokens, inputs),
         )
 
 
-def _beyond(law: Law, active: float, tokens: float, more: Mapping[str, float]) -> dict[str, float]:
+def _beyond(law: Law, active: float, tokens: float, inputs: Mapping[str, float]) -> dict[str, float]:
     """Return how far a mixture lies outside the runs of a law; Clark's tells nothing of tokens."""
     trained: dict[str, Number] = {"tokens": tokens, "compute": TRAINING_FLOP * active * tokens} if law.kind.tokens else {}
-    return beyond(law, params=active, **trained, **more)
+    return beyond(law, params=active, **trained, **inputs)

@@ -35,21 +35,21 @@ def open_models(catalog: str | os.PathLike[str] | None = None) -> tuple[Trained,
     >>> round(llama.over_chinchilla)
     93
     """
-    return tuple(sorted(_every(catalog), key=lambda one: -one.over_chinchilla))
+    return tuple(sorted(_every(catalog), key=lambda model: -model.over_chinchilla))
 
 
 def _every(catalog: str | os.PathLike[str] | None) -> Iterator[Trained]:
-    seen: set[str] = set()
+    names: set[str] = set()
     for path in files("trained", catalog).values():
         entry = validated(TrainedListEntry, path)
         reader = Reader(path, entry.sources)
-        for position, one in enumerate(entry.trained):
+        for position, published in enumerate(entry.trained):
             place = f"trained.{position}.tokens"
-            tokens = reader.number(place, one.tokens, "")
-            model = load_model(one.model, catalog=catalog)
-            if model.name in seen:
+            tokens = reader.number(place, published.tokens, "")
+            model = load_model(published.model, catalog=catalog)
+            if model.name in names:
                 continue
-            seen.add(model.name)
+            names.add(model.name)
             active = float(active_parameters(model))
             figure = reader.figures[place]
             yield Trained(

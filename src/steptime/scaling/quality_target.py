@@ -15,7 +15,7 @@ from steptime.scaling.lifetime_compute import MOST_SERVED
 from steptime.scaling.scaling_laws import Law, loss
 from steptime.units import count, parse, show
 
-GIVEN = ("quality_of", "loss", "compute", "usd")
+TARGET_KINDS = ("quality_of", "loss", "compute", "usd")
 MOST_FLOP = 1e32
 MOST_LOSS = 12.0  # nats a token: a guess among 128,256 tokens has 11.8
 LEAST_PARAMS, LEAST_TOKENS, LEAST_FLOP = 1e4, 1e5, 1e10  # below them laws tell losses of no language model
@@ -35,21 +35,21 @@ class Target:
     note: str = field(default="", metadata=unit("", "what is to be minded of it"))
 
     def __post_init__(self) -> None:
-        given = [
-            name for name, value in (("params and tokens", self.params), *((n, getattr(self, n)) for n in GIVEN[1:]))
+        aims = [
+            name for name, value in (("params and tokens", self.params), *((n, getattr(self, n)) for n in TARGET_KINDS[1:]))
             if not math.isnan(value)
         ]  # fmt: skip
-        if len(given) != 1 or math.isnan(self.params) != math.isnan(self.tokens):
+        if len(aims) != 1 or math.isnan(self.params) != math.isnan(self.tokens):
             raise RangeError(
-                f"a target is one of params with tokens, loss, compute or usd, not {' and '.join(given) or 'none of them'}"
+                f"a target is one of params with tokens, loss, compute or usd, not {' and '.join(aims) or 'none of them'}"
             )
 
     @property
     def words(self) -> str:
         """What is aimed at."""
         if not math.isnan(self.params):
-            named = f"{self.model}, " if self.model else ""
-            return f"the loss of {named}{show(self.params)} parameters on {show(self.tokens)} tokens"
+            model_text = f"{self.model}, " if self.model else ""
+            return f"the loss of {model_text}{show(self.params)} parameters on {show(self.tokens)} tokens"
         if not math.isnan(self.loss):
             return f"a loss of {self.loss:g}"
         if not math.isnan(self.compute):
@@ -62,7 +62,7 @@ class Target:
 
 
 def read_target(
-    quality_of: str | tuple[float, float] | None = None,
+    quality: str | tuple[float, float] | None = None,
     loss: float | None = None,
     compute: float | None = None,
     usd: float | None = None,
@@ -71,21 +71,21 @@ def read_target(
 ) -> Target:
     """Return what is aimed at; exactly one is given.
 
-    quality_of: "MODEL@TOKENS", such as 100B@200T or llama-3.1-8b@15T, or parameters and tokens. load: returns the model of a
+    quality: "MODEL@TOKENS", such as 100B@200T or llama-3.1-8b@15T, or parameters and tokens. load: returns the model of a
     name.
 
     >>> read_target("100B@200T").words
     'the loss of 100 B parameters on 200 T tokens'
     """
-    given = [name for name, value in zip(GIVEN, (quality_of, loss, compute, usd), strict=True) if value is not None]
-    if len(given) != 1:
-        names = " and ".join(f"--{name.replace('_', '-')}" for name in given) or "nothing"
+    aims = [name for name, value in zip(TARGET_KINDS, (quality, loss, compute, usd), strict=True) if value is not None]
+    if len(aims) != 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in aims) or "nothing"
         raise RangeError(
-            f"a budget aims at one thing, and {names} {'are' if len(given) > 1 else 'is'} given: --quality-of 100B@200T, "
+            f"a budget aims at one thing, and {names} {'are' if len(aims) > 1 else 'is'} given: --quality-of 100B@200T, "
             "--loss 1.9, --compute 1e25 or --usd 100M"
         )
-    if quality_of is not None:
-        return _of_quality(quality_of, load)
+    if quality is not None:
+        return _of_quality(quality, load)
     if loss is not None:
         return Target(loss=positive("loss", loss, most=MOST_LOSS))
     if compute is not None:
@@ -93,19 +93,19 @@ def read_target(
     return Target(usd=positive("usd", float(usd or 0.0), "USD", most=LARGEST))
 
 
-def _of_quality(asked: str | tuple[float, float], load: Callable[[str], Model]) -> Target:
-    if not isinstance(asked, str):
+def _of_quality(quality: str | tuple[float, float], load: Callable[[str], Model]) -> Target:
+    if not isinstance(quality, str):
         try:
-            params, tokens = asked
+            params, tokens = quality
         except (TypeError, ValueError):
-            raise InputError(f"a quality is MODEL@TOKENS, or parameters and tokens, not {shown(asked)}") from None
+            raise InputError(f"a quality is MODEL@TOKENS, or parameters and tokens, not {shown(quality)}") from None
         return Target(
             params=positive("parameters", params, least=LEAST_PARAMS, most=MOST_COUNT),
             tokens=positive("tokens", tokens, least=LEAST_TOKENS, most=MOST_COUNT),
         )
-    name, at, written = asked.partition("@")
-    if not at or not name.strip() or not written.strip():
-        raise InputError(f"a quality is MODEL@TOKENS, such as 100B@200T or llama-3.1-8b@15T, not {shown(asked)}")
+    name, separator, written = quality.partition("@")
+    if not separator or not name.strip() or not written.strip():
+        raise InputError(f"a quality is MODEL@TOKENS, such as 100B@200T or llama-3.1-8b@15T, not {shown(quality)}")
     tokens = positive("tokens", count(written.strip(), "tokens", most=MOST_COUNT), least=LEAST_TOKENS)
     size = _size(name.strip())
     if size is not None:

@@ -116,14 +116,14 @@ def rl_step(
     True
     """
     described, machine = model_of(model), resolve_system(system)
-    ways = check_ways(Layout() if layout is None else layout)
+    replica_layout = check_ways(Layout() if layout is None else layout)
     _check(rollouts, output, longest, prompt, updates)
     between("passes", passes, 0.0, 100.0)
     count = whole("chips", chips, most=MOST_CHIPS)
     share("rollout share", positive("rollout share", rollout_share))
     on_policy = rollout_share == 1
     making = count if on_policy else round(count * rollout_share)
-    size = int(ways.tp * ways.pp * ways.dp * ways.cp)
+    size = int(replica_layout.tp * replica_layout.pp * replica_layout.dp * replica_layout.cp)
     replicas = making // size
     if making == count and not on_policy:
         raise RangeError(
@@ -132,7 +132,7 @@ def rl_step(
     if not replicas:
         raise RangeError(f"a replica takes {size} chips, and {making} of {count} roll out")
     lengths = answer_lengths(output, longest, spread, rollouts)[::replicas]  # dealt out in turn: one replica has the longest
-    rollout, tail = _rollout(described, machine, engine_for(machine, engine), ways, prompt, lengths)
+    rollout, tail = _rollout(described, machine, engine_for(machine, engine), replica_layout, prompt, lengths)
     training = count if on_policy else count - making
     trained = _training(described, machine, training, rollouts, prompt + output, mfu, updates)
     return RlStep(
@@ -140,7 +140,7 @@ def rl_step(
         system=machine.name,
         chips=count,
         rollout_chips=making,
-        layout=f"tp{ways.tp} pp{ways.pp} dp{ways.dp} ep{ways.ep}",
+        layout=f"tp{replica_layout.tp} pp{replica_layout.pp} dp{replica_layout.dp} ep{replica_layout.ep}",
         rollouts=rollouts,
         output=output,
         longest=longest,
@@ -180,15 +180,15 @@ def _check(rollouts: int, output: float, longest: float, prompt: float, updates:
         raise RangeError(f"the mean answer lies between 0 and the longest of {longest:g} tokens, not {output:g}")
 
 
-def _training(model: Model, system: System, chips: int, rollouts: int, each: float, mfu: float | None, updates: int) -> float:
-    """Return the seconds in which answers of `each` [tokens] with their prompts are trained on."""
+def _training(model: Model, system: System, chips: int, rollouts: int, sequence_tokens: float, mfu: float | None, updates: int) -> float:
+    """Return the seconds in which answers of `sequence_tokens` [tokens] with their prompts are trained on."""
     if mfu is not None:
         rate = float(system.chip.peak["bf16"]) * share("mfu", positive("mfu", mfu)) * chips
-        return TRAINING_FLOP * float(active_parameters(model)) * rollouts * each / rate
-    length = int(np.ceil(each / PACKED)) * PACKED
+        return TRAINING_FLOP * float(active_parameters(model)) * rollouts * sequence_tokens / rate
+    length = int(np.ceil(sequence_tokens / PACKED)) * PACKED
     batch = int(np.ceil(rollouts / updates))
-    found = train(model, system, chips=chips, seq=length, batch=batch, changes=False)
-    return updates * float(np.asarray(found.step.total))
+    training_plan = train(model, system, chips=chips, seq=length, batch=batch, changes=False)
+    return updates * float(np.asarray(training_plan.step.total))
 
 
 def answer_lengths(mean: float, longest: float, spread: float, count: int) -> Array:
@@ -224,18 +224,18 @@ def _rollout(
             f"{show(float(room.used), 'B')} of the {show(float(room.capacity), 'B')} that it has; give more ways, such as --tp "
             f"{2 * int(layout.tp)}"
         )
-    read = float(prefill_step(model, system, tokens=prompt, layout=layout, engine=engine).total) * len(lengths) / int(layout.dp)
+    prefill_seconds = float(prefill_step(model, system, tokens=prompt, layout=layout, engine=engine).total) * len(lengths) / int(layout.dp)
     waiting = 0.0
     together = min(len(lengths), int(seats))
     if len(lengths) > together:  # others take the seats of those that end, at a full batch
         step = float(decode_step(model, system, batch=together, context=prompt + mean / 2, layout=layout, engine=engine).total)
         waiting = (len(lengths) - together) * mean / together * step
         lengths = lengths[np.linspace(0, len(lengths) - 1, together).round().astype(int)]  # of all, the longest among them
-    at = np.linspace(0.0, float(lengths[0]), POINTS)
-    alive = np.maximum(1, np.searchsorted(-lengths, -at, side="left"))
+    positions = np.linspace(0.0, float(lengths[0]), POINTS)
+    alive = np.maximum(1, np.searchsorted(-lengths, -positions, side="left"))
     groups = int(layout.dp)
     batch = np.ceil(alive / groups) * groups
-    steps = decode_step(model, system, batch=batch, context=prompt + np.maximum(at, 1.0), layout=layout, engine=engine).total
-    seconds = np.append(0.0, np.cumsum(np.diff(at) * (np.asarray(steps)[1:] + np.asarray(steps)[:-1]) / 2))
-    nine = float(np.interp(lengths[min(len(lengths) - 1, len(lengths) // 10)], at, seconds))
-    return read + waiting + float(seconds[-1]), float(seconds[-1]) - nine
+    steps = decode_step(model, system, batch=batch, context=prompt + np.maximum(positions, 1.0), layout=layout, engine=engine).total
+    seconds = np.append(0.0, np.cumsum(np.diff(positions) * (np.asarray(steps)[1:] + np.asarray(steps)[:-1]) / 2))
+    nine = float(np.interp(lengths[min(len(lengths) - 1, len(lengths) // 10)], positions, seconds))
+    return prefill_seconds + waiting + float(seconds[-1]), float(seconds[-1]) - nine

@@ -23,14 +23,14 @@ from steptime.errors import DataFileError, InputError, RangeError, UnknownName, 
 from steptime.number_checks import LARGEST, Number, between, positive, share
 from steptime.provenance import GRADES, Figure
 from steptime.result_base import Result
-from steptime.scaling.law_forms import FORMS, Form, More
+from steptime.scaling.law_forms import FORMS, Form, LawInputs
 from steptime.units import in_digits, show
 
 DOMAINS: Final = {
     "params": "parameters", "tokens": "tokens", "compute": "FLOP", "experts": "experts", "granularity": "granularity",
     "sparsity": "sparsity", "bits": "bits", "ratio": "tokens a parameter",
 }  # fmt: skip
-PLAIN: Final = More()
+PLAIN: Final = LawInputs()
 MOST_EXPERTS: Final = 1e6
 DRAWN_QUANTILE: Final = 4.0  # standard deviations beyond which no constant is drawn
 
@@ -114,10 +114,10 @@ def load_laws(
     if names is None:
         every = (load_law(name, catalog) for name in files("laws", catalog))
         return tuple(law for law in every if law.default)
-    given = [names] if isinstance(names, str | os.PathLike | Law) else list(names)
-    if not given:
+    name_list = [names] if isinstance(names, str | os.PathLike | Law) else list(names)
+    if not name_list:
         raise InputError("a law is needed, such as epoch; `steptime laws` lists them")
-    return tuple(load_law(name, catalog) for name in given)
+    return tuple(load_law(name, catalog) for name in name_list)
 
 
 def with_constants(law: LawLike, **constants: Number) -> Law:
@@ -127,44 +127,44 @@ def with_constants(law: LawLike, **constants: Number) -> Law:
     >>> round(float(loss(made, 1e9, 20e9)), 2)
     2.03
     """
-    found = load_law(law)
+    scaling_law = load_law(law)
     for name in constants:
-        if name not in found.kind.constants:
+        if name not in scaling_law.kind.constants:
             raise UnknownName(
-                f"constant of {found.name}", name, found.kind.constants, f"It has {', '.join(found.kind.constants)}."
+                f"constant of {scaling_law.name}", name, scaling_law.kind.constants, f"It has {', '.join(scaling_law.kind.constants)}."
             )
-    return replace(found, constants={**found.constants, **constants}, spread=None, errors={})
+    return replace(scaling_law, constants={**scaling_law.constants, **constants}, spread=None, errors={})
 
 
-def loss(law: LawLike, params: Number, tokens: Number, **more: Number) -> Number:
+def loss(law: LawLike, params: Number, tokens: Number, **inputs: Number) -> Number:
     """Return the loss [nats a token] of models by a law; broadcasts.
 
-    params: active ones [parameters]; tokens: trained on, repeats counted [tokens]; more: what the law knows of `experts`,
+    params: active ones [parameters]; tokens: trained on, repeats counted [tokens]; inputs: what the law knows of `experts`,
     `granularity`, `sparsity` (share of parameters that a token leaves out), `unique` tokens and `bits`.
 
     >>> round(float(loss("hoffmann", 70e9, 1.4e12)), 3), loss("epoch", [1e9, 10e9], 2e12).shape
     (1.937, (2,))
     """
-    found = load_law(law)
-    form = _knowing(found, "loss")
-    given = _more(found, more)
+    scaling_law = load_law(law)
+    form = _knowing(scaling_law, "loss")
+    law_inputs = _check_inputs(scaling_law, inputs)
     sizes = np.asarray(positive("parameters", params), dtype=float)
-    return form.loss(found.constants, sizes, np.asarray(positive("tokens", tokens), dtype=float), given)  # type: ignore[misc]
+    return form.loss(scaling_law.constants, sizes, np.asarray(positive("tokens", tokens), dtype=float), law_inputs)  # type: ignore[misc]
 
 
-def tokens_for(law: LawLike, params: Number, at_loss: Number, **more: Number) -> Number:
+def tokens_for(law: LawLike, params: Number, at_loss: Number, **inputs: Number) -> Number:
     """Return the tokens that models need for a loss; infinite where no number of tokens reaches it.
 
     >>> float(f"{tokens_for('hoffmann', 70e9, 1.9365):.3g}"), tokens_for("hoffmann", 1e9, 1.7).item()
     (1400000000000.0, inf)
     """
-    found = load_law(law)
-    form = _knowing(found, "tokens")
+    scaling_law = load_law(law)
+    form = _knowing(scaling_law, "tokens")
     sizes = np.asarray(positive("parameters", params), dtype=float)
-    return form.tokens(found.constants, sizes, positive("loss", at_loss), _more(found, more))  # type: ignore[misc]
+    return form.tokens(scaling_law.constants, sizes, positive("loss", at_loss), _check_inputs(scaling_law, inputs))  # type: ignore[misc]
 
 
-def drawn(law: Law, count: int, seed: int = 0) -> Law:
+def sample_constants(law: Law, count: int, seed: int = 0) -> Law:
     """Return a law of `count` constants each, drawn as its errors scatter together; the first are the published ones.
 
     Raises InputError where its errors were not published with what ties them together.
@@ -177,28 +177,28 @@ def drawn(law: Law, count: int, seed: int = 0) -> Law:
     steps = np.random.default_rng(seed).standard_normal((count - 1, len(names)))
     steps = np.clip(steps, -DRAWN_QUANTILE, DRAWN_QUANTILE) @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
     steps = np.vstack([np.zeros(len(names)), steps])
-    made: dict[str, Number] = dict(law.constants)
+    constants: dict[str, Number] = dict(law.constants)
     for position, name in enumerate(names):
         step = steps[:, position]
-        made[name] = law.constants[name] * np.exp(step) if name in law.spread.logs else law.constants[name] + step
-    return replace(law, constants=made)
+        constants[name] = law.constants[name] * np.exp(step) if name in law.spread.logs else law.constants[name] + step
+    return replace(law, constants=constants)
 
 
-def beyond(law: Law, **given: Number) -> dict[str, float]:
+def beyond(law: Law, **inputs: Number) -> dict[str, float]:
     """Return how many times inputs lie outside the runs that a law was fitted to, those alone that do.
 
     >>> {name: round(far, 2) for name, far in beyond(load_law("hoffmann"), params=100e9, tokens=1e11).items()}
     {'params': 6.25}
     """
-    found = {}
-    for name, value in given.items():
+    factors = {}
+    for name, value in inputs.items():
         if name not in law.domain or np.ndim(value):
             continue
         low, high = law.domain[name]
         number = float(value)
         if not low <= number <= high:
-            found[name] = number / high if number > high else low / number
-    return found
+            factors[name] = number / high if number > high else low / number
+    return factors
 
 
 def in_beyond(far: Mapping[str, float], law: Law | None = None) -> str:
@@ -207,8 +207,8 @@ def in_beyond(far: Mapping[str, float], law: Law | None = None) -> str:
     >>> in_beyond({"params": 6.25}), in_beyond({"params": 6.25}, load_law("hoffmann"))
     ('6.2x in parameters', '6.2x in parameters (fitted to 44.0 M to 16.0 B)')
     """
-    told = {name: f" (fitted to {_span(*law.domain[name])})" if law else "" for name in far}
-    return " and ".join(f"{in_digits(times, 2)}x in {DOMAINS[name]}{told[name]}" for name, times in far.items())
+    spans = {name: f" (fitted to {_span(*law.domain[name])})" if law else "" for name in far}
+    return " and ".join(f"{in_digits(times, 2)}x in {DOMAINS[name]}{spans[name]}" for name, times in far.items())
 
 
 def _span(low: float, high: float) -> str:
@@ -228,11 +228,11 @@ def _short(value: float) -> str:
     return in_digits(value) if value < 1e6 else (f"{value:.2g}" if value >= 1e16 else show(value))
 
 
-def _knowing(law: Law, what: str) -> Form:
-    """Return the form of a law, which must tell a loss (`what` loss), or tokens for a loss too."""
+def _knowing(law: Law, quantity: str) -> Form:
+    """Return the form of a law, which must tell a loss (`quantity` loss), or tokens for a loss too."""
     if law.kind.loss is None:
         raise InputError(f"{law.name} tells no loss: {law.kind.formula}")
-    if what == "tokens" and law.kind.tokens is None:
+    if quantity == "tokens" and law.kind.tokens is None:
         raise InputError(f"{law.name} knows no tokens ({fitted_to(law)}); it tells sizes of equal loss alone")
     if law.lacks:
         raise InputError(
@@ -242,15 +242,15 @@ def _knowing(law: Law, what: str) -> Form:
     return law.kind
 
 
-def _more(law: Law, given: Mapping[str, Number]) -> More:
+def _check_inputs(law: Law, inputs: Mapping[str, Number]) -> LawInputs:
     """Return what a model is beside its size, checked; what the law does not know is refused."""
-    if not given:
+    if not inputs:
         return PLAIN
     checked: dict[str, Any] = {}
-    known = list(More.__dataclass_fields__)
-    for name, value in given.items():
-        if name not in known:
-            raise UnknownName("input of a law", name, known, f"Laws know {', '.join(known)}.")
+    input_names = list(LawInputs.__dataclass_fields__)
+    for name, value in inputs.items():
+        if name not in input_names:
+            raise UnknownName("input of a law", name, input_names, f"Laws know {', '.join(input_names)}.")
         plain = getattr(PLAIN, name)
         if name not in law.kind.takes:
             if np.all(np.asarray(value) == plain):
@@ -261,9 +261,9 @@ def _more(law: Law, given: Mapping[str, Number]) -> More:
         every = checked["experts"]
         if not np.all((every == 1) | (every == law.fixed["experts"])):
             raise RangeError(
-                f"{law.name} knows dense models and {law.fixed['experts']:g} experts alone, not {shown(given['experts'])}"
+                f"{law.name} knows dense models and {law.fixed['experts']:g} experts alone, not {shown(inputs['experts'])}"
             )
-    return More(**checked)
+    return LawInputs(**checked)
 
 
 _CHECKS: Final[dict[str, Any]] = {
@@ -291,8 +291,8 @@ def _load(path: Path, _modified: float) -> Law:
     for part in ("constants", "errors"):
         for name in getattr(entry, part):
             if name not in FORMS[entry.form].constants:
-                known = ", ".join(FORMS[entry.form].constants)
-                raise DataFileError(path, f"{part}.{name}: the form {entry.form} has {known}", reader.line(f"{part}.{name}"))
+                constant_names = ", ".join(FORMS[entry.form].constants)
+                raise DataFileError(path, f"{part}.{name}: the form {entry.form} has {constant_names}", reader.line(f"{part}.{name}"))
     constants = {name: reader.number(f"constants.{name}", value, "", _any) for name, value in entry.constants.items()}
     return Law(
         name=entry.name,
@@ -328,7 +328,7 @@ def _spread(entry: SpreadEntry, reader: Reader, constants: Mapping[str, Number])
         raise DataFileError(
             reader.path, "spread: needs a source, and as many deviations and rows of correlations as names", line
         )
-    wrong = [one for one in entry.deviations if not 0 <= one <= LARGEST]
+    wrong = [deviation for deviation in entry.deviations if not 0 <= deviation <= LARGEST]
     if wrong:
         problem = f"spread.deviations: must be standard deviations of at least 0, not {shown(wrong[0])}"
         raise DataFileError(reader.path, problem, reader.line("spread.deviations"))

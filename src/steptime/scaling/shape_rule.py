@@ -18,7 +18,7 @@ from steptime.models.model import Model
 from steptime.models.model_loading import load_model
 
 HEAD, KV_HEADS, FEED_FORWARD, VOCABULARY = 128, 8, 3.5, 128_256  # Llama 3, arXiv 2407.21783, Table 3
-WIDTHS: Final = tuple(1024 * of << up for up in range(6) for of in range(1 if not up else 5, 9))
+WIDTHS: Final = tuple(1024 * mantissa << exponent for exponent in range(6) for mantissa in range(1 if not exponent else 5, 9))
 LAYERS_TO_WIDTH: Final = 128
 SMALLEST, LARGEST = 0.3e9, 30e12  # parameters that the rule makes models of
 POSITIONS: Final = 1_048_576
@@ -33,26 +33,26 @@ def per_layer(width: int) -> float:
     return 2 * width**2 + 2 * width * KV_HEADS * HEAD + 3 * FEED_FORWARD * width**2
 
 
-def shape_of(active: float) -> tuple[int, int]:
+def width_and_layers(active: float) -> tuple[int, int]:
     """Return width and layers of about `active` parameters, in about Llama's proportion; the head counts.
 
-    >>> shape_of(70e9), shape_of(8e9), shape_of(0.4e9)
+    >>> width_and_layers(70e9), width_and_layers(8e9), width_and_layers(0.4e9)
     ((8192, 81), (4096, 34), (1024, 18))
     """
     shapes = [(width, max(1, round((active - VOCABULARY * width) / per_layer(width)))) for width in WIDTHS]
-    return min(shapes, key=lambda one: abs(math.log(one[0] / (LAYERS_TO_WIDTH * one[1]))))
+    return min(shapes, key=lambda shape: abs(math.log(shape[0] / (LAYERS_TO_WIDTH * shape[1]))))
 
 
-def fields_of(active: float, experts: int = 1, granularity: int = 1) -> dict[str, Any]:
+def model_config(active: float, experts: int = 1, granularity: int = 1) -> dict[str, Any]:
     """Return the config of a model of about `active` parameters: experts times the feed-forward block where they are over one.
 
-    >>> config = fields_of(70e9)
+    >>> config = model_config(70e9)
     >>> config["hidden_size"], config["num_hidden_layers"]
     (8192, 81)
     """
     if not SMALLEST <= active <= LARGEST:
         raise RangeError(f"models are shaped from {SMALLEST / 1e9:g} B to {LARGEST / 1e12:g} T parameters, not {active:,.0f}")
-    width, layers = shape_of(active)
+    width, layers = width_and_layers(active)
     block = round(FEED_FORWARD * width)
     config: dict[str, Any] = {
         "model_type": "llama",
@@ -83,4 +83,4 @@ def fields_of(active: float, experts: int = 1, granularity: int = 1) -> dict[str
 @lru_cache(maxsize=256)
 def shaped(active: float, experts: int = 1, granularity: int = 1, weights: str = "", kv: str = "") -> Model:
     """Return the model of the rule; weights and kv: number formats, bf16 by default."""
-    return load_model(fields_of(active, experts, granularity), weights=weights, kv=kv)
+    return load_model(model_config(active, experts, granularity), weights=weights, kv=kv)

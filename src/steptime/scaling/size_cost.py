@@ -96,8 +96,8 @@ def chips_for(params: float, tokens: float, system: System, serving: Serving) ->
         return serving.training_chips
     rate = float(system.chip.peak.get(FORMAT, max(system.chip.peak.values()))) * USUAL_SHARE
     units = TRAINING_FLOP * params * tokens / rate / (serving.training_days * DAY) / system.chips
-    most = 1.0 if system.is_box else MOST_CHIPS / system.chips
-    return int(system.chips * min(2.0 ** max(0, round(np.log2(units))), 2.0 ** np.floor(np.log2(most))))
+    max_systems = 1.0 if system.is_box else MOST_CHIPS / system.chips
+    return int(system.chips * min(2.0 ** max(0, round(np.log2(units))), 2.0 ** np.floor(np.log2(max_systems))))
 
 
 def training_cost(model: Model, system: System, serving: Serving, *, chips: int, tokens: float) -> tuple[float, float, float]:
@@ -109,36 +109,36 @@ def training_cost(model: Model, system: System, serving: Serving, *, chips: int,
     if not chips:
         return none
     try:
-        found = train(model, system, chips=chips, seq=serving.training_seq, batch=serving.training_batch, tokens=tokens,
-                      changes=False, dtype=serving.training_format)  # fmt: skip
+        training_plan = train(model, system, chips=chips, seq=serving.training_seq, batch=serving.training_batch, tokens=tokens,
+                              changes=False, dtype=serving.training_format)  # fmt: skip
     except NothingFits:
         return none
-    if found.run is None:
+    if training_plan.run is None:
         return none
-    return float(found.run.usd) / tokens, float(np.asarray(found.step.mfu_causal)), float(found.run.seconds)
+    return float(training_plan.run.usd) / tokens, float(np.asarray(training_plan.step.mfu_causal)), float(training_plan.run.seconds)
 
 
-def served_size(model: Model, known: dict[str, float], serving: Serving, system: System) -> SizeServed:
-    """Return a size as it is served on as few scale-up domains as hold it; known: what is known of its training."""
-    told: dict[str, Any] = {**known, "width": int(model.width), "layers": int(sum(count for _, count in model.layers))}
+def served_size(model: Model, training_figures: dict[str, float], serving: Serving, system: System) -> SizeServed:
+    """Return a size as it is served on as few scale-up domains as hold it; training_figures: what is known of its training."""
+    size_figures: dict[str, Any] = {**training_figures, "width": int(model.width), "layers": int(sum(count for _, count in model.layers))}
     reason = ""
     for domains in DOMAINS:
         try:
-            found = plan(model, system, serving.workload, serving.slo, chips=system.chips * domains, engine=serving.engine,
-                         levers=False, elasticities=False)  # fmt: skip
+            best_plan = plan(model, system, serving.workload, serving.slo, chips=system.chips * domains, engine=serving.engine,
+                             alternatives=False, elasticities=False)  # fmt: skip
         except DoesNotFit:
-            reason = f"{show(known['params'])} parameters do not fit {system.chips * domains} chips"
+            reason = f"{show(training_figures['params'])} parameters do not fit {system.chips * domains} chips"
             continue
-        if found.feasible:
-            batch = max(pool.batch for pool in found.pools)
+        if best_plan.feasible:
+            batch = max(pool.batch for pool in best_plan.pools)
             return SizeServed(
-                **told,
-                chips=found.chips,
-                usd_per_request=float(found.usd_per_request),
-                usd_per_output_token=float(found.decode_usd_per_million_tokens) / 1e6,
+                **size_figures,
+                chips=best_plan.chips,
+                usd_per_request=float(best_plan.usd_per_request),
+                usd_per_output_token=float(best_plan.decode_usd_per_million_tokens) / 1e6,
                 batch=float(batch),
             )
-        reason = found.reason
+        reason = best_plan.reason
         break
     nothing: Any = {"usd_per_request": np.nan, "usd_per_output_token": np.nan, "batch": np.nan}
-    return SizeServed(**told, chips=0, **nothing, reason=reason)
+    return SizeServed(**size_figures, chips=0, **nothing, reason=reason)

@@ -77,7 +77,7 @@ class MachineBudget(Tabular):
 
 
 def by_machine(
-    law: Law, at_loss: float, demand: Demand, serving: Serving, *, around: float, usd: float = np.nan, **more: float
+    law: Law, at_loss: float, demand: Demand, serving: Serving, *, around: float, usd: float = np.nan, **inputs: float
 ) -> MachineBudget:
     """Return the model of least bill at a loss, or of least loss for a bill of `usd` where that is given.
 
@@ -86,17 +86,17 @@ def by_machine(
     """
     system = resolve_system(serving.system)
     trainer = system if serving.training_system is None else resolve_system(serving.training_system)
-    _check(law, system, trainer, more)
-    family = _Family(law, at_loss, serving, system, trainer, more)
+    _check(law, system, trainer, inputs)
+    family = _Family(law, at_loss, serving, system, trainer, inputs)
     low, high = max(SMALLEST, around / SPAN), min(LARGEST, around * SPAN)
-    for wanted in np.geomspace(low, high, SIZES):
-        family.add(float(wanted))
-    found = _best(family, demand, at_loss, usd, around)
+    for params in np.geomspace(low, high, SIZES):
+        family.add(float(params))
+    optimum = _best(family, demand, at_loss, usd, around)
     for _ in range(ROUNDS):
-        if not family.add(found.params):
+        if not family.add(optimum.params):
             break
-        found = _best(family, demand, at_loss, usd, around)
-    return _told(family, demand, found)
+        optimum = _best(family, demand, at_loss, usd, around)
+    return _machine_budget(family, demand, optimum)
 
 
 @dataclass(slots=True)
@@ -111,16 +111,16 @@ class _Family:
     more: dict[str, float]
     sizes: dict[float, SizeServed] = field(default_factory=dict)
 
-    def add(self, wanted: float) -> bool:
+    def add(self, target_params: float) -> bool:
         """Plan a size; whether it is a new one."""
-        model = self._shaped(wanted, self.serving.weights, self.serving.kv)
+        model = self._shaped(target_params, self.serving.weights, self.serving.kv)
         params = float(active_parameters(model))
-        if any(max(params / known, known / params) < LITTLE for known in self.sizes):
+        if any(max(params / size, size / params) < LITTLE for size in self.sizes):
             return False
         tokens = float(np.asarray(tokens_for(self.law, params, self.at_loss, **self.more)))
         chips = chips_for(params, tokens, self.trainer, self.serving)
-        usd, mfu, seconds = training_cost(self._shaped(wanted), self.trainer, self.serving, chips=chips, tokens=tokens)
-        told = {
+        usd, mfu, seconds = training_cost(self._shaped(target_params), self.trainer, self.serving, chips=chips, tokens=tokens)
+        training_figures = {
             "params": params,
             "total_params": float(parameters_of(model)),
             "training_chips": chips,
@@ -128,12 +128,12 @@ class _Family:
             "usd_per_training_token": usd,
             "mfu": mfu,
         }
-        self.sizes[params] = served_size(model, told, self.serving, self.system)
+        self.sizes[params] = served_size(model, training_figures, self.serving, self.system)
         return True
 
-    def _shaped(self, wanted: float, weights: str = "", kv: str = "") -> Model:
+    def _shaped(self, target_params: float, weights: str = "", kv: str = "") -> Model:
         experts, granularity = (whole(name, self.more.get(name, 1)) for name in ("experts", "granularity"))
-        return shaped(wanted, experts, granularity, weights, kv)
+        return shaped(target_params, experts, granularity, weights, kv)
 
     @property
     def planned(self) -> list[SizeServed]:
@@ -186,25 +186,25 @@ class _Prices:
             return np.asarray(sum(self.bill(demand, at_loss, params)[1:]))
 
         best = float(least(total, low=self.known[0].params, high=self.known[-1].params))
-        nodes = [one.params for one in self.known]  # a size that was planned, where one is as near as they are made
-        best = min(nodes, key=lambda one: abs(np.log(one / best))) if _near(best, nodes) else best
+        nodes = [size.params for size in self.known]  # a size that was planned, where one is as near as they are made
+        best = min(nodes, key=lambda size: abs(np.log(size / best))) if _near(best, nodes) else best
         return best, float(total(np.asarray(best)))
 
     def _price(self, params: Number, name: str) -> Array:
         """Return a price by parameters: a power between two sizes that are known, infinite beyond them."""
-        nodes, logs = np.log([one.params for one in self.known]), np.log([getattr(one, name) for one in self.known])
-        at = np.log(params)
-        inside = (at >= nodes[0] - 1e-9) & (at <= nodes[-1] + 1e-9)
-        return np.where(inside, np.exp(np.interp(at, nodes, logs)), np.inf)
+        nodes, logs = np.log([size.params for size in self.known]), np.log([getattr(size, name) for size in self.known])
+        log_params = np.log(params)
+        inside = (log_params >= nodes[0] - 1e-9) & (log_params <= nodes[-1] + 1e-9)
+        return np.where(inside, np.exp(np.interp(log_params, nodes, logs)), np.inf)
 
 
 def _near(size: float, nodes: Sequence[float]) -> bool:
-    return any(max(size / one, one / size) < LITTLE for one in nodes)
+    return any(max(size / node, node / size) < LITTLE for node in nodes)
 
 
 def _best(family: _Family, demand: Demand, at_loss: float, usd: float, around: float) -> _Best:
     """Return the size of least bill at a loss, or where a bill is given, at the least loss that it buys."""
-    prices = _Prices(family, _known(family, around))
+    prices = _Prices(family, _priced_sizes(family, around))
     if np.isnan(usd):
         params, bill = prices.cheapest(demand, at_loss)
         if not np.isfinite(bill):
@@ -223,71 +223,71 @@ def _best(family: _Family, demand: Demand, at_loss: float, usd: float, around: f
     return _Best(prices, demand, bought, prices.cheapest(demand, bought)[0])
 
 
-def _told(family: _Family, demand: Demand, found: _Best) -> MachineBudget:
+def _machine_budget(family: _Family, demand: Demand, optimum: _Best) -> MachineBudget:
     """Return the answer."""
-    serving, known = family.serving, found.prices.known
-    tokens, training, rl, served = (float(part) for part in found.bill(found.params))
+    serving, priced_sizes = family.serving, optimum.prices.known
+    tokens, training, rl, served = (float(part) for part in optimum.bill(optimum.params))
     total = training + rl + served
-    at = _with_bill(min(known, key=lambda one: abs(np.log(one.params / found.params))), found)
+    nearest = _with_bill(min(priced_sizes, key=lambda size: abs(np.log(size.params / optimum.params))), optimum)
     a_request = serving.workload.input_tokens + serving.workload.output_tokens
     requests = demand.served * (1 - demand.discard) / a_request
-    request_usd = served / requests if requests else at.usd_per_request
-    half, double = (float(sum(found.bill(np.asarray(found.params * by))[1:])) / total for by in (0.5, 2.0))
-    trained = f"{at.training_chips:,} chips of {family.trainer.name} in {serving.training_format} for "
+    request_usd = served / requests if requests else nearest.usd_per_request
+    half, double = (float(sum(optimum.bill(np.asarray(optimum.params * factor))[1:])) / total for factor in (0.5, 2.0))
+    trained = f"{nearest.training_chips:,} chips of {family.trainer.name} in {serving.training_format} for "
     return MachineBudget(
         law=family.law.name,
         system=family.system.name,
         training_system=family.trainer.name,
-        params=found.params,
-        total_params=at.total_params,
+        params=optimum.params,
+        total_params=nearest.total_params,
         tokens=tokens,
-        loss=found.at_loss,
+        loss=optimum.at_loss,
         training_usd=training,
         rl_usd=rl,
         serving_usd=served,
         total_usd=total,
-        eta=_eta(found.params, tokens, demand, training, served),
+        eta=_eta(optimum.params, tokens, demand, training, served),
         usd_per_million_tokens=1e6 * request_usd / a_request,
         serving_chips=served / (1 - demand.discard or np.nan) / float(family.system.rent.typical) / demand.lifetime,
         half_cost=half,
         double_cost=double,
-        sizes=tuple(_with_bill(one, found) for one in family.planned),
-        mfu=at.mfu,
-        training_chips=at.training_chips,
-        training_seconds=at.training_seconds,
+        sizes=tuple(_with_bill(size, optimum) for size in family.planned),
+        mfu=nearest.mfu,
+        training_chips=nearest.training_chips,
+        training_seconds=nearest.training_seconds,
         training_by=(
-            f"{trained}{at.training_seconds / DAY:,.0f} days, {serving.training_batch:,} sequences of "
+            f"{trained}{nearest.training_seconds / DAY:,.0f} days, {serving.training_batch:,} sequences of "
             f"{serving.training_seq:,} tokens a step, failures included"
         ),
-        notes=tuple(_notes(family, at)),
+        notes=tuple(_notes(family, nearest)),
     )
 
 
-def _notes(family: _Family, at: SizeServed) -> Iterator[str]:
+def _notes(family: _Family, size: SizeServed) -> Iterator[str]:
     """Yield what is to be minded: mixtures of the family that hold more, or less, than those of the law's runs."""
-    by_law = float(np.asarray(total_parameters(family.law, at.params, family.more)))
-    apart = max(by_law / at.total_params, at.total_params / by_law)
-    if apart > LITTLE**4:
+    by_law = float(np.asarray(total_parameters(family.law, size.params, family.more)))
+    ratio = max(by_law / size.total_params, size.total_params / by_law)
+    if ratio > LITTLE**4:
         yield (
-            f"the family's mixture holds {show(at.total_params)} parameters for {show(at.params)} active ones, the law's own "
-            f"runs {show(by_law)}: what is served is not quite what the law judged"
+            f"the family's mixture holds {show(size.total_params)} parameters for {show(size.params)} active ones, the law's "
+            f"own runs {show(by_law)}: what is served is not quite what the law judged"
         )
 
 
-def _known(family: _Family, around: float) -> list[SizeServed]:
+def _priced_sizes(family: _Family, around: float) -> list[SizeServed]:
     """Return the sizes that are served and trained; raise Impossible, with the reason, where they are fewer than two."""
     sizes = family.planned
-    known = [one for one in sizes if np.isfinite(one.usd_per_request) and np.isfinite(one.usd_per_training_token)]
-    if len(known) > 1:
-        return known
-    if sum(bool(np.isfinite(one.usd_per_training_token)) for one in sizes) < 2:
-        most = max(one.training_chips for one in sizes)
+    priced_sizes = [size for size in sizes if np.isfinite(size.usd_per_request) and np.isfinite(size.usd_per_training_token)]
+    if len(priced_sizes) > 1:
+        return priced_sizes
+    if sum(bool(np.isfinite(size.usd_per_training_token)) for size in sizes) < 2:
+        max_chips = max(size.training_chips for size in sizes)
         raise Impossible(
-            f"{most:,} chips of {family.trainer.name} train no size near {show(around)} parameters to the loss"
-            if most
+            f"{max_chips:,} chips of {family.trainer.name} train no size near {show(around)} parameters to the loss"
+            if max_chips
             else f"all sizes near {show(around)} parameters are too small for the loss"
         )
-    first = next(one for one in sizes if one.reason)  # the smallest, which has the best chance
+    first = next(size for size in sizes if size.reason)  # the smallest, which has the best chance
     raise Impossible(
         f"no size near {show(around)} parameters is served within the limits; of {show(first.params)}: {first.reason}"
     )
@@ -299,20 +299,20 @@ def _eta(params: float, tokens: float, demand: Demand, training: float, served: 
     return served / flop / (training / (TRAINING_FLOP * params * tokens)) if flop else np.nan
 
 
-def _check(law: Law, system: System, trainer: System, more: dict[str, float]) -> None:
-    for one in (system, trainer):
-        if not np.isfinite(float(one.rent.typical)):
-            raise InputError(f"{one.name}: no rent is known; give one, such as --rent 2.10")
-    if "sparsity" in more:
+def _check(law: Law, system: System, trainer: System, inputs: dict[str, float]) -> None:
+    for machine in (system, trainer):
+        if not np.isfinite(float(machine.rent.typical)):
+            raise InputError(f"{machine.name}: no rent is known; give one, such as --rent 2.10")
+    if "sparsity" in inputs:
         raise InputError(f"{law.name} tells the sparsity of a model and not its experts, of which the machine needs the number")
 
 
-def _with_bill(one: SizeServed, found: _Best) -> SizeServed:
+def _with_bill(size: SizeServed, optimum: _Best) -> SizeServed:
     """Return a size with its bill; without one where it is not served or not trained."""
-    if not (np.isfinite(one.usd_per_request) and np.isfinite(one.usd_per_training_token)):
-        return one
-    tokens, training, rl, served = (float(part) for part in found.bill(one.params))
-    family = found.prices.family  # which timed it on the tokens of its own loss
-    timed = float(np.asarray(tokens_for(family.law, one.params, family.at_loss, **family.more)))
-    seconds = one.training_seconds * tokens / timed
-    return replace(one, tokens=tokens, training_seconds=seconds, training_usd=training, rl_usd=rl, serving_usd=served)
+    if not (np.isfinite(size.usd_per_request) and np.isfinite(size.usd_per_training_token)):
+        return size
+    tokens, training, rl, served = (float(part) for part in optimum.bill(size.params))
+    family = optimum.prices.family  # which timed it on the tokens of its own loss
+    timed = float(np.asarray(tokens_for(family.law, size.params, family.at_loss, **family.more)))
+    seconds = size.training_seconds * tokens / timed
+    return replace(size, tokens=tokens, training_seconds=seconds, training_usd=training, rl_usd=rl, serving_usd=served)

@@ -14,7 +14,7 @@ import numpy as np
 
 from steptime.errors import DataFileError, InputError, UnknownName
 from steptime.number_checks import Array
-from steptime.scaling.lifetime_compute import Bill, Demand, bill_of
+from steptime.scaling.lifetime_compute import Bill, Demand, lifetime_bill
 from steptime.scaling.model_sizing import Budget
 from steptime.scaling.moe_vs_dense import MoeBoard, moe_board
 from steptime.scaling.overtraining_data import open_models
@@ -25,16 +25,16 @@ SPAN: Final = 8.0  # times above the best size
 POINTS: Final = 121
 
 
-def cost_curve(law: LawLike, demand: Demand, at_loss: float, around: float, **more: float) -> Bill:
+def cost_curve(law: LawLike, demand: Demand, at_loss: float, around: float, **inputs: float) -> Bill:
     """Return the bill of models of equal loss, `SPAN` times below and above the best; infinite where too small.
 
     >>> curve = cost_curve("hoffmann", Demand(served=200e12), 1.8046, 104.9e9)
     >>> curve.params.size, bool(np.isinf(curve.total[0]))
     (121, True)
     """
-    found = load_law(law)
+    scaling_law = load_law(law)
     params = np.geomspace(around / SPAN, around * SPAN, POINTS)
-    return bill_of(demand, params, np.asarray(tokens_for(found, params, at_loss, **more)), at_loss)
+    return lifetime_bill(demand, params, np.asarray(tokens_for(scaling_law, params, at_loss, **inputs)), at_loss)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Contours:
     losses: Array
 
 
-def contours(law: LawLike, around: tuple[float, float], **more: float) -> Contours:
+def contours(law: LawLike, around: tuple[float, float], **inputs: float) -> Contours:
     """Return losses a factor of 100 around parameters and tokens.
 
     >>> found = contours("epoch", (100e9, 10e12))
@@ -55,10 +55,10 @@ def contours(law: LawLike, around: tuple[float, float], **more: float) -> Contou
     """
     params = np.geomspace(around[0] / 100, around[0] * 100, 61)
     tokens = np.geomspace(around[1] / 100, around[1] * 100, 61)
-    return Contours(params=params, tokens=tokens, losses=np.asarray(loss(law, params[:, None], tokens, **more)))
+    return Contours(params=params, tokens=tokens, losses=np.asarray(loss(law, params[:, None], tokens, **inputs)))
 
 
-def frontier(law: LawLike, at_loss: float, around: float, **more: float) -> tuple[Array, Array]:
+def frontier(law: LawLike, at_loss: float, around: float, **inputs: float) -> tuple[Array, Array]:
     """Return training FLOP and serving FLOP a token (2 N) of models of equal loss, smallest first: what cheaper tokens take.
 
     Those that more training makes dearer to serve are left out.
@@ -67,12 +67,12 @@ def frontier(law: LawLike, at_loss: float, around: float, **more: float) -> tupl
     >>> bool((np.diff(training) < 0).all() and (np.diff(serving) > 0).all())
     True
     """
-    curve = cost_curve(law, Demand(), at_loss, around, **more)
+    curve = cost_curve(law, Demand(), at_loss, around, **inputs)
     training = np.asarray(curve.training)
-    known = np.isfinite(training)
-    best = int(np.argmin(np.where(known, training, np.inf)))
-    kept = known & (np.arange(training.size) <= best)
-    return training[kept], 2 * np.asarray(curve.params)[kept]
+    is_finite = np.isfinite(training)
+    best = int(np.argmin(np.where(is_finite, training, np.inf)))
+    on_frontier = is_finite & (np.arange(training.size) <= best)
+    return training[on_frontier], 2 * np.asarray(curve.params)[on_frontier]
 
 
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -85,14 +85,14 @@ STYLE: Final[Any] = {
 HEADROOM: Final = 5.0  # times the least bill that a picture shows
 MOST_GAIN: Final = 100.0
 FARTHEST: Final = 100.0  # times the training of its choice that a frontier goes
-NAMED: Final = 12  # open models whose names are written
+MAX_LABELS: Final = 12  # open models whose names are written
 
 
-def draw(found: Budget, kind: str, path: str) -> None:
+def draw(budget: Budget, kind: str, path: str) -> None:
     """Draw a picture of a budget to a file. Raises UnknownName for a kind that there is not."""
     if kind not in KINDS:
         raise UnknownName("picture", kind, KINDS, f"There are {', '.join(KINDS)}.")
-    _save(lambda axes: KINDS[kind](axes, found), path)
+    _save(lambda axes: KINDS[kind](axes, budget), path)
 
 
 def draw_board(board: MoeBoard, path: str) -> None:
@@ -115,9 +115,9 @@ def _save(paint: Callable[[Any], None], path: str) -> None:
             raise DataFileError(path, f"cannot be written: {error.strerror or error}") from None
 
 
-def _cost(axes: Any, found: Budget) -> None:
-    best = found.choice
-    curve = cost_curve(best.known, found.demand, best.loss, best.params, **found.more)
+def _cost(axes: Any, budget: Budget) -> None:
+    best = budget.choice
+    curve = cost_curve(best.known, budget.demand, best.loss, best.params, **budget.more)
     axes.loglog(curve.params, curve.total, color="black", linewidth=2, label="in all")
     for name, values, colour, dash in zip(
         ("training, 6 N D", "RL", "serving, 2 N D η"), (curve.training, curve.rl, curve.serving), COLOURS, ("-", "-.", "--"),
@@ -134,36 +134,36 @@ def _cost(axes: Any, found: Budget) -> None:
     axes.legend(frameon=False)
 
 
-def _contours(axes: Any, found: Budget) -> None:
-    best = found.choice
-    made = contours(best.known, (best.params, best.tokens), **found.more)
+def _contours(axes: Any, budget: Budget) -> None:
+    best = budget.choice
+    grid = contours(best.known, (best.params, best.tokens), **budget.more)
     axes.set(xscale="log", yscale="log")
-    lines = axes.contour(made.tokens, made.params, made.losses, levels=14, cmap="cividis")
+    lines = axes.contour(grid.tokens, grid.params, grid.losses, levels=14, cmap="cividis")
     axes.clabel(lines, fmt="%.3g", fontsize=8)
     for share in (0.01, 0.1, 1.0, 10.0):
         compute = best.training_flop * share
-        axes.plot(made.tokens, compute / 6 / made.tokens, ":", color="grey", linewidth=1)
+        axes.plot(grid.tokens, compute / 6 / grid.tokens, ":", color="grey", linewidth=1)
         axes.annotate(
-            f"{compute:.1g} FLOP", (made.tokens[8], compute / 6 / made.tokens[8]), fontsize=7, color="grey", clip_on=True
+            f"{compute:.1g} FLOP", (grid.tokens[8], compute / 6 / grid.tokens[8]), fontsize=7, color="grey", clip_on=True
         )
     axes.plot(best.tokens, best.params, "D", color="black", label="least bill")
-    axes.plot(made.tokens, made.tokens / 20, "--", color=COLOURS[1], linewidth=1, label="20 tokens a parameter")
+    axes.plot(grid.tokens, grid.tokens / 20, "--", color=COLOURS[1], linewidth=1, label="20 tokens a parameter")
     axes.set(xlabel="training tokens", ylabel="parameters", title=f"Loss by {best.law}",
-             xlim=(made.tokens[0], made.tokens[-1]), ylim=(made.params[0], made.params[-1]))  # fmt: skip
+             xlim=(grid.tokens[0], grid.tokens[-1]), ylim=(grid.params[0], grid.params[-1]))  # fmt: skip
     axes.legend(frameon=False)
 
 
-def _open(axes: Any, found: Budget) -> None:
+def _open(axes: Any, budget: Budget) -> None:
     models = open_models()
-    for position, grade in enumerate(dict.fromkeys(one.grade for one in models)):
-        mine = [one for one in models if one.grade == grade]
-        sizes, ratios = [one.active for one in mine], [one.over_chinchilla for one in mine]
+    for position, grade in enumerate(dict.fromkeys(model.grade for model in models)):
+        mine = [model for model in models if model.grade == grade]
+        sizes, ratios = [model.active for model in mine], [model.over_chinchilla for model in mine]
         axes.loglog(sizes, ratios, MARKS[position], color=COLOURS[position],
                     label=f"open models, tokens {grade}")  # fmt: skip
-    for one in models[:: max(1, len(models) // NAMED)]:
-        axes.annotate(one.model.rpartition("/")[2], (one.active, one.over_chinchilla), fontsize=7, textcoords="offset points",
-                      xytext=(4, 3))  # fmt: skip
-    for position, choice in enumerate(found.choices):
+    for model in models[:: max(1, len(models) // MAX_LABELS)]:
+        axes.annotate(model.model.rpartition("/")[2], (model.active, model.over_chinchilla), fontsize=7,
+                      textcoords="offset points", xytext=(4, 3))  # fmt: skip
+    for position, choice in enumerate(budget.choices):
         axes.loglog(choice.params, choice.over_chinchilla, "D", color="black", markersize=5,
                     label="this budget, by law" if not position else None)  # fmt: skip
     axes.axhline(1.0, color="grey", linestyle="--", linewidth=1)
@@ -171,17 +171,17 @@ def _open(axes: Any, found: Budget) -> None:
     axes.legend(frameon=False)
 
 
-def _experts(axes: Any, found: Budget) -> None:
-    _board(axes, moe_board(found.choice.params, tokens=found.choice.tokens))
+def _experts(axes: Any, budget: Budget) -> None:
+    _board(axes, moe_board(budget.choice.params, tokens=budget.choice.tokens))
 
 
 def _board(axes: Any, board: MoeBoard) -> None:
     for position, law in enumerate(dict.fromkeys(row.law for row in board.rows)):
         mine = [row for row in board.rows if row.law == law]
         rows = [row for row in mine if row.gain <= MOST_GAIN]
-        colour, named = COLOURS[position % len(COLOURS)], law if len(rows) == len(mine) else f"{law}, to {MOST_GAIN:g}x"
+        colour, label = COLOURS[position % len(COLOURS)], law if len(rows) == len(mine) else f"{law}, to {MOST_GAIN:g}x"
         axes.loglog([row.experts for row in rows], [row.equivalent for row in rows], marker=MARKS[position % len(MARKS)],
-                    color=colour, linestyle="-" if len(mine) > 2 else "none", label=named)  # fmt: skip
+                    color=colour, linestyle="-" if len(mine) > 2 else "none", label=label)  # fmt: skip
         best = min(mine, key=lambda row: row.cost_over_dense)
         if best in rows:
             axes.plot(best.experts, best.equivalent, "o", markersize=13, fillstyle="none", color=colour)
@@ -192,18 +192,18 @@ def _board(axes: Any, board: MoeBoard) -> None:
     axes.legend(frameon=False)
 
 
-def _frontier(axes: Any, found: Budget) -> None:
-    for position, choice in enumerate(found.choices):
-        training, serving = frontier(choice.known, choice.loss, choice.params, **found.more)
-        kept = training <= FARTHEST * choice.training_flop
+def _frontier(axes: Any, budget: Budget) -> None:
+    for position, choice in enumerate(budget.choices):
+        training, serving = frontier(choice.known, choice.loss, choice.params, **budget.more)
+        in_range = training <= FARTHEST * choice.training_flop
         usd = choice.usd / choice.total_flop  # a FLOP of training
-        million = found.demand.eta * usd * 1e6
-        axes.loglog(training[kept] * usd, serving[kept] * million, color=COLOURS[position % len(COLOURS)], label=choice.law)
+        million = budget.demand.eta * usd * 1e6
+        axes.loglog(training[in_range] * usd, serving[in_range] * million, color=COLOURS[position % len(COLOURS)], label=choice.law)
         axes.plot(choice.training_usd, 2 * choice.params * million, "D", color=COLOURS[position % len(COLOURS)])
     axes.set(
         xlabel="training [USD]",
         ylabel="serving [USD per million tokens]",
-        title=f"Equal loss on {found.system}: what cheaper tokens take; least bill marked",
+        title=f"Equal loss on {budget.system}: what cheaper tokens take; least bill marked",
     )
     axes.legend(frameon=False)
 

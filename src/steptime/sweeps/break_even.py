@@ -36,7 +36,7 @@ def flips(found: Ranking, pairs: list[tuple[Model, System, str]], given: dict[st
     subjects = [by_name[one.model, one.system, one.label] for one in both]
     if subjects[0][1] != subjects[1][1]:
         yield from _rent_flips(found, first, second, [system for _, system in subjects])
-    with_levers = given | {"levers": True}
+    with_levers = given | {"alternatives": True}
     jobs: list[Job] = [(*subject, one.chips, with_levers) for subject, one in zip(subjects, both, strict=True)]
     engines = [name for name in _common(first, second) if name != first.engine or name != second.engine]
     if given["engine"] is None:
@@ -95,7 +95,7 @@ def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], tried: Call
     """Say what other formats of weights, experts and cache, that would make either cheaper, do to both."""
     options = [lever.option for one in plans if one is not None for lever in one.levers if lever.option.startswith(FORMATS)]
     asked = [(option, job) for option in dict.fromkeys(options) for job in jobs]
-    found = map_in_processes(tried, [(_stored(job[0], option), *job[1:3], job[3] | {"levers": False}) for option, job in asked])
+    found = map_in_processes(tried, [(_stored(job[0], option), *job[1:3], job[3] | {"alternatives": False}) for option, job in asked])
     for at in range(0, len(asked), 2):
         yield from _both(f"format: with {asked[at][0]}", found[at], found[at + 1])
 

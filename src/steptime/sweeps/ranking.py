@@ -61,7 +61,7 @@ def compare(
     check_limits(sure, slo)
     engine = load_engine(engine, catalog) if isinstance(engine, str) else engine
     machines = [_rented(system, rent) for system in asked]
-    given: dict[str, Any] = {"engine": engine, "modes": modes, "sure": sure, "levers": False, "elasticities": False}
+    given: dict[str, Any] = {"engine": engine, "modes": modes, "sure": sure, "alternatives": False, "elasticities": False}
     pairs = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
     stand = partial(_standing, workload=workload, slo=slo, chips=chips, given=given)
     standings = tuple(_placed(map_in_processes(stand, pairs)))

@@ -12,7 +12,7 @@ from steptime.blackboard.compute_allocation import overtraining, tokens_equal_to
 from steptime.errors import Impossible, InputError
 from steptime.number_checks import Array
 from steptime.scaling.compute_optimal import cheapest
-from steptime.scaling.lifetime_compute import Demand, bill_of
+from steptime.scaling.lifetime_compute import Demand, lifetime_bill
 from steptime.scaling.model_sizing import Budget, budget
 from steptime.scaling.quality_target import Target, read_target
 from steptime.scaling.scaling_laws import load_law, loss, tokens_for
@@ -63,7 +63,7 @@ def answer(inputs: Inputs) -> Answer:
     best, law = solution.choice, load_law(inputs.law)
     low, high = min(target.params / 10, best.params / 4), max(target.params * 10, best.params * 4)
     sizes = np.unique(np.append(np.geomspace(low, high, POINTS), best.params))
-    bill = bill_of(solution.demand, sizes, np.asarray(tokens_for(law, sizes, best.loss)), best.loss)
+    bill = lifetime_bill(solution.demand, sizes, np.asarray(tokens_for(law, sizes, best.loss)), best.loss)
     price = best.usd / best.total_flop
     curves = {name: np.broadcast_to(getattr(bill, name), sizes.shape) * price for name in PARTS}
     even = float(tokens_equal_to_serving(tokens, inputs.eta))

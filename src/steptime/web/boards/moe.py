@@ -13,7 +13,7 @@ from steptime.blackboard.decode_latency import memory_over_compute, utilisation
 from steptime.number_checks import Array
 from steptime.scaling.compute_optimal import TRAINING_FLOP, equivalent_dense
 from steptime.scaling.lifetime_compute import total_parameters
-from steptime.scaling.moe_vs_dense import MoeBoard, MoeRow, asked_of, moe_board
+from steptime.scaling.moe_vs_dense import MoeBoard, MoeRow, inputs_for_experts, moe_board
 from steptime.scaling.scaling_laws import DOMAINS, beyond, load_law
 from steptime.units import in_digits, show
 from steptime.web.board import Answer, Board, Figure
@@ -94,7 +94,7 @@ def answer(inputs: Inputs) -> Answer:
 def _curve(name: str, active: float, tokens: float) -> tuple[Array, Array, Array]:
     """Return of each number of experts the gain, all parameters over active ones, and whether the law had such runs."""
     law = load_law(name)
-    every = [asked_of(law, count) or {} for count in COUNTS]
+    every = [inputs_for_experts(law, count) or {} for count in COUNTS]
     columns = {key: np.array([inputs[key] for inputs in every]) for key in every[0]}
     sizes = np.array([float(np.asarray(total_parameters(law, active, inputs))) for inputs in every]) / active
     trained = {"tokens": tokens, "compute": TRAINING_FLOP * active * tokens} if law.kind.tokens else {}
