@@ -17,7 +17,7 @@ from steptime.errors import InputError
 from steptime.models.config_coverage import _field_value, is_trifle, leaves, plain
 from steptime.models.family_registry import known_families
 from steptime.models.model import total_parameters
-from steptime.models.model_loading import config_of, read_model
+from steptime.models.model_loading import load_config_fields, read_model
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "src" / "steptime" / "data" / "config_fields.json"
@@ -29,7 +29,7 @@ def equal_configs() -> list[tuple[str, dict[str, Any]]]:
     verdicts = json.loads((HERE / "oracle.json").read_text())["models"]
     found = []
     for name in files("models"):
-        fields = config_of(name)
+        fields = load_config_fields(name)
         if verdicts.get(name, {}).get("verdict") == "equal":
             found.append((str(fields.get("model_type")), dict(fields)))
     tests = import_module("tests.models.test_decoders_of_transformers")
@@ -57,7 +57,7 @@ def facts() -> dict[str, Any]:
     for kind, fields in equal_configs():
         compared[kind] += 1
         asked: set[str] = set()
-        read_model(fields, asked=asked)
+        read_model(fields, lookups=asked)
         of_kind = read.setdefault(kind, {})
         for name in asked:
             value = _field_value(fields, name)

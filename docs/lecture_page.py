@@ -20,15 +20,15 @@ def row(one: Statement, *before: str) -> str:
     values = one.computed
     name = cell(one.name) + (f" (check {one.check})" if one.check else "")
     why = cell(one.reason) + ("" if one.source == LECTURE else f" ([source]({one.source}))")
-    figures = format_claim(one.said, one.relation, one.unit), between(min(values), max(values), one.unit)
-    return "| " + " | ".join([*before, name, *figures, one.found, why]) + " |"
+    figures = format_claim(one.stated, one.relation, one.unit), between(min(values), max(values), one.unit)
+    return "| " + " | ".join([*before, name, *figures, one.computed_verdict, why]) + " |"
 
 
 def section_lines() -> Iterable[str]:
     """Yield the sections."""
     for one in sections():
         symbols = "; ".join(f"`{name}` {meaning}" for name, meaning in one.symbols.items())
-        yield from ("", f"## {one.number}. {one.title}", "", cell(one.said), "", f"    {one.formula}", "", f"{symbols}.", "")
+        yield from ("", f"## {one.number}. {one.title}", "", cell(one.summary), "", f"    {one.formula}", "", f"{symbols}.", "")
         yield from (HEAD, *(row(statement) for statement in one.statements), "")
         yield f"Where it fails: {cell(one.fails)}"
 
@@ -51,7 +51,7 @@ def page() -> str:
         "",
         "| | claim | number | said | computed | verdict | why |",
         "|---:|---|---|---:|---:|---|---|",
-        *(row(one.statement, str(one.number), cell(one.said)) for one in claims()),
+        *(row(one.statement, str(one.number), cell(one.summary)) for one in claims()),
         "",
         "## Cards",
         "",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.errors import RangeError, UnitError, shown
+from steptime.errors import RangeError, UnitError, short_repr
 from steptime.hardware.what_if import read_figure, vary
 from steptime.number_checks import (
     MOST_CHIPS,
@@ -16,21 +16,21 @@ from steptime.number_checks import (
     between,
     check_shapes,
     limit,
-    of_each,
+    map_unique,
     positive,
     share,
     single,
-    whole,
+    whole_number,
 )
 from steptime.units import count
 
 
 def label(value):
     """Return a value as the name of a test: without an address, so that all processes name it alike."""
-    return "gate" if callable(value) else "object" if type(value) is object else shown(value)
+    return "gate" if callable(value) else "object" if type(value) is object else short_repr(value)
 
 
-GATES = (whole, positive, at_least_zero, share, limit, lambda name, value: between(name, value, 0, 10))
+GATES = (whole_number, positive, at_least_zero, share, limit, lambda name, value: between(name, value, 0, 10))
 NO_NUMBERS = (
     "8",
     b"8",
@@ -63,7 +63,7 @@ def test_what_is_not_a_number_is_refused(gate, value):
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, np.array([1.0, math.inf])], ids=label)
 def test_infinity_is_only_a_limit(value):
-    for gate in (whole, positive, at_least_zero, share):
+    for gate in (whole_number, positive, at_least_zero, share):
         with pytest.raises(RangeError, match=r"batch must be a finite number, not -?inf"):
             gate("batch", value)
     assert limit("limit", math.inf) == math.inf
@@ -72,14 +72,14 @@ def test_infinity_is_only_a_limit(value):
 @pytest.mark.parametrize(
     ("gate", "value", "says"),
     [
-        (lambda v: whole("chips", v, most=MOST_CHIPS), 0, "chips must be at least 1, not 0"),
-        (lambda v: whole("chips", v, most=MOST_CHIPS), 10**23, r"chips must be at most 200,000, not 1e\+23"),
-        (lambda v: whole("chips", v, most=MOST_CHIPS), 10**5000, "not a number of some 5,000 digits"),
-        (lambda v: whole("chips", v), 2.5, "chips must be a whole number of at least 1, not 2.5"),
-        (lambda v: whole("chips", v), np.array([1.0, 2.5]), "chips must be a whole number of at least 1, not 2.5"),
-        (lambda v: whole("chips", v), [1, 10**30], r"at most 1,000,000,000, not 1e\+30"),
+        (lambda v: whole_number("chips", v, maximum=MOST_CHIPS), 0, "chips must be at least 1, not 0"),
+        (lambda v: whole_number("chips", v, maximum=MOST_CHIPS), 10**23, r"chips must be at most 200,000, not 1e\+23"),
+        (lambda v: whole_number("chips", v, maximum=MOST_CHIPS), 10**5000, "not a number of some 5,000 digits"),
+        (lambda v: whole_number("chips", v), 2.5, "chips must be a whole number of at least 1, not 2.5"),
+        (lambda v: whole_number("chips", v), np.array([1.0, 2.5]), "chips must be a whole number of at least 1, not 2.5"),
+        (lambda v: whole_number("chips", v), [1, 10**30], r"at most 1,000,000,000, not 1e\+30"),
         (lambda v: positive("bandwidth", v, "B/s"), -3e12, r"bandwidth must be greater than 0 B/s, not -3,000,000,000,000"),
-        (lambda v: positive("bandwidth", v, "B/s", least=1), 1e-300, "bandwidth must be at least 1 B/s, not 1e-300"),
+        (lambda v: positive("bandwidth", v, "B/s", minimum=1), 1e-300, "bandwidth must be at least 1 B/s, not 1e-300"),
         (lambda v: positive("bandwidth", v, "B/s"), 1e300, r"bandwidth must be at most 1e\+30 B/s, not 1e\+300"),
         (
             lambda v: at_least_zero("prefix", v, "token"),
@@ -101,7 +101,7 @@ def test_bounds_are_told_with_their_unit(gate, value, says):
 
 @pytest.mark.parametrize("value", [8, 8.0, np.int8(8), np.float16(8), np.uint64(8), np.array(8)], ids=label)
 def test_whole_scalars_become_ints(value):
-    found = whole("chips", value)
+    found = whole_number("chips", value)
     assert type(found) is int
     assert found == 8
 
@@ -110,7 +110,7 @@ def test_arrays_pass_as_they_are_and_lists_as_arrays():
     values = np.linspace(1, 2, 5)
     assert positive("x", values) is values
     assert isinstance(positive("x", [1, 2]), np.ndarray)
-    assert whole("x", np.zeros(0)).size == 0
+    assert whole_number("x", np.zeros(0)).size == 0
     check_shapes(batch=np.ones((2, 1)), context=np.ones(3), query=1)
     with pytest.raises(RangeError, match=r"batch \(2,\), context \(3,\)"):
         check_shapes(batch=np.ones(2), context=np.ones(3))
@@ -258,13 +258,13 @@ def test_workloads_and_limits_are_checked():
 def test_of_each_is_the_function_of_every_number():
     several = ([4, 9, 4], [[1.5, 2.0], [2.0, 1.5]], [7], [], [10**6, 3], np.arange(50.0) % 7, 3.0, [0.5] * 9, [-1.0] * 3)
     for values in several:
-        found = of_each(lambda number: 2 * number + 1, values)
+        found = map_unique(lambda number: 2 * number + 1, values)
         assert found.shape == np.shape(values)
         assert np.array_equal(found, 2 * np.asarray(values) + 1)
 
 
 def test_of_each_asks_once_for_each_number():
     asked = []
-    of_each(lambda number: asked.append(number) or 0.0, np.array([3, 1, 3, 1, 3]))
-    of_each(lambda number: asked.append(number) or 0.0, np.array([30, 10, 30]))
+    map_unique(lambda number: asked.append(number) or 0.0, np.array([3, 1, 3, 1, 3]))
+    map_unique(lambda number: asked.append(number) or 0.0, np.array([30, 10, 30]))
     assert asked == [1, 3, 10, 30]

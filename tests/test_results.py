@@ -29,11 +29,11 @@ from steptime.describe.system_summary import system_card, system_table
 from steptime.errors import DataFileError, UnknownName
 from steptime.lecture.lecture_check import check, contents
 from steptime.lecture.lecture_content import section
-from steptime.models.model_loading import config_of
+from steptime.models.model_loading import load_config_fields
 from steptime.planning.planner import DoesNotFit
 from steptime.pricing.price_history import price_history
 from steptime.questions.step_question import step_summary
-from steptime.result_base import Tabular, entries, in_words, key_of, plain, problem, to_json, unit
+from steptime.result_base import Tabular, entries, in_words, json_key, plain, problem, to_json, unit
 from steptime.reversible.avalanche import mixing
 from steptime.reversible.sboxes import sbox_card
 from steptime.reversible.stack_results import KINDS, ErrorPoint, StackPoint, Stacks
@@ -202,7 +202,7 @@ MAKE = {
     "lecture section": lambda: section(3),
     "lecture verdicts": check,
     "roofline": lambda: st.roofline("llama-3.1-8b", "hgx-h100"),
-    "config": lambda: config_card(config_of("llama-3.1-8b")),
+    "config": lambda: config_card(load_config_fields("llama-3.1-8b")),
     "context walls": lambda: st.context_walls("llama-3.1-8b", "hgx-h100", techniques=["kv=fp8"], chips=1),
     "anchor": lambda: st.load_anchor([RUN]).anchors[0],
 }
@@ -357,11 +357,11 @@ def test_costs_of_different_meaning_have_unlike_names(made):
 
 
 def test_keys_of_fields():
-    assert key_of("tpot", unit("s", "")) == "tpot_s"
-    assert key_of("kv_bytes", unit("B", "")) == "kv_bytes"
-    assert key_of("requests_per_second", unit("requests/s", "")) == "requests_per_s"
-    assert key_of("seconds", unit("s", "", key="duration_s")) == "duration_s"
-    assert key_of("name", {}) == "name"
+    assert json_key("tpot", unit("s", "")) == "tpot_s"
+    assert json_key("kv_bytes", unit("B", "")) == "kv_bytes"
+    assert json_key("requests_per_second", unit("requests/s", "")) == "requests_per_s"
+    assert json_key("seconds", unit("s", "", key="duration_s")) == "duration_s"
+    assert json_key("name", {}) == "name"
 
 
 def test_arrays_in_words():

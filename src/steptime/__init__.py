@@ -138,12 +138,12 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names.spli
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         module = _load(_HOME[name])
-        found = module if name == _HOME[name] else getattr(module, name)
-        globals()[name] = found
-        return found
+        attribute = module if name == _HOME[name] else getattr(module, name)
+        globals()[name] = attribute
+        return attribute
     from steptime.errors import did_you_mean
 
-    near = " or ".join(did_you_mean(name, __all__, alike=0.65)) if not name.startswith("_") else ""
+    near = " or ".join(did_you_mean(name, __all__, cutoff=0.65)) if not name.startswith("_") else ""
     raise AttributeError(f"module 'steptime' has no attribute {name!r}" + (f"; did you mean {near}?" if near else ""))
 
 

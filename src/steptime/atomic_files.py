@@ -31,8 +31,8 @@ def write_text_atomically(path: FilePath, text: str, *, executable: bool = False
 
 def write_bytes_atomically(path: FilePath, data: bytes, *, executable: bool = False, follow_symlinks: bool = True) -> None:
     """Write bytes as `write_text_atomically` writes text."""
-    with temporary_file(path, executable=executable, follow_symlinks=follow_symlinks) as beside:
-        beside.write_bytes(data)
+    with temporary_file(path, executable=executable, follow_symlinks=follow_symlinks) as temporary_path:
+        temporary_path.write_bytes(data)
 
 
 @contextmanager
@@ -50,18 +50,18 @@ def temporary_file(path: FilePath, *, executable: bool = False, follow_symlinks:
         # `/dev/stdout` is a link to a pipe, whose real path cannot be opened
         yield Path(path)
         return
-    beside = place.with_name(_temporary_name(place.suffix))
+    temporary_path = place.with_name(_temporary_name(place.suffix))
     try:
-        yield beside
-        if beside.is_file():
-            _set_mode(beside, place, executable)
-            _sync(beside)
-        if place.is_dir() and not place.is_symlink() and beside.is_dir():
+        yield temporary_path
+        if temporary_path.is_file():
+            _set_mode(temporary_path, place, executable)
+            _sync(temporary_path)
+        if place.is_dir() and not place.is_symlink() and temporary_path.is_dir():
             shutil.rmtree(place)
-        os.replace(beside, place)
+        os.replace(temporary_path, place)
         _sync_folder(place.parent)
     finally:
-        _remove(beside)
+        _remove(temporary_path)
 
 
 def create_text_exclusively(path: FilePath, text: str) -> None:
@@ -75,34 +75,34 @@ def create_text_exclusively(path: FilePath, text: str) -> None:
     """
     place = Path(path)
     # readers of the folder must not take it for a finished file, so that it has another ending
-    beside = place.with_name(_temporary_name(".partial"))
+    temporary_path = place.with_name(_temporary_name(".partial"))
     try:
-        beside.write_bytes(text.encode())
-        _sync(beside)
+        temporary_path.write_bytes(text.encode())
+        _sync(temporary_path)
         try:
-            os.link(beside, place)
+            os.link(temporary_path, place)
         except FileExistsError:
             raise
         except OSError:
             # a file system without hard links: the name is taken first, then the empty file replaced
             os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-            os.replace(beside, place)
+            os.replace(temporary_path, place)
         _sync_folder(place.parent)
     finally:
-        _remove(beside)
+        _remove(temporary_path)
 
 
 def _temporary_name(suffix: str) -> str:
     return f".steptime-{secrets.token_hex(8)}{suffix}"
 
 
-def _set_mode(beside: Path, place: Path, executable: bool) -> None:
+def _set_mode(temporary_path: Path, place: Path, executable: bool) -> None:
     """Give a new file the mode of the old one; the execute bits follow the read bits, for which the umask holds."""
-    old = place if place.is_file() and not place.is_symlink() else beside
+    old = place if place.is_file() and not place.is_symlink() else temporary_path
     mode = old.stat().st_mode & 0o777
-    wanted = mode | ((mode & 0o444) >> 2) if executable else mode
-    if old is place or wanted != mode:
-        beside.chmod(wanted)
+    new_mode = mode | ((mode & 0o444) >> 2) if executable else mode
+    if old is place or new_mode != mode:
+        temporary_path.chmod(new_mode)
 
 
 def _sync(path: Path) -> None:

@@ -22,10 +22,10 @@ from typing import Any, Final
 LONGEST_SHOWN: Final = 60  # characters of what is wrong that an error repeats
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return the beginning of `value` for an error, however long it is.
 
-    >>> shown(2_000_000), shown(0.5), shown("8k"), shown(10**23), shown(10**5000)
+    >>> short_repr(2_000_000), short_repr(0.5), short_repr("8k"), short_repr(10**23), short_repr(10**5000)
     ('2,000,000', '0.5', "'8k'", '1e+23', 'a number of some 5,000 digits')
     """
     if type(value) is float and (not math.isfinite(value) or abs(value) < 1e15):
@@ -65,7 +65,7 @@ class UnknownName(InputError):
     def __init__(self, kind: str, name: object, options: Iterable[str], hint: str = "") -> None:
         self.kind, self.name = kind, name
         self.nearest = did_you_mean(name, options) if isinstance(name, str) else ()
-        message = f"unknown {kind} {shown(name)}"
+        message = f"unknown {kind} {short_repr(name)}"
         if self.nearest:
             message += "; did you mean " + " or ".join(self.nearest) + "?"
         if hint:
@@ -82,8 +82,8 @@ class DataFileError(InputError):
 
     def __init__(self, path: object, problem: str, line: int | None = None) -> None:
         self.path, self.line, self.problem = str(path), line, problem
-        where = f"{path}:{line}" if line else str(path)
-        super().__init__(f"{where}: {problem}")
+        location = f"{path}:{line}" if line else str(path)
+        super().__init__(f"{location}: {problem}")
 
 
 class ConfigError(InputError):
@@ -107,11 +107,11 @@ def expect(name: str, value: object, kind: type | tuple[type, ...], words: str) 
     steptime.errors.InputError: a workload is a dict, not '8k'
     """
     if not isinstance(value, kind):
-        raise InputError(f"{name} is {words}, not {shown(value)}")
+        raise InputError(f"{name} is {words}, not {short_repr(value)}")
 
 
-def did_you_mean(name: str, options: Iterable[str], most: int = 3, *, alike: float = 0.5) -> tuple[str, ...]:
-    """Return the nearest of `options` to `name`, best first, at most `most` of them; `alike` is how near, from 0 to 1.
+def did_you_mean(name: str, options: Iterable[str], max_names: int = 3, *, cutoff: float = 0.5) -> tuple[str, ...]:
+    """Return the nearest of `options` to `name`, best first, at most `max_names` of them; `cutoff` is how near, from 0 to 1.
 
     >>> did_you_mean("gb200-nvl", ["gb200-nvl72", "hgx-h100", "gb300-nvl72"])
     ('gb200-nvl72', 'gb300-nvl72')
@@ -120,6 +120,6 @@ def did_you_mean(name: str, options: Iterable[str], most: int = 3, *, alike: flo
     for option in options:
         by_folded.setdefault(option.casefold(), option)
         by_folded.setdefault(option.casefold().rsplit("/", 1)[-1], option)
-    close = get_close_matches(name.casefold(), list(by_folded), n=2 * most, cutoff=alike)
-    close += [o for o in by_folded if name.casefold() in o and len(name) > 2][:most] if len(close) < most else []
-    return tuple(dict.fromkeys(by_folded[c] for c in close))[:most]
+    close = get_close_matches(name.casefold(), list(by_folded), n=2 * max_names, cutoff=cutoff)
+    close += [o for o in by_folded if name.casefold() in o and len(name) > 2][:max_names] if len(close) < max_names else []
+    return tuple(dict.fromkeys(by_folded[c] for c in close))[:max_names]

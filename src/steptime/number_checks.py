@@ -19,14 +19,14 @@ from typing import Any, Final, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from steptime.errors import RangeError, shown
+from steptime.errors import RangeError, short_repr
 
 Array: TypeAlias = NDArray[Any]
 """An array of numbers of any kind: floats, whole numbers, booleans."""
 Number: TypeAlias = float | Array
 """A number, or an array of numbers: every formula broadcasts."""
 
-Given = TypeVar("Given")  # what a gate is given, it gives on
+NumberT = TypeVar("NumberT")  # what a gate is given, it gives on
 
 SHORT: Final = 4096  # numbers of an array of which a function is remembered
 MOST_CHIPS: Final = 200_000  # the largest clusters have as many; a plan for so many takes a few seconds
@@ -36,34 +36,34 @@ LARGEST: Final = 1e30  # of a rate or a capacity: products of two stay finite
 LONGEST: Final = 1e9  # s, some 30 years
 
 
-def whole(name: str, value: Given, *, least: float = 1, most: float = MOST_TOKENS, unit: str = "") -> Given:
-    """Return whole numbers from `least` to `most`; a scalar becomes an int.
+def whole_number(name: str, value: NumberT, *, minimum: float = 1, maximum: float = MOST_TOKENS, unit: str = "") -> NumberT:
+    """Return whole numbers from `minimum` to `maximum`; a scalar becomes an int.
 
-    >>> whole("chips", 8.0, most=MOST_CHIPS)
+    >>> whole_number("chips", 8.0, maximum=MOST_CHIPS)
     8
-    >>> whole("chips", 2.5, most=MOST_CHIPS)
+    >>> whole_number("chips", 2.5, maximum=MOST_CHIPS)
     Traceback (most recent call last):
         ...
     steptime.errors.RangeError: chips must be a whole number of at least 1, not 2.5
     """
-    found, low, high = _ends(name, value)
-    checked: Given = _within(name, (found, low, high), least, most, unit)
-    if np.ndim(found) == 0:
+    number_or_array, low, high = _ends(name, value)
+    checked: NumberT = _within(name, (number_or_array, low, high), minimum, maximum, unit)
+    if np.ndim(number_or_array) == 0:
         if high != int(high):
-            raise _broken(name, least, unit, high)
+            raise _broken(name, minimum, unit, high)
         number: Any = int(high)
         checked = number
-    elif found.dtype.kind == "f" and not np.array_equal(np.floor(found), found):
-        raise _broken(name, least, unit, found[np.floor(found) != found].flat[0].item())
+    elif number_or_array.dtype.kind == "f" and not np.array_equal(np.floor(number_or_array), number_or_array):
+        raise _broken(name, minimum, unit, number_or_array[np.floor(number_or_array) != number_or_array].flat[0].item())
     return checked
 
 
-def _broken(name: str, least: float, unit: str, value: float) -> RangeError:
-    return RangeError(f"{name} must be a whole number of at least {_bound(least, unit)}, not {shown(value)}")
+def _broken(name: str, minimum: float, unit: str, value: float) -> RangeError:
+    return RangeError(f"{name} must be a whole number of at least {_bound(minimum, unit)}, not {short_repr(value)}")
 
 
-def positive(name: str, value: Given, unit: str = "", *, least: float = 0.0, most: float = LARGEST) -> Given:
-    """Return finite numbers above 0, or of at least `least` where that is given, and at most `most`.
+def positive(name: str, value: NumberT, unit: str = "", *, minimum: float = 0.0, maximum: float = LARGEST) -> NumberT:
+    """Return finite numbers above 0, or of at least `minimum` where that is given, and at most `maximum`.
 
     >>> positive("ttft", 0.5, "s")
     0.5
@@ -74,27 +74,27 @@ def positive(name: str, value: Given, unit: str = "", *, least: float = 0.0, mos
     """
     value, low, high = _ends(name, value)
     if not low > 0:
-        raise RangeError(f"{name} must be greater than {_bound(0, unit)}, not {shown(low)}")
-    checked: Given = _within(name, (value, low, high), least, most, unit)
+        raise RangeError(f"{name} must be greater than {_bound(0, unit)}, not {short_repr(low)}")
+    checked: NumberT = _within(name, (value, low, high), minimum, maximum, unit)
     return checked
 
 
-def at_least_zero(name: str, value: Given, unit: str = "", *, most: float = LARGEST) -> Given:
-    """Return finite numbers from 0 to `most`.
+def at_least_zero(name: str, value: NumberT, unit: str = "", *, maximum: float = LARGEST) -> NumberT:
+    """Return finite numbers from 0 to `maximum`.
 
     >>> at_least_zero("prefix", [0, 4096])
     array([   0, 4096])
     """
-    return between(name, value, 0.0, most, unit)
+    return between(name, value, 0.0, maximum, unit)
 
 
-def between(name: str, value: Given, least: float, most: float, unit: str = "") -> Given:
-    """Return finite numbers from `least` to `most`, both among them."""
-    checked: Given = _within(name, _ends(name, value), least, most, unit)
+def between(name: str, value: NumberT, minimum: float, maximum: float, unit: str = "") -> NumberT:
+    """Return finite numbers from `minimum` to `maximum`, both among them."""
+    checked: NumberT = _within(name, _ends(name, value), minimum, maximum, unit)
     return checked
 
 
-def share(name: str, value: Given, *, whole_too: bool = True) -> Given:
+def share(name: str, value: NumberT, *, whole_too: bool = True) -> NumberT:
     """Return shares from 0 to 1; 1 itself only where the whole may be meant.
 
     >>> share("cached share", 0.3)
@@ -107,23 +107,23 @@ def share(name: str, value: Given, *, whole_too: bool = True) -> Given:
     value, low, high = _ends(name, value)
     if low < 0 or high > 1 or (high == 1 and not whole_too):
         top = "at most" if whole_too else "below"
-        raise RangeError(f"{name} must be a share of at least 0 and {top} 1, not {shown(low if low < 0 else high)}")
+        raise RangeError(f"{name} must be a share of at least 0 and {top} 1, not {short_repr(low if low < 0 else high)}")
     return value
 
 
-def limit(name: str, value: Given, unit: str = "s", *, least: float = 1e-9) -> Given:
-    """Return limits above 0, of at least `least`; infinity is none.
+def limit(name: str, value: NumberT, unit: str = "s", *, minimum: float = 1e-9) -> NumberT:
+    """Return limits above 0, of at least `minimum`; infinity is none.
 
     >>> limit("the TTFT limit", math.inf)
     inf
     """
     value, low, high = _ends(name, value, endless=True)
-    if not low > 0 and least:
-        raise RangeError(f"{name} must be greater than {_bound(0, unit)}, not {shown(low)}")
-    if low < least:
-        raise RangeError(f"{name} must be at least {_bound(least, unit)}, not {shown(low)}")
+    if not low > 0 and minimum:
+        raise RangeError(f"{name} must be greater than {_bound(0, unit)}, not {short_repr(low)}")
+    if low < minimum:
+        raise RangeError(f"{name} must be at least {_bound(minimum, unit)}, not {short_repr(low)}")
     if LARGEST < high < math.inf:
-        raise RangeError(f"{name} must be at most {_bound(LARGEST, unit)}, or infinite, not {shown(high)}")
+        raise RangeError(f"{name} must be at most {_bound(LARGEST, unit)}, or infinite, not {short_repr(high)}")
     return value
 
 
@@ -147,15 +147,15 @@ def single(**values: Any) -> None:
     """
     for name, value in values.items():
         if isinstance(value, list | tuple) or np.ndim(value):
-            raise RangeError(f"{name.replace('_', ' ')} must be one number, not {shown(value)}")
+            raise RangeError(f"{name.replace('_', ' ')} must be one number, not {short_repr(value)}")
 
 
-def _within(name: str, seen: tuple[Any, Any, Any], least: float, most: float, unit: str) -> Any:
-    value, low, high = seen
-    if low < least:
-        raise RangeError(f"{name} must be at least {_bound(least, unit)}, not {shown(low)}")
-    if high > most:
-        raise RangeError(f"{name} must be at most {_bound(most, unit)}, not {shown(high)}")
+def _within(name: str, value_and_ends: tuple[Any, Any, Any], minimum: float, maximum: float, unit: str) -> Any:
+    value, low, high = value_and_ends
+    if low < minimum:
+        raise RangeError(f"{name} must be at least {_bound(minimum, unit)}, not {short_repr(low)}")
+    if high > maximum:
+        raise RangeError(f"{name} must be at most {_bound(maximum, unit)}, not {short_repr(high)}")
     return value
 
 
@@ -184,12 +184,12 @@ def _array(name: str, value: Number) -> Any:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError):  # rows of unequal lengths, and what numpy cannot hold
-        raise RangeError(f"{name} must be a number or an array of numbers, not {shown(value)}") from None
+        raise RangeError(f"{name} must be a number or an array of numbers, not {short_repr(value)}") from None
     if array.dtype.kind == "O" and array.size and all(type(x) is int for x in array.flat):
         largest = max(abs(x) for x in array.flat)
         return array.astype(np.int64 if largest < 1 << 63 else np.float64) if largest < 1e300 else array
     if array.dtype.kind not in "iuf" or isinstance(value, bool):
-        raise RangeError(f"{name} must be a number or an array of numbers, not {shown(value)}")
+        raise RangeError(f"{name} must be a number or an array of numbers, not {short_repr(value)}")
     return array
 
 
@@ -198,10 +198,10 @@ def _bound(value: float, unit: str) -> str:
     return f"{text} {unit}{'s' if unit in ('token', 'chip') and value != 1 else ''}".rstrip()
 
 
-def some(value: Number) -> bool:
+def has_nonzero(value: Number) -> bool:
     """Whether a number, or any of an array, is not 0.
 
-    >>> some(0.0), some(np.array([0.0, 2.0]))
+    >>> has_nonzero(0.0), has_nonzero(np.array([0.0, 2.0]))
     (False, True)
     """
     if type(value) is float:
@@ -210,39 +210,39 @@ def some(value: Number) -> bool:
     return array.size > 0 and (bool(array.item(0)) or bool(array.any()))  # the first mostly tells
 
 
-def of_each(function: Callable[..., float], values: Number, *given: float) -> Array:
-    """Return `function` of every number of an array and what is given beside, called once for each that differs.
+def map_unique(function: Callable[..., float], values: Number, *arguments: float) -> Array:
+    """Return `function` of each number of an array and of `arguments`, called once for each distinct number.
 
     Counts of chips are few, and the same again from step to step: short arrays are remembered, and not to be written to. Whole
     numbers that are smaller than the array is long are looked up in a table, and nothing is sorted.
 
-    >>> of_each(math.sqrt, np.array([4, 9, 4])).tolist(), of_each(math.pow, 3.0, 2).tolist()
+    >>> map_unique(math.sqrt, np.array([4, 9, 4])).tolist(), map_unique(math.pow, 3.0, 2).tolist()
     ([2.0, 3.0, 2.0], 9.0)
     """
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.size > SHORT:
-        return _of_each(function, numbers, given)
-    return _remembered(function, numbers.tobytes(), numbers.shape, given)
+        return _map_unique(function, numbers, arguments)
+    return _remembered(function, numbers.tobytes(), numbers.shape, arguments)
 
 
 @lru_cache(maxsize=512)
-def _remembered(function: Callable[..., float], values: bytes, shape: tuple[int, ...], given: tuple[float, ...]) -> Array:
-    found = np.array(_of_each(function, np.frombuffer(values).reshape(shape), given))
-    found.flags.writeable = False
-    return found
+def _remembered(function: Callable[..., float], values: bytes, shape: tuple[int, ...], arguments: tuple[float, ...]) -> Array:
+    results = np.array(_map_unique(function, np.frombuffer(values).reshape(shape), arguments))
+    results.flags.writeable = False
+    return results
 
 
-def _of_each(function: Callable[..., float], numbers: Array, given: tuple[float, ...]) -> Array:
+def _map_unique(function: Callable[..., float], numbers: Array, arguments: tuple[float, ...]) -> Array:
     if numbers.size and numbers.min() >= 0 and numbers.max() < numbers.size:
         places = numbers.astype(np.intp)
         if np.array_equal(places, numbers):
-            there = np.zeros(int(numbers.max()) + 1, dtype=bool)
-            there[places] = True
-            table = np.zeros(len(there))
-            table[there] = [function(float(number), *given) for number in np.flatnonzero(there)]
+            is_present = np.zeros(int(numbers.max()) + 1, dtype=bool)
+            is_present[places] = True
+            table = np.zeros(len(is_present))
+            table[is_present] = [function(float(number), *arguments) for number in np.flatnonzero(is_present)]
             return np.asarray(table[places])
-    unique, where = np.unique(numbers, return_inverse=True)
-    return np.array([function(float(number), *given) for number in unique])[where].reshape(numbers.shape)
+    unique, inverse = np.unique(numbers, return_inverse=True)
+    return np.array([function(float(number), *arguments) for number in unique])[inverse].reshape(numbers.shape)
 
 
 @lru_cache(maxsize=1024)
@@ -272,5 +272,5 @@ def distinct(values: Number | list[Any]) -> Array:
     [1, 3]
     """
     ordered: Array = np.sort(np.ravel(values))
-    found: Array = ordered[np.append(np.ones(min(1, len(ordered)), dtype=bool), ordered[1:] != ordered[:-1])]
-    return found
+    unique_values: Array = ordered[np.append(np.ones(min(1, len(ordered)), dtype=bool), ordered[1:] != ordered[:-1])]
+    return unique_values

@@ -15,8 +15,10 @@ def pareto(gain: Any, other_gain: Any) -> Any:
     >>> pareto(np.array([1.0, 2.0, 3.0, 2.0]), np.array([9.0, 5.0, 1.0, 4.0])).tolist()
     [2, 1, 0]
     """
-    gain, other = np.asarray(gain, dtype=float), np.asarray(other_gain, dtype=float)
-    order = np.lexsort((-other, -gain))
-    order = order[np.isfinite(gain[order]) & np.isfinite(other[order])]
-    best_before = np.maximum.accumulate(np.concatenate(([-np.inf], other[order][:-1]))) if len(order) else other[order]
-    return order[other[order] > best_before]
+    gain, second_gain = np.asarray(gain, dtype=float), np.asarray(other_gain, dtype=float)
+    order = np.lexsort((-second_gain, -gain))
+    order = order[np.isfinite(gain[order]) & np.isfinite(second_gain[order])]
+    best_before = (
+        np.maximum.accumulate(np.concatenate(([-np.inf], second_gain[order][:-1]))) if len(order) else second_gain[order]
+    )
+    return order[second_gain[order] > best_before]

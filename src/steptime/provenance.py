@@ -15,7 +15,7 @@ measured: a measurement that can be repeated. vendor: the maker's own page or da
 source. recalled: common knowledge, not yet confirmed. guess: an estimate, or a figure that came without a source.
 """
 
-GIVEN: Final = "given"
+USER_SET: Final = "given"
 """The grade of a figure that the one who asks has set; no file has it."""
 
 

@@ -31,20 +31,20 @@ SUFFIXES = {
 """What a unit adds to the key of a field whose name does not tell it."""
 
 
-def unit(of: str, meaning: str, *, key: str = "", kind: str = "", left_out: bool = False) -> dict[str, Any]:
+def unit(symbol: str, meaning: str, *, key: str = "", kind: str = "", left_out: bool = False) -> dict[str, Any]:
     """Return the metadata of a field: its unit ("" for a count, a share or a text), its meaning, and what JSON calls it.
 
     key: where the name with its suffix would not read well; kind: the type in words, where the annotation does not tell it;
     left_out: of JSON, as an array of every request is.
     """
-    return {"unit": of, "meaning": meaning, "key": key, "kind": kind, "left_out": left_out}
+    return {"unit": symbol, "meaning": meaning, "key": key, "kind": kind, "left_out": left_out}
 
 
-def key_of(name: str, metadata: Mapping[str, Any]) -> str:
+def json_key(name: str, metadata: Mapping[str, Any]) -> str:
     """Return what JSON calls a field: its name, its unit behind it unless the name tells it.
 
-    >>> key_of("tpot", unit("s", "")), key_of("weight_bytes", unit("B", "")), key_of("requests_per_second", unit("", ""))
-    ('tpot_s', 'weight_bytes', 'requests_per_s')
+    >>> [json_key(n, unit(u, "")) for n, u in (("tpot", "s"), ("weight_bytes", "B"), ("requests_per_second", ""))]
+    ['tpot_s', 'weight_bytes', 'requests_per_s']
     """
     if metadata.get("key"):
         return str(metadata["key"])
@@ -67,13 +67,13 @@ class Entry:
 
 def entries(kind: type) -> Iterator[Entry]:
     """Yield the keys that a dataclass has in JSON, in order: those of its fields, then of the properties in `DERIVED`."""
-    found = [(f.name, f.metadata, str(f.type)) for f in fields(kind) if not f.metadata.get("left_out")]
+    attributes = [(f.name, f.metadata, str(f.type)) for f in fields(kind) if not f.metadata.get("left_out")]
     for name, metadata in getattr(kind, "DERIVED", {}).items():
-        found.append((name, metadata, str(getattr(kind, name).fget.__annotations__["return"])))
-    for name, metadata, annotated in found:
+        attributes.append((name, metadata, str(getattr(kind, name).fget.__annotations__["return"])))
+    for name, metadata, annotated in attributes:
         yield Entry(
             name=name,
-            key=key_of(name, metadata),
+            key=json_key(name, metadata),
             unit=metadata.get("unit", ""),
             type=annotated,
             kind=metadata.get("kind", ""),
@@ -145,14 +145,14 @@ class Result(ABC):
         """Return a small picture as SVG text, for notebooks; "" for what has none."""
         return ""
 
-    def to_dict(self, **more: Any) -> dict[str, Any]:
-        """Return the result as plain dicts, lists, numbers and texts, units in the keys; `more` is put behind it.
+    def to_dict(self, **extra: Any) -> dict[str, Any]:
+        """Return the result as plain dicts, lists, numbers and texts, units in the keys; `extra` is put behind it.
 
         A number that is not finite is None, as JSON has no other.
         """
         schema = {"schema": self.SCHEMA} if self.SCHEMA else {}
-        found: dict[str, Any] = plain(self)
-        return schema | found | {name: plain(value) for name, value in more.items()}
+        figures: dict[str, Any] = plain(self)
+        return schema | figures | {name: plain(value) for name, value in extra.items()}
 
     def to_json(self) -> str:
         """Return the result as strict JSON text."""
@@ -191,7 +191,7 @@ def _cell(value: Any) -> Any:
     return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else safe_cell(value)
 
 
-def table_of(kind: type, rows: Sequence[Any]) -> dict[str, list[Any]]:
+def columns_by_key(kind: type, rows: Sequence[Any]) -> dict[str, list[Any]]:
     """Return rows of one dataclass as columns by JSON key."""
     return {entry.key: [getattr(row, entry.name) for row in rows] for entry in entries(kind)}
 
@@ -211,7 +211,7 @@ def in_words(values: Any, write: Any) -> str:
     array = np.asarray(values)
     if array.ndim == 0:
         return str(write(float(array)))
-    known = array[~np.isnan(array)]
-    if known.size == 0:
+    numbers = array[~np.isnan(array)]
+    if numbers.size == 0:
         return f"nothing known, shape {array.shape}"
-    return f"{write(float(known.min()))} to {write(float(known.max()))}, shape {array.shape}"
+    return f"{write(float(numbers.min()))} to {write(float(numbers.max()))}, shape {array.shape}"

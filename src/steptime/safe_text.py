@@ -26,7 +26,7 @@ def escape_controls(json_text: str) -> str:
     >>> escape_controls('["\\x9b2J"]')
     '["\\\\u009b2J"]'
     """
-    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text)
+    return CONTROL.sub(lambda control: f"\\u{ord(control[0]):04x}", json_text)
 
 
 def safe_cell(value: Any) -> Any:

@@ -21,11 +21,11 @@ COLOURS: Final = {
 }  # fmt: skip
 """What stands for what, on the page and here; of Okabe and Ito's palette, told apart by the colour-blind."""
 PARTS: Final = ("compute", "weights", "kv", "network", "overhead")
-NAMED: Final = {
+PART_NAMES: Final = {
     "compute": "arithmetic", "weights": "weights", "kv": "KV cache", "network": "network", "overhead": "overhead",
 }  # fmt: skip
 _PART: Final = {"compute": "compute", "weights": "weights", "kv": "kv", "overhead": "overhead", "activations": "weights"}
-OTHERS: Final = (
+SPARE_COLOURS: Final = (
     "#56b4e9", "#e69f00", "#8c6bb1", "#a6761d", "#f0e442", "#1b9e77", "#e7298a", "#3b4cc0", "#999933", "#bbbbbb",
 )  # fmt: skip
 WIDTH: Final = 560
@@ -37,11 +37,11 @@ def in_colours(resources: Mapping[str, Any], shape: tuple[int, ...] = ()) -> dic
     >>> {name: float(v) for name, v in in_colours({"compute": 1.0, "kv": 2.0, "up": 3.0, "latency": 0.5}).items()}
     {'compute': 1.0, 'weights': 0.0, 'kv': 2.0, 'network': 3.5, 'overhead': 0.0}
     """
-    found = {name: np.zeros(shape) for name in PARTS}
+    parts = {name: np.zeros(shape) for name in PARTS}
     for name, seconds in resources.items():
         part = _PART.get(name, "network")
-        found[part] = found[part] + seconds
-    return found
+        parts[part] = parts[part] + seconds
+    return parts
 
 
 def _svg(height: float, parts: Sequence[str], words: str) -> str:
@@ -51,33 +51,33 @@ def _svg(height: float, parts: Sequence[str], words: str) -> str:
     )
 
 
-def stacked(parts: Mapping[str, float], unit: str, *, whole: float | None = None, words: str = "") -> str:
-    """Return parts of a whole as one bar with their names and values below; whole: the bar's end, by default their sum.
+def stacked(parts: Mapping[str, float], unit: str, *, total: float | None = None, words: str = "") -> str:
+    """Return parts of a whole as one bar with their names and values below; total: the bar's end, by default their sum.
 
     >>> drawn = stacked({"weights": 3e-3, "kv": 1e-3}, "s")
     >>> drawn.count("<rect"), "3.00 ms" in drawn
     (4, True)
     """
-    kept = {name: value for name, value in parts.items() if value > 0 and math.isfinite(value)}
-    end = max(sum(kept.values()), whole or 0.0)
+    positive_parts = {name: value for name, value in parts.items() if value > 0 and math.isfinite(value)}
+    end = max(sum(positive_parts.values()), total or 0.0)
     if not end:
         return ""
-    found, x, other = [], 0.0, 0
-    if whole:
-        found.append(f'<rect x="0" y="0" width="{WIDTH}" height="22" fill="none" stroke="{COLOURS["ghost"]}"/>')
-    for place, (name, value) in enumerate(kept.items()):
+    elements, x, spare_index = [], 0.0, 0
+    if total:
+        elements.append(f'<rect x="0" y="0" width="{WIDTH}" height="22" fill="none" stroke="{COLOURS["ghost"]}"/>')
+    for place, (name, value) in enumerate(positive_parts.items()):
         colour = COLOURS.get(name)
         if colour is None:
-            colour, other = OTHERS[other % len(OTHERS)], other + 1
+            colour, spare_index = SPARE_COLOURS[spare_index % len(SPARE_COLOURS)], spare_index + 1
         width = WIDTH * value / end
-        found.append(f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="22" fill="{colour}"/>')
+        elements.append(f'<rect x="{x:.1f}" y="0" width="{width:.1f}" height="22" fill="{colour}"/>')
         row, column = divmod(place, 3)
-        left, top = column * WIDTH / 3, 40 + 18 * row
-        found.append(f'<rect x="{left:.0f}" y="{top - 9}" width="10" height="10" fill="{colour}"/>')
+        label_x, top = column * WIDTH / 3, 40 + 18 * row
+        elements.append(f'<rect x="{label_x:.0f}" y="{top - 9}" width="10" height="10" fill="{colour}"/>')
         label = f"{escape(name)} {escape(show(value, unit))}"
-        found.append(f'<text x="{left + 15:.0f}" y="{top}" fill="currentColor">{label}</text>')
+        elements.append(f'<text x="{label_x + 15:.0f}" y="{top}" fill="currentColor">{label}</text>')
         x += width
-    return _svg(48 + 18 * ((len(kept) - 1) // 3), found, words or f"parts of {show(end, unit)}")
+    return _svg(48 + 18 * ((len(positive_parts) - 1) // 3), elements, words or f"parts of {show(end, unit)}")
 
 
 def curve(
@@ -95,27 +95,29 @@ def curve(
     low_x, high_x = min(a for a, _ in every), max(a for a, _ in every)
     low_y, high_y = min(b for _, b in every), max(b for _, b in every)
 
-    def at(a: float, b: float) -> tuple[float, float]:
+    def to_pixels(a: float, b: float) -> tuple[float, float]:
         across = math.log(a / low_x) / (math.log(high_x / low_x) or 1.0)
         up = math.log(b / low_y) / (math.log(high_y / low_y) or 1.0)
         return 70 + (WIDTH - 90) * across, 190 - 160 * up
 
-    path = " ".join(f"{'ML'[n > 0]}{px:.1f} {py:.1f}" for n, (px, py) in enumerate(at(a, b) for a, b in sorted(pairs)))
-    found = [
+    path = " ".join(f"{'ML'[n > 0]}{px:.1f} {py:.1f}" for n, (px, py) in enumerate(to_pixels(a, b) for a, b in sorted(pairs)))
+    elements = [
         f'<path d="M70 20V190H{WIDTH - 20}" fill="none" stroke="{COLOURS["ghost"]}"/>',
         f'<path d="{path}" fill="none" stroke="{COLOURS["money"]}" stroke-width="2"/>',
         *(
-            f'<text x="64" y="{at(low_x, value)[1] + 4:.0f}" text-anchor="end" fill="currentColor">{value:.3g}</text>'
+            f'<text x="64" y="{to_pixels(low_x, value)[1] + 4:.0f}" text-anchor="end" fill="currentColor">{value:.3g}</text>'
             for value in (low_y, high_y)
         ),
         *(
-            f'<text x="{at(value, low_y)[0]:.0f}" y="206" text-anchor="middle" fill="currentColor">{value:.3g}</text>'
+            f'<text x="{to_pixels(value, low_y)[0]:.0f}" y="206" text-anchor="middle" fill="currentColor">{value:.3g}</text>'
             for value in (low_x, high_x)
         ),
         f'<text x="{WIDTH / 2:.0f}" y="206" text-anchor="middle" fill="currentColor">{escape(x_words)}</text>',
         f'<text x="70" y="12" fill="currentColor">{escape(y_words)}</text>',
     ]
     if point:
-        px, py = at(*point)
-        found.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5.5" fill="{COLOURS["total"]}" stroke="#fff" stroke-width="2"/>')
-    return _svg(214, found, f"{y_words} against {x_words}")
+        px, py = to_pixels(*point)
+        elements.append(
+            f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5.5" fill="{COLOURS["total"]}" stroke="#fff" stroke-width="2"/>'
+        )
+    return _svg(214, elements, f"{y_words} against {x_words}")

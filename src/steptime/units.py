@@ -10,7 +10,7 @@ import math
 import re
 from typing import Final, SupportsFloat
 
-from steptime.errors import RangeError, UnitError, shown
+from steptime.errors import RangeError, UnitError, short_repr
 
 MINUTE: Final = 60.0
 HOUR: Final = 3600.0
@@ -79,12 +79,12 @@ def _unit(text: str) -> tuple[str, float] | None:
     parts = text.split("/")
     if len(parts) > 2:
         return None
-    found = [_symbol(p) for p in parts]
-    known = [f for f in found if f is not None]
-    if len(known) < len(parts):
+    matches = [_symbol(p) for p in parts]
+    symbols = [f for f in matches if f is not None]
+    if len(symbols) < len(parts):
         return None
-    size = known[0][1] / (known[1][1] if len(known) == 2 else 1.0)
-    return "/".join(k[0] for k in known), size
+    size = symbols[0][1] / (symbols[1][1] if len(symbols) == 2 else 1.0)
+    return "/".join(k[0] for k in symbols), size
 
 
 def parse(text: str | float, unit: str = "") -> float:
@@ -109,19 +109,19 @@ def parse(text: str | float, unit: str = "") -> float:
     number, written = _split(text, f" in {unit}, such as {_EXAMPLE.get(unit, unit)!r}" if unit else "")
     if not written:
         if unit:
-            raise UnitError(f"{shown(text)} has no unit; write one in {unit}, such as {_EXAMPLE.get(unit, unit)!r}")
+            raise UnitError(f"{short_repr(text)} has no unit; write one in {unit}, such as {_EXAMPLE.get(unit, unit)!r}")
         return number
-    known = _unit(written)
-    if known is None:
+    parsed_unit = _unit(written)
+    if parsed_unit is None:
         if not unit and written in PREFIXES:
             return number * PREFIXES[written]
-        raise UnitError(f"{shown(text)}: {shown(written)} is not a unit that steptime knows; use {_EXAMPLE[unit]!r}")
-    dimension, size = known
+        raise UnitError(f"{short_repr(text)}: {short_repr(written)} is not a unit that steptime knows; use {_EXAMPLE[unit]!r}")
+    dimension, size = parsed_unit
     if dimension != unit:
         needed = f"one in {unit} is needed, such as {_EXAMPLE.get(unit, unit)!r}" if unit else "a plain number is needed"
-        raise UnitError(f"{shown(text)} is a quantity in {dimension}, but {needed}")
+        raise UnitError(f"{short_repr(text)} is a quantity in {dimension}, but {needed}")
     if not math.isfinite(number * size):
-        raise UnitError(f"{shown(text)} is not a finite number")
+        raise UnitError(f"{short_repr(text)} is not a finite number")
     return number * size
 
 
@@ -135,11 +135,11 @@ def in_digits(value: float, digits: int = 3) -> str:
     return f"{float(f'{value:.{digits}g}'):,.0f}" if "e+" in text else text
 
 
-def count(text: str | int | float, name: str = "number", most: float = MOST_COUNTED) -> int:
+def count(text: str | int | float, name: str = "number", maximum: float = MOST_COUNTED) -> int:
     """Read a whole number as people write it: with separators, an exponent, or k, M, G or B (1e9), T; Ki, Mi, Gi are binary.
 
     name: what the number is, for the error. Raises UnitError for what is no number, RangeError for one that is not whole or
-    is beyond `most`.
+    is beyond `maximum`.
 
     >>> [count(text) for text in ("8k", "1e3", "1.5M", "8_192", "8,192", "128Ki", "2B", 72)]
     [8000, 1000, 1500000, 8192, 8192, 131072, 2000000000, 72]
@@ -154,13 +154,15 @@ def count(text: str | int | float, name: str = "number", most: float = MOST_COUN
     except UnitError as error:
         raise UnitError(f"{name}: {error}") from None
     if written not in COUNTS:
-        raise UnitError(f"{name}: {shown(text)} ends in {shown(written)}; a number may end in k, M, G, B or T{example}")
-    found = round(number * COUNTS[written], 6)  # 4.1 k is 4100, though 4.1 * 1000 is a little less
-    if abs(found) > most:
-        raise RangeError(f"{name} must be at most {most:g}, not {shown(text)}")
-    if found != int(found):
-        raise RangeError(f"{name} must be a whole number, not {shown(text)}")
-    return int(found)
+        raise UnitError(
+            f"{name}: {short_repr(text)} ends in {short_repr(written)}; a number may end in k, M, G, B or T{example}"
+        )
+    rounded = round(number * COUNTS[written], 6)  # 4.1 k is 4100, though 4.1 * 1000 is a little less
+    if abs(rounded) > maximum:
+        raise RangeError(f"{name} must be at most {maximum:g}, not {short_repr(text)}")
+    if rounded != int(rounded):
+        raise RangeError(f"{name} must be a whole number, not {short_repr(text)}")
+    return int(rounded)
 
 
 def _split(text: str | float, hint: str) -> tuple[float, str]:
@@ -169,10 +171,10 @@ def _split(text: str | float, hint: str) -> tuple[float, str]:
         None if isinstance(text, bool) else _NUMBER.fullmatch((text if isinstance(text, str) else str(_float(text))).strip())
     )
     if not match:
-        raise UnitError(f"{shown(text)} is not a number{hint}")
+        raise UnitError(f"{short_repr(text)} is not a number{hint}")
     number = float(match[1].replace(",", "").replace("_", ""))
     if not math.isfinite(number):
-        raise UnitError(f"{shown(text)} is not a finite number")
+        raise UnitError(f"{short_repr(text)} is not a finite number")
     return number, match[2] or ""
 
 
@@ -197,7 +199,7 @@ _EXAMPLE: Final = {
     "": "72",
 }
 
-_PAID: Final = {"USD/s": (HOUR, "USD/h"), "USD/J": (1000 * HOUR, "USD/kWh")}
+_USD_UNITS: Final = {"USD/s": (HOUR, "USD/h"), "USD/J": (1000 * HOUR, "USD/kWh")}
 _STEPS: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _SMALL: Final = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 
@@ -224,8 +226,8 @@ def show(number: SupportsFloat, unit: str = "", digits: int = 3) -> str:
     value = float(number)
     if not math.isfinite(value):
         return {math.inf: "unlimited", -math.inf: "-unlimited"}.get(value, "none")
-    if unit in _PAID:
-        size, symbol = _PAID[unit]
+    if unit in _USD_UNITS:
+        size, symbol = _USD_UNITS[unit]
         return f"{_digits(value * size, digits)} {symbol}"
     if unit == "s" and abs(value) >= 100:
         size, symbol = (DAY, "d") if abs(value) >= 2 * DAY else (HOUR, "h") if abs(value) >= HOUR else (MINUTE, "min")
@@ -238,8 +240,8 @@ def show(number: SupportsFloat, unit: str = "", digits: int = 3) -> str:
                 return _digits(value / size, digits) + symbol
         return _digits(value, max(digits, 4) if abs(value) >= 1000 else digits)
     if unit in ("USD", "kg", "tok/s") or unit.startswith("USD/"):
-        whole = max(digits, len(str(int(abs(value)))))
-        return f"{_digits(value, whole)} {unit}"
+        total_digits = max(digits, len(str(int(abs(value)))))
+        return f"{_digits(value, total_digits)} {unit}"
     steps = _SMALL if abs(value) < 1 and unit in ("s",) else _STEPS
     for size, prefix in steps:
         if abs(value) >= size * 0.9995:
@@ -248,10 +250,10 @@ def show(number: SupportsFloat, unit: str = "", digits: int = 3) -> str:
     return f"{_digits(value / size, digits)} {prefix}{unit}"
 
 
-def counted(n: float, one: str, several: str = "") -> str:
+def counted(n: float, singular: str, plural: str = "") -> str:
     """Write a number with its noun.
 
     >>> counted(1, "prompt"), counted(8192, "prompt")
     ('1 prompt', '8,192 prompts')
     """
-    return f"{n:,.0f} {one if n == 1 else several or one + 's'}"
+    return f"{n:,.0f} {singular if n == 1 else plural or singular + 's'}"

@@ -45,9 +45,9 @@ def test_weights_touched_by_few_tokens():
     """88 of 100 weights are left out by a token that uses one of 8 experts: seven eighths of the routed ones."""
     routed = (100 - 12) / (1 - 1 / 8)
     always = 100 - routed
-    assert weights_touched(1, 12, 100, experts=8, chosen=1) == pytest.approx(12)
-    assert weights_touched(3, 12, 100, experts=8, chosen=1) == pytest.approx(always + routed * (1 - (7 / 8) ** 3))
-    assert weights_touched(1e9, 12, 100, experts=8, chosen=1) == pytest.approx(100)
+    assert weights_touched(1, 12, 100, experts=8, active_experts=1) == pytest.approx(12)
+    assert weights_touched(3, 12, 100, experts=8, active_experts=1) == pytest.approx(always + routed * (1 - (7 / 8) ** 3))
+    assert weights_touched(1e9, 12, 100, experts=8, active_experts=1) == pytest.approx(100)
 
 
 def test_bytes_of_an_exchange():

@@ -133,8 +133,8 @@ def test_larger_scale_up_reads_weights_faster():
 
 
 def test_distinct_experts_and_chips():
-    assert bb.weights_touched(1, 37e9, 671e9, experts=256, chosen=8) == pytest.approx(37e9)
-    assert bb.weights_touched(1e4, 37e9, 671e9, experts=256, chosen=8) == pytest.approx(671e9, rel=1e-6)
+    assert bb.weights_touched(1, 37e9, 671e9, experts=256, active_experts=8) == pytest.approx(37e9)
+    assert bb.weights_touched(1e4, 37e9, 671e9, experts=256, active_experts=8) == pytest.approx(671e9, rel=1e-6)
 
 
 # --- the full model on an ideal machine of one kind of layer agrees with the blackboard ------------------------------------

@@ -197,7 +197,9 @@ def test_a_figure_that_was_set_has_no_longer_the_source_of_its_data_sheet(rack):
     swept = vary(rack, {"chip.hbm.bandwidth": np.array([1e12, 2e12])})
     assert swept.figures["chip.hbm.bandwidth"].text == "1.00 TB/s to 2.00 TB/s, shape (2,)"
     asked = st.Workload(input_tokens=1000, output_tokens=100)
-    assert not [words for words in st.plan("llama-3.1-8b", changed, asked, chips=1, alternatives=False).warnings if "rent" in words]
+    assert not [
+        words for words in st.plan("llama-3.1-8b", changed, asked, chips=1, alternatives=False).warnings if "rent" in words
+    ]
 
 
 def test_an_empty_name_of_a_model_is_no_folder(tmp_path, monkeypatch):

@@ -95,7 +95,9 @@ def test_a_machine_of_one_domain_is_a_box(read):
 def test_a_box_is_planned_as_the_same_chips_with_a_network_that_is_not_used(read):
     model = st.load_model("llama-3.1-8b")
     box, joined = (vary(read(text), {"rent": 2 / 3600}) for text in (BOX + CHIP, BOX + OUTSIDE + CHIP))
-    inside, with_network = (st.plan(model, system, ASKED, st.Slo(tpot=0.02), chips=8, alternatives=False) for system in (box, joined))
+    inside, with_network = (
+        st.plan(model, system, ASKED, st.Slo(tpot=0.02), chips=8, alternatives=False) for system in (box, joined)
+    )
     assert inside.usd_per_million_output_tokens == with_network.usd_per_million_output_tokens
     assert inside.layout_text == with_network.layout_text
     assert "scale_out_bandwidth" not in inside.elasticities

@@ -43,7 +43,7 @@ def test_json_has_the_same_figures(tmp_path):
     assert told["checkpoint_bytes"] == told["checkpoint"]["bytes"] == 2_078_336
     assert told["weight_bytes"] == 2_078_336 - 128
     assert told["checkpoint"]["differences"] == [
-        {"what": "rope_freqs.weight", "group": "other", "count": 1, "bytes": 128},
+        {"name": "rope_freqs.weight", "group": "other", "count": 1, "bytes": 128},
     ]
     assert {one["name"] for one in told["checkpoint"]["dtypes"]} == {"Q4_K", "Q6_K", "F32"}
     assert json.loads(run("models llama-3.1-8b --json").stdout)["checkpoint"] is None

@@ -80,7 +80,7 @@ def test_json_and_the_page_say_the_same():
     page = run(f"{DENSE} --brief").stdout
     assert f"{rate:,.0f} tok/s a chip" in page
     assert f"{step['mfu_causal']:.1%}" in page
-    assert f"{found['tried']:,}" in page
+    assert f"{found['evaluated_layouts']:,}" in page
 
 
 def test_what_is_given_is_in_the_layout():

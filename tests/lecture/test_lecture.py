@@ -16,7 +16,7 @@ from steptime.lecture import lecture_content
 from steptime.lecture.claim_verdicts import verdict
 from steptime.lecture.current_figures import microbatches_without_idle
 from steptime.lecture.lecture_check import check, statements
-from steptime.lecture.lecture_content import Statement, function_of, section, sections
+from steptime.lecture.lecture_content import Statement, resolve_function, section, sections
 
 CHECKS = {  # acceptance checks of the lecture: number, what it must come to, relative tolerance
     1: (295, 0.02), 2: (2400, 0), 3: (5441, 1e-3), 4: (0.5, 0.01), 5: (14.4e-3, 1e-12), 6: (0.040, 0), 7: (128_000, 0),
@@ -36,12 +36,12 @@ def test_every_acceptance_check_comes_to_its_number():
     assert sorted(found) == sorted(CHECKS)
     for number, (expected, tolerance) in CHECKS.items():
         assert found[number].computed == (pytest.approx(expected, rel=tolerance or 1e-12),), number
-        assert found[number].found in ("holds", "holds within a factor"), number
+        assert found[number].computed_verdict in ("holds", "holds within a factor"), number
 
 
 @pytest.mark.parametrize(("place", "one"), EVERY, ids=[f"{place}: {one.name[:40]}" for place, one in EVERY])
 def test_verdicts_are_as_stored(place, one):
-    assert one.found == one.verdict, (place, one.computed, one.said)
+    assert one.computed_verdict == one.verdict, (place, one.computed, one.stated)
     assert one.reason
     assert one.source.startswith("https://")
 
@@ -63,7 +63,7 @@ def test_there_are_eighteen_sections_each_with_a_picture_that_can_be_drawn():
     assert [one.number for one in sections()] == list(range(1, 19))
     for one in sections():
         assert len(one.statements) >= 2
-        assert one.said
+        assert one.summary
         assert one.fails
         x, curves = one.picture.points(7)
         assert all(y.shape == x.shape and np.isfinite(y).all() for y in curves.values()), one.number
@@ -71,7 +71,7 @@ def test_there_are_eighteen_sections_each_with_a_picture_that_can_be_drawn():
 
 def test_arguments_are_those_of_the_functions():
     for _, one in EVERY:
-        assert set(one.given) <= set(inspect.signature(function_of(one.call)).parameters), one.name
+        assert set(one.arguments) <= set(inspect.signature(resolve_function(one.call)).parameters), one.name
 
 
 def test_a_loop_of_stages_is_busy_with_as_many_microbatches():
@@ -85,7 +85,7 @@ def test_check_prints_all_and_leaves_with_one_where_a_verdict_changed(monkeypatc
     assert max(len(line) for line in done.output.splitlines()) <= 80
     assert done.output.count("Verdict") == 3  # sections, claims and cards, no column lost
     assert "103 numbers" in done.output
-    monkeypatch.setattr(Statement, "found", property(lambda self: "fails"))
+    monkeypatch.setattr(Statement, "computed_verdict", property(lambda self: "fails"))
     changed = run("lecture", "--check", "--json")
     assert changed.exit_code == 1
     assert {row["verdict"] for row in json.loads(changed.output)["rows"]} == {"fails"}
@@ -132,7 +132,7 @@ VERDICTS_OF_CLAIMS = {  # as the science of the lecture has them (section 19), b
 
 
 def test_verdicts_on_claims():
-    assert {one.number: one.statement.found for one in lecture_content.claims()} == VERDICTS_OF_CLAIMS
+    assert {one.number: one.statement.computed_verdict for one in lecture_content.claims()} == VERDICTS_OF_CLAIMS
 
 
 def test_quiz_judges_numbers_and_ends_with_its_input():

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import steptime as st
 from steptime.cli.main import app_for
 from steptime.errors import RangeError
-from steptime.lecture.model_on_system import pair_of
-from steptime.lecture.pair_roofline import price_of_speed, roofline, seconds_of
+from steptime.lecture.model_on_system import build_pair
+from steptime.lecture.pair_roofline import closed_form_seconds, price_of_speed, roofline
 
 # gb200-nvl72 by its data sheet: 72 chips of 5,000 TFLOP/s dense in FP8, 8 TB/s and 186 GB; DeepSeek-V3 by its config
 
@@ -39,13 +39,13 @@ def test_with_a_short_context_the_best_batch_is_finite():
 
 def test_price_of_speed_keeps_the_law_of_steps():
     """At the batch that a price stands for, a step is as much faster as was asked."""
-    pair = pair_of(st.load_model("llama-3.3-70b"), st.load_system("hgx-h100"), context=8192)
+    pair = build_pair(st.load_model("llama-3.3-70b"), st.load_system("hgx-h100"), context=8192)
     base = 200.0
     for speed in (1.5, 2.5):
         price = price_of_speed(pair, base, speed)
         batch = base / (price * speed)
-        assert seconds_of(pair, batch) * speed == pytest.approx(seconds_of(pair, base))
-    ceiling = seconds_of(pair, base) / pair.floor
+        assert closed_form_seconds(pair, batch) * speed == pytest.approx(closed_form_seconds(pair, base))
+    ceiling = closed_form_seconds(pair, base) / pair.floor
     assert price_of_speed(pair, base, ceiling * 1.001) == math.inf
 
 

@@ -15,7 +15,7 @@ from steptime.hardware.number_formats import GGML, number_format
 from steptime.models.gguf_config import ARCHITECTURES
 from steptime.models.gguf_header import BLOCKS, NAMES, Long, read_gguf
 from steptime.models.model import total_parameters, weight_bytes
-from steptime.models.model_loading import config_of
+from steptime.models.model_loading import load_config_fields
 from tests.models import gguf_files
 
 MADE = (gguf_files.llama, gguf_files.qwen3moe, gguf_files.deepseek2)
@@ -33,10 +33,10 @@ def test_bytes_and_parameters_are_exact_but_for_what_is_named(made, version, ord
     metadata, tensors = made()
     file = gguf_files.written(tmp_path / "small.gguf", metadata, tensors, version=version, order=order)
     model = st.load_model(file)
-    held = model.checkpoint.held
+    held = model.checkpoint.summary
     assert model.checkpoint.bytes == held.bytes == sum(gguf_files.size_of(*one) for one in tensors.values())
     apart = APART.get(made.__name__)
-    assert [(one.what, one.count, one.bytes) for one in held.differences] == ([apart] if apart else [])
+    assert [(one.name, one.count, one.bytes) for one in held.differences] == ([apart] if apart else [])
     assert weight_bytes(model) == held.bytes - (apart[2] if apart else 0)
     assert total_parameters(model) == held.parameters - (apart[2] // 4 if apart else 0)
     assert (model.notes, model.name, held.kind, held.files) == ((), "small", "gguf", 1)
@@ -70,8 +70,8 @@ def test_a_file_is_taken_wherever_a_model_is(tmp_path):
     step = st.decode_step(str(file), "hgx-h100", batch=1, context=64, engine="ideal")
     assert step.total > 0
     assert st.load_model(tmp_path) == st.load_model(file)
-    assert config_of(file)["quantization_config"] == {"quant_method": "gguf", "type": "q8_0"}
-    assert st.load_model(config_of(file)).checkpoint.experts == "q8_0"
+    assert load_config_fields(file)["quantization_config"] == {"quant_method": "gguf", "type": "q8_0"}
+    assert st.load_model(load_config_fields(file)).checkpoint.experts == "q8_0"
     gguf_files.written(tmp_path / "other.gguf", *gguf_files.llama())
     with pytest.raises(DataFileError, match="a folder of 2 GGUF models; name one: other, small"):
         st.load_model(tmp_path)
@@ -88,7 +88,7 @@ def test_shards_are_read_together_and_none_may_lack(tmp_path):
     for file in every:
         model = st.load_model(file)
         assert (model.checkpoint.bytes, model.layers, model.name) == (whole.checkpoint.bytes, whole.layers, "m")
-    assert model.checkpoint.held.files == 3
+    assert model.checkpoint.summary.files == 3
     every[1].unlink()
     with pytest.raises(DataFileError, match="is one of 3 files, 1 of which is not there: m-00002-of-00003"):
         st.load_model(every[0])

@@ -11,9 +11,9 @@ import pytest
 
 import steptime as st
 from steptime.errors import DataFileError, InputError
-from steptime.models.checkpoint_weights import weights_of
+from steptime.models.checkpoint_weights import assemble_weights
 from steptime.models.model import draft_bytes, draft_parameters, total_parameters, weight_bytes
-from steptime.models.model_loading import config_of, read_model
+from steptime.models.model_loading import load_config_fields, read_model
 from steptime.models.safetensors_header import read_header
 from tests.models import checkpoints
 
@@ -47,7 +47,7 @@ def test_bytes_of_published_formats_are_exact_by_headers_and_by_the_config_alone
     fields, tensors = made()
     folder = checkpoints.written(tmp_path / "model", fields, tensors, shards=shards)
     model, alone = st.load_model(folder), read_model(fields)
-    held = model.checkpoint.held
+    held = model.checkpoint.summary
     assert model.checkpoint.bytes == held.bytes == stored(folder)
     assert weight_bytes(model) == held.bytes
     assert weight_bytes(alone) == held.bytes
@@ -62,11 +62,11 @@ def test_bytes_of_published_formats_are_exact_by_headers_and_by_the_config_alone
 def test_deepseek_is_exact_but_for_what_is_named(tmp_path):
     fields, tensors = checkpoints.fp8_blocks()
     model = st.load_model(checkpoints.written(tmp_path / "model", fields, tensors))
-    alone, held = read_model(fields), model.checkpoint.held
+    alone, held = read_model(fields), model.checkpoint.summary
     assert held.bytes == stored(tmp_path / "model")
     assert weight_bytes(alone) + draft_bytes(alone) == weight_bytes(model) + draft_bytes(model)
     assert weight_bytes(model) + draft_bytes(model) + sum(one.bytes for one in held.differences) == held.bytes
-    assert {(one.what, one.count, one.bytes) for one in held.differences} == {
+    assert {(one.name, one.count, one.bytes) for one in held.differences} == {
         ("model.layers.N.embed_tokens.weight", 1, 2 * 320 * 256),
         ("model.layers.N.shared_head.head.weight", 1, 2 * 320 * 256),
         ("model.layers.N.mlp.gate.e_score_correction_bias", 1, 16),
@@ -91,7 +91,7 @@ def test_deepseek_is_exact_but_for_what_is_named(tmp_path):
     ],
 )
 def test_bytes_by_the_config_alone_are_those_published(name, changed, total):
-    assert weight_bytes(read_model({**config_of(name), **changed})) == total
+    assert weight_bytes(read_model({**load_config_fields(name), **changed})) == total
 
 
 def test_formats_come_from_the_files_where_the_config_tells_none_or_is_not_understood(tmp_path):
@@ -126,14 +126,14 @@ def test_a_checkpoint_in_fp32_is_served_in_bf16_and_says_so(tmp_path):
     tensors = {name: ("F32", shape) for name, (_, shape) in tensors.items()}
     model = st.load_model(checkpoints.written(tmp_path / "model", fields, tensors))
     assert 2 * weight_bytes(model) == model.checkpoint.bytes
-    (less,) = model.checkpoint.held.differences
-    assert (less.what, less.bytes) == ("values in fp32, which engines serve in bf16", model.checkpoint.bytes // 2)
+    (less,) = model.checkpoint.summary.differences
+    assert (less.name, less.bytes) == ("values in fp32, which engines serve in bf16", model.checkpoint.bytes // 2)
 
 
 def test_scales_and_zero_points_are_told_apart_from_values(tmp_path):
     fields, tensors = checkpoints.gptq()
     groups = {
-        one.name: one for one in st.load_model(checkpoints.written(tmp_path / "m", fields, tensors)).checkpoint.held.groups
+        one.name: one for one in st.load_model(checkpoints.written(tmp_path / "m", fields, tensors)).checkpoint.summary.groups
     }
     beside = {"qzeros", "scales", "g_idx"}
     sizes = {"I32": 4, "F16": 2}
@@ -150,7 +150,7 @@ def test_words_of_other_tools_hold_as_many_parameters_as_their_matrices():
         from steptime.models.safetensors_header import Tensor
 
         tensors = [Tensor(f"model.layers.0.mlp.up_proj.{name}", dtype, shape, 1) for name, (dtype, shape) in held.items()]
-        (weight,) = weights_of(tensors, depth=1, **told)
+        (weight,) = assemble_weights(tensors, depth=1, **told)
         return weight.parameters, weight.format
 
     n, m = 256, 128
@@ -180,12 +180,12 @@ def test_a_partial_download_is_said_and_not_guessed(tmp_path):
     (folder / "model-00002-of-00003.safetensors").unlink()
     model = st.load_model(folder)
     assert model.checkpoint.bytes == 0
-    assert model.checkpoint.held.missing == ("model-00002-of-00003.safetensors",)
-    assert 0 < model.checkpoint.held.bytes < model.checkpoint.held.stated == whole
+    assert model.checkpoint.summary.missing == ("model-00002-of-00003.safetensors",)
+    assert 0 < model.checkpoint.summary.bytes < model.checkpoint.summary.stated == whole
     assert model.notes[0].startswith("the checkpoint is not whole: 1 file of 3 is not there")
     assert weight_bytes(model) == weight_bytes(read_model(fields))
     (folder / "model.safetensors.index.json").unlink()  # the numbers of the shards tell as much
-    assert st.load_model(folder).checkpoint.held.missing == ("model-00002-of-00003.safetensors",)
+    assert st.load_model(folder).checkpoint.summary.missing == ("model-00002-of-00003.safetensors",)
 
 
 def test_shards_may_count_from_0(tmp_path):
@@ -195,7 +195,7 @@ def test_shards_may_count_from_0(tmp_path):
     for number in (1, 2):
         (folder / f"model-{number:05d}-of-00002.safetensors").rename(folder / f"model-{number - 1:05d}-of-00001.safetensors")
     model = st.load_model(folder)
-    assert (model.checkpoint.held.files, model.checkpoint.held.missing) == (2, ())
+    assert (model.checkpoint.summary.files, model.checkpoint.summary.missing) == (2, ())
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "model-00002-of-00002.safetensors"])
@@ -224,7 +224,7 @@ def test_a_config_of_other_sizes_is_said(tmp_path):
     assert "the config has a vocabulary of 384, and the embedding of the files 320 rows" in rows.notes
     wide = st.load_model(checkpoints.written(tmp_path / "d", {**fields, "intermediate_size": 640}, tensors))
     assert any("gate_proj, up_proj, down_proj" in note for note in wide.notes)
-    differs = sum(one.bytes for one in wide.checkpoint.held.differences)
+    differs = sum(one.bytes for one in wide.checkpoint.summary.differences)
     assert wide.checkpoint.bytes == weight_bytes(wide) + differs
 
 

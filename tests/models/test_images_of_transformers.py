@@ -167,9 +167,9 @@ def counted(run: Any) -> float:
 
 def vision_config(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a config of the catalogue with few layers of its tower, and the part that describes that."""
-    from steptime.models.model_loading import config_of
+    from steptime.models.model_loading import load_config_fields
 
-    fields = dict(config_of(name))
+    fields = dict(load_config_fields(name))
     vision = dict(fields["vision_config"])
     vision |= {key: 4 for key in ("depth", "num_hidden_layers") if key in vision}
     vision |= {"fullatt_block_indexes": [3]} if "fullatt_block_indexes" in vision else {}
@@ -263,9 +263,9 @@ def test_flops_of_a_conformer_equal_the_reference() -> None:
     transformers = pytest.importorskip("transformers")
     from transformers.models.gemma4.modeling_gemma4 import Gemma4AudioModel
 
-    from steptime.models.model_loading import config_of
+    from steptime.models.model_loading import load_config_fields
 
-    fields = dict(config_of("google/gemma-4-E2B-it"))
+    fields = dict(load_config_fields("google/gemma-4-E2B-it"))
     audio = dict(fields["audio_config"]) | {"num_hidden_layers": 3}
     tower = Gemma4AudioModel(transformers.Gemma4AudioConfig(**{k: v for k, v in audio.items() if k != "model_type"}))
     (reading,) = read_media(st.load_model(fields | {"audio_config": audio}), audio="24")

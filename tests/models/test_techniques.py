@@ -10,7 +10,7 @@ import pytest
 import steptime as st
 from steptime.blackboard.long_context import sparse_reads
 from steptime.errors import InputError
-from steptime.models.kv_compression import WAYS, caveats_of, words_of
+from steptime.models.kv_compression import CHANGE_KINDS, describe_technique, technique_caveats
 from steptime.models.model import (
     cache_bytes,
     cache_bytes_read,
@@ -160,7 +160,7 @@ def test_character_ai_keeps_a_twentieth_and_less():
     found = st.with_techniques(base, "kv_heads=1+window=1024@5of6+share=3+kv=int8")
     context = np.array([4096.0, 32_768.0])
     assert (cache_bytes(base, context) / cache_bytes(found, context) > 20).all()
-    assert words_of("kv_heads=1+share=3").startswith("1 KV head; 3 layers share a cache")
+    assert describe_technique("kv_heads=1+share=3").startswith("1 KV head; 3 layers share a cache")
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,9 @@ def test_no_change_adds_to_what_a_long_context_reads(name, technique):
     found = st.with_techniques(base, technique)
     assert cache_bytes_read(found, 1e6) <= cache_bytes_read(base, 1e6) * (1 if technique != "share=2" else 1 + 1e-12)
     assert sum(n for _, n in found.layers) == base.depth
-    assert found.notes[-1] == words_of(technique)
+    assert found.notes[-1] == describe_technique(technique)
     st.decode_step(found, "hgx-b200", batch=2, context=4096, layout=st.Layout(tp=2))  # what physics takes
-    assert len(caveats_of(technique)) == 1
+    assert len(technique_caveats(technique)) == 1
 
 
 @pytest.mark.parametrize(
@@ -220,5 +220,5 @@ def test_a_changed_model_says_so_and_has_no_checkpoint():
 
 
 def test_every_way_says_where_it_comes_from():
-    for way in WAYS.values():
+    for way in CHANGE_KINDS.values():
         assert way.source.startswith("https://arxiv.org/abs/")

@@ -13,7 +13,7 @@ from steptime.catalog.data_files import files
 from steptime.errors import ConfigError, UnknownName
 from steptime.models.config_coverage import EXACT, GUESS, LIKELY, understand
 from steptime.models.model import total_parameters
-from steptime.models.model_loading import config_of
+from steptime.models.model_loading import load_config_fields
 from steptime.models.safetensors_header import read_headers
 from tests.cli.test_commands import run
 from tests.models import checkpoints
@@ -51,9 +51,9 @@ def test_a_field_that_may_be_architecture_is_named(field, value, near):
 def test_a_kind_that_is_not_known_is_a_guess_by_its_fields():
     found = understand({**LLAMA, "model_type": "foo4"}, name="foo")
     assert (found.sure, found.read_as) == (GUESS, "llama")
-    assert found.others
+    assert found.alternatives
     assert total_parameters(found.model) == total_parameters(st.load_model(LLAMA))
-    latent = {**config_of("deepseek-v3"), "model_type": "foo4", "architectures": ["Foo4"]}
+    latent = {**load_config_fields("deepseek-v3"), "model_type": "foo4", "architectures": ["Foo4"]}
     found = understand(latent)
     assert (found.read_as, found.doubtful) == ("deepseek_v3", ())
     assert total_parameters(found.model) == total_parameters(st.load_model("deepseek-v3"))
@@ -71,8 +71,8 @@ def test_a_kind_that_is_not_known_is_a_guess_by_its_fields():
     ],
 )
 def test_what_was_not_compared_is_not_exact(name, field, value):
-    fields = {key: it for key, it in config_of(name).items() if key != field}
-    assert understand(config_of(name)).sure == EXACT
+    fields = {key: it for key, it in load_config_fields(name).items() if key != field}
+    assert understand(load_config_fields(name)).sure == EXACT
     assert understand(fields if value is None else {**fields, field: value}).sure == LIKELY
 
 
@@ -96,7 +96,7 @@ def test_catalogue_is_understood():
     """Every model of the catalogue; those that equal transformers are exact, and their layers add up."""
     verdicts = json.loads((ROOT / "docs" / "oracle.json").read_text())["models"]
     for name in files("models"):
-        found = understand(config_of(name), name=name)
+        found = understand(load_config_fields(name), name=name)
         layers = sum(kind.count * sum(op.total_weights for op in kind.layer.ops) for kind in found.kinds)
         assert layers + sum(op.total_weights for op in found.model.stem) == total_parameters(found.model)
         if verdicts.get(name, {}).get("verdict") == "equal":

@@ -14,7 +14,7 @@ import pytest
 import steptime as st
 from steptime.errors import ConfigError, DataFileError, InputError
 from steptime.models.from_transformers import _built
-from steptime.models.model_loading import config_of, load_model
+from steptime.models.model_loading import load_config_fields, load_model
 from steptime.models.safetensors_header import LONGEST_HEADER, LONGEST_INDEX, MOST_TENSORS, read_header, read_headers
 from tests.models import checkpoints
 
@@ -184,13 +184,13 @@ def test_trust_without_a_place_of_code_is_refused(name):
 @pytest.mark.parametrize(("field", "value"), [("first_k_dense_replace", 100), ("n_group", 7), ("topk_group", 9)])
 def test_config_whose_sizes_contradict_each_other_is_refused_at_its_field(field, value):
     with pytest.raises(ConfigError, match=f"'{field}' must"):
-        load_model({**config_of("deepseek-v3"), field: value})
+        load_model({**load_config_fields("deepseek-v3"), field: value})
 
 
 def test_file_that_is_no_config_is_called_so_and_not_read_as_toml(tmp_path):
     path = tmp_path / "passwd"
     path.write_text("root:x:0:0:root:/root:/bin/sh\n")
-    for read in (load_model, config_of):
+    for read in (load_model, load_config_fields):
         with pytest.raises(DataFileError, match=r"is no model's config\.json") as caught:
             read(path)
         assert "TOML" not in str(caught.value)

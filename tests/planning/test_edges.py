@@ -21,13 +21,17 @@ SHORT = st.Workload(input_tokens=8192, output_tokens=16)
 
 def test_few_at_a_time_serve_no_more_than_their_time_allows():
     """Where a first token has hardly time for its prompt, a token is made among less than two; less than one is in flight."""
-    found = plan("qwen3-32b", "hgx-a100", st.Workload(input_tokens=32000, output_tokens=100), st.Slo(ttft=3.2), alternatives=False)
+    found = plan(
+        "qwen3-32b", "hgx-a100", st.Workload(input_tokens=32000, output_tokens=100), st.Slo(ttft=3.2), alternatives=False
+    )
     assert 1 <= found.pools[-1].batch < 2
     assert found.pools[-1].layout.replicas == 1
     lone = found.ttft + 99 * found.tpot  # with the wait for the seat
     taken = found.requests_per_second * lone
     assert taken < 1
-    read = plan("qwen3-32b", "hgx-a100", st.Workload(input_tokens=32000, output_tokens=100), st.Slo(ttft=80_000), alternatives=False)
+    read = plan(
+        "qwen3-32b", "hgx-a100", st.Workload(input_tokens=32000, output_tokens=100), st.Slo(ttft=80_000), alternatives=False
+    )
     assert found.ttft <= 3.2 + 1e-9
     assert read.usd_per_million_output_tokens <= found.usd_per_million_output_tokens * (1 + 1e-9)
 
@@ -87,7 +91,9 @@ def test_seats_are_those_of_all_replicas():
         assert (float(found.wait), float(wait)) == (pytest.approx(40.0), pytest.approx(40.0))
         assert float(found.share) == pytest.approx(float(share) * 200 / 201)
         assert float(found.share) > 0.5
-    assert not bool(capped_occupancy(case(), state, 2, st.Layout(replicas=2), 41.0).capped)  # four seats in all: an open batch is as good
+    assert not bool(
+        capped_occupancy(case(), state, 2, st.Layout(replicas=2), 41.0).capped
+    )  # four seats in all: an open batch is as good
     late = capped_occupancy(case(), state, 2, st.Layout(), 0.9)
     assert (float(late.wait), float(late.share)) == (0, 0.5)
 

@@ -227,7 +227,10 @@ def test_a_launch_of_another_engine_says_what_it_cannot_overlap():
 
 def test_one_output_token_is_all_prefill():
     found = st.plan(
-        st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), st.Workload(input_tokens=2000, output_tokens=1), alternatives=False
+        st.load_model("llama-3.1-8b"),
+        st.load_system("hgx-h100"),
+        st.Workload(input_tokens=2000, output_tokens=1),
+        alternatives=False,
     )
     assert found.feasible
     assert found.prefill_usd_per_million_tokens > 0
@@ -262,7 +265,10 @@ def test_chips_on_which_one_model_was_measured_say_so():
 @pytest.mark.parametrize("system", ["tpu7x", "trn2-16"])
 def test_chips_without_a_measured_engine_get_the_typical_one_and_a_note(system):
     found = st.plan(
-        st.load_model("llama-3.1-70b"), st.load_system(system), st.Workload(input_tokens=1000, output_tokens=500), alternatives=False
+        st.load_model("llama-3.1-70b"),
+        st.load_system(system),
+        st.Workload(input_tokens=1000, output_tokens=500),
+        alternatives=False,
     )
     assert found.engine == "typical"
     assert any("was measured" in warning for warning in found.warnings)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.blackboard.expert_activation import experts_touched, largest_of, nodes_hit
+from steptime.blackboard.expert_activation import expected_maximum, experts_touched, nodes_hit
 from steptime.planning.batch_queue import PassTime, passes
 from steptime.planning.chunked_prefill import mixed_step_stats
 
@@ -24,7 +24,7 @@ def test_the_most_experts_on_a_chip():
     experts, active, chips, tokens, most, _ = column("busiest_chip")
     slots = experts / chips
     mean = experts_touched(slots, slots * active / experts, tokens)
-    found = largest_of(mean, mean * (1 - mean / slots), chips, np.maximum(1 - 2 * mean / slots, 0))
+    found = expected_maximum(mean, mean * (1 - mean / slots), chips, np.maximum(1 - 2 * mean / slots, 0))
     ratio = np.clip(found, 1, slots) / most
     assert (np.min(ratio), np.max(ratio)) == (pytest.approx(0.805, abs=0.01), pytest.approx(1.049, abs=0.01))
     assert np.mean(np.abs(ratio - 1)) < 0.02
@@ -34,7 +34,7 @@ def test_the_most_experts_on_a_chip():
 def test_the_most_rows_on_a_chip():
     experts, active, chips, tokens, _, most = column("busiest_chip")
     mean = tokens * active / chips
-    ratio = np.maximum(largest_of(mean, mean * (experts - active) / (experts - 1), chips), 1) / most
+    ratio = np.maximum(expected_maximum(mean, mean * (experts - active) / (experts - 1), chips), 1) / most
     assert (np.min(ratio), np.max(ratio)) == (pytest.approx(0.776, abs=0.01), pytest.approx(1.016, abs=0.01))
     assert np.max(np.abs(ratio - 1)[mean >= 4]) < 0.03
 

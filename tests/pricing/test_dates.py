@@ -9,8 +9,8 @@ import pytest
 from steptime.errors import InputError, RangeError
 from steptime.pricing import genai_prices_package
 from steptime.pricing.bundled_prices import open_rows
-from steptime.pricing.model_names import family_of
-from steptime.pricing.price_lookup import find_list, offers_of
+from steptime.pricing.model_names import match_family
+from steptime.pricing.price_lookup import find_list, find_offers
 
 HAVE = importlib.util.find_spec("genai_prices") is not None
 WAYS = [
@@ -28,7 +28,7 @@ def way(request, monkeypatch):
 
 @pytest.mark.parametrize(("day", "tiers"), [("2026-03-01", 2), ("2026-03-12", 2), ("2026-03-13", 1), ("2026-03-20", 1)])
 def test_the_tier_of_opus_went(way, day, tiers):
-    found = find_list("anthropic/claude-opus-4-6", at=day)
+    found = find_list("anthropic/claude-opus-4-6", price_time=day)
     assert len(found.of()) == tiers
     assert (found.base.input, found.base.output) == (5, 25)
     if tiers == 2:
@@ -51,21 +51,21 @@ def test_the_tier_of_opus_went(way, day, tiers):
     ],
 )
 def test_peaks_of_deepseek(way, hour, paid):
-    base = find_list("deepseek/deepseek-v4-pro", at=hour).base
+    base = find_list("deepseek/deepseek-v4-pro", price_time=hour).base
     assert (base.input, base.output, base.cache_read) == pytest.approx(paid)
 
 
 @pytest.mark.parametrize(("day", "paid"), [("2026-12-31", (0.75, 3.75)), ("2027-01-01", (1.5, 7.5))])
 def test_a_promotion_ends_on_its_day(way, day, paid):
-    base = find_list("google/gemini-3.6-flash", at=day).base
+    base = find_list("google/gemini-3.6-flash", price_time=day).base
     assert (base.input, base.output) == paid
 
 
 def test_a_day_before_the_first_row(way):
     with pytest.raises(RangeError, match="first row is of 2026-02-05"):
-        find_list("anthropic/claude-opus-4-6", at="2025-01-01")
+        find_list("anthropic/claude-opus-4-6", price_time="2025-01-01")
     with pytest.raises(RangeError, match="first row is of"):
-        offers_of("deepseek-v3", at="2020-01-01")
+        find_offers("deepseek-v3", price_time="2020-01-01")
 
 
 def test_the_present_list_of_a_closed_model(way):
@@ -81,7 +81,7 @@ def test_facts_that_no_package_has(way):
 
 
 def test_old_data_say_how_old():
-    assert any("days before" in note for note in find_list("openai/gpt-6-sol", at="2027-03-01").notes)
+    assert any("days before" in note for note in find_list("openai/gpt-6-sol", price_time="2027-03-01").notes)
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_old_data_say_how_old():
     ],
 )  # fmt: skip
 def test_names_match_whole(name, family):
-    assert family_of(name)[0] == family
+    assert match_family(name)[0] == family
 
 
 def test_variants_are_products_of_their_own():
-    assert family_of("deepseek-r1-0528") == ("deepseek-r1", "@0528")
-    assert family_of("kimi-k2.5-turbo") == ("kimi-k2.5", "turbo")
-    assert family_of("glm-5.3-fp4") == ("glm-5.3", "fp4")
-    assert family_of("GLM-5.3-FP8") == ("glm-5.3", "")
+    assert match_family("deepseek-r1-0528") == ("deepseek-r1", "@0528")
+    assert match_family("kimi-k2.5-turbo") == ("kimi-k2.5", "turbo")
+    assert match_family("glm-5.3-fp4") == ("glm-5.3", "fp4")
+    assert match_family("GLM-5.3-FP8") == ("glm-5.3", "")
 
 
 @pytest.mark.skipif(not HAVE, reason="genai-prices (extra [prices]) is not installed")
@@ -117,9 +117,9 @@ def test_the_package_and_the_normaliser_agree():
             found = seller.find_model(catalogue)
             if found is None:
                 continue
-            ours = family_of(found.id)
+            ours = match_family(found.id)
             taken = genai_prices_package.find(genai_prices_package.NAMES.get(seller.id, seller.id), catalogue, at)
-            if ours[0] and ours == family_of(catalogue):
+            if ours[0] and ours == match_family(catalogue):
                 agreed += 1
             elif ours[0]:
                 assert taken is None, (seller.id, catalogue, found.id)
@@ -143,6 +143,6 @@ def test_the_network_is_used_for_update_alone(monkeypatch):
 
 @pytest.mark.skipif(not HAVE, reason="genai-prices (extra [prices]) is not installed")
 def test_where_sources_disagree_both_stand():
-    rows = [one for one in offers_of("deepseek-v3.2") if one.provider == "deepseek"]
+    rows = [one for one in find_offers("deepseek-v3.2") if one.provider == "deepseek"]
     assert len({(one.input, one.output) for one in rows}) == len(rows)
-    assert len({one.source for one in offers_of("deepseek-v4-flash")}) >= 2
+    assert len({one.source for one in find_offers("deepseek-v4-flash")}) >= 2

@@ -9,7 +9,7 @@ import pytest
 
 from steptime.pricing import genai_prices_package
 from steptime.pricing.bundled_prices import Row, closed_rows
-from steptime.pricing.price_list import PRICES, PriceList, Rates, joined, own_leads
+from steptime.pricing.price_list import PRICES, PriceList, Rates, joined, shipped_leads
 from steptime.pricing.price_lookup import find_list
 
 needs_package = pytest.mark.skipif(
@@ -61,7 +61,7 @@ def test_prices_of_a_line_that_costs_otherwise_are_not_mixed():
 )
 def test_who_leads(rows, leads):
     package, mine = listed(Rates(input=0.7, output=2.1)), own(Rates(input=1.36, output=4.18))
-    assert own_leads(package, mine, dated(*rows)) is leads
+    assert shipped_leads(package, mine, dated(*rows)) is leads
     found = joined(package, mine, dated(*rows))
     assert found.base == (mine if leads else package).base
     note = found.notes[-1]
@@ -70,7 +70,9 @@ def test_who_leads(rows, leads):
 
 
 def test_a_name_that_the_package_knows_by_its_beginning_alone():
-    assert own_leads(listed(Rates(input=1.0, output=2.0), model="m-1"), own(Rates(input=2.0, output=4.0), model="m-1-8b"), [])
+    assert shipped_leads(
+        listed(Rates(input=1.0, output=2.0), model="m-1"), own(Rates(input=2.0, output=4.0), model="m-1-8b"), []
+    )
 
 
 @needs_package
@@ -122,4 +124,4 @@ def test_a_fast_mode_and_the_long_lifetime_are_read_with_the_package():
 
 def test_a_past_day_has_the_prices_of_caches_that_held_then(monkeypatch):
     monkeypatch.setattr(genai_prices_package, "installed", lambda: False)
-    assert find_list("openai/gpt-6-sol", at="2026-11-01").base.cache_write_long == 5
+    assert find_list("openai/gpt-6-sol", price_time="2026-11-01").base.cache_write_long == 5

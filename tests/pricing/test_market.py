@@ -20,12 +20,12 @@ from steptime.planning.workload import Workload, limits
 from steptime.pricing import genai_prices_package
 from steptime.pricing.bundled_prices import open_rows
 from steptime.pricing.kv_storage_cost import holds, tiers
-from steptime.pricing.market import Market, Mix, family_named, margins_of, minded, rent_on, uncounted
+from steptime.pricing.market import Market, Mix, family_named, market_caveats, rent_on, system_margins, uncounted
 from steptime.pricing.price_history import price_history
 from steptime.pricing.price_list import list_from
 from steptime.pricing.price_lookup import Offer
-from steptime.pricing.price_proposal import Point, _loaded, held_by_life, propose_prices, steps
-from steptime.pricing.serving_costs import HOPPER, MOST, cost_on, plausible
+from steptime.pricing.price_proposal import Point, _loaded, hold_cost_by_life, propose_prices, steps
+from steptime.pricing.serving_costs import HOPPER, MAX_SYSTEMS, cost_on, plausible
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def llama():
 
 def test_systems_are_chosen_by_the_stated_rule():
     chosen, left = plausible()
-    assert len(chosen) <= MOST
+    assert len(chosen) <= MAX_SYSTEMS
     assert set(HOPPER) <= {one.name for one in chosen}
     assert not {one.name for one in chosen} & set(left)
     assert all(left.values())
@@ -107,7 +107,7 @@ def test_margin_in_aggregated_mode_is_the_one_that_priors_are_fitted_on(llama):
 @pytest.mark.parametrize("factor", [0.5, 3])
 def test_margins_scale_with_prices(llama, factor):
     scaled = replace(llama, prices=tuple(factor * price for price in llama.prices))
-    for before, after in zip(llama.margins, margins_of(scaled), strict=True):
+    for before, after in zip(llama.margins, system_margins(scaled), strict=True):
         assert after.system == before.system
         assert after.median == pytest.approx(factor * before.median)
         assert after.range == pytest.approx(tuple(factor * end for end in before.range))
@@ -181,7 +181,7 @@ def test_one_seller_that_is_asked_for():
 
 def test_notes_of_sources_name_what_others_say():
     one = replace(market(SOLD[0]).offers[0], others="litellm 0.5/2;models-dev 0.4/2")
-    notes = minded(replace(market(SOLD[0]), offers=(one,)))
+    notes = market_caveats(replace(market(SOLD[0]), offers=(one,)))
     assert any("a (litellm 0.5/2, models-dev 0.4/2 elsewhere)" in note and "--csv" in note for note in notes)
 
 
@@ -264,13 +264,13 @@ def test_a_longer_hold_never_costs_less():
         paid = [line.output for line in found.list.of(service)]
         assert paid == sorted(paid)
     for hold in ({}, {"DRAM": 1.0}, {"flash": 1e-9}, {"HBM": 1e-9}):
-        (short, _), (long, _) = held_by_life(tiers(hold))
+        (short, _), (long, _) = hold_cost_by_life(tiers(hold))
         assert 0 < short < long
 
 
 def test_what_five_minutes_and_an_hour_cost_by_hand():
     """DRAM at 5e-4 USD per GB-hour for 1/12 h, then flash at 7e-6 for 11/12 h."""
-    (short, where), (long, then) = held_by_life(tiers())
+    (short, where), (long, then) = hold_cost_by_life(tiers())
     assert short * 1e9 == pytest.approx(5e-4 / 12)
     assert long * 1e9 == pytest.approx(5e-4 / 12 + 7e-6 * 11 / 12)
     assert (where, then) == ("5.00 min in DRAM", "5.00 min in DRAM, then 55.0 min in flash")
@@ -425,7 +425,7 @@ def test_a_list_of_ones_own(tmp_path):
 
 @pytest.mark.slow
 def test_a_day_says_whom_it_leaves_out_and_that_it_is_yet_to_come():
-    found = st.survey_prices("deepseek-v3", at="2030-01-01", mix="1k:256")
+    found = st.survey_prices("deepseek-v3", price_time="2030-01-01", mix="1k:256")
     told = " ".join(found.notes)
     assert "sellers that sell it now (" in told
     assert "are left out: their prices have no dates, or began later" in told

@@ -13,7 +13,7 @@ from steptime.reversible import memory_tradeoff
 def test_one_more_forward_pass_is_a_third_more():
     """8 N D against 6 N D; a forward pass is a third of a step."""
     for kind, ratio in (("none", 1.0), ("full", 4 / 3), ("reversible", 4 / 3)):
-        assert memory_tradeoff.arithmetic_ratio(memory_tradeoff.forwards_of(kind)) == pytest.approx(ratio)
+        assert memory_tradeoff.arithmetic_ratio(memory_tradeoff.forward_passes(kind)) == pytest.approx(ratio)
     assert memory_tradeoff.LAYER_BYTES == 0
 
 
@@ -51,4 +51,4 @@ def test_reading_back_costs_time_too():
 
 def test_an_unknown_kind_is_named():
     with pytest.raises(InputError, match="unknown kind of recomputation 'reversable'; did you mean reversible"):
-        memory_tradeoff.forwards_of("reversable")
+        memory_tradeoff.forward_passes("reversable")

@@ -68,7 +68,9 @@ def test_what_is_told_was_planned_and_trained(found):
     """The size of least bill is one of those planned; its request costs what the plan says, its training what the run does."""
     machine = found.machine
     one = next(one for one in machine.sizes if one.params == machine.params)
-    plan = st.plan(shaped(one.params, 1, 1, "fp8", "fp8"), "gb200-nvl72", WORK, SERVING.slo, alternatives=False, elasticities=False)
+    plan = st.plan(
+        shaped(one.params, 1, 1, "fp8", "fp8"), "gb200-nvl72", WORK, SERVING.slo, alternatives=False, elasticities=False
+    )
     assert one.usd_per_request == pytest.approx(float(plan.usd_per_request))
     assert machine.serving_usd == pytest.approx(float(plan.usd_per_request) * 200e12 / 2560)
     run = st.train(shaped(one.params), "hgx-h100", chips=one.training_chips, seq=8192, batch=2048, tokens=one.tokens,

@@ -112,7 +112,12 @@ def test_seats_stay_and_the_rate_is_lowered(plan):
 def test_a_plan_of_one_attention_group_is_what_its_replay_finds(mode):
     """Without queues for seats, the time per token and the tokens delivered are those of the closed form."""
     made = st.plan(
-        "llama-3.3-70b", "hgx-h100", st.Workload(input_tokens=2000, output_tokens=500), LIMITS_70B, modes=mode, alternatives=False
+        "llama-3.3-70b",
+        "hgx-h100",
+        st.Workload(input_tokens=2000, output_tokens=500),
+        LIMITS_70B,
+        modes=mode,
+        alternatives=False,
     )
     found = compare(made, requests=8000)
     assert found.steady

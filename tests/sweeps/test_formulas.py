@@ -17,7 +17,7 @@ from steptime.questions.registry import find_question, names
 from steptime.sweeps.excel_formulas import Cell, Untraceable, formula
 
 FORMS = [name.removeprefix("blackboard.") for name in names() if name.startswith("blackboard.")]
-LIVE = [name for name in FORMS if name not in ("largest_of", "nodes_hit", "tokens_per_pass")]
+LIVE = [name for name in FORMS if name not in ("expected_maximum", "nodes_hit", "tokens_per_pass")]
 CHOOSES = {"experts_touched": "evenness"}  # parameters by which a function chooses its formula: live at their default alone
 FUNCTIONS = {
     "IF": lambda test, then, other: then if test else other,

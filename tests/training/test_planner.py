@@ -95,7 +95,7 @@ def test_the_fastest_layout_is_at_least_as_fast_as_any_given():
         assert not one.fits or float(found.step.total) <= float(one.total)
     assert found.step.fits
     assert found.chips == float(found.step.layout.chips) == 8
-    assert found.tried == found.searched.count
+    assert found.evaluated_layouts == found.searched.count
     assert found.runner_up_slower >= 1
     assert found.runner_up != show_training_layout(found.step.layout)
 
@@ -105,7 +105,7 @@ def test_changes_are_those_that_bring_something_most_first():
     faster = [change.faster for change in found.changes]
     assert faster == sorted(faster, reverse=True)
     assert min(faster) >= MIN_SPEEDUP
-    told = {change.what: change.faster for change in found.changes}
+    told = {change.description: change.faster for change in found.changes}
     assert 1 < told["twice the arithmetic"] <= 2
     narrow = st.train("llama-3.1-70b", "hgx-h100", chips=64, seq=8192, batch=128, dtype="fp8", changes=False)
     assert told["--dtype fp8"] == pytest.approx(float(found.step.total / narrow.step.total), rel=1e-6)

@@ -139,8 +139,8 @@ def test_in_flight_of_each_stage() -> None:
     """1F1B: p - i (arXiv 2104.04473); ZB-H1 and ZB-H2 with a share of an activation kept for W (arXiv 2401.10241, 2.3)."""
     assert equal(KNOWN["1f1b"], 4, 16, 1, 1.0, 2.0, 1.0).in_flight.tolist() == [4, 3, 2, 1]
     p, kept = 4, 0.5
-    first = peak_in_flight(KNOWN["zb-h1"].order(p, 16, 1), kept=kept)
-    second = peak_in_flight(KNOWN["zb-h2"].order(p, 16, 1), kept=kept)
+    first = peak_in_flight(KNOWN["zb-h1"].order(p, 16, 1), retained_share=kept)
+    second = peak_in_flight(KNOWN["zb-h2"].order(p, 16, 1), retained_share=kept)
     assert first.tolist() == [(p - i) + i * kept for i in range(p)]
     assert second.tolist() == [(2 * p - 2 * i - 1) + 2 * i * kept for i in range(p)]
 
@@ -183,8 +183,8 @@ def test_closed_forms_broadcast_as_the_loop(name: str) -> None:
     schedule = KNOWN[name]
     p, m, v = (np.array(values) for values in zip(*legal(name), strict=True))
     f, b, w = np.linspace(1.0, 1.3, len(p)), np.linspace(2.5, 2.0, len(p)), np.linspace(0.9, 1.1, len(p))
-    together = schedule.step(p, m, v, f, b, w, rest=0.9, hop=0.01)
-    alone = [schedule.step(*values, rest=0.9, hop=0.01) for values in zip(p, m, v, f, b, w, strict=True)]
+    together = schedule.step(p, m, v, f, b, w, mean_over_slowest=0.9, hop=0.01)
+    alone = [schedule.step(*values, mean_over_slowest=0.9, hop=0.01) for values in zip(p, m, v, f, b, w, strict=True)]
     assert together == pytest.approx(np.array(alone), rel=1e-12)
     assert np.asarray(schedule.in_flight(p, m, v)) == pytest.approx([schedule.in_flight(*s) for s in zip(p, m, v, strict=True)])
     assert schedule.legal(p, m, v).all()

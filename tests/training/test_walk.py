@@ -97,7 +97,7 @@ def test_the_closed_form_of_unequal_stages_is_near_the_walk(name: str, number: i
     work = f.sum(axis=-1) / len(order.paths)  # with two paths each takes half of the micro-batches
     slow = work.max()
     rest = (work.sum() - slow) / (p - 1) / slow
-    said = schedule.step(p, m, v, slow, 2 * slow, 0.95 * slow, rest=rest)
+    said = schedule.step(p, m, v, slow, 2 * slow, 0.95 * slow, mean_over_slowest=rest)
     assert said >= done.busy.max() * (1 - 1e-12)
     assert said == pytest.approx(float(done.total), rel=max(FAR[name][number], 1e-9))
 
@@ -115,7 +115,7 @@ def test_the_closed_form_of_a_last_stage_with_a_head(name: str, far: float, p: i
         f[*path[-1]] += 0.25
     work = f.sum(axis=-1) / len(order.paths)
     rest = (work.sum() - work.max()) / (p - 1) / work.max()
-    said = schedule.step(p, 8 * p, v, work.max(), 2 * work.max(), work.max(), rest=rest)
+    said = schedule.step(p, 8 * p, v, work.max(), 2 * work.max(), work.max(), mean_over_slowest=rest)
     assert said == pytest.approx(float(simulate_step(order, f, 2 * f, f).total), rel=far)
 
 
@@ -126,7 +126,7 @@ def test_in_flight_in_bytes_and_by_share_kept() -> None:
     assert (peak_in_flight(order, size) <= 4 * 4e9).all()
     assert peak_in_flight(order, size).max() > peak_in_flight(order, size.mean()).max() * 0.5
     assert peak_in_flight(order, 2e9).tolist() == pytest.approx((peak_in_flight(order) * 2 * 2e9).tolist())
-    assert (peak_in_flight(order, kept=0.3) <= peak_in_flight(order)).all()
+    assert (peak_in_flight(order, retained_share=0.3) <= peak_in_flight(order)).all()
     gpipe = KNOWN["gpipe"].order(2, 5, 1)
     assert peak_in_flight(gpipe, [[2.0], [3.0]]).tolist() == [10.0, 15.0]
 

@@ -6,7 +6,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.lecture.model_on_system import pair_of
+from steptime.lecture.model_on_system import build_pair
 from steptime.physics.chip_memory import sequences_that_fit
 from steptime.web.app import app_for
 
@@ -32,7 +32,7 @@ def test_points_are_those_of_the_library():
 
 
 def test_the_knee_is_that_of_the_pair():
-    pair = pair_of(st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), context=8192)
+    pair = build_pair(st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), context=8192)
     assert asked()["marks"]["knee"] == pytest.approx(pair.knee, rel=1e-12)
 
 

@@ -6,7 +6,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.lecture.model_on_system import pair_of
+from steptime.lecture.model_on_system import build_pair
 from steptime.web.app import app_for
 
 client = TestClient(app_for(hosts=("*",)))
@@ -33,7 +33,7 @@ def test_points_are_the_rent_times_the_step_over_the_batch():
 
 
 def test_the_floor_is_the_larger_of_arithmetic_and_cache():
-    pair = pair_of(st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), context=8192)
+    pair = build_pair(st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), context=8192)
     each = max(pair.active / pair.mac_rate, 8192 * pair.kv_bytes / pair.bandwidth)
     assert asked(rent=2)["marks"]["floor"] == pytest.approx(each * 8 * 2 / 3600 * 1e6, rel=1e-12)
 

@@ -9,8 +9,8 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.lecture.model_on_system import pair_of
-from steptime.lecture.pair_roofline import seconds_of
+from steptime.lecture.model_on_system import build_pair
+from steptime.lecture.pair_roofline import closed_form_seconds
 from steptime.web.app import app_for
 
 CLIENT = TestClient(app_for(hosts=("*",)))
@@ -31,9 +31,9 @@ def test_numbers_are_those_of_the_roofline():
     assert 1 / found["marks"]["ceiling"] == pytest.approx(right["floor of a step"].full, rel=1e-12)
     assert 1 / found["marks"]["floor"] == pytest.approx(right["floor of a step"].closed, rel=1e-12)
     closed = found["tables"]["closed"]
-    pair = pair_of(st.load_model("openai/gpt-oss-120b"), st.load_system("hgx-h100"), context=4096)
+    pair = build_pair(st.load_model("openai/gpt-oss-120b"), st.load_system("hgx-h100"), context=4096)
     for place in range(0, 60, 6):
-        assert 1 / closed["speed"][place] == pytest.approx(seconds_of(pair, closed["batch"][place]), rel=1e-12)
+        assert 1 / closed["speed"][place] == pytest.approx(closed_form_seconds(pair, closed["batch"][place]), rel=1e-12)
 
 
 def test_the_board_is_cheaper_than_the_full_model_and_speed_is_dear():

@@ -12,7 +12,7 @@ pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
 
-from steptime.models.model_loading import config_of
+from steptime.models.model_loading import load_config_fields
 from steptime.web import board as boards
 from steptime.web import page_subject
 from steptime.web.app import app_for
@@ -71,7 +71,9 @@ def text_inputs(name):
 def test_text_inputs_open_no_file_of_the_server(board, field, tmp_path, monkeypatch):
     """A path is refused at its field, or has no part in the answer; the file is not opened either way."""
     (tmp_path / "strange_x").mkdir()
-    (tmp_path / "strange_x" / "config.json").write_text(json.dumps({**config_of("llama-3.1-8b"), "num_hidden_layers": 3}))
+    (tmp_path / "strange_x" / "config.json").write_text(
+        json.dumps({**load_config_fields("llama-3.1-8b"), "num_hidden_layers": 3})
+    )
     for name in ("strange_x.toml", "strange_x.csv"):
         (tmp_path / name).write_text("secret")
     monkeypatch.chdir(tmp_path)
@@ -109,7 +111,7 @@ def test_name_of_the_catalogue_is_not_taken_from_the_working_folder(tmp_path, mo
     for cached in (page_subject._model, page_subject._system, page_subject.names):
         cached.cache_clear()
     (tmp_path / "gpt2").mkdir()
-    (tmp_path / "gpt2" / "config.json").write_text(json.dumps({**config_of("gpt2"), "n_layer": 3}))
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps({**load_config_fields("gpt2"), "n_layer": 3}))
     for name in ("hgx-h100", "vllm"):
         (tmp_path / name).write_text("secret")
     monkeypatch.chdir(tmp_path)

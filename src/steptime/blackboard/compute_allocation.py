@@ -63,5 +63,5 @@ def cost_at_equality(falls: Number, rises: Number) -> Number:
     >>> cost_at_equality(1.0, 1.0), round(cost_at_equality(1.0, 3.0), 3)
     (1.0, 1.14)
     """
-    whole = falls + rises
-    return 2 / (whole * falls ** (-falls / whole) * rises ** (-rises / whole))
+    exponent_sum = falls + rises
+    return 2 / (exponent_sum * falls ** (-falls / exponent_sum) * rises ** (-rises / exponent_sum))

@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from steptime.number_checks import Array, Number, of_each
+from steptime.number_checks import Array, Number, map_unique
 
 
 def experts_touched(experts: Number, active: Number, tokens: Number, evenness: Number = np.inf) -> Number:
@@ -38,54 +38,55 @@ def distinct_hit(experts: int, active: int, groups: Number) -> Number:
     >>> [round(float(distinct_hit(256, 8, g)), 2) for g in (64, 32, 16, 8, 1)]
     [7.68, 7.27, 6.52, 5.29, 1.0]
     """
-    kept = experts - experts / groups
+    elsewhere = experts - experts / groups
     missed: Number = 1.0
-    for drawn in range(active):
-        missed = missed * (np.maximum(kept - drawn, 0.0) / max(experts - drawn, 1))
+    for draw in range(active):
+        missed = missed * (np.maximum(elsewhere - draw, 0.0) / max(experts - draw, 1))
     return groups * (1 - missed)
 
 
-def nodes_hit(experts: int, active: int, groups: int, chosen: int, nodes: Number) -> Array:
+def nodes_hit(experts: int, active: int, groups: int, active_groups: int, nodes: Number) -> Array:
     r"""Expected number of nodes that hold at least one of a token's experts, where routing is limited to groups of experts.
 
-    A token chooses `chosen` of `groups` groups, all equally likely, and then `active` of their experts. Experts are contiguous
-    and spread evenly over `nodes`, with no copies, so that a node may hold parts of two groups: the sum over nodes, in the mean
-    over all sets of groups, of $1 - \binom{m - h}{k} / \binom{m}{k}$, with $m$ experts in the chosen groups and $h$ of them on
-    the node. DeepSeek's own rule takes the groups whose two best experts score highest, which hits up to 8 % more nodes (6.1 of
-    18); with 32 copies of experts it is 5.3 to 6.7 of 18 by their placement. Source: arXiv 2412.19437, section 2.1.2.
+    A token chooses `active_groups` of `groups` groups, all equally likely, and then `active` of their experts. Experts are
+    contiguous and spread evenly over `nodes`, with no copies, so that a node may hold parts of two groups: the sum over nodes,
+    in the mean over all sets of groups, of $1 - \binom{m - h}{k} / \binom{m}{k}$, with $m$ experts in the chosen groups and $h$
+    of them on the node. DeepSeek's own rule takes the groups whose two best experts score highest, which hits up to 8 % more
+    nodes (6.1 of 18); with 32 copies of experts it is 5.3 to 6.7 of 18 by their placement. Source: arXiv 2412.19437, section
+    2.1.2.
 
     >>> [round(float(n), 2) for n in nodes_hit(256, 8, 8, 4, np.array([1, 4, 8, 18, 256]))]
     [1.0, 2.93, 3.63, 5.78, 8.0]
     """
-    return of_each(_nodes_hit, np.rint(nodes), experts, active, groups, chosen)
+    return map_unique(_nodes_hit, np.rint(nodes), experts, active, groups, active_groups)
 
 
 @lru_cache(maxsize=1024)
-def _nodes_hit(nodes: float, experts: int, active: int, groups: int, chosen: int) -> float:
+def _nodes_hit(nodes: float, experts: int, active: int, groups: int, active_groups: int) -> float:
     edges = np.arange(int(nodes) + 1) * experts / nodes
     starts = np.arange(groups) * experts / groups
     low = np.maximum(edges[:-1, None], starts)
-    held = np.maximum(np.minimum(edges[1:, None], starts + experts / groups) - low, 0.0)  # [nodes, groups]
-    sets = np.array(list(combinations(range(groups), chosen)))
-    local = held[:, sets].sum(axis=-1)  # [nodes, sets]
-    among = chosen * experts / groups
+    node_experts = np.maximum(np.minimum(edges[1:, None], starts + experts / groups) - low, 0.0)  # [nodes, groups]
+    sets = np.array(list(combinations(range(groups), active_groups)))
+    local = node_experts[:, sets].sum(axis=-1)  # [nodes, sets]
+    among = active_groups * experts / groups
     missed = np.ones_like(local)
-    for drawn in range(active):
-        missed *= np.maximum(among - local - drawn, 0.0) / max(among - drawn, 1e-12)
+    for draw in range(active):
+        missed *= np.maximum(among - local - draw, 0.0) / max(among - draw, 1e-12)
     return float(np.sum(np.mean(1 - missed, axis=1)))
 
 
-def largest_of(mean: Number, variance: Number, count: Number, skew: Number = 1.0) -> Array:
+def expected_maximum(mean: Number, variance: Number, count: Number, skew: Number = 1.0) -> Array:
     r"""Expected largest of `count` equal counts of a mean and a variance: of the busiest of so many chips.
 
     $m + b \sqrt v + \frac{b^2 - 3/4}{6} \gamma \frac{m}{m + 1/2}$ with Blom's normal score
     $b = \Phi^{-1}\left(\frac{n - 3/8}{n + 1/4}\right)$ and the next term of Cornish and Fisher for counts like Poisson's
     (`skew` $\gamma$ = 1), damped where most chips have none. The mean itself for one chip.
 
-    >>> [round(float(largest_of(8.0, 8.0, n)), 2) for n in (1, 8, 64)]
+    >>> [round(float(expected_maximum(8.0, 8.0, n)), 2) for n in (1, 8, 64)]
     [8.0, 12.26, 15.35]
     """
-    score = of_each(_score, count)
+    score = map_unique(_score, count)
     further = np.maximum(np.square(score) - 0.75, -0.75) / 6 * skew * mean / (mean + 0.5)
     largest: Array = mean + np.where(np.asarray(count) > 1, score * np.sqrt(variance) + further, 0.0)
     return largest
@@ -96,16 +97,16 @@ def _score(count: float) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
-def weights_touched(batch: Number, active: Number, total: Number, *, experts: int, chosen: int) -> Number:
+def weights_touched(batch: Number, active: Number, total: Number, *, experts: int, active_experts: int) -> Number:
     """Parameters that a step must fetch when few tokens touch few experts: all but the untouched experts. Section 1, *derived*.
 
     At a batch of one it is the active parameters, far above n/k all of them.
 
-    >>> round(float(weights_touched(1, 37e9, 671e9, experts=256, chosen=8)) / 1e9, 6)
+    >>> round(float(weights_touched(1, 37e9, 671e9, experts=256, active_experts=8)) / 1e9, 6)
     37.0
     """
-    routed = (total - active) / (1 - chosen / experts)  # parameters of all routed experts together
-    return total - routed + routed * experts_touched(experts, chosen, batch) / experts
+    routed = (total - active) / (1 - active_experts / experts)  # parameters of all routed experts together
+    return total - routed + routed * experts_touched(experts, active_experts, batch) / experts
 
 
 def experts_per_chip(experts: Number, chips: Number) -> Number:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import DataFileError, UnknownName, shown
+from steptime.errors import DataFileError, UnknownName, short_repr
 
 PACKAGED = Path(__file__).parents[1] / "data"
 FOLDERS = (  # of a catalogue
@@ -52,12 +52,12 @@ def folders(kind: str, catalog: str | os.PathLike[str] | None = None) -> list[Pa
     """Return the folders that hold `kind` (chips, systems, rents, models, engines, acceptance, laws), first searched first."""
     if catalog is not None and not is_dir(Path(catalog)):
         raise DataFileError(
-            shown(catalog).strip("'"),
+            short_repr(catalog).strip("'"),
             "is not a folder; --catalog names a folder with chips/, systems/, rents/, models/ or engines/ in it",
         )
     if catalog is not None and _is_other(Path(catalog)):
         raise DataFileError(
-            shown(catalog).strip("'"), f"is no catalogue: none of {', '.join(f'{k}/' for k in FOLDERS)} is in it"
+            short_repr(catalog).strip("'"), f"is no catalogue: none of {', '.join(f'{k}/' for k in FOLDERS)} is in it"
         )
     roots = ([Path(catalog)] if catalog is not None else []) + [*_users(), PACKAGED]
     return [root / kind for root in roots if is_dir(root / kind)]
@@ -131,7 +131,7 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
     if is_file(path):
         return path
     if path.suffix == suffix:
-        raise DataFileError(shown(name).strip("'"), "no such file")
+        raise DataFileError(short_repr(name).strip("'"), "no such file")
     paths = files(kind, catalog)
     by_folded = {folded(key): path for key, path in paths.items()}
     if folded(name) in by_folded:
@@ -171,11 +171,13 @@ def _parse_file(path: Path, _modified: float) -> dict[str, Any]:
             path, f"is not valid TOML: {error!s:.200}", int(line) if line.isdigit() else text.count("\n") + 1
         ) from None
     except _Twice as key:
-        raise DataFileError(path, f"has the key {shown(str(key))} twice in one object", _line(text, str(key), nth=2)) from None
+        raise DataFileError(
+            path, f"has the key {short_repr(str(key))} twice in one object", _line(text, str(key), nth=2)
+        ) from None
     except ValueError:
         raise DataFileError(path, "holds a number of more digits than can be read") from None
     if not isinstance(data, dict):
-        raise DataFileError(path, f"holds {shown(data)}, not a table of keys", 1)
+        raise DataFileError(path, f"holds {short_repr(data)}, not a table of keys", 1)
     return data
 
 

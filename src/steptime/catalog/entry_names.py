@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, TypeGuard
 
-from steptime.errors import DataFileError, shown
+from steptime.errors import DataFileError, short_repr
 
 LONGEST_NAME: Final = 200  # characters
 # The end matches no further character, not even the line end that "$" allows. It has no backslash, which msgspec would double.
@@ -35,5 +35,5 @@ def check_entry_name(name: object, path: object) -> str:
         DataFileError: the value is no text, or holds other characters.
     """
     if not is_entry_name(name):
-        raise DataFileError(path, f"name: must be {NAME_RULE}, not {shown(name)}")
+        raise DataFileError(path, f"name: must be {NAME_RULE}, not {short_repr(name)}")
     return name

@@ -25,7 +25,7 @@ from steptime.catalog.schema import (
     validated,
 )
 from steptime.catalog.schema_errors import line_number
-from steptime.errors import DataFileError, InputError, RangeError, UnitError, UnknownName, did_you_mean, expect, shown
+from steptime.errors import DataFileError, InputError, RangeError, UnitError, UnknownName, did_you_mean, expect, short_repr
 from steptime.hardware import rental_prices, what_if
 from steptime.hardware.figure_bounds import checked
 from steptime.hardware.rental_prices import KINDS, OWNERS, RENTED
@@ -51,9 +51,9 @@ class Reader:
         source = SourceEntry(url="", date="", grade="guess")
         if entry.source:
             if entry.source not in self.sources:
-                near = did_you_mean(entry.source, self.sources, most=1)
+                near = did_you_mean(entry.source, self.sources, max_names=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
-                problem = f"{place}: source {shown(entry.source)} is not among [sources]{hint}"
+                problem = f"{place}: source {short_repr(entry.source)} is not among [sources]{hint}"
                 raise DataFileError(self.path, problem, self.line(place))
             source = self.sources[entry.source]
         try:
@@ -129,7 +129,7 @@ def _software(entry: ChipEntry, reader: Reader) -> tuple[Software, ...]:
     meet = any(before == after for before, after in zip(days[1::2], days[2::2], strict=False))
     if not all(map(is_day, days)) or days != sorted(days) or meet:
         day_list = " ".join(days)
-        problem = f"software: first and last days are written as 2025-12-31, period after period, not as {shown(day_list)}"
+        problem = f"software: first and last days are written as 2025-12-31, period after period, not as {short_repr(day_list)}"
         raise DataFileError(reader.path, problem, reader.line("chip.software"))
     return tuple(
         Software(
@@ -230,14 +230,14 @@ def _share(place: str, value: Number, _: str) -> Number:
 
 def _of_label(place: str, value: Number, _: str) -> Number:
     """Return the share of the capacity on the label that there is: above 1 where the label's GB are GiB."""
-    return positive(place, value, most=2**30 / 1e9)
+    return positive(place, value, maximum=2**30 / 1e9)
 
 
 def _unique(reader: Reader, place: str, names: list[str], key: str = "name", reserved: Iterable[str] = ()) -> None:
     for index, name in enumerate(names):
         if name in (*reserved, *names[:index]):
             line = reader.line(f"{place}.{index}.{key}")
-            raise DataFileError(reader.path, f"{place}: the {key} {shown(name)} stands twice", line)
+            raise DataFileError(reader.path, f"{place}: the {key} {short_repr(name)} stands twice", line)
 
 
 def _domain(reader: Reader, entry: DomainEntry, *, last: bool) -> Domain:
@@ -275,7 +275,9 @@ def quotes(catalog: str | os.PathLike[str] | None = None, chip: str | None = Non
         entry = validated(RentsEntry, path)
         reader = Reader(path, entry.sources)
         if not is_day(entry.date):
-            raise DataFileError(path, f"date: must be a day such as 2026-01-31, not {shown(entry.date)}", reader.line("date"))
+            raise DataFileError(
+                path, f"date: must be a day such as 2026-01-31, not {short_repr(entry.date)}", reader.line("date")
+            )
         for n, quote in enumerate(entry.quotes):
             if chip is not None and folded(quote.chip) != folded(chip):
                 continue

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from steptime.catalog.entry_names import ENTRY_NAME, NAME_RULE
-from steptime.errors import did_you_mean, shown
+from steptime.errors import did_you_mean, short_repr
 
 TIER_NAME: Final = "^[A-Za-z][A-Za-z0-9_-]{0,39}(?!a|[^a])"  # and no character more, such as the line end that $ lets be
 LIKE: Final = {TIER_NAME: "a letter and up to 39 letters, digits, - and _", ENTRY_NAME: NAME_RULE}
@@ -32,7 +32,7 @@ def describe_problem(message: str, data: Any, schema: type[Struct]) -> tuple[str
     try:
         return _problem(message, data, schema)
     except (KeyError, IndexError, ValueError, TypeError, StopIteration):
-        return shown(message).strip("'\""), ""
+        return short_repr(message).strip("'\""), ""
 
 
 def _problem(message: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
@@ -43,7 +43,7 @@ def _problem(message: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
     parts = _parts(place_match["place"] if place_match else "", message, data, schema)
     if misspelt := re.fullmatch(r"Object contains unknown field `(.*)`", reason, re.DOTALL):
         field_names = [f.encode_name for f in msgspec.structs.fields(_type_at(schema, parts))]
-        near = did_you_mean(misspelt[1], field_names, most=1)
+        near = did_you_mean(misspelt[1], field_names, max_names=1)
         parts = [*parts, misspelt[1]]
         return f"{_place(parts)}: no such key" + (f"; did you mean {near[0]}?" if near else ""), ".".join(parts)
     if lacking := re.fullmatch(r"Object missing required field `(.*)`", reason):
@@ -89,12 +89,12 @@ def _value_in_words(value: Any) -> str:
     if value is None or isinstance(value, bool | dict | list):
         words = "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else str(value).lower()
         return f", not {'null' if value is None else words}"
-    return "" if value == "" else f", not {shown(value)}"
+    return "" if value == "" else f", not {short_repr(value)}"
 
 
 def _place(parts: Sequence[str]) -> str:
     """Write a place as TOML would: keys that are not plain in quotes."""
-    return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", part) else shown(part) for part in parts)
+    return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", part) else short_repr(part) for part in parts)
 
 
 def _parts(place: str, message: str, data: Any, schema: type[Struct]) -> list[str]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from steptime.errors import DataFileError, RangeError, UnknownName, shown
+from steptime.errors import DataFileError, RangeError, UnknownName, short_repr
 
 if TYPE_CHECKING:
     from steptime.physics.bias_correction import Anchors
@@ -34,7 +34,7 @@ def anchor_settings(text: str) -> dict[str, str]:
     for part in filter(None, text.removeprefix(anchor_path(text)).split(",")):
         name, equals, value = (field.strip() for field in part.partition("="))
         if not (equals and value):
-            raise RangeError(f"--anchor: {shown(part)} is not NAME=VALUE, as in --anchor result.json,tp=4,weights=fp8")
+            raise RangeError(f"--anchor: {short_repr(part)} is not NAME=VALUE, as in --anchor result.json,tp=4,weights=fp8")
         if name not in TOLD:
             raise UnknownName("name in --anchor", name, TOLD, f"Known: {', '.join(TOLD)}.")
         if name in settings:

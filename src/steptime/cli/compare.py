@@ -29,7 +29,7 @@ from steptime.cli.options import (
     with_rent,
 )
 from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv
-from steptime.errors import RangeError, UnknownName, shown
+from steptime.errors import RangeError, UnknownName, short_repr
 from steptime.units import count as read_count
 from steptime.units import counted
 
@@ -99,7 +99,7 @@ class Rivals:
         first, dots, last = self.year.strip().partition("..")
         ends = [first or "0", (last or "9999") if dots else first]
         if not first + last or not all(end.isascii() and end.isdigit() and len(end) <= 4 for end in ends):
-            raise RangeError(f"--year takes 2024, 2022..2024 or 2024.., not {shown(self.year)}")
+            raise RangeError(f"--year takes 2024, 2022..2024 or 2024.., not {short_repr(self.year)}")
         if int(ends[0]) > int(ends[1]):
             raise RangeError(f"--year {self.year} ends before it begins")
         return int(ends[0]), int(ends[1])
@@ -108,7 +108,7 @@ class Rivals:
 def _parts(name: str, text: str) -> list[str]:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise RangeError(f"{name}: {shown(text)} has nothing between two commas, or at an end")
+        raise RangeError(f"{name}: {short_repr(text)} has nothing between two commas, or at an end")
     return list(dict.fromkeys(parts))
 
 

@@ -106,5 +106,5 @@ def _judge_answer(card: "Card", answer: str) -> str:
         value = parse(answer, statement.unit if statement.unit in ("s", "B") else "")
     except UnitError:
         return "Not a number; here is the answer."
-    grades = {verdict([value], right, tolerance=0.1) for right in (statement.said, *statement.computed)}
+    grades = {verdict([value], right, tolerance=0.1) for right in (statement.stated, *statement.computed)}
     return "Right." if HOLDS in grades else "Near: within a factor of two." if FACTOR in grades else "No."

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from steptime.cli.output import drop, prepare, print_json, problem_json, say, unwritten
-from steptime.errors import Impossible, InputError, shown
+from steptime.errors import Impossible, InputError, short_repr
 
 ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
 OPEN = ("sweep", "design", "sensitivity")  # commands that take the options of others too
@@ -291,7 +291,7 @@ def _with_value(match: re.Match[str]) -> str:
     option, kind = match[1], "a whole number" if match[2] == "integer" else "a number"
     typed_texts = [after for before, after in pairwise([*sys.argv, ""]) if before == option]
     typed_texts += [word.partition("=")[2] for word in sys.argv if word.startswith(f"{option}=")]
-    return f"{option} takes {kind} without a unit" + (f", not {shown(typed_texts[0])}" if typed_texts else "")
+    return f"{option} takes {kind} without a unit" + (f", not {short_repr(typed_texts[0])}" if typed_texts else "")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def models(
 ) -> None:
     """List the models, compare some of them, or show what one is made of."""
     from steptime.describe import model_summary as cards
-    from steptime.number_checks import whole
+    from steptime.number_checks import whole_number
 
     requested_names, lists = list(names or []), not names and not compare
     if new:
@@ -81,7 +81,7 @@ def models(
             "another answer than --image": (not (image or audio), "context"),
         },
     )
-    whole("--context", context, unit="token")
+    whole_number("--context", context, unit="token")
     check_outputs({"--csv": csv}, requested_names)
     model_names = requested_names or _matching_names(like, catalog)
     loaded_models = [] if lists else [read_model(name, weights, experts, kv, catalog) for name in model_names]
@@ -114,7 +114,7 @@ def _show_images(model: "Model", images: list[str], audio: list[str], csv: str |
 def _show_new(names: list[str], catalog: str | None, csv: str | None, *, json: bool) -> None:
     """Print what is understood of each config; of several, those that cannot be read at the end, as an error."""
     from steptime.describe.config_summary import config_card
-    from steptime.models.model_loading import config_of, folder_of, label_of
+    from steptime.models.model_loading import config_folder, load_config_fields, model_label
 
     if not names:
         raise InputError("--new needs a config.json, its folder, or a name: steptime models --new path/to/config.json")
@@ -124,7 +124,7 @@ def _show_new(names: list[str], catalog: str | None, csv: str | None, *, json: b
     cards, refused = [], []
     for name in names:
         try:
-            cards.append(config_card(config_of(name, catalog), name=label_of(name), folder=folder_of(name)))
+            cards.append(config_card(load_config_fields(name, catalog), name=model_label(name), folder=config_folder(name)))
         except InputError as error:
             if len(names) == 1:
                 raise
@@ -161,7 +161,7 @@ def _matching_names(like: str, catalog: str | None) -> list[str]:
     catalog_names = files("models", catalog)
     matches = [name for name in catalog_names if like.casefold() in name.casefold()]
     if not matches:
-        near = ", ".join(did_you_mean(like, catalog_names, alike=0.0))
+        near = ", ".join(did_you_mean(like, catalog_names, cutoff=0.0))
         raise InputError(f"--like {like!r} finds no model; the nearest names are {near}")
     return matches
 

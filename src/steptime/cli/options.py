@@ -144,13 +144,13 @@ def read_limits(speed: float | None, ttft: float | None) -> "Slo":
 
 def read_modes(text: str) -> tuple[str, ...]:
     """Return the modes of deployment that --mode names, with commas between them, or any."""
-    from steptime.errors import shown
+    from steptime.errors import short_repr
     from steptime.planning.planner import MODES
 
     modes = MODES if text == "any" else tuple(name.strip() for name in text.split(","))
     for name in modes:
         if name == "any":
-            raise RangeError(f"--mode {shown(text)} names any beside others; any alone is every mode")
+            raise RangeError(f"--mode {short_repr(text)} names any beside others; any alone is every mode")
         if name not in MODES:
             raise UnknownName("mode", name, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
     return tuple(name for name in MODES if name in modes)

@@ -8,7 +8,7 @@ import typer
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import BRIEF, CATALOG, CSV, JSON, not_empty, option, read_modes, refuse_idle
 from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv
-from steptime.errors import InputError, RangeError, shown
+from steptime.errors import InputError, RangeError, short_repr
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -137,7 +137,7 @@ def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
         raise RangeError(f"{' and '.join(several)} are different questions; keep one")
     if query.system is not None and query.target_margin is None:
         raise RangeError(
-            f"a system ({shown(query.system)}) goes with --target-margin 2; sellers are held against all plausible systems"
+            f"a system ({short_repr(query.system)}) goes with --target-margin 2; sellers are held against all plausible systems"
         )
     if query.target_margin is not None and query.system is None:
         raise RangeError("--target-margin needs a system after the model: prices deepseek-v3 gb200-nvl72 --target-margin 2")
@@ -176,7 +176,7 @@ def _invert_list(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Ta
     inversion = read_prices(
         source,
         provider=query.provider,
-        at=query.date,
+        price_time=query.date,
         margin=backward.margin,
         speed=sold.speed,
         fast_speed=backward.fast_speed,

@@ -52,7 +52,7 @@ def no_slips(question: Question, settings: list[str], command_options: Sequence[
         if (
             name.replace("-", "_") not in question.inputs
             and "." not in name
-            and did_you_mean(name, command_options, alike=0.75)
+            and did_you_mean(name, command_options, cutoff=0.75)
         ):
             raise UnknownName("option", f"--{name}", [f"--{option}" for option in command_options])
 

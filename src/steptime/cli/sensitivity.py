@@ -8,7 +8,7 @@ from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, count, option, refuse
 from steptime.cli.output import check_outputs, make_console, print_json, say, show, write_csv, wrote
 from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.simulate_common import compile_first
-from steptime.errors import DataFileError, InputError, RangeError, shown
+from steptime.errors import DataFileError, InputError, RangeError, short_repr
 
 if TYPE_CHECKING:
     from steptime.sweeps.sensitivity_result import Sensitivity
@@ -99,7 +99,7 @@ def sensitivity(
 def _range(text: str) -> tuple[str, str]:
     name, equals, values = text.partition("=")
     if not equals or not name.strip() or not values.strip():
-        raise RangeError(f"{shown(text)} is not NAME=LOW:HIGH, such as context=1k:16k")
+        raise RangeError(f"{short_repr(text)} is not NAME=LOW:HIGH, such as context=1k:16k")
     return name.strip(), values.strip()
 
 

@@ -18,7 +18,7 @@ from steptime.models.model import (
     weight_bytes,
 )
 from steptime.models.safetensors_header import read_headers
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import show
 
 
@@ -62,19 +62,19 @@ class ConfigCard(Tabular):
     @property
     def doubtful(self) -> tuple[Ignored, ...]:
         """Fields that nothing asked for, and that may be architecture."""
-        return tuple(one for one in self.ignored if one.doubtful)
+        return tuple(field for field in self.ignored if field.doubtful)
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return how it was read, its size and its cache."""
         return f"Config of {self.name}, read as {self.read_as}: {self.sure}", {
             "parameters": f"{show(self.parameters)}, {show(self.active)} for a token",
             "cache": f"{self.kv_bytes:,.0f} B a token",
-            "not understood": ", ".join(one.name for one in self.doubtful) or "nothing",
+            "not understood": ", ".join(field.name for field in self.doubtful) or "nothing",
         }
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each kind of layers."""
-        return table_of(ConfigLayers, self.layers)
+        return columns_by_key(ConfigLayers, self.layers)
 
 
 def config_card(fields: Mapping[str, Any], *, name: str = "", folder: Path | None = None) -> ConfigCard:
@@ -82,14 +82,14 @@ def config_card(fields: Mapping[str, Any], *, name: str = "", folder: Path | Non
 
     folder: where files of weights may lie, whose headers tell more.
     """
-    found = understand(fields, name=name, headers=None if folder is None else read_headers(folder))
-    model = found.model
+    understanding = understand(fields, name=name, headers=None if folder is None else read_headers(folder))
+    model = understanding.model
     return ConfigCard(
         name=model.name,
-        read_as=found.read_as,
-        sure=found.sure,
-        why=found.why,
-        others=found.others,
+        read_as=understanding.read_as,
+        sure=understanding.sure,
+        why=understanding.why,
+        others=understanding.alternatives,
         parameters=total_parameters(model),
         active=active_parameters(model),
         draft=draft_parameters(model),
@@ -105,10 +105,10 @@ def config_card(fields: Mapping[str, Any], *, name: str = "", folder: Path | Non
                 active=sum(op.active_weights for op in kind.layer.ops),
                 kv_bytes=layer_kv_bytes(kind.layer),
             )
-            for kind in found.kinds
+            for kind in understanding.kinds
         ),
         stem={op.name: op.total_weights for op in model.stem},
-        fields=found.fields,
-        ignored=found.ignored,
+        fields=understanding.fields,
+        ignored=understanding.ignored,
         notes=model.notes,
     )

@@ -50,17 +50,20 @@ class EngineTable(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each engine."""
-        found: dict[str, Any] = {"name": [card.name for card in self.engines], "title": [card.title for card in self.engines]}
-        return found | {name: [card.constants[name] for card in self.engines] for name in CONSTANTS}
+        names_and_titles: dict[str, Any] = {
+            "name": [card.name for card in self.engines],
+            "title": [card.title for card in self.engines],
+        }
+        return names_and_titles | {name: [card.constants[name] for card in self.engines] for name in CONSTANTS}
 
 
 def engine_card(engine: Engine) -> EngineCard:
     """Return an engine's constants, and how far off it was on the runs that were left out of its fit."""
     constants = {name: float(constant(engine, name)) for name in CONSTANTS}
-    known = {key: engine.fit[key] for key in ("runs", "vendors", "interval", "parameter_variance") if key in engine.fit}
+    fit = {key: engine.fit[key] for key in ("runs", "vendors", "interval", "parameter_variance") if key in engine.fit}
     variances = zip(engine.fit.get("names", ()), engine.fit.get("covariance", ()), strict=True)
-    known |= {"deviation": {name: math.sqrt(row[i]) for i, (name, row) in enumerate(variances)}} if known else {}
-    return EngineCard(name=engine.name, title=engine.title, constants=constants, fit=known, source=dict(engine.source))
+    fit |= {"deviation": {name: math.sqrt(row[i]) for i, (name, row) in enumerate(variances)}} if fit else {}
+    return EngineCard(name=engine.name, title=engine.title, constants=constants, fit=fit, source=dict(engine.source))
 
 
 def engine_table(engines: Iterable[Engine]) -> EngineTable:

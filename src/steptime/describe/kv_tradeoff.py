@@ -12,8 +12,8 @@ from steptime.errors import RangeError
 from steptime.hardware.number_formats import peak_rate
 from steptime.hardware.system import MemoryTier, System
 from steptime.models.model import Model, cache_bytes, decode_flops_per_token, pairs, prefill_flops
-from steptime.models.model_loading import ModelLike, model_of
-from steptime.number_checks import whole
+from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.number_checks import whole_number
 from steptime.result_base import Tabular, unit
 from steptime.reversible.memory_tradeoff import break_even_seconds, exchange_rate
 from steptime.units import show
@@ -64,21 +64,21 @@ class CacheTrade(Tabular):
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the exchange rate of the first models and contexts."""
         return f"KV cache against arithmetic on {self.system}", {
-            f"{one.model} at {one.context:,}": f"{show(one.flop_per_byte, 'FLOP/B')}, as dear as computing again after "
-            f"{show(one.tiers[0].break_even_seconds, 's')} in {one.tiers[0].name}"
-            for one in self.held[:5]
+            f"{cache.model} at {cache.context:,}": f"{show(cache.flop_per_byte, 'FLOP/B')}, as dear as computing again after "
+            f"{show(cache.tiers[0].break_even_seconds, 's')} in {cache.tiers[0].name}"
+            for cache in self.held[:5]
         }
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each model, context and tier."""
-        rows = [(one, tier) for one in self.held for tier in one.tiers]
+        rows = [(cache, tier) for cache in self.held for tier in cache.tiers]
         return {
-            "model": [one.model for one, _ in rows],
-            "context_tokens": [one.context for one, _ in rows],
-            "held_bytes": [one.held for one, _ in rows],
-            "flop_saved": [one.flop_saved for one, _ in rows],
-            "flop_per_byte": [one.flop_per_byte for one, _ in rows],
-            "recompute_s": [one.recompute_seconds for one, _ in rows],
+            "model": [cache.model for cache, _ in rows],
+            "context_tokens": [cache.context for cache, _ in rows],
+            "held_bytes": [cache.held for cache, _ in rows],
+            "flop_saved": [cache.flop_saved for cache, _ in rows],
+            "flop_per_byte": [cache.flop_per_byte for cache, _ in rows],
+            "recompute_s": [cache.recompute_seconds for cache, _ in rows],
             "tier": [tier.name for _, tier in rows],
             "read_s": [tier.read_seconds for _, tier in rows],
             "break_even_s": [tier.break_even_seconds for _, tier in rows],
@@ -94,34 +94,34 @@ def cache_trade(models: Iterable[ModelLike], system: SystemLike, contexts: Seque
     has no such context.
     """
     machine = resolve_system(system)
-    held = tuple(_held(model_of(model), machine, context) for model in models for context in contexts)
-    if not held:
+    caches = tuple(_held_context(resolve_model(model), machine, context) for model in models for context in contexts)
+    if not caches:
         raise RangeError("the trade of a cache needs a model and a context")
-    return CacheTrade(system=machine.name, held=held)
+    return CacheTrade(system=machine.name, held=caches)
 
 
-def _held(model: Model, system: System, context: int) -> HeldContext:
-    context = whole("the context", context, unit="token")
+def _held_context(model: Model, system: System, context: int) -> HeldContext:
+    context = whole_number("the context", context, unit="token")
     if context > model.max_context:
         raise RangeError(f"{model.name} has a context of at most {model.max_context:,.0f} tokens, not {context:,}")
-    held, flops = float(cache_bytes(model, context)), float(prefill_flops(model, context))
-    again = recompute_seconds(model, system, context)
-    rate = float(exchange_rate(flops, held))
-    own = _tier(system.chip.hbm, held, rate, flops / again, own=True)
+    held_bytes, flops = float(cache_bytes(model, context)), float(prefill_flops(model, context))
+    recompute_time = recompute_seconds(model, system, context)
+    rate = float(exchange_rate(flops, held_bytes))
+    own_memory = _tier(system.chip.hbm, held_bytes, rate, flops / recompute_time, is_own=True)
     return HeldContext(
-        model=model.name, context=context, held=held, flop_saved=flops, flop_per_byte=rate, recompute_seconds=again,
-        of_decode=flops / float(decode_flops_per_token(model, context)),
-        tiers=(own, *(_tier(tier, held, rate, flops / again) for tier in system.tiers)),
+        model=model.name, context=context, held=held_bytes, flop_saved=flops, flop_per_byte=rate,
+        recompute_seconds=recompute_time, of_decode=flops / float(decode_flops_per_token(model, context)),
+        tiers=(own_memory, *(_tier(tier, held_bytes, rate, flops / recompute_time) for tier in system.tiers)),
     )  # fmt: skip
 
 
-def _tier(tier: MemoryTier, held: float, exchange: float, rate: float, *, own: bool = False) -> HeldTier:
+def _tier(tier: MemoryTier, held_bytes: float, exchange: float, rate: float, *, is_own: bool = False) -> HeldTier:
     """Return a cache in a tier; decode reads the chip's own memory in any case, so that nothing is read back from it."""
     capacity, bandwidth = float(tier.capacity), float(tier.bandwidth)
     return HeldTier(
-        name=tier.name, capacity=capacity, read_seconds=0.0 if own else float(tier.latency) + held / bandwidth,
-        break_even_seconds=float(break_even_seconds(exchange, capacity, rate, math.inf if own else bandwidth)),
-        drain_seconds=capacity / bandwidth, contexts=capacity / held,
+        name=tier.name, capacity=capacity, read_seconds=0.0 if is_own else float(tier.latency) + held_bytes / bandwidth,
+        break_even_seconds=float(break_even_seconds(exchange, capacity, rate, math.inf if is_own else bandwidth)),
+        drain_seconds=capacity / bandwidth, contexts=capacity / held_bytes,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError
 from steptime.hardware.system import System
 from steptime.hardware.unit_cost import deployment_rent
-from steptime.models.checkpoint_summary import Held
+from steptime.models.checkpoint_summary import CheckpointSummary
 from steptime.models.model import (
     Model,
     active_parameters,
@@ -30,7 +30,7 @@ from steptime.models.model import (
 )
 from steptime.models.model_loading import load_model
 from steptime.planning.smallest_system import smallest_system
-from steptime.result_base import Result, Tabular, table_of, unit
+from steptime.result_base import Result, Tabular, columns_by_key, unit
 from steptime.units import show
 
 CONTEXTS = (1024, 8192, 32768, 131072, 1048576)
@@ -125,7 +125,9 @@ class ModelCard(Result):
     checkpoint_bytes: int = field(
         metadata=unit("B", "all tensors of the files beside the config, exactly; 0: no whole checkpoint lies there")
     )
-    checkpoint: Held | None = field(metadata=unit("", "what the files hold, by their headers; null: there are none"))
+    checkpoint: CheckpointSummary | None = field(
+        metadata=unit("", "what the files hold, by their headers; null: there are none")
+    )
     kv_format: str = field(metadata=KV_FORMAT)
     kv_bytes_per_token: float = field(metadata=KV)
     growing_kv_bytes_per_token: float = field(metadata=GROWING)
@@ -199,7 +201,7 @@ class ModelTable(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each model."""
-        return table_of(ModelRow, self.models)
+        return columns_by_key(ModelRow, self.models)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -217,26 +219,26 @@ class Comparison(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each model."""
-        return table_of(ComparisonRow, self.models)
+        return columns_by_key(ComparisonRow, self.models)
 
 
 def parts(model: Model) -> dict[str, float]:
     """Return parameters by part of the model: attention, experts, shared experts, embedding, head, ..."""
-    found: dict[str, float] = {}
+    parameters_by_part: dict[str, float] = {}
     for layer, n in model.layers:
         for op in layer.ops:
-            found[op.term] = found.get(op.term, 0.0) + n * op.total_weights
+            parameters_by_part[op.term] = parameters_by_part.get(op.term, 0.0) + n * op.total_weights
     for op in model.stem:
-        found[op.term] = found.get(op.term, 0.0) + op.total_weights
-    return {name: value for name, value in found.items() if value}
+        parameters_by_part[op.term] = parameters_by_part.get(op.term, 0.0) + op.total_weights
+    return {name: value for name, value in parameters_by_part.items() if value}
 
 
 def stored_formats(model: Model) -> dict[str, float]:
     """Return bytes of weights by number format."""
-    found: dict[str, float] = {}
+    bytes_by_format: dict[str, float] = {}
     for op, n in [(op, n) for layer, n in model.layers for op in layer.ops] + [(op, 1) for op in model.stem]:
-        found[op.format.name] = found.get(op.format.name, 0.0) + n * op.total_weights * op.format.bytes
-    return {name: float(round(value)) for name, value in found.items() if value}
+        bytes_by_format[op.format.name] = bytes_by_format.get(op.format.name, 0.0) + n * op.total_weights * op.format.bytes
+    return {name: float(round(value)) for name, value in bytes_by_format.items() if value}
 
 
 def context_of_equal_reads(model: Model) -> float:
@@ -277,7 +279,7 @@ def model_card(model: Model, *, context: int) -> ModelCard:
         weight_bytes_by_format=stored_formats(model),
         draft_weight_bytes=draft_bytes(model),
         checkpoint_bytes=model.checkpoint.bytes,
-        checkpoint=model.checkpoint.held,
+        checkpoint=model.checkpoint.summary,
         kv_format=model.kv_format,
         kv_bytes_per_token=kv_bytes_per_token(model),
         growing_kv_bytes_per_token=growing_kv_bytes_per_token(model),
@@ -298,9 +300,9 @@ def model_card(model: Model, *, context: int) -> ModelCard:
 
 def _smallest(system: System, chips: int) -> SmallestSystem:
     rent = system.rent
-    paid = float(deployment_rent(chips, rent.typical))
+    total_rent = float(deployment_rent(chips, rent.typical))
     return SmallestSystem(
-        name=system.name, chips=chips, title=system.title, rent=paid, rent_kind=rent.kind, rent_term=rent.term
+        name=system.name, chips=chips, title=system.title, rent=total_rent, rent_kind=rent.kind, rent_term=rent.term
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Final
 
 from steptime.describe.kv_tradeoff import CacheTrade, cache_trade
-from steptime.models.model_loading import load_model, model_of
+from steptime.models.model_loading import load_model, resolve_model
 from steptime.questions.declaration import Reader, bind_declared, count, question_of_result, read_answers, text
 from steptime.questions.subject import read_machine
 
@@ -28,7 +28,7 @@ def solve(values: Mapping[str, Any]) -> CacheTrade:
         values: values of `CacheTradeInputs` by name, and figures of the machine by path.
     """
     inputs = bind_declared(CacheTradeInputs, values, "reversible")
-    model = load_model(inputs.model) if isinstance(inputs.model, str) else model_of(inputs.model)
+    model = load_model(inputs.model) if isinstance(inputs.model, str) else resolve_model(inputs.model)
     return cache_trade([model], read_machine(values), (inputs.context,))
 
 

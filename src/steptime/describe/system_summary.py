@@ -14,7 +14,7 @@ from steptime.hardware.system import Domain, MemoryTier, Power, Rent, Software, 
 from steptime.hardware.what_if import read_figure, settable
 from steptime.number_checks import Number
 from steptime.provenance import Figure
-from steptime.result_base import Result, Tabular, in_words, table_of, unit
+from steptime.result_base import Result, Tabular, columns_by_key, in_words, unit
 from steptime.units import show
 
 
@@ -57,10 +57,12 @@ class SystemTable(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each system, and a column for each arithmetic."""
-        found = table_of(SystemRow, self.systems)
-        peaks = found.pop("peak_flop_per_s", [])
+        table_columns = columns_by_key(SystemRow, self.systems)
+        peaks = table_columns.pop("peak_flop_per_s", [])
         kinds = dict.fromkeys(kind for peak in peaks for kind in peak)
-        return found | {f"peak_{kind}_flop_per_s": [float(peak.get(kind, math.nan)) for peak in peaks] for kind in kinds}
+        return table_columns | {
+            f"peak_{kind}_flop_per_s": [float(peak.get(kind, math.nan)) for peak in peaks] for kind in kinds
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +229,7 @@ def system_card(system: System) -> SystemCard:
         software=system.chip.software,
         scale_up_links=Links(**scale_up_links(system)),
         physical_limits=physical_limits(system),
-        settable={path: {"value": read_figure(system, path), "unit": of} for path, of in settable(system).items()},
+        settable={path: {"value": read_figure(system, path), "unit": symbol} for path, symbol in settable(system).items()},
         figures=dict(system.figures),
     )
 

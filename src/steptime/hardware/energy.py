@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from steptime.errors import InputError, RangeError, UnitError, shown
+from steptime.errors import InputError, RangeError, UnitError, short_repr
 from steptime.hardware.figure_bounds import DEAREST_ENERGY
 from steptime.hardware.system import Power, Rent
 from steptime.number_checks import Number, between
@@ -32,7 +32,7 @@ def read_electricity(price: str | float) -> float:
         bare = re.fullmatch(r"[-+0-9.,eE_]+", text)
         value = _parse_price(f"{text} USD/kWh" if bare else re.sub(r"^([-+0-9.,eE_]+)/", r"\1 USD/", text), price)
     elif isinstance(price, bool) or not isinstance(price, int | float):
-        raise InputError(f"electricity is a text such as '0.08/kWh' or a number of USD/J, not {shown(price)}")
+        raise InputError(f"electricity is a text such as '0.08/kWh' or a number of USD/J, not {short_repr(price)}")
     else:
         value = float(price)
     if not 0 <= value <= DEAREST_ENERGY:
@@ -41,14 +41,14 @@ def read_electricity(price: str | float) -> float:
 
 
 def _price_in_words(price: str | float, value: float) -> str:
-    return shown(price) if isinstance(price, str) else f"{shown(price)} USD/J, which are {show(value, 'USD/J')}"
+    return short_repr(price) if isinstance(price, str) else f"{short_repr(price)} USD/J, which are {show(value, 'USD/J')}"
 
 
 def _parse_price(text: str, price: str) -> float:
     try:
         return parse(text, "USD/J")
     except UnitError:
-        raise UnitError(f"electricity: {shown(price)} is no price in USD per kWh, such as 0.08 or 0.08/kWh") from None
+        raise UnitError(f"electricity: {short_repr(price)} is no price in USD per kWh, such as 0.08 or 0.08/kWh") from None
 
 
 def joules_per_token(chips: Number, watts: Number, tokens_per_second: Number) -> Number:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from steptime.number_checks import LARGEST, MOST_CHIPS, Number, between, positive, whole
+from steptime.number_checks import LARGEST, MOST_CHIPS, Number, between, positive, whole_number
 from steptime.units import HOUR
 
 # of what must be above 0: far below any machine that serves a model, so that a slipped prefix is no answer
@@ -30,9 +30,9 @@ def checked(name: str, value: Number, unit: str, *, largest: float = LARGEST) ->
     steptime.errors.RangeError: rent must be greater than 0 USD/s, not -1
     """
     if unit == "" and name.endswith("size"):
-        return whole(name, value, most=MOST_CHIPS, unit="chip")
+        return whole_number(name, value, maximum=MOST_CHIPS, unit="chip")
     if unit == "USD/s":
-        return positive(name, value, unit, least=CHEAPEST, most=DEAREST)
+        return positive(name, value, unit, minimum=CHEAPEST, maximum=DEAREST)
     if unit in LARGEST_BY_UNIT:
         return between(name, value, 0.0, LARGEST_BY_UNIT[unit], unit)
-    return positive(name, value, unit, least=SMALLEST.get(unit, 1e-9), most=largest)
+    return positive(name, value, unit, minimum=SMALLEST.get(unit, 1e-9), maximum=largest)

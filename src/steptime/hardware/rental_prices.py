@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from steptime.errors import InputError, RangeError, UnitError, UnknownName, shown
+from steptime.errors import InputError, RangeError, UnitError, UnknownName, short_repr
 from steptime.hardware.figure_bounds import checked
 from steptime.hardware.system import Rent, System
-from steptime.provenance import GIVEN
+from steptime.provenance import USER_SET
 from steptime.result_base import in_words
 from steptime.units import HOUR, parse, show
 
@@ -43,7 +43,7 @@ def kind_in_words(rent: Rent) -> str:
         return "cost of ownership" + (f" of a {rent.owner}" if rent.owner else "")
     if rent.kind == "ondemand":
         return "on demand" + (f" ({rent.term})" if rent.term else "")
-    return {"assumed": "assumed by its source, kind not stated", GIVEN: "as given"}.get(rent.kind, "kind not stated")
+    return {"assumed": "assumed by its source, kind not stated", USER_SET: "as given"}.get(rent.kind, "kind not stated")
 
 
 def origin_in_words(rent: Rent) -> str:
@@ -52,7 +52,7 @@ def origin_in_words(rent: Rent) -> str:
     >>> origin_in_words(Rent(typical=2 / 3600, kind="ondemand", date="2026-03-10", grade="reported"))
     'on demand, 2026-03-10, reported'
     """
-    grade = "" if rent.grade == GIVEN else rent.grade
+    grade = "" if rent.grade == USER_SET else rent.grade
     return ", ".join(filter(None, (kind_in_words(rent), rent.date, grade)))
 
 
@@ -83,16 +83,18 @@ def with_rent(system: System, rent: str | float) -> System:
     Raises RangeError, naming the kinds that are known, where the system has no rent of that kind.
     """
     if isinstance(rent, bool) or not isinstance(rent, str | int | float):
-        raise InputError(f"a rent is a kind, or USD per chip-hour such as 2.10 or '2.10 USD/h', not {shown(rent)}")
+        raise InputError(f"a rent is a kind, or USD per chip-hour such as 2.10 or '2.10 USD/h', not {short_repr(rent)}")
     if isinstance(rent, str) and (kind := kind_asked(rent)) in KINDS:
         return replace(system, rent=_rent_by_kind(system, kind))
     value = _parse_rent(rent) if isinstance(rent, str) else rent / HOUR
     if value <= 0:
-        raise RangeError(f"a rent must be greater than 0 USD/h, not {shown(rent)}")
+        raise RangeError(f"a rent must be greater than 0 USD/h, not {short_repr(rent)}")
     usd_per_second = checked("rent", value, "USD/s")
     return replace(
         system,
-        rent=Rent(low=usd_per_second, typical=usd_per_second, high=usd_per_second, kind=GIVEN, grade=GIVEN, note="set by hand"),
+        rent=Rent(
+            low=usd_per_second, typical=usd_per_second, high=usd_per_second, kind=USER_SET, grade=USER_SET, note="set by hand"
+        ),
     )
 
 
@@ -118,4 +120,4 @@ def _parse_rent(text: str) -> float:
         return parse(price_match[1], "") / 3600 if price_match else parse(text, "USD/s")
     except UnitError:
         expected = "a rent is a kind (owned, contract, ondemand) or USD per chip-hour, such as 2.10 or '2.10 USD/h'"
-        raise UnitError(f"{expected}, not {shown(text)}") from None
+        raise UnitError(f"{expected}, not {short_repr(text)}") from None

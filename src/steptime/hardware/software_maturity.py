@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
 
-from steptime.errors import RangeError, shown
+from steptime.errors import RangeError, short_repr
 from steptime.hardware.system import System
 
 SOFTWARE = "software"  # its name among the shares that a chip reaches
@@ -18,7 +18,7 @@ def with_software(system: System, day: str) -> System:
     Raises RangeError for what is no day, for a day before or after those, and for a chip that was not measured by the day.
     """
     if not is_day(day):
-        raise RangeError(f"a day of software is written as 2025-12-31, not {shown(day)}")
+        raise RangeError(f"a day of software is written as 2025-12-31, not {short_repr(day)}")
     periods = system.chip.software
     if not periods:
         raise RangeError(f"{system.name} has no shares of software by the day; AMD's MI300X, MI325X and MI355X have")

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from steptime.errors import RangeError, UnitError, UnknownName, expect, shown
+from steptime.errors import RangeError, UnitError, UnknownName, expect, short_repr
 from steptime.hardware.figure_bounds import checked
 from steptime.hardware.system import Domain, Link, MemoryTier, Power, Rent, System
 from steptime.number_checks import Number
-from steptime.provenance import GIVEN, Figure
+from steptime.provenance import USER_SET, Figure
 from steptime.result_base import in_words
 from steptime.units import parse, show
 
@@ -105,7 +105,7 @@ def vary(system: System, changes: Mapping[str, Number]) -> System:
         if path == COUNTED:  # it is meant as a driver counts it, not as a label does
             reached = {name: share for name, share in system.chip.reached.items() if name != "capacity"}
             system = replace(system, chip=replace(system.chip, reached=reached))
-        moved = ("power",) if path == "chip.power" and system.power.grade == GIVEN else ()
+        moved = ("power",) if path == "chip.power" and system.power.grade == USER_SET else ()
         for figure in (path, *moved):
             if figure in system.figures:
                 system = replace(system, figures={**system.figures, figure: _user_figure(value, units[path])})
@@ -120,7 +120,7 @@ def _user_figure(value: Number, figure_unit: str) -> Figure:
         value=figure,
         unit=figure_unit,
         text=in_words(value, lambda number: show(number, figure_unit)),
-        grade=GIVEN,
+        grade=USER_SET,
         note="set by hand",
     )
 
@@ -141,7 +141,7 @@ def read_changes(system: System, texts: tuple[str, ...]) -> dict[str, Number]:
         path, equals, value = text.partition("=")
         path = path.strip()
         if not equals:
-            raise RangeError(f"{shown(text)} is not KEY=VALUE, such as chip.hbm.bandwidth=16TB/s")
+            raise RangeError(f"{short_repr(text)} is not KEY=VALUE, such as chip.hbm.bandwidth=16TB/s")
         if path not in units and path.replace("-", "_") in units:
             path = path.replace("-", "_")
         _check_path(system, path)
@@ -173,12 +173,12 @@ def _vary_one(system: System, path: str, value: Number) -> System:
     if path == "rent":
         return replace(
             system,
-            rent=Rent(low=value, typical=value, high=value, kind=GIVEN, grade=GIVEN, note="set by hand"),
+            rent=Rent(low=value, typical=value, high=value, kind=USER_SET, grade=USER_SET, note="set by hand"),
         )
     if path == "power":
-        return replace(system, power=Power(watts=value, basis=GIVEN, grade=GIVEN, note="set by hand"))
+        return replace(system, power=Power(watts=value, basis=USER_SET, grade=USER_SET, note="set by hand"))
     if path == "chip.power":
-        draws = replace(system.power, watts=value, date="", url="", grade=GIVEN, note="set by hand")
+        draws = replace(system.power, watts=value, date="", url="", grade=USER_SET, note="set by hand")
         includes_chip = system.power.basis in ("chip", "whole", "")  # the rest of a machine does not follow from its chip
         return replace(
             system,

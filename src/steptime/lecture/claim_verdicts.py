@@ -13,7 +13,7 @@ RELATIONS: Final = ("about", "at least", "at most")
 
 
 def verdict(
-    computed: Sequence[float], said: float, *, tolerance: float = 0.05, factor: float = 2.0, relation: str = "about"
+    computed: Sequence[float], stated: float, *, tolerance: float = 0.05, factor: float = 2.0, relation: str = "about"
 ) -> str:
     """Return the verdict on a number that was said, by one computed number or by several that stand side by side.
 
@@ -28,17 +28,17 @@ def verdict(
         raise RangeError(f"a number is about, at least or at most what was said, not {relation!r}")
     if not computed or any(math.isnan(value) for value in computed):
         return UNDECIDED
-    grades = {_grade(value, said, tolerance, factor, relation) for value in computed}
+    grades = {_grade(value, stated, tolerance, factor, relation) for value in computed}
     if FAILS in grades:
         return FAILS if len(grades) == 1 else UNDECIDED
     return FACTOR if FACTOR in grades else HOLDS
 
 
-def _grade(value: float, said: float, tolerance: float, factor: float, relation: str) -> str:
-    if (relation == "at least" and value >= said) or (relation == "at most" and value <= said):
+def _grade(value: float, stated: float, tolerance: float, factor: float, relation: str) -> str:
+    if (relation == "at least" and value >= stated) or (relation == "at most" and value <= stated):
         return HOLDS
-    if abs(value - said) <= tolerance * abs(said) + 1e-12 * abs(said):
+    if abs(value - stated) <= tolerance * abs(stated) + 1e-12 * abs(stated):
         return HOLDS
-    if value * said <= 0:
+    if value * stated <= 0:
         return FAILS
-    return FACTOR if max(value / said, said / value) <= factor else FAILS
+    return FACTOR if max(value / stated, stated / value) <= factor else FAILS

@@ -18,7 +18,7 @@ from steptime.catalog.hardware_loading import load_system
 from steptime.errors import RangeError
 from steptime.hardware.number_formats import number_format, peak_rate
 from steptime.hardware.unit_cost import sequences_in_flight
-from steptime.lecture.model_on_system import pair_of
+from steptime.lecture.model_on_system import build_pair
 from steptime.models.model import cache_bytes, cache_bytes_read, kv_bytes_per_token, total_parameters
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
@@ -69,24 +69,24 @@ def kv_bytes(models: Sequence[str]) -> Array:
 
 def best_batch(model: str, system: str) -> float:
     """Return B* of a real pair, no cache: R of its formats times all over active parameters."""
-    pair = pair_of(load_model(model), load_system(system))
+    pair = build_pair(load_model(model), load_system(system))
     return float(optimal_batch(pair.balance, pair.sparsity))
 
 
 def knee(model: str, system: str, context: int) -> float:
     """Return L* of a real pair [tokens], by what a token of `context` reads."""
-    return pair_of(load_model(model), load_system(system), context=context).knee
+    return build_pair(load_model(model), load_system(system), context=context).knee
 
 
 def floor(model: str, system: str) -> float:
     """Return the time in which one domain reads all weights once [s]."""
-    return pair_of(load_model(model), load_system(system)).floor
+    return build_pair(load_model(model), load_system(system)).floor
 
 
 def scale_out_ratio(systems: Sequence[str]) -> Array:
     """Return bandwidth inside a domain over that between domains, of a chip."""
-    found = [load_system(name) for name in systems]
-    return np.array([float(one.scale_up.link.bandwidth) / float(one.scale_out.link.bandwidth) for one in found])
+    machines = [load_system(name) for name in systems]
+    return np.array([float(machine.scale_up.link.bandwidth) / float(machine.scale_out.link.bandwidth) for machine in machines])
 
 
 def domain_growth(before: str, after: str) -> float:
@@ -113,12 +113,12 @@ def best_overtraining(laws: Sequence[str], params: float, trained: float, served
 
     served: tokens of serving that cost as forward passes of training do, relative speed counted in.
     """
-    found = []
+    ratios = []
     for law in laws:
         at_loss = loss(law, params, trained)
         size = float(cheapest(law, at_loss, served))
-        found.append(float(overtraining(float(tokens_for(law, size, at_loss)), size)))
-    return np.array(found)
+        ratios.append(float(overtraining(float(tokens_for(law, size, at_loss)), size)))
+    return np.array(ratios)
 
 
 def dense_worth(laws: Sequence[str], active: float, experts: float) -> Array:
@@ -137,10 +137,10 @@ def bandwidth_growth(before: str, after: str) -> float:
     return wide / narrow
 
 
-def ratio_of(over: float, under: float) -> float:
+def figure_ratio(over: float, under: float) -> float:
     """Return one measured figure over another.
 
-    >>> ratio_of(10, 4)
+    >>> figure_ratio(10, 4)
     2.5
     """
     return over / under
@@ -158,9 +158,9 @@ def microbatches_without_idle(stages: int) -> int:
         places = [-number for number in range(count)]  # micro-batches follow one another, and those below 0 have not started
         busy = 0
         for beat in range(8 * stages):
-            at = [place % stages for place in places if place >= 0]
+            busy_stages = [place % stages for place in places if place >= 0]
             if beat >= 4 * stages:
-                busy += len(set(at))
+                busy += len(set(busy_stages))
             places = [place + 1 for place in places]
         if busy == 4 * stages * stages:
             return count
@@ -193,9 +193,9 @@ def _flipped(name: str) -> tuple[float, ...]:
     return (cipher_curve(name, samples=4096) if name in CIPHERS else network_curve(name)).shares
 
 
-def strength(sbox: str, of: str) -> float:
+def strength(sbox: str, figure: str) -> float:
     """Return a figure of a known S-box's card: `uniformity` or `walsh`."""
-    return float(getattr(sbox_card(sbox), of))
+    return float(getattr(sbox_card(sbox), figure))
 
 
 @lru_cache(maxsize=1)
@@ -209,15 +209,15 @@ def kept_over_reversible(layers: float, stream_bytes: float, layer_bytes: float)
     return float(plain_bytes(layers, layer_bytes)) / float(reversible_bytes(stream_bytes, layer_bytes))
 
 
-def balances_of(pairs: Sequence[tuple[str, str]]) -> Array:
+def balances_by_format(pairs: Sequence[tuple[str, str]]) -> Array:
     """Return R of systems, each with its own number format of weights."""
     return np.concatenate([balances([system], weights) for system, weights in pairs])
 
 
 def share_read(models: Sequence[str], context: int) -> Array:
     """Return the share of a cache's bytes that a token reads at a context [tokens], by model."""
-    found = [load_model(name) for name in models]
-    return np.array([float(cache_bytes_read(one, context)) / float(cache_bytes(one, context)) for one in found])
+    loaded_models = [load_model(name) for name in models]
+    return np.array([float(cache_bytes_read(model, context)) / float(cache_bytes(model, context)) for model in loaded_models])
 
 
 def longest_contexts(models: Sequence[str]) -> Array:
@@ -241,8 +241,8 @@ def per_second_of_month(tokens_a_month: Sequence[float]) -> Array:
 
 def memory_share(system: str, usd_per_byte: Sequence[float], price: float) -> Array:
     """Return what the HBM of one domain costs over the price of the whole [USD], at prices of memory [USD/B]."""
-    found = load_system(system)
-    return np.asarray(usd_per_byte) * float(found.scale_up.size) * float(found.chip.hbm.capacity) / price
+    machine = load_system(system)
+    return np.asarray(usd_per_byte) * float(machine.scale_up.size) * float(machine.chip.hbm.capacity) / price
 
 
 def price_over_cost(usd_per_million: float, active: float, mac_rate: float, usd_per_hour: float) -> float:
@@ -270,8 +270,8 @@ def slow_mode(batches: float) -> float:
 
 def idle_over_gpipe(schedule: str, stages: int, microbatches: int) -> float:
     """Return the idle time of a schedule over GPipe's; forward, input and weight gradients take a beat each."""
-    one, other = (schedule_named(name).idle(stages, microbatches, 1, 1.0, 2.0, 1.0) for name in (schedule, "gpipe"))
-    return float(one) / float(other)
+    idle, gpipe_idle = (schedule_named(name).idle(stages, microbatches, 1, 1.0, 2.0, 1.0) for name in (schedule, "gpipe"))
+    return float(idle) / float(gpipe_idle)
 
 
 def stage_imbalance(layers: int, stages: int) -> float:
@@ -285,8 +285,8 @@ def stage_imbalance(layers: int, stages: int) -> float:
 
 def training_flops_per_parameter(model: str, seq: int) -> float:
     """Return the FLOPs of training on a token, over parameters: three forward passes of sequences of `seq` tokens."""
-    found = load_model(model)
-    return 3 * float(forward_flops(found, seq, full=False)) / total_parameters(found)
+    loaded_model = load_model(model)
+    return 3 * float(forward_flops(loaded_model, seq, full=False)) / total_parameters(loaded_model)
 
 
 def serving_over_training(served: float, trained: float, eta: float) -> float:
@@ -298,8 +298,8 @@ def read_over_recompute(
     kv_bytes: float, bandwidth: float, tier_usd_per_hour: float, active: float, mac_rate: float, usd_per_hour: float
 ) -> float:
     """Return the cost of reading a cached token back from a tier over that of computing it again."""
-    read = retrieve_cost(kv_bytes, bandwidth, tier_usd_per_hour / HOUR)
-    return float(read / recompute_cost(active, mac_rate, usd_per_hour / HOUR))
+    read_cost = retrieve_cost(kv_bytes, bandwidth, tier_usd_per_hour / HOUR)
+    return float(read_cost / recompute_cost(active, mac_rate, usd_per_hour / HOUR))
 
 
 def feistel_flips(rounds: int, half: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from steptime.lecture.claim_verdicts import VERDICTS
 from steptime.lecture.lecture_content import Section, Statement, cards, claims, sections
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class Row:
     place: str = field(metadata=unit("", "section 3, claim 3 or card 3"))
     check: int = field(metadata=unit("", "number of the acceptance check; 0: none"))
     name: str = field(metadata=unit("", "what it is"))
-    said: float = field(metadata=unit("", "the number as spoken, or as published"))
+    stated: float = field(metadata=unit("", "the number as spoken, or as published"))
     low: float = field(metadata=unit("", "least of what is computed"))
     high: float = field(metadata=unit("", "greatest of what is computed"))
     verdict: str = field(metadata=unit("", "as computed"))
@@ -49,12 +49,12 @@ class Verdicts(Tabular):
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return how many numbers there are of each verdict."""
         counts = {name: sum(row.verdict == name for row in self.rows) for name in VERDICTS}
-        found = {name: f"{count:,}" for name, count in counts.items()}
-        return f"The lecture: {len(self.rows):,} numbers, {len(self.changed)} with another verdict than stored", found
+        figures = {name: f"{count:,}" for name, count in counts.items()}
+        return f"The lecture: {len(self.rows):,} numbers, {len(self.changed)} with another verdict than stored", figures
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each number."""
-        return table_of(Row, self.rows)
+        return columns_by_key(Row, self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Lecture(Tabular):
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return how many sections and numbers there are."""
-        numbers = [verdict for one in self.sections for verdict in one.verdicts]
+        numbers = [verdict for section in self.sections for verdict in section.verdicts]
         counts = {name: f"{numbers.count(name):,} of {len(numbers):,} numbers" for name in VERDICTS}
         return f"The math behind how LLMs are trained and served: {len(self.sections):,} sections", counts
 
@@ -85,39 +85,40 @@ class Lecture(Tabular):
         """Return a row for each section."""
         every = self.sections
         return {
-            "number": [one.number for one in every],
-            "title": [one.title for one in every],
-            "formula": [one.formula for one in every],
-            "verdicts": [", ".join(one.verdicts) for one in every],
+            "number": [section.number for section in every],
+            "title": [section.title for section in every],
+            "formula": [section.formula for section in every],
+            "verdicts": [", ".join(section.verdicts) for section in every],
         }
 
 
 def contents() -> Lecture:
     """Return the sections with the stored verdicts on their numbers."""
-    return Lecture(sections=tuple(_title(one) for one in sections()))
+    return Lecture(sections=tuple(_title(section) for section in sections()))
 
 
-def _title(one: Section) -> Title:
-    verdicts = tuple(statement.verdict for statement in one.statements)
-    return Title(number=one.number, title=one.title, formula=one.formula, verdicts=verdicts)
+def _title(section: Section) -> Title:
+    verdicts = tuple(statement.verdict for statement in section.statements)
+    return Title(number=section.number, title=section.title, formula=section.formula, verdicts=verdicts)
 
 
 def statements() -> Iterator[tuple[str, Statement]]:
     """Yield every number with the place where it stands."""
     for section in sections():
-        yield from ((f"section {section.number}", one) for one in section.statements)
+        yield from ((f"section {section.number}", statement) for statement in section.statements)
     yield from ((f"claim {claim.number}", claim.statement) for claim in claims())
     yield from ((f"card {card.number}", card.statement) for card in cards())
 
 
 def check() -> Verdicts:
     """Return every number computed again."""
-    return Verdicts(rows=tuple(_row(place, one) for place, one in statements()))
+    return Verdicts(rows=tuple(_row(place, statement) for place, statement in statements()))
 
 
-def _row(place: str, one: Statement) -> Row:
-    computed = one.computed
+def _row(place: str, statement: Statement) -> Row:
+    computed = statement.computed
     return Row(
-        place=place, check=one.check, name=one.name, said=one.said, low=min(computed), high=max(computed), verdict=one.found,
-        stored=one.verdict, reason=one.reason, source=one.source, unit=one.unit,
+        place=place, check=statement.check, name=statement.name, stated=statement.stated, low=min(computed),
+        high=max(computed), verdict=statement.computed_verdict, stored=statement.verdict,
+        reason=statement.reason, source=statement.source, unit=statement.unit,
     )  # fmt: skip

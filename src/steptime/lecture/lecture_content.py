@@ -20,7 +20,7 @@ from steptime.result_base import Result, unit
 
 FOLDER: Final = PACKAGED / "lecture"
 LECTURE: Final = "https://www.dwarkesh.com/p/reiner-pope"
-Made = TypeVar("Made")
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +29,13 @@ class Statement:
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "computed": unit("", "the number as computed, or several side by side", kind="list of number"),
-        "found": unit("", "verdict as computed", key="computed_verdict"),
+        "computed_verdict": unit("", "verdict as computed", key="computed_verdict"),
     }
 
     name: str = field(metadata=unit("", "what it is"))
     call: str = field(metadata=unit("", "function of the package that computes it"))
-    given: Mapping[str, Any] = field(default_factory=dict, metadata=unit("", "its arguments, in SI units", kind="object"))
-    said: float = field(metadata=unit("", "the number as spoken, or as published", key="said"))
+    arguments: Mapping[str, Any] = field(default_factory=dict, metadata=unit("", "its arguments, in SI units", kind="object"))
+    stated: float = field(metadata=unit("", "the number as spoken, or as published", key="stated"))
     relation: str = field(default="about", metadata=unit("", "about, at least or at most"))
     tolerance: float = field(default=0.05, metadata=unit("", "relative distance within which it holds"))
     factor: float = field(default=2.0, metadata=unit("", "factor within which it holds within a factor"))
@@ -50,23 +50,23 @@ class Statement:
     @property
     def computed(self) -> tuple[float, ...]:
         """The number as its function computes it, or several that stand side by side."""
-        return _computed(self.call, json.dumps(self.given))
+        return _computed(self.call, json.dumps(self.arguments))
 
     @property
-    def found(self) -> str:
+    def computed_verdict(self) -> str:
         """The verdict, computed."""
         if self.undecided:
             return UNDECIDED
-        return verdict(self.computed, self.said, tolerance=self.tolerance, factor=self.factor, relation=self.relation)
+        return verdict(self.computed, self.stated, tolerance=self.tolerance, factor=self.factor, relation=self.relation)
 
 
 @lru_cache(maxsize=1024)
-def _computed(call: str, given: str) -> tuple[float, ...]:
-    found = np.asarray(function_of(call)(**json.loads(given)), dtype=float)
-    return tuple(float(value) for value in found.ravel())
+def _computed(call: str, arguments: str) -> tuple[float, ...]:
+    numbers = np.asarray(resolve_function(call)(**json.loads(arguments)), dtype=float)
+    return tuple(float(value) for value in numbers.ravel())
 
 
-def function_of(call: str) -> Any:
+def resolve_function(call: str) -> Any:
     """Return the function of the package that a text such as "blackboard.optimal_batch" names."""
     module, _, name = call.rpartition(".")
     return getattr(import_module(f"steptime.{module}"), name)
@@ -78,7 +78,7 @@ class Line:
 
     name: str
     call: str
-    given: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     mark: str = ""
 
 
@@ -95,19 +95,19 @@ class Picture:
     result: str
     result_unit: str = ""
     linear: bool = False
-    whole: bool = False
+    is_integer: bool = False
     lines: tuple[Line, ...]
 
     def points(self, count: int = 61) -> tuple[Any, dict[str, Any]]:
         """Return values along the axis, and those of each curve by name."""
         x = np.linspace(self.low, self.high, count) if self.linear else np.geomspace(self.low, self.high, count)
-        x = np.unique(np.round(x)) if self.whole else x
-        found = {}
+        x = np.unique(np.round(x)) if self.is_integer else x
+        curves = {}
         for line in self.lines:
-            function = function_of(line.call)
-            y = [function(**line.given, **{self.vary: int(v) if self.whole else float(v)}) for v in x]
-            found[line.name] = np.asarray(y, dtype=float)
-        return x, found
+            function = resolve_function(line.call)
+            y = [function(**line.arguments, **{self.vary: int(v) if self.is_integer else float(v)}) for v in x]
+            curves[line.name] = np.asarray(y, dtype=float)
+        return x, curves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -118,7 +118,7 @@ class Section(Result):
 
     number: int = field(metadata=unit("", "of the section"))
     title: str = field(metadata=unit("", "what it is about"))
-    said: str = field(metadata=unit("", "what was said, in words of our own"))
+    summary: str = field(metadata=unit("", "what was said, in words of our own"))
     formula: str = field(metadata=unit("", "the formula in plain letters"))
     symbols: Mapping[str, str] = field(metadata=unit("", "what its letters mean, with units", kind="object of text"))
     fails: str = field(metadata=unit("", "where the claim fails, and what holds there"))
@@ -129,7 +129,7 @@ class Section(Result):
         """Return its title and formula."""
         return f"Section {self.number}: {self.title}", {
             "formula": self.formula,
-            "numbers": ", ".join(one.found for one in self.statements),
+            "numbers": ", ".join(statement.computed_verdict for statement in self.statements),
         }
 
 
@@ -138,7 +138,7 @@ class Claim:
     """A prediction or a claim of the lecture."""
 
     number: int = field(metadata=unit("", "of the claim"))
-    said: str = field(metadata=unit("", "what was claimed, in words of our own"))
+    summary: str = field(metadata=unit("", "what was claimed, in words of our own"))
     statement: Statement = field(metadata=unit("", "the number that decides it"))
 
 
@@ -154,10 +154,10 @@ class Card:
     statement: Statement = field(metadata=unit("", "the number"))
 
 
-def _make(kind: type[Made], path: Path, place: str, data: Mapping[str, Any]) -> Made:
+def _make(kind: type[Record], path: Path, place: str, data: Mapping[str, Any]) -> Record:
     """Return a dataclass of a table; raise DataFileError for a key that is missing or unknown."""
-    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
-    if unknown := set(data) - known:
+    names = {attribute.name for attribute in fields(kind)}  # type: ignore[arg-type]
+    if unknown := set(data) - names:
         raise DataFileError(path, f"{place} has {sorted(unknown)[0]}, which is no key of it")
     try:
         return kind(**data)
@@ -166,13 +166,13 @@ def _make(kind: type[Made], path: Path, place: str, data: Mapping[str, Any]) -> 
 
 
 def _statement(path: Path, place: str, data: Mapping[str, Any]) -> Statement:
-    made = _make(Statement, path, place, data)
-    if made.verdict not in VERDICTS:
-        raise DataFileError(path, f"{place}: a verdict is one of {', '.join(VERDICTS)}, not {made.verdict!r}")
-    return made
+    statement = _make(Statement, path, place, data)
+    if statement.verdict not in VERDICTS:
+        raise DataFileError(path, f"{place}: a verdict is one of {', '.join(VERDICTS)}, not {statement.verdict!r}")
+    return statement
 
 
-def _read(name: str) -> tuple[Path, dict[str, Any]]:
+def _read_toml(name: str) -> tuple[Path, dict[str, Any]]:
     path = FOLDER / name
     return path, tomllib.loads(path.read_text(encoding="utf-8"))
 
@@ -184,10 +184,10 @@ def sections() -> tuple[Section, ...]:
 
 
 def _section(name: str) -> Section:
-    path, data = _read(name)
-    lines = tuple(_make(Line, path, "picture.lines", one) for one in data["picture"].pop("lines"))
+    path, data = _read_toml(name)
+    lines = tuple(_make(Line, path, "picture.lines", table) for table in data["picture"].pop("lines"))
     data["picture"] = _make(Picture, path, "picture", data["picture"] | {"lines": lines})
-    data["statements"] = tuple(_statement(path, "statements", one) for one in data["statements"])
+    data["statements"] = tuple(_statement(path, "statements", table) for table in data["statements"])
     return _make(Section, path, "the section", data)
 
 
@@ -202,20 +202,20 @@ def section(number: int) -> Section:
 @lru_cache(maxsize=1)
 def claims() -> tuple[Claim, ...]:
     """Return the predictions and claims in their order."""
-    return tuple(_with_statement(Claim, *one) for one in _tables("claims"))
+    return tuple(_with_statement(Claim, *path_and_table) for path_and_table in _tables("claims"))
 
 
 @lru_cache(maxsize=1)
 def cards() -> tuple[Card, ...]:
     """Return the question cards in their order."""
-    return tuple(_with_statement(Card, *one) for one in _tables("cards"))
+    return tuple(_with_statement(Card, *path_and_table) for path_and_table in _tables("cards"))
 
 
 def _tables(kind: str) -> list[tuple[Path, dict[str, Any]]]:
-    path, data = _read(f"{kind}.toml")
-    return [(path, one) for one in data[kind]]
+    path, data = _read_toml(f"{kind}.toml")
+    return [(path, table) for table in data[kind]]
 
 
-def _with_statement(kind: type[Made], path: Path, data: dict[str, Any]) -> Made:
+def _with_statement(kind: type[Record], path: Path, data: dict[str, Any]) -> Record:
     place = f"number {data.get('number')}"
     return _make(kind, path, place, data | {"statement": _statement(path, place, data["statement"])})

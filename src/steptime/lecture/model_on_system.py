@@ -73,14 +73,14 @@ class Pair:
         return float(weight_seconds(self.total, self.bytes_of_weight, self.bandwidth))
 
 
-def domain_of(system: System) -> int:
+def domain_chips(system: System) -> int:
     """Return the chips of a system's scale-up domain, or of its usual deployment where that is smaller, as of TPU pods."""
     return int(min(float(system.scale_up.size), system.chips))
 
 
-def pair_of(model: Model, system: System, *, context: int = CONTEXT) -> Pair:
+def build_pair(model: Model, system: System, *, context: int = CONTEXT) -> Pair:
     """Return a model on one scale-up domain; multiplies are at the peak of each operator's arithmetic."""
-    chips, chip = domain_of(system), system.chip
+    chips, chip = domain_chips(system), system.chip
     seconds = multiplied = 0.0
     routed = [op for layer, _ in model.layers if (op := layer.routed) is not None]
     every = [(op, n) for layer, n in model.layers for op in layer.ops] + [(op, 1) for op in model.stem]

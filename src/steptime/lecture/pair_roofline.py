@@ -20,15 +20,15 @@ from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError
 from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import System
-from steptime.lecture.model_on_system import CONTEXT, Pair, pair_of
+from steptime.lecture.model_on_system import CONTEXT, Pair, build_pair
 from steptime.models.model import Model, with_formats
-from steptime.models.model_loading import ModelLike, model_of
-from steptime.number_checks import Array, whole
+from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.number_checks import Array, whole_number
 from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout_space import legal
 from steptime.physics.step import decode_step
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import MILLION, show
 
 SPOKEN_BALANCE: Final = 300.0
@@ -69,21 +69,21 @@ class Roofline(Tabular):
 
     def __getitem__(self, name: str) -> Answer:
         """Return the answer of a name."""
-        found = next((one for one in self.answers if one.name == name), None)
-        if found is None:
-            raise InputError(f"the board has no {name!r}; it has {', '.join(one.name for one in self.answers)}")
-        return found
+        match = next((answer for answer in self.answers if answer.name == name), None)
+        if match is None:
+            raise InputError(f"the board has no {name!r}; it has {', '.join(answer.name for answer in self.answers)}")
+        return match
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return what is asked and the main answers."""
-        shown = ("B*, cache left out", "L*, the knee", "floor of a step")
+        names = ("B*, cache left out", "L*, the knee", "floor of a step")
         return f"Roofline of {self.model} on {self.chips} chips of {self.system}", {
-            name: show(self[name].closed, self[name].unit) for name in shown
+            name: show(self[name].closed, self[name].unit) for name in names
         }
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each question."""
-        return table_of(Answer, self.answers)
+        return columns_by_key(Answer, self.answers)
 
 
 @dataclass(frozen=True)
@@ -114,22 +114,22 @@ def roofline(
     context: tokens of each sequence; weights: number format, by default the config's; engine: of the full model, by default
     the one that suits the system. Raises RangeError where the weights do not fit the domain.
     """
-    machine, described = resolve_system(system), model_of(model)
+    machine, described = resolve_system(system), resolve_model(model)
     if weights is not None:
         form = number_format(weights)
         described = with_formats(described, weights=form, experts=form)
-    context = whole("the context", context, unit="token")
+    context = whole_number("the context", context, unit="token")
     if context > described.max_context:
         raise RangeError(f"{described.name} has a context of at most {described.max_context:,.0f} tokens, not {context:,}")
     used = engine_for(machine, engine)
-    pair = pair_of(described, machine, context=context)
+    pair = build_pair(described, machine, context=context)
     room = (pair.capacity - pair.bytes_of_weight * pair.total) / max(pair.kv_bytes * context, 1e-9)
     if room < 1:
         raise RangeError(
             f"{described.name} and one sequence of {context:,} tokens need more than the {show(pair.capacity, 'B')} of the "
             f"{pair.chips} chips that {machine.name} joins; a larger domain, smaller --weights or a shorter --context may do"
         )
-    front = front_of(described, machine, used, pair)
+    front = full_model_front(described, machine, used, pair)
     rent = float(np.asarray(machine.rent.typical))
     answers = (
         *_balance(machine, pair),
@@ -148,8 +148,8 @@ def _balance(system: System, pair: Pair) -> Iterator[Answer]:
     chip, formula = system.chip, "R = F b_w / W"
     for name, stored in STORED.items():
         if name in chip.peak:
-            found = balance(multiplies(float(chip.peak[name])), stored, float(chip.hbm.bandwidth))
-            yield Answer(name=f"R in {name}", section=3, formula=formula, spoken=SPOKEN_BALANCE, closed=float(found))
+            ratio = balance(multiplies(float(chip.peak[name])), stored, float(chip.hbm.bandwidth))
+            yield Answer(name=f"R in {name}", section=3, formula=formula, spoken=SPOKEN_BALANCE, closed=float(ratio))
     yield Answer(name="R as stored", section=3, formula=formula, spoken=SPOKEN_BALANCE, closed=pair.balance)
     yield Answer(name="sparsity", section=3, formula="sigma = N_tot / N_act", closed=pair.sparsity)
     best = float(optimal_batch(pair.balance, pair.sparsity))
@@ -176,7 +176,7 @@ def _times(system: System, pair: Pair, front: Front) -> Iterator[Answer]:
     )
 
 
-def seconds_of(pair: Pair, batch: float) -> float:
+def closed_form_seconds(pair: Pair, batch: float) -> float:
     """Return the closed form's time of a step [s]."""
     return float(
         step_seconds(
@@ -191,10 +191,14 @@ def price_of_speed(pair: Pair, batch: float, speed: float) -> float:
 
     Both points are bound by memory: t_w + u B.
     """
-    base = seconds_of(pair, batch)
-    each = pair.context * pair.kv_bytes / pair.bandwidth
-    left = base / speed - pair.floor
-    return (base / speed) / (left / each) / (base / batch) if left > 0 and each > 0 else math.inf
+    base = closed_form_seconds(pair, batch)
+    sequence_seconds = pair.context * pair.kv_bytes / pair.bandwidth
+    cache_seconds = base / speed - pair.floor
+    return (
+        (base / speed) / (cache_seconds / sequence_seconds) / (base / batch)
+        if cache_seconds > 0 and sequence_seconds > 0
+        else math.inf
+    )
 
 
 def _money(pair: Pair, room: float, rent: float, front: Front) -> Iterator[Answer]:
@@ -203,30 +207,39 @@ def _money(pair: Pair, room: float, rent: float, front: Front) -> Iterator[Answe
     The base is the batch B*, or the largest that fits the memory where that is smaller; of the full model, its cheapest point.
     """
     base = min(float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee)), room)
-    at, alone = front.cheapest(), front.batch == 1
-    dear = float(np.min(front.chip_seconds[alone])) * rent * MILLION if alone.any() else math.nan
+    cheapest, is_single = front.cheapest(), front.batch == 1
+    dear = float(np.min(front.chip_seconds[is_single])) * rent * MILLION if is_single.any() else math.nan
     yield Answer(
-        name="batch that is cheapest", section=2, formula="least of B*, what fits", closed=base, full=_at(front.batch, at)
+        name="batch that is cheapest",
+        section=2,
+        formula="least of B*, what fits",
+        closed=base,
+        full=_figure_at(front.batch, cheapest),
     )
     for name, batch, full in (
-        ("cost at that batch", base, _at(front.chip_seconds, at) * rent * MILLION), ("cost at batch 1", 1.0, dear),
+        ("cost at that batch", base, _figure_at(front.chip_seconds, cheapest) * rent * MILLION), ("cost at batch 1", 1.0, dear),
     ):  # fmt: skip
-        cost = float(cost_per_token(seconds_of(pair, batch), batch, pair.chips, rent)) * MILLION
+        cost = float(cost_per_token(closed_form_seconds(pair, batch), batch, pair.chips, rent)) * MILLION
         yield Answer(name=name, section=2, formula="rent t / B", closed=cost, full=full, unit="USD/Mtok")
     for speed in SPEEDS:
-        faster = front.cheapest(speed / _at(front.seconds, at)) if at >= 0 else -1
-        full = _at(front.chip_seconds, faster) / _at(front.chip_seconds, at)
+        faster = front.cheapest(speed / _figure_at(front.seconds, cheapest)) if cheapest >= 0 else -1
+        full = _figure_at(front.chip_seconds, faster) / _figure_at(front.chip_seconds, cheapest)
         yield Answer(
             name=f"price of {speed:g}x the speed", section=5, formula="(B/s) / B', t_w + u B' = t/s",
             closed=price_of_speed(pair, base, speed), full=full, unit="x",
         )  # fmt: skip
-    fastest = _at(front.seconds, at) / float(np.min(front.seconds)) if at >= 0 else math.nan
+    fastest = _figure_at(front.seconds, cheapest) / float(np.min(front.seconds)) if cheapest >= 0 else math.nan
     yield Answer(
-        name="greatest speed", section=5, formula="t / t_w", closed=seconds_of(pair, base) / pair.floor, full=fastest, unit="x"
+        name="greatest speed",
+        section=5,
+        formula="t / t_w",
+        closed=closed_form_seconds(pair, base) / pair.floor,
+        full=fastest,
+        unit="x",
     )
 
 
-def _at(values: Array, place: int) -> float:
+def _figure_at(values: Array, place: int) -> float:
     return float(values[place]) if place >= 0 else math.nan
 
 
@@ -242,9 +255,9 @@ def _racks(system: System, pair: Pair) -> Iterator[Answer]:
         yield Answer(name="pipeline hidden from 1", section=9, formula="2 k l / beta", spoken=2.0, closed=hidden)
 
 
-def front_of(model: Model, system: System, engine: Engine, pair: Pair) -> Front:
+def full_model_front(model: Model, system: System, engine: Engine, pair: Pair) -> Front:
     """Return the full model's points: one stage, ways that share the experts whole or not at all, batches by doubling."""
-    found: list[tuple[Array, Array, Array]] = []
+    layout_points: list[tuple[Array, Array, Array]] = []
     for layout in legal(model, system, pair.chips, microbatches=(1,), engine=engine):
         size = int(layout.tp * layout.dp)
         whole_domain = size == pair.chips or not size & (size - 1)
@@ -257,9 +270,9 @@ def front_of(model: Model, system: System, engine: Engine, pair: Pair) -> Front:
         batch = batch[np.broadcast_to(fits, batch.shape)]
         step = decode_step(model, system, batch=batch, context=pair.context, layout=layout, engine=engine)
         seconds = np.broadcast_to(step.total, batch.shape)
-        found.append((seconds, size * seconds / batch, batch * 1.0))
-    parts = zip(*found, strict=True) if found else [[np.zeros(0)]] * 3
-    return Front(*(np.concatenate(one) for one in parts))
+        layout_points.append((seconds, size * seconds / batch, batch * 1.0))
+    parts = zip(*layout_points, strict=True) if layout_points else [[np.zeros(0)]] * 3
+    return Front(*(np.concatenate(arrays) for arrays in parts))
 
 
 def _notes(pair: Pair, room: float, front: Front, rent: float) -> Iterator[str]:
@@ -272,7 +285,9 @@ def _notes(pair: Pair, room: float, front: Front, rent: float) -> Iterator[str]:
                f"out; counted in, the knee lies at {knee:,.0f} tokens")
         )  # fmt: skip
     if pair.experts > 1:
-        share = float(weights_touched(1, pair.active, pair.total, experts=pair.experts, chosen=pair.chosen)) / pair.total
+        share = (
+            float(weights_touched(1, pair.active, pair.total, experts=pair.experts, active_experts=pair.chosen)) / pair.total
+        )
         yield f"a batch of one reads {share:.1%} of the weights, not all: the closed floor and cost at batch 1 are too high"
     best = float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee))
     if math.isinf(best):

@@ -21,8 +21,8 @@ class Block:
     ops: tuple[Op, ...]
     attention: tuple[Attention, ...] = ()
 
-    def __add__(self, other: Block) -> Block:
-        return Block(self.ops + other.ops, self.attention + other.attention)
+    def __add__(self, addend: Block) -> Block:
+        return Block(self.ops + addend.ops, self.attention + addend.attention)
 
 
 def linear(

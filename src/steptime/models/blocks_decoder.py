@@ -46,16 +46,16 @@ def window(c: Config, index: int, *, period: int = 0, field: str = "sliding_wind
     if not c.has(field):
         return math.inf
     if c.has("layer_types"):
-        known = ("full_attention", "sliding_attention", "chunked_attention")
-        local = c.choices("layer_types", known=known, length=index + 1)[index] != "full_attention"
+        layer_types = ("full_attention", "sliding_attention", "chunked_attention")
+        local = c.choices("layer_types", valid_names=layer_types, length=index + 1)[index] != "full_attention"
     else:
         local = period == 0 or (index + 1) % period != 0
     return c.integer(field) if local else math.inf
 
 
-def window_of(c: Config, index: int, *, local: str, known: tuple[str, ...]) -> float:
+def window_tokens(c: Config, index: int, *, local: str, layer_types: tuple[str, ...]) -> float:
     """The sliding window [tokens] of layer `index` where `layer_types` calls it `local`; infinite elsewhere."""
-    kinds = c.choices("layer_types", known=known, length=index + 1) if c.has("layer_types") else None
+    kinds = c.choices("layer_types", valid_names=layer_types, length=index + 1) if c.has("layer_types") else None
     return c.integer("sliding_window") if kinds is not None and kinds[index] == local else math.inf
 
 
@@ -64,7 +64,9 @@ def entry(c: Config, field: str, index: int, *, default: int | None = None) -> i
     value = c.raw(field, default=default)
     if not isinstance(value, list):
         return c.integer(field, default=default) if default is not None else c.integer(field)
-    return Config({field: c.items(field, length=index + 1)[index]}, name=c.name, within=c.within, asked=c.asked).integer(field)
+    return Config({field: c.items(field, length=index + 1)[index]}, name=c.name, within=c.within, lookups=c.lookups).integer(
+        field
+    )
 
 
 def layer_inputs(c: Config) -> tuple[Op, ...]:
@@ -109,8 +111,8 @@ def shared_and_routed(
 def is_sparse(c: Config, index: int, *, dense: int = 0) -> bool:
     """Whether layer `index` has experts: by `mlp_layer_types`, else by the leading dense layers and the period."""
     if c.has("mlp_layer_types"):
-        return c.choices("mlp_layer_types", known=("dense", "sparse"), length=index + 1)[index] == "sparse"
-    first = c.integer("first_k_dense_replace", default=dense, least=0, most=c.depth)
+        return c.choices("mlp_layer_types", valid_names=("dense", "sparse"), length=index + 1)[index] == "sparse"
+    first = c.integer("first_k_dense_replace", default=dense, least=0, maximum=c.depth)
     return index >= first and index % c.integer("moe_layer_freq", default=1) == 0
 
 

@@ -14,11 +14,11 @@ from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.model import Attention, Op
 
-DECAY, OUTER, READ = 1, 2, 2
+DECAY, OUTER, READOUT = 1, 2, 2
 """FLOPs for each value of the state: decaying it, adding an outer product, multiplying it by a query."""
 SCAN = 6
 """FLOPs for each value of a Mamba-1 state: step times decay rate, the decay, an outer product, the read by C."""
-DELTA = DECAY + READ + OUTER + READ
+DELTA = DECAY + READOUT + OUTER + READOUT
 """FLOPs for each value of a state under the delta rule: it is decayed, read by the key, corrected, read by the query."""
 
 
@@ -127,7 +127,7 @@ def mamba2(
         c,
         heads=heads,
         values=inner * state_dim,
-        flops_per_value=DECAY + OUTER + READ,
+        flops_per_value=DECAY + OUTER + READOUT,
         channels=channels,
         kernel=kernel,
     )

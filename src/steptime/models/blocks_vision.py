@@ -56,13 +56,13 @@ def tower(
     return Tower(kind=kind, model=model, rule=rule)
 
 
-def counted(found: Tower) -> Op:
+def counted(tower: Tower) -> Op:
     """All parameters of a tower and of its projector, as the language model stores them: a token of text uses none."""
-    ops = (*found.model.stem, *(op for layer, _ in found.model.layers for op in layer.ops))
+    ops = (*tower.model.stem, *(op for layer, _ in tower.model.layers for op in layer.ops))
     return Op(
-        name=found.name,
+        name=tower.name,
         term="vision",
-        weights=total_parameters(found.model),
+        weights=total_parameters(tower.model),
         flops_per_row=0,
         format=ops[0].format,
         rows="none",
@@ -242,7 +242,7 @@ def moonvit_stem(v: Config, width: int, *, bias: bool) -> tuple[Op, ...]:
     return embedding, positions(v, grid * width, width)
 
 
-def moonvit_rule(v: Config, merge: int, most: int, source: str) -> Rule:
+def moonvit_rule(v: Config, merge: int, max_patches: int, source: str) -> Rule:
     """Return the rule of at most so many patches of an image."""
-    settings = f"at most {most:,} patches, {SIDE} on a side, {source}"
-    return rule(native, settings, patch=v.integer("patch_size"), merge=merge, most=most, most_side=SIDE)
+    settings = f"at most {max_patches:,} patches, {SIDE} on a side, {source}"
+    return rule(native, settings, patch=v.integer("patch_size"), merge=merge, max_patches=max_patches, max_side=SIDE)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from steptime.models.checkpoint_summary import Difference, Held, HeldDtype, HeldGroup
-from steptime.models.checkpoint_weights import DRAFT, VISION, Weight, weights_of
+from steptime.models.checkpoint_summary import CheckpointSummary, Difference, HeldDtype, HeldGroup
+from steptime.models.checkpoint_weights import DRAFT, VISION, Weight, assemble_weights
 from steptime.models.dtype_assignment import Counted, Fit, differences, fitted_draft, fitted_layers, fitted_ops
 from steptime.models.model import Layer, Op
 from steptime.models.safetensors_header import Headers, Tensor
 from steptime.units import counted, show
 
-SHOWN = 4  # names of files or layers that a note repeats
+NAMES_PER_NOTE = 4  # names of files or layers that a note repeats
 TABLES = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings", "embedding", "embeddings", "embed_in")
 
 
@@ -23,7 +23,7 @@ class Fitted:
     layers: Counted
     stem: tuple[Op, ...]
     draft: Counted
-    held: Held
+    summary: CheckpointSummary
     notes: tuple[str, ...]
 
 
@@ -35,19 +35,21 @@ def fitted(
     *,
     vocabulary: int,
     bits: int = 4,
-    named: Callable[[str], str] = str,
+    rename: Callable[[str], str] = str,
 ) -> Fitted:
     """Return a model in the formats of its checkpoint; one of which files are missing keeps those of its config.
 
-    bits: of integers in words, where only the config tells; named: what modules are called here.
+    bits: of integers in words, where only the config tells; rename: what modules are called here.
     """
     plain_layers = tuple(layers)
-    weights = weights_of(headers.tensors, depth=len(plain_layers), bits=bits, named=named)
+    weights = assemble_weights(headers.tensors, depth=len(plain_layers), bits=bits, rename=rename)
     summary = _summary(headers, weights)
     if headers.missing:
         from steptime.models.family_registry import grouped
 
-        return Fitted(layers=grouped(plain_layers), stem=stem, draft=draft, held=summary, notes=(_missing_files_note(headers),))
+        return Fitted(
+            layers=grouped(plain_layers), stem=stem, draft=draft, summary=summary, notes=(_missing_files_note(headers),)
+        )
     fit = Fit()
     weights, dtype_differences = _weights_in_bf16(weights, headers)
     layer_weights = [w for w in weights if w.layer >= 0 and w.group not in (DRAFT, VISION)]
@@ -59,7 +61,7 @@ def fitted(
     notes = (
         *_missing_layers_note(layer_weights, len(plain_layers)),
         *_extra_layers_note(fit, len(plain_layers)),
-        *_vocabulary_note(headers, vocabulary, named),
+        *_vocabulary_note(headers, vocabulary, rename),
         *_unmatched_ops_note(fit),
     )
     notes = (*notes, *_index_size_note(headers))
@@ -67,17 +69,17 @@ def fitted(
         layers=fitted_kinds,
         stem=fitted_stem,
         draft=fitted_draft_layers,
-        held=replace(summary, differences=mismatches),
+        summary=replace(summary, differences=mismatches),
         notes=notes,
     )
 
 
-def _summary(headers: Headers, weights: Iterable[Weight]) -> Held:
+def _summary(headers: Headers, weights: Iterable[Weight]) -> CheckpointSummary:
     """Return what the files hold, by part of the model and by dtype, the most first."""
     groups: dict[str, list[int]] = {}
     for weight in weights:
         counts = groups.setdefault(weight.group, [0, 0, 0, 0])
-        for i, value in enumerate((len(weight.names), weight.parameters, weight.bytes, weight.beside)):
+        for i, value in enumerate((len(weight.names), weight.parameters, weight.bytes, weight.scale_bytes)):
             counts[i] += value
     dtypes: dict[str, list[int]] = {}
     for tensor in headers.tensors:
@@ -86,7 +88,7 @@ def _summary(headers: Headers, weights: Iterable[Weight]) -> Held:
         count_and_bytes[1] += tensor.bytes
     parts = [HeldGroup(name=k, tensors=n, parameters=p, bytes=b, scales=s) for k, (n, p, b, s) in groups.items()]
     kinds = [HeldDtype(name=name, tensors=n, bytes=size) for name, (n, size) in dtypes.items()]
-    return Held(
+    return CheckpointSummary(
         kind=headers.kind,
         files=headers.files,
         missing=headers.missing,
@@ -112,7 +114,9 @@ def _missing_files_note(headers: Headers) -> str:
 
 def _first_names(names: Iterable[object]) -> str:
     texts = [str(name) for name in names]
-    return ", ".join(texts[:SHOWN]) + (f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else "")
+    return ", ".join(texts[:NAMES_PER_NOTE]) + (
+        f" and {len(texts) - NAMES_PER_NOTE} more" if len(texts) > NAMES_PER_NOTE else ""
+    )
 
 
 def _weights_in_bf16(weights: list[Weight], headers: Headers) -> tuple[list[Weight], tuple[Difference, ...]]:
@@ -123,7 +127,7 @@ def _weights_in_bf16(weights: list[Weight], headers: Headers) -> tuple[list[Weig
     bf16_weights = [replace(w, format="bf16", bytes=w.bytes // 2) if w.format == "fp32" else w for w in weights]
     saved_bytes = sum(weight.bytes - weight.bytes // 2 for weight in fp32_weights)
     label = "values in fp32, which engines serve in bf16"
-    return bf16_weights, (Difference(what=label, group="all", count=len(fp32_weights), bytes=saved_bytes),)
+    return bf16_weights, (Difference(name=label, group="all", count=len(fp32_weights), bytes=saved_bytes),)
 
 
 def _missing_layers_note(weights: Iterable[Weight], depth: int) -> tuple[str, ...]:

@@ -31,14 +31,14 @@ class HeldDtype:
 class Difference:
     """Tensors that the model does not count, or operators that the files do not hold."""
 
-    what: str = field(metadata=unit("", "tensors or operators, N for the number of a layer"))
+    name: str = field(metadata=unit("", "tensors or operators, N for the number of a layer"))
     group: str = field(metadata=unit("", "part of the model"))
     count: int = field(metadata=unit("", "how many"))
     bytes: int = field(metadata=unit("B", "bytes on disk less those of the model", key="bytes"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class CheckpointSummary:
     """What the files of a checkpoint hold: exact bytes by the headers, and why the model's differ from them, if they do."""
 
     kind: str = field(metadata=unit("", "safetensors or gguf"))

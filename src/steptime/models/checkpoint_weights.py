@@ -16,18 +16,18 @@ from typing import Final
 from steptime.models.safetensors_header import BITS, Tensor
 
 VALUES: Final = r"weight|_?weight_qdata|weight_packed|qweight|blocks|bias"
-BESIDE: Final = (
+AUXILIARY_ROLES: Final = (
     r"weight_scale_inv|_?weight_scale(?:_2)?|weight_global_scale|input_scale(?:_inv|_ub)?|input_global_scale|input_amax|"
     r"_?weight_zero_point|weight_shape|weight_g_idx|g_idx|scales|biases|qzeros|zeros|SCB|weight_format|_?weight_block_size|"
     r"weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.\w+)|[kqv]_scale|kv_scale|output_scale|"
     r"prob_scale|pre_quant_scale|scale_inv|scale"
 )
-_ENDING: Final = re.compile(rf"(?:{BESIDE}|{VALUES})")
+_ENDING: Final = re.compile(rf"(?:{AUXILIARY_ROLES}|{VALUES})")
 LOOSE: Final = ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale", "output_scale", "input_scale")
 """What stands beside no values of its own module: scales of the cache and of activations."""
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 _VALUES: Final = re.compile(VALUES)
-FUSED: Final = re.compile(rf"(.+\.(?:gate_up_proj|up_proj|gate_proj|down_proj|w[123]))_({BESIDE}|scale|blocks|bias)")
+FUSED: Final = re.compile(rf"(.+\.(?:gate_up_proj|up_proj|gate_proj|down_proj|w[123]))_({AUXILIARY_ROLES}|scale|blocks|bias)")
 PACKED: Final = ("U8", "I8", "I32", "U32")
 OF_DTYPE: Final = {
     "BF16": "bf16", "F16": "fp16", "F32": "fp32", "F64": "fp32", "I8": "int8", "U8": "int8", "F4": "fp4", "F8_E4M3": "fp8",
@@ -56,7 +56,7 @@ _GROUPS: Final = tuple((name, re.compile(pattern)) for name, pattern in GROUPS)
 
 @dataclass(slots=True)
 class Weight:
-    """What a checkpoint holds of one module: its parameters, their format and bytes, and the `beside` [B] of scales among them.
+    """What a checkpoint holds of one module: its parameters, their format and bytes, and the `scale_bytes` [B] among them.
 
     group: part of the model, the layers that predict further tokens and the vision tower each one; part: that within a layer.
     block: columns that share a scale with the rows beside them.
@@ -70,7 +70,7 @@ class Weight:
     block: int = 0
     parameters: int = 0
     bytes: int = 0
-    beside: int = 0
+    scale_bytes: int = 0
     names: list[str] = field(default_factory=list)
 
 
@@ -81,10 +81,10 @@ def _groups(module: str) -> tuple[str, str]:
     return next(iter(groups), "other"), next((name for name in groups if name != DRAFT), "other")
 
 
-def group_of(module: str) -> str:
+def module_group(module: str) -> str:
     """Return which part of a model a module is of, by its name.
 
-    >>> group_of("model.layers.3.mlp.experts.7.up_proj"), group_of("model.layers.3.mlp.gate"), group_of("lm_head")
+    >>> module_group("model.layers.3.mlp.experts.7.up_proj"), module_group("model.layers.3.mlp.gate"), module_group("lm_head")
     ('routed experts', 'router', 'head')
     """
     return _groups(_NUMBER.sub("0", module))[0]
@@ -108,10 +108,12 @@ def parted(name: str) -> tuple[str, str]:
     return (fused[1], fused[2]) if fused else (name, "weight")
 
 
-def weights_of(tensors: Iterable[Tensor], *, depth: int, bits: int = 4, named: Callable[[str], str] = str) -> list[Weight]:
+def assemble_weights(
+    tensors: Iterable[Tensor], *, depth: int, bits: int = 4, rename: Callable[[str], str] = str
+) -> list[Weight]:
     """Return the weights that tensors make; layers from `depth` on predict further tokens.
 
-    bits: of integers in words, where nothing tells; named: what the modules of another tool are called here.
+    bits: of integers in words, where nothing tells; rename: what the modules of another tool are called here.
     """
     modules: dict[str, dict[str, Tensor]] = {}
     for tensor in tensors:
@@ -120,7 +122,7 @@ def weights_of(tensors: Iterable[Tensor], *, depth: int, bits: int = 4, named: C
         roles[role if role not in roles else tensor.name] = tensor
     joined: dict[str, Weight] = {}
     for module, roles in modules.items():
-        weight = _weight(named(module), roles, depth, bits)
+        weight = _weight(rename(module), roles, depth, bits)
         if weight.module in joined:
             _join(joined[weight.module], weight)
         else:
@@ -131,7 +133,7 @@ def weights_of(tensors: Iterable[Tensor], *, depth: int, bits: int = 4, named: C
 def _join(weight: Weight, second: Weight) -> None:
     """Add what another tool keeps in two tensors and is one matrix here."""
     weight.parameters, weight.bytes = weight.parameters + second.parameters, weight.bytes + second.bytes
-    weight.beside += second.beside
+    weight.scale_bytes += second.scale_bytes
     weight.names += second.names
 
 
@@ -148,7 +150,7 @@ def _weight(module: str, roles: dict[str, Tensor], depth: int, bits: int) -> Wei
     for role, tensor in roles.items():
         weight.bytes += tensor.bytes
         if not _VALUES.fullmatch(role) and (has_values or role in LOOSE):
-            weight.beside += tensor.bytes
+            weight.scale_bytes += tensor.bytes
             continue
         parameters, format = _values(role, tensor, roles, bits)
         weight.parameters += parameters

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from steptime.errors import ConfigError, InputError, did_you_mean, shown
+from steptime.errors import ConfigError, InputError, did_you_mean, short_repr
 from steptime.hardware.number_formats import Format, number_format
 from steptime.models.dtype_assignment import stored
 from steptime.models.quantization import Quantization
@@ -26,12 +26,18 @@ class Config:
     """A config.json with getters that check, the format of its weights by module path, and the format of its KV cache."""
 
     def __init__(
-        self, fields: Mapping[str, Any], *, name: str = "", kv_format: str = "", within: str = "", asked: set[str] | None = None
+        self,
+        fields: Mapping[str, Any],
+        *,
+        name: str = "",
+        kv_format: str = "",
+        within: str = "",
+        lookups: set[str] | None = None,
     ) -> None:
         self.fields, self.name, self.within = fields, name, within
         self.kv_name = kv_format
-        self.asked: set[str] = (
-            set() if asked is None else asked
+        self.lookups: set[str] = (
+            set() if lookups is None else lookups
         )  # fields that were looked for, there or not, by their full names
         self.quantization = Quantization(fields.get("quantization_config"), self._error)
 
@@ -45,7 +51,7 @@ class Config:
 
     def has(self, field: str) -> bool:
         """Whether the field is there and not null."""
-        self.asked.add(f"{self.within}.{field}" if self.within else field)
+        self.lookups.add(f"{self.within}.{field}" if self.within else field)
         return self.fields.get(field) is not None
 
     def raw(self, *names: str, default: Any = _MISSING) -> Any:
@@ -55,50 +61,50 @@ class Config:
                 return self.fields[name]
         if default is not _MISSING:
             return default
-        near = did_you_mean(names[0], self.fields, most=1, alike=0.8)
+        near = did_you_mean(names[0], self.fields, max_names=1, cutoff=0.8)
         if names[0] in self.fields:
             raise self._error(names[0], "is null")
         hint = f"; it has {near[0]!r}" if near else ""
         raise self._error(names[0], f"is missing{hint}")
 
-    def integer(self, *names: str, default: Any = _MISSING, least: int = 1, most: float = LARGEST) -> int:
-        """Return a whole number of at least `least` and at most `most`; `names` are tried in turn."""
+    def integer(self, *names: str, default: Any = _MISSING, least: int = 1, maximum: float = LARGEST) -> int:
+        """Return a whole number of at least `least` and at most `maximum`; `names` are tried in turn."""
         value = self.raw(*names, default=default)
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self._error(names[0], f"must be a whole number, not {shown(value)}")
-        if not least <= value <= most:
-            bounds = f"at least {least}" + ("" if value < least else f" and at most {most:g}")
-            raise self._error(names[0], f"must be {bounds}, not {shown(value)}")
+            raise self._error(names[0], f"must be a whole number, not {short_repr(value)}")
+        if not least <= value <= maximum:
+            bounds = f"at least {least}" + ("" if value < least else f" and at most {maximum:g}")
+            raise self._error(names[0], f"must be {bounds}, not {short_repr(value)}")
         return value
 
     def number(self, *names: str, default: Any = _MISSING) -> float:
         """Return a finite number above zero."""
         value = self.raw(*names, default=default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST:
-            raise self._error(names[0], f"must be a number greater than 0, not {shown(value)}")
+            raise self._error(names[0], f"must be a number greater than 0, not {short_repr(value)}")
         return value
 
     def flag(self, *names: str, default: bool = False) -> bool:
         """Return true or false."""
         value = self.raw(*names, default=default)
         if not isinstance(value, bool):
-            raise self._error(names[0], f"must be true or false, not {shown(value)}")
+            raise self._error(names[0], f"must be true or false, not {short_repr(value)}")
         return value
 
     def text(self, *names: str, default: Any = _MISSING) -> str:
         """Return a text."""
         value = self.raw(*names, default=default)
         if not isinstance(value, str):
-            raise self._error(names[0], f"must be a text, not {shown(value)}")
+            raise self._error(names[0], f"must be a text, not {short_repr(value)}")
         return value
 
     def items(self, *names: str, length: int | None = None, default: Any = _MISSING) -> list[Any]:
         """Return a list, of `length` items if that is given."""
         value = self.raw(*names, default=default)
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise self._error(names[0], f"must be a list, not {shown(value)}")
+            raise self._error(names[0], f"must be a list, not {short_repr(value)}")
         if length is not None and len(value) < length:
             raise self._error(names[0], f"must have {length} items, one a layer, not {len(value)}")
         return list(value)
@@ -108,29 +114,29 @@ class Config:
         layers = self.items(*names, default=default)
         for position, value in enumerate(layers):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise self._error(f"{names[0]}[{position}]", f"must be the number of a layer, from 0, not {shown(value)}")
+                raise self._error(f"{names[0]}[{position}]", f"must be the number of a layer, from 0, not {short_repr(value)}")
         return layers
 
-    def choices(self, *names: str, known: Sequence[str], length: int | None = None) -> list[str]:
-        """Return a list of names, each of them one of `known`."""
+    def choices(self, *names: str, valid_names: Sequence[str], length: int | None = None) -> list[str]:
+        """Return a list of names, each of them one of `valid_names`."""
         values = self.items(*names, length=length)
         for position, value in enumerate(values):
-            if value not in known:
-                raise self._error(f"{names[0]}[{position}]", f"is {shown(value)}; known: {', '.join(known)}")
+            if value not in valid_names:
+                raise self._error(f"{names[0]}[{position}]", f"is {short_repr(value)}; known: {', '.join(valid_names)}")
         return values
 
     def marked(self, name: str, index: int) -> bool:
         """Return whether item `index` of a list of 0 and 1 is 1."""
         mark = self.items(name, length=index + 1)[index]
         if mark not in (0, 1):
-            raise self._error(f"{name}[{index}]", f"must be 0 or 1, not {shown(mark)}")
+            raise self._error(f"{name}[{index}]", f"must be 0 or 1, not {short_repr(mark)}")
         return bool(mark)
 
     def inner(self, field: str) -> Config:
         """Return the config nested at `field`; it inherits the quantization of the outer one."""
         value = self.raw(field)
         if not isinstance(value, Mapping):
-            raise self._error(field, f"must be a table of fields, not {shown(value)}")
+            raise self._error(field, f"must be a table of fields, not {short_repr(value)}")
         fields = dict(value)
         if self.has("quantization_config"):
             fields.setdefault("quantization_config", self.fields["quantization_config"])
@@ -138,7 +144,7 @@ class Config:
             if self.has(key) and fields.get(key) is None:
                 fields[key] = self.fields[key]
         within = f"{self.within}.{field}".lstrip(".")
-        return Config(fields, name=self.name, kv_format=self.kv_name, within=within, asked=self.asked)
+        return Config(fields, name=self.name, kv_format=self.kv_name, within=within, lookups=self.lookups)
 
     def at(self, index: int) -> Config:
         """Return the config as layer `index` reads it: some give a layer fields of its own under `per_layer_config`."""
@@ -146,23 +152,25 @@ class Config:
             return self
         layer_tables = self.raw("per_layer_config")
         if not isinstance(layer_tables, Mapping):
-            raise self._error("per_layer_config", f"must be a table of layers, not {shown(layer_tables)}")
+            raise self._error("per_layer_config", f"must be a table of layers, not {short_repr(layer_tables)}")
         layer_fields = next(
             (fields for layer, fields in layer_tables.items() if str(layer).lstrip("0") == (str(index).lstrip("0"))), None
         )
         if layer_fields is None:
             return self
         if not isinstance(layer_fields, Mapping):
-            raise self._error(f"per_layer_config.{index}", f"must be a table of fields, not {shown(layer_fields)}")
+            raise self._error(f"per_layer_config.{index}", f"must be a table of fields, not {short_repr(layer_fields)}")
         fields = {key: value for key, value in self.fields.items() if key != "per_layer_config"}
-        return Config(fields | dict(layer_fields), name=self.name, kv_format=self.kv_name, within=self.within, asked=self.asked)
+        return Config(
+            fields | dict(layer_fields), name=self.name, kv_format=self.kv_name, within=self.within, lookups=self.lookups
+        )
 
     # --- what every family needs ----------------------------------------------------------------------------------------
 
     @property
     def depth(self) -> int:
         """Number of layers."""
-        return self.integer("num_hidden_layers", "n_layer", "num_layers", "n_layers", most=DEEPEST)
+        return self.integer("num_hidden_layers", "n_layer", "num_layers", "n_layers", maximum=DEEPEST)
 
     @property
     def width(self) -> int:
@@ -202,7 +210,7 @@ class Config:
         """The format of everything that is not quantised."""
         value = self.raw("torch_dtype", "dtype", default="bfloat16")
         if not isinstance(value, str):
-            raise self._error("torch_dtype", f"must be a text, not {shown(value)}")
+            raise self._error("torch_dtype", f"must be a text, not {short_repr(value)}")
         format = number_format(value.removeprefix("torch."))
         return number_format("bf16") if format.name == "fp32" else format  # engines serve fp32 checkpoints in bf16
 
@@ -218,7 +226,9 @@ class Config:
             return base
         shapes = [(int(inputs), int(outputs)) for inputs, outputs in matrices]
         return (
-            stored(format, shapes, base=base, bias=int(bias), beside=scale_bytes) if shapes else replace(format, packing=None)
+            stored(format, shapes, base=base, bias=int(bias), scale_bytes=scale_bytes)
+            if shapes
+            else replace(format, packing=None)
         )
 
     @property

@@ -17,11 +17,11 @@ from importlib import resources
 from itertools import pairwise
 from typing import Any, Final
 
-from steptime.errors import InputError, UnknownName, did_you_mean, shown
+from steptime.errors import InputError, UnknownName, did_you_mean, short_repr
 from steptime.models.config import Config
 from steptime.models.family_registry import Family, known_families
 from steptime.models.model import Layer, Model, total_parameters
-from steptime.models.model_loading import family_of, kind_of, read_model
+from steptime.models.model_loading import find_family, model_kind, read_model
 from steptime.models.safetensors_header import Headers
 from steptime.result_base import unit
 from steptime.units import show
@@ -40,7 +40,7 @@ ABOUT: Final = re.compile(
 )
 """The same, by any word of the name."""
 LIKE: Final = 0.85  # how alike the names of two fields are before one may be a slip for the other
-WHOLE: Final = ("model_type", "architectures", "auto_map", "quantization_config", "compression_config")
+OPAQUE_FIELDS: Final = ("model_type", "architectures", "auto_map", "quantization_config", "compression_config")
 """Fields that are read by themselves; what is inside is not followed."""
 MOST_GUESSED: Final = 3
 
@@ -77,7 +77,7 @@ class Understanding:
     why: str
     compared: int
     lacking: int = 0
-    others: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
 
     @property
     def doubtful(self) -> tuple[Ignored, ...]:
@@ -99,7 +99,7 @@ def _compared_with_headers(understanding: Understanding, fields: Mapping[str, An
     """Return what was understood, held to the tensors of the files: equal ones make a guess likely, others nothing exact."""
     summary = read_model(
         _as_kind(fields, understanding.read_as), name=understanding.model.name, headers=headers
-    ).checkpoint.held
+    ).checkpoint.summary
     if summary is None:
         return understanding
     if not summary.differences:
@@ -107,9 +107,9 @@ def _compared_with_headers(understanding: Understanding, fields: Mapping[str, An
         return replace(understanding, sure=sure, why=f"{understanding.why}; the files beside it hold its tensors and no others")
     first = summary.differences[0]
     mismatches = (
-        f"{first.what} ({first.bytes:+,} B) and {len(summary.differences) - 1} more"
+        f"{first.name} ({first.bytes:+,} B) and {len(summary.differences) - 1} more"
         if len(summary.differences) > 1
-        else first.what
+        else first.name
     )
     why = f"{understanding.why}; the files beside it hold other tensors: {mismatches}"
     return replace(understanding, sure=LIKELY if understanding.sure == EXACT else understanding.sure, why=why)
@@ -133,7 +133,9 @@ def _known_or_guessed(fields: Mapping[str, Any], name: str) -> Understanding:
         inner = fields.get("text_config")
         if isinstance(inner, Mapping) and inner.get("model_type") in known_families():
             understanding = _understanding(inner, name)
-            problem = f"{shown(fields.get('model_type'))} is no kind that steptime knows, and what else it holds is not counted"
+            problem = (
+                f"{short_repr(fields.get('model_type'))} is no kind that steptime knows, and what else it holds is not counted"
+            )
             return replace(understanding, sure=LIKELY, why=f"{problem}; its text_config says {understanding.read_as!r}")
         guesses = sorted(_family_guesses(fields, name), key=_likeness)
         if not guesses:
@@ -142,10 +144,10 @@ def _known_or_guessed(fields: Mapping[str, Any], name: str) -> Understanding:
         best = _understanding({**_as_kind(fields, best.read_as), "architectures": None}, name)
         close_guesses = [guess for guess in guesses[1 : 1 + MOST_GUESSED] if len(guess.doubtful) == len(best.doubtful)]
         alternatives = tuple(f"{guess.read_as} ({show(total_parameters(guess.model))})" for guess in close_guesses)
-        kind = shown(fields.get("model_type"))
+        kind = short_repr(fields.get("model_type"))
         why = f"{kind} is no kind that steptime knows; its fields read as those of {best.read_as!r}"
         why += f", and leave {_count(len(best.doubtful))} unread that may be architecture" if best.doubtful else ""
-        return replace(best, sure=GUESS, why=why, others=alternatives)
+        return replace(best, sure=GUESS, why=why, alternatives=alternatives)
 
 
 def _likeness(guess: Understanding) -> tuple[int, ...]:
@@ -156,14 +158,14 @@ def _likeness(guess: Understanding) -> tuple[int, ...]:
 
 def _understanding(fields: Mapping[str, Any], name: str) -> Understanding:
     understanding, c = _understood_fields(fields, name), Config(fields, name=name)
-    return replace(understanding, kinds=_kinds(family_of(c), c, understanding.model))
+    return replace(understanding, kinds=_kinds(find_family(c), c, understanding.model))
 
 
 def _understood_fields(fields: Mapping[str, Any], name: str) -> Understanding:
     """Return what is understood but for the places of layers."""
     read_fields: set[str] = set()
-    model = read_model(fields, name=name, asked=read_fields)
-    kind = kind_of(Config(fields, name=name))
+    model = read_model(fields, name=name, lookups=read_fields)
+    kind = model_kind(Config(fields, name=name))
     ignored = tuple(ignored_fields(fields, read_fields))
     compared = _facts()["compared"].get(kind, 0)
     doubtful = sum(entry.doubtful for entry in ignored)
@@ -206,7 +208,7 @@ def _kinds(family: Family, c: Config, model: Model) -> tuple[Kind, ...]:
     """Return the kinds of layers of a model in order of their first, with the places of each where its family tells them."""
     inner = family.text(c)
     try:
-        layers = list(family.each(inner))
+        layers = list(family.iter_layers(inner))
     except (InputError, NotImplementedError):
         layers = []
     if Counter(layers) != Counter(dict(model.layers)):
@@ -224,24 +226,24 @@ def leaves(fields: Mapping[str, Any], within: str = "", entered: frozenset[str] 
     """Yield the full names and values of fields; tables are entered where something asked for what is inside."""
     for key, value in fields.items():
         full = f"{within}.{key}" if within else str(key)
-        if isinstance(value, Mapping) and (entered is None or full in entered) and key not in WHOLE:
+        if isinstance(value, Mapping) and (entered is None or full in entered) and key not in OPAQUE_FIELDS:
             yield from leaves(value, full, entered)
         else:
             yield full, value
 
 
-def ignored_fields(fields: Mapping[str, Any], asked: set[str]) -> Iterator[Ignored]:
+def ignored_fields(fields: Mapping[str, Any], lookups: set[str]) -> Iterator[Ignored]:
     """Yield the fields that nothing asked for, in their order; those that are null say nothing."""
-    entered = frozenset(name.rpartition(".")[0] for name in asked)
-    missing = sorted({name for name in asked if _field_value(fields, name) is None})
+    entered = frozenset(name.rpartition(".")[0] for name in lookups)
+    missing = sorted({name for name in lookups if _field_value(fields, name) is None})
     harmless = _facts()["ignored"]
     for full, value in leaves(fields, entered=entered):
         key = full.rpartition(".")[2]
-        if value is None or full in asked or key in WHOLE or key.startswith("_"):
+        if value is None or full in lookups or key in OPAQUE_FIELDS or key.startswith("_"):
             continue
         harmless_values = harmless.get(key)
         doubtful = not is_trifle(key) and (harmless_values is None or plain(value) not in harmless_values)
-        near = did_you_mean(full, missing, most=1, alike=LIKE) if doubtful else []
+        near = did_you_mean(full, missing, max_names=1, cutoff=LIKE) if doubtful else []
         yield Ignored(name=full, value=value, doubtful=doubtful, near=near[0] if near else "")
 
 
@@ -308,16 +310,16 @@ def _count(number: int) -> str:
 # --- words --------------------------------------------------------------------------------------------------------------
 
 
-def places(at: Sequence[int]) -> str:
+def places(indices: Sequence[int]) -> str:
     """Write the numbers of layers: ranges, or every how many.
 
     >>> places((0, 1, 2)), places((5, 11, 17, 23)), places((3,)), places((0, 1, 4, 6, 7))
     ('0-2', '5, 11, ..., 23', '3', '0-1, 4, 6-7')
     """
-    if len(at) > 2 and len({b - a for a, b in pairwise(at)}) == 1 and at[1] - at[0] > 1:
-        return f"{at[0]}, {at[1]}, ..., {at[-1]}"
+    if len(indices) > 2 and len({b - a for a, b in pairwise(indices)}) == 1 and indices[1] - indices[0] > 1:
+        return f"{indices[0]}, {indices[1]}, ..., {indices[-1]}"
     runs: list[list[int]] = []
-    for index in at:
+    for index in indices:
         if runs and index == runs[-1][-1] + 1:
             runs[-1] = [runs[-1][0], index]
         else:

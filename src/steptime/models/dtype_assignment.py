@@ -93,10 +93,10 @@ def state_bytes(kind: str, shape: tuple[int, int], dtype: str, *, nested: bool) 
     return len(json.dumps(state))
 
 
-def stored(format: Format, matrices: Iterable[tuple[int, int]], *, base: Format, bias: int = 0, beside: int = 0) -> Format:
+def stored(format: Format, matrices: Iterable[tuple[int, int]], *, base: Format, bias: int = 0, scale_bytes: int = 0) -> Format:
     """Return `format` with the bytes that a parameter takes in these (inputs, outputs) with `bias` values in `base`.
 
-    beside: bytes of scales of the cache that stand with them. A format without a packing keeps its bytes.
+    scale_bytes: bytes of scales of the cache that stand with them. A format without a packing keeps its bytes.
 
     >>> blocks = fp8_blocks((128, 128))
     >>> round(stored(blocks, [(7168, 576)], base=number_format("bf16")).bytes * 7168 * 576)
@@ -104,7 +104,7 @@ def stored(format: Format, matrices: Iterable[tuple[int, int]], *, base: Format,
     """
     matrices = list(matrices)
     packing = format.packing
-    if packing is None and not beside and (not bias or format.bytes == base.bytes):
+    if packing is None and not scale_bytes and (not bias or format.bytes == base.bytes):
         return format
     values = sum(inputs * outputs for inputs, outputs in matrices)
     if packing is None:
@@ -117,14 +117,14 @@ def stored(format: Format, matrices: Iterable[tuple[int, int]], *, base: Format,
             total_bytes += sum(state_bytes(packing.state, (m, n), dtype, nested=nested) for n, m in matrices)
     if not values + bias:
         return format
-    return replace(format, bytes=(total_bytes + bias * base.bytes + beside) / (values + bias), packing=None)
+    return replace(format, bytes=(total_bytes + bias * base.bytes + scale_bytes) / (values + bias), packing=None)
 
 
 PARTS: Final = {
     "projections": "attention", "feed-forward": "feed-forward", "shared experts": "shared experts", "norms": "norms",
     "embedding": "embedding", "head": "head", "vision": "vision tower",
 }  # fmt: skip
-ALIKE: Final = 2e-3  # bytes of a parameter by which layers of one kind may differ, as states of bitsandbytes do
+BYTES_TOLERANCE: Final = 2e-3  # bytes of a parameter by which layers of one kind may differ, as states of bitsandbytes do
 Counted = tuple[tuple[Layer, int], ...]
 
 
@@ -136,7 +136,7 @@ class Fit:
     short: list[tuple[int, Op]] = field(default_factory=list)
 
 
-def part_of(op: Op) -> str:
+def model_part(op: Op) -> str:
     """Return the part of a model that an operator is of, as `weights` calls it."""
     if op.term == "experts":
         return "routed experts" if op.rows == "routed" else "router"
@@ -171,14 +171,14 @@ def fitted_ops(ops: Sequence[Op], weights: Iterable[Weight], fit: Fit, layer: in
             if matches := _weights_with_parameters(by_name.get(name, ()), parameters):
                 give(indices, matches)
 
-    meet(lambda op: f"{part_of(op)}.{op.name}", lambda weight: f"{weight.part}.{weight.module.rpartition('.')[2]}")
-    meet(part_of, lambda weight: weight.part)
+    meet(lambda op: f"{model_part(op)}.{op.name}", lambda weight: f"{weight.part}.{weight.module.rpartition('.')[2]}")
+    meet(model_part, lambda weight: weight.part)
     for index in list(open_ops):
         if matches := next((w for w in pool if w.parameters == open_ops[index].total_weights), None):
             give([index], [matches])
     meet(lambda _: "", lambda _: "")
     for index, op in open_ops.items():
-        part_weights = [weight for weight in pool if weight.part == part_of(op)]
+        part_weights = [weight for weight in pool if weight.part == model_part(op)]
         formats[index] = _format(op, part_weights) if part_weights else op.format
         fit.short.append((layer, op))
     fit.over += pool
@@ -198,7 +198,7 @@ def _with_parameters(weights: Iterable[Weight]) -> list[Weight]:
         else:
             target = parameter_weights[position]
             parameter_weights[position] = replace(
-                target, bytes=target.bytes + weight.bytes, beside=target.beside + weight.beside
+                target, bytes=target.bytes + weight.bytes, scale_bytes=target.scale_bytes + weight.scale_bytes
             )
     return parameter_weights
 
@@ -238,14 +238,14 @@ def fitted_layers(layers: Iterable[Layer], weights: Sequence[Weight], fit: Fit) 
         else:
             formatted.append(layer)
     fit.over += [weight for unused in by_layer.values() for weight in unused]
-    return alike(formatted)
+    return count_layer_kinds(formatted)
 
 
-def alike(layers: Iterable[Layer]) -> Counted:
+def count_layer_kinds(layers: Iterable[Layer]) -> Counted:
     """Count layers of one kind; where the bytes of a parameter differ by a hair, the kind has their mean."""
     kinds: dict[Layer, list[Layer]] = {}
     for layer in layers:
-        ops = tuple(replace(op, format=replace(op.format, bytes=round(op.format.bytes / ALIKE))) for op in layer.ops)
+        ops = tuple(replace(op, format=replace(op.format, bytes=round(op.format.bytes / BYTES_TOLERANCE))) for op in layer.ops)
         kinds.setdefault(replace(layer, ops=ops), []).append(layer)
     layer_kinds = []
     for same in kinds.values():
@@ -286,7 +286,7 @@ def fitted_draft(draft: Counted, weights: Sequence[Weight], fit: Fit) -> Counted
         fit.over += weights
         fit.short += [(-1, op) for layer in plain_layers for op in layer.ops if op.total_weights]
         return draft
-    return alike(
+    return count_layer_kinds(
         replace(layer, ops=fitted_ops(layer.ops, layer_weights, fit))
         for layer, layer_weights in zip(plain_layers, sets, strict=True)
     )
@@ -302,8 +302,8 @@ def differences(fit: Fit) -> tuple[Difference, ...]:
             count_and_bytes[1] += weight.bytes
     for layer, op in fit.short:
         prefix = "layers.N." if layer >= 0 else ""
-        count_and_bytes = totals.setdefault((f"{prefix}{op.name}, which the model counts", part_of(op)), [0, 0])
+        count_and_bytes = totals.setdefault((f"{prefix}{op.name}, which the model counts", model_part(op)), [0, 0])
         count_and_bytes[0] += 1
         count_and_bytes[1] -= round(op.total_weights * op.format.bytes)
-    mismatches = [Difference(what=label, group=group, count=n, bytes=size) for (label, group), (n, size) in totals.items()]
+    mismatches = [Difference(name=label, group=group, count=n, bytes=size) for (label, group), (n, size) in totals.items()]
     return tuple(sorted(mismatches, key=lambda mismatch: -abs(mismatch.bytes)))

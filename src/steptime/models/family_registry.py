@@ -13,7 +13,7 @@ from functools import cache
 from importlib import import_module
 from typing import ClassVar, Final
 
-from steptime.errors import shown
+from steptime.errors import short_repr
 from steptime.models import blocks, families
 from steptime.models.blocks_vision import Tower, counted
 from steptime.models.config import Config
@@ -54,7 +54,7 @@ def refuse(c: Config) -> None:
     kind = c.fields.get("model_type")
     is_refused = isinstance(kind, str) and kind in REFUSED
     if is_refused or c.fields.get("is_encoder_decoder") is True:
-        raise c.error("model_type", f"{shown(kind)} {REFUSED[str(kind)] if is_refused else BOTH}")
+        raise c.error("model_type", f"{short_repr(kind)} {REFUSED[str(kind)] if is_refused else BOTH}")
 
 
 class Family(ABC):
@@ -80,13 +80,13 @@ class Family(ABC):
         """Number of query heads, or of heads of the state where there is no attention."""
         return c.heads
 
-    def each(self, c: Config) -> Iterator[Layer]:
+    def iter_layers(self, c: Config) -> Iterator[Layer]:
         """Yield the layers in the order of the model."""
         return (self.layer(c.at(index), index) for index in range(self.depth(c)))
 
     def layers(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return the kinds of layers with their counts, in order of first appearance."""
-        return grouped(self.each(c))
+        return grouped(self.iter_layers(c))
 
     def tied(self, c: Config) -> bool:
         """Whether embedding and head share their matrix; families differ in what a silent config means."""

@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from steptime.errors import InputError, shown
+from steptime.errors import InputError, short_repr
 from steptime.models.config import Config
 from steptime.models.family_registry import refuse
 from steptime.models.model import Attention, Checkpoint, Layer, Model, Op, matmul_flops_per_token, stored_formats
-from steptime.models.traced_passes import Kept, Trace, inputs_of, trace
+from steptime.models.traced_passes import LayerCache, Trace, input_width, trace
 
 TOP_K_FIELDS: Final = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
 EXPERT: Final = re.compile(r"expert", re.IGNORECASE)
@@ -143,8 +143,8 @@ def _check_code_places(fields: Any, place: str) -> None:
                 repository, dashes, _ = reference.partition("--")
                 if dashes and repository != place:
                     raise InputError(
-                        f"trust_remote_code: auto_map takes code from another repository, got {shown(reference)}; "
-                        f"only the code of {shown(place)} is trusted"
+                        f"trust_remote_code: auto_map takes code from another repository, got {short_repr(reference)}; "
+                        f"only the code of {short_repr(place)} is trusted"
                     )
 
 
@@ -269,7 +269,7 @@ def _module_ops(tree: Tree, name: str, module: Any, parameters: Mapping[str, Any
     if not wide or "norm" in kind.lower():
         norm = "norm" in kind.lower()
         return [replace(base, term="norms" if norm else base.term, split="replicated", format=c.base_format)]
-    inputs = inputs_of(module)
+    inputs = input_width(module)
     if inputs and calls is not None and (kind in ("Linear", "Conv1D") or tree.trace.own(name, tree.children(name)) > 0):
         matrix = 2.0 * module.weight.numel()
         repeats = calls.count if calls.rows == calls.count else 1
@@ -343,7 +343,7 @@ def _layer(tree: Tree, index: int, ops: tuple[Op, ...], depth: int) -> Layer:
     return Layer(name=f"{type(module).__name__}{window}", ops=ops, attention=mixers)
 
 
-def _mixers(tree: Tree, name: str, cache: Kept, sharing: int) -> tuple[Attention, ...]:
+def _mixers(tree: Tree, name: str, cache: LayerCache, sharing: int) -> tuple[Attention, ...]:
     c, mixers = tree.c, []
     if cache.per_token:
         pair = _pair_flops(tree, name) / max(sharing, 1)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.catalog.data_files import is_dir, is_file
-from steptime.errors import DataFileError, UnknownName, shown
-from steptime.models.gguf_header import Long, read_shards, shards_of
+from steptime.errors import DataFileError, UnknownName, short_repr
+from steptime.models.gguf_header import Long, read_shards, shard_paths
 from steptime.models.model import Model
 from steptime.models.safetensors_header import SHARD, Headers, Tensor
 
@@ -85,7 +85,7 @@ class Meta:
         if isinstance(value, list | Long):
             raise self.error(key, "differs from layer to layer, which is read from a config.json only")
         if type(value) is not int or value < 0:
-            raise self.error(key, "is missing" if value is None else f"must be a whole number from 0, not {shown(value)}")
+            raise self.error(key, "is missing" if value is None else f"must be a whole number from 0, not {short_repr(value)}")
         return value
 
     def rows(self, name: str, default: int | None = None, axis: int = -2) -> int:
@@ -273,7 +273,7 @@ ARCHITECTURES: Final[dict[str, Callable[[Meta], Fields]]] = {
 """What configs call each architecture of GGUF files, and the fields that they have besides."""
 
 
-def fields_of(meta: Meta) -> Fields:
+def config_fields(meta: Meta) -> Fields:
     """Return the fields of a config.json for the metadata of a file."""
     dtype_values: dict[str, int] = {}
     for tensor in meta.tensors.values():
@@ -290,7 +290,7 @@ def _meta(path: Path) -> tuple[Meta, int]:
     metadata, tensors, files = read_shards(path)
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
-        problem = "is missing" if architecture is None else f"must be a text, not {shown(architecture)}"
+        problem = "is missing" if architecture is None else f"must be a text, not {short_repr(architecture)}"
         raise DataFileError(path, f"general.architecture {problem}")
     if architecture not in ARCHITECTURES:
         hint = f"Known: {', '.join(sorted(ARCHITECTURES))}. A config.json of the same model may be read instead."
@@ -302,10 +302,10 @@ def _meta(path: Path) -> tuple[Meta, int]:
 
 def fields_of_file(path: Path) -> Fields:
     """Return the fields of a config.json for a GGUF file."""
-    return fields_of(_meta(path)[0])
+    return config_fields(_meta(path)[0])
 
 
-def file_of(path: Path) -> Path:
+def gguf_path(path: Path) -> Path:
     """Return the GGUF file of a path: the file itself, or the only one of a folder, its shards counted as one."""
     if not is_dir(path):
         return path
@@ -332,6 +332,6 @@ def model_of_file(path: Path, _signature: tuple[Any, ...], kv_format: str = "") 
 
     meta, files = _meta(path)
     headers = Headers(kind="gguf", tensors=tuple(meta.tensors.values()), files=files)
-    model = read_model(fields_of(meta), name=_stem(path), kv_format=kv_format, headers=headers, renamed=named_here)
-    place = str(shards_of(path)[0].resolve())
+    model = read_model(config_fields(meta), name=_stem(path), kv_format=kv_format, headers=headers, renamed=named_here)
+    place = str(shard_paths(path)[0].resolve())
     return replace(model, checkpoint=replace(model.checkpoint, place=place))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.catalog.data_files import is_file
-from steptime.errors import DataFileError, InputError, shown
+from steptime.errors import DataFileError, InputError, short_repr
 from steptime.hardware.number_formats import GGML
 from steptime.models.safetensors_header import MOST_SHARDS, SHARD, Tensor
 
@@ -69,12 +69,12 @@ class _Cursor:
         """Count bytes that stay in memory; raise DataFileError where they are too many."""
         self.kept += length
         if self.kept > MOST_KEPT_BYTES:
-            problem = f"{label} has {shown(length)} bytes at byte {self.at:,}"
+            problem = f"{label} has {short_repr(length)} bytes at byte {self.at:,}"
             raise DataFileError(self.path, f"{problem}; at most {MOST_KEPT_BYTES:,} of texts and numbers in all are read")
 
     def room(self, length: int, label: str) -> None:
         if length > self.size - self.at:
-            problem = f"is truncated or malformed: {label} takes {shown(length)} bytes at byte {self.at:,}"
+            problem = f"is truncated or malformed: {label} takes {short_repr(length)} bytes at byte {self.at:,}"
             raise DataFileError(self.path, f"{problem}, and {self.size - self.at:,} are left")
 
     def take(self, code: str, label: str) -> Any:
@@ -87,7 +87,7 @@ class _Cursor:
     def text(self, label: str, max_bytes: int) -> str:
         length = self.take("Q", f"the length of {label}")
         if length > max_bytes:
-            raise DataFileError(self.path, f"{label} has {shown(length)} bytes at byte {self.at:,}; at most {max_bytes:,}")
+            raise DataFileError(self.path, f"{label} has {short_repr(length)} bytes at byte {self.at:,}; at most {max_bytes:,}")
         self.room(length, label)
         self.keep(length, label)
         raw = self.data[self.at : self.at + length]
@@ -100,7 +100,7 @@ class _Cursor:
         if kind == STRING:
             return self.text(label, MOST_KEPT_BYTES)
         if kind != ARRAY:
-            raise DataFileError(self.path, f"{label} is of the unknown type {shown(kind)} at byte {self.at:,}")
+            raise DataFileError(self.path, f"{label} is of the unknown type {short_repr(kind)} at byte {self.at:,}")
         return self._array(label, depth)
 
     def _array(self, label: str, depth: int) -> Any:
@@ -108,7 +108,7 @@ class _Cursor:
         weight = 100 if kind == ARRAY else 1
         self.values += length * weight
         if depth >= DEEPEST or self.values > MOST_VALUES:
-            length_text = f"has {shown(length)} {'arrays' if kind == ARRAY else 'values'}"
+            length_text = f"has {short_repr(length)} {'arrays' if kind == ARRAY else 'values'}"
             problem = "is nested too deep" if depth >= DEEPEST else f"{length_text}; at most {MOST_VALUES // weight:,} in all"
             raise DataFileError(self.path, f"{label} {problem}")
         if kind in SCALARS:
@@ -157,21 +157,21 @@ def _gguf_file(cursor: _Cursor) -> GgufFile:
         cursor.order, cursor.at = ">", 4
         version = cursor.take("I", "the version")
     if version not in (2, 3):
-        raise DataFileError(cursor.path, f"is a GGUF file of version {shown(version)}; known: 2 and 3")
+        raise DataFileError(cursor.path, f"is a GGUF file of version {short_repr(version)}; known: 2 and 3")
     tensors, keys = cursor.take("Q", "the number of tensors"), cursor.take("Q", "the number of keys")
     for count, limit, noun in ((tensors, MOST_GGUF_TENSORS, "tensors"), (keys, MOST_KEYS, "keys of metadata")):
         if count > limit:
-            raise DataFileError(cursor.path, f"claims {shown(count)} {noun}; at most {limit:,}")
+            raise DataFileError(cursor.path, f"claims {short_repr(count)} {noun}; at most {limit:,}")
     metadata: dict[str, Any] = {}
     for number in range(keys):
         key = cursor.text(f"the name of key {number + 1}", LONGEST_NAME)
         if key in metadata:
-            raise DataFileError(cursor.path, f"has the key {shown(key)} twice")
-        metadata[key] = cursor.value(cursor.take("I", f"the type of {shown(key)}"), f"the value of {shown(key)}")
+            raise DataFileError(cursor.path, f"has the key {short_repr(key)} twice")
+        metadata[key] = cursor.value(cursor.take("I", f"the type of {short_repr(key)}"), f"the value of {short_repr(key)}")
     tensor_places = [_tensor(cursor, number + 1) for number in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise DataFileError(cursor.path, f"general.alignment must be a power of two, not {shown(alignment)}")
+        raise DataFileError(cursor.path, f"general.alignment must be a power of two, not {short_repr(alignment)}")
     data_offset = -(-cursor.at // alignment) * alignment
     _check(cursor, tensor_places, data_offset, alignment)
     return GgufFile(
@@ -189,15 +189,19 @@ def _tensor(cursor: _Cursor, number: int) -> tuple[Tensor, int]:
     label = f"tensor {number}"
     count = cursor.take("I", label)
     if count > 4:
-        raise DataFileError(cursor.path, f"tensor {shown(name)} has {shown(count)} dimensions; at most 4")
+        raise DataFileError(cursor.path, f"tensor {short_repr(name)} has {short_repr(count)} dimensions; at most 4")
     sizes = [cursor.take("Q", label) for _ in range(count)]
     kind, offset = cursor.take("I", label), cursor.take("Q", label)
     if kind not in NAMES:
         type_names = ", ".join(NAMES.values())
-        raise InputError(f"{cursor.path}: tensor {shown(name)} is of the unknown ggml type {shown(kind)}; known: {type_names}")
+        raise InputError(
+            f"{cursor.path}: tensor {short_repr(name)} is of the unknown ggml type {short_repr(kind)}; known: {type_names}"
+        )
     values, size = BLOCKS[NAMES[kind]]
     if (sizes[0] if sizes else 1) % values:
-        problem = f"tensor {shown(name)} has rows of {shown(sizes[0])} values, and {NAMES[kind]} has blocks of {values}"
+        problem = (
+            f"tensor {short_repr(name)} has rows of {short_repr(sizes[0])} values, and {NAMES[kind]} has blocks of {values}"
+        )
         raise DataFileError(cursor.path, problem)
     return Tensor(name, NAMES[kind], tuple(reversed(sizes)), math.prod(sizes) // values * size), offset
 
@@ -207,26 +211,26 @@ def _check(cursor: _Cursor, tensor_places: list[tuple[Tensor, int]], begin: int,
     names: set[str] = set()
     for tensor, offset in tensor_places:
         if tensor.name in names:
-            raise DataFileError(cursor.path, f"has the tensor {shown(tensor.name)} twice")
+            raise DataFileError(cursor.path, f"has the tensor {short_repr(tensor.name)} twice")
         names.add(tensor.name)
         if offset % alignment:
-            raise DataFileError(cursor.path, f"tensor {shown(tensor.name)} lies at {offset:,}, no multiple of {alignment}")
+            raise DataFileError(cursor.path, f"tensor {short_repr(tensor.name)} lies at {offset:,}, no multiple of {alignment}")
     end = 0
     for tensor, offset in sorted(tensor_places, key=lambda item: (item[1], item[0].bytes)):
         if offset < end:
-            raise DataFileError(cursor.path, f"tensor {shown(tensor.name)} overlaps the tensor before it, at {offset:,}")
+            raise DataFileError(cursor.path, f"tensor {short_repr(tensor.name)} overlaps the tensor before it, at {offset:,}")
         end = offset + tensor.bytes
     if end and begin + end > cursor.size:
-        extent = f"its tensors end at byte {shown(begin + end)}, and it has {cursor.size:,}"
+        extent = f"its tensors end at byte {short_repr(begin + end)}, and it has {cursor.size:,}"
         raise DataFileError(cursor.path, f"is truncated: {extent}")
 
 
-def shards_of(path: Path) -> list[Path]:
+def shard_paths(path: Path) -> list[Path]:
     """Return the file and those that its name says belong to it (-00001-of-00003), in order; all must be there."""
     numbered = SHARD.fullmatch(path.name)
     if numbered is None or not 1 <= int(numbered[3]) <= MOST_SHARDS:
         if not is_file(path):
-            raise DataFileError(path if len(str(path)) < LONGEST_PATH else shown(str(path)), "no such file")
+            raise DataFileError(path if len(str(path)) < LONGEST_PATH else short_repr(str(path)), "no such file")
         return [path]
     width = len(numbered[2])
     shards = [path.with_name(f"{numbered[1]}-{n:0{width}d}-of-{numbered[3]}.gguf") for n in range(1, int(numbered[3]) + 1)]
@@ -241,7 +245,7 @@ def shards_of(path: Path) -> list[Path]:
 
 def read_shards(path: Path) -> tuple[Mapping[str, Any], tuple[Tensor, ...], int]:
     """Return the metadata of the first file, the tensors of all, and the number of files."""
-    files = shards_of(path)
+    files = shard_paths(path)
     metadata: Mapping[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     for number, file in enumerate(files):
@@ -249,10 +253,10 @@ def read_shards(path: Path) -> tuple[Mapping[str, Any], tuple[Tensor, ...], int]
         metadata = metadata or header.metadata
         split = header.metadata.get("split.count", len(files))
         if split not in (0, len(files)) or header.metadata.get("split.no", number) != number:
-            split_text = f"split {shown(header.metadata.get('split.no'))} of {shown(split)}"
+            split_text = f"split {short_repr(header.metadata.get('split.no'))} of {short_repr(split)}"
             raise DataFileError(file, f"says that it is {split_text}, and its name that it is {number + 1} of {len(files)}")
         for tensor in header.tensors:
             if tensor.name in tensors:
-                raise DataFileError(file, f"has the tensor {shown(tensor.name)}, which another file has too")
+                raise DataFileError(file, f"has the tensor {short_repr(tensor.name)}, which another file has too")
             tensors[tensor.name] = tensor
     return metadata, tuple(tensors.values()), len(files)

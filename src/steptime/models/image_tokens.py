@@ -18,7 +18,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Final
 
-from steptime.errors import RangeError, expect, shown
+from steptime.errors import RangeError, expect, short_repr
 
 LONGEST_SIDE: Final = 65_536  # pixels: the longest side that JPEG can hold
 MOST_MEDIA: Final = 10_000  # images or recordings of one prompt
@@ -40,7 +40,7 @@ class Medium:
     seconds: float = 0.0
 
     @property
-    def what(self) -> str:
+    def size_text(self) -> str:
         """Return the size as it is asked for."""
         return f"{self.width}x{self.height}" if self.kind == "image" else f"{self.seconds:g} s"
 
@@ -58,7 +58,7 @@ class Cut:
         return sum(count * rows for count, rows in self.sequences)
 
 
-def whole(rows: int, tokens: int) -> Cut:
+def single_sequence(rows: int, tokens: int) -> Cut:
     """Return a cut of one sequence."""
     return Cut(sequences=((1, rows),), tokens=tokens)
 
@@ -84,7 +84,7 @@ def rule(how: Callable[..., Cut], settings: str = "", **sizes: float | str) -> R
 def read_images(texts: str | Iterable[str]) -> tuple[Medium, ...]:
     """Return the images that are asked for as WIDTHxHEIGHT [pixels], or WIDTHxHEIGHT*COUNT.
 
-    >>> [(one.what, one.count) for one in read_images(["1024x768*4", "512x512"])]
+    >>> [(medium.size_text, medium.count) for medium in read_images(["1024x768*4", "512x512"])]
     [('1024x768', 4), ('512x512', 1)]
     """
     media = tuple(_image(text) for text in _texts(texts))
@@ -94,7 +94,7 @@ def read_images(texts: str | Iterable[str]) -> tuple[Medium, ...]:
 def read_recordings(texts: str | Iterable[str]) -> tuple[Medium, ...]:
     """Return the recordings that are asked for as SECONDS, or SECONDS*COUNT.
 
-    >>> [(one.what, one.count) for one in read_recordings(["30", "12.5*2"])]
+    >>> [(medium.size_text, medium.count) for medium in read_recordings(["30", "12.5*2"])]
     [('30 s', 1), ('12.5 s', 2)]
     """
     media = tuple(_recording(text) for text in _texts(texts))
@@ -112,26 +112,28 @@ def _texts(texts: str | Iterable[str]) -> tuple[str, ...]:
 def _image(text: str) -> Medium:
     match = IMAGE.fullmatch(text.strip().lower()) if isinstance(text, str) else None
     if match is None:
-        raise RangeError(f"an image is WIDTHxHEIGHT in pixels, such as 1024x768, or 1024x768*4 for four, not {shown(text)}")
+        raise RangeError(
+            f"an image is WIDTHxHEIGHT in pixels, such as 1024x768, or 1024x768*4 for four, not {short_repr(text)}"
+        )
     width, height, count = int(match[1]), int(match[2]), int(match[3] or 1)
     if not 1 <= min(width, height) <= max(width, height) <= LONGEST_SIDE:
-        raise RangeError(f"the sides of an image are 1 to {LONGEST_SIDE:,} pixels, not {shown(text)}")
+        raise RangeError(f"the sides of an image are 1 to {LONGEST_SIDE:,} pixels, not {short_repr(text)}")
     return Medium(kind="image", count=_media_count(count, text), width=width, height=height)
 
 
 def _recording(text: str) -> Medium:
     match = RECORDING.fullmatch(text.strip().lower()) if isinstance(text, str) else None
     if match is None:
-        raise RangeError(f"a recording is its length in seconds, such as 30, or 30*2 for two, not {shown(text)}")
+        raise RangeError(f"a recording is its length in seconds, such as 30, or 30*2 for two, not {short_repr(text)}")
     seconds, count = float(match[1]), int(match[2] or 1)
     if not 0 < seconds <= LONGEST_RECORDING:
-        raise RangeError(f"a recording lasts more than 0 and at most {LONGEST_RECORDING:,.0f} seconds, not {shown(text)}")
+        raise RangeError(f"a recording lasts more than 0 and at most {LONGEST_RECORDING:,.0f} seconds, not {short_repr(text)}")
     return Medium(kind="audio", count=_media_count(count, text), seconds=seconds)
 
 
 def _media_count(count: int, text: str) -> int:
     if not 1 <= count <= MOST_MEDIA:
-        raise RangeError(f"a prompt holds 1 to {MOST_MEDIA:,} of one size, not {shown(text)}")
+        raise RangeError(f"a prompt holds 1 to {MOST_MEDIA:,} of one size, not {short_repr(text)}")
     return count
 
 
@@ -142,24 +144,24 @@ def _check_count(media: tuple[Medium, ...], noun: str) -> tuple[Medium, ...]:
     return media
 
 
-def resized(medium: Medium, *, patch: int, merge: int, least: int, most: int, widest: float = 200.0) -> Cut:
+def resized(medium: Medium, *, patch: int, merge: int, min_pixels: int, max_pixels: int, widest: float = 200.0) -> Cut:
     r"""Qwen2-VL and its heirs, MiniMax-M3: sides rounded to patches that merge, pixels kept between two bounds.
 
-    Sides are multiples of $f$ = patch x merge. Above `most` or below `least` [pixels] the image is scaled by
+    Sides are multiples of $f$ = patch x merge. Above `max_pixels` or below `min_pixels` [pixels] the image is scaled by
     $\sqrt{hw/\text{bound}}$ with its aspect kept. `smart_resize` of transformers, qwen2_vl/image_processing_qwen2_vl.py.
     """
     height, width, f = medium.height, medium.width, patch * merge
     if max(height, width) / min(height, width) > widest:
-        raise RangeError(f"the processor takes images of an aspect up to {widest:g}, not {medium.what}")
+        raise RangeError(f"the processor takes images of an aspect up to {widest:g}, not {medium.size_text}")
     tall, wide = round(height / f) * f, round(width / f) * f
-    if tall * wide > most:
-        shrunk = math.sqrt(height * width / most)
+    if tall * wide > max_pixels:
+        shrunk = math.sqrt(height * width / max_pixels)
         tall, wide = (max(f, math.floor(side / shrunk / f) * f) for side in (height, width))
-    elif tall * wide < least:
-        grown = math.sqrt(least / (height * width))
+    elif tall * wide < min_pixels:
+        grown = math.sqrt(min_pixels / (height * width))
         tall, wide = (math.ceil(side * grown / f) * f for side in (height, width))
     rows = (tall // patch) * (wide // patch)
-    return whole(rows, rows // merge**2)
+    return single_sequence(rows, rows // merge**2)
 
 
 def longest_edge(medium: Medium, *, patch: int, merge: int, longest: int) -> Cut:
@@ -170,52 +172,52 @@ def longest_edge(medium: Medium, *, patch: int, merge: int, longest: int) -> Cut
     shrunk = max(medium.height / longest, medium.width / longest, 1.0)
     sides = (math.floor(side / shrunk) if shrunk > 1 else side for side in (medium.height, medium.width))
     tall, wide = ((side - 1) // (patch * merge) + 1 for side in sides)
-    return whole(tall * wide * merge**2, tall * (wide + 1))
+    return single_sequence(tall * wide * merge**2, tall * (wide + 1))
 
 
-def native(medium: Medium, *, patch: int, merge: int, most: int, most_side: int) -> Cut:
+def native(medium: Medium, *, patch: int, merge: int, max_patches: int, max_side: int) -> Cut:
     """MoonViT of Kimi: shrunk, never grown, to so many patches in all and on a side, then padded to patches that merge.
 
     `navit_resize` of transformers, kimi_k25/image_processing_kimi_k25.py.
     """
     height, width = medium.height, medium.width
     patches = max(1.0, height // patch) * max(1.0, width // patch)
-    side = most_side * patch
-    scale = min(1.0, math.sqrt(most / patches), side / height, side / width)
+    side = max_side * patch
+    scale = min(1.0, math.sqrt(max_patches / patches), side / height, side / width)
     f = patch * merge
     tall, wide = (math.ceil(min(max(1, int(edge * scale)), side) / f) for edge in (height, width))
-    return whole(tall * wide * merge**2, tall * wide)
+    return single_sequence(tall * wide * merge**2, tall * wide)
 
 
 def square(_: Medium, *, side: int, patch: int, tokens: int) -> Cut:
     """Gemma 3: every image is scaled to one square, whatever its aspect, and pooled to a fixed number of tokens."""
-    return whole((side // patch) ** 2, tokens)
+    return single_sequence((side // patch) ** 2, tokens)
 
 
-def pooled(medium: Medium, *, patch: int, pool: int, most: int, merged: bool = False) -> Cut:
-    """Gemma 4: scaled, up or down, to the most patches of which `pool` x `pool` become one of at most `most` tokens.
+def pooled(medium: Medium, *, patch: int, pool: int, max_tokens: int, merged: bool = False) -> Cut:
+    """Gemma 4: scaled, up or down, to the most patches of which `pool` x `pool` become one of at most `max_tokens` tokens.
 
     `get_aspect_ratio_preserving_size` of transformers, gemma4/image_processing_gemma4.py. `merged`: the tower reads patches
     that are pooled already.
     """
     height, width, side = medium.height, medium.width, pool * patch
-    scale = math.sqrt(most * side**2 / (height * width))
+    scale = math.sqrt(max_tokens * side**2 / (height * width))
     tall, wide = (math.floor(scale * edge / side) for edge in (height, width))
     if not tall:
-        tall, wide = 1, min(width // height, most)
+        tall, wide = 1, min(width // height, max_tokens)
     elif not wide:
-        tall, wide = min(height // width, most), 1
-    return whole(tall * wide * (1 if merged else pool**2), tall * wide)
+        tall, wide = min(height // width, max_tokens), 1
+    return single_sequence(tall * wide * (1 if merged else pool**2), tall * wide)
 
 
-def tiles(medium: Medium, *, side: int, patch: int, shuffled: int, most: int) -> Cut:
+def tiles(medium: Medium, *, side: int, patch: int, shuffled: int, max_tiles: int) -> Cut:
     """Llama 4: a canvas of tiles that fits the image best, and the whole image once more in one tile where there are several.
 
     Each tile is a sequence of its patches and a class token, and becomes a token for `shuffled` patches. The prompt gains a
     mark behind every tile, one before the whole image, and one at each end.
     `get_best_fit` of transformers, llama4/image_processing_llama4.py; marks: `_prompt_split_image` of processing_llama4.py.
     """
-    down, across = best_canvas(Fraction(medium.height, side), Fraction(medium.width, side), most)
+    down, across = best_canvas(Fraction(medium.height, side), Fraction(medium.width, side), max_tiles)
     parts, patches = down * across, (side // patch) ** 2
     several = parts > 1
     marks = 3 + several * parts
@@ -223,16 +225,16 @@ def tiles(medium: Medium, *, side: int, patch: int, shuffled: int, most: int) ->
 
 
 @cache
-def canvases(most: int) -> tuple[tuple[int, int], ...]:
-    """Return the canvases of at most `most` tiles, as tiles down and across.
+def canvases(max_tiles: int) -> tuple[tuple[int, int], ...]:
+    """Return the canvases of at most `max_tiles` tiles, as tiles down and across.
 
     >>> canvases(3)
     ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1))
     """
-    return tuple((down, across) for down in range(1, most + 1) for across in range(1, most // down + 1))
+    return tuple((down, across) for down in range(1, max_tiles + 1) for across in range(1, max_tiles // down + 1))
 
 
-def best_canvas(height: Fraction | int, width: Fraction | int, most: int) -> tuple[int, int]:
+def best_canvas(height: Fraction | int, width: Fraction | int, max_tiles: int) -> tuple[int, int]:
     """Return the tiles down and across that an image of height by width [tiles, exact] is put on.
 
     The canvas that scales it up the least, else down the least; of those that do alike, the one of fewest tiles.
@@ -240,7 +242,7 @@ def best_canvas(height: Fraction | int, width: Fraction | int, most: int) -> tup
     >>> best_canvas(Fraction(3, 2), Fraction(3, 2), 16), best_canvas(Fraction(900, 336), Fraction(2700, 336), 16)
     ((2, 2), (2, 6))
     """
-    scales = {canvas: min(Fraction(canvas[0]) / height, Fraction(canvas[1]) / width) for canvas in canvases(most)}
+    scales = {canvas: min(Fraction(canvas[0]) / height, Fraction(canvas[1]) / width) for canvas in canvases(max_tiles)}
     growing = [scale for scale in scales.values() if scale >= 1]
     best_scale = min(growing) if growing else max(scales.values())
     return min((canvas for canvas, scale in scales.items() if scale == best_scale), key=math.prod)
@@ -282,10 +284,10 @@ def lines(medium: Medium, *, patch: int, height: int, width: int) -> Cut:
     """Fuyu: shrunk to fit a screen of height by width [pixels], a token for each patch and one that ends each line of them."""
     scale = min(1.0, height / medium.height, width / medium.width)
     tall, wide = (max(1, math.ceil(int(side * scale) / patch)) for side in (medium.height, medium.width))
-    return whole(tall * wide, tall * (wide + 1))
+    return single_sequence(tall * wide, tall * (wide + 1))
 
 
-def frames(medium: Medium, *, longest: float = 30.0, most: int = 750) -> Cut:
+def frames(medium: Medium, *, longest: float = 30.0, max_tokens: int = 750) -> Cut:
     """Gemma 4: spectra every 10 ms, of which two convolutions of stride 2 leave one in four: a row and a token each.
 
     `_compute_audio_num_tokens` of transformers, gemma4/processing_gemma4.py. A longer recording than `longest` [s] is cut off
@@ -296,22 +298,22 @@ def frames(medium: Medium, *, longest: float = 30.0, most: int = 750) -> Cut:
     for _ in range(2):
         rows = (rows + 2 - 3) // 2 + 1
     if rows < 1:
-        raise RangeError(f"a recording of {medium.what} is shorter than one spectrum of {1000 * FRAME / SAMPLES:g} ms")
-    return whole(min(rows, most), min(rows, most))
+        raise RangeError(f"a recording of {medium.size_text} is shorter than one spectrum of {1000 * FRAME / SAMPLES:g} ms")
+    return single_sequence(min(rows, max_tokens), min(rows, max_tokens))
 
 
 def padded(medium: Medium, *, tokens: int, reduced: int, longest: float = 30.0) -> Cut:
     """Gemma 3n: a recording of any length up to `longest` [s] is a fixed number of tokens, each of `reduced` rows."""
     _check_length(medium, longest)
     rows = math.ceil(medium.seconds * SAMPLES / HOP / 4)
-    return whole(min(rows, tokens * reduced), tokens)
+    return single_sequence(min(rows, tokens * reduced), tokens)
 
 
 def samples(medium: Medium, *, samples: int, longest: float = 30.0) -> Cut:
     """Gemma 4 without a tower for sound: a token for each so many samples."""
     _check_length(medium, longest)
     rows = math.ceil(medium.seconds * SAMPLES / samples)
-    return whole(rows, rows)
+    return single_sequence(rows, rows)
 
 
 def untimed(_: Medium, *, reason: str) -> Cut:
@@ -322,6 +324,6 @@ def untimed(_: Medium, *, reason: str) -> Cut:
 def _check_length(medium: Medium, longest: float) -> None:
     if medium.seconds > longest:
         raise RangeError(
-            f"the processor hears at most {longest:g} seconds of a recording, not {medium.what}; give its parts, "
+            f"the processor hears at most {longest:g} seconds of a recording, not {medium.size_text}; give its parts, "
             f"such as {longest:g}*2"
         )

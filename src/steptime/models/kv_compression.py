@@ -1,9 +1,9 @@
 r"""What makes a KV cache smaller, or reads less of it: number formats, windows, shared caches, fewer heads, latents, selection.
 
 A technique is one or several changes of a model's attention, such as "window=1024@5of6+share=2+kv=int8": windows in five of six
-layers, caches that two layers share, eight bits. Whatever their order, they are made as `WAYS` lists them. Layers that keep a
-state or compressed entries instead of keys and values stay as they are. Lecture, section 16. What a change does to the quality
-of answers is not computed.
+layers, caches that two layers share, eight bits. Whatever their order, they are made as `CHANGE_KINDS` lists them. Layers that
+keep a state or compressed entries instead of keys and values stay as they are. Lecture, section 16. What a change does to the
+quality of answers is not computed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from steptime.errors import InputError, UnknownName, expect, shown
+from steptime.errors import InputError, UnknownName, expect, short_repr
 from steptime.hardware.number_formats import FORMATS, number_format
 from steptime.models.kv_transforms import (
     INDEXES,
-    Made,
+    LayerParts,
     in_low_rank,
     reading_another,
     selecting,
@@ -28,7 +28,7 @@ from steptime.models.kv_transforms import (
     with_latent,
 )
 from steptime.models.model import Attention, Layer, Model, in_format
-from steptime.models.model_loading import KV_FORMATS, ModelLike, model_of
+from steptime.models.model_loading import KV_FORMATS, ModelLike, resolve_model
 from steptime.number_checks import MOST_TOKENS
 from steptime.units import count as read_count
 
@@ -46,14 +46,14 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ChangeKind:
     """A kind of change: what its figures are, what it does in words, what it costs beside, and where it comes from."""
 
     figures: str
     words: str
     caveat: str
     source: str
-    apply: Callable[[Layer, Attention, Any], Made] | None
+    apply: Callable[[Layer, Attention, Any], LayerParts] | None
     read: Callable[[str], Any]
 
 
@@ -63,7 +63,7 @@ def _count(text: str) -> int:
     except InputError:
         number = 0
     if not 0 < number <= MOST_TOKENS:
-        raise InputError(f"{shown(text)} is no whole number from 1 to {MOST_TOKENS:,}, such as 8192 or 8k")
+        raise InputError(f"{short_repr(text)} is no whole number from 1 to {MOST_TOKENS:,}, such as 8192 or 8k")
     return number
 
 
@@ -73,7 +73,7 @@ def _share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < 1:
-        raise InputError(f"{shown(text)} is no share between 0 and 1")
+        raise InputError(f"{short_repr(text)} is no share between 0 and 1")
     return value
 
 
@@ -90,40 +90,40 @@ def _format(text: str) -> str:
 
 
 ARXIV: Final = "https://arxiv.org/abs/"
-WAYS: Final[dict[str, Way]] = {
-    "kv_heads": Way(
+CHANGE_KINDS: Final[dict[str, ChangeKind]] = {
+    "kv_heads": ChangeKind(
         "KV heads", "{} KV heads", "trained so, or uptrained with a twentieth of the compute", ARXIV + "2305.13245",
         with_kv_heads, _count,
     ),
-    "latent": Way(
+    "latent": ChangeKind(
         "rank", "a latent of {} values and a rotary key", "trained so, or converted", ARXIV + "2405.04434", with_latent, _count
     ),
-    "rank": Way(
+    "rank": ChangeKind(
         "share of the rank", "{} of the rank of keys and values", "keys are made again at each step", ARXIV + "2407.21118",
         in_low_rank, _share,
     ),
-    "share": Way(
+    "share": ChangeKind(
         "layers", "{} layers share a cache", "trained so; each layer still reads it", ARXIV + "2405.12981",
         reading_another, _count,
     ),
-    "window": Way(
+    "window": ChangeKind(
         "tokens", "windows of {} tokens", "what is farther back reaches a token through other layers alone",
         ARXIV + "2004.05150", windowed, _count,
     ),
-    "keep": Way(
+    "keep": ChangeKind(
         "tokens", "at most {} entries kept",
         "what was dropped is lost, whatever is asked later; prompts are reckoned with as few", ARXIV + "2306.14048",
         windowed, _count,
     ),
-    "topk": Way(
+    "topk": ChangeKind(
         "tokens", "the best {} tokens read, by an indexer", "the index itself reads the whole context; all stays in memory",
         ARXIV + "2512.02556", selecting, _count,
     ),
-    "blocks": Way(
+    "blocks": ChangeKind(
         "tokens of a block x blocks", "the best {1} blocks of {0} tokens read", "all stays in memory", ARXIV + "2502.13189",
         selecting_blocks, _blocks,
     ),
-    "kv": Way(
+    "kv": ChangeKind(
         "a number format", "cache in {}",
         "keys of few bits need scales by channel; int4 is unpacked and multiplied in 16 bits", ARXIV + "2402.02750", None,
         _format,
@@ -141,21 +141,26 @@ def parse_technique(text: str) -> tuple[Change, ...]:
     changes = tuple(_change(part, text) for part in text.replace(" ", "").split("+"))
     for name in ONCE:
         if sum(change.name == name for change in changes) > 1:
-            raise InputError(f"{shown(text)} names {name} twice; once is what can be made of it")
+            raise InputError(f"{short_repr(text)} names {name} twice; once is what can be made of it")
     return changes
 
 
 def _change(part: str, technique: str) -> Change:
     name, equals, setting = part.partition("=")
-    if name not in WAYS:
+    if name not in CHANGE_KINDS:
         raise UnknownName(
-            "technique", name[:40], WAYS, f"Known: {', '.join(WAYS)}; several joined by '+', as in window=1024@5of6+kv=int8."
+            "technique",
+            name[:40],
+            CHANGE_KINDS,
+            f"Known: {', '.join(CHANGE_KINDS)}; several joined by '+', as in window=1024@5of6+kv=int8.",
         )
     figures, separator, scope = setting.partition("@")
     if not equals or not figures or (separator and not scope):
-        raise InputError(f"{shown(part)} in {shown(technique)} needs {name}={WAYS[name].figures.upper().replace(' ', '_')}")
+        raise InputError(
+            f"{short_repr(part)} in {short_repr(technique)} needs {name}={CHANGE_KINDS[name].figures.upper().replace(' ', '_')}"
+        )
     try:
-        WAYS[name].read(figures)
+        CHANGE_KINDS[name].read(figures)
     except InputError as error:
         if isinstance(error, UnknownName):
             raise
@@ -175,7 +180,7 @@ def _fraction(scope: str) -> float:
 
 
 def with_techniques(model: ModelLike, technique: str) -> Model:
-    """Return the model with the changes that `technique` names, in the order of `WAYS`; "" changes nothing.
+    """Return the model with the changes that `technique` names, in the order of `CHANGE_KINDS`; "" changes nothing.
 
     It is called by both names and has no checkpoint of its own: what there is was trained, and is stored, otherwise.
 
@@ -185,30 +190,32 @@ def with_techniques(model: ModelLike, technique: str) -> Model:
     >>> kv_bytes_per_token(with_techniques("llama-3.3-70b", "kv_heads=1+share=2+kv=fp8"))
     10240.0
     """
-    changed_model = model_of(model)
+    changed_model = resolve_model(model)
     expect("a technique", technique, str, "a text such as 'window=1024@5of6+kv=int8'")
-    for change in sorted(parse_technique(technique), key=lambda item: list(WAYS).index(item.name)) if technique.strip() else ():
+    for change in (
+        sorted(parse_technique(technique), key=lambda item: list(CHANGE_KINDS).index(item.name)) if technique.strip() else ()
+    ):
         changed_model = _with_kv_format(changed_model, change) if change.name == "kv" else _with_change(changed_model, change)
     if changed_model is model or not technique.strip():
         return changed_model
     return replace(
         changed_model,
         name=f"{changed_model.name}, {technique}",
-        checkpoint=replace(changed_model.checkpoint, place="", bytes=0, held=None),
+        checkpoint=replace(changed_model.checkpoint, place="", bytes=0, summary=None),
     )
 
 
-def words_of(technique: str) -> str:
+def describe_technique(technique: str) -> str:
     """Say what a technique does: "windows of 1,024 tokens in 5 of 6 layers; cache in int8".
 
-    >>> words_of("window=1024@5of6+kv=int8")
+    >>> describe_technique("window=1024@5of6+kv=int8")
     'windows of 1,024 tokens in 5 of 6 layers; cache in int8'
     """
     return "; ".join(_words(change) for change in parse_technique(technique))
 
 
 def _words(change: Change) -> str:
-    kind = WAYS[change.name]
+    kind = CHANGE_KINDS[change.name]
     value = kind.read(change.figures)
     figures = value if isinstance(value, tuple) else (value,)
     text = kind.words.format(*(f"{figure:,}" if isinstance(figure, int) else figure for figure in figures))
@@ -218,15 +225,15 @@ def _words(change: Change) -> str:
     return text + (f" in {part[1]} of {part[2]} layers" if part else places[change.scope])
 
 
-def caveats_of(technique: str) -> tuple[str, ...]:
+def technique_caveats(technique: str) -> tuple[str, ...]:
     """Return what to mind of each change of a technique, with its source."""
     lossy = [change for change in parse_technique(technique) if change.name != "kv" or number_format(change.figures).bytes < 1]
-    return tuple(f"{change.name}: {WAYS[change.name].caveat} ({WAYS[change.name].source})" for change in lossy)
+    return tuple(f"{change.name}: {CHANGE_KINDS[change.name].caveat} ({CHANGE_KINDS[change.name].source})" for change in lossy)
 
 
 def _with_change(model: Model, change: Change) -> Model:
     """Return the model with a change in the layers that it means, as many of each kind."""
-    value = WAYS[change.name].read(change.figures)
+    value = CHANGE_KINDS[change.name].read(change.figures)
     mixers_by_layer = [_mixers(layer, change.scope, stored=change.name == "share") for layer, _ in model.layers]
     counts = [n if mixers else 0 for (_, n), mixers in zip(model.layers, mixers_by_layer, strict=True)]
     layer_changes = [
@@ -253,9 +260,9 @@ def _with_change(model: Model, change: Change) -> Model:
     return replace(model, layers=tuple(layers), notes=(*model.notes, _words(change)))
 
 
-def _changed_layer(model: Model, change: Change, layer: Layer, mixers: tuple[Attention, ...], value: Any) -> Made:
+def _changed_layer(model: Model, change: Change, layer: Layer, mixers: tuple[Attention, ...], value: Any) -> LayerParts:
     """Return what a change makes of a layer: of its operators once, of each of the mixers that are meant."""
-    apply = WAYS[change.name].apply
+    apply = CHANGE_KINDS[change.name].apply
     ops, attention = layer.ops, layer.attention
     for number, mixer in enumerate(mixers):
         assert apply is not None

@@ -17,7 +17,7 @@ INDEX_BYTES: Final = INDEX_DIM + 4  # its key in FP8 with one scale
 INDEXES: Final = ("indexer", "block index")
 KEYS: Final = ("k_proj", "v_proj", "k_norm", "kv_a_proj_with_mqa", "kv_a_norm")  # what makes the entries of a cache
 
-Made = tuple[tuple[Op, ...], tuple[Attention, ...]]
+LayerParts = tuple[tuple[Op, ...], tuple[Attention, ...]]
 """The operators and mixers of a layer."""
 
 
@@ -55,7 +55,7 @@ def _check_grouped(layer: Layer) -> None:
         raise InputError("it keeps one latent for all heads, no keys and values; latent=R makes that smaller")
 
 
-def windowed(layer: Layer, a: Attention, tokens: int) -> Made:
+def windowed(layer: Layer, a: Attention, tokens: int) -> LayerParts:
     """Return a layer that keeps so many tokens, its index too."""
     mixers = (
         replace(mixer, window=min(mixer.window, tokens / mixer.stride)) if mixer.name in INDEXES else mixer
@@ -64,13 +64,13 @@ def windowed(layer: Layer, a: Attention, tokens: int) -> Made:
     return layer.ops, (replace(a, window=min(a.window, tokens)), *mixers)
 
 
-def reading_another(layer: Layer, a: Attention, _: int) -> Made:
+def reading_another(layer: Layer, a: Attention, _: int) -> LayerParts:
     """Return a layer that reads the cache of the one before it, and makes no keys and values; an index stays its own."""
     dropped_ops = {op.name: None for op in layer.ops if op.name in KEYS}
     return _ops(layer, dropped_ops), (replace(a, stored=False), *_other_mixers(layer, a))
 
 
-def with_kv_heads(layer: Layer, a: Attention, heads: int) -> Made:
+def with_kv_heads(layer: Layer, a: Attention, heads: int) -> LayerParts:
     """Return a layer with another number of KV heads."""
     _check_grouped(layer)
     if a.heads % heads:
@@ -80,7 +80,7 @@ def with_kv_heads(layer: Layer, a: Attention, heads: int) -> Made:
     return _ops(layer, changed), (replace(a, kv_bytes=a.kv_bytes * share, kv_shards=heads), *_other_mixers(layer, a))
 
 
-def with_latent(layer: Layer, a: Attention, rank: int) -> Made:
+def with_latent(layer: Layer, a: Attention, rank: int) -> LayerParts:
     """Return a layer that keeps a latent and a rotary key for all heads, of `rank` values where it does so already."""
     if _is_latent(layer):
         return _with_lower_rank(layer, a, rank)
@@ -118,7 +118,7 @@ def with_latent(layer: Layer, a: Attention, rank: int) -> Made:
     return _ops(layer, {"q_proj": q, **gone}, added), (mixer, *_other_mixers(layer, a))
 
 
-def _with_lower_rank(layer: Layer, a: Attention, rank: int) -> Made:
+def _with_lower_rank(layer: Layer, a: Attention, rank: int) -> LayerParts:
     """Return a layer of latent attention with a latent of another rank."""
     heads, before = a.heads, a.output_values / a.heads
     rotary = a.query_values / heads - before
@@ -140,7 +140,7 @@ def _with_lower_rank(layer: Layer, a: Attention, rank: int) -> Made:
     return _ops(layer, changed), (mixer, *_other_mixers(layer, a))
 
 
-def in_low_rank(layer: Layer, a: Attention, share: float) -> Made:
+def in_low_rank(layer: Layer, a: Attention, share: float) -> LayerParts:
     """Return a layer whose keys and values are kept in `share` of their rank.
 
     Values' second factor is part of the output projection; keys are made again for each entry that is read, since positions
@@ -163,7 +163,7 @@ def in_low_rank(layer: Layer, a: Attention, share: float) -> Made:
     return _ops(layer, changed), (mixer, *_other_mixers(layer, a))
 
 
-def selecting(layer: Layer, a: Attention, tokens: int) -> Made:
+def selecting(layer: Layer, a: Attention, tokens: int) -> LayerParts:
     """Return a layer that reads the best `tokens`, by an indexer as DeepSeek-V3.2 has: heads of its own, one key a token."""
     if min(a.window, a.selected) <= tokens:
         return layer.ops, layer.attention
@@ -197,7 +197,7 @@ def selecting(layer: Layer, a: Attention, tokens: int) -> Made:
     return (*layer.ops, *added), (main, *_other_mixers(layer, a), index)
 
 
-def selecting_blocks(layer: Layer, a: Attention, figures: tuple[int, int]) -> Made:
+def selecting_blocks(layer: Layer, a: Attention, figures: tuple[int, int]) -> LayerParts:
     """Return a layer that reads the best blocks, by the score of one mean key a block, as MoBA does (arXiv 2502.13189)."""
     size, blocks = figures
     if a.window <= size * blocks or math.isfinite(a.selected):

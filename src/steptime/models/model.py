@@ -24,7 +24,7 @@ from steptime.units import show
 
 if TYPE_CHECKING:
     from steptime.models.blocks_vision import Tower
-    from steptime.models.checkpoint_summary import Held
+    from steptime.models.checkpoint_summary import CheckpointSummary
     from steptime.models.multimodal_inputs import Media
 
 Rows = Literal["tokens", "outputs", "routed", "lookup", "none"]
@@ -144,7 +144,7 @@ class Checkpoint:
     place: Hugging Face id or local folder; "" where the config tells neither. weights, experts ("" without any) and kv: formats
     of the dense layers, of the routed experts and of the KV cache. remote_code: whether the repository brings code of its own,
     by the `auto_map` of its config, or by the source that a file of the catalogue gives where it leaves that field out.
-    bytes: of all tensors of its files, exactly; 0 where no whole checkpoint lies beside the config. held: what the files hold.
+    bytes: of all tensors of its files, exactly; 0 where no whole checkpoint lies beside the config. summary: of the files.
     """
 
     place: str = ""
@@ -153,7 +153,7 @@ class Checkpoint:
     kv: str = ""
     remote_code: bool = False
     bytes: int = 0
-    held: Held | None = field(default=None, hash=False)
+    summary: CheckpointSummary | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

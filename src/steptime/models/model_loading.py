@@ -13,7 +13,7 @@ from typing import Any
 
 from steptime.catalog.data_files import find, is_dir, is_file, looks_like, read_file
 from steptime.catalog.entry_names import check_entry_name, is_entry_name
-from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, shown
+from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.number_formats import number_format
 from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family_registry import Family, family_named, known_families, refuse
@@ -37,12 +37,12 @@ def read_model(
     kv_format: str = "",
     headers: Headers | None = None,
     renamed: Callable[[str], str] = str,
-    asked: set[str] | None = None,
+    lookups: set[str] | None = None,
 ) -> Model:
     """Return the model that a config.json describes, in the formats that the headers of its checkpoint tell, if there are any.
 
-    renamed: what the checkpoint's modules are called here, where it calls them otherwise; asked: gains the names of the fields
-    that were looked for.
+    renamed: what the checkpoint's modules are called here, where it calls them otherwise; lookups: gains the names of the
+    fields that were looked for.
     Raises ConfigError, which names the field, or UnknownName, which lists the families, for an architecture that
     steptime does not know.
     """
@@ -51,19 +51,19 @@ def read_model(
     if kv_format and kv_format not in KV_FORMATS:
         raise UnknownName("KV format", kv_format, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")
     fields, doubts = _reliable_fields(fields, name, headers)
-    outer = Config(fields, name=name, kv_format="" if kv_format == LATENT_FP8_MIXED else kv_format, asked=asked)
+    outer = Config(fields, name=name, kv_format="" if kv_format == LATENT_FP8_MIXED else kv_format, lookups=lookups)
     outer.kv_name = kv_format
-    family = family_of(outer)
+    family = find_family(outer)
     c = family.text(outer)
-    plain_layers = () if headers is None else tuple(family.each(c))
+    plain_layers = () if headers is None else tuple(family.iter_layers(c))
     layers = family.layers(c) if headers is None else ()
     stem, draft, checkpoint, notes = (*family.stem(c), *family.vision(outer)), family.draft(c), Checkpoint(), family.notes(c)
     if headers is not None:
         from steptime.models.checkpoint import fitted
 
-        fit = fitted(plain_layers, stem, draft, headers, vocabulary=c.vocabulary, bits=_bits(c), named=renamed)
+        fit = fitted(plain_layers, stem, draft, headers, vocabulary=c.vocabulary, bits=_bits(c), rename=renamed)
         layers, stem, draft, notes = fit.layers, fit.stem, fit.draft, (*notes, *doubts, *fit.notes)
-        checkpoint = Checkpoint(bytes=0 if headers.missing else fit.held.bytes, held=fit.held)
+        checkpoint = Checkpoint(bytes=0 if headers.missing else fit.summary.bytes, summary=fit.summary)
     model = Model(
         name=name,
         family=c.text("model_type", default=outer.text("model_type", default=type(family).__name__)),
@@ -111,13 +111,13 @@ def _reliable_fields(
     return fields, notes
 
 
-def family_of(c: Config) -> Family:
+def find_family(c: Config) -> Family:
     """Return the family that reads a config; raise UnknownName, which lists the known ones, where none does."""
-    kind = kind_of(c)
+    kind = model_kind(c)
     return family_named(kind) or known_families()[kind]
 
 
-def kind_of(c: Config) -> str:
+def model_kind(c: Config) -> str:
     """Return the kind of model by which a family knows a config: its `model_type`, else one of its architectures."""
     kinds = (
         [c.fields.get("model_type"), *(c.fields.get("architectures") or ())]
@@ -162,7 +162,7 @@ def load_model(
     Raises UnknownName with the nearest names, ConfigError with the field, or DataFileError with file and line.
     """
     if not isinstance(name, str | os.PathLike | Mapping):
-        raise RangeError(f"a model is a name, a path or the fields of a config.json, not {shown(name)}")
+        raise RangeError(f"a model is a name, a path or the fields of a config.json, not {short_repr(name)}")
     if isinstance(name, str) and not name.strip():
         raise RangeError("a model needs a name or a path; this one is empty")
     if isinstance(name, str) and name.startswith(CODE):
@@ -186,9 +186,9 @@ def _from_path(name: str | os.PathLike[str], kv_format: str, catalog: str | os.P
     """Return the model of a folder, a config, a file of weights beside one, a GGUF file, or a name."""
     path = Path(name)
     if _is_gguf(path):
-        from steptime.models.gguf_config import file_of, model_of_file
+        from steptime.models.gguf_config import gguf_path, model_of_file
 
-        gguf_file = file_of(path)
+        gguf_file = gguf_path(path)
         return model_of_file(gguf_file, signature(gguf_file), kv_format)
     direct = _holds_weights(path)
     config = _config_at(path)
@@ -240,27 +240,27 @@ def _from_code(
     from steptime.models.from_transformers import read_from_code
 
     place = _trusted_place(name) if trusted else ""
-    fields = name if isinstance(name, Mapping) else config_of(name, catalog)
+    fields = name if isinstance(name, Mapping) else load_config_fields(name, catalog)
     config_name = next(filter(is_entry_name, (fields.get("_name_or_path"), fields.get("model_type"))), "model")
-    label = config_name if isinstance(name, Mapping) else label_of(name)
+    label = config_name if isinstance(name, Mapping) else model_label(name)
     return read_from_code(fields, name=label, kv_format=kv_format, trusted_place=place)
 
 
 def _trusted_place(name: str | os.PathLike[str] | Mapping[str, Any]) -> str:
     """Return the folder or the Hugging Face id whose code the user trusts: the one that was named, and no other."""
     if not isinstance(name, Mapping):
-        folder = folder_of(name)
+        folder = config_folder(name)
         if folder is not None:
             return str(folder.resolve())
         if isinstance(name, str) and HUB_ID.fullmatch(name) and not Path(name).exists():
             return name
     raise InputError(
-        f"trust_remote_code: needs the place of the code, got {shown(name)}; give a folder with a config.json or a "
+        f"trust_remote_code: needs the place of the code, got {short_repr(name)}; give a folder with a config.json or a "
         "Hugging Face id such as owner/model"
     )
 
 
-def label_of(name: str | os.PathLike[str]) -> str:
+def model_label(name: str | os.PathLike[str]) -> str:
     """Return what a model of a path is called: its folder, or the file where that is not called config.json."""
     path = Path(name)
     if is_file(path) and path.name == "config.json":
@@ -268,20 +268,20 @@ def label_of(name: str | os.PathLike[str]) -> str:
     return path.resolve().name if is_dir(path) else path.stem if is_file(path) else str(name)
 
 
-def folder_of(name: str | os.PathLike[str]) -> Path | None:
+def config_folder(name: str | os.PathLike[str]) -> Path | None:
     """Return the folder of a model's config.json, where files of weights may lie beside it; None for what is no path of one."""
     path = Path(name)
     path = path / "config.json" if is_dir(path) else path
     return path.parent if is_file(path) and path.name == "config.json" else None
 
 
-def config_of(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | None = None) -> Mapping[str, Any]:
+def load_config_fields(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | None = None) -> Mapping[str, Any]:
     """Return the fields of a model's config as its file has them; `name` is as for `load_model`."""
     path = Path(name)
     if _is_gguf(path):
-        from steptime.models.gguf_config import fields_of_file, file_of
+        from steptime.models.gguf_config import fields_of_file, gguf_path
 
-        return fields_of_file(file_of(path))
+        return fields_of_file(gguf_path(path))
     path = _config_at(path)
     data = _read_config(path if is_file(path) else _config_path_by_name(str(name), catalog))
     config = data.get("config", data)
@@ -290,7 +290,7 @@ def config_of(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | No
     return config
 
 
-def model_of(model: ModelLike) -> Model:
+def resolve_model(model: ModelLike) -> Model:
     """Return a model as it is, and load one that is named: what every public function takes."""
     if isinstance(model, Model):
         return model
@@ -325,7 +325,7 @@ def _load(path: Path, _modified: float, kv_format: str, weights: Path, file_stat
         headers = read_headers(weights, file_stats) if file_stats else None
         read_fields: set[str] = set()
         name = path.parent.name if in_folder else path.stem
-        model = read_model(data, name=name, kv_format=kv_format, headers=headers, asked=read_fields)
+        model = read_model(data, name=name, kv_format=kv_format, headers=headers, lookups=read_fields)
         if note := _unread_note(data, read_fields):
             model = replace(model, notes=(*model.notes, note))
         return _with_place(model, str(path.parent.resolve())) if in_folder else model
@@ -333,7 +333,7 @@ def _load(path: Path, _modified: float, kv_format: str, weights: Path, file_stat
         raise DataFileError(path, "config: must be a table of fields")
     for key in ("source", "published", "remote_code"):
         if not isinstance(data.get(key, {}), dict):
-            raise DataFileError(path, f"{key}: must be a table, not {shown(data[key])}")
+            raise DataFileError(path, f"{key}: must be a table, not {short_repr(data[key])}")
     name = check_entry_name(data["name"], path) if "name" in data else path.stem
     model = read_model(data["config"], name=name, kv_format=kv_format)
     trusted = replace(model.checkpoint, remote_code=model.checkpoint.remote_code or bool(data.get("remote_code")))

@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
-from steptime.errors import InputError, RangeError, UnknownName, shown
+from steptime.errors import InputError, RangeError, UnknownName, short_repr
 from steptime.models.model import Model, active_parameters, total_parameters
-from steptime.models.model_loading import config_of, load_model
+from steptime.models.model_loading import load_config_fields, load_model
 
 KEYS: Final[dict[str, tuple[str, ...]]] = {
     "layers": ("num_hidden_layers", "n_layer"),
@@ -30,7 +30,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "expert_width": ("moe_intermediate_size",),
 }
 """Fields of a design, and what configs call them."""
-ATTENTION, EQUAL, BY = "attention", "equal", "by"
+ATTENTION, EQUAL, BALANCE_KEY = "attention", "equal", "by"
 GROUPED, LATENT = "grouped", "latent"
 COUNTED: Final = {"total": total_parameters, "active": active_parameters}
 MAKES_UP: Final = ("expert_width", "ffn", "width", "layers")  # fields that may, the first that a model has unless one is named
@@ -76,9 +76,9 @@ def variant(
 @lru_cache(maxsize=512)
 def _variant(name: str, frozen: tuple[tuple[str, Any], ...], weights: str, experts: str, kv: str, catalog: str | None) -> Model:
     changes = dict(frozen)
-    equal, balance_field = changes.pop(EQUAL, None), changes.pop(BY, None)
+    equal, balance_field = changes.pop(EQUAL, None), changes.pop(BALANCE_KEY, None)
     formats: dict[str, Any] = {"weights": weights, "experts": experts, "kv": kv}
-    base_config = dict(config_of(name, catalog))
+    base_config = dict(load_config_fields(name, catalog))
     base = load_model(name, **formats, catalog=catalog)
     inner = INNER in base_config and isinstance(base_config[INNER], dict)
     config = dict(base_config[INNER]) if inner else base_config
@@ -97,12 +97,14 @@ def _variant(name: str, frozen: tuple[tuple[str, Any], ...], weights: str, exper
         before = config.get(_key(config, field)) if field != "head_dim" or _has(config, field) else None
         changed = _with_field(config, field, value)
         if value != before and _same(built(changed), plain):
-            raise InputError(f"{field} {shown(value)} changes nothing in {base.name}: its layers do not follow from that field")
+            raise InputError(
+                f"{field} {short_repr(value)} changes nothing in {base.name}: its layers do not follow from that field"
+            )
         config, plain = changed, built(changed)
     if equal is None:
         if balance_field is not None:
             raise RangeError(
-                f"by={shown(balance_field)} makes up for a change of parameters; it needs equal=total or equal=active"
+                f"by={short_repr(balance_field)} makes up for a change of parameters; it needs equal=total or equal=active"
             )
         return plain
     if equal not in COUNTED:
@@ -131,7 +133,9 @@ def _load_variant(base: Model, config: Mapping[str, Any], changes: Mapping[str, 
 def _key(config: Mapping[str, Any], field: str) -> str:
     """Return what a config calls a field of a design."""
     if field not in KEYS:
-        raise UnknownName("field of a model", field, [*KEYS, ATTENTION, EQUAL, BY], f"Known: {', '.join(KEYS)}, {ATTENTION}.")
+        raise UnknownName(
+            "field of a model", field, [*KEYS, ATTENTION, EQUAL, BALANCE_KEY], f"Known: {', '.join(KEYS)}, {ATTENTION}."
+        )
     for key in KEYS[field]:
         if key in config:
             return key

@@ -84,7 +84,7 @@ def compiled(pattern: str, refuse: Callable[[str], Exception]) -> re.Pattern[str
         raise refuse(f"holds a pattern of {len(pattern):,} characters, '{pattern[:20]}...'; at most {LONGEST_PATTERN:,}")
     if not pattern.startswith("re:"):
         return re.compile(translate(pattern))
-    if ways(pattern[3:]) > MOST_WAYS:
+    if max_match_count(pattern[3:]) > MOST_WAYS:
         raise refuse(f"holds the pattern {pattern[:60]!r}, which could take very long to match")
     try:
         return re.compile(pattern[3:])
@@ -96,13 +96,13 @@ _ATOM: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\\[()|*+?{]", re.D
 _REPEAT: Final = re.compile(r"(?:[*+?]|\{\d*,?\d*\})[?+]?")
 
 
-def ways(expression: str) -> float:
+def max_match_count(expression: str) -> float:
     r"""Return an upper bound on the ways to match `expression` with a module's name, infinity where a repeat holds a choice.
 
     Alternatives add, what follows each other multiplies, `?` doubles, and $u$ repeats divide a text of $n$ characters in
     $\binom{n + u}{u}$ ways.
 
-    >>> ways("layers.(?:1|2).*"), ways("(a+)+"), ways("(a|a)*")
+    >>> max_match_count("layers.(?:1|2).*"), max_match_count("(a+)+"), max_match_count("(a|a)*")
     (202.0, inf, inf)
     """
     total, repeats, position = _match_count(expression, 0, 0)

@@ -12,7 +12,7 @@ from steptime.models.model import Model, prefill_flops, total_parameters
 from steptime.number_checks import MOST_TOKENS, between
 from steptime.units import counted, show
 
-WHAT = {"image": "images", "audio": "recordings"}
+MEDIA_NAMES = {"image": "images", "audio": "recordings"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,21 +44,23 @@ def read_media(model: Model, images: str | Iterable[str] = (), audio: str | Iter
 
 
 def _reading(model: Model, medium: Medium) -> Reading:
-    tower = tower_of(model, medium.kind)
+    tower = find_tower(model, medium.kind)
     return Reading(medium=medium, cut=tower.rule.cut(medium), tower=tower)
 
 
-def tower_of(model: Model, kind: str) -> Tower:
+def find_tower(model: Model, kind: str) -> Tower:
     """Return the tower of a model that reads "image" or "audio"; raise InputError, which says what it lacks."""
     tower_or_none = next((tower for tower in model.towers if tower.kind == kind), None)
     if tower_or_none is not None:
         return tower_or_none
     if any(op.term == "vision" for op in model.stem) and not model.towers:
         size = show(sum(op.total_weights for op in model.stem if op.term == "vision"))
-        raise InputError(f"{model.name}: the {size} parameters of its towers are counted, but not how they read {WHAT[kind]}")
-    having = " and ".join(WHAT[tower.kind] for tower in model.towers)
+        raise InputError(
+            f"{model.name}: the {size} parameters of its towers are counted, but not how they read {MEDIA_NAMES[kind]}"
+        )
+    having = " and ".join(MEDIA_NAMES[tower.kind] for tower in model.towers)
     reads = f"text and {having}" if having else "text"
-    raise InputError(f"{model.name} reads {reads} only: its config has no {NAMES[kind]} that would read {WHAT[kind]}")
+    raise InputError(f"{model.name} reads {reads} only: its config has no {NAMES[kind]} that would read {MEDIA_NAMES[kind]}")
 
 
 def tower_flops(reading: Reading) -> float:
@@ -82,7 +84,10 @@ class Media:
     def words(self) -> str:
         """Return what a prompt holds in words."""
         sizes = (
-            (counted(reading.medium.count, "image" if reading.medium.kind == "image" else "recording"), reading.medium.what)
+            (
+                counted(reading.medium.count, "image" if reading.medium.kind == "image" else "recording"),
+                reading.medium.size_text,
+            )
             for reading in self.readings
         )
         return " and ".join(f"{count} of {size}" for count, size in sizes)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from steptime.errors import shown
+from steptime.errors import short_repr
 from steptime.hardware.number_formats import Format, Packing, number_format
 from steptime.models import dtype_assignment
 from steptime.models.module_patterns import Patterns
@@ -30,7 +30,7 @@ METHODS: Final = (
 KEYS: Final = ("k_proj", "v_proj")
 
 
-def method_of(fields: Mapping[str, Any]) -> Any:
+def quantization_method(fields: Mapping[str, Any]) -> Any:
     """Return the tool that a quantization_config names, or None."""
     return fields.get("quant_method") or ("modelopt" if "quantization" in fields or "quant_algo" in fields else "")
 
@@ -47,16 +47,16 @@ class Quantization:
         if not fields:
             return
         if not isinstance(fields, Mapping):
-            raise error("quantization_config", f"must be a table of fields, not {shown(fields)}")
+            raise error("quantization_config", f"must be a table of fields, not {short_repr(fields)}")
         self._error = error
-        method = method_of(fields)
+        method = quantization_method(fields)
         readers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "fp8": self._read_fp8, "fbgemm_fp8": self._read_fp8, "mxfp4": self._read_mxfp4, "mxfp8": self._read_mxfp8,
             "gptq": self._read_bits, "awq": self._read_bits, "bitsandbytes": self._read_bitsandbytes, "quark": self._read_quark,
             "compressed-tensors": self._read_groups, "gguf": self._read_gguf,
         }  # fmt: skip
         if not isinstance(method, str) or method not in METHODS:
-            raise error("quantization_config.quant_method", f"is {shown(method)}; known: {', '.join(METHODS)}")
+            raise error("quantization_config.quant_method", f"is {short_repr(method)}; known: {', '.join(METHODS)}")
         readers.get(method, self._read_modelopt)(fields)
         self._listed = list(self._layers.values())
         self._by_module = Patterns(self._layers, self._refused)
@@ -87,7 +87,7 @@ class Quantization:
             value = fields.get(name)
             if value is not None:
                 if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                    raise self._error(f"quantization_config.{name}", f"must be a list of module names, not {shown(value)}")
+                    raise self._error(f"quantization_config.{name}", f"must be a list of module names, not {short_repr(value)}")
                 return tuple(value)
         return ()
 
@@ -96,7 +96,7 @@ class Quantization:
         if value is None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 20:
-            raise self._error(f"quantization_config.{name}", f"must be a whole number above 0, not {shown(value)}")
+            raise self._error(f"quantization_config.{name}", f"must be a whole number above 0, not {short_repr(value)}")
         return value
 
     def _read_fp8(self, fields: Mapping[str, Any]) -> None:
@@ -105,13 +105,13 @@ class Quantization:
         self._read_layers(fields)
         if block is None:
             fixed = fields.get("activation_scheme") == "static"
-            plain = method_of(fields) == "fbgemm_fp8"
+            plain = quantization_method(fields) == "fbgemm_fp8"
             self._default = (
                 dtype_assignment.per_output("fp8", scale=4) if plain else dtype_assignment.per_matrix("fp8", scales=1 + fixed)
             )
             return
         if not isinstance(block, list) or not block or not all(isinstance(n, int) and n > 0 for n in block):
-            raise self._error("quantization_config.weight_block_size", f"must be two whole numbers, not {shown(block)}")
+            raise self._error("quantization_config.weight_block_size", f"must be two whole numbers, not {short_repr(block)}")
         self._default = dtype_assignment.fp8_blocks((block[0], block[-1]) if len(block) > 1 else (1, block[0]))
 
     def _read_mxfp4(self, fields: Mapping[str, Any]) -> None:
@@ -129,10 +129,10 @@ class Quantization:
     def _read_bits(self, fields: Mapping[str, Any]) -> None:
         bits = fields.get("bits", 4)
         if bits not in (4, 8):
-            raise self._error("quantization_config.bits", f"must be 4 or 8, not {shown(bits)}")
+            raise self._error("quantization_config.bits", f"must be 4 or 8, not {short_repr(bits)}")
         group = fields.get("group_size", 128)
         values = group if isinstance(group, int) and group > 0 else 0
-        self._default = dtype_assignment.integers(bits, values, zeros=True, index=method_of(fields) == "gptq")
+        self._default = dtype_assignment.integers(bits, values, zeros=True, index=quantization_method(fields) == "gptq")
         self._skipped = self._strings(fields, "modules_to_not_convert")
 
     def _read_bitsandbytes(self, fields: Mapping[str, Any]) -> None:
@@ -142,7 +142,7 @@ class Quantization:
             return
         kind = fields.get("bnb_4bit_quant_type", "fp4")
         if kind not in ("nf4", "fp4"):
-            raise self._error("quantization_config.bnb_4bit_quant_type", f"must be nf4 or fp4, not {shown(kind)}")
+            raise self._error("quantization_config.bnb_4bit_quant_type", f"must be nf4 or fp4, not {short_repr(kind)}")
         self._default = dtype_assignment.bitsandbytes_4bit(kind, nested=bool(fields.get("bnb_4bit_use_double_quant")))
 
     def _read_modelopt(self, fields: Mapping[str, Any]) -> None:
@@ -151,7 +151,7 @@ class Quantization:
             return
         inner = fields.get("quantization", fields)
         if not isinstance(inner, Mapping):
-            raise self._error("quantization_config.quantization", f"must be a table of fields, not {shown(inner)}")
+            raise self._error("quantization_config.quantization", f"must be a table of fields, not {short_repr(inner)}")
         self._skipped = self._strings(inner, "exclude_modules", "ignore")
         self.kv_format = self._kv(inner.get("kv_cache_quant_algo") or fields.get("kv_cache_scheme"))
         self._cache_scale = 4 if self.kv_format else 0
@@ -164,14 +164,14 @@ class Quantization:
         if layers is None:
             return False
         if not isinstance(layers, Mapping):
-            raise self._error("quantization_config.quantized_layers", f"must be a table of modules, not {shown(layers)}")
+            raise self._error("quantization_config.quantized_layers", f"must be a table of modules, not {short_repr(layers)}")
         for module, entry in layers.items():
             self._layers[str(module)] = self._algorithm(entry.get("quant_algo") if isinstance(entry, Mapping) else entry)
         return True
 
     def _algorithm(self, name: Any, fields: Mapping[str, Any] | None = None) -> Format:
         if not isinstance(name, str) or name.upper() not in ALGORITHMS:
-            raise self._error("quantization_config.quant_algo", f"is {shown(name)}; known: {', '.join(ALGORITHMS)}")
+            raise self._error("quantization_config.quant_algo", f"is {short_repr(name)}; known: {', '.join(ALGORITHMS)}")
         kind, algorithm = ALGORITHMS[name.upper()], name.upper()
         if kind in ("nvfp4", "mxfp4", "mxfp8"):
             scalars = 0 if kind != "nvfp4" else 1 if "W4A16" in algorithm else 2
@@ -192,12 +192,14 @@ class Quantization:
             raise self._error("quantization_config.config_groups", "must be a table with at least one group")
         self._skipped = self._strings(fields, "ignore")
         self.kv_format = self._kv(fields.get("kv_cache_scheme"))
-        self._scalar = 2 if method_of(fields) == "compressed-tensors" else 4  # bytes of a scale of a whole matrix
+        self._scalar = 2 if quantization_method(fields) == "compressed-tensors" else 4  # bytes of a scale of a whole matrix
         self._cache_scale = self._scalar if self.kv_format else 0
         for name, group in groups.items():
             weights = group.get("weights") if isinstance(group, Mapping) else None
             if not isinstance(weights, Mapping):
-                raise self._error(f"quantization_config.config_groups.{name}.weights", f"must be a table, not {shown(weights)}")
+                raise self._error(
+                    f"quantization_config.config_groups.{name}.weights", f"must be a table, not {short_repr(weights)}"
+                )
             inputs = group.get("input_activations")
             fixed = isinstance(inputs, Mapping) and not inputs.get("dynamic", False)
             format = self._scheme(weights, f"quantization_config.config_groups.{name}.weights", inputs=inputs, fixed=fixed)
@@ -226,7 +228,7 @@ class Quantization:
             ordered = weights.get("actorder") in ("group", True)
             zeros = weights.get("symmetric") is False
             return dtype_assignment.integers(4, 0 if is_per_channel else group or 128, zeros=zeros, index=ordered, fixed=16)
-        raise self._error(f"{place}.num_bits", f"must be 4 or 8, not {shown(bits)}")
+        raise self._error(f"{place}.num_bits", f"must be 4 or 8, not {short_repr(bits)}")
 
     def _eight_bits(self, name: str, weights: Mapping[str, Any], *, fixed: bool) -> Format:
         """Return the format of 8 bits of compressed-tensors, whose scales are in 16 bits."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.catalog.data_files import is_dir, is_file
-from steptime.errors import DataFileError, shown
+from steptime.errors import DataFileError, short_repr
 
 # The format allows 100 MB; the largest published headers have some 5 MB.
 LONGEST_HEADER: Final = 10_000_000  # bytes
@@ -33,7 +33,13 @@ BITS: Final = {
 }  # fmt: skip
 INDEX: Final = ".safetensors.index.json"
 SHARD: Final = re.compile(r"(.*)-(\d{5,6})-of-(\d{5,6})\.(safetensors|gguf)")
-BESIDE: Final = ("consolidated", "adapter_", "original", "training_args", "optimizer")  # of the same weights, or of others
+IGNORED_PREFIXES: Final = (
+    "consolidated",
+    "adapter_",
+    "original",
+    "training_args",
+    "optimizer",
+)  # of the same weights, or of others
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
                 raise DataFileError(path, f"is no safetensors file: it has {size} bytes, and its header's length takes 8")
             length = int.from_bytes(begin, "little")
             if length > LONGEST_HEADER:
-                problem = f"is no safetensors file: its first 8 bytes claim a header of {shown(length)} bytes"
+                problem = f"is no safetensors file: its first 8 bytes claim a header of {short_repr(length)} bytes"
                 raise DataFileError(path, f"{problem}; at most {LONGEST_HEADER:,} are read")
             if length > size - 8:
                 raise DataFileError(path, f"is truncated: its header has {length:,} bytes, and {size - 8:,} are there")
@@ -133,11 +139,11 @@ def _json(path: Path, text: bytes, place: str, skipped: int = 0, *, max_values: 
     except RecursionError:
         raise DataFileError(path, f"{place}is nested too deep") from None
     except _Twice as key:
-        raise DataFileError(path, f"{place}has the key {shown(str(key))} twice in one object") from None
+        raise DataFileError(path, f"{place}has the key {short_repr(str(key))} twice in one object") from None
     except ValueError as error:
         raise DataFileError(path, f"{place}is not valid JSON: {error!s:.100}") from None
     if not isinstance(fields, dict):
-        raise DataFileError(path, f"{place}is {shown(fields)}, not an object")
+        raise DataFileError(path, f"{place}is {short_repr(fields)}, not an object")
     return fields
 
 
@@ -152,7 +158,7 @@ def _tensors(path: Path, fields: Mapping[str, Any], room: int) -> tuple[Tensor, 
     for begin, tensor in places:
         if begin != end:
             problem = "overlaps the tensor before it" if begin < end else f"leaves {begin - end:,} bytes before it unused"
-            raise DataFileError(path, f"tensor {shown(tensor.name)} {problem}, at byte {begin:,} of {room:,}")
+            raise DataFileError(path, f"tensor {short_repr(tensor.name)} {problem}, at byte {begin:,} of {room:,}")
         end = begin + tensor.bytes
     if end > room:
         raise DataFileError(path, f"is truncated: its header tells of {end:,} bytes of tensors, and {room:,} are there")
@@ -165,23 +171,23 @@ def _tensor(path: Path, name: str, entry: Any) -> tuple[Tensor, int]:
     """Return a tensor and where it begins; raise DataFileError unless dtype, shape and offsets agree."""
 
     def wrong(problem: str) -> DataFileError:
-        return DataFileError(path, f"tensor {shown(name)}{problem}")
+        return DataFileError(path, f"tensor {short_repr(name)}{problem}")
 
     if not isinstance(entry, dict):
-        raise wrong(f" must be an object of dtype, shape and data_offsets, not {shown(entry)}")
+        raise wrong(f" must be an object of dtype, shape and data_offsets, not {short_repr(entry)}")
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise wrong(f": dtype is {shown(dtype)}; known: {', '.join(BITS)}")
+        raise wrong(f": dtype is {short_repr(dtype)}; known: {', '.join(BITS)}")
     if not _is_whole_numbers(shape) or len(shape) > 16:
-        raise wrong(f": shape must be a list of whole numbers from 0, not {shown(shape)}")
+        raise wrong(f": shape must be a list of whole numbers from 0, not {short_repr(shape)}")
     if not _is_whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise wrong(f": data_offsets must be the bytes where it begins and ends, not {shown(offsets)}")
+        raise wrong(f": data_offsets must be the bytes where it begins and ends, not {short_repr(offsets)}")
     bits, stored = math.prod(shape) * BITS[dtype], offsets[1] - offsets[0]
     if bits != 8 * stored:
-        expected = f"{bits // 8:,}" if bits < 1 << 63 else shown(bits // 8)
-        raise wrong(f": {dtype} of shape {shown(shape)} takes {expected} bytes, and data_offsets {stored:,}")
+        expected = f"{bits // 8:,}" if bits < 1 << 63 else short_repr(bits // 8)
+        raise wrong(f": {dtype} of shape {short_repr(shape)} takes {expected} bytes, and data_offsets {stored:,}")
     return Tensor(name, dtype, tuple(shape), stored), offsets[0]
 
 
@@ -217,7 +223,7 @@ def checkpoint_files(path: Path) -> tuple[list[Path], dict[str, str], int]:
     for names in (("model.safetensors",), ()):
         if named_files := [file for file in weight_files if file.name in names]:
             return named_files, {}, 0
-    model_files = [file for file in weight_files if not file.name.startswith(BESIDE)]
+    model_files = [file for file in weight_files if not file.name.startswith(IGNORED_PREFIXES)]
     return _siblings(model_files or [file for file in weight_files if not file.name.startswith("adapter_")]), {}, 0
 
 
@@ -249,10 +255,12 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str], int]:
         raise DataFileError(index, error.strerror or str(error)) from None
     places, metadata = data.get("weight_map"), data.get("metadata")
     if not isinstance(places, dict) or not places:
-        raise DataFileError(index, f"weight_map: must be a table of tensors and their files, not {shown(places)}")
+        raise DataFileError(index, f"weight_map: must be a table of tensors and their files, not {short_repr(places)}")
     for name, shard in places.items():
         if not isinstance(shard, str) or not shard or Path(shard).name != shard or "\0" in shard:
-            raise DataFileError(index, f"weight_map: {shown(name)} must be in a file beside the index, not {shown(shard)}")
+            raise DataFileError(
+                index, f"weight_map: {short_repr(name)} must be in a file beside the index, not {short_repr(shard)}"
+            )
     shards = sorted(set(places.values()))
     if len(shards) > MOST_SHARDS:
         raise DataFileError(index, f"weight_map: names {len(shards):,} files; at most {MOST_SHARDS:,}")
@@ -278,9 +286,9 @@ def read_headers(path: Path, _signature: tuple[tuple[str, int, int], ...] = ()) 
     for file in present:
         for tensor in read_header(file):
             if tensor.name in by_name:
-                raise DataFileError(file, f"has the tensor {shown(tensor.name)}, which another of its files has too")
+                raise DataFileError(file, f"has the tensor {short_repr(tensor.name)}, which another of its files has too")
             if (place := places.get(tensor.name, file.name)) != file.name:
-                raise DataFileError(file, f"has the tensor {shown(tensor.name)}, which the index says is in {place}")
+                raise DataFileError(file, f"has the tensor {short_repr(tensor.name)}, which the index says is in {place}")
             by_name[tensor.name] = tensor
         if len(by_name) > MOST_TENSORS:
             raise DataFileError(
@@ -294,7 +302,7 @@ def _check_index(files: Iterable[Path], by_name: Mapping[str, Tensor], places: M
     by_file = {file.name: file for file in files}
     for name, shard in places.items():
         if shard in by_file and name not in by_name:
-            raise DataFileError(by_file[shard], f"lacks the tensor {shown(name)}, which the index says is in it")
+            raise DataFileError(by_file[shard], f"lacks the tensor {short_repr(name)}, which the index says is in it")
 
 
 def signature(path: Path) -> tuple[tuple[str, int, int], ...]:

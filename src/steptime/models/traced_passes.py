@@ -26,7 +26,7 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class LayerCache:
     """What the cache of one layer holds: values for each token and KV heads, values and bytes whatever the tokens, a window."""
 
     per_token: float = 0.0
@@ -42,7 +42,7 @@ class Trace:
     calls: Mapping[str, Calls]
     per_token: Mapping[str, float]  # FLOPs of matrix multiplies for each token, children included
     per_pair: Mapping[str, float]
-    caches: tuple[Kept, ...] = field(default_factory=tuple)
+    caches: tuple[LayerCache, ...] = field(default_factory=tuple)
 
     def own(self, name: str, children: tuple[str, ...]) -> float:
         """Return the FLOPs a token of a module without those of its children."""
@@ -98,7 +98,7 @@ def _counted(model: Any, calls: dict[str, Calls], tokens: int) -> Iterator[None]
         return hook
 
     handles = [
-        module.register_forward_pre_hook(count(name, inputs_of(module)), with_kwargs=True)
+        module.register_forward_pre_hook(count(name, input_width(module)), with_kwargs=True)
         for name, module in model.named_modules()
     ]
     try:
@@ -108,7 +108,7 @@ def _counted(model: Any, calls: dict[str, Calls], tokens: int) -> Iterator[None]
             handle.remove()
 
 
-def inputs_of(module: Any) -> int:
+def input_width(module: Any) -> int:
     """Return the values of one row of a module's input, 0 where its weight is no matrix of it."""
     weight = getattr(module, "weight", None)
     if weight is None or getattr(weight, "ndim", 0) != 2 or hasattr(module, "num_embeddings"):
@@ -155,7 +155,7 @@ def _position(stored: Any) -> float:
     return float(stored.numel() / stored.shape[-2]) if getattr(stored, "ndim", 0) == 4 and stored.shape[-2] else 0.0
 
 
-def _cache(short: Mapping[str, Any], long: Mapping[str, Any]) -> Kept:
+def _cache(short: Mapping[str, Any], long: Mapping[str, Any]) -> LayerCache:
     per_token, state = 0.0, 0.0
     for name, tensor in long["tensors"].items():
         before = short["tensors"].get(name)
@@ -165,5 +165,5 @@ def _cache(short: Mapping[str, Any], long: Mapping[str, Any]) -> Kept:
         state += (values - grown * SHORT) * tensor.element_size()
     window = long["window"]
     if window and long["position"]:  # full or not: what a position takes, times the window
-        return Kept(long["position"], long["heads"], 0.0, float(window))
-    return Kept(per_token, long.get("heads", 1), state)
+        return LayerCache(long["position"], long["heads"], 0.0, float(window))
+    return LayerCache(per_token, long.get("heads", 1), state)

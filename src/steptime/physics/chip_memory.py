@@ -17,7 +17,7 @@ import numpy as np
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.hardware.system import System
 from steptime.models.model import Attention, Model, Op, cache_entries
-from steptime.models.model_loading import ModelLike, model_of
+from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, check_shapes, positive
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways, shard_count
@@ -67,7 +67,7 @@ class Memory(Tabular):
         if np.ndim(self.used):
             return ""
         parts = {name: float(getattr(self, name)) for name in ("weights", "cache", "activations", "reserved")}
-        return stacked(parts, "B", whole=float(self.capacity))
+        return stacked(parts, "B", total=float(self.capacity))
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each point: bytes by part, in use and in all, and whether they fit."""
@@ -204,11 +204,11 @@ def memory_per_chip(
     legal: whether sizes and layouts are known to be sound, as those of a search.
     Raises LayoutError where the layout cannot run the model.
     """
-    model, system = model_of(model), resolve_system(system)
+    model, system = resolve_model(model), resolve_system(system)
     layout, runs_on = Layout() if layout is None else layout, engine_for(system, engine)
     if not legal:
-        batch = at_least_zero("batch", batch, most=MOST_SEQUENCES)
-        context = at_least_zero("context", context, most=MOST_TOKENS)
+        batch = at_least_zero("batch", batch, maximum=MOST_SEQUENCES)
+        context = at_least_zero("context", context, maximum=MOST_TOKENS)
         step_tokens, layout = at_least_zero("step tokens", step_tokens), check_ways(layout)
         check_shapes(batch=batch, context=context, step_tokens=step_tokens, **{name: getattr(layout, name) for name in NAMES})
         check_rules(layout, model, system)
@@ -237,7 +237,7 @@ def sequences_that_fit(
     Infinite for a model without a cache. is_integer: whether parts of a sequence are left out.
     """
     layout = check_ways(Layout() if layout is None else layout)
-    context = positive("context", context, "token", least=1e-6, most=MOST_TOKENS)
+    context = positive("context", context, "token", minimum=1e-6, maximum=MOST_TOKENS)
     empty = memory_per_chip(model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens)
     bytes_per_sequence, room = cache_per_sequence(model, context, layout), np.maximum(empty.capacity - empty.used, -1.0)
     endless = np.where(room < 0, -1.0, np.inf)  # sequences without a cache take no room

@@ -7,7 +7,7 @@ import numpy as np
 from steptime.blackboard.expert_activation import distinct_hit
 from steptime.hardware.system import System
 from steptime.models.model import Attention, Model, Op
-from steptime.number_checks import Number, some
+from steptime.number_checks import Number, has_nonzero
 from steptime.physics import network_time
 from steptime.physics.chip_memory import ACTIVATION_BYTES
 from steptime.physics.engine import Engine
@@ -44,7 +44,7 @@ def run_network(clock: Clock, model: Model, work: Work, system: System, layout: 
         for attention, n in ledger(model, merged=True).mixers:
             traffic = _context_exchange(attention, work, system, layout) * n
             run_collective(clock, "context exchange", traffic, system, engine, count=n)
-    if sparse and some(has_dp_ranks):
+    if sparse and has_nonzero(has_dp_ranks):
         for layer, n in model.layers:
             if layer.routed:
                 _run_exchange(clock, layer.routed, n * has_dp_ranks, model, work, system, layout, engine)
@@ -71,7 +71,7 @@ def run_collective(
 ) -> None:
     """Add a collective: its levels one after another, or at once where tokens are forwarded as they come (`pipelined`)."""
     reached = engine.kernels.network_efficiency
-    busy = {d.kind: b / reached for d, b in zip(system.domains, traffic.busy, strict=True) if some(b)}
+    busy = {d.kind: b / reached for d, b in zip(system.domains, traffic.busy, strict=True) if has_nonzero(b)}
     blame: dict[str, Number] = dict(busy)
     moving: Number = 0.0
     if pipelined and len(busy) > 1:
@@ -85,7 +85,7 @@ def run_collective(
         for b in busy.values():
             moving = moving + b
     waiting = blame["latency"] = traffic.latency
-    if some(engine.overheads.seconds_per_collective):
+    if has_nonzero(engine.overheads.seconds_per_collective):
         blame["overhead"] = traffic.calls * engine.overheads.seconds_per_collective
         waiting = waiting + blame["overhead"]
     line = {"name": name, "count": count, "traffic": traffic, "at_once": pipelined}
@@ -105,7 +105,7 @@ def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) 
     """Gather queries over the chips that divide a context, scatter partial outputs, and gather the cache of prompt prefixes."""
     values = work.decode * (a.query_values + a.output_values) / layout.tp * ACTIVATION_BYTES
     gathered = network_time.all_gather(system, layout.cp, values)
-    if not some(work.prompts):
+    if not has_nonzero(work.prompts):
         return gathered
     cached = work.prompts * np.minimum(work.prefix, a.window * a.stride) * a.kv_bytes / shard_count(a.kv_shards, layout.tp)
     return gathered + network_time.all_gather(system, layout.cp, cached)

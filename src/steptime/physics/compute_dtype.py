@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from steptime.errors import shown
+from steptime.errors import short_repr
 from steptime.hardware.number_formats import FORMATS, number_format
 
 WEIGHTS, LATENT_DECODE, LATENT_PREFILL, DECODE, PREFILL = "weights", "latent decode", "latent prefill", "decode", "prefill"
@@ -65,10 +65,10 @@ def read_rules(entries: object) -> tuple[Computed, ...]:
                 f"{place}: has no {min(missing)}; it needs operation, stored and computed, besides chips and source"
             )
         if unknown:
-            raise ValueError(f"{place}: has operation, stored, computed, chips and source, not {shown(min(unknown))}")
+            raise ValueError(f"{place}: has operation, stored, computed, chips and source, not {short_repr(min(unknown))}")
         choices = (("operation", KINDS), ("stored", STORED), ("chips", CHIPS), ("computed", tuple(FORMATS)))
         for name, options in choices:
             if entry.get(name, options[0]) not in options:
-                raise ValueError(f"{place}: {name} must be {', '.join(options)}, not {shown(entry[name])}")
+                raise ValueError(f"{place}: {name} must be {', '.join(options)}, not {short_repr(entry[name])}")
         rules.append(Computed(**entry))
     return tuple(rules)

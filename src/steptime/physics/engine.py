@@ -17,7 +17,7 @@ import numpy as np
 
 from steptime.catalog.data_files import find, read_file
 from steptime.catalog.entry_names import check_entry_name
-from steptime.errors import DataFileError, RangeError, did_you_mean, expect, shown
+from steptime.errors import DataFileError, RangeError, did_you_mean, expect, short_repr
 from steptime.hardware.system import System
 from steptime.number_checks import Number
 from steptime.physics.bias_correction import Anchor, Anchors, select_anchor
@@ -162,7 +162,7 @@ def _check_constants(path: Path, data: dict[str, Any], constants: object) -> Non
         )
     for key, value in constants.items():
         if key not in CONSTANTS:
-            near = did_you_mean(key, CONSTANTS, most=1)
+            near = did_you_mean(key, CONSTANTS, max_names=1)
             raise DataFileError(path, f"constants.{key}: no such constant" + (f"; did you mean {near[0]}?" if near else ""))
         problem = find_problem(key, value)
         if problem:
@@ -214,14 +214,14 @@ def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
                 good = isinstance(numbers, list) and all(map(_is_figure, numbers))
                 place = f"fit.{key}.{quantity}.{regime}"
                 if key == "interval" and not (good and len(numbers) == 2 and 0 < numbers[0] <= numbers[1]):
-                    raise DataFileError(path, f"{place}: must be two factors, the lower first, not {shown(value)}")
+                    raise DataFileError(path, f"{place}: must be two factors, the lower first, not {short_repr(value)}")
                 if not good or min(numbers) < 0:
-                    raise DataFileError(path, f"{place}: must be a variance of at least 0, not {shown(value)}")
+                    raise DataFileError(path, f"{place}: must be a variance of at least 0, not {short_repr(value)}")
     coverage = fit.get("held", {})
     for kind, value in coverage.items() if isinstance(coverage, dict) else [("", coverage)]:
         good = isinstance(value, list) and len(value) == 2 and all(map(_is_figure, value))
         if not good or not 0 <= value[0] <= 1 or value[1] < 1:
-            raise DataFileError(path, f"fit.held.{kind}: must be a share and a number of runs, not {shown(value)}")
+            raise DataFileError(path, f"fit.held.{kind}: must be a share and a number of runs, not {short_repr(value)}")
     vendors = fit.get("vendors", [])
     if not isinstance(vendors, list) or not all(isinstance(vendor, str) for vendor in vendors):
         raise DataFileError(path, "fit.vendors: must be a list of makers of chips")

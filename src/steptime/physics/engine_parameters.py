@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from steptime.errors import shown
+from steptime.errors import short_repr
 from steptime.number_checks import Number
 
 STEP, PLAN, SIMULATOR, FIT = "step", "plan", "simulator", "runs"
@@ -196,7 +196,7 @@ def find_problem(name: str, value: object) -> str:
     """
     description = DESCRIPTIONS[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return f"must be a number, not {shown(value)}"
+        return f"must be a number, not {short_repr(value)}"
     if description["least"] <= value <= description["most"]:
         return ""
     bounds = (
@@ -205,4 +205,4 @@ def find_problem(name: str, value: object) -> str:
         else f"from {description['least']:g} to {description['most']:g}"
     )
     unit_text = f"{description['unit']} " if description["unit"] else ""
-    return f"must be {bounds} ({unit_text}{description['line']}), not {shown(value)}"
+    return f"must be {bounds} ({unit_text}{description['line']}), not {short_repr(value)}"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from steptime.models.model import Model, Op
-from steptime.number_checks import Array, Number, some
+from steptime.number_checks import Array, Number, has_nonzero
 from steptime.physics.chip_memory import ACTIVATION_BYTES
 from steptime.physics.compute_dtype import Computed
 from steptime.physics.layout import shard_count
@@ -162,22 +162,22 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
 
     sharing = spread(shards, products.split)
     rows = context.rows
-    if some(products.logits):
+    if has_nonzero(products.logits):
         rows = np.where(column(products.logits), context.logits, context.rows)
     efficiency, reading = context.compute, context.memory
-    if some(products.four):
+    if has_nonzero(products.four):
         efficiency = np.where(column(products.four), efficiency * kernels.fp4_efficiency, efficiency)
-    if some(products.blocked):
+    if has_nonzero(products.blocked):
         efficiency = np.where(column(products.blocked), efficiency * kernels.block_efficiency, efficiency)
     if context.fills:
         sums = np.where(column(products.second), sharing, 1.0) * column(products.short)
         efficiency = efficiency / (1 + kernels.fill_bytes * sums)
-    if some(products.narrow):
+    if has_nonzero(products.narrow):
         reading = np.where(column(products.narrow), reading * kernels.narrow_efficiency, reading)
     if np.min(products.unpacked, initial=np.inf) < np.inf:
         reading = np.minimum(reading, kernels.unpack_rate * column(products.unpacked) / bandwidth)
     activations: Number = 0.0
-    if some(kernels.activation_traffic):
+    if has_nonzero(kernels.activation_traffic):
         moved = column(products.sharded_values) / sharing + column(products.unsharded_values)
         activations = rows * (moved * (ACTIVATION_BYTES * kernels.activation_traffic))
     demand = Demand(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from steptime.errors import LayoutError, RangeError, expect
-from steptime.number_checks import MOST_CHIPS, Number, whole
+from steptime.number_checks import MOST_CHIPS, Number, whole_number
 from steptime.result_base import Tabular, broadcast, in_words, unit
 
 
@@ -48,7 +48,7 @@ class Layout(Tabular):
             ):
                 continue
             try:
-                whole(name, value, least=minimum, most=MOST_CHIPS)
+                whole_number(name, value, minimum=minimum, maximum=MOST_CHIPS)
             except RangeError as error:
                 raise LayoutError(str(error)) from None
 
@@ -104,7 +104,7 @@ def check_ways(layout: Layout) -> Layout:
     lists = {name: value for name in NAMES if isinstance(value := getattr(layout, name), list | tuple)}
     for name in NAMES:
         try:
-            whole(name, getattr(layout, name), least=0 if name == "redundant_experts" else 1, most=MOST_CHIPS)
+            whole_number(name, getattr(layout, name), minimum=0 if name == "redundant_experts" else 1, maximum=MOST_CHIPS)
         except RangeError as error:
             raise LayoutError(str(error)) from None
     try:

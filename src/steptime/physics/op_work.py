@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from steptime.blackboard.expert_activation import experts_touched, largest_of
+from steptime.blackboard.expert_activation import expected_maximum, experts_touched
 from steptime.hardware.number_formats import peak_rate
 from steptime.hardware.software_maturity import SOFTWARE
 from steptime.hardware.system import System
 from steptime.models.model import Attention, Model, Op, entries_read, pairs
-from steptime.number_checks import Number, some
+from steptime.number_checks import Number, has_nonzero
 from steptime.physics.chip_memory import ACTIVATION_BYTES, cache_ways, expert_slots, state_ways
 from steptime.physics.compute_dtype import (
     DECODE,
@@ -91,7 +91,7 @@ def busiest(count: Number, groups: Number) -> Number:
     rounded = np.floor(count + 1e-9)
     part = np.maximum(count - rounded, 0.0)
     largest: Number = np.ceil(rounded / groups - 1e-9) + 0.0  # never -0
-    if some(part):
+    if has_nonzero(part):
         largest = (1 - part) * largest + part * np.ceil((rounded + 1) / groups - 1e-9)
         largest = np.maximum(largest, np.minimum(np.ceil(count), 1.0))
     return largest
@@ -183,7 +183,7 @@ class Pass:
         self.rows, self.logits = work.decode + work.prefill, work.logits
         self.compute = engine.kernels.compute_efficiency * chip_factor(system, "compute", engine)
         self.memory = engine.kernels.memory_efficiency * chip_factor(system, "memory", engine)
-        self.fills = some(engine.kernels.fill_bytes)
+        self.fills = has_nonzero(engine.kernels.fill_bytes)
         self._rates: dict[tuple[str, ...], tuple[tuple[str, ...], Any]] = {}
 
     def rate(self, stored: tuple[str, ...]) -> tuple[tuple[str, ...], Any]:
@@ -223,15 +223,15 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
     touched = experts_touched(slots, slots * op.active / copies, work.everywhere, experts.expert_evenness)
     share = np.minimum(touched / slots, 1.0)
     reachable = np.where(work.everywhere < 1, work.everywhere, np.minimum(slots, work.everywhere * op.active))
-    touched = np.minimum(largest_of(touched, touched * (1 - share), layout.ep, np.maximum(1 - 2 * share, 0.0)), reachable)
+    touched = np.minimum(expected_maximum(touched, touched * (1 - share), layout.ep, np.maximum(1 - 2 * share, 0.0)), reachable)
     least = np.minimum(work.everywhere, 1.0)  # the busiest chip has at least one
     touched = np.maximum(touched, least)
     rows = work.everywhere * op.active / layout.ep
     distinct_factor = (op.experts - op.active) / np.maximum(op.experts - 1, 1)  # a token's experts differ from one another
-    rows = np.maximum(largest_of(rows, rows * distinct_factor, layout.ep), least)
+    rows = np.maximum(expected_maximum(rows, rows * distinct_factor, layout.ep), least)
     rows = rows * np.where(np.asarray(layout.ep) > 1, experts.expert_imbalance, 1.0)  # one chip has all rows
     rows = np.minimum(rows, work.everywhere * np.minimum(op.active, slots))
-    if some(experts.expert_tile_rows):
+    if has_nonzero(experts.expert_tile_rows):
         rows = np.hypot(rows, touched * experts.expert_tile_rows)  # a tile is computed whole
     efficiency, reading = kernels.expert_efficiency, kernels.expert_memory_efficiency
     if op.format.bytes < NARROW and computed[0] in UNPACKED:
@@ -244,7 +244,7 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
         sums = shortness(op, sharing, instances) / ROW_BYTES.get(computed[0], 2)
         efficiency = efficiency / (1 + kernels.fill_bytes * sums)
     activations: Number = 0.0
-    if some(kernels.activation_traffic):
+    if has_nonzero(kernels.activation_traffic):
         kind = multiplied_in(computed, system.chip.peak)
         moved = moved_values(op, sharing, instances, kernel_chain(op.format.arithmetic[0], kind, system.chip.vendor))
         activations = rows * (moved * ACTIVATION_BYTES * kernels.activation_traffic)
@@ -299,7 +299,7 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         return rate
 
     demands = {}
-    if some(work.decode):
+    if has_nonzero(work.decode):
         entries = entries_read(a, work.context)
         flops = work.decode * (a.flops_per_pair_decode * entries / layout.cp + a.state_flops_per_token) / layout.tp
         moved = work.sequences * (entries * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_shards)
@@ -307,7 +307,7 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         reached = engine.kernels.attention_efficiency * (engine.kernels.latent_efficiency * busy if latent else 1.0)
         rate = peak(LATENT_DECODE if latent else DECODE)
         demands["decode"] = Demand(flops, rate, kv=moved, efficiency=reached, memory_efficiency=busy)
-    if some(work.prefill):
+    if has_nonzero(work.prefill):
         flops = work.prompts * (
             a.flops_per_pair_prefill * pairs(a, work.tokens, work.prefix)
             + a.expand_flops * work.prefix

@@ -10,7 +10,7 @@ import numpy as np
 
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.number_checks import Array, Number, some
+from steptime.number_checks import Array, Number, has_nonzero
 from steptime.physics.engine import Engine, constant
 from steptime.physics.gemm_work import Products, collect_products, demand_row, products_demand
 from steptime.physics.op_work import (
@@ -58,7 +58,7 @@ def run_layers(clock: Clock, totals: Ledger, model: Model, context: Pass, *, mer
     run(clock, operators, system, engine)
     for kernel, times in kernel_counts(model, system.chip.vendor, tuple(system.chip.peak), engine.arithmetic).items():
         launch_seconds = constant(engine, f"seconds_per_{kernel}")
-        if times and some(launch_seconds):
+        if times and has_nonzero(launch_seconds):
             clock.wait(kernel.replace("_", " "), times, launch_seconds)
 
 
@@ -66,9 +66,9 @@ def run_stem(clock: Clock, model: Model, context: Pass, *, merged: bool) -> None
     """Add the operators before and after the layers, and what the host does for a step and its sequences."""
     engine = context.engine
     run_products(clock, _products(model, context, merged=merged, stem=True), context)
-    if some(engine.overheads.seconds_per_step):
+    if has_nonzero(engine.overheads.seconds_per_step):
         clock.wait("step", 1, engine.overheads.seconds_per_step)
-    if some(engine.overheads.seconds_per_sequence):
+    if has_nonzero(engine.overheads.seconds_per_sequence):
         clock.wait("sequences of a group", context.work.decode, engine.overheads.seconds_per_sequence)
 
 
@@ -89,7 +89,7 @@ def run_products(clock: Clock, products: Products, context: Pass) -> None:
         demand, axes = products_demand(part, context)
         compute: Array = np.asarray(compute_time(demand.flops, demand.peak, demand.efficiency))
         traffic = {"weights": memory_time(demand.weights, bandwidth, demand.memory_efficiency)}
-        if some(demand.activations):
+        if has_nonzero(demand.activations):
             traffic["activations"] = memory_time(demand.activations, bandwidth, context.engine.kernels.memory_efficiency)
         memory: Array = np.asarray(_sum([*traffic.values()]))
         busy = {"compute": np.add.reduce(compute), "memory": np.add.reduce(memory)}
@@ -152,11 +152,11 @@ def _sum(parts: Sequence[Number] | Array) -> Number:
 def _traffic(operator: Operator, system: System, engine: Engine) -> dict[str, Number]:
     """Return the seconds in which memory delivers what an operator reads: a cache, or weights and activations."""
     demand, bandwidth, kernels = operator.demand, system.chip.hbm.bandwidth, engine.kernels
-    if some(demand.kv):
+    if has_nonzero(demand.kv):
         reached = kernels.attention_memory_efficiency * chip_factor(system, "memory", engine) * demand.memory_efficiency
         return {"kv": memory_time(operator.scaled(demand.kv), bandwidth, reached)}
     traffic = {"weights": memory_time(operator.scaled(demand.weights), bandwidth, demand.memory_efficiency)}
-    if some(demand.activations):
+    if has_nonzero(demand.activations):
         traffic["activations"] = memory_time(operator.scaled(demand.activations), bandwidth, kernels.memory_efficiency)
     return traffic
 

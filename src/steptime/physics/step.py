@@ -30,7 +30,7 @@ from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_scalar
 from steptime.models.model import Model
-from steptime.models.model_loading import ModelLike, model_of
+from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import (
     MOST_SEQUENCES,
     MOST_TOKENS,
@@ -39,8 +39,8 @@ from steptime.number_checks import (
     at_least_zero,
     between,
     check_shapes,
+    has_nonzero,
     positive,
-    some,
 )
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chip_memory import stage_share
@@ -55,7 +55,7 @@ from steptime.physics.operator_time import run_layers, run_stem
 from steptime.physics.time_ledger import Clock, Entry, accumulate
 from steptime.physics.vision_encoder import tower_passes
 from steptime.result_base import Tabular, broadcast, in_words, unit
-from steptime.svg import NAMED, in_colours, stacked
+from steptime.svg import PART_NAMES, in_colours, stacked
 from steptime.units import show
 
 TIMES = ("lower", "total", "upper", "latency")
@@ -107,7 +107,7 @@ class Step(Tabular):
         """Return what a single step waits for as a bar; "" for several."""
         if np.ndim(self.total):
             return ""
-        return stacked({NAMED[name]: float(value) for name, value in in_colours(self.resources).items()}, "s")
+        return stacked({PART_NAMES[name]: float(value) for name, value in in_colours(self.resources).items()}, "s")
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each point: total, bounds, what binds, and every term and resource [s]."""
@@ -146,7 +146,7 @@ def _evaluate(
     merged: whether operators that take the same time together as apart are joined; by default where that is exact. parts:
     whether the step has terms and resources.
     """
-    is_mergeable = not some(engine.kernels.activation_traffic) and not some(engine.kernels.fill_bytes)
+    is_mergeable = not has_nonzero(engine.kernels.activation_traffic) and not has_nonzero(engine.kernels.fill_bytes)
     explained, merged = merged is not None, is_mergeable if merged is None else merged
     totals = ledger(model, merged=merged)
     layers, stem, links, hops = (Clock(explained=explained, parts=parts) for _ in range(4))
@@ -176,7 +176,7 @@ def _evaluate(
 
     step = Step(
         terms={name: full(value) for name, value in terms.items()},
-        resources={name: full(value) for name, value in resources.items() if some(value)},
+        resources={name: full(value) for name, value in resources.items() if has_nonzero(value)},
         lower=full(lower),
         total=full(cycled.period),
         upper=full(np.maximum(upper, cycled.period)),
@@ -211,7 +211,7 @@ def mixed_step(
     without them it takes half as long. legal: whether sizes and layouts are known to be sound, as those of a search.
     Raises LayoutError where the layout does not divide the model, RangeError for negative sizes or no work at all.
     """
-    model, system = model_of(model), resolve_system(system)
+    model, system = resolve_model(model), resolve_system(system)
     runs_on = engine_for(system, engine)
     if anchor is not None:
         runs_on = anchored(runs_on, anchor, model=model.name, system=system.name)
@@ -248,7 +248,7 @@ def _checked(inputs: dict[str, Number], layout: Layout) -> dict[str, Any]:
         if name == "query":
             between(name, value, 1, largest, "token")
         else:
-            at_least_zero(name, value, most=largest)
+            at_least_zero(name, value, maximum=largest)
     checked_layout = check_ways(layout)
     arrays = _arrays(inputs, checked_layout)
     check_shapes(**arrays)
@@ -387,8 +387,8 @@ def decode_step(
 
     `batch` counts the sequences of one replica, all attention groups together. `query` > 1 verifies drafted tokens.
     """
-    positive("batch", batch, most=MOST_SEQUENCES)
-    positive("context", context, most=MOST_TOKENS)
+    positive("batch", batch, maximum=MOST_SEQUENCES)
+    positive("context", context, maximum=MOST_TOKENS)
     return mixed_step(model, system, batch=batch, context=context, query=query, layout=layout, engine=engine, anchor=anchor)
 
 
@@ -409,7 +409,7 @@ def prefill_step(
     """
     layout = check_ways(Layout() if layout is None else layout)
     prompts = layout.dp if prompts is None else prompts
-    positive("tokens", tokens, most=MOST_TOKENS)
-    positive("prompts", prompts, most=MOST_SEQUENCES)
+    positive("tokens", tokens, maximum=MOST_TOKENS)
+    positive("prompts", prompts, maximum=MOST_SEQUENCES)
     inputs: dict[str, Any] = {"prompts": prompts, "tokens": tokens, "prefix": prefix}
     return mixed_step(model, system, **inputs, layout=layout, engine=engine, anchor=anchor)

@@ -25,7 +25,7 @@ import numpy as np
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_scalar
-from steptime.models.model_loading import ModelLike, model_of
+from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import Array, Number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.engine import IDEAL, Engine, anchored, constant, engine_for, with_constants
@@ -216,7 +216,7 @@ def step_and_range(
     **inputs: Any,
 ) -> tuple[Step, tuple[Number, Number] | None]:
     """Return a step as `mixed_step` does, with its range as `step_range` does, from one evaluation."""
-    loaded_model, loaded_system = model_of(model), resolve_system(system)
+    loaded_model, loaded_system = resolve_model(model), resolve_system(system)
     engine = anchored(engine_for(loaded_system, engine), anchor, model=loaded_model.name, system=loaded_system.name)
     if not has_range(engine):
         return mixed_step(loaded_model, loaded_system, engine=engine, **inputs), None

@@ -111,7 +111,9 @@ def _occupied_memory(workload: Workload, state: State, seats: Number, layout: La
     $O \sqrt{n / 12}$.
     """
     sequences = sequences_per_group(seats, layout)
-    beyond = np.minimum(sequences / 2, SPARE_DEVIATIONS * np.sqrt(sequences / 12)) * workload.output_tokens / mean_context(workload)
+    beyond = (
+        np.minimum(sequences / 2, SPARE_DEVIATIONS * np.sqrt(sequences / 12)) * workload.output_tokens / mean_context(workload)
+    )
     cache = np.where(np.asarray(seats) > 0, _sequence_cache_bytes(state, layout) * (sequences + beyond), state.memory.cache)
     return replace(state.memory, cache=cache)
 

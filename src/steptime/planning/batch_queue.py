@@ -230,7 +230,9 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
     prompts = np.maximum(rate * (seconds + empty * idle), 1e-12)
     slope = time.slope(prompts)
     busy = np.where(is_batched, seconds / (seconds + empty * idle), np.minimum(rate * time.first, 1.0))
-    arrival_variance = np.maximum((prompts - 1) * (1 - (prompts - 1) / np.maximum(seats - 1, 1.0)), 0.0) / np.minimum(replicas, MAX_DEALT_REPLICAS)
+    arrival_variance = np.maximum((prompts - 1) * (1 - (prompts - 1) / np.maximum(seats - 1, 1.0)), 0.0) / np.minimum(
+        replicas, MAX_DEALT_REPLICAS
+    )
     carried = np.maximum(1 - np.square(rate * slope), 1e-3)  # long passes make long ones
     varied = np.where(is_batched, arrival_variance / carried, 0.0)  # variance of the number in a pass
     service = np.minimum(seconds + slope * varied / np.maximum(prompts, 1.0), longest)
@@ -259,7 +261,9 @@ def arrivals(replicas: Number) -> Callable[[Number], tuple[Array, Array]]:
     count = np.minimum(np.asarray(replicas, dtype=np.int64), MAX_DEALT_REPLICAS)
     max_count = int(np.max(count, initial=1))
     is_uniform = max_count == int(np.min(count, initial=MAX_DEALT_REPLICAS))
-    terms = [1 / divisor if is_uniform else (number < count) / divisor for number, divisor in enumerate(FACTORIALS[:max_count])][::-1]
+    terms = [
+        1 / divisor if is_uniform else (number < count) / divisor for number, divisor in enumerate(FACTORIALS[:max_count])
+    ][::-1]
     factorial = FACTORIALS[count]
 
     def none(expected: Number) -> tuple[Array, Array]:
@@ -307,7 +311,9 @@ def highest_utilisation(
         last = _last(seconds <= limit)
     levels = np.broadcast_to(levels, seconds.shape)
     low, high = np.clip(last, 0, None), np.clip(last + 1, None, seconds.shape[-1] - 1)
-    (before, after), (lower_level, upper_level) = ([np.take_along_axis(curve, index, axis=-1) for index in (low, high)] for curve in (seconds, levels))
+    (before, after), (lower_level, upper_level) = (
+        [np.take_along_axis(curve, index, axis=-1) for index in (low, high)] for curve in (seconds, levels)
+    )
     share = np.where(after > before, (limit - before) / np.where(after > before, after - before, 1.0), 0.0)
     highest: Array = np.where(last < 0, 0.0, ceiling * (lower_level + np.clip(share, 0.0, 1.0) * (upper_level - lower_level)))
     return highest[..., 0]

@@ -118,8 +118,12 @@ def mixed_step_stats(
     varied = (reads - 1) * (1 - (reads - 1) / np.maximum(slots - 1, 1.0))  # variance of the chunks of a slow step
     reader_step = slow + per_chunk * varied / reads  # the step that a reader sees
     full_step = first + per_chunk * (slots - 1)
-    utilisation = np.where(offered_load < FULL * slots, rate * chunks * full_step / slots, np.maximum(offered_load / slots, 1.0))
-    residual = (np.square(decode) * (1 - slow_share) + slow_share * (np.square(slow) + np.square(per_chunk) * varied)) / (2 * seconds)
+    utilisation = np.where(
+        offered_load < FULL * slots, rate * chunks * full_step / slots, np.maximum(offered_load / slots, 1.0)
+    )
+    residual = (np.square(decode) * (1 - slow_share) + slow_share * (np.square(slow) + np.square(per_chunk) * varied)) / (
+        2 * seconds
+    )
     wait = residual + (residual + (chunks - 1) * reader_step / 2) * queue_share(utilisation, slots * replicas)
     return MixedStepStats(
         quiet=1 - slow_share,

@@ -76,7 +76,9 @@ def elasticities(case: PlanProblem, finalists: Sequence[Candidate], candidates: 
     return {name: find() for name, find in worths(case, finalists, candidates).items()}
 
 
-def worths(case: PlanProblem, finalists: Sequence[Candidate], candidates: Iterable[Candidate] = ()) -> dict[str, Callable[[], float]]:
+def worths(
+    case: PlanProblem, finalists: Sequence[Candidate], candidates: Iterable[Candidate] = ()
+) -> dict[str, Callable[[], float]]:
     """Return what finds each of the `elasticities`: they do not wait for one another."""
     before = max(served_by(case, candidate) for candidate in finalists)
     near = list({candidate.same: candidate for candidate in (*islice(candidates, LOOKED_AT), *finalists)}.values())

@@ -71,7 +71,9 @@ def _first_tokens(case: PlanProblem, matches: Table, table: Layout, pools: list[
     sent = moving(case, select_layouts(table, matches.prefill_layout)).seconds(matches.utilisation * rate)
     prefill_seconds = passed.wait + passed.service * (1 + late) + sent
     return np.asarray(
-        ttft_seen(case.workload, prefill_seconds, matches.tpot, select_layouts(table, matches.layout), case.engine, case.drafting)
+        ttft_seen(
+            case.workload, prefill_seconds, matches.tpot, select_layouts(table, matches.layout), case.engine, case.drafting
+        )
     )
 
 
@@ -141,8 +143,12 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
         np.concatenate([_most_usable(pool, highest, chips, counts, limit, usable) for counts in (replicas, 1 + 0 * replicas)])
     )
     max_replicas = [int(case.used // chips[row_index]) for row_index in best]
-    replica_grids = [np.append(numbers[numbers < maximum], maximum) for maximum in max_replicas for numbers in [batches(maximum)]]
-    usable_rates = usable(np.repeat(best, [len(numbers) for numbers in replica_grids]), np.concatenate([*replica_grids, best[:0]]))
+    replica_grids = [
+        np.append(numbers[numbers < maximum], maximum) for maximum in max_replicas for numbers in [batches(maximum)]
+    ]
+    usable_rates = usable(
+        np.repeat(best, [len(numbers) for numbers in replica_grids]), np.concatenate([*replica_grids, best[:0]])
+    )
     readers: list[Reader] = []
     best_pool = _select_rows(pool, best)
     for row, (row_index, numbers) in enumerate(zip(best, replica_grids, strict=True)):
@@ -177,7 +183,9 @@ def _most_usable(
     challengers = np.nonzero(highest > least)[0]
     if len(challengers):
         part = _select_rows(pool, challengers)
-        challengers = challengers[first_token(part, least[challengers] / part.rate, replicas[challengers]) <= limit[challengers]]
+        challengers = challengers[
+            first_token(part, least[challengers] / part.rate, replicas[challengers]) <= limit[challengers]
+        ]
     usable_rates[challengers] = usable(challengers, replicas[challengers])
     best = _best_of_each(chips, usable_rates)
     return best[usable_rates[best] > 0]
@@ -251,7 +259,13 @@ def _best_decoders(case: PlanProblem, table: Layout, coarse: State) -> list[_Dec
             continue
         keep = pareto(-tpot[rows][m, b], rate[rows][m, b])
         index = rows[m[keep]], b[keep]
-        columns = {"layout": index[0], "batch": sequences[index], "tpot": tpot[index], "rate": rate[index], "memory": used[index]}
+        columns = {
+            "layout": index[0],
+            "batch": sequences[index],
+            "tpot": tpot[index],
+            "rate": rate[index],
+            "memory": used[index],
+        }
         columns |= {"max_rate": max_rates[index[0]], "load": loaded[index]}
         is_kept = np.ones(len(keep), dtype=bool)
         for small in decoders:
@@ -336,7 +350,9 @@ def _matched(case: PlanProblem, readers: list[Reader], decoders: list[_Decoders]
             best.append(start + first * wide + np.arange(wide))
             start += pairs_ * wide
         best_rows = np.concatenate(best)
-        matches.append((reader[pair][best_rows], counts[pair][best_rows], replicas[pair][best_rows], row[best_rows], matched[best_rows]))
+        matches.append(
+            (reader[pair][best_rows], counts[pair][best_rows], replicas[pair][best_rows], row[best_rows], matched[best_rows])
+        )
     which, counts, replicas, row, rate = (np.concatenate(column) for column in zip(*matches, strict=True))
 
     def decode_column(name: str) -> Array:

@@ -70,7 +70,12 @@ def evaluate_alternative(case: PlanProblem, candidate: Candidate, modes: tuple[s
 
 def by_saving(alternatives: Iterable[Alternative | None]) -> tuple[Alternative, ...]:
     """Return alternatives, the one that saves most first."""
-    return tuple(sorted((alternative for alternative in alternatives if alternative is not None), key=lambda alternative: -alternative.saving))
+    return tuple(
+        sorted(
+            (alternative for alternative in alternatives if alternative is not None),
+            key=lambda alternative: -alternative.saving,
+        )
+    )
 
 
 def best_alternative(plan_: Plan) -> Alternative | None:

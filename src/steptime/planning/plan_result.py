@@ -19,7 +19,7 @@ from steptime.planning.launch_facts import Served
 from steptime.planning.slo_probability import likelihood
 from steptime.planning.speculative_config import NONE, Speculation
 from steptime.planning.workload import Slo, Workload
-from steptime.result_base import Result, Tabular, table_of, unit
+from steptime.result_base import Result, Tabular, columns_by_key, unit
 from steptime.svg import curve
 from steptime.units import in_digits, show
 
@@ -297,7 +297,7 @@ class Plan(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return the front, fastest first."""
-        return table_of(Point, self.front)
+        return columns_by_key(Point, self.front)
 
 
 def _ranged(value: float, limits: tuple[float, float] | None, unit: str) -> str:

@@ -154,7 +154,9 @@ def _highest(tpot: Array, rate: Array, among: Array) -> Array:
     return highest
 
 
-def _read_beside(case: PlanProblem, layouts: list[Layout], sequences: Array, decode: State, load: Array, selection: Array) -> Table:
+def _read_beside(
+    case: PlanProblem, layouts: list[Layout], sequences: Array, decode: State, load: Array, selection: Array
+) -> Table:
     """Evaluate some layouts and batches, of shape (layouts, batches), with every chunk in which prompts may be read beside."""
     workload, table, sizes = case.workload, stacked(layouts), chunk_sizes(case.workload)
     m, b = np.nonzero(selection)

@@ -21,8 +21,8 @@ from steptime.hardware.system import System
 from steptime.hardware.unit_cost import usd_per_million
 from steptime.hardware.what_if import is_single
 from steptime.models.model import Model
-from steptime.models.model_loading import ModelLike, model_of
-from steptime.number_checks import MOST_CHIPS, Number, as_whole, distinct, single, whole
+from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.number_checks import MOST_CHIPS, Number, as_whole, distinct, single, whole_number
 from steptime.pareto import pareto
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
@@ -108,7 +108,7 @@ def plan(
     check_limits(sure, slo)
     check_asked(drafts, acceptance)
     case = replace(
-        _make_problem(model_of(model), resolve_system(system), workload, slo, chips, engine, anchor),
+        _make_problem(resolve_model(model), resolve_system(system), workload, slo, chips, engine, anchor),
         sure=sure,
         front=front,
         beside=diagnostics,
@@ -254,7 +254,7 @@ def _make_problem(
 ) -> PlanProblem:
     """Return what a plan is made for; raise RangeError for arrays, and for chips that a machine does not have."""
     single(chips=chips)
-    number = whole("chips", system.chips if chips is None else chips, most=MOST_CHIPS)
+    number = whole_number("chips", system.chips if chips is None else chips, maximum=MOST_CHIPS)
     if not is_single(system) or any(np.ndim(getattr(group, f.name)) for group in (workload, slo) for f in fields(group)):
         raise RangeError("a plan takes one machine, one workload and one pair of limits: numbers, not arrays of them")
     if number > system.scale_out.size:

@@ -192,7 +192,9 @@ def evaluate_occupancy(case: PlanProblem, state: State, candidate: Candidate, ba
     replicas = candidate.layout.replicas
     if candidate.mode == DISAGGREGATED:
         return uncapped_occupancy(state, batch, replicas)
-    return capped_occupancy(case, state, batch, candidate.layout, effective_targets(case, candidate.layout, None, state.input_share)[1])
+    return capped_occupancy(
+        case, state, batch, candidate.layout, effective_targets(case, candidate.layout, None, state.input_share)[1]
+    )
 
 
 def decode_rate(case: PlanProblem, state: State, candidate: Candidate, batch: Number, seats: Occupancy) -> Number:
@@ -227,7 +229,9 @@ def served_by(case: PlanProblem, candidate: Candidate) -> float:
     return float(matched_rate(case, candidate, state, planned_prefill(case, candidate, state.tpot))[0])
 
 
-def first_token_of(case: PlanProblem, candidate: Candidate, state: State, prefill: Prefill | None, utilisation: Number) -> Number:
+def first_token_of(
+    case: PlanProblem, candidate: Candidate, state: State, prefill: Prefill | None, utilisation: Number
+) -> Number:
     """Return the mean time to first token [s]: of a prompt read beside decode, or in a pool of its own at a utilisation."""
     layout = candidate.prefill_layout
     if prefill is None or layout is None:

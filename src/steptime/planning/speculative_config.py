@@ -10,7 +10,7 @@ import numpy as np
 from steptime.catalog.acceptance_lengths import Curve, acceptance_curve
 from steptime.errors import InputError, RangeError
 from steptime.models.model import Model
-from steptime.number_checks import Number, single, whole
+from steptime.number_checks import Number, single, whole_number
 from steptime.planning.workload import Workload
 from steptime.result_base import unit
 
@@ -33,7 +33,7 @@ class Speculation:
 
     def __post_init__(self) -> None:
         single(drafts=self.drafts, acceptance=self.acceptance)
-        whole("drafts", self.drafts, least=0, most=MOST_DRAFTS)
+        whole_number("drafts", self.drafts, minimum=0, maximum=MOST_DRAFTS)
         if not 1 <= self.acceptance <= self.drafts + 1:
             raise RangeError(
                 f"acceptance is the tokens that a step yields, from 1 to {self.drafts + 1} with drafts {self.drafts} "
@@ -78,7 +78,7 @@ def check_asked(drafts: int | str | None, acceptance: float | None) -> None:
     if acceptance is not None and drafts == AUTO:
         raise RangeError("acceptance goes with one number of drafts, which auto searches: give the number (--drafts 2)")
     if drafts is not None and drafts != AUTO:
-        whole("drafts", drafts, least=0, most=MOST_DRAFTS)
+        whole_number("drafts", drafts, minimum=0, maximum=MOST_DRAFTS)
 
 
 def choose_speculation(model: Model, drafts: int, acceptance: float | None = None) -> Speculation:

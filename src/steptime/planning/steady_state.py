@@ -160,7 +160,16 @@ def aggregated(
 
     def single_slot_load(mixed_step: Step) -> tuple[Array, Array]:
         """Return the share of steps that read where one prompt is read at once, as tokens see it, and the load of all steps."""
-        times: list[Any] = [decode_sequences, steps, chunks, decode_only.total, mixed_step.total, layout.replicas, slots, coming]
+        times: list[Any] = [
+            decode_sequences,
+            steps,
+            chunks,
+            decode_only.total,
+            mixed_step.total,
+            layout.replicas,
+            slots,
+            coming,
+        ]
         *samples, at_once, load = np.broadcast_arrays(*times)
         is_single = at_once <= 1
         observed, load = np.ones(load.shape), load.copy()
@@ -192,7 +201,9 @@ def aggregated(
         mixed_stats = mixed_step_stats(load, slots, chunks, decode_only.total, is_single.total, 0.0, replicas=layout.replicas)
         reads = np.minimum(mixed_stats.reads, slots)
         extra_per_chunk = np.where(reads > 1, (slow(reads).total - is_single.total) / np.maximum(reads - 1, 1e-9), 0.0)
-        mixed_stats = mixed_step_stats(load, slots, chunks, decode_only.total, is_single.total, extra_per_chunk, replicas=layout.replicas)
+        mixed_stats = mixed_step_stats(
+            load, slots, chunks, decode_only.total, is_single.total, extra_per_chunk, replicas=layout.replicas
+        )
         first = slow(np.minimum(mixed_stats.reads, slots))  # all chunks that come are read: reads x slow steps
         seconds = first.total
     quiet = np.where(np.asarray(slots) > 1, mixed_stats.quiet, 1 - observed)
@@ -219,7 +230,14 @@ def aggregated(
     return State(
         tpot=tpot,
         ttft=np.asarray(
-            ttft_seen(workload, mixed_stats.wait + mixed_stats.service + (first.latency - first.total), tpot, layout, engine, speculation)
+            ttft_seen(
+                workload,
+                mixed_stats.wait + mixed_stats.service + (first.latency - first.total),
+                tpot,
+                layout,
+                engine,
+                speculation,
+            )
         ),
         rate=np.asarray(batch / (steps * step)),
         utilisation=mixed_stats.utilisation,

@@ -54,7 +54,7 @@ class Slo:
         if speed is not None:
             if self.tpot != math.inf:
                 raise InputError("speed and tpot are one limit, tpot = 1 / speed; give one of the two")
-            object.__setattr__(self, "tpot", 1 / positive("speed", speed, "tok/s", least=1 / LONGEST_TPOT))
+            object.__setattr__(self, "tpot", 1 / positive("speed", speed, "tok/s", minimum=1 / LONGEST_TPOT))
         limit("the TTFT limit", self.ttft)
         limit("the TPOT limit", self.tpot)
         for name, value, maximum, fix in (

@@ -56,7 +56,7 @@ def _rows(name: str) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
-def _row(cells: Mapping[str, str], **more: Any) -> Row:
+def _row(cells: Mapping[str, str], **extra: Any) -> Row:
     """Return a row of a file, whose columns are named alike in all of them."""
     numbers = ("input", "output", "cache_read", "cache_write", "cache_write_long", "above_tokens")
     texts = (
@@ -72,24 +72,24 @@ def _row(cells: Mapping[str, str], **more: Any) -> Row:
         "long_hold",
         "as_of",
     )
-    found: dict[str, Any] = {name: _number(cells[name]) for name in numbers if name in cells}
-    found |= {name: cells[name] for name in texts if name in cells}
-    return Row(**(found | more))
+    values: dict[str, Any] = {name: _number(cells[name]) for name in numbers if name in cells}
+    values |= {name: cells[name] for name in texts if name in cells}
+    return Row(**(values | extra))
 
 
 @lru_cache(maxsize=1)
 def open_rows() -> tuple[Row, ...]:
     """Return the rows of models with open weights."""
-    return tuple(_row(c, model=c["family"], **_told(c)) for c in _rows("open_models.csv"))
+    return tuple(_row(c, model=c["family"], **_source_fields(c)) for c in _rows("open_models.csv"))
 
 
 @lru_cache(maxsize=1)
 def closed_rows() -> tuple[Row, ...]:
     """Return the rows of models whose weights are not open."""
-    return tuple(_row(c, model=c["model"], **_told(c)) for c in _rows("closed_models.csv"))
+    return tuple(_row(c, model=c["model"], **_source_fields(c)) for c in _rows("closed_models.csv"))
 
 
-def _told(cells: Mapping[str, str]) -> dict[str, Any]:
+def _source_fields(cells: Mapping[str, str]) -> dict[str, Any]:
     agreeing = int(cells["sources_agreeing"])
     return {"since": cells["price_since"], "agreeing": agreeing, "disagreeing": cells["disagreeing"]}
 
@@ -97,8 +97,8 @@ def _told(cells: Mapping[str, str]) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def dated_rows() -> tuple[Row, ...]:
     """Return first prices and changes of prices, by their day (`since`), the oldest first."""
-    found = (_row(c, model=c["model"], since=c["date"], as_of=c["date"]) for c in _rows("price_history.csv"))
-    return tuple(sorted(found, key=lambda row: row.since))
+    rows = (_row(c, model=c["model"], since=c["date"], as_of=c["date"]) for c in _rows("price_history.csv"))
+    return tuple(sorted(rows, key=lambda row: row.since))
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from steptime.errors import InputError
-from steptime.pricing.model_names import family_of
+from steptime.pricing.model_names import match_family
 from steptime.pricing.price_list import STANDARD, PriceList, Rates
 
 NAMES: Final = {"x-ai": "xai", "zhipuai": "zhipuai", "huggingface_fireworks-ai": "huggingface_fireworks"}  # package -> shipped
@@ -58,7 +58,7 @@ def version() -> str:
     return f"genai-prices {of('genai-prices')}"
 
 
-def find(provider: str, model: str, at: datetime, *, update: bool = False) -> PriceList | None:
+def find(provider: str, model: str, price_time: datetime, *, update: bool = False) -> PriceList | None:
     """Return the list of a model at a seller at a time, by the package's own matching; None where it has none.
 
     A match that the normaliser tells to be another model (the package matches beginnings of names) is none.
@@ -67,27 +67,29 @@ def find(provider: str, model: str, at: datetime, *, update: bool = False) -> Pr
     for seller in snapshot(update=update).providers:
         if seller.id in seller_names:
             package_model = seller.find_model(model)
-            if package_model is None or (family_of(package_model.id)[0] and family_of(package_model.id) != family_of(model)):
+            if package_model is None or (
+                match_family(package_model.id)[0] and match_family(package_model.id) != match_family(model)
+            ):
                 return None
-            return list_of(seller, package_model, at)
+            return build_price_list(seller, package_model, price_time)
     return None
 
 
-def of_family(family: str, at: datetime, *, update: bool = False) -> Iterator[tuple[str, PriceList]]:
+def find_family(family: str, price_time: datetime, *, update: bool = False) -> Iterator[tuple[str, PriceList]]:
     """Yield the lists of a model with open weights at all sellers of the package, each with its variant."""
     for seller in snapshot(update=update).providers:
         for model in seller.models:
-            name, variant = family_of(model.id)
-            if name == family and (price_list := list_of(seller, model, at)) is not None:
+            name, variant = match_family(model.id)
+            if name == family and (price_list := build_price_list(seller, model, price_time)) is not None:
                 yield variant, price_list
 
 
-def list_of(seller: Any, model: Any, at: datetime) -> PriceList | None:
+def build_price_list(seller: Any, model: Any, price_time: datetime) -> PriceList | None:
     """Return what the package says of a model at a time; None for what is not sold by the token, or free."""
-    rates = _tiers(STANDARD, model.get_prices(at))
+    rates = _tiers(STANDARD, model.get_prices(price_time))
     for variant in model.price_variants or ():
         service = next(iter(variant.when.values()), "")
-        holds = variant.constraint is None or variant.constraint.active(at)
+        holds = variant.constraint is None or variant.constraint.active(price_time)
         if holds and service != "default" and not any(line.service == service for line in rates):
             rates += _tiers(service, variant.prices)
     if not any(line.service == STANDARD and line.input + line.output > 0 for line in rates):
@@ -97,7 +99,7 @@ def list_of(seller: Any, model: Any, at: datetime) -> PriceList | None:
         model=model.id,
         rates=tuple(rates),
         longest=float(model.context_window or math.nan),
-        at=at.strftime("%Y-%m-%dT%H:%MZ"),
+        at=price_time.strftime("%Y-%m-%dT%H:%MZ"),
         source=version(),
         notes=(f"matched {model.id}",),
     )
@@ -105,27 +107,27 @@ def list_of(seller: Any, model: Any, at: datetime) -> PriceList | None:
 
 def _tiers(service: str, prices: Any) -> list[Rates]:
     """Return the rates of a service by context; a price that has no tiers is the same in all."""
-    given: Mapping[str, Any] = {name: getattr(prices, attribute, None) for name, attribute in FIELDS.items()}
-    if given["input"] is None or given["output"] is None:
+    price_by_field: Mapping[str, Any] = {name: getattr(prices, attribute, None) for name, attribute in FIELDS.items()}
+    if price_by_field["input"] is None or price_by_field["output"] is None:
         return []
-    starts = sorted({0, *(tier.start for price in given.values() for tier in getattr(price, "tiers", ()) or ())})
+    starts = sorted({0, *(tier.start for price in price_by_field.values() for tier in getattr(price, "tiers", ()) or ())})
     blank = Rates(service=service)
-    return [replace(blank, above_tokens=float(start), **_at_start(given, start)) for start in starts]
+    return [replace(blank, above_tokens=float(start), **_rates_above(price_by_field, start)) for start in starts]
 
 
-def _at_start(given: Mapping[str, Any], start: int) -> dict[str, Any]:
+def _rates_above(price_by_field: Mapping[str, Any], start: int) -> dict[str, Any]:
     """Return all prices above a context."""
-    return {name: _at(price, start) for name, price in given.items()}
+    return {name: _rate_above(price, start) for name, price in price_by_field.items()}
 
 
-def _at(price: Any, start: int) -> float:
+def _rate_above(price: Any, start: int) -> float:
     """Return a price above a context [USD per million]; not a number where there is none."""
     if price is None:
         return math.nan
     if not hasattr(price, "tiers"):
         return float(price)
-    found = price.base
+    rate = price.base
     for tier in price.tiers:
         if tier.start <= start:
-            found = tier.price
-    return float(found)
+            rate = tier.price
+    return float(rate)

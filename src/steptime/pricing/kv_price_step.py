@@ -32,19 +32,23 @@ def usd_per_byte(share: float | Array) -> Array:
     return np.asarray(usd_per_byte_read(rents, widths, np.asarray(share)[..., None]))
 
 
-def has_step(found: PriceList) -> bool:
+def has_step(price_list: PriceList) -> bool:
     """Whether output costs more above the first threshold."""
-    tiers = found.of(STANDARD)
+    tiers = price_list.of(STANDARD)
     return len(tiers) > 1 and tiers[1].output > tiers[0].output
 
 
-def drawn_bytes(found: PriceList, draws: Draws, random: np.random.Generator) -> Array:
+def drawn_bytes(price_list: PriceList, draws: Draws, random: np.random.Generator) -> Array:
     """Return bytes read a token of context at margin 1, drawn over contexts and chips; the list must have a step."""
-    tiers = found.of(STANDARD)
+    tiers = price_list.of(STANDARD)
     dearer = (tiers[1].output - tiers[0].output) / MILLION
     first = tiers[1].above_tokens
     end = (
-        tiers[2].above_tokens / first if len(tiers) > 2 else found.longest / first if math.isfinite(found.longest) else math.inf
+        tiers[2].above_tokens / first
+        if len(tiers) > 2
+        else price_list.longest / first
+        if math.isfinite(price_list.longest)
+        else math.inf
     )
     low, high = assumed("context_above")
     below = draws.log_uniform(random, *assumed("context_below"))
@@ -53,10 +57,10 @@ def drawn_bytes(found: PriceList, draws: Draws, random: np.random.Generator) -> 
     return np.asarray(kv_bytes_from_step(dearer, (above - below) * first, dollars))
 
 
-def calibrated(found: PriceList, margin: Margin, draws: Draws) -> tuple[Array, Array]:
+def calibrated(price_list: PriceList, margin: Margin, draws: Draws) -> tuple[Array, Array]:
     """Return draws of KV bytes a token in BF16: by a margin prior, and at margin 1, which bounds them."""
     random = draws.generator()
-    read = drawn_bytes(found, draws, random)
+    bytes_read = drawn_bytes(price_list, draws, random)
     halves = random.random(draws.count // 2) < assumed("fp8_cache")[0]
     wide = np.where(np.concatenate([halves, halves]), 2.0, 1.0)
-    return read * wide / margin.at(draws.scores(random)), read * wide
+    return bytes_read * wide / margin.at(draws.scores(random)), bytes_read * wide

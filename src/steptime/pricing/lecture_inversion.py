@@ -73,39 +73,39 @@ class IdealReading(Result):
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return its figures."""
-        found = {"MFU of decode (14)": f"{self.decode_utilisation:.2g} by r = {self.ratio:.3g}"}
+        figures = {"MFU of decode (14)": f"{self.decode_utilisation:.2g} by r = {self.ratio:.3g}"}
         if math.isfinite(self.kv_bytes):
-            found["KV bytes (13)"] = f"{self.kv_bytes:,.1f} B a token by L* = {self.threshold:,.0f}"
-            found["HBM against remaking (15)"] = show(self.hbm_break_even, "s")
-            found["13 and 14 together"] = (
+            figures["KV bytes (13)"] = f"{self.kv_bytes:,.1f} B a token by L* = {self.threshold:,.0f}"
+            figures["HBM against remaking (15)"] = show(self.hbm_break_even, "s")
+            figures["13 and 14 together"] = (
                 f"L* {self.balanced:,.0f}, {self.joint_kv_bytes:,.0f} B a token, B*/B {self.joint_batch:.3g}"
             )
-            found["apart"] = "consistent" if self.consistent else f"inconsistent: 13 leaves r = {self.ratio_left:.2g}"
+            figures["apart"] = "consistent" if self.consistent else f"inconsistent: 13 leaves r = {self.ratio_left:.2g}"
         if self.hits:
-            found["hits to break even (15)"] = " and ".join(f"{one:.2f}" for one in self.hits)
-        return "The lecture's reading, on an ideal machine", found
+            figures["hits to break even (15)"] = " and ".join(f"{hit_count:.2f}" for hit_count in self.hits)
+        return "The lecture's reading, on an ideal machine", figures
 
 
-def read_ideal(found: PriceList, ideal: Ideal) -> IdealReading:
+def read_ideal(price_list: PriceList, ideal: Ideal) -> IdealReading:
     """Return the lecture's reading of a list."""
-    base, tiers = found.base, found.of()
+    base, tiers = price_list.base, price_list.of()
     ratio = base.output / base.input if base.input > 0 else math.nan
     figures: dict[str, float] = {"ratio": ratio, "decode_utilisation": float(decode_utilisation(ratio))}
     consistent = True
     if len(tiers) > 1 and tiers[1].output > tiers[0].output > 0 and math.isfinite(ratio):
         threshold, multiple = tiers[1].above_tokens, tiers[1].output / tiers[0].output
-        left = float(ratio_below_step(threshold, ideal.short))
+        ratio_left = float(ratio_below_step(threshold, ideal.short))
         joint = float(joint_balanced_context(ratio, multiple, ideal.short, ideal.long))
         figures |= {
             "threshold": threshold,
             "kv_bytes": float(kv_bytes_from_tier(ideal.active, threshold, ideal.balance, ideal.weight_bytes)),
-            "ratio_left": left,
+            "ratio_left": ratio_left,
             "balanced": joint,
             "joint_kv_bytes": float(kv_bytes_from_tier(ideal.active, joint, ideal.balance, ideal.weight_bytes)),
             "joint_batch": float(joint_batch_ratio(ratio, multiple, ideal.short, ideal.long)),
             "hbm_break_even": float(break_even_hold(ideal.drain, threshold)),
         }
-        consistent = ratio <= left
+        consistent = ratio <= ratio_left
     writes = [price for price in (base.cache_write, base.cache_write_long) if math.isfinite(price)]
     hits = tuple(float(break_even_hits(write, base.input, base.read)) for write in writes) if base.read < base.input else ()
     return IdealReading(ideal=ideal, consistent=consistent, hits=hits, **figures)

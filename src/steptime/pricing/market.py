@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from steptime.catalog.hardware_loading import quotes
-from steptime.errors import InputError, RangeError, UnknownName, shown
+from steptime.errors import InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.rental_prices import RENTED
 from steptime.hardware.system import System
 from steptime.hardware.unit_cost import usd
@@ -25,72 +25,77 @@ from steptime.planning.planner import MODES
 from steptime.planning.workload import Workload, limits
 from steptime.pricing.bundled_prices import FIRST_PARTY, RESELLER, closed_rows, dated_rows, open_rows
 from steptime.pricing.kv_storage_cost import Hold, holds, tiers
-from steptime.pricing.model_names import family_of, spelled
+from steptime.pricing.model_names import match_family, spelled
 from steptime.pricing.open_model_market import CURRENT, LEAST_SELLERS, mean_of_hopper
-from steptime.pricing.price_estimate import held_of
-from steptime.pricing.price_lookup import Offer, offers_of
+from steptime.pricing.price_estimate import prior_coverage
+from steptime.pricing.price_lookup import Offer, find_offers
 from steptime.pricing.price_validity import NEWEST, read_time
 from steptime.pricing.serving_costs import TokenCost, cheapest, plausible, scaled, token_costs
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import MILLION, counted
 
 if TYPE_CHECKING:
     from steptime.pricing.price_lookup import Offer
 
 
-NAMED = 3  # sellers that a note names, where there may be dozens
+MAX_NAMED_SELLERS = 3  # sellers that a note names, where there may be dozens
 
 
-def minded(found: Market) -> list[str]:
+def market_caveats(market: Market) -> list[str]:
     """Return what to mind of a market: who is not in the median, where sources disagree, how far a margin goes."""
-    notes = [] if found.provider else uncounted(found)
-    differ = {f"{one.provider} {one.variant}".strip(): one.others.replace(";", ", ") for one in found.offers if one.others}
+    notes = [] if market.provider else uncounted(market)
+    differ = {
+        f"{offer.provider} {offer.variant}".strip(): offer.others.replace(";", ", ") for offer in market.offers if offer.others
+    }
     if differ:
-        told = [f"{name} ({others} elsewhere)" for name, others in sorted(differ.items())[:NAMED]]
-        more = f" and {len(differ) - NAMED} more" if len(differ) > NAMED else ""
+        examples = [f"{name} ({disagreeing} elsewhere)" for name, disagreeing in sorted(differ.items())[:MAX_NAMED_SELLERS]]
+        remainder = f" and {len(differ) - MAX_NAMED_SELLERS} more" if len(differ) > MAX_NAMED_SELLERS else ""
         notes.append(
-            f"sources disagree on {', '.join(told)}{more}: what most of them say is taken, and --csv FILE has what others say"
+            f"sources disagree on {', '.join(examples)}{remainder}: what most of them say is taken, "
+            "and --csv FILE has what others say"
         )
-    offers = [found.offers[at] for at in found.sold]
-    if len(offers) < LEAST_SELLERS and not found.provider:
-        few = f"{counted(len(offers), 'seller')} of the present market is" if len(offers) == 1 else f"{len(offers)} sellers are"
-        notes.append(f"{few} no market: margins of fewer than {LEAST_SELLERS} are in no calibration")
-    makers = [one for one in offers if one.role == FIRST_PARTY]
-    hosts = [one for one in offers if one.role != FIRST_PARTY]
-    same = [one for one in hosts if any(_alike(one, maker) for maker in makers)]
+    offers = [market.offers[index] for index in market.sold]
+    if len(offers) < LEAST_SELLERS and not market.provider:
+        seller_words = (
+            f"{counted(len(offers), 'seller')} of the present market is" if len(offers) == 1 else f"{len(offers)} sellers are"
+        )
+        notes.append(f"{seller_words} no market: margins of fewer than {LEAST_SELLERS} are in no calibration")
+    makers = [offer for offer in offers if offer.role == FIRST_PARTY]
+    hosts = [offer for offer in offers if offer.role != FIRST_PARTY]
+    same = [offer for offer in hosts if any(_has_same_price(offer, maker) for maker in makers)]
     if same:
         notes.append(
             f"{len(same)} of {counted(len(hosts), 'host')} ask what the maker asks; sellers copy one another, so that "
             "they are far fewer independent draws"
         )
-    held = held_of("margin")
+    coverage = prior_coverage("margin")
     notes.append(
-        f"in aggregated mode on Hopper, {held.held} of {held.of} models with at least {LEAST_SELLERS} sellers have margins of "
-        "0.5 to 10: priors of margins are fitted on that cost"
+        f"in aggregated mode on Hopper, {coverage.held} of {coverage.of} models with at least {LEAST_SELLERS} "
+        "sellers have margins of 0.5 to 10: priors of margins are fitted on that cost"
     )
     notes.append("margin is price over the cost of a busy chip: 30 to 60 % of the day (reported) leave 0.3 to 0.6 of it")
     return notes
 
 
-def uncounted(found: Market) -> list[str]:
+def uncounted(market: Market) -> list[str]:
     """Return the note of sellers that are shown and are not in the median, each by the first reason that holds."""
-    inside = {found.offers[at].provider for at in found.counted}
+    inside = {market.offers[index].provider for index in market.counted}
     reasons: dict[str, set[str]] = {
         "resell it": set(),
         "sell another variant alone": set(),
         "were last read before June 2026": set(),
     }
-    resells, other, old = reasons.values()
-    for name in {one.provider for one in found.offers} - inside:
-        mine = [one for one in found.offers if one.provider == name]
-        same = [one for one in mine if one.variant == found.variant]
-        kind = resells if all(one.role == RESELLER for one in mine) else old if same else other
+    resells, other_variants, old = reasons.values()
+    for name in {offer.provider for offer in market.offers} - inside:
+        mine = [offer for offer in market.offers if offer.provider == name]
+        same = [offer for offer in mine if offer.variant == market.variant]
+        kind = resells if all(offer.role == RESELLER for offer in mine) else old if same else other_variants
         kind.add(name)
-    told = [f"{len(names)} {why} ({', '.join(sorted(names))})" for why, names in reasons.items() if names]
-    return [f"shown, and not in the median: {'; '.join(told)}"] if told else []
+    reason_clauses = [f"{len(names)} {why} ({', '.join(sorted(names))})" for why, names in reasons.items() if names]
+    return [f"shown, and not in the median: {'; '.join(reason_clauses)}"] if reason_clauses else []
 
 
-def _alike(offer: Offer, other_offer: Offer) -> bool:
+def _has_same_price(offer: Offer, other_offer: Offer) -> bool:
     """Whether two offers are the same to 1 %."""
     return math.isclose(offer.input, other_offer.input, rel_tol=0.01) and math.isclose(
         offer.output, other_offer.output, rel_tol=0.01
@@ -108,10 +113,10 @@ class Mix:
     output_tokens: float = field(default=1024, metadata=unit("tokens", "of an answer"))
     cached_share: float = field(default=0.0, metadata=unit("", "share of the prompt that a cache holds"))
 
-    def price(self, input_: float, output: float, read: float) -> float:
+    def price(self, input_: float, output: float, cache_read: float) -> float:
         """USD that such a request is sold for, at prices in USD per million."""
         cached = self.input_tokens * self.cached_share
-        return ((self.input_tokens - cached) * input_ + cached * read + self.output_tokens * output) / MILLION
+        return ((self.input_tokens - cached) * input_ + cached * cache_read + self.output_tokens * output) / MILLION
 
     def workload(self) -> Workload:
         """Return it as a plan takes it."""
@@ -135,7 +140,7 @@ def read_mix(text: str) -> Mix:
             input_tokens=float(count(parts[0], "--mix")), output_tokens=float(count(parts[1], "--mix")), cached_share=share
         )
     except ValueError:
-        raise RangeError(f"--mix takes prompt, answer and cached share as 4096:1024:0.5, not {shown(text)}") from None
+        raise RangeError(f"--mix takes prompt, answer and cached share as 4096:1024:0.5, not {short_repr(text)}") from None
     mix.workload()
     return mix
 
@@ -185,16 +190,18 @@ class Market(Tabular):
 
         Of a seller's prices that sources disagree on it is the one that most of them tell.
         """
-        seen: dict[str, int] = {}
-        for at, offer in sorted(enumerate(self.offers), key=lambda one: (-one[1].agreeing, self.prices[one[0]])):
+        index_by_provider: dict[str, int] = {}
+        for index, offer in sorted(
+            enumerate(self.offers), key=lambda indexed_offer: (-indexed_offer[1].agreeing, self.prices[indexed_offer[0]])
+        ):
             if offer.variant == self.variant and offer.role != RESELLER and (self.at or offer.as_of > CURRENT):
-                seen.setdefault(offer.provider, at)
-        return tuple(sorted(seen.values()))
+                index_by_provider.setdefault(offer.provider, index)
+        return tuple(sorted(index_by_provider.values()))
 
     @property
     def counted(self) -> tuple[int, ...]:
         """Places of the offers that the median is of: those that count, or where there are none all of the product."""
-        same = tuple(at for at, offer in enumerate(self.offers) if offer.variant == self.variant)
+        same = tuple(index for index, offer in enumerate(self.offers) if offer.variant == self.variant)
         return self.sold or same or tuple(range(len(self.offers)))
 
     @property
@@ -211,18 +218,20 @@ class Market(Tabular):
     def who(self) -> str:
         """Who sells it: those that the median is of, in words."""
         if self.provider:
-            variants = {self.offers[at].variant for at in self.counted} - {self.variant}
-            alone = f" as {' and '.join(sorted(one or 'the model itself' for one in variants))} alone" if variants else ""
-            return f"{self.provider} sells {self.product}{alone}"
+            variants = {self.offers[index].variant for index in self.counted} - {self.variant}
+            variant_words = (
+                f" as {' and '.join(sorted(variant or 'the model itself' for variant in variants))} alone" if variants else ""
+            )
+            return f"{self.provider} sells {self.product}{variant_words}"
         if self.sold:
             return f"{self.product} is sold by {counted(len(self.sold), 'seller')}"
-        here = {self.offers[at].provider for at in self.counted}
+        providers = {self.offers[index].provider for index in self.counted}
         why = (
             "resellers alone"
-            if all(self.offers[at].role == RESELLER for at in self.counted)
+            if all(self.offers[index].role == RESELLER for index in self.counted)
             else "no seller that was read since June 2026"
         )
-        return f"{self.product} is sold by {why} ({', '.join(sorted(here)[:3])})"
+        return f"{self.product} is sold by {why} ({', '.join(sorted(providers)[:3])})"
 
     @property
     def best(self) -> TokenCost | None:
@@ -232,23 +241,29 @@ class Market(Tabular):
     @property
     def text(self) -> str:
         """The answer in a sentence."""
-        said = self.who
-        each = (
+        sellers = self.who
+        request_price = (
             f"a request of {self.mix.input_tokens:,.0f} in and {self.mix.output_tokens:,.0f} out costs {usd(self.median_price)}"
         )
         if len(self.counted) > 1:
-            each += " at the median one"
+            request_price += " at the median one"
         best = self.best
         if best is None:
-            return f"{said}; {each}, and no plausible system serves it at {self.speed:g} tok/s."
-        found = {one.system: one for one in self.margins}
-        told = [f"{found[best.system].median:.1f} times its cost on {best.system} ({usd(best.usd_per_request)}, {best.mode})"]
-        if "hopper" in found:
-            one = found["hopper"]
-            told.append(f"{one.median:.1f} times ({one.range[0]:.1f} to {one.range[1]:.1f}) on Hopper")
-        text = f"{said}; {each}, {' and '.join(told)}."
-        if "hopper" in found and math.isfinite(one.aggregated) and not math.isclose(one.aggregated, one.median, rel_tol=0.05):
-            text += f" In aggregated mode it is {one.aggregated:.1f} times the cost on Hopper."
+            return f"{sellers}; {request_price}, and no plausible system serves it at {self.speed:g} tok/s."
+        margins = {margin.system: margin for margin in self.margins}
+        comparisons = [
+            f"{margins[best.system].median:.1f} times its cost on {best.system} ({usd(best.usd_per_request)}, {best.mode})"
+        ]
+        if "hopper" in margins:
+            margin = margins["hopper"]
+            comparisons.append(f"{margin.median:.1f} times ({margin.range[0]:.1f} to {margin.range[1]:.1f}) on Hopper")
+        text = f"{sellers}; {request_price}, {' and '.join(comparisons)}."
+        if (
+            "hopper" in margins
+            and math.isfinite(margin.aggregated)
+            and not math.isclose(margin.aggregated, margin.median, rel_tol=0.05)
+        ):
+            text += f" In aggregated mode it is {margin.aggregated:.1f} times the cost on Hopper."
         return text
 
     def headline(self) -> tuple[str, dict[str, str]]:
@@ -261,7 +276,7 @@ class Market(Tabular):
         """Return a row for each offer."""
         best = self.best
         cost = math.nan if best is None else best.usd_per_request
-        columns = table_of(Offer, self.offers) | {"usd_per_request": list(self.prices)}
+        columns = columns_by_key(Offer, self.offers) | {"usd_per_request": list(self.prices)}
         return columns | {
             "margin": [price / cost for price in self.prices],
             "margin_on": ["" if best is None else best.system] * len(self.prices),
@@ -272,7 +287,7 @@ def survey_prices(
     model: str,
     *,
     provider: str | None = None,
-    at: str | datetime | None = None,
+    price_time: str | datetime | None = None,
     speed: float = 40.0,
     mix: Mix | str | None = None,
     mode: tuple[str, ...] = MODES,
@@ -282,54 +297,61 @@ def survey_prices(
 ) -> Market:
     """Return a model with open weights at all its sellers, with what its tokens cost and the margin between.
 
-    provider: one seller alone. at: the day of prices and rents. speed [tok/s] of each user; mix: the request, such as
+    provider: one seller alone. price_time: the day of prices and rents. speed [tok/s] of each user; mix: the request:
     "4096:1024:0.5". mode: aggregated, disaggregated or both, of which the cheaper is taken as in `plan`. Costs are a plan on
     each plausible system (`costs`); each has the cost in aggregated mode with it.
     """
     family, weights, catalogue, variant = family_named(model)
     request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
-    offers = offers_of(family, at, update=update)
+    offers = find_offers(family, price_time, update=update)
     if not offers:
         raise InputError(f"no seller is known of {family}")
-    dated = [] if at is None else _minded_at(offers, offers_of(family), read_time(at))
+    dated = [] if price_time is None else _date_caveats(offers, find_offers(family), read_time(price_time))
     if provider is not None:
         offers = _of_seller(offers, provider, family)
     loaded = load_model(catalogue, weights="fp8" if weights == "fp8" else "", catalog=catalog)
-    machines, left = plausible(catalog)
+    machines, excluded_systems = plausible(catalog)
     slo = limits(speed=positive("--speed", speed, "tok/s"))
     costs = list(token_costs(loaded, machines, request.workload(), slo, modes=mode, front=False, aggregated=True))
     notes = [] if weights == "native" else ["weights are taken to be in FP8, as most hosts keep them"]
-    costs, more = _at_rents(costs, machines, read_time(at), catalog)
-    prices = tuple(request.price(one.input, one.output, one.read) for one in offers)
+    costs, rent_notes = _at_rents(costs, machines, read_time(price_time), catalog)
+    prices = tuple(request.price(offer.input, offer.output, offer.read) for offer in offers)
     bytes_ = float(cache_bytes_read(loaded, float(FAR))) / FAR
     best = cheapest(costs)
-    found = Market(
+    market = Market(
         model=loaded.name, family=family, variant=variant, provider=offers[0].provider if provider else "",
-        weights=weights, mix=request, speed=speed, at="" if at is None else str(at),
-        offers=offers, prices=prices, costs=tuple(costs), margins=(), left_out=left,
+        weights=weights, mix=request, speed=speed, at="" if price_time is None else str(price_time),
+        offers=offers, prices=prices, costs=tuple(costs), margins=(), left_out=excluded_systems,
         active=active_parameters(loaded), total=total_parameters(loaded), kv_bytes=bytes_,
     )  # fmt: skip
     remake = math.nan if best is None else min(c.input_usd_per_million for c in costs if c.feasible)
-    read = [offers[at_].cache_read for at_ in found.sold if math.isfinite(offers[at_].cache_read)]
-    kept = holds(bytes_, remake, float(np.median(read)) if read else math.nan, tiers(hold))
-    return replace(found, margins=tuple(margins_of(found)), holds=kept, notes=(*notes, *dated, *more, *minded(found)))
+    cache_read_prices = [offers[index].cache_read for index in market.sold if math.isfinite(offers[index].cache_read)]
+    cache_holds = holds(bytes_, remake, float(np.median(cache_read_prices)) if cache_read_prices else math.nan, tiers(hold))
+    return replace(
+        market,
+        margins=tuple(system_margins(market)),
+        holds=cache_holds,
+        notes=(*notes, *dated, *rent_notes, *market_caveats(market)),
+    )
 
 
-def _minded_at(offers: Iterable[Offer], now: Iterable[Offer], at: datetime | None) -> list[str]:
+def _date_caveats(offers: Iterable[Offer], now: Iterable[Offer], price_time: datetime | None) -> list[str]:
     """Return what is to be minded of offers of a day, beside those of now: prices without dates, and a day yet to come."""
     notes = []
-    undated = sorted({one.provider for one in now} - {one.provider for one in offers})
+    undated = sorted({offer.provider for offer in now} - {offer.provider for offer in offers})
     if undated:
         notes.append(
             f"{counted(len(undated), 'seller')} that sell it now ({', '.join(undated)}) are left out: their prices have no "
             "dates, or began later"
         )
-    if at is not None and at.date() > NEWEST:
-        notes.append(f"prices were collected on {NEWEST}, {(at.date() - NEWEST).days} days before, and are those of then")
+    if price_time is not None and price_time.date() > NEWEST:
+        notes.append(
+            f"prices were collected on {NEWEST}, {(price_time.date() - NEWEST).days} days before, and are those of then"
+        )
     return notes
 
 
-class Named(NamedTuple):
+class SoldModel(NamedTuple):
     """A model with open weights as sellers have it; variant: "" is the model itself."""
 
     family: str
@@ -338,25 +360,25 @@ class Named(NamedTuple):
     variant: str = ""
 
 
-def family_named(model: str) -> Named:
+def family_named(model: str) -> SoldModel:
     """Return the family that a name means, the format of its weights, its model in the catalogue, and which product it is.
 
     Raises UnknownName with the nearest; InputError for a model of the catalogue, or a variant, that nobody sells.
     """
-    family, variant = family_of(model)
+    family, variant = match_family(model)
     rows = [row for row in open_rows() if row.family == family]
     if rows:
         if variant == spelled(rows[0].catalogue)[1]:  # its only release
             variant = ""
         known_variants = {row.variant for row in rows}
-        known_variants |= {family_of(row.model)[1] for row in dated_rows() if row.family == family}
+        known_variants |= {match_family(row.model)[1] for row in dated_rows() if row.family == family}
         if variant not in known_variants:
             other_variants = ", ".join(sorted(known_variants - {""})) or "none"
             raise InputError(
                 f"no seller of the variant {variant} of {family} is known, and it is another product than {family} itself; "
                 f"variants that are sold: {other_variants}"
             )
-        return Named(family, rows[0].weights, rows[0].catalogue, variant)
+        return SoldModel(family, rows[0].weights, rows[0].catalogue, variant)
     names = sorted({row.family for row in open_rows()})
     closed = next(
         (row for row in closed_rows() if model.strip().casefold() in (row.model, f"{row.provider}/{row.model}")), None
@@ -372,7 +394,7 @@ def family_named(model: str) -> Named:
         raise UnknownName(
             "model with a price", model, names, "Closed models are named with their seller, and --read: openai/gpt-6-sol."
         ) from None
-    family, _ = family_of(loaded.name)
+    family, _ = match_family(loaded.name)
     rows = [row for row in open_rows() if row.family == family]
     if not rows:
         from steptime.errors import did_you_mean
@@ -381,7 +403,7 @@ def family_named(model: str) -> Named:
         raise InputError(
             f"{loaded.name} is in the catalogue, and no seller of it is known" + (f"; sold are {near}" if near else "")
         )
-    return Named(family, rows[0].weights, rows[0].catalogue)
+    return SoldModel(family, rows[0].weights, rows[0].catalogue)
 
 
 def _of_seller(offers: tuple[Offer, ...], provider: str, family: str) -> tuple[Offer, ...]:
@@ -392,22 +414,29 @@ def _of_seller(offers: tuple[Offer, ...], provider: str, family: str) -> tuple[O
     return seller_offers
 
 
-def margins_of(found: Market) -> list[Margins]:
+def system_margins(market: Market) -> list[Margins]:
     """Return the margins on Hopper, then on each system."""
-    prices = [found.prices[at] for at in found.counted]
-    able = [one for one in found.costs if one.feasible]
-    costs = {one.system: one.usd_per_request for one in able}
-    ends = {one.system: one.usd_per_request_range or (one.usd_per_request,) * 2 for one in able}
-    alone = {one.system: one.aggregated_usd_per_request for one in able if math.isfinite(one.aggregated_usd_per_request)}
-    alone["hopper"] = mean_of_hopper(alone)
+    prices = [market.prices[index] for index in market.counted]
+    able = [token_cost for token_cost in market.costs if token_cost.feasible]
+    costs = {token_cost.system: token_cost.usd_per_request for token_cost in able}
+    ends = {token_cost.system: token_cost.usd_per_request_range or (token_cost.usd_per_request,) * 2 for token_cost in able}
+    aggregated_costs = {
+        token_cost.system: token_cost.aggregated_usd_per_request
+        for token_cost in able
+        if math.isfinite(token_cost.aggregated_usd_per_request)
+    }
+    aggregated_costs["hopper"] = mean_of_hopper(aggregated_costs)
     rows = [("hopper", mean_of_hopper(costs), tuple(mean_of_hopper({k: v[end] for k, v in ends.items()}) for end in (0, 1)))]
-    rows += [(one.system, one.usd_per_request, ends[one.system]) for one in sorted(able, key=lambda one: one.usd_per_request)]
+    rows += [
+        (token_cost.system, token_cost.usd_per_request, ends[token_cost.system])
+        for token_cost in sorted(able, key=lambda token_cost: token_cost.usd_per_request)
+    ]
     middle = float(np.median(prices))
     return [
         Margins(
             system=name,
             median=middle / cost,
-            aggregated=middle / alone.get(name, math.nan),
+            aggregated=middle / aggregated_costs.get(name, math.nan),
             range=(middle / both[1], middle / both[0]),
             lowest=min(prices) / cost,
             highest=max(prices) / cost,
@@ -433,12 +462,12 @@ def _at_rents(
     """Return costs at the rents of a day; where none is known then, at the first."""
     if time is None:
         return costs, []
-    found, notes = [], []
+    rescaled_costs, notes = [], []
     for cost, machine in zip(costs, machines, strict=True):
         rent, _ = rent_on(machine.chip.name, time.date(), catalog)
         if math.isfinite(rent):
-            found.append(scaled(cost, rent / float(machine.rent.typical)))
+            rescaled_costs.append(scaled(cost, rent / float(machine.rent.typical)))
         else:
-            found.append(cost)
+            rescaled_costs.append(cost)
             notes.append(f"no rent of {machine.chip.name} is known on {time.date()}; that of {machine.rent.date} stands for it")
-    return found, notes
+    return rescaled_costs, notes

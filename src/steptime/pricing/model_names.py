@@ -69,11 +69,11 @@ def known_names() -> Mapping[str, str]:
     return names
 
 
-def family_of(name: str) -> tuple[str, str]:
+def match_family(name: str) -> tuple[str, str]:
     """Return the family that a name means, and its variant; two empty texts where it is none that is known.
 
-    >>> family_of("zai-org/GLM-4.5-Air"), family_of("glm-4"), family_of("Qwen/Qwen3-Coder-480B-A35B-Instruct-Turbo")
-    (('glm-4.5-air', ''), ('', ''), ('qwen3-coder-480b', 'turbo'))
+    >>> [match_family(name) for name in ("zai-org/GLM-4.5-Air", "glm-4", "Qwen/Qwen3-Coder-480B-A35B-Instruct-Turbo")]
+    [('glm-4.5-air', ''), ('', ''), ('qwen3-coder-480b', 'turbo')]
     """
     text, variant = spelled(name)
     family = known_names().get(text, "")

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.errors import RangeError, shown
-from steptime.number_checks import Array, whole
+from steptime.errors import RangeError, short_repr
+from steptime.number_checks import Array, whole_number
 from steptime.pricing.bundled_prices import table
 from steptime.result_base import unit
 
@@ -51,16 +51,16 @@ def _share_below(normal: Array) -> Array:
     t = 1 / (1 + 0.3275911 * x)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     tail = series * np.exp(-x * x) / 2
-    found: Array = np.where(normal < 0, tail, 1 - tail)
-    return found
+    share: Array = np.where(normal < 0, tail, 1 - tail)
+    return share
 
 
 def market_margin() -> Margin:
     """Return the margins of the median sellers of models with open weights, on Hopper."""
-    told = table("priors")["margin"]
-    low, median, high = np.quantile(told["values"], [0.05, 0.5, 0.95]).tolist()
-    basis = f"median sellers of {len(told['values'])} models with open weights, on {told['chips']}"
-    return Margin(median=median, low=low, high=high, basis=basis, values=tuple(told["values"]))
+    prior = table("priors")["margin"]
+    low, median, high = np.quantile(prior["values"], [0.05, 0.5, 0.95]).tolist()
+    basis = f"median sellers of {len(prior['values'])} models with open weights, on {prior['chips']}"
+    return Margin(median=median, low=low, high=high, basis=basis, values=tuple(prior["values"]))
 
 
 def read_margin(text: str | float | Margin | None) -> Margin:
@@ -79,7 +79,7 @@ def read_margin(text: str | float | Margin | None) -> Margin:
     except ValueError:
         ends = []
     if not ends or not all(1e-6 < end < 1e6 for end in ends):
-        raise RangeError(f"a margin is price over cost, such as 2, or a 90 % range such as 1.2..7, not {shown(text)}")
+        raise RangeError(f"a margin is price over cost, such as 2, or a 90 % range such as 1.2..7, not {short_repr(text)}")
     low, high = ends[0], ends[-1]
     if low > high:
         raise RangeError(f"margin {text} ends before it begins; say {high:g}..{low:g}")
@@ -94,7 +94,7 @@ class Draws:
     count: int = DRAWS
 
     def __post_init__(self) -> None:
-        whole("seed", self.seed, least=0, most=LARGEST_SEED)
+        whole_number("seed", self.seed, minimum=0, maximum=LARGEST_SEED)
 
     def generator(self) -> np.random.Generator:
         """Return a new generator of the seed."""
@@ -122,7 +122,7 @@ def _twice(values: Array) -> Array:
 
 def assumed(name: str) -> tuple[float, float]:
     """Return the ends of what readings assume of a figure."""
-    assumption = next(one for one in table("facts")["assumed"] if one["name"] == name)
+    assumption = next(fact for fact in table("facts")["assumed"] if fact["name"] == name)
     return float(assumption["low"]), float(assumption["high"])
 
 

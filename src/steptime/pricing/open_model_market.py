@@ -84,33 +84,33 @@ def families() -> tuple[Family, ...]:
 def known_figures(family: str) -> dict[str, float]:
     """Return what is known of a model with open weights, by the names of readings; nothing where it is none."""
     row = next((row for row in open_rows() if row.family == family), None)
-    known = costs_by_model().get((row.catalogue, row.weights)) if row is not None else None
-    if not known:
+    costs = costs_by_model().get((row.catalogue, row.weights)) if row is not None else None
+    if not costs:
         return {}
-    figures = next(iter(known.values()))
-    read = "kv_bytes_read_per_token"
-    names = {"active_parameters": "active_parameters", "total_parameters": "total_parameters", "kv_bytes_per_token": read}
+    figures = next(iter(costs.values()))
+    kv_column = "kv_bytes_read_per_token"
+    names = {"active_parameters": "active_parameters", "total_parameters": "total_parameters", "kv_bytes_per_token": kv_column}
     return {name: float(figures[column]) for name, column in names.items()}
 
 
 def _family(name: str, rows: list[Row]) -> Family | None:
     sold = one_each(rows)
-    known = costs_by_model().get((rows[0].catalogue, rows[0].weights))
-    if len(sold) < LEAST_SELLERS or not known:
+    costs = costs_by_model().get((rows[0].catalogue, rows[0].weights))
+    if len(sold) < LEAST_SELLERS or not costs:
         return None
     inputs, outputs = np.array([(row.input, row.output) for row in sold]).T
-    figures = next(iter(known.values()))
+    figures = next(iter(costs.values()))
     return Family(
         name=name,
         sellers=len(sold),
         input=float(np.median(inputs)),
         output=float(np.median(outputs)),
         price=float(np.median(INPUT * inputs + OUTPUT * outputs)) / MILLION,
-        costs={system: float(row["usd_per_request"] or math.nan) for system, row in known.items()},
+        costs={system: float(row["usd_per_request"] or math.nan) for system, row in costs.items()},
         active=float(figures["active_parameters"]),
         total=float(figures["total_parameters"]),
         kv_bytes=float(figures["kv_bytes_per_token"]),
-        cost_ratios={system: _ratio(row) for system, row in known.items()},
+        cost_ratios={system: _ratio(row) for system, row in costs.items()},
     )
 
 

@@ -12,7 +12,7 @@ from steptime.units import show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Coverage:
     """How many intervals of this kind held the truth, on models where it is known, each left out of its own fit."""
 
     held: int = field(metadata=unit("", "intervals that held the truth"))
@@ -37,9 +37,9 @@ class Reading(Result):
     value: float = field(default=math.nan, metadata=unit("", "median of the draws, in that unit"))
     interval: tuple[float, float] | None = field(default=None, metadata=unit("", "90 % interval"))
     bound: float = field(default=math.nan, metadata=unit("", "what the quantity cannot be above, if the seller loses nothing"))
-    bound_held: Held | None = field(default=None, metadata=unit("", "how often the truth lay below such bounds"))
+    bound_held: Coverage | None = field(default=None, metadata=unit("", "how often the truth lay below such bounds"))
     bits: float = field(default=math.nan, metadata=unit("", "what the list tells beyond the spread of models without it"))
-    held: Held | None = field(default=None, metadata=unit("", "how often such intervals held"))
+    held: Coverage | None = field(default=None, metadata=unit("", "how often such intervals held"))
     words: tuple[str, ...] = field(default=(), metadata=unit("", "an answer that is no number"))
     identifiable: bool = field(default=True, metadata=unit("", "whether the list says anything about it"))
     reason: str = field(default="", metadata=unit("", "why there is no value, or what it rests on"))
@@ -49,16 +49,16 @@ class Reading(Result):
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the quantity and what is known of it."""
         if not self.identifiable:
-            found = {"not identifiable": self.reason[:150]}
+            figures = {"not identifiable": self.reason[:150]}
         else:
-            found = {"value": "; ".join(self.words)[:200] or self.written(self.value)}
+            figures = {"value": "; ".join(self.words)[:200] or self.written(self.value)}
             if self.interval:
-                found["90 %"] = " to ".join(map(self.written, self.interval))
+                figures["90 %"] = " to ".join(map(self.written, self.interval))
         if math.isfinite(self.bound):
-            found["at most"] = self.written(self.bound) + (f" (such bounds {self.bound_held})" if self.bound_held else "")
+            figures["at most"] = self.written(self.bound) + (f" (such bounds {self.bound_held})" if self.bound_held else "")
         if self.held:
-            found["such intervals"] = str(self.held)
-        return f"Reading of {self.what}", found
+            figures["such intervals"] = str(self.held)
+        return f"Reading of {self.what}", figures
 
     @property
     def ends(self) -> str:
@@ -74,12 +74,16 @@ class Reading(Result):
         return f"{value:.3g}" + (f" {self.measure}" if self.measure else "")
 
 
-def unknown(name: str, what: str, reason: str, *, measure: str = "", ideal: float = math.nan, ideal_from: str = "") -> Reading:
+def unidentifiable(
+    name: str, quantity: str, reason: str, *, measure: str = "", ideal: float = math.nan, ideal_from: str = ""
+) -> Reading:
     """Return what is not identifiable, and why."""
-    return Reading(name=name, what=what, measure=measure, identifiable=False, reason=reason, ideal=ideal, ideal_from=ideal_from)
+    return Reading(
+        name=name, what=quantity, measure=measure, identifiable=False, reason=reason, ideal=ideal, ideal_from=ideal_from
+    )
 
 
-def held_of(name: str, what: str = "held") -> Held:
+def prior_coverage(name: str, key: str = "held") -> Coverage:
     """Return how often intervals of a prior held, or its bounds ("bound_held")."""
-    told = table("priors")[name]
-    return Held(held=int(told[what]), of=int(told["of"]))
+    prior = table("priors")[name]
+    return Coverage(held=int(prior[key]), of=int(prior["of"]))

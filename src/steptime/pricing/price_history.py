@@ -10,17 +10,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import InputError, shown
+from steptime.errors import InputError, short_repr
 from steptime.models.model_loading import load_model
 from steptime.number_checks import positive
 from steptime.planning.workload import limits
 from steptime.pricing.bundled_prices import Row, dated_rows, open_rows
 from steptime.pricing.market import Mix, family_named, read_mix, rent_on
-from steptime.pricing.model_names import family_of
+from steptime.pricing.model_names import match_family
 from steptime.pricing.open_model_market import mean_of_hopper
 from steptime.pricing.price_lookup import find_list
 from steptime.pricing.serving_costs import HOPPER, token_costs
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import counted, show
 
 CHIP = "h100"  # whose rents stand beside prices: the one with the most dated lists
@@ -58,12 +58,12 @@ class PriceHistory(Tabular):
         first, last = self.rows[0], self.rows[-1]
         changed = [b.usd_per_request / a.usd_per_request for a, b in self._pairs() if b.usd_per_request != a.usd_per_request]
         dated, changes = counted(len(self.rows), "dated price"), counted(len(changed), "change")
-        said = f"{self.name} has {dated} from {first.day} to {last.day}, {changes}"
+        sentence = f"{self.name} has {dated} from {first.day} to {last.day}, {changes}"
         if changed:
-            said += f" (x{min(changed):.2g} to x{max(changed):.2g})"
+            sentence += f" (x{min(changed):.2g} to x{max(changed):.2g})"
         if math.isfinite(first.rent) and math.isfinite(last.rent):
-            said += f"; an H100 rented for {show(first.rent, 'USD/s')} then and {show(last.rent, 'USD/s')} at the end"
-        return said + "."
+            sentence += f"; an H100 rented for {show(first.rent, 'USD/s')} then and {show(last.rent, 'USD/s')} at the end"
+        return sentence + "."
 
     def _pairs(self) -> list[tuple[Dated, Dated]]:
         """Return prices of one id at one seller that follow one another."""
@@ -84,7 +84,7 @@ class PriceHistory(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each price."""
-        return table_of(Dated, self.rows)
+        return columns_by_key(Dated, self.rows)
 
 
 def price_history(
@@ -92,7 +92,7 @@ def price_history(
 ) -> PriceHistory:
     """Return the dated prices of a model with open weights, or of a seller's model such as "openai/o3"."""
     request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
-    family, _ = family_of(model)
+    family, _ = match_family(model)
     if family:
         family_named(model)  # which refuses a variant that nobody sells
         rows = [row for row in dated_rows() if row.family == family]
@@ -104,7 +104,7 @@ def price_history(
     rows = [row for row in rows if provider is None or row.provider == provider]
     if not rows:
         have = sorted({row.provider for row in dated_rows() if row.family == family})
-        elsewhere = f" at {shown(provider)}; there are some of {', '.join(have)}" if have else ""
+        elsewhere = f" at {short_repr(provider)}; there are some of {', '.join(have)}" if have else ""
         raise InputError(f"no dated price of {family} is known{elsewhere}")
     cost = _cost(family, request, speed, catalog) if any(row.family == family for row in open_rows()) else math.nan
     now = float(load_system(HOPPER[0], catalog).rent.typical)

@@ -21,14 +21,14 @@ from steptime.pricing.bundled_prices import table
 from steptime.pricing.fast_tiers import BASE_SPEED, FAST, fast_modes
 from steptime.pricing.kv_storage_cost import Tier, cache_readings, tiers
 from steptime.pricing.lecture_inversion import Ideal, IdealReading, read_ideal
-from steptime.pricing.model_names import family_of
+from steptime.pricing.model_names import match_family
 from steptime.pricing.monte_carlo import DRAWS, Draws, Margin, read_margin
 from steptime.pricing.open_model_market import known_figures
-from steptime.pricing.price_estimate import Reading, unknown
+from steptime.pricing.price_estimate import Reading, unidentifiable
 from steptime.pricing.price_list import PER_MILLION, PriceList, checked, list_from
 from steptime.pricing.price_lookup import find_list
 from steptime.pricing.size_estimates import kv_bytes, size
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -61,27 +61,32 @@ class PriceReading(Tabular):
     def text(self) -> str:
         """The answer in a sentence."""
         active, kv = self["active_parameters"], self["kv_bytes_per_token"]
-        told = []
+        size_claims = []
         if active.identifiable and active.interval:
-            told.append(f"{active.ends} active parameters")
+            size_claims.append(f"{active.ends} active parameters")
         if kv.identifiable and kv.interval:
-            told.append(f"{kv.ends} of KV cache a token in BF16 (at most {kv.written(kv.bound)}; such bounds {kv.bound_held})")
+            size_claims.append(
+                f"{kv.ends} of KV cache a token in BF16 (at most {kv.written(kv.bound)}; such bounds {kv.bound_held})"
+            )
         blind = sum(not reading.identifiable for reading in self.readings)
-        said = " and ".join(told) or "nothing of the model's size"
-        return f"{self.list.name} says {said} (90 %); {blind} of {len(self.readings)} readings are not identifiable."
+        summary = " and ".join(size_claims) or "nothing of the model's size"
+        return f"{self.list.name} says {summary} (90 %); {blind} of {len(self.readings)} readings are not identifiable."
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return whose list it is, and its readings of the model's size."""
         names = ("active_parameters", "total_parameters", "kv_bytes_per_token")
-        found = {one.what: one.ends if one.identifiable else "not identifiable" for one in map(self.__getitem__, names)}
-        blind = sum(not one.identifiable for one in self.readings)
-        return f"Prices of {self.list.name}, read backward", found | {"not identifiable": f"{blind} of {len(self.readings)}"}
+        figures = {
+            reading.what: reading.ends if reading.identifiable else "not identifiable"
+            for reading in map(self.__getitem__, names)
+        }
+        blind = sum(not reading.identifiable for reading in self.readings)
+        return f"Prices of {self.list.name}, read backward", figures | {"not identifiable": f"{blind} of {len(self.readings)}"}
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each reading, an interval by its two ends."""
         columns = {
             name: values
-            for name, values in table_of(Reading, self.readings).items()
+            for name, values in columns_by_key(Reading, self.readings).items()
             if name not in ("interval", "held", "words")
         }
         for end, name in enumerate(("low", "high")):
@@ -94,7 +99,7 @@ def read_prices(
     prices: PriceList | Mapping[str, Any] | str,
     *,
     provider: str | None = None,
-    at: str | datetime | None = None,
+    price_time: str | datetime | None = None,
     margin: str | float | Margin | None = None,
     speed: float = BASE_SPEED,
     fast_speed: float | None = None,
@@ -106,7 +111,8 @@ def read_prices(
 ) -> PriceReading:
     """Return what a price list says: of a seller's model such as "openai/gpt-6-sol", of the fields of a list, or a PriceList.
 
-    at: the day or hour of the list. margin: price over cost as a number or a 90 % range "1.2..7", instead of the host market's.
+    price_time: the day or hour of the list. margin: price over cost as a number or a 90 % range "1.2..7",
+    instead of the host market's.
     speed: of the standard service [tok/s], fast_speed: how many times as fast the faster ones are, where no speed is promised.
     hold: USD per GB-hour by tier of memory. ideal: machine and size for the lecture's formulas. Intervals are of `draws`
     draws by one generator of `seed`. update: fetch the newest prices first (extra `[prices]`, and a network).
@@ -115,72 +121,72 @@ def read_prices(
     False
     """
     if isinstance(prices, str):
-        found = find_list(prices, provider, at, update=update)
+        price_list = find_list(prices, provider, price_time, update=update)
     elif isinstance(prices, Mapping):
-        found = list_from(prices)
+        price_list = list_from(prices)
     else:
         expect("a price list", prices, PriceList, "a name, fields such as {'input': 2, 'output': 10}, or a PriceList")
-        found = checked(prices, written_in=PER_MILLION)
+        price_list = checked(prices, written_in=PER_MILLION)
     if fast_speed is not None:
         times = positive("fast speed", fast_speed)
         if times <= 1:
             raise RangeError(f"a fast mode is faster than the usual one: its speed must be above 1 times, not {times:g}")
-        services = {line.service for line in found.rates} & set(FAST)
-        found = replace(found, speeds={**found.speeds, **dict.fromkeys(services, times)})
-    drawn = Draws(seed=seed, count=max(2, draws - draws % 2))
-    prior, memory, given = read_margin(margin), tiers(hold), ideal or Ideal()
-    kv = kv_bytes(found, prior, drawn, given.active, given.balance)
+        services = {line.service for line in price_list.rates} & set(FAST)
+        price_list = replace(price_list, speeds={**price_list.speeds, **dict.fromkeys(services, times)})
+    sampler = Draws(seed=seed, count=max(2, draws - draws % 2))
+    prior, memory, ideal_machine = read_margin(margin), tiers(hold), ideal or Ideal()
+    kv = kv_bytes(price_list, prior, sampler, ideal_machine.active, ideal_machine.balance)
     readings = [
-        size(found, "active", "active parameters"),
-        size(found, "total", "total parameters"),
+        size(price_list, "active", "active parameters"),
+        size(price_list, "total", "total parameters"),
         kv,
-        *fast_modes(found, positive("speed", speed, "tok/s")),
-        *cache_readings(found, kv, memory),
-        *not_identifiable(found),
+        *fast_modes(price_list, positive("speed", speed, "tok/s")),
+        *cache_readings(price_list, kv, memory),
+        *not_identifiable(price_list),
     ]
     return PriceReading(
-        list=found, readings=tuple(readings), ideal=read_ideal(found, given), margin=prior, memory=memory,
-        known=known_figures(family_of(found.model)[0]), seed=seed,
-        draws=drawn.count,
+        list=price_list, readings=tuple(readings), ideal=read_ideal(price_list, ideal_machine), margin=prior, memory=memory,
+        known=known_figures(match_family(price_list.model)[0]), seed=seed,
+        draws=sampler.count,
     )  # fmt: skip
 
 
-def not_identifiable(found: PriceList) -> list[Reading]:
+def not_identifiable(price_list: PriceList) -> list[Reading]:
     """Return the readings that do not hold, each with its reason."""
-    base, tiers, told = found.base, found.of(), table("priors")["blind"]
+    base, tiers, facts = price_list.base, price_list.of(), table("priors")["blind"]
     ratio = base.output / base.input if base.input > 0 else math.nan
     return [
-        unknown(
+        unidentifiable(
             "memory_bound_share",
             "share of decode that waits for memory, from output over input price",
-            f"the ratio is convention: over {told['models']} known models it ranks with the computed one by "
-            f"{told['ratio_rank']:.2f} at the median of {told['ratio_systems']} systems ({told['ratio_rank_low']:.2f} on "
-            f"{told['ratio_rank_low_on']}, {told['ratio_rank_high']:.2f} on {told['ratio_rank_high_on']}); "
-            f"{told['at_four']} stand at exactly 4",
+            f"the ratio is convention: over {facts['models']} known models it ranks with the computed one by "
+            f"{facts['ratio_rank']:.2f} at the median of {facts['ratio_systems']} systems ({facts['ratio_rank_low']:.2f} on "
+            f"{facts['ratio_rank_low_on']}, {facts['ratio_rank_high']:.2f} on {facts['ratio_rank_high_on']}); "
+            f"{facts['at_four']} stand at exactly 4",
             ideal=1 - 1 / ratio if ratio >= 1 else math.nan,
             ideal_from="section 14: 1 - 1/r"
             + (f" with r = {ratio:.3g}, MFU of decode {_mfu(ratio):.2g}" if ratio >= 1 else ""),
         ),
-        unknown(
+        unidentifiable(
             "kv_bytes_from_levels",
             "KV bytes per token from price levels alone",
-            f"a regression on input and output price explains {100 * told['levels_r2']:.0f} % of it",
+            f"a regression on input and output price explains {100 * facts['levels_r2']:.0f} % of it",
             measure="B",
         ),
-        unknown(
+        unidentifiable(
             "kv_bytes_from_hit",
             "KV bytes per token from the price of a cache hit",
-            f"hits are sold at 0.1, 0.2 or 0.5 of input: of {told['hits']} prices input explains {100 * told['hit_r2']:.0f} % "
-            f"of the price of a hit, and KV bytes beside it {100 * told['hit_kv_r2']:.0f} %"
+            f"hits are sold at 0.1, 0.2 or 0.5 of input: of {facts['hits']} prices input explains "
+            f"{100 * facts['hit_r2']:.0f} % of the price of a hit, and KV bytes beside it {100 * facts['hit_kv_r2']:.0f} %"
             + (f"; here {base.read / base.input:.3g} of input" if base.input > 0 and math.isfinite(base.cache_read) else ""),
             measure="B",
         ),
-        unknown(
+        unidentifiable(
             "tier_multiplier",
             "context or architecture from the multiple of a tier",
-            f"above {told['step_above']:,} tokens {told['step_models']} known models of one seller ask "
-            f"x{told['step_low']:.2g} to x{told['step_high']:.2g}, where their bytes are up to "
-            f"{told['step_bytes_apart']:.2g} times apart (rank correlation {told['step_rank']:.2f}), and "
+            f"above {facts['step_above']:,} tokens {facts['step_models']} known models of one seller ask "
+            f"x{facts['step_low']:.2g} to x{facts['step_high']:.2g}, where their bytes are up to "
+            f"{facts['step_bytes_apart']:.2g} times apart (rank correlation {facts['step_rank']:.2f}), and "
             "three labs ask for the same x2 and x1.5"
             + (f"; here x{tiers[1].output / tiers[0].output:.3g}" if len(tiers) > 1 and tiers[0].output else ""),
         ),

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Final
 
-from steptime.errors import DataFileError, InputError, RangeError, UnknownName, shown
+from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.unit_cost import usd
 from steptime.pricing.bundled_prices import Row
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import parse
 
 STANDARD: Final = "standard"
@@ -114,34 +114,36 @@ class PriceList(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each line."""
-        return table_of(Rates, self.rates)
+        return columns_by_key(Rates, self.rates)
 
 
-def checked(found: PriceList, *, written_in: str = "") -> PriceList:
+def checked(price_list: PriceList, *, written_in: str = "") -> PriceList:
     """Return a list that can be one; raise RangeError with the place and the mend.
 
     written_in: the unit that whoever gave the list stated, or "" where none was; then prices that no market has ask for it.
     """
-    if not found.of():
-        raise RangeError(f"{found.name}: no standard rates; a list needs input and output in USD per million tokens")
-    for line in found.rates:
-        _check_line(found.name, line, asks=not written_in)
-    for service in dict.fromkeys(line.service for line in found.rates):
-        tiers = found.of(service)
+    if not price_list.of():
+        raise RangeError(f"{price_list.name}: no standard rates; a list needs input and output in USD per million tokens")
+    for line in price_list.rates:
+        _check_line(price_list.name, line, asks=not written_in)
+    for service in dict.fromkeys(line.service for line in price_list.rates):
+        tiers = price_list.of(service)
         for low, high in pairwise(tiers):
             if high.above_tokens <= low.above_tokens:
-                raise RangeError(f"{found.name}, {service}: tiers must ascend; {shown(high.above_tokens)} tokens stands twice")
-    for name, value in (("storage", found.storage), ("hold", found.hold), ("hold_long", found.hold_long)):
+                raise RangeError(
+                    f"{price_list.name}, {service}: tiers must ascend; {short_repr(high.above_tokens)} tokens stands twice"
+                )
+    for name, value in (("storage", price_list.storage), ("hold", price_list.hold), ("hold_long", price_list.hold_long)):
         if value < 0:
-            raise RangeError(f"{found.name}: {name} must not be below 0, not {shown(value)}")
-    return found
+            raise RangeError(f"{price_list.name}: {name} must not be below 0, not {short_repr(value)}")
+    return price_list
 
 
-def in_order(found: Iterable[float], place: str) -> None:
+def in_order(thresholds: Iterable[float], place: str) -> None:
     """Raise RangeError where thresholds of tiers, as they stand in a file, do not ascend."""
-    for low, high in pairwise(found):
+    for low, high in pairwise(thresholds):
         if not low < high:
-            raise RangeError(f"{place}: tiers must ascend; above {shown(high)} stands behind above {shown(low)}")
+            raise RangeError(f"{place}: tiers must ascend; above {short_repr(high)} stands behind above {short_repr(low)}")
 
 
 def _check_line(name: str, line: Rates, *, asks: bool) -> None:
@@ -152,7 +154,7 @@ def _check_line(name: str, line: Rates, *, asks: bool) -> None:
             raise RangeError(f"{tier_name}: {price_name} is missing or not a number; a list needs it in USD per million tokens")
         if value < 0 or math.isinf(value):
             raise RangeError(
-                f"{tier_name}: {price_name} must be a price of 0 or more USD per million tokens, not {shown(value)}"
+                f"{tier_name}: {price_name} must be a price of 0 or more USD per million tokens, not {short_repr(value)}"
             )
     if line.input == 0 and line.output == 0:
         raise RangeError(f"{tier_name}: free is not a price; a free tier says nothing of what tokens cost. Give the paid one")
@@ -176,25 +178,25 @@ NEAR = 0.05  # relative, of two prices that are one but for rounding: mistral-la
 WORDS = {"cache_read": "hits", "cache_write": "cache writes", "cache_write_long": "long cache writes"}
 
 
-def joined(listed: PriceList, own: PriceList, dated: list[Row]) -> PriceList:
+def joined(listed: PriceList, shipped: PriceList, dated: list[Row]) -> PriceList:
     """Return the package's list and that of the shipped rows as one; dated: shipped base rates up to its time, oldest first."""
-    if _paid(listed.base) == _paid(own.base):
-        return _filled(listed, own)
-    lead, other = (own, listed) if own_leads(listed, own, dated) else (listed, own)
-    return replace(lead, notes=(*listed.notes, *own.notes, _differ(lead, other)))
+    if _token_prices(listed.base) == _token_prices(shipped.base):
+        return _filled(listed, shipped)
+    lead, secondary = (shipped, listed) if shipped_leads(listed, shipped, dated) else (listed, shipped)
+    return replace(lead, notes=(*listed.notes, *shipped.notes, _differ(lead, secondary)))
 
 
-def own_leads(listed: PriceList, own: PriceList, dated: list[Row]) -> bool:
+def shipped_leads(listed: PriceList, shipped: PriceList, dated: list[Row]) -> bool:
     """Whether the shipped rows lead a package that disagrees with them.
 
     They do where the maker's page documents them, where the package holds a price that a newer row has replaced, and where
     it knows the model by the beginning of its name alone.
     """
     newest = dated[-1] if dated else None
-    current = newest is not None and (newest.input, newest.output) == _paid(own.base)
+    current = newest is not None and (newest.input, newest.output) == _token_prices(shipped.base)
     replaced = any(_near(row, listed.base) for row in dated[:-1])
     documented = newest is not None and newest.grade == DOCUMENTED
-    return (current and (documented or replaced)) or listed.model.casefold() != own.model.casefold()
+    return (current and (documented or replaced)) or listed.model.casefold() != shipped.model.casefold()
 
 
 def completed(lines: tuple[Rates, ...], rows: list[Row]) -> tuple[Rates, ...]:
@@ -202,34 +204,45 @@ def completed(lines: tuple[Rates, ...], rows: list[Row]) -> tuple[Rates, ...]:
     return tuple(_with(line, [row for row in rows if _same(line, row.service, row.above_tokens)])[0] for line in lines)
 
 
-def _filled(lead: PriceList, other: PriceList) -> PriceList:
+def _filled(lead: PriceList, secondary: PriceList) -> PriceList:
     """Return a list with the lines and the prices of caches that only the other has; both cost the same at the base."""
     lines, lacked, differ = list[Rates](), dict[str, list[str]](), list[str]()
     for line in lead.rates:
-        twins = [one for one in other.rates if _same(line, one.service, one.above_tokens)]
+        twins = [rate_line for rate_line in secondary.rates if _same(line, rate_line.service, rate_line.above_tokens)]
         completed_rates, names = _with(line, twins)
         lines.append(completed_rates)
         for name in names:
             lacked.setdefault(f"{WORDS.get(name, name)} ({twins[0].source})", []).append(line.service)
-        if twins and _paid(twins[0]) != _paid(line):
-            differ.append(_differ(lead, other, line.service, line, twins[0]))
-    extra_rates = [one for one in other.rates if not any(_same(one, line.service, line.above_tokens) for line in lead.rates)]
-    source_notes = [f"{name} of {', '.join(dict.fromkeys(services))}" for name, services in lacked.items()]
-    source_notes += dict.fromkeys(_named(one) for one in extra_rates)
-    notes = [f"not in {lead.source}, of the shipped rows: {'; '.join(source_notes)}"] if source_notes else []
-    alone = [
-        one for one in lead.of() if one.above_tokens and not any(_same(one, r.service, r.above_tokens) for r in other.of())
+        if twins and _token_prices(twins[0]) != _token_prices(line):
+            differ.append(_differ(lead, secondary, line.service, line, twins[0]))
+    extra_rates = [
+        rate_line
+        for rate_line in secondary.rates
+        if not any(_same(rate_line, line.service, line.above_tokens) for line in lead.rates)
     ]
-    differ += [f"{other.source} has no tier above {one.above_tokens:,.0f} tokens, {lead.source} has" for one in alone]
-    rates = sorted((*lines, *extra_rates), key=lambda one: (one.service != STANDARD, one.service, one.above_tokens))
-    return replace(lead, rates=tuple(rates), notes=(*lead.notes, *other.notes, *differ, *notes))
+    source_notes = [f"{name} of {', '.join(dict.fromkeys(services))}" for name, services in lacked.items()]
+    source_notes += dict.fromkeys(_line_name(rate_line) for rate_line in extra_rates)
+    notes = [f"not in {lead.source}, of the shipped rows: {'; '.join(source_notes)}"] if source_notes else []
+    lead_only = [
+        rate_line
+        for rate_line in lead.of()
+        if rate_line.above_tokens and not any(_same(rate_line, r.service, r.above_tokens) for r in secondary.of())
+    ]
+    differ += [
+        f"{secondary.source} has no tier above {rate_line.above_tokens:,.0f} tokens, {lead.source} has"
+        for rate_line in lead_only
+    ]
+    rates = sorted(
+        (*lines, *extra_rates), key=lambda rate_line: (rate_line.service != STANDARD, rate_line.service, rate_line.above_tokens)
+    )
+    return replace(lead, rates=tuple(rates), notes=(*lead.notes, *secondary.notes, *differ, *notes))
 
 
 def _with(line: Rates, twins: list[Rates] | list[Row]) -> tuple[Rates, list[str]]:
     """Return a line with the prices that it lacks of the first twin that costs the same, and their names."""
     for twin in twins:
         lacks = [name for name in PRICES if math.isnan(getattr(line, name)) and math.isfinite(getattr(twin, name))]
-        if lacks and (twin.input, twin.output) == _paid(line):
+        if lacks and (twin.input, twin.output) == _token_prices(line):
             source = "; ".join(filter(None, (line.source, f"{', '.join(WORDS.get(n, n) for n in lacks)}: {twin.source}")))
             return replace(line, source=source, **{name: getattr(twin, name) for name in lacks}), lacks
     return line, []
@@ -240,12 +253,12 @@ def _same(line: Rates, service: str, above: float) -> bool:
     return line.service == service and abs(line.above_tokens - above) <= 1
 
 
-def _named(line: Rates) -> str:
+def _line_name(line: Rates) -> str:
     above = f" above {line.above_tokens:,.0f} tokens" if line.above_tokens else ""
     return f"{line.service}{above} ({line.source})" if line.source else f"{line.service}{above}"
 
 
-def _paid(line: Rates) -> tuple[float, float]:
+def _token_prices(line: Rates) -> tuple[float, float]:
     return line.input, line.output
 
 
@@ -253,11 +266,11 @@ def _near(row: Row, line: Rates) -> bool:
     return math.isclose(row.input, line.input, rel_tol=NEAR) and math.isclose(row.output, line.output, rel_tol=NEAR)
 
 
-def _differ(lead: PriceList, other: PriceList, service: str = "", *lines: Rates) -> str:
+def _differ(lead: PriceList, secondary: PriceList, service: str = "", *lines: Rates) -> str:
     """Return the note of two sources that disagree, with their dates, the one that is taken first."""
     differences = [
         f"{price_list.source} of {price_list.as_of} says {line.input:g}/{line.output:g}"
-        for price_list, line in zip((lead, other), lines or (lead.base, other.base), strict=True)
+        for price_list, line in zip((lead, secondary), lines or (lead.base, secondary.base), strict=True)
     ]
     return f"sources disagree{f' on {service}' if service else ''}: {differences[0]} USD/M (taken), {differences[1]}"
 
@@ -289,12 +302,12 @@ def list_from(data: Mapping[str, Any]) -> PriceList:
     >>> list_from({"input": 2, "output": 10}).base.output
     10.0
     """
-    _known(data, KEYS, "a price list")
+    _check_keys(data, KEYS, "a price list")
     written = str(data.get("unit", ""))
     if written and written not in UNITS:
         raise UnknownName("unit of prices", written, UNITS, f"Known: {', '.join(UNITS)}.")
     if str(data.get("currency", "USD")).upper() != "USD":
-        raise RangeError(f"prices are in USD here, not {shown(data['currency'])}; give them in USD")
+        raise RangeError(f"prices are in USD here, not {short_repr(data['currency'])}; give them in USD")
     factor = UNITS.get(written, UNITS[PER_MILLION])
     tiers, services = _tables(data, "tiers", TIER_KEYS), _tables(data, "services", SERVICE_KEYS)
     in_order(
@@ -310,7 +323,7 @@ def list_from(data: Mapping[str, Any]) -> PriceList:
     longest = _amount(data, "longest", "longest")
     if longest <= max(line.above_tokens for line in lines):
         raise RangeError(
-            f"longest: {shown(longest)} tokens are not above the last tier; it is the longest context that is sold"
+            f"longest: {short_repr(longest)} tokens are not above the last tier; it is the longest context that is sold"
         )
     price_list = PriceList(
         provider=str(data.get("provider", "own")),
@@ -327,7 +340,7 @@ def list_from(data: Mapping[str, Any]) -> PriceList:
     return checked(price_list, written_in=written)
 
 
-def _known(data: Mapping[str, Any], keys: Sequence[str], section: str) -> None:
+def _check_keys(data: Mapping[str, Any], keys: Sequence[str], section: str) -> None:
     for name in data:
         if name not in keys:
             raise UnknownName(f"key of {section}", name, keys)
@@ -337,9 +350,9 @@ def _tables(data: Mapping[str, Any], name: str, keys: Sequence[str]) -> list[Map
     """Return the tables of a name; none where it is not given."""
     entries = data.get(name, ())
     if not isinstance(entries, list | tuple) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise RangeError(f"{name} is a list of tables, [[{name}]], not {shown(entries)}")
+        raise RangeError(f"{name} is a list of tables, [[{name}]], not {short_repr(entries)}")
     for entry in entries:
-        _known(entry, keys, name)
+        _check_keys(entry, keys, name)
     return list(entries)
 
 
@@ -349,9 +362,9 @@ def _amount(data: Mapping[str, Any], name: str, place: str) -> float:
         return math.nan
     value = data[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RangeError(f"{place}: {name} is a number, not {shown(value)}")
+        raise RangeError(f"{place}: {name} is a number, not {short_repr(value)}")
     if not 0 <= value <= LARGEST:
-        raise RangeError(f"{place}: {name} must be 0 or more, and at most {LARGEST:g}, not {shown(value)}")
+        raise RangeError(f"{place}: {name} must be 0 or more, and at most {LARGEST:g}, not {short_repr(value)}")
     return float(value)
 
 
@@ -362,7 +375,7 @@ def _seconds(data: Mapping[str, Any], name: str) -> float:
     value = data[name]
     seconds = parse(value, "s") if isinstance(value, str) else _amount(data, name, name)
     if not 0 < seconds <= LARGEST:
-        raise RangeError(f"{name}: a cache lives for longer than 0 s, such as '5 min', not {shown(value)}")
+        raise RangeError(f"{name}: a cache lives for longer than 0 s, such as '5 min', not {short_repr(value)}")
     return seconds
 
 
@@ -370,7 +383,7 @@ def _speed(service: Mapping[str, Any]) -> float:
     value = _amount(service, "speed", f"services, {service['name']}")
     if not value > 0:
         raise RangeError(
-            f"services, {service['name']}: speed is how many times as fast as standard, such as 2.5, not {shown(value)}"
+            f"services, {service['name']}: speed is how many times as fast as standard, such as 2.5, not {short_repr(value)}"
         )
     return value
 
@@ -380,9 +393,11 @@ def _line(data: Mapping[str, Any], factor: float, service: str) -> Rates:
     for name in (name for name in PRICES if name in data):
         value = data[name]
         if isinstance(value, float) and math.isnan(value):
-            raise RangeError(f"{service}: {name} is {shown(value)}, not a number; leave the key out where the list has none")
+            raise RangeError(
+                f"{service}: {name} is {short_repr(value)}, not a number; leave the key out where the list has none"
+            )
         if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST:
-            raise RangeError(f"{name} is a number of USD per million tokens, not {shown(value)}")
+            raise RangeError(f"{name} is a number of USD per million tokens, not {short_repr(value)}")
         prices[name] = float(value) * factor
     above = _amount(data, "above_tokens", service)
     return Rates(service=service, above_tokens=0.0 if math.isnan(above) else above, **prices)

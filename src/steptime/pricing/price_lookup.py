@@ -12,9 +12,9 @@ from typing import Any, Final
 from steptime.errors import InputError, RangeError, UnknownName
 from steptime.pricing import genai_prices_package
 from steptime.pricing.bundled_prices import FIRST_PARTY, RESELLER, Row, closed_rows, dated_rows, open_rows, table
-from steptime.pricing.model_names import family_of
+from steptime.pricing.model_names import match_family
 from steptime.pricing.price_list import STANDARD, PriceList, checked, completed, joined
-from steptime.pricing.price_validity import NEWEST, base_rows, first_day, on_day, on_time, rates_of, read_time
+from steptime.pricing.price_validity import NEWEST, base_rows, first_day, on_day, on_time, read_time, row_rates
 from steptime.result_base import unit
 from steptime.units import parse
 
@@ -44,7 +44,9 @@ class Offer:
         return self.cache_read if math.isfinite(self.cache_read) else self.input
 
 
-def find_list(name: str, provider: str | None = None, at: str | datetime | None = None, *, update: bool = False) -> PriceList:
+def find_list(
+    name: str, provider: str | None = None, price_time: str | datetime | None = None, *, update: bool = False
+) -> PriceList:
     """Return the list of a model at a seller: "openai/gpt-6-sol", or a model and its provider.
 
     The package genai-prices is asked first where it is installed; what it lacks is of the shipped rows of the same time, and
@@ -53,19 +55,24 @@ def find_list(name: str, provider: str | None = None, at: str | datetime | None 
     if update:
         genai_prices_package.snapshot(update=True)
     seller, model = _split(name, provider)
-    time = read_time(at)
-    at = time or _NOON
+    time = read_time(price_time)
+    price_time = time or _NOON
     listed = _from_package(seller, model, time, update=update) if genai_prices_package.installed() else None
     try:
-        own = _from_rows(seller, model, time)
+        shipped = _from_rows(seller, model, time)
     except InputError:
         if listed is None:
             raise
-        _, notes = on_time(listed.provider, listed.model, listed.rates, at)
-        return checked(_completed(replace(listed, notes=(*listed.notes, *notes)), at))
-    rates, notes = on_time(own.provider, own.model, own.rates, at)
-    own = replace(own, rates=rates, notes=(*own.notes, *notes))
-    return checked(_completed(own if listed is None else joined(listed, own, base_rows(own.provider, own.model, at)), at))
+        _, notes = on_time(listed.provider, listed.model, listed.rates, price_time)
+        return checked(_completed(replace(listed, notes=(*listed.notes, *notes)), price_time))
+    rates, notes = on_time(shipped.provider, shipped.model, shipped.rates, price_time)
+    shipped = replace(shipped, rates=rates, notes=(*shipped.notes, *notes))
+    return checked(
+        _completed(
+            shipped if listed is None else joined(listed, shipped, base_rows(shipped.provider, shipped.model, price_time)),
+            price_time,
+        )
+    )
 
 
 def _split(name: str, provider: str | None) -> tuple[str, str]:
@@ -80,8 +87,8 @@ def _split(name: str, provider: str | None) -> tuple[str, str]:
         having = sorted({row.provider for row in rows if row.model == model.casefold()})
         if having:
             return having[0] if len(having) == 1 else _maker(having, model), model.casefold()
-        if family_of(name)[0]:
-            return _maker_of(family_of(name)[0]), name.strip()
+        if match_family(name)[0]:
+            return _open_model_maker(match_family(name)[0]), name.strip()
         raise _unknown_model(name, rows)
     if seller not in sellers:
         raise UnknownName(
@@ -96,7 +103,7 @@ def _maker(having: list[str], model: str) -> str:
     return next((maker for start, maker in makers.items() if model.startswith(start) and maker in having), having[0])
 
 
-def _maker_of(family: str) -> str:
+def _open_model_maker(family: str) -> str:
     """Return who makes a model with open weights and sells it; raise InputError with its sellers where nobody does."""
     rows = [row for row in open_rows() if row.family == family]
     makers = [row.provider for row in rows if row.role == FIRST_PARTY]
@@ -142,19 +149,19 @@ def _from_rows(seller: str, model: str, time: datetime | None) -> PriceList:
             reason = f"its price is known from {since}" if since else "only its present price is known"
             raise RangeError(f"no price of {seller}/{model} is known on {time.date()}: {reason}")
         return _listed(seller, model, rows)
-    at = time or _NOON
-    rates, newest = on_day(seller, dated, at)
+    price_time = time or _NOON
+    rates, newest = on_day(seller, dated, price_time)
     if newest is None:
-        raise RangeError(f"no price of {seller}/{dated} is known on {at.date()}: the first row is of {first}")
-    rates = completed(rates, [row for row in rows if row.since and date.fromisoformat(row.since) <= at.date()])
+        raise RangeError(f"no price of {seller}/{dated} is known on {price_time.date()}: the first row is of {first}")
+    rates = completed(rates, [row for row in rows if row.since and date.fromisoformat(row.since) <= price_time.date()])
     return PriceList(
-        provider=seller, model=dated, rates=rates, at="" if time is None else at.strftime("%Y-%m-%dT%H:%MZ"),
+        provider=seller, model=dated, rates=rates, at="" if time is None else price_time.strftime("%Y-%m-%dT%H:%MZ"),
         source=newest.source, as_of=newest.since, grade=newest.grade,
     )  # fmt: skip
 
 
 def _open_at(seller: str, model: str) -> list[Row]:
-    family, variant = family_of(model)
+    family, variant = match_family(model)
     rows = [row for row in open_rows() if (row.family, row.variant, row.provider) == (family, variant, seller)]
     return [row for row in rows if not row.service.startswith(("time", "off"))]
 
@@ -170,7 +177,7 @@ def _listed(seller: str, model: str, rows: list[Row]) -> PriceList:
     first = best.get((STANDARD, 0.0), chosen_offers[0])
     notes = [f"other sources say {row.disagreeing} USD/M" for row in chosen_offers if row.disagreeing]
     return PriceList(
-        provider=seller, model=model, rates=tuple(map(rates_of, chosen_offers)), source=first.source, as_of=first.as_of,
+        provider=seller, model=model, rates=tuple(map(row_rates, chosen_offers)), source=first.source, as_of=first.as_of,
         grade=first.grade, notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
 
@@ -185,7 +192,7 @@ def _outvoted(key: tuple[str, float], best: Mapping[tuple[str, float], Row]) -> 
     )  # fmt: skip
 
 
-def _completed(price_list: PriceList, at: datetime) -> PriceList:
+def _completed(price_list: PriceList, price_time: datetime) -> PriceList:
     """Return a list with what only the shipped facts tell: lifetimes, storage, promised speeds, its age."""
     facts, notes = table("facts"), list[str]()
     life: Mapping[str, Any] = next(
@@ -200,8 +207,8 @@ def _completed(price_list: PriceList, at: datetime) -> PriceList:
         for o in facts["speeds"]
         if o["provider"] == price_list.provider and price_list.model in o["models"]
     }
-    if at.date() > NEWEST:
-        notes.append(f"prices were collected on {NEWEST}, {(at.date() - NEWEST).days} days before")
+    if price_time.date() > NEWEST:
+        notes.append(f"prices were collected on {NEWEST}, {(price_time.date() - NEWEST).days} days before")
     return replace(
         price_list,
         hold=parse(life["hold"], "s") if "hold" in life else math.nan,
@@ -215,14 +222,14 @@ def _completed(price_list: PriceList, at: datetime) -> PriceList:
 # --- models with open weights ------------------------------------------------------------------------------------------
 
 
-def offers_of(family: str, at: str | datetime | None = None, *, update: bool = False) -> tuple[Offer, ...]:
+def find_offers(family: str, price_time: str | datetime | None = None, *, update: bool = False) -> tuple[Offer, ...]:
     """Return the standard offers of a family: shipped rows, and those of the package that differ, each with its source."""
-    time = read_time(at)
+    time = read_time(price_time)
     if update:
         genai_prices_package.snapshot(update=True)
     offers = [_offer(row) for row in open_rows() if _standard(row, family)] if time is None else _dated_offers(family, time)
     if genai_prices_package.installed() and (time is None or time.date() >= NEWEST.replace(day=1)):
-        offers += _others(family, time, offers, update=update)
+        offers += _package_offers(family, time, offers, update=update)
     return tuple(sorted(offers, key=lambda offer: (offer.role == RESELLER, offer.input + offer.output, offer.provider)))
 
 
@@ -253,7 +260,7 @@ def _dated_offers(family: str, time: datetime) -> list[Offer]:
         Offer(
             provider=row.provider,
             role=roles.get(row.provider, "host"),
-            variant=family_of(row.model)[1],
+            variant=match_family(row.model)[1],
             input=row.input,
             output=row.output,
             cache_read=row.cache_read,
@@ -266,12 +273,12 @@ def _dated_offers(family: str, time: datetime) -> list[Offer]:
     ]
 
 
-def _others(family: str, time: datetime | None, have: list[Offer], *, update: bool) -> list[Offer]:
-    at = time or _NOON
+def _package_offers(family: str, time: datetime | None, have: list[Offer], *, update: bool) -> list[Offer]:
+    price_time = time or _NOON
     roles = {row.provider: row.role for row in open_rows()}
     known_offers = {(offer.provider, offer.variant, offer.input, offer.output) for offer in have}
     other_offers = []
-    for variant, listed in genai_prices_package.of_family(family, at, update=update):
+    for variant, listed in genai_prices_package.find_family(family, price_time, update=update):
         base = listed.base
         if (listed.provider, variant, base.input, base.output) in known_offers:
             continue

@@ -20,23 +20,23 @@ from steptime.hardware.rental_prices import has_rent, rent_in_words
 from steptime.hardware.system import System
 from steptime.hardware.unit_cost import usd
 from steptime.models.model import Model, cache_bytes_read
-from steptime.models.model_loading import ModelLike, load_model, model_of
+from steptime.models.model_loading import ModelLike, load_model, resolve_model
 from steptime.number_checks import positive
 from steptime.planning.planner import MODES as EITHER
 from steptime.planning.workload import Slo, Workload, limits
 from steptime.pricing.kv_storage_cost import Tier, tiers
 from steptime.pricing.market import Mix, family_named, read_mix
-from steptime.pricing.model_names import family_of
+from steptime.pricing.model_names import match_family
 from steptime.pricing.monte_carlo import assumed
 from steptime.pricing.price_list import PriceList, Rates
 from steptime.pricing.serving_costs import TokenCost, cost_on
 from steptime.processes import map_in_processes
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import HOUR, MILLION, show
 
 FASTER: Final = 2.5  # times the speed that a fast service is proposed at, as those that are sold promise
 TURNED: Final = 1.5  # times the cost of a tier's first doubling at which the next begins: what tiers that are sold ask
-ALIKE: Final = 1.1  # times the cost of the request up to which longer ones are sold at its price
+FLAT_PRICE_RATIO: Final = 1.1  # times the cost of the request up to which longer ones are sold at its price
 LONGEST: Final = 262_144  # tokens of a prompt, of models that state no limit
 LIVES: Final = ((300.0, "5 minutes"), (3600.0, "an hour"))
 
@@ -88,7 +88,7 @@ class Proposal(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each price."""
-        return table_of(Line, self.lines)
+        return columns_by_key(Line, self.lines)
 
 
 def propose_prices(
@@ -119,15 +119,15 @@ def propose_prices(
         raise Impossible(f"{loaded.name} is not served on {machine.name} at {speed:g} tok/s: {base.reason}")
     maker = _Maker(margin=margin, busy=busy, base=base, machine=machine, model=loaded, request=request)
     lines, rates = maker.plain(tiers(hold))
-    points = points_of(work[1:], longer)
+    points = context_points(work[1:], longer)
     steps_ = maker.long(points, rates)
     refused_tokens = next((workload.input_tokens for workload in work[1 + len(points) :]), math.nan)
     lines += maker.told(points, steps_, refused_tokens, speed)
     services = list[Rates]()
     for cost, paid_rates in ((base, rates), *((step.cost, paid_rates) for step, paid_rates in steps_)):
-        more, beside = maker.modes(cost, paid_rates, speed, services)
-        lines += more
-        services += beside
+        mode_lines, mode_rates = maker.modes(cost, paid_rates, speed, services)
+        lines += mode_lines
+        services += mode_rates
     listed = PriceList(
         provider="proposed", model=loaded.name, rates=(rates, *(paid_rates for _, paid_rates in steps_), *services),
         hold=LIVES[0][0], hold_long=LIVES[1][0],
@@ -148,11 +148,11 @@ def propose_prices(
 def _loaded(model: ModelLike, catalog: str | None) -> Model:
     """Return a named model in the format that hosts keep it in, or as it is where nobody sells it."""
     if not isinstance(model, str):
-        return model_of(model)
+        return resolve_model(model)
     try:
         _, weights, catalogue, _ = family_named(model)
     except InputError:
-        if family_of(model)[0]:  # a variant that nobody sells
+        if match_family(model)[0]:  # a variant that nobody sells
             raise
         return load_model(model, catalog=catalog)
     return load_model(catalogue, weights="fp8" if weights == "fp8" else "", catalog=catalog)
@@ -199,18 +199,18 @@ class _Maker:
             Line(name=name, usd=cost * times, reason=f"chip-time of {name} tokens {usd(cost)} {multiplier}")
             for name, cost in prices.items()
         ]
-        stays = held_by_life(memory)
+        stays = hold_cost_by_life(memory)
         hold_prices = [self.margin * bytes_ * usd_per_byte * MILLION for usd_per_byte, _ in stays]
         back = self.margin * load + hold_prices[0]
         hit = min(back, lines[0].usd)
-        way = (
+        load_words = (
             f"{show(bytes_, 'B')} a token back to the chip at {show(width, 'B/s')}, paid for as if it waited, and {stays[0][1]}"
         )
-        dearer = f"no less than input: {way} cost {usd(back)}"
-        lines.append(Line(name="cached input", usd=hit, reason=way if hit == back else dearer))
-        writes = [lines[0].usd + one for one in hold_prices]
-        for (_, name), price, one, (_, where) in zip(LIVES, writes, hold_prices, stays, strict=True):
-            lines.append(Line(name=f"cache write, {name}", usd=price, reason=f"input and {where} ({usd(one)})"))
+        dearer = f"no less than input: {load_words} cost {usd(back)}"
+        lines.append(Line(name="cached input", usd=hit, reason=load_words if hit == back else dearer))
+        writes = [lines[0].usd + hold_price for hold_price in hold_prices]
+        for (_, name), price, hold_price, (_, place_words) in zip(LIVES, writes, hold_prices, stays, strict=True):
+            lines.append(Line(name=f"cache write, {name}", usd=price, reason=f"input and {place_words} ({usd(hold_price)})"))
         for tier in memory:
             hourly = self.margin * bytes_ * tier.usd_per_byte_second * HOUR * MILLION
             lines.append(
@@ -231,43 +231,49 @@ class _Maker:
         times = self.margin / self.busy
         step_rates = []
         for step in steps(Point(self.request.input_tokens, self.fresh, self.base.output_usd_per_million, self.base), points):
-            paid = step.input * times
+            input_price = step.input * times
             rates = Rates(
                 above_tokens=step.above,
-                input=paid,
+                input=input_price,
                 output=step.output * times,
-                cache_read=min(base.cache_read, paid),
-                cache_write=paid + base.cache_write - base.input,
-                cache_write_long=paid + base.cache_write_long - base.input,
+                cache_read=min(base.cache_read, input_price),
+                cache_write=input_price + base.cache_write - base.input,
+                cache_write_long=input_price + base.cache_write_long - base.input,
             )
             step_rates.append((step, rates))
         return step_rates
 
-    def told(self, points: list[Point], found: list[tuple[Step, Rates]], refused: float, speed: float) -> list[Line]:
+    def told(self, points: list[Point], step_rates: list[tuple[Step, Rates]], refused: float, speed: float) -> list[Line]:
         """Return the prices of long contexts with their reasons, and up to where any are sold; refused: one not served."""
         lines = []
-        for step, rates in found:
+        for step, rates in step_rates:
             ratio = step.output / self.base.output_usd_per_million
-            name, there = f"above {step.above:,.0f} tokens", f"at up to {step.end:,.0f} tokens"
+            name, context_words = f"above {step.above:,.0f} tokens", f"at up to {step.end:,.0f} tokens"
             lines += [
-                Line(name=f"input {name}", usd=rates.input, reason=f"chip-time of prompts {there}"),
-                Line(name=f"output {name}", usd=rates.output, reason=f"{there} a token out costs {ratio:.2f} times as much"),
+                Line(name=f"input {name}", usd=rates.input, reason=f"chip-time of prompts {context_words}"),
+                Line(
+                    name=f"output {name}",
+                    usd=rates.output,
+                    reason=f"{context_words} a token out costs {ratio:.2f} times as much",
+                ),
             ]
-        most = points[-1].tokens if points else self.request.input_tokens
-        if not found:
-            alike = f"up to {most:,.0f} tokens a request costs as much a token to {100 * (ALIKE - 1):.0f} %"
-            lines.append(Line(name="long contexts", usd=math.nan, reason=alike))
+        longest_tokens = points[-1].tokens if points else self.request.input_tokens
+        if not step_rates:
+            flat_reason = (
+                f"up to {longest_tokens:,.0f} tokens a request costs as much a token to {100 * (FLAT_PRICE_RATIO - 1):.0f} %"
+            )
+            lines.append(Line(name="long contexts", usd=math.nan, reason=flat_reason))
         if math.isfinite(refused):
             why = f"prompts of {refused:,.0f} tokens are not served at {speed:g} tok/s"
-            lines.append(Line(name=f"above {most:,.0f} tokens", usd=math.nan, reason=why))
+            lines.append(Line(name=f"above {longest_tokens:,.0f} tokens", usd=math.nan, reason=why))
         return lines
 
-    def modes(self, cost: TokenCost, paid: Rates, speed: float, shorter: list[Rates]) -> tuple[list[Line], list[Rates]]:
+    def modes(self, cost: TokenCost, base_rates: Rates, speed: float, shorter: list[Rates]) -> tuple[list[Line], list[Rates]]:
         """Return a fast and a batch service beside rates, off the front of speed and cost there; never below shorter ones."""
-        least = {rates.service: rates.output / paid.output for rates in shorter}
-        here = float(cost.at_speed(speed))
-        fast = float(cost.at_speed(speed * FASTER)) / here
-        slow = min(usd_ for _, usd_ in cost.front) / here if cost.front else math.nan
+        least = {rates.service: rates.output / base_rates.output for rates in shorter}
+        base_cost = float(cost.at_speed(speed))
+        fast = float(cost.at_speed(speed * FASTER)) / base_cost
+        slow = min(usd_ for _, usd_ in cost.front) / base_cost if cost.front else math.nan
         top = max((fastest for fastest, _ in cost.front), default=math.nan)
         sold = math.isfinite(fast)
         why = f"the front of speed and cost: {fast:.2f} times as dear" if sold else f"the front ends at {top:,.0f} tok/s"
@@ -275,34 +281,39 @@ class _Maker:
             fast, why = least["fast"], f"{why}; no less than shorter contexts"
         share = max(slow * self.busy, least.get("batch", 0.0))
         filled = f"no speed is promised ({slow:.2f} of the cost), and its queue fills the chips' idle time ({self.busy:.2f})"
-        above = f", above {paid.above_tokens:,.0f} tokens" if paid.above_tokens else ""
+        above = f", above {base_rates.above_tokens:,.0f} tokens" if base_rates.above_tokens else ""
         lines = [
-            Line(name=f"output, fast ({FASTER:g} times {speed:g} tok/s){above}", usd=paid.output * fast, reason=why),
-            Line(name=f"output, batch{above}", usd=paid.output * share, reason=filled),
+            Line(name=f"output, fast ({FASTER:g} times {speed:g} tok/s){above}", usd=base_rates.output * fast, reason=why),
+            Line(name=f"output, batch{above}", usd=base_rates.output * share, reason=filled),
         ]
         services = {"fast": fast, "batch": share} if sold else {"batch": share}
         rates = [
-            Rates(service=name, above_tokens=paid.above_tokens, input=paid.input * one, output=paid.output * one)
-            for name, one in services.items()
+            Rates(
+                service=name,
+                above_tokens=base_rates.above_tokens,
+                input=base_rates.input * factor,
+                output=base_rates.output * factor,
+            )
+            for name, factor in services.items()
         ]
         return lines, rates
 
 
-def held_by_life(memory: tuple[Tier, ...]) -> list[tuple[float, str]]:
+def hold_cost_by_life(memory: tuple[Tier, ...]) -> list[tuple[float, str]]:
     """Return what a byte costs to hold for each lifetime [USD], and where it lies.
 
     A cache may be read at any time of its life, and moves down as it ages: up to five minutes it lies in the cheapest tier that
     can be read within them, then in the cheapest that can be read within an hour. A longer life thus costs more.
     """
-    found, cost, begun, words = [], 0.0, 0.0, list[str]()
+    hold_costs, cost, begun, words = [], 0.0, 0.0, list[str]()
     for life, _ in LIVES:
-        able = [one for one in memory if one.drain <= life]
-        tier = min(able or memory, key=lambda one: one.usd_per_byte_second)
+        able = [memory_tier for memory_tier in memory if memory_tier.drain <= life]
+        tier = min(able or memory, key=lambda memory_tier: memory_tier.usd_per_byte_second)
         cost += tier.usd_per_byte_second * (life - begun)
         words.append(f"{show(life - begun, 's')} in {tier.name}")
         begun = life
-        found.append((cost, ", then ".join(words)))
-    return found
+        hold_costs.append((cost, ", then ".join(words)))
+    return hold_costs
 
 
 class Point(NamedTuple):
@@ -334,7 +345,7 @@ def steps(base: Point, points: list[Point]) -> list[Step]:
     above, first = base.tokens, base
     for point in points:
         open_ = price_steps[-1] if price_steps else None
-        if open_ is None and point.input <= ALIKE * base.input and point.output <= ALIKE * base.output:
+        if open_ is None and point.input <= FLAT_PRICE_RATIO * base.input and point.output <= FLAT_PRICE_RATIO * base.output:
             above = point.tokens
         elif open_ is None or max(point.input / first.input, point.output / first.output) >= TURNED:
             first = point
@@ -353,7 +364,7 @@ def longest_prompt(model: Model, request: Mix) -> float:
     return model.max_context - request.output_tokens if math.isfinite(model.max_context) else float(LONGEST)
 
 
-def points_of(works: Sequence[Workload], costs: Sequence[TokenCost]) -> list[Point]:
+def context_points(works: Sequence[Workload], costs: Sequence[TokenCost]) -> list[Point]:
     """Return what contexts cost, up to the first that is not served."""
     served = takewhile(lambda pair: pair[1].feasible, zip(works, costs, strict=True))
     return [

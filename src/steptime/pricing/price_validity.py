@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final
 
-from steptime.errors import RangeError, shown
+from steptime.errors import RangeError, short_repr
 from steptime.pricing.bundled_prices import Row, dated_rows, table
 from steptime.pricing.price_list import PRICES, STANDARD, Rates
 
@@ -28,17 +28,17 @@ def read_time(text: str | date | datetime | None) -> datetime | None:
     if isinstance(text, date):
         return datetime.combine(text, time(12), tzinfo=UTC)
     try:
-        found = datetime.fromisoformat(text.strip())
+        moment = datetime.fromisoformat(text.strip())
     except ValueError:
         raise RangeError(
-            f"--at takes a day such as 2026-03-01, or an hour such as 2026-11-20T02:00Z, not {shown(text)}"
+            f"--at takes a day such as 2026-03-01, or an hour such as 2026-11-20T02:00Z, not {short_repr(text)}"
         ) from None
     if re.fullmatch(r"\d{4}-?\d{2}-?\d{2}", text.strip()):
-        found = found.replace(hour=12)
-    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+        moment = moment.replace(hour=12)
+    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def rates_of(row: Row) -> Rates:
+def row_rates(row: Row) -> Rates:
     """Return the rates of a row."""
     source = f"{row.source}, {row.as_of}"
     return Rates(
@@ -46,21 +46,21 @@ def rates_of(row: Row) -> Rates:
     )
 
 
-def on_day(provider: str, model: str, at: datetime) -> tuple[tuple[Rates, ...], Row | None]:
+def on_day(provider: str, model: str, price_time: datetime) -> tuple[tuple[Rates, ...], Row | None]:
     """Return the newest dated rates up to a time, by service and tier, and the newest row; empty where none was known then."""
     newest: dict[tuple[str, float], Row] = {}
     for row in dated_rows():
-        if row.provider == provider and row.model == model and date.fromisoformat(row.since) <= at.date():
+        if row.provider == provider and row.model == model and date.fromisoformat(row.since) <= price_time.date():
             newest[row.service, row.above_tokens] = row
     rows = [newest[key] for key in sorted(newest)]
-    return tuple(map(rates_of, rows)), max(rows, key=lambda row: row.since, default=None)
+    return tuple(map(row_rates, rows)), max(rows, key=lambda row: row.since, default=None)
 
 
-def base_rows(provider: str, model: str, at: datetime) -> list[Row]:
+def base_rows(provider: str, model: str, price_time: datetime) -> list[Row]:
     """Return the dated standard rows of a model up to a time, without tiers, the oldest first."""
     mine = [row for row in dated_rows() if (row.provider, row.model) == (provider, model)]
     base = [row for row in mine if row.service == STANDARD and not row.above_tokens]
-    return [row for row in base if date.fromisoformat(row.since) <= at.date()]
+    return [row for row in base if date.fromisoformat(row.since) <= price_time.date()]
 
 
 def first_day(provider: str, model: str) -> str:
@@ -72,22 +72,22 @@ def _facts(kind: str, provider: str, model: str) -> Iterable[Mapping[str, Any]]:
     return (fact for fact in table("facts").get(kind, ()) if fact["provider"] == provider and model in fact["models"])
 
 
-def on_time(provider: str, model: str, rates: tuple[Rates, ...], at: datetime) -> tuple[tuple[Rates, ...], list[str]]:
+def on_time(provider: str, model: str, rates: tuple[Rates, ...], price_time: datetime) -> tuple[tuple[Rates, ...], list[str]]:
     """Return rates with what the shipped facts say of a time: tiers that went, promotions that ended, peak hours."""
     notes = []
     for fact in _facts("dropped", provider, model):
-        if at.date() >= date.fromisoformat(fact["date"]) and any(r.above_tokens == fact["above_tokens"] for r in rates):
+        if price_time.date() >= date.fromisoformat(fact["date"]) and any(r.above_tokens == fact["above_tokens"] for r in rates):
             rates = tuple(r for r in rates if r.above_tokens != fact["above_tokens"])
             notes.append(f"{fact['note']} ({fact['date']})")
     for fact in _facts("changes", provider, model):
-        if at.date() >= date.fromisoformat(fact["from"]):
+        if price_time.date() >= date.fromisoformat(fact["from"]):
             rates = tuple(_changed(r, fact) for r in rates)
             notes.append(f"{fact['note']}; these are the prices from {fact['from']}")
         else:
             notes.append(f"{fact['note']}; from {fact['from']} {fact['input']:g} in, {fact['output']:g} out USD/M")
     for fact in _facts("hours", provider, model):
-        if at.date() >= date.fromisoformat(fact["from"]):
-            times, words = _hour(fact, at)
+        if price_time.date() >= date.fromisoformat(fact["from"]):
+            times, words = _hour(fact, price_time)
             rates = tuple(r.times(times) if r.service == "standard" else r for r in rates)
             notes.append(words)
     return rates, notes
@@ -100,13 +100,13 @@ def _changed(rates: Rates, change: Mapping[str, Any]) -> Rates:
     return rates.times(2.0 if rates.service == "batch" else 1.0)
 
 
-def _hour(rule: Mapping[str, Any], at: datetime) -> tuple[float, str]:
+def _hour(rule: Mapping[str, Any], price_time: datetime) -> tuple[float, str]:
     """Return by what the price off peak is multiplied at a time, and why."""
     spans = " and ".join(rule["peak"])
-    weekend = (at + BEIJING).weekday() >= 5 and at.date() >= date.fromisoformat(rule["weekends_from"])
+    weekend = (price_time + BEIJING).weekday() >= 5 and price_time.date() >= date.fromisoformat(rule["weekends_from"])
     for span in rule["peak"]:
         start, end = (time.fromisoformat(end) for end in span.split("-"))
-        if start <= at.time() < end and not weekend:
+        if start <= price_time.time() < end and not weekend:
             return float(
                 rule["times"]
             ), f"peak: {rule['times']:g} times the price off peak at {spans} UTC on weekdays of Beijing"

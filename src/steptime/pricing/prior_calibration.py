@@ -19,7 +19,7 @@ from steptime.pricing.bundled_prices import dated_rows, open_rows, table
 from steptime.pricing.kv_price_step import calibrated
 from steptime.pricing.monte_carlo import Z90, Draws, Margin, interval
 from steptime.pricing.open_model_market import costs_by_model, families
-from steptime.pricing.price_estimate import Held
+from steptime.pricing.price_estimate import Coverage
 from steptime.pricing.price_list import PriceList, Rates
 from steptime.pricing.serving_costs import HOPPER, plausible
 from steptime.units import MILLION
@@ -51,7 +51,7 @@ def predicted(fit: Array, inputs: Array | float, outputs: Array | float) -> Arra
     return log_sizes
 
 
-def left_out(fit: Callable[[Array, Array, Array], Fit], sizes: Array) -> Held:
+def left_out(fit: Callable[[Array, Array, Array], Fit], sizes: Array) -> Coverage:
     """Return how many families' sizes lay in the 90 % interval of a fit to the others."""
     inputs, outputs = _prices()
     hits = 0
@@ -59,7 +59,7 @@ def left_out(fit: Callable[[Array, Array, Array], Fit], sizes: Array) -> Held:
         is_other = np.arange(len(sizes)) != index
         coefficients, scatter = fit(inputs[is_other], outputs[is_other], sizes[is_other])
         hits += bool(abs(math.log10(sizes[index]) - predicted(coefficients, inputs[index], outputs[index])) <= Z90 * scatter)
-    return Held(held=hits, of=len(sizes))
+    return Coverage(held=hits, of=len(sizes))
 
 
 def _prices() -> tuple[Array, Array]:
@@ -85,16 +85,16 @@ def known_tiers() -> list[tuple[PriceList, float]]:
     return known_models
 
 
-def tiers_held(margin: Margin, draws: Draws) -> tuple[Held, Held, list[float]]:
+def tier_coverage(margin: Margin, draws: Draws) -> tuple[Coverage, Coverage, list[float]]:
     """Return how many true bytes lay in their interval by a margin prior, how many below the bound, and log10 of errors."""
-    held, below, errors = 0, 0, []
+    hits, below, errors = 0, 0, []
     for price_list, truth in known_tiers():
-        values, most = calibrated(price_list, margin, draws)
+        values, bounds = calibrated(price_list, margin, draws)
         low, high = interval(values)
-        held += low <= truth <= high
-        below += bool(truth <= np.quantile(most, 0.95))
+        hits += low <= truth <= high
+        below += bool(truth <= np.quantile(bounds, 0.95))
         errors.append(math.log10(float(np.median(values)) / truth))
-    return Held(held=held, of=len(errors)), Held(held=below, of=len(errors)), errors
+    return Coverage(held=hits, of=len(errors)), Coverage(held=below, of=len(errors)), errors
 
 
 def active_bound_held() -> int:
@@ -110,23 +110,23 @@ def of_market() -> Margin:
     return Margin(median=median, low=low, high=high, basis="market", values=values)
 
 
-def within(values: Sequence[float], low: float, high: float) -> Held:
+def within(values: Sequence[float], low: float, high: float) -> Coverage:
     """Return how many values lie between two."""
-    return Held(held=sum(low <= value <= high for value in values), of=len(values))
+    return Coverage(held=sum(low <= value <= high for value in values), of=len(values))
 
 
 def rank_correlation(a: Array, b: Array) -> float:
     """Return Spearman's rank correlation, ties at their mean rank."""
     ranks = np.stack(
-        [np.mean([np.searchsorted(np.sort(one), one, side) for side in ("left", "right")], axis=0) for one in (a, b)]
+        [np.mean([np.searchsorted(np.sort(sample), sample, side) for side in ("left", "right")], axis=0) for sample in (a, b)]
     )
     return float(np.corrcoef(ranks)[0, 1])
 
 
-def explained(known: Array, *by: Array) -> float:
+def explained_variance(targets: Array, *predictors: Array) -> float:
     """Return the share of the variance of log10 that a regression on other logarithms explains."""
-    columns = np.stack([np.ones_like(known), *(np.log10(one) for one in by)], axis=1)
-    logs = np.log10(known)
+    columns = np.stack([np.ones_like(targets), *(np.log10(predictor) for predictor in predictors)], axis=1)
+    logs = np.log10(targets)
     coefficients, *_ = np.linalg.lstsq(columns, logs, rcond=None)
     return float(1 - np.var(logs - columns @ coefficients) / np.var(logs))
 
@@ -141,10 +141,10 @@ def _cost_ratios() -> dict[str, Array]:
 def _steps_at_one_threshold() -> dict[str, float]:
     """Return how multiples of output prices stand to known bytes, of the models whose first step is where most have theirs."""
     steps = [(tiers[1].above_tokens, tiers[1].output / tiers[0].output, truth) for tiers, truth in _first_steps()]
-    most = statistics.mode(above for above, _, _ in steps)
-    multiples, truths = np.array([(multiple, truth) for above, multiple, truth in steps if above == most]).T
+    common_threshold = statistics.mode(above for above, _, _ in steps)
+    multiples, truths = np.array([(multiple, truth) for above, multiple, truth in steps if above == common_threshold]).T
     return {
-        "step_above": most,
+        "step_above": common_threshold,
         "step_models": len(multiples),
         "step_low": float(np.min(multiples)),
         "step_high": float(np.max(multiples)),
@@ -160,7 +160,7 @@ def _first_steps() -> list[tuple[tuple[Rates, ...], float]]:
 def blind_facts() -> dict[str, float | str]:
     """Return what shows that some readings do not hold: of ratios, of price levels, and of prices of hits."""
     inputs, outputs = _prices()
-    kv = np.array([one.kv_bytes for one in families()])
+    kv = np.array([family.kv_bytes for family in families()])
     ratios = outputs / inputs
     ranks = {
         name: rank_correlation(ratios[able], costs[able])
@@ -168,9 +168,9 @@ def blind_facts() -> dict[str, float | str]:
         for able in [np.isfinite(costs)]
     }
     low, high = min(ranks, key=ranks.__getitem__), max(ranks, key=ranks.__getitem__)
-    cached = {one.name: one.kv_bytes for one in families()}
+    cached = {family.name: family.kv_bytes for family in families()}
     hits = [row for row in open_rows() if row.family in cached and row.cache_read > 0 and row.service == "standard"]
-    read, fresh, held = np.array([(row.cache_read, row.input, cached[row.family]) for row in hits]).T
+    cache_reads, fresh, kv_bytes = np.array([(row.cache_read, row.input, cached[row.family]) for row in hits]).T
     return {
         "models": len(ratios),
         "ratio_systems": len(ranks),
@@ -180,15 +180,15 @@ def blind_facts() -> dict[str, float | str]:
         "ratio_rank_high": ranks[high],
         "ratio_rank_high_on": high,
         "at_four": int(np.sum(np.isclose(ratios, 4))),
-        "levels_r2": explained(kv, inputs, outputs),
+        "levels_r2": explained_variance(kv, inputs, outputs),
         "hits": len(hits),
-        "hit_r2": explained(read, fresh),
-        "hit_kv_r2": explained(read, fresh, held),
+        "hit_r2": explained_variance(cache_reads, fresh),
+        "hit_kv_r2": explained_variance(cache_reads, fresh, kv_bytes),
         **_steps_at_one_threshold(),
     }
 
 
-def spread_of(sizes: Array) -> float:
+def log_spread(sizes: Array) -> float:
     """Return the standard deviation of log10: what is known of a size without prices."""
     return float(np.std(np.log10(sizes), ddof=1))
 
@@ -201,15 +201,15 @@ def usd_per_operation() -> float:
     return float(np.nanmedian(usd_per_flop(rents, rates, HALF_BUSY)))
 
 
-def _written(name: str, fit: Fit, held: Held, sizes: Array) -> list[str]:
+def _written(name: str, fit: Fit, coverage: Coverage, sizes: Array) -> list[str]:
     figures = ", ".join(f"{value:.6f}" for value in fit[0])
     return [
         f"[{name}]",
         f"log10 = [{figures}] # constant, power of the input price, power of the output price, in USD per million",
         f"scatter = {fit[1]:.6f} # standard deviation of log10",
-        f"spread = {spread_of(sizes):.6f} # the same without prices",
-        f"held = {held.held}",
-        f"of = {held.of}",
+        f"spread = {log_spread(sizes):.6f} # the same without prices",
+        f"held = {coverage.held}",
+        f"of = {coverage.of}",
         "",
     ]
 
@@ -217,10 +217,10 @@ def _written(name: str, fit: Fit, held: Held, sizes: Array) -> list[str]:
 def priors_text() -> str:
     """Return the priors as TOML."""
     market = of_market()
-    active, total = (np.array([getattr(one, name) for one in families()]) for name in ("active", "total"))
+    active, total = (np.array([getattr(family, name) for family in families()]) for name in ("active", "total"))
     prices = _prices()
-    held, below, errors = tiers_held(replace(market, basis="market"), Draws())
-    known = np.array([float(next(iter(rows.values()))["kv_bytes_read_per_token"]) for rows in costs_by_model().values()])
+    coverage, below, errors = tier_coverage(replace(market, basis="market"), Draws())
+    kv_bytes = np.array([float(next(iter(rows.values()))["kv_bytes_read_per_token"]) for rows in costs_by_model().values()])
     inside = within(market.values, 0.5, 10)
     lines = [
         "# Written by docs/fit_prices.py from the rows beside it; tests recompute each figure.",
@@ -246,10 +246,10 @@ def priors_text() -> str:
         "[step] # KV bytes per token from price steps of models whose architecture is known (tier_models.toml)",
         f"scatter = {float(np.std(errors, ddof=1)):.6f} # standard deviation of log10 of reading over truth",
         f"bias = {float(np.mean(errors)):.6f}",
-        f"spread = {spread_of(known):.6f} # of the models that are sold, without prices",
-        f"held = {held.held}",
+        f"spread = {log_spread(kv_bytes):.6f} # of the models that are sold, without prices",
+        f"held = {coverage.held}",
         f"bound_held = {below.held} # at margin 1",
-        f"of = {held.of}",
+        f"of = {coverage.of}",
         "",
     ]
     return "\n".join(lines)

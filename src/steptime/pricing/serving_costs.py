@@ -36,7 +36,7 @@ from steptime.processes import map_in_processes
 from steptime.result_base import unit
 from steptime.units import MILLION
 
-MOST: Final = 8  # systems that are planned for
+MAX_SYSTEMS: Final = 8  # systems that are planned for
 CHIPS: Final = 64  # eight boxes of eight, or near a rack: DeepSeek decodes on 144 and reads prompts on 32 (open-infra-index)
 HOPPER: Final = ("hgx-h100", "hgx-h200")
 """Systems that margins of the market are calibrated on: what most hosts of the rows rented in 2024 to 2026."""
@@ -85,39 +85,41 @@ class TokenCost:
         if not self.front:
             return np.asarray(speed) * math.nan
         speeds, costs = np.array(self.front).T
-        asked = np.asarray(speed, dtype=np.float64)[..., None]
-        cheapest = np.min(np.where(speeds >= asked, costs, math.inf), axis=-1)
+        min_speed = np.asarray(speed, dtype=np.float64)[..., None]
+        cheapest = np.min(np.where(speeds >= min_speed, costs, math.inf), axis=-1)
         return np.where(np.isfinite(cheapest), cheapest, math.nan)
 
 
-def plausible(catalog: str | None = None, most: int = MOST) -> tuple[list[System], dict[str, str]]:
+def plausible(catalog: str | None = None, max_systems: int = MAX_SYSTEMS) -> tuple[list[System], dict[str, str]]:
     """Return the systems that a host may rent, and why others are left out, by name."""
     offered: dict[str, set[str]] = {}
     for quote, _, _ in quotes(catalog):
         offered.setdefault(quote.chip, set()).add(quote.kind)
-    left: dict[str, str] = {}
+    excluded: dict[str, str] = {}
     machines = []
     for name, path in files("systems", catalog).items():
-        kinds = offered.get(_chip_of(path), set())
+        kinds = offered.get(_chip_name(path), set())
         if "contract" in kinds:
             machines.append(load_system(name, catalog))
         else:
-            left[name] = "no contract on the newest lists" if kinds else "no rent is known"
-    newest = max((date.fromisoformat(one.rent.date) for one in machines if one.rent.kind == "contract"), default=date.max)
+            excluded[name] = "no contract on the newest lists" if kinds else "no rent is known"
+    newest = max(
+        (date.fromisoformat(machine.rent.date) for machine in machines if machine.rent.kind == "contract"), default=date.max
+    )
     groups: dict[tuple[str, float], list[System]] = {}
-    for one in machines:
-        if one.rent.kind != "contract" or date.fromisoformat(one.rent.date) < newest - LISTED:
-            left[one.name] = "no contract on the newest lists"
+    for machine in machines:
+        if machine.rent.kind != "contract" or date.fromisoformat(machine.rent.date) < newest - LISTED:
+            excluded[machine.name] = "no contract on the newest lists"
         else:
-            groups.setdefault((one.chip.vendor, float(one.chip.hbm.bandwidth)), []).append(one)
-    chosen = []
+            groups.setdefault((machine.chip.vendor, float(machine.chip.hbm.bandwidth)), []).append(machine)
+    selected = []
     for group in groups.values():
-        first, *others = sorted(group, key=lambda one: (-one.scale_up.size, float(one.rent.typical)))
-        chosen.append(first)
-        left |= {one.name: f"its memory is as fast as that of {first.name}" for one in others}
-    chosen.sort(key=lambda one: -float(one.chip.hbm.bandwidth))
-    left |= {one.name: f"{most} others have faster memory" for one in chosen[most:]}
-    return chosen[:most], left
+        first, *duplicates = sorted(group, key=lambda machine: (-machine.scale_up.size, float(machine.rent.typical)))
+        selected.append(first)
+        excluded |= {machine.name: f"its memory is as fast as that of {first.name}" for machine in duplicates}
+    selected.sort(key=lambda machine: -float(machine.chip.hbm.bandwidth))
+    excluded |= {machine.name: f"{max_systems} others have faster memory" for machine in selected[max_systems:]}
+    return selected[:max_systems], excluded
 
 
 def cost_on(
@@ -146,52 +148,52 @@ def cost_on(
     Returns:
         The cost, with the mode, chips and layout of its plan.
     """
-    told: dict[str, Any] = {"system": system.name, "rent": system.rent}
+    shared_fields: dict[str, Any] = {"system": system.name, "rent": system.rent}
     searched = partial(
         plan,
         model,
         system,
         workload,
         slo,
-        chips=chips_of(system),
+        chips=plan_chips(system),
         engine=engine,
         alternatives=False,
         elasticities=False,
         diagnostics=False,
     )
     try:
-        found = searched(modes=modes, front=front)
+        best_plan = searched(modes=modes, front=front)
     except InputError as problem:
-        return TokenCost(feasible=False, reason=str(problem).rstrip("."), **told)
-    if not found.feasible:
-        return TokenCost(feasible=False, reason=found.reason.rstrip("."), chips=found.chips, **told)
+        return TokenCost(feasible=False, reason=str(problem).rstrip("."), **shared_fields)
+    if not best_plan.feasible:
+        return TokenCost(feasible=False, reason=best_plan.reason.rstrip("."), chips=best_plan.chips, **shared_fields)
     per_request = float(workload.output_tokens) / MILLION
-    ends = found.cost_range
-    same = found
-    if aggregated and found.mode != AGGREGATED:
+    ends = best_plan.cost_range
+    same = best_plan
+    if aggregated and best_plan.mode != AGGREGATED:
         same = searched(modes=CALIBRATED_MODES, front=False)
     return TokenCost(
         feasible=True,
-        mode=found.mode,
+        mode=best_plan.mode,
         aggregated_usd_per_request=same.usd_per_request if same.feasible and same.mode == AGGREGATED else math.nan,
-        chips=found.chips,
-        layout_text=found.layout_text,
-        usd_per_request=found.usd_per_million_output_tokens * per_request,
+        chips=best_plan.chips,
+        layout_text=best_plan.layout_text,
+        usd_per_request=best_plan.usd_per_million_output_tokens * per_request,
         usd_per_request_range=None if ends is None else (ends[0] * per_request, ends[1] * per_request),
-        input_usd_per_million=found.prefill_usd_per_million_tokens,
-        output_usd_per_million=found.decode_usd_per_million_tokens,
-        front=tuple((p.tokens_per_second_per_user, p.usd_per_million_output_tokens) for p in found.front),
-        **told,
+        input_usd_per_million=best_plan.prefill_usd_per_million_tokens,
+        output_usd_per_million=best_plan.decode_usd_per_million_tokens,
+        front=tuple((p.tokens_per_second_per_user, p.usd_per_million_output_tokens) for p in best_plan.front),
+        **shared_fields,
     )
 
 
-def _chip_of(path: Path) -> str:
+def _chip_name(path: Path) -> str:
     """Return the name of the chip of a system's file."""
     chip = read_file(path).get("chip", "")
     return str(chip.get("name", "")) if isinstance(chip, dict) else str(chip)
 
 
-def chips_of(system: System) -> int:
+def plan_chips(system: System) -> int:
     """Return how many chips of a system a plan is for: whole domains, `CHIPS` or one domain if that is more."""
     domain = int(min(system.scale_up.size, system.chips))
     return int(min(domain * max(1, CHIPS // domain), system.scale_out.size))
@@ -216,8 +218,8 @@ def token_costs(
 
 def cheapest(costs: Iterable[TokenCost]) -> TokenCost | None:
     """Return the cost that is least, of those that there are."""
-    able = [one for one in costs if one.feasible and math.isfinite(one.usd_per_request)]
-    return min(able, key=lambda one: one.usd_per_request, default=None)
+    able = [cost for cost in costs if cost.feasible and math.isfinite(cost.usd_per_request)]
+    return min(able, key=lambda cost: cost.usd_per_request, default=None)
 
 
 def scaled(cost: TokenCost, factor: float) -> TokenCost:

@@ -10,7 +10,7 @@ from steptime.blackboard.price_signals import active_from_input, kv_bytes_from_s
 from steptime.pricing.bundled_prices import table
 from steptime.pricing.kv_price_step import calibrated, has_step, usd_per_byte
 from steptime.pricing.monte_carlo import Z90, Draws, Margin, interval
-from steptime.pricing.price_estimate import Reading, held_of, unknown
+from steptime.pricing.price_estimate import Reading, prior_coverage, unidentifiable
 from steptime.pricing.price_list import PriceList
 from steptime.pricing.prior_calibration import HALF_BUSY
 from steptime.pricing.serving_costs import HOPPER
@@ -20,17 +20,17 @@ BALANCE, WEIGHT_BYTES = 300.0, 1.0  # the lecture's machine, in FP8
 MEMORY_SHARE = 0.77  # of bandwidth, in figures that are told without draws
 
 
-def bits_of(name: str) -> float:
+def information_bits(name: str) -> float:
     """Return the bits that a reading tells: log2 of the spread without prices over the scatter with them, at least 0."""
-    told = table("priors")[name]
-    return max(0.0, math.log2(told["spread"] / told["scatter"]))
+    prior = table("priors")[name]
+    return max(0.0, math.log2(prior["spread"] / prior["scatter"]))
 
 
-def size(found: PriceList, which: str, what: str) -> Reading:
+def size(price_list: PriceList, which: str, quantity: str) -> Reading:
     """Return active or total parameters by the fit to models with open weights."""
-    base, fit = found.base, table("priors")[which]
+    base, fit = price_list.base, table("priors")[which]
     if not (base.input > 0 and base.output > 0):
-        return unknown(f"{which}_parameters", what, "a price of 0 says nothing of a size", measure="parameters")
+        return unidentifiable(f"{which}_parameters", quantity, "a price of 0 says nothing of a size", measure="parameters")
     constant, power_in, power_out = fit["log10"]
     centre = constant + power_in * math.log10(base.input) + power_out * math.log10(base.output)
     half = Z90 * fit["scatter"]
@@ -39,14 +39,14 @@ def size(found: PriceList, which: str, what: str) -> Reading:
         bound = float(active_from_input(base.input / MILLION, table("priors")["dollars"]["usd_per_flop"]))
     return Reading(
         name=f"{which}_parameters",
-        what=what,
+        what=quantity,
         measure="parameters",
         value=10**centre,
         interval=(10 ** (centre - half), 10 ** (centre + half)),
         bound=bound,
-        bound_held=held_of(which, "bound_held") if which == "active" else None,
-        bits=bits_of(which),
-        held=held_of(which),
+        bound_held=prior_coverage(which, "bound_held") if which == "active" else None,
+        bits=information_bits(which),
+        held=prior_coverage(which),
         reason=(
             "median of models with open weights at that input price"
             if which == "active"
@@ -60,18 +60,18 @@ def size(found: PriceList, which: str, what: str) -> Reading:
     )
 
 
-def kv_bytes(found: PriceList, margin: Margin, draws: Draws, active: float, balance: float = BALANCE) -> Reading:
+def kv_bytes(price_list: PriceList, margin: Margin, draws: Draws, active: float, balance: float = BALANCE) -> Reading:
     """Return KV bytes per token from the first step of output prices, with the lecture's reading of its threshold beside it."""
-    name, what = "kv_bytes_per_token", "KV bytes per token"
-    tiers = found.of()
-    if not has_step(found):
+    name, quantity = "kv_bytes_per_token", "KV bytes per token"
+    tiers = price_list.of()
+    if not has_step(price_list):
         rising = len(tiers) > 1 and tiers[1].input > tiers[0].input
         why = "only input is dearer above the step, and prompts are bound by arithmetic" if rising else "the list has no step"
-        return unknown(
-            name, what, f"{why}; bytes that a token reads show in what output costs more over a longer context", measure="B"
+        return unidentifiable(
+            name, quantity, f"{why}; bytes that a token reads show in what output costs more over a longer context", measure="B"
         )
     ideal = float(kv_bytes_from_tier(active, tiers[1].above_tokens, balance, WEIGHT_BYTES))
-    values, most = calibrated(found, margin, draws)
+    values, bounds = calibrated(price_list, margin, draws)
     at_one = float(
         kv_bytes_from_step(
             (tiers[1].output - tiers[0].output) / MILLION, tiers[1].above_tokens, float(usd_per_byte(MEMORY_SHARE)[0])
@@ -81,14 +81,14 @@ def kv_bytes(found: PriceList, margin: Margin, draws: Draws, active: float, bala
     steeper = "; input rises more than output, which reading caches does not explain" if rises else ""
     return Reading(
         name=name,
-        what=what,
+        what=quantity,
         measure="B",
         value=float(np.median(values)),
         interval=interval(values),
-        bound=float(np.quantile(most, 0.95)),
-        bound_held=held_of("step", "bound_held"),
-        bits=bits_of("step"),
-        held=held_of("step") if margin.values else None,
+        bound=float(np.quantile(bounds, 0.95)),
+        bound_held=prior_coverage("step", "bound_held"),
+        bits=information_bits("step"),
+        held=prior_coverage("step") if margin.values else None,
         reason=f"step of {tiers[1].output - tiers[0].output:g} USD/M above {tiers[1].above_tokens:,.0f} tokens, margin "
         f"{margin.median:.2g} ({margin.low:.2g} to {margin.high:.2g}; {margin.basis}); over exactly "
         f"{tiers[1].above_tokens:,.0f} tokens {at_one / 1e3:,.0f} kB at margin 1; the bound takes a margin "

@@ -19,8 +19,8 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from steptime.errors import InputError, RangeError, UnitError, UnknownName, shown
-from steptime.number_checks import between, whole
+from steptime.errors import InputError, RangeError, UnitError, UnknownName, short_repr
+from steptime.number_checks import between, whole_number
 from steptime.units import count as read_count
 from steptime.units import parse
 
@@ -295,12 +295,14 @@ def read_value(name: str, value: Any, declared: Input) -> Any:
     if declared.kind == COUNT:
         number_read = read_count(value, name) if isinstance(value, str) else value
         least = 1 if declared.minimum is None else declared.minimum
-        return whole(name, number_read, least=least, most=LARGEST_COUNT if declared.maximum is None else declared.maximum)
+        return whole_number(
+            name, number_read, minimum=least, maximum=LARGEST_COUNT if declared.maximum is None else declared.maximum
+        )
     if declared.kind == NUMBER:
         return _read_number(name, value, declared)
     if declared.kind == SWITCH:
         if not isinstance(value, bool | np.bool_):
-            raise RangeError(f"{name} must be true or false, not {shown(value)}")
+            raise RangeError(f"{name} must be true or false, not {short_repr(value)}")
         return bool(value)
     if declared.kind == TEXTS:
         return (value,) if isinstance(value, str) else tuple(value)
@@ -318,7 +320,7 @@ def _read_number(name: str, value: Any, declared: Input) -> Any:
                 value = parse(value, declared.unit)
             except KeyError:
                 unit = f" in {declared.unit}" if declared.unit else ""
-                raise UnitError(f"{name} must be a number{unit}, not {shown(value)}") from None
+                raise UnitError(f"{name} must be a number{unit}, not {short_repr(value)}") from None
     low = -np.inf if declared.minimum is None else declared.minimum
     high = np.inf if declared.maximum is None else declared.maximum
     return between(name, value, low, high, declared.unit)

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from steptime.errors import InputError
 from steptime.models.model import Model, prefill_flops
-from steptime.models.model_loading import ModelLike, model_of
+from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.models.multimodal_inputs import Reading, media_tokens, read_media, tower_flops, tower_parameters, with_media
 from steptime.number_checks import MOST_TOKENS, positive
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import counted, show
 
 
@@ -57,7 +57,7 @@ class ImageCost(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each size."""
-        return table_of(MediumRow, self.media)
+        return columns_by_key(MediumRow, self.media)
 
 
 def image_cost(model: ModelLike, images: str | Iterable[str] = (), *, audio: str | Iterable[str] = ()) -> ImageCost:
@@ -69,7 +69,7 @@ def image_cost(model: ModelLike, images: str | Iterable[str] = (), *, audio: str
     >>> image_cost("qwen3-vl-8b-instruct", "1024x1024").tokens
     1024
     """
-    loaded_model = model_of(model)
+    loaded_model = resolve_model(model)
     readings = read_media(loaded_model, images, audio)
     if not readings:
         raise InputError("name an image, such as 1024x1024, or a recording, such as 30")
@@ -85,8 +85,8 @@ def with_images(model: ModelLike, images: str | Iterable[str] = (), *, text: flo
     >>> with_images("qwen3-vl-8b-instruct", "1024x1024", text=500).media.tokens
     1524
     """
-    loaded_model = model_of(model)
-    positive("text", text, "token", most=MOST_TOKENS)
+    loaded_model = resolve_model(model)
+    positive("text", text, "token", maximum=MOST_TOKENS)
     return with_media(loaded_model, read_media(loaded_model, images, audio), text)
 
 
@@ -110,7 +110,7 @@ def media_cost(model: Model, readings: tuple[Reading, ...]) -> ImageCost:
 def _row(reading: Reading) -> MediumRow:
     return MediumRow(
         kind=reading.medium.kind,
-        size=reading.medium.what,
+        size=reading.medium.size_text,
         count=reading.medium.count,
         sequences=sum(count for count, _ in reading.cut.sequences),
         rows=reading.cut.rows,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.errors import RangeError, UnknownName, shown
+from steptime.errors import RangeError, UnknownName, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, positive
@@ -64,7 +64,9 @@ class LatencyLimits:
             RangeError: if speed and time per output token are both limited, or a limit is not above 0.
         """
         if self.speed is not None and self.tpot is not None:
-            raise RangeError(f"speed and tpot limit the same: speed {shown(self.speed)}, tpot {shown(self.tpot)}; keep one")
+            raise RangeError(
+                f"speed and tpot limit the same: speed {short_repr(self.speed)}, tpot {short_repr(self.tpot)}; keep one"
+            )
         for name, unit in (("speed", "tok/s"), ("tpot", "s"), ("ttft", "s")):
             positive(name, 1.0 if getattr(self, name) is None else getattr(self, name), unit)
         return limits(speed=self.speed if self.tpot is None else 1 / self.tpot, ttft=self.ttft)
@@ -202,7 +204,7 @@ def read_modes(words: str) -> tuple[str, ...]:
     names = MODES if words == "any" else tuple(name.strip() for name in words.split(","))
     for name in names:
         if name == "any":
-            raise RangeError(f"mode any cannot be combined with other modes, got {shown(words)}")
+            raise RangeError(f"mode any cannot be combined with other modes, got {short_repr(words)}")
         if name not in MODES:
             raise UnknownName("mode", name, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
     return tuple(name for name in MODES if name in names)

@@ -48,7 +48,7 @@ def solve(values: Mapping[str, Any], *, update: bool = False) -> Market:
     """
     inputs = bind(PricesInputs, values, "prices")
     return survey_prices(
-        str(inputs.model), provider=inputs.provider, at=inputs.at, speed=inputs.speed, mix=inputs.mix,
+        str(inputs.model), provider=inputs.provider, price_time=inputs.at, speed=inputs.speed, mix=inputs.mix,
         mode=read_modes(inputs.mode), hold=read_holds(list(inputs.hold) or None), catalog=inputs.catalog, update=update,
     )  # fmt: skip
 

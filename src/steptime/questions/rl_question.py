@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Final
 
-from steptime.models.model_loading import load_model, model_of
+from steptime.models.model_loading import load_model, resolve_model
 from steptime.number_checks import MOST_CHIPS
 from steptime.physics.layout import Layout
 from steptime.questions.declaration import (
@@ -61,7 +61,7 @@ def solve(values: Mapping[str, Any]) -> RlStep:
     """
     inputs = bind_declared(RlInputs, values, "rl")
     sizes = {name: value for name in SIZES if (value := getattr(inputs, name)) is not None}
-    model = load_model(inputs.model) if isinstance(inputs.model, str) else model_of(inputs.model)
+    model = load_model(inputs.model) if isinstance(inputs.model, str) else resolve_model(inputs.model)
     return rl_step(
         model, read_machine(values), chips=inputs.chips, rollouts=inputs.rollouts, prompt=inputs.prompt, output=inputs.output,
         longest=inputs.longest, layout=Layout(**sizes, microbatches=sizes.get("pp", 1)), spread=inputs.spread,

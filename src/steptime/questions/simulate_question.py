@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from steptime.errors import RangeError, shown
+from steptime.errors import RangeError, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.physics.default_layout import default_layout
@@ -158,7 +158,7 @@ class SchedulerInputs:
         for part in self.prefix_cache.split(","):
             name, equals, size = part.strip().partition("=")
             if not equals:
-                raise RangeError(f"prefix_cache: {shown(part)} is not TIER=CAPACITY, such as host=1TB")
+                raise RangeError(f"prefix_cache: {short_repr(part)} is not TIER=CAPACITY, such as host=1TB")
             if name in tiers:
                 raise RangeError(f"prefix_cache: {name} is given twice")
             tiers[name] = parse(size, "B")

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
-from steptime.errors import InputError, LayoutError, RangeError, shown
+from steptime.errors import InputError, LayoutError, RangeError, short_repr
 from steptime.hardware.system import System
 from steptime.hardware.unit_cost import deployment_rent, usd_per_million
 from steptime.models.model import Model
-from steptime.models.model_loading import ModelLike, model_of
+from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chip_memory import Memory, memory_per_chip
@@ -39,7 +39,7 @@ from steptime.questions.subject import (
     read_subject,
     with_prompt_media,
 )
-from steptime.result_base import broadcast, key_of, unit
+from steptime.result_base import broadcast, json_key, unit
 
 PHASES = ("decode", "prefill", "mixed")
 PASS_GROUP = "The pass"
@@ -141,7 +141,7 @@ class StepSummary(Step):
     def columns(self) -> dict[str, Any]:
         """Return what was asked, the rates and the memory beside the row of the step."""
         subject = {"model": self.model, "system": self.system, "engine": self.engine, "layout": show_layout(self.layout)}
-        sizes = {key_of(f.name, f.metadata): getattr(self, f.name) for f in fields(self) if f.name in SIZES_OF_PASS}
+        sizes = {json_key(f.name, f.metadata): getattr(self, f.name) for f in fields(self) if f.name in SIZES_OF_PASS}
         low, high = self.range or (np.nan, np.nan)
         came = {
             "low_s": low, "high_s": high,
@@ -179,7 +179,9 @@ def pass_sizes(inputs: StepInputs, layout: Layout) -> dict[str, Any]:
     if inputs.phase != "prefill":
         sizes |= {"batch": inputs.batch, "context": inputs.context, "query": inputs.query}
         if np.any(np.asarray(inputs.query) > np.asarray(inputs.context)):
-            raise RangeError(f"query {shown(inputs.query)} is more than the context of {shown(inputs.context)} that holds it")
+            raise RangeError(
+                f"query {short_repr(inputs.query)} is more than the context of {short_repr(inputs.context)} that holds it"
+            )
         parts, fewest = int(np.max(layout.microbatches)), int(np.min(inputs.batch))
         if parts > int(np.max(layout.pp)) and parts > fewest:
             raise LayoutError(f"a batch of {fewest:,} cannot be cut into {parts:,} micro-batches")
@@ -239,7 +241,7 @@ def step_summary(
         anchor: the user's own runs, which correct the times.
         **sizes: sizes of the pass, as `mixed_step` takes them.
     """
-    model, system = model_of(model), resolve_system(system)
+    model, system = resolve_model(model), resolve_system(system)
     layout = layout or Layout()
     engine = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
     work: dict[str, Any] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0, **sizes}

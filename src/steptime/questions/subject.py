@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.hardware_loading import load_system, resolve_system
-from steptime.errors import ConfigError, Impossible, RangeError, UnitError, UnknownName, shown
+from steptime.errors import ConfigError, Impossible, RangeError, UnitError, UnknownName, short_repr
 from steptime.hardware.power_budget import BANDWIDTH, CAPACITY, FLOPS, LEAST_LEFT, LINK, PARTS, flops_left, power_shares
 from steptime.hardware.rental_prices import with_rent
 from steptime.hardware.software_maturity import with_software
 from steptime.hardware.system import System
 from steptime.hardware.what_if import scale, settable, vary
 from steptime.models.model import Model, active_parameters, kv_bytes_per_token, total_parameters
-from steptime.models.model_loading import load_model, model_of
+from steptime.models.model_loading import load_model, resolve_model
 from steptime.models.model_variants import KEYS, variant
 from steptime.number_checks import positive, share
 from steptime.physics.engine import Engine, engine_for, with_imbalance
@@ -193,7 +193,7 @@ def read_subject(values: Mapping[str, Any]) -> tuple[Model, System, Engine]:
         varied_model = _varied(values["model"], arch, formats, catalog) if arch else None
         model = varied_model or _model(values["model"], **formats, catalog=catalog)
     else:
-        model = model_of(values["model"])
+        model = resolve_model(values["model"])
         overrides = [name for name, format_name in formats.items() if format_name] + [f"{ARCH}{name}" for name in arch]
         if overrides:
             raise RangeError(f"{overrides[0]} is for a model that is named; load_model and its config take it for others")
@@ -306,14 +306,14 @@ def budget_shares(system: System, within: str) -> dict[str, float]:
         if not equals or name not in PARTS or name == FLOPS:
             other_parts = ", ".join(other_part for other_part in PARTS if other_part != FLOPS)
             raise RangeError(
-                f"{WITHIN} is power, or shares of a budget of {other_parts}, as bandwidth=0.3,link=0.1; not {shown(part)}"
+                f"{WITHIN} is power, or shares of a budget of {other_parts}, as bandwidth=0.3,link=0.1; not {short_repr(part)}"
             )
         if shares[name]:
             raise RangeError(f"{WITHIN} has {name} twice; keep one of the two")
         try:
             shares[name] = share(f"{WITHIN} {name}", parse(value), whole_too=False)
         except UnitError:
-            raise RangeError(f"{WITHIN}: {shown(value)} is no share, such as 0.3") from None
+            raise RangeError(f"{WITHIN}: {short_repr(value)} is no share, such as 0.3") from None
     shares[FLOPS] = 1 - sum(shares.values())
     if shares[FLOPS] <= 0:
         raise RangeError(f"{WITHIN} {within} leaves nothing of the budget for arithmetic")

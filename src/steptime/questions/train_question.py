@@ -9,7 +9,7 @@ from typing import Any, Final
 from steptime.errors import RangeError
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.models.model_loading import load_model, model_of
+from steptime.models.model_loading import load_model, resolve_model
 from steptime.number_checks import MOST_CHIPS
 from steptime.questions.declaration import (
     Reader,
@@ -166,7 +166,7 @@ def bind_train(values: Mapping[str, Any]) -> tuple[TrainInputs, Model, System, A
     """Return the inputs of a training run, read and checked, and the model, machine and stack that they name."""
     inputs = bind_declared(TrainInputs, values, "train")
     system = read_machine(values)
-    model = load_model(inputs.model, catalog=inputs.catalog) if isinstance(inputs.model, str) else model_of(inputs.model)
+    model = load_model(inputs.model, catalog=inputs.catalog) if isinstance(inputs.model, str) else resolve_model(inputs.model)
     return inputs, model, system, training_engine(inputs.engine, system, inputs.catalog)
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from steptime.errors import UnknownName
-from steptime.number_checks import Array, whole
+from steptime.number_checks import Array, whole_number
 from steptime.result_base import Tabular, unit
 from steptime.reversible import random_networks as networks
 from steptime.reversible.ciphers import aes_rounds, feistel_rounds, random_tables, speck_rounds
@@ -85,13 +85,13 @@ def avalanche(name: str, rounds: Rounds, size: int, samples: int, *, seed: int =
 
     rounds: gives the blocks after each round; it is called twice with generators of one state, so that keys are the same.
     """
-    samples = whole("samples", samples, least=2, most=MOST_SAMPLES)
+    samples = whole_number("samples", samples, minimum=2, maximum=MOST_SAMPLES)
     draw = np.random.default_rng(seed)
     blocks = draw.integers(0, 256, size=(samples, size), dtype=np.uint8)
-    where, flipped = draw.integers(0, 8 * size, size=samples), blocks.copy()
-    flipped[np.arange(samples), where // 8] ^= (1 << where % 8).astype(np.uint8)
-    pairs = zip(*(rounds(each, np.random.default_rng(seed + 1)) for each in (blocks, flipped)), strict=True)
-    shares = [BITS[one ^ other].sum(axis=1) / (8 * size) for one, other in pairs]
+    bit_positions, flipped = draw.integers(0, 8 * size, size=samples), blocks.copy()
+    flipped[np.arange(samples), bit_positions // 8] ^= (1 << bit_positions % 8).astype(np.uint8)
+    pairs = zip(*(rounds(inputs, np.random.default_rng(seed + 1)) for inputs in (blocks, flipped)), strict=True)
+    shares = [BITS[first ^ second].sum(axis=1) / (8 * size) for first, second in pairs]
     return _curve(name, 8 * size, shares, expected)
 
 
@@ -116,13 +116,13 @@ def feistel_expected(rounds: int, half: int) -> Array:
     chances = {("0", "1"): 0.5, ("1", "0"): 0.5}  # of the differences in both halves: none, one bit, random (r)
     weight = {"0": 0.0, "1": 1.0, "r": half / 2, "x": half / 2 / (1 - none)}  # x: random, and not none
     shares = []
-    for _ in range(whole("rounds", rounds, most=1000)):
+    for _ in range(whole_number("rounds", rounds, maximum=1000)):
         after: dict[tuple[str, str], float] = {}
-        for (left, right), chance in chances.items():
-            fed = [("x", 1 - none), ("0", none)] if right == "r" else [(right, 1.0)]
+        for (left_half, right_half), chance in chances.items():
+            fed = [("x", 1 - none), ("0", none)] if right_half == "r" else [(right_half, 1.0)]
             for difference, part in fed:
-                given = (difference, left if difference == "0" else "r")
-                after[given] = after.get(given, 0.0) + chance * part
+                pair = (difference, left_half if difference == "0" else "r")
+                after[pair] = after.get(pair, 0.0) + chance * part
         chances = after
         shares.append(sum(chance * (weight[a] + weight[b]) for (a, b), chance in chances.items()) / (2 * half))
     return np.array(shares)
@@ -160,13 +160,13 @@ def cipher_curve(name: str, *, samples: int = 10_000, seed: int = 0) -> Curve:
 
 def network_curve(name: str, *, depth: int = DEPTH, width: int = WIDTH, samples: int = 512, seed: int = 0) -> Curve:
     """Return the avalanche of random networks of a kind (`random_networks.KINDS`); the bits are the signs."""
-    residual, normed = networks.kind_of(name)
+    residual, normed = networks.network_features(name)
     draw, shares = np.random.default_rng(seed), []
     for _ in range(NETWORKS):
         weights = networks.random_weights(draw, depth, width)
         x, flipped = networks.pairs(draw, max(2, samples // NETWORKS), width)
-        both = (networks.layers(given, weights, residual=residual, normed=normed) for given in (x, flipped))
-        shares.append(np.stack([((one > 0) != (other > 0)).mean(axis=1) for one, other in zip(*both, strict=True)]))
+        both = (networks.layers(inputs, weights, residual=residual, normed=normed) for inputs in (x, flipped))
+        shares.append(np.stack([((first > 0) != (second > 0)).mean(axis=1) for first, second in zip(*both, strict=True)]))
     expected = networks.expected_shares(depth, width, residual=residual, normed=normed)
     return _curve(name, width, list(np.concatenate(shares, axis=1)), expected)
 
@@ -175,8 +175,8 @@ def mixing(*, samples: int = 4096, depth: int = DEPTH, width: int = WIDTH, seed:
     """Return avalanches of all known ciphers and random networks, of a trained network, and mixing times of patterns."""
     from steptime.reversible.dependency_patterns import known_times
 
-    samples = whole("samples", samples, least=100, most=MOST_SAMPLES)
-    seed = int(whole("seed", seed, least=0))
+    samples = whole_number("samples", samples, minimum=100, maximum=MOST_SAMPLES)
+    seed = int(whole_number("seed", seed, minimum=0))
     ciphers = [cipher_curve(name, samples=samples, seed=seed) for name in CIPHERS]
     nets = [network_curve(name, depth=depth, width=width, samples=min(samples, 1024), seed=seed) for name in networks.KINDS]
     return Mixing(curves=(*ciphers, *nets), trained=networks.trained_and_random(seed=seed), rounds=known_times())

@@ -26,10 +26,10 @@ def feistel_rounds(blocks: Array, tables: Array) -> Iterator[Array]:
     >>> [bytes(block[0]).hex() for block in feistel_rounds(blocks, np.full((2, 65536), 0x1234, dtype=np.uint16))]
     ['00001234', '12341234']
     """
-    left, right = np.ascontiguousarray(_of_bytes(blocks, 4)).view(">u2").T.astype(np.uint16)
+    left_half, right_half = np.ascontiguousarray(_of_bytes(blocks, 4)).view(">u2").T.astype(np.uint16)
     for table in tables:
-        left, right = right, left ^ table[right]
-        yield np.stack((left, right), axis=1).astype(">u2").view(np.uint8)
+        left_half, right_half = right_half, left_half ^ table[right_half]
+        yield np.stack((left_half, right_half), axis=1).astype(">u2").view(np.uint8)
 
 
 def random_tables(rounds: int, samples: np.random.Generator) -> Array:
@@ -90,8 +90,8 @@ def _mixed(state: Array) -> Array:
     column = state.reshape(-1, 4, 4)
     after = np.roll(column, -1, axis=2)
     twice = times_two((column ^ after).astype(np.uint16)).astype(np.uint8)
-    rest = after ^ np.roll(column, -2, axis=2) ^ np.roll(column, -3, axis=2)
-    mixed: Array = (twice ^ rest).reshape(state.shape)
+    other_bytes = after ^ np.roll(column, -2, axis=2) ^ np.roll(column, -3, axis=2)
+    mixed: Array = (twice ^ other_bytes).reshape(state.shape)
     return mixed
 
 

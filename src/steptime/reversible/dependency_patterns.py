@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from steptime.errors import InputError, RangeError, UnknownName
-from steptime.number_checks import Array, whole
+from steptime.number_checks import Array, whole_number
 from steptime.reversible.ciphers import SHIFTED
 
 Pattern = Callable[[int], Array]
@@ -41,7 +41,7 @@ def shuffle(size: int, box: int = 4) -> Pattern:
     >>> mixing_time(shuffle(64, 4)), mixing_time(shuffle(1024, 2))
     (3, 10)
     """
-    _power(size, whole("a box", box, least=2, most=MOST_WIDE))
+    _power(size, whole_number("a box", box, minimum=2, maximum=MOST_WIDE))
     boxes = np.kron(np.eye(size // box, dtype=bool), np.ones((box, box), dtype=bool))
     dealt = np.empty(size, dtype=np.int64)
     dealt[np.arange(size) % box * (size // box) + np.arange(size) // box] = np.arange(size)
@@ -57,8 +57,10 @@ def grid(rows: int, columns: int) -> Pattern:
     >>> mixing_time(grid(8, 16))
     2
     """
-    one, other = (np.eye(whole("a side", side, most=MOST_WIDE), dtype=bool) for side in (rows, columns))
-    both = np.kron(one, np.ones_like(other)), np.kron(np.ones_like(one), other)
+    row_identity, column_identity = (
+        np.eye(whole_number("a side", side, maximum=MOST_WIDE), dtype=bool) for side in (rows, columns)
+    )
+    both = np.kron(row_identity, np.ones_like(column_identity)), np.kron(np.ones_like(row_identity), column_identity)
     return lambda number: both[number % 2]
 
 
@@ -79,7 +81,7 @@ def feistel(half: int) -> Pattern:
     >>> mixing_time(feistel(16))
     3
     """
-    same, none = np.eye(whole("half", half, most=MOST_WIDE // 2), dtype=bool), np.zeros((half, half), dtype=bool)
+    same, none = np.eye(whole_number("half", half, maximum=MOST_WIDE // 2), dtype=bool), np.zeros((half, half), dtype=bool)
     mixed = np.block([[none, same], [same, ~none]])
     return lambda _: mixed
 
@@ -90,52 +92,52 @@ def window(size: int, reach: int, *, causal: bool = False) -> Pattern:
     >>> mixing_time(window(64, 9)), mixing_time(window(64, 63)), mixing_time(window(64, 63, causal=True))
     (7, 1, inf)
     """
-    places = np.arange(whole("the size of a pattern", size, most=MOST_WIDE))
+    places = np.arange(whole_number("the size of a pattern", size, maximum=MOST_WIDE))
     back = places[:, None] - places
-    mixed = (np.abs(back) <= whole("reach", reach, least=0)) & (not causal or back >= 0)
+    mixed = (np.abs(back) <= whole_number("reach", reach, minimum=0)) & (not causal or back >= 0)
     return lambda _: mixed
 
 
 def reached(pattern: Pattern, rounds: int) -> Array:
     """Return which output depends on which input after some rounds."""
-    found = np.eye(len(pattern(0)), dtype=bool)
-    for number in range(whole("rounds", rounds, least=0, most=MOST_ROUNDS)):
-        found = _through(pattern(number), found)
-    return found
+    dependencies = np.eye(len(pattern(0)), dtype=bool)
+    for number in range(whole_number("rounds", rounds, minimum=0, maximum=MOST_ROUNDS)):
+        dependencies = _through(pattern(number), dependencies)
+    return dependencies
 
 
 def mixing_time(pattern: Pattern) -> float:
     """Return the rounds until each output depends on each input; infinity where a round adds nothing any more."""
-    found, still = np.eye(len(pattern(0)), dtype=bool), 0
+    dependencies, still = np.eye(len(pattern(0)), dtype=bool), 0
     for number in range(MOST_ROUNDS):
-        after = _through(pattern(number), found)
+        after = _through(pattern(number), dependencies)
         if after.all():
             return number + 1
-        still = still + 1 if np.array_equal(after, found) else 0
-        if still > math.log2(len(found)) + 2:  # no pattern here has a longer turn
+        still = still + 1 if np.array_equal(after, dependencies) else 0
+        if still > math.log2(len(dependencies)) + 2:  # no pattern here has a longer turn
             return math.inf
-        found = after
+        dependencies = after
     return math.inf
 
 
-def _through(mixed: Array, found: Array) -> Array:
-    if mixed.shape != found.shape or mixed.ndim != 2 or mixed.shape[0] != mixed.shape[1]:
-        raise InputError(f"a pattern is a square of truths, {found.shape} in each round, not {mixed.shape}")
-    through: Array = (mixed.astype(np.float32) @ found.astype(np.float32)) > 0
+def _through(mixed: Array, dependencies: Array) -> Array:
+    if mixed.shape != dependencies.shape or mixed.ndim != 2 or mixed.shape[0] != mixed.shape[1]:
+        raise InputError(f"a pattern is a square of truths, {dependencies.shape} in each round, not {mixed.shape}")
+    through: Array = (mixed.astype(np.float32) @ dependencies.astype(np.float32)) > 0
     return through
 
 
 def _power(size: int, base: int) -> int:
     """Return which power of the base a size is; raise RangeError where it is none."""
-    whole("the size of a pattern", size, least=base, most=MOST_WIDE)
+    whole_number("the size of a pattern", size, minimum=base, maximum=MOST_WIDE)
     power = round(math.log(size, base))
     if base**power != size:
-        near = " or ".join(str(base ** each(math.log(size, base))) for each in (math.floor, math.ceil))
+        near = " or ".join(str(base ** rounding(math.log(size, base))) for rounding in (math.floor, math.ceil))
         raise RangeError(f"the size of this pattern must be a power of {base}, not {size}; {near} will do")
     return power
 
 
-KNOWN: Final[dict[str, Callable[[], Pattern]]] = {
+KNOWN_PATTERNS: Final[dict[str, Callable[[], Pattern]]] = {
     "butterfly of 64": lambda: butterfly(64),
     "shuffle of 64, boxes of 4 (PRESENT)": lambda: shuffle(64, 4),
     "AES, 16 bytes": aes,
@@ -151,6 +153,6 @@ KNOWN: Final[dict[str, Callable[[], Pattern]]] = {
 def known_times(names: list[str] | None = None) -> dict[str, float]:
     """Return the mixing time of patterns by name."""
     for name in names or []:
-        if name not in KNOWN:
-            raise UnknownName("pattern", name, KNOWN)
-    return {name: mixing_time(KNOWN[name]()) for name in names or KNOWN}
+        if name not in KNOWN_PATTERNS:
+            raise UnknownName("pattern", name, KNOWN_PATTERNS)
+    return {name: mixing_time(KNOWN_PATTERNS[name]()) for name in names or KNOWN_PATTERNS}

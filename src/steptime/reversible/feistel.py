@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.errors import InputError, RangeError, UnknownName
-from steptime.number_checks import Number, at_least_zero, positive, whole
+from steptime.number_checks import Number, at_least_zero, positive, whole_number
 
 UNIT_ROUNDOFF: Final = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Half of the distance from 1 to the next number, by format. IEEE 754; bfloat16 has 8 significant bits."""
@@ -69,14 +69,14 @@ def recovery_bound(
     >>> recovery_bound(64, magnitude=1.0, lipschitz=0.0) / recovery_bound(2, magnitude=1.0, lipschitz=0.0)
     32.0
     """
-    whole("rounds", rounds, least=0, most=MOST_ROUNDS)
+    whole_number("rounds", rounds, minimum=0, maximum=MOST_ROUNDS)
     positive("magnitude", magnitude)
     lipschitz = at_least_zero("the Lipschitz constant", lipschitz)
-    each = unit_roundoff(dtype) * (2 + np.asarray(evaluation)) * magnitude
-    before: Number = 0.0 * each * lipschitz
+    round_error = unit_roundoff(dtype) * (2 + np.asarray(evaluation)) * magnitude
+    before: Number = 0.0 * round_error * lipschitz
     error: Number = before
     for _ in range(rounds):
-        before, error = error, before + lipschitz * error + each
+        before, error = error, before + lipschitz * error + round_error
     return np.maximum(before, error) if np.ndim(error) else max(float(before), float(error))
 
 
@@ -106,11 +106,11 @@ def modular(bits: int) -> Joining:
     >>> modular(8).join(250, 10), modular(8).part(4, 10)
     (4, 250)
     """
-    mask = (1 << whole("bits", bits, most=MOST_BITS)) - 1
+    mask = (1 << whole_number("bits", bits, maximum=MOST_BITS)) - 1
     return Joining(f"add modulo 2**{bits}", lambda a, b: (a + b) & mask, lambda a, b: (a - b) & mask)
 
 
-def forward(left: Any, right: Any, rounds: Sequence[Function], how: Joining = XOR) -> tuple[Any, Any]:
+def forward(left_half: Any, right_half: Any, rounds: Sequence[Function], how: Joining = XOR) -> tuple[Any, Any]:
     """Return both halves after some rounds, first round first.
 
     Raises InputError for a function that changes the shape of its half, and RangeError for NaN.
@@ -120,18 +120,18 @@ def forward(left: Any, right: Any, rounds: Sequence[Function], how: Joining = XO
     >>> inverse(0, 6, [lambda half: half * 7 % 16] * 2) == (0b1010, 0b0110)
     True
     """
-    _same_shape(left, right)
+    _same_shape(left_half, right_half)
     for number, function in enumerate(rounds, 1):
-        left, right = right, how.join(left, _fitting(function(right), left, number))
-    return left, right
+        left_half, right_half = right_half, how.join(left_half, _fitting(function(right_half), left_half, number))
+    return left_half, right_half
 
 
-def inverse(left: Any, right: Any, rounds: Sequence[Function], how: Joining = XOR) -> tuple[Any, Any]:
+def inverse(left_half: Any, right_half: Any, rounds: Sequence[Function], how: Joining = XOR) -> tuple[Any, Any]:
     """Return both halves as they were before `forward` with the same rounds."""
-    _same_shape(left, right)
+    _same_shape(left_half, right_half)
     for number, function in reversed(list(enumerate(rounds, 1))):
-        left, right = how.part(right, _fitting(function(left), right, number)), left
-    return left, right
+        left_half, right_half = how.part(right_half, _fitting(function(left_half), right_half, number)), left_half
+    return left_half, right_half
 
 
 def couple(x: Any, y: Any, f: Function, g: Function, how: Joining = ADD) -> tuple[Any, Any]:
@@ -162,14 +162,14 @@ def encrypt(block: int, width: int, rounds: Sequence[Function]) -> int:
     >>> hex(encrypt(0x1234, 16, [lambda half: half + 1])), hex(decrypt(0x3427, 16, [lambda half: half + 1]))
     ('0x3427', '0x1234')
     """
-    left, right = split(block, width)
-    return joined(*forward(left, right, _masked(rounds, width)), width)
+    left_half, right_half = split(block, width)
+    return joined(*forward(left_half, right_half, _masked(rounds, width)), width)
 
 
 def decrypt(block: int, width: int, rounds: Sequence[Function]) -> int:
     """Return a block as it was before `encrypt` with the same rounds."""
-    left, right = split(block, width)
-    return joined(*inverse(left, right, _masked(rounds, width)), width)
+    left_half, right_half = split(block, width)
+    return joined(*inverse(left_half, right_half, _masked(rounds, width)), width)
 
 
 def split(block: int, width: int) -> tuple[int, int]:
@@ -182,23 +182,23 @@ def split(block: int, width: int) -> tuple[int, int]:
         ...
     steptime.errors.RangeError: the width of a block must be even, to have two halves, not 7 bits; 6 or 8 will do
     """
-    half = half_of("the width of a block", width, "bits")
+    half = half_width("the width of a block", width, "bits")
     if not 0 <= block < 1 << width:
         raise RangeError(f"a block of {width} bits must be from 0 to 2**{width} - 1, not {block}")
     return block >> half, block & ((1 << half) - 1)
 
 
-def joined(left: int, right: int, width: int) -> int:
+def joined(left_half: int, right_half: int, width: int) -> int:
     """Return a block of `width` bits from its halves."""
-    return left << (width // 2) | right
+    return left_half << (width // 2) | right_half
 
 
-def half_of(what: str, width: int, unit: str) -> int:
+def half_width(name: str, width: int, unit: str) -> int:
     """Return half of a width; raise RangeError where it is odd, with the even ones beside it."""
-    width = whole(what, width, least=1, most=MOST_BITS)
+    width = whole_number(name, width, minimum=1, maximum=MOST_BITS)
     if width % 2:
         near = f"{width - 1} or {width + 1}" if width > 1 else "2"
-        raise RangeError(f"{what} must be even, to have two halves, not {width} {unit}; {near} will do")
+        raise RangeError(f"{name} must be even, to have two halves, not {width} {unit}; {near} will do")
     return width // 2
 
 
@@ -207,22 +207,22 @@ def _masked(rounds: Sequence[Function], width: int) -> list[Function]:
     return [lambda half, function=function: function(half) & mask for function in rounds]  # type: ignore[misc]
 
 
-def _same_shape(left: Any, right: Any) -> None:
-    if _shape(left) != _shape(right):
-        raise InputError(f"two halves must have one shape, not {_shape(left)} and {_shape(right)}")
-    for name, half in (("left", left), ("right", right)):
+def _same_shape(left_half: Any, right_half: Any) -> None:
+    if _shape(left_half) != _shape(right_half):
+        raise InputError(f"two halves must have one shape, not {_shape(left_half)} and {_shape(right_half)}")
+    for name, half in (("left", left_half), ("right", right_half)):
         _no_nan(f"the {name} half", half)
 
 
-def _fitting(given: Any, half: Any, number: int) -> Any:
+def _fitting(output: Any, half: Any, number: int) -> Any:
     """Return what a function gave; raise where it cannot be undone."""
-    if _shape(given) != _shape(half):
+    if _shape(output) != _shape(half):
         raise InputError(
-            f"the function of round {number} turns a half of shape {_shape(half)} into {_shape(given)}: a round that changes "
+            f"the function of round {number} turns a half of shape {_shape(half)} into {_shape(output)}: a round that changes "
             "the shape cannot be undone; keep the shape, or put such a layer outside"
         )
-    _no_nan(f"what the function of round {number} gives", given)
-    return given
+    _no_nan(f"what the function of round {number} gives", output)
+    return output
 
 
 def _shape(value: Any) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ def arithmetic_ratio(forwards: Number, backward: Number = 2.0) -> Number:
     return (forwards + backward) / (1 + backward)
 
 
-def forwards_of(recompute: str) -> int:
+def forward_passes(recompute: str) -> int:
     """Return the forward passes of a layer by its kind of recomputation: none, full or reversible."""
     if recompute not in FORWARDS:
         raise UnknownName("kind of recomputation", recompute, FORWARDS, "Known here: " + ", ".join(FORWARDS) + ".")

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from steptime.errors import UnknownName
-from steptime.number_checks import Array, whole
+from steptime.number_checks import Array, whole_number
 from steptime.result_base import unit
 
 GAIN: Final = 5 / 3
@@ -37,7 +37,7 @@ NODES = 64  # of Gauss-Hermite quadrature
 DEEPEST, WIDEST = 1000, 4096
 
 
-def kind_of(name: str) -> tuple[bool, bool]:
+def network_features(name: str) -> tuple[bool, bool]:
     """Return whether a kind of network has residual paths, and layer norms."""
     if name not in KINDS:
         raise UnknownName("kind of network", name, KINDS, "Known: " + "; ".join(KINDS) + ".")
@@ -46,7 +46,10 @@ def kind_of(name: str) -> tuple[bool, bool]:
 
 def random_weights(draw: np.random.Generator, depth: int, width: int, gain: float = GAIN) -> list[Array]:
     """Return a square of weights for each layer, the first of variance 1 / width as it is fed signs."""
-    depth, width = whole("depth", depth, most=DEEPEST, unit="layer"), whole("width", width, least=2, most=WIDEST)
+    depth, width = (
+        whole_number("depth", depth, maximum=DEEPEST, unit="layer"),
+        whole_number("width", width, minimum=2, maximum=WIDEST),
+    )
     return [draw.normal(0, (gain if layer else 1.0) / math.sqrt(width), (width, width)) for layer in range(depth)]
 
 
@@ -74,22 +77,22 @@ def expected_shares(depth: int, width: int, *, residual: bool, normed: bool, gai
     >>> expected_shares(3, 256, residual=False, normed=False).round(4).tolist()
     [0.0398, 0.0432, 0.0471]
     """
-    q, c, found = 1.0, 1 - 2 / width, []
+    q, c, shares = 1.0, 1 - 2 / width, []
     for layer in range(depth):
         if layer:
             square, product = _moments(1.0 if normed else q, c, gain)
             before = q if residual else 0.0
             c, q = (before * c + product) / (before + square), before + square
-        found.append(math.acos(min(c, 1.0)) / math.pi)
-    return np.array(found)
+        shares.append(math.acos(min(c, 1.0)) / math.pi)
+    return np.array(shares)
 
 
 def _moments(q: float, c: float, gain: float) -> tuple[float, float]:
     """Return g^2 E[tanh(u)^2] and g^2 E[tanh(u) tanh(v)] over Gaussians of variance q and correlation c."""
-    at, weight = np.polynomial.hermite_e.hermegauss(NODES)
+    nodes, weight = np.polynomial.hermite_e.hermegauss(NODES)
     weight = weight / weight.sum()
-    u = np.tanh(math.sqrt(q) * at)
-    v = np.tanh(math.sqrt(q) * (c * at[:, None] + math.sqrt(max(0.0, 1 - c * c)) * at))
+    u = np.tanh(math.sqrt(q) * nodes)
+    v = np.tanh(math.sqrt(q) * (c * nodes[:, None] + math.sqrt(max(0.0, 1 - c * c)) * nodes))
     return gain**2 * float(weight @ u**2), gain**2 * float((weight * u) @ (v @ weight))
 
 
@@ -118,7 +121,7 @@ def trained_and_random(*, steps: int = STEPS, seed: int = 0) -> Trained:
     weights = [draw.normal(0, (GAIN if n else 1) / math.sqrt(a), (a, b)) for n, (a, b) in enumerate(pairwise(sizes))]
     before = _flips(draw, weights)
     moments = [(np.zeros_like(w), np.zeros_like(w)) for w in weights]
-    for step in range(1, whole("steps", steps, most=1_000_000) + 1):
+    for step in range(1, whole_number("steps", steps, maximum=1_000_000) + 1):
         x = draw.choice((-1.0, 1.0), size=(SAMPLES, inputs))
         for number, slope in enumerate(_slopes(x, weights)):
             first, second = (0.9 * moments[number][0] + 0.1 * slope, 0.999 * moments[number][1] + 0.001 * slope**2)
@@ -126,9 +129,10 @@ def trained_and_random(*, steps: int = STEPS, seed: int = 0) -> Trained:
             weights[number] -= RATE * first / (1 - 0.9**step) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
     x = draw.choice((-1.0, 1.0), size=(4096, inputs))
     right = float(((_outputs(x, weights)[-1] > 0) == (_votes(x) > 0)).mean())
-    each = math.comb(VOTERS - 1, VOTERS // 2) / 2 ** (VOTERS - 1)  # the others are tied, and one vote decides
+    deciding_share = math.comb(VOTERS - 1, VOTERS // 2) / 2 ** (VOTERS - 1)  # the others are tied, and one vote decides
     return Trained(
-        inputs=inputs, outputs=GROUPS, random=before, trained=_flips(draw, weights), expected=each / GROUPS, accuracy=right
+        inputs=inputs, outputs=GROUPS, random=before, trained=_flips(draw, weights),
+        expected=deciding_share / GROUPS, accuracy=right,
     )  # fmt: skip
 
 
@@ -139,24 +143,24 @@ def _votes(x: Array) -> Array:
 
 def _outputs(x: Array, weights: list[Array]) -> list[Array]:
     """Return the input, what each hidden layer gives, and the output."""
-    found = [x]
+    outputs = [x]
     for matrix in weights[:-1]:
-        found.append(np.tanh(found[-1] @ matrix))
-    return [*found, found[-1] @ weights[-1]]
+        outputs.append(np.tanh(outputs[-1] @ matrix))
+    return [*outputs, outputs[-1] @ weights[-1]]
 
 
 def _slopes(x: Array, weights: list[Array]) -> list[Array]:
     """Return the gradient of the logistic loss by each layer's weights."""
     outputs, votes = _outputs(x, weights), _votes(x)
     slope = -votes / (1 + np.exp(np.clip(votes * outputs[-1], -50, 50))) / len(x)
-    found = []
+    gradients = []
     for number in reversed(range(len(weights))):
-        found.append(outputs[number].T @ slope)
+        gradients.append(outputs[number].T @ slope)
         slope = (slope @ weights[number].T) * (1 - outputs[number] ** 2)
-    return found[::-1]
+    return gradients[::-1]
 
 
 def _flips(draw: np.random.Generator, weights: list[Array], samples: int = 8192) -> float:
     both = pairs(draw, samples, len(weights[0]))
-    one, other = (_outputs(x, weights)[-1] > 0 for x in both)
-    return float((one != other).mean())
+    signs, flipped_signs = (_outputs(x, weights)[-1] > 0 for x in both)
+    return float((signs != flipped_signs).mean())

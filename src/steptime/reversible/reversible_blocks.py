@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from steptime.errors import InputError, RangeError
-from steptime.reversible.feistel import half_of
+from steptime.reversible.feistel import half_width
 from steptime.reversible.torch_extra import torch
 
 Tensor = Any
@@ -90,7 +90,7 @@ def halves(x: Tensor, dim: int) -> Pair:
     """Return the halves of a tensor; raise RangeError where it has none, or holds NaN."""
     if not -x.dim() <= dim < x.dim():
         raise RangeError(f"a tensor of shape {tuple(x.shape)} has no dimension {dim} to be halved; the last is -1")
-    half_of(f"dimension {dim} of a tensor of shape {tuple(x.shape)}", x.shape[dim], "values wide")
+    half_width(f"dimension {dim} of a tensor of shape {tuple(x.shape)}", x.shape[dim], "values wide")
     if not x.is_floating_point():
         raise InputError(f"a reversible block works on floats, not {x.dtype}; `feistel.forward` works on whole numbers")
     if x.device.type != "meta" and bool(torch.isnan(x).any()):
@@ -103,18 +103,18 @@ def _called(function: Any, x: Tensor, like: Tensor, name: str) -> Tensor:
     """Return what f or g gives; raise InputError where that cannot be undone."""
     version = x._version
     out = function(x)
-    what = f"{name} of a reversible block ({type(function).__name__})"
+    label = f"{name} of a reversible block ({type(function).__name__})"
     if not isinstance(out, torch.Tensor):
-        raise InputError(f"{what} gives a {type(out).__name__} where a tensor is needed; return its first part alone")
+        raise InputError(f"{label} gives a {type(out).__name__} where a tensor is needed; return its first part alone")
     if out.shape != like.shape:
         raise InputError(
-            f"{what} turns {tuple(x.shape)} into {tuple(out.shape)}: a block that changes the shape cannot be undone; "
+            f"{label} turns {tuple(x.shape)} into {tuple(out.shape)}: a block that changes the shape cannot be undone; "
             "keep the shape, or put such a layer between two sequences"
         )
     if torch.promote_types(out.dtype, like.dtype) != like.dtype:
-        raise InputError(f"{what} gives {out.dtype} where the stream has {like.dtype}, too narrow for it; cast one of them")
+        raise InputError(f"{label} gives {out.dtype} where the stream has {like.dtype}, too narrow for it; cast one of them")
     if x._version != version:
-        raise InputError(f"{what} changes its input in place, so that it could not be undone; set inplace=False")
+        raise InputError(f"{label} changes its input in place, so that it could not be undone; set inplace=False")
     return out
 
 
@@ -137,32 +137,32 @@ def _through(blocks: tuple[ReversibleBlock, ...], x: Tensor, dim: int, *, free_i
 
 def _chained(blocks: tuple[ReversibleBlock, ...], x: Tensor, dim: int, free_input: bool) -> Tensor:
     pair = halves(x, dim)
-    if not torch.is_grad_enabled() or not (x.requires_grad or any(_wanted(block) for block in blocks)):
+    if not torch.is_grad_enabled() or not (x.requires_grad or any(_trainable_parameters(block) for block in blocks)):
         for block in blocks:
             pair = block.coupled(*pair)
         return torch.cat(pair, dim)
     run, stream = _Run(blocks, dim, free_input), (x,)
     del pair, x  # so that each block lets go of its input
     for number, block in enumerate(blocks):
-        wanted = _wanted(block)
-        places = {id(parameter): place for place, parameter in enumerate(wanted)}
-        names = [_named(part, places) for part in (block.f, block.g)]
-        stream = _Coupling.apply(run, number, names, *stream, *wanted)
+        parameters = _trainable_parameters(block)
+        places = {id(parameter): place for place, parameter in enumerate(parameters)}
+        names = [_parameter_places(part, places) for part in (block.f, block.g)]
+        stream = _Coupling.apply(run, number, names, *stream, *parameters)
         stream = stream if isinstance(stream, tuple) else (stream,)
     return stream[0]
 
 
-def _wanted(block: ReversibleBlock) -> list[Tensor]:
+def _trainable_parameters(block: ReversibleBlock) -> list[Tensor]:
     return [parameter for parameter in block.parameters() if parameter.requires_grad]
 
 
-def _named(function: Any, places: dict[int, int]) -> dict[str, int]:
+def _parameter_places(function: Any, places: dict[int, int]) -> dict[str, int]:
     """Return the place of the parameter of each name, each module once under whatever names it has, each of its parameters."""
     return {
-        f"{module}.{name}".lstrip("."): places[id(one)]
+        f"{module}.{name}".lstrip("."): places[id(parameter)]
         for module, part in function.named_modules()
-        for name, one in part.named_parameters(recurse=False, remove_duplicate=False)
-        if id(one) in places
+        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False)
+        if id(parameter) in places
     }
 
 
@@ -173,22 +173,22 @@ class _Coupling(torch.autograd.Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(ctx: Any, run: _Run, number: int, names: list[dict[str, int]], *given: Tensor) -> Any:
+    def forward(ctx: Any, run: _Run, number: int, names: list[dict[str, int]], *tensors: Tensor) -> Any:
         block, first, last = run.blocks[number], number == 0, number == len(run.blocks) - 1
-        streams = [stream.detach() for stream in given[: 1 if first else 2]]
+        streams = [stream.detach() for stream in tensors[: 1 if first else 2]]
         a, b = streams[0].chunk(2, run.dim) if first else streams
         ctx.run, ctx.number, ctx.names = run, number, names
-        ctx.autocast = _autocast_of(a)
+        ctx.autocast = _autocast_states(a)
         with _autocast_as(ctx.autocast):
             out, ctx.drawn_f = _recorded(block.f, b, a, "f")
             a = a + out
             out, ctx.drawn_g = _recorded(block.g, a, b, "g")
             b = b + out
         del out
-        kept: Any = (torch.cat((a, b), run.dim),) if last else ()
-        ctx.save_for_backward(*kept, *given[len(streams) :])
-        ctx.emptied = _emptied(given[0]) if first and run.free_input else None
-        return kept[0] if last else (a, b)
+        saved: Any = (torch.cat((a, b), run.dim),) if last else ()
+        ctx.save_for_backward(*saved, *tensors[len(streams) :])
+        ctx.emptied = _emptied(tensors[0]) if first and run.free_input else None
+        return saved[0] if last else (a, b)
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
@@ -226,7 +226,7 @@ def _recorded(function: Any, x: Tensor, like: Tensor, name: str) -> tuple[Tensor
 
 
 def _gradients(
-    function: Any, x: Tensor, grad: Tensor, drawn: Any, parameters: Any, names: dict[str, int]
+    function: Any, x: Tensor, grad: Tensor, random_state: Any, parameters: Any, names: dict[str, int]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Compute a function once more; return what it gives, and the gradients of its input and of the parameters.
 
@@ -234,16 +234,16 @@ def _gradients(
     """
     x = x.detach().requires_grad_()
     alias = {place: parameters[place].detach().requires_grad_() for place in dict.fromkeys(names.values())}
-    named = {name: alias[place] for name, place in names.items()}
+    aliases_by_name = {name: alias[place] for name, place in names.items()}
     with torch.enable_grad(), _buffers_as_they_are(function):
-        with _random_numbers(drawn, x):
+        with _random_numbers(random_state, x):
             # a view of x, as hooks on inputs, which counters of FLOPs set, refuse leaves here
-            out = torch.func.functional_call(function, named, (x.view_as(x),), tie_weights=False)
+            out = torch.func.functional_call(function, aliases_by_name, (x.view_as(x),), tie_weights=False)
         if not out.requires_grad:
             return out, None, [None for _ in parameters]
-        found = torch.autograd.grad(out, (x, *alias.values()), grad.to(out.dtype), allow_unused=True)
-    by = dict(zip(alias, found[1:], strict=True))
-    return out.detach(), found[0], [by.get(place) for place in range(len(parameters))]
+        gradients = torch.autograd.grad(out, (x, *alias.values()), grad.to(out.dtype), allow_unused=True)
+    gradient_by_place = dict(zip(alias, gradients[1:], strict=True))
+    return out.detach(), gradients[0], [gradient_by_place.get(place) for place in range(len(parameters))]
 
 
 def _emptied(x: Tensor) -> tuple[Tensor, int] | None:
@@ -271,29 +271,29 @@ def _random_state(x: Tensor) -> tuple[Tensor, ...]:
 
 
 @contextmanager
-def _random_numbers(drawn: Any, x: Tensor) -> Iterator[None]:
-    if drawn is None:
+def _random_numbers(random_state: Any, x: Tensor) -> Iterator[None]:
+    if random_state is None:
         yield
         return
     with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
-        torch.set_rng_state(drawn[0])
-        if len(drawn) > 1:
-            torch.cuda.set_rng_state(drawn[1], x.device)
+        torch.set_rng_state(random_state[0])
+        if len(random_state) > 1:
+            torch.cuda.set_rng_state(random_state[1], x.device)
         yield
 
 
 @contextmanager
 def _buffers_as_they_are(function: Any) -> Iterator[None]:
-    kept = [(buffer, buffer.clone()) for buffer in function.buffers()] if function.training else []
+    saved_buffers = [(buffer, buffer.clone()) for buffer in function.buffers()] if function.training else []
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in kept:
+            for buffer, value in saved_buffers:
                 buffer.copy_(value)
 
 
-def _autocast_of(x: Tensor) -> list[tuple[str, bool, Any]]:
+def _autocast_states(x: Tensor) -> list[tuple[str, bool, Any]]:
     kinds = dict.fromkeys(("cpu", x.device.type))
     return [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds if kind != "meta"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from steptime.errors import InputError, UnknownName
-from steptime.number_checks import whole
-from steptime.reversible.feistel import half_of
-from steptime.reversible.memory_tradeoff import arithmetic_ratio, forwards_of, reversible_bytes, stream_bytes
+from steptime.number_checks import whole_number
+from steptime.reversible.feistel import half_width
+from steptime.reversible.memory_tradeoff import arithmetic_ratio, forward_passes, reversible_bytes, stream_bytes
 from steptime.reversible.reversible_blocks import ReversibleBlock, ReversibleSequence, halves
 from steptime.reversible.stack_results import KINDS, ErrorPoint, StackPoint, Stacks
 from steptime.reversible.torch_extra import load, torch
@@ -43,12 +43,12 @@ def measure_stacks(
     A CPU computes with one thread, as its products are so small that others mostly wait. Raises RangeError for an odd width,
     and InputError where PyTorch is not installed.
     """
-    depth = whole("depth", depth, most=DEEPEST, unit="block")
-    half_of("the width of a stack", whole("width", width, least=2, most=WIDEST), "values")
-    rows, repeats = whole("rows", rows, most=MOST_ROWS), whole("repeats", repeats, most=1000)
+    depth = whole_number("depth", depth, maximum=DEEPEST, unit="block")
+    half_width("the width of a stack", whole_number("width", width, minimum=2, maximum=WIDEST), "values")
+    rows, repeats = whole_number("rows", rows, maximum=MOST_ROWS), whole_number("repeats", repeats, maximum=1000)
     if dtype not in DTYPES:
         raise UnknownName("number format", dtype, DTYPES, "Known: " + ", ".join(DTYPES) + ".")
-    device = _device_of(device)
+    device = _resolve_device(device)
     depths = sorted({max(1, depth >> power) for power in range(DEPTHS)})
     blocks = _blocks(depth, width, dtype, device, seed)
     x = _input(rows, width, dtype, device, seed)
@@ -58,7 +58,7 @@ def measure_stacks(
     streams = float(reversible_bytes(stream_bytes(rows, width // 2, x.element_size())))
     return Stacks(
         depth=depth, width=width, rows=rows, dtype=dtype, device=device, torch=str(torch.__version__), streams=streams,
-        arithmetic=float(arithmetic_ratio(forwards_of("reversible"))), points=tuple(points),
+        arithmetic=float(arithmetic_ratio(forward_passes("reversible"))), points=tuple(points),
         error_width=min(width, ERROR_WIDTH), errors=errors,
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ def _one_thread() -> Iterator[None]:
 
 def gradient_errors(depths: Sequence[int], *, width: int = ERROR_WIDTH, seed: int = 0) -> list[ErrorPoint]:
     """Return how far gradients and rebuilt inputs of reversible stacks are off, by depth and number format, on the CPU."""
-    found = []
+    errors = []
     for dtype in DTYPES:
         blocks = _blocks(max(depths), width, dtype, "cpu", seed)
         wide = _blocks(max(depths), width, "float64", "cpu", seed)
@@ -85,13 +85,13 @@ def gradient_errors(depths: Sequence[int], *, width: int = ERROR_WIDTH, seed: in
             plain, reversible = (_gradients(blocks[:depth], x, kind) for kind in ("plain", "reversible"))
             exact = plain if dtype == "float64" else _gradients(wide[:depth], x.double(), "plain")
             stack = ReversibleSequence(blocks[:depth])
-            found.append(
+            errors.append(
                 ErrorPoint(
                     depth=depth, dtype=dtype, gradient_error=_distance(reversible, plain), plain_error=_distance(plain, exact),
                     input_error=_distance([stack.inverse(stack(x).detach())], [x]),
                 )
             )  # fmt: skip
-    return found
+    return errors
 
 
 def run_stack(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> Any:
@@ -107,19 +107,19 @@ def run_stack(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> Any:
 
 def _points(blocks: Sequence[ReversibleBlock], x: Any, repeats: int) -> list[StackPoint]:
     """Measure the three stacks of some blocks."""
-    flops, seconds, gradients, found = {}, {}, {}, []
+    flops, seconds, gradients, points = {}, {}, {}, []
     for kind in KINDS:
         gradients[kind] = _gradients(blocks, x, kind)
-        saved, peak, allocated, flops[kind] = _held(blocks, x, kind)
+        saved, peak, allocated, flops[kind] = _memory_and_flops(blocks, x, kind)
         seconds[kind] = _seconds(lambda kind=kind: _step(blocks, x, kind), repeats, x.device)  # type: ignore[misc]
-        found.append(
+        points.append(
             StackPoint(
                 depth=len(blocks), kind=kind, saved=saved, peak=peak, allocated=allocated, flop=flops[kind],
                 arithmetic=flops[kind] / flops["plain"], seconds=seconds[kind], slowness=seconds[kind] / seconds["plain"],
                 gradient_error=_distance(gradients[kind], gradients["plain"]),
             )
         )  # fmt: skip
-    return found
+    return points
 
 
 def _step(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> list[Any]:
@@ -137,12 +137,12 @@ def _gradients(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> list[Any
     return [x.grad, *(grad.clone() for grad in grads)]
 
 
-def _held(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> tuple[int, int, int | None, int]:
+def _memory_and_flops(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> tuple[int, int, int | None, int]:
     """Return the bytes saved, the most alive, the most allocated (None on a CPU), and the FLOPs of a step."""
     x = x.clone().requires_grad_()
     with SavedBytes(parameter for block in blocks for parameter in block.parameters()) as saved:
         y = run_stack(blocks, x, kind)
-    kept = saved.bytes()
+    saved_bytes = saved.bytes()
     del y
     with LiveBytes() as live:
         grads = _step(blocks, x, kind)
@@ -158,7 +158,7 @@ def _held(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> tuple[int, in
         before = torch.cuda.memory_allocated()
         _step(blocks, x, kind)
         allocated = int(torch.cuda.max_memory_allocated() - before)
-    return kept, peak, allocated, count.flops()
+    return saved_bytes, peak, allocated, count.flops()
 
 
 def _seconds(step: Callable[[], Any], repeats: int, device: Any) -> float:
@@ -172,9 +172,9 @@ def _seconds(step: Callable[[], Any], repeats: int, device: Any) -> float:
     return float(np.median(times))
 
 
-def _distance(found: Sequence[Any], true: Sequence[Any]) -> float:
+def _distance(computed: Sequence[Any], true: Sequence[Any]) -> float:
     """Return the norm of all differences over the norm of what is true."""
-    off = sum(float((f.double() - t.double()).square().sum()) for f, t in zip(found, true, strict=True))
+    off = sum(float((f.double() - t.double()).square().sum()) for f, t in zip(computed, true, strict=True))
     return float(np.sqrt(off / sum(float(t.double().square().sum()) for t in true)))
 
 
@@ -182,8 +182,8 @@ def _blocks(depth: int, width: int, dtype: str, device: str, seed: int) -> list[
     """Return blocks whose weights are those of float32, rounded."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = [ReversibleBlock(_function(width // 2), _function(width // 2)) for _ in range(depth)]
-    return [block.to(dtype=getattr(torch, dtype), device=device) for block in made]
+        blocks = [ReversibleBlock(_function(width // 2), _function(width // 2)) for _ in range(depth)]
+    return [block.to(dtype=getattr(torch, dtype), device=device) for block in blocks]
 
 
 def _function(half: int) -> Any:
@@ -192,15 +192,15 @@ def _function(half: int) -> Any:
 
 
 def _input(rows: int, width: int, dtype: str, device: str, seed: int) -> Any:
-    made = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed + 1))
-    return made.to(dtype=getattr(torch, dtype), device=device)
+    inputs = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed + 1))
+    return inputs.to(dtype=getattr(torch, dtype), device=device)
 
 
-def _device_of(asked: str | None) -> str:
-    if asked is None:
+def _resolve_device(device: str | None) -> str:
+    if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked not in ("cpu", "cuda"):
-        raise UnknownName("device", asked, ("cpu", "cuda"), "Known: cpu, cuda.")
-    if asked == "cuda" and not torch.cuda.is_available():
+    if device not in ("cpu", "cuda"):
+        raise UnknownName("device", device, ("cpu", "cuda"), "Known: cpu, cuda.")
+    if device == "cuda" and not torch.cuda.is_available():
         raise InputError("PyTorch finds no GPU here; --device cpu measures without one")
-    return asked
+    return device

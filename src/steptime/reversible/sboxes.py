@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from steptime.errors import InputError, UnknownName, shown
+from steptime.errors import InputError, UnknownName, short_repr
 from steptime.number_checks import Array
 from steptime.result_base import Tabular, unit
 
@@ -34,7 +34,7 @@ def aes_sbox() -> Array:
         powers[power], logs[value] = value, power
         value ^= times_two(value)
     inverse = np.append(0, powers[(255 - logs[1:]) % 255])
-    turned = [(inverse << by | inverse >> (8 - by)) & 255 for by in range(5)]
+    turned = [(inverse << shift | inverse >> (8 - shift)) & 255 for shift in range(5)]
     box: Array = (np.bitwise_xor.reduce(turned) ^ 0x63).astype(np.uint8)
     return box
 
@@ -134,9 +134,9 @@ class SboxCard(Tabular):
     def columns(self) -> dict[str, Any]:
         """Return a row for each pair of input and output differences, or of sums of bits."""
         size = len(self.values)
-        one, other = np.divmod(np.arange(size * len(self.differences[0])), len(self.differences[0]))
+        input_differences, output_differences = np.divmod(np.arange(size * len(self.differences[0])), len(self.differences[0]))
         return {
-            "input": one, "output": other, "inputs_of_difference": np.ravel(self.differences),
+            "input": input_differences, "output": output_differences, "inputs_of_difference": np.ravel(self.differences),
             "walsh_value": np.ravel(self.approximations),
         }  # fmt: skip
 
@@ -176,7 +176,7 @@ def _checked(sbox: Sequence[int] | Array) -> Array:
     """Return an S-box as whole numbers; raise InputError where it is none."""
     box = np.asarray(sbox)
     if box.ndim != 1 or box.dtype.kind not in "iu" or not 2 <= box.size <= MOST_ENTRIES or box.size & (box.size - 1):
-        raise InputError(f"an S-box is 2, 4, 8, ... up to {MOST_ENTRIES:,} whole numbers, not {shown(sbox)}")
+        raise InputError(f"an S-box is 2, 4, 8, ... up to {MOST_ENTRIES:,} whole numbers, not {short_repr(sbox)}")
     if box.min() < 0 or box.max() >= box.size:
-        raise InputError(f"an S-box of {box.size} inputs gives whole numbers from 0 to {box.size - 1}, not {shown(sbox)}")
+        raise InputError(f"an S-box of {box.size} inputs gives whole numbers from 0 to {box.size - 1}, not {short_repr(sbox)}")
     return box.astype(np.int64)

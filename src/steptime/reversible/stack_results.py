@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import show
 
 KINDS = ("plain", "checkpointed", "reversible")
@@ -70,9 +70,9 @@ class Stacks(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each depth and kind."""
-        return table_of(StackPoint, self.points)
+        return columns_by_key(StackPoint, self.points)
 
     def deepest(self) -> tuple[StackPoint, StackPoint, StackPoint]:
         """Return the points of the deepest stacks: plain, checkpointed and reversible."""
-        of = {point.kind: point for point in self.points if point.depth == self.depth}
-        return of["plain"], of["checkpointed"], of["reversible"]
+        point_by_kind = {point.kind: point for point in self.points if point.depth == self.depth}
+        return point_by_kind["plain"], point_by_kind["checkpointed"], point_by_kind["reversible"]

@@ -15,7 +15,7 @@ from steptime.reversible.torch_extra import load, torch
 DispatchMode: Any = load("torch.utils._python_dispatch").TorchDispatchMode
 
 
-class _Held:
+class _SavedTensor:
     """A tensor that autograd has saved; it goes when autograd lets it go."""
 
     __slots__ = ("__weakref__", "tensor")
@@ -33,8 +33,8 @@ class SavedBytes:
 
     def __init__(self, parameters: Iterable[Any] = ()) -> None:
         self._left_out = {_key(parameter) for parameter in parameters}
-        self._held: weakref.WeakSet[_Held] = weakref.WeakSet()
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
+        self._held: weakref.WeakSet[_SavedTensor] = weakref.WeakSet()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved.tensor)
 
     def __enter__(self) -> SavedBytes:
         self._hooks.__enter__()
@@ -43,14 +43,14 @@ class SavedBytes:
     def __exit__(self, *error: object) -> None:
         self._hooks.__exit__(*error)
 
-    def _pack(self, tensor: Any) -> _Held:
-        held = _Held(tensor)
-        self._held.add(held)
-        return held
+    def _pack(self, tensor: Any) -> _SavedTensor:
+        saved = _SavedTensor(tensor)
+        self._held.add(saved)
+        return saved
 
     def bytes(self) -> int:
         """Return what is held now."""
-        storages = {_key(held.tensor): held.tensor.untyped_storage().nbytes() for held in self._held}
+        storages = {_key(saved.tensor): saved.tensor.untyped_storage().nbytes() for saved in self._held}
         return sum(size for key, size in storages.items() if key not in self._left_out)
 
 
@@ -73,10 +73,10 @@ class LiveBytes(DispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
-        given = {_key(tensor) for tensor in _tensors((args, kwargs or {}))}
+        input_keys = {_key(tensor) for tensor in _tensors((args, kwargs or {}))}
         for tensor in _tensors(out):
             key = _key(tensor)
-            if key not in self._alive and key not in given:
+            if key not in self._alive and key not in input_keys:
                 self._follow(tensor.untyped_storage(), key)
         return out
 
@@ -95,12 +95,12 @@ class LiveBytes(DispatchMode):  # type: ignore[misc]
     def peak(self, left_out: Iterable[Any] = ()) -> int:
         """Return the most bytes that were alive at once, without the storages of some tensors that are alive now."""
         without = {self._alive.get(_key(tensor)) for tensor in left_out}
-        now = most = 0
+        now = largest = 0
         for number, size in self._made:
             if number not in without:
                 now += size
-                most = max(most, now)
-        return most
+                largest = max(largest, now)
+        return largest
 
 
 def _tensors(tree: Any) -> list[Any]:

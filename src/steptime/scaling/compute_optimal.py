@@ -89,9 +89,13 @@ def optimal(law: LawLike, compute: Number, **inputs: Number) -> Split:
         params = _closed(scaling_law, budget)
     else:
         shape = np.broadcast(budget, *scaling_law.constants.values(), *inputs.values()).shape
-        params = least(lambda n: np.asarray(loss(scaling_law, n, np.maximum(budget / (TRAINING_FLOP * n), 1e-9), **inputs)), shape)
+        params = least(
+            lambda n: np.asarray(loss(scaling_law, n, np.maximum(budget / (TRAINING_FLOP * n), 1e-9), **inputs)), shape
+        )
     tokens = budget / (TRAINING_FLOP * params)
-    return Split(law=scaling_law.name, compute=compute, params=params, tokens=tokens, loss=loss(scaling_law, params, tokens, **inputs))
+    return Split(
+        law=scaling_law.name, compute=compute, params=params, tokens=tokens, loss=loss(scaling_law, params, tokens, **inputs)
+    )
 
 
 def _closed(law: Law, compute: Array) -> Array:
@@ -135,7 +139,7 @@ def equivalent_dense(
         raise InputError(f"{scaling_law.name} knows nothing of experts; clark-s-base, krajewski, ludziejewski and abnar do")
     if scaling_law.form == "routed":
         checked = np.asarray(positive("active parameters", active), dtype=float)
-        return clark_equivalent(scaling_law.constants, checked, np.asarray(positive("experts", experts, least=1)))
+        return clark_equivalent(scaling_law.constants, checked, np.asarray(positive("experts", experts, minimum=1)))
     if tokens is None:
         raise InputError(f"{scaling_law.name} tells the equivalent of a mixture for a number of tokens; give one")
     mixture_inputs = dict(inputs)

@@ -11,7 +11,7 @@ import numpy as np
 from steptime.blackboard.compute_allocation import overtraining
 from steptime.errors import InputError
 from steptime.number_checks import positive
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.scaling.compute_optimal import TRAINING_FLOP, optimal
 from steptime.scaling.lifetime_compute import own_tokens
 from steptime.scaling.scaling_laws import Law, beyond, loss
@@ -60,11 +60,13 @@ class Losses(Tabular):
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the losses in a sentence, and each."""
-        return self.words, {prediction.law: f"{prediction.loss:.4f} nats/token" for prediction in self.losses if np.isfinite(prediction.loss)}
+        return self.words, {
+            prediction.law: f"{prediction.loss:.4f} nats/token" for prediction in self.losses if np.isfinite(prediction.loss)
+        }
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each law."""
-        columns = table_of(LawPrediction, self.losses)
+        columns = columns_by_key(LawPrediction, self.losses)
         columns.pop("beyond")
         return columns
 

@@ -250,7 +250,9 @@ def clark_equivalent(c: Constants, params: Number, experts: Number) -> Array:
     """
     effective_experts = saturated(experts, c["E_start"], c["E_max"])
     slope, dense = (c["a"] + c["c"] * np.log10(e) for e in (effective_experts, np.asarray(c["E_start"])))
-    return np.asarray(np.asarray(params, dtype=float) ** (slope / dense) * (effective_experts / c["E_start"]) ** (c["b"] / dense))
+    return np.asarray(
+        np.asarray(params, dtype=float) ** (slope / dense) * (effective_experts / c["E_start"]) ** (c["b"] / dense)
+    )
 
 
 def vanishing_point(c: Constants) -> Number:

@@ -46,7 +46,7 @@ class Demand:
     def __post_init__(self) -> None:
         between("tokens served", self.served, 0.0, MOST_SERVED)
         between("RL tokens", self.rl_tokens, 0.0, MOST_SERVED)
-        positive("eta", self.eta, most=1e6)
+        positive("eta", self.eta, maximum=1e6)
         share("discard", self.discard)
         share("rl share", self.rl_share, whole_too=False)
         between("RL FLOP a parameter and token", self.rl_flop, 0.0, 1e3)

@@ -17,7 +17,7 @@ from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import Impossible, InputError, RangeError
 from steptime.hardware.system import System
 from steptime.number_checks import Number, positive, share
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.scaling.compute_optimal import TRAINING_FLOP, over_errors, over_laws
 from steptime.scaling.lifetime_compute import (
     Bill,
@@ -128,7 +128,7 @@ class Budget(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each law."""
-        columns = table_of(Choice, self.choices)
+        columns = columns_by_key(Choice, self.choices)
         columns.pop("ranges"), columns.pop("beyond")
         return columns
 

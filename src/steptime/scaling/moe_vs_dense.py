@@ -20,7 +20,7 @@ from steptime.errors import InputError
 from steptime.hardware.number_formats import number_format, peak_rate
 from steptime.hardware.system import System
 from steptime.number_checks import Number, between, positive
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.scaling.compute_optimal import TRAINING_FLOP, equivalent_dense
 from steptime.scaling.law_forms import vanishing_point
 from steptime.scaling.lifetime_compute import total_parameters
@@ -85,7 +85,7 @@ class MoeBoard(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each law and number of experts."""
-        columns = table_of(MoeRow, self.rows)
+        columns = columns_by_key(MoeRow, self.rows)
         columns.pop("beyond")
         return columns
 
@@ -118,7 +118,11 @@ def moe_board(
     rate, width = float(peak_rate(machine.chip.peak, kind.arithmetic)), kind.bytes
     ratio = float(balance(multiplies(rate), width, machine.chip.hbm.bandwidth))
     counts = np.asarray(between("experts", np.asarray(experts, dtype=float), 1, 1e6)).ravel()
-    rows = [row for scaling_law in laws for row in _rows(scaling_law, active, token_count, counts, machine, (rate, width, ratio, batch))]
+    rows = [
+        row
+        for scaling_law in laws
+        for row in _rows(scaling_law, active, token_count, counts, machine, (rate, width, ratio, batch))
+    ]
     return MoeBoard(
         active=float(active),
         tokens=float(token_count),
@@ -127,7 +131,11 @@ def moe_board(
         balance=ratio,
         batch=float(batch),
         rows=tuple(rows),
-        vanishing={scaling_law.name: float(vanishing_point(scaling_law.constants)) for scaling_law in laws if scaling_law.form == "routed"},
+        vanishing={
+            scaling_law.name: float(vanishing_point(scaling_law.constants))
+            for scaling_law in laws
+            if scaling_law.form == "routed"
+        },
         fitted={scaling_law.name: fitted_to(scaling_law) for scaling_law in laws},
     )
 

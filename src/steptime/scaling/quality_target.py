@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from steptime.errors import InputError, RangeError, UnitError, shown
+from steptime.errors import InputError, RangeError, UnitError, short_repr
 from steptime.models.model import Model, active_parameters, total_parameters
 from steptime.models.model_loading import load_model
 from steptime.number_checks import LARGEST, Number, positive
@@ -87,10 +87,10 @@ def read_target(
     if quality is not None:
         return _of_quality(quality, load)
     if loss is not None:
-        return Target(loss=positive("loss", loss, most=MOST_LOSS))
+        return Target(loss=positive("loss", loss, maximum=MOST_LOSS))
     if compute is not None:
-        return Target(compute=positive("compute", compute, "FLOP", least=LEAST_FLOP, most=MOST_FLOP))
-    return Target(usd=positive("usd", float(usd or 0.0), "USD", most=LARGEST))
+        return Target(compute=positive("compute", compute, "FLOP", minimum=LEAST_FLOP, maximum=MOST_FLOP))
+    return Target(usd=positive("usd", float(usd or 0.0), "USD", maximum=LARGEST))
 
 
 def _of_quality(quality: str | tuple[float, float], load: Callable[[str], Model]) -> Target:
@@ -98,18 +98,18 @@ def _of_quality(quality: str | tuple[float, float], load: Callable[[str], Model]
         try:
             params, tokens = quality
         except (TypeError, ValueError):
-            raise InputError(f"a quality is MODEL@TOKENS, or parameters and tokens, not {shown(quality)}") from None
+            raise InputError(f"a quality is MODEL@TOKENS, or parameters and tokens, not {short_repr(quality)}") from None
         return Target(
-            params=positive("parameters", params, least=LEAST_PARAMS, most=MOST_COUNT),
-            tokens=positive("tokens", tokens, least=LEAST_TOKENS, most=MOST_COUNT),
+            params=positive("parameters", params, minimum=LEAST_PARAMS, maximum=MOST_COUNT),
+            tokens=positive("tokens", tokens, minimum=LEAST_TOKENS, maximum=MOST_COUNT),
         )
     name, separator, written = quality.partition("@")
     if not separator or not name.strip() or not written.strip():
-        raise InputError(f"a quality is MODEL@TOKENS, such as 100B@200T or llama-3.1-8b@15T, not {shown(quality)}")
-    tokens = positive("tokens", count(written.strip(), "tokens", most=MOST_COUNT), least=LEAST_TOKENS)
+        raise InputError(f"a quality is MODEL@TOKENS, such as 100B@200T or llama-3.1-8b@15T, not {short_repr(quality)}")
+    tokens = positive("tokens", count(written.strip(), "tokens", maximum=MOST_COUNT), minimum=LEAST_TOKENS)
     size = _size(name.strip())
     if size is not None:
-        return Target(params=positive("parameters", size, least=LEAST_PARAMS), tokens=tokens)
+        return Target(params=positive("parameters", size, minimum=LEAST_PARAMS), tokens=tokens)
     model = load(name.strip())
     active, total = float(active_parameters(model)), float(total_parameters(model))
     note = ""
@@ -123,7 +123,7 @@ def _of_quality(quality: str | tuple[float, float], load: Callable[[str], Model]
 def _size(text: str) -> float | None:
     """Return parameters that are written as a number; None where it is a name."""
     try:
-        return float(count(text, "parameters", most=MOST_COUNT))
+        return float(count(text, "parameters", maximum=MOST_COUNT))
     except (UnitError, RangeError):
         return None
 
@@ -133,7 +133,7 @@ def _lifetime(text: str) -> float:
     try:
         return float(parse(text, "s"))
     except UnitError:
-        raise UnitError(f"--lifetime needs a time with its unit, such as 60d or 24h, not {shown(text)}") from None
+        raise UnitError(f"--lifetime needs a time with its unit, such as 60d or 24h, not {short_repr(text)}") from None
 
 
 def read_served(text: str, lifetime: str | None = None) -> tuple[float, float]:
@@ -147,11 +147,11 @@ def read_served(text: str, lifetime: str | None = None) -> tuple[float, float]:
     number = number.strip()
     for word in ("tokens", "token", "tok"):
         number = number.removesuffix(word).strip()
-    served = float(count(number, "tokens served", most=MOST_SERVED))
+    served = float(count(number, "tokens served", maximum=MOST_SERVED))
     if served < 0:
-        raise RangeError(f"tokens served must be at least 0, not {shown(text)}")
+        raise RangeError(f"tokens served must be at least 0, not {short_repr(text)}")
     if not slash:
         return served, seconds
     if math.isnan(seconds) and served:
-        raise InputError(f"{shown(text)} is a rate: --lifetime says for how long, such as 60d")
+        raise InputError(f"{short_repr(text)} is a rate: --lifetime says for how long, such as 60d")
     return served * (0.0 if math.isnan(seconds) else seconds) / parse(f"1 {per.strip()}", "s"), seconds

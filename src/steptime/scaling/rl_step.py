@@ -21,8 +21,8 @@ from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import Impossible, RangeError
 from steptime.hardware.system import System
 from steptime.models.model import Model, active_parameters, total_parameters
-from steptime.models.model_loading import ModelLike, model_of
-from steptime.number_checks import MOST_CHIPS, MOST_SEQUENCES, MOST_TOKENS, Array, between, positive, share, whole
+from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.number_checks import MOST_CHIPS, MOST_SEQUENCES, MOST_TOKENS, Array, between, positive, share, whole_number
 from steptime.physics.chip_memory import memory_per_chip, sequences_that_fit
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout, check_ways
@@ -115,11 +115,11 @@ def rl_step(
     >>> step.rollout > step.training > step.refit
     True
     """
-    described, machine = model_of(model), resolve_system(system)
+    described, machine = resolve_model(model), resolve_system(system)
     replica_layout = check_ways(Layout() if layout is None else layout)
     _check(rollouts, output, longest, prompt, updates)
     between("passes", passes, 0.0, 100.0)
-    count = whole("chips", chips, most=MOST_CHIPS)
+    count = whole_number("chips", chips, maximum=MOST_CHIPS)
     share("rollout share", positive("rollout share", rollout_share))
     on_policy = rollout_share == 1
     making = count if on_policy else round(count * rollout_share)
@@ -172,15 +172,17 @@ def _notes(model: Model, system: System, idle: int, size: int, tokens: float) ->
 
 def _check(rollouts: int, output: float, longest: float, prompt: float, updates: int) -> None:
     """Raise RangeError for answers that cannot be."""
-    whole("rollouts", rollouts, most=MOST_SEQUENCES)
-    whole("updates", updates, most=rollouts)
-    positive("prompt", prompt, most=MOST_TOKENS)
-    positive("longest", longest, most=MOST_TOKENS)
+    whole_number("rollouts", rollouts, maximum=MOST_SEQUENCES)
+    whole_number("updates", updates, maximum=rollouts)
+    positive("prompt", prompt, maximum=MOST_TOKENS)
+    positive("longest", longest, maximum=MOST_TOKENS)
     if not 0 < output < longest:
         raise RangeError(f"the mean answer lies between 0 and the longest of {longest:g} tokens, not {output:g}")
 
 
-def _training(model: Model, system: System, chips: int, rollouts: int, sequence_tokens: float, mfu: float | None, updates: int) -> float:
+def _training(
+    model: Model, system: System, chips: int, rollouts: int, sequence_tokens: float, mfu: float | None, updates: int
+) -> float:
     """Return the seconds in which answers of `sequence_tokens` [tokens] with their prompts are trained on."""
     if mfu is not None:
         rate = float(system.chip.peak["bf16"]) * share("mfu", positive("mfu", mfu)) * chips
@@ -224,7 +226,9 @@ def _rollout(
             f"{show(float(room.used), 'B')} of the {show(float(room.capacity), 'B')} that it has; give more ways, such as --tp "
             f"{2 * int(layout.tp)}"
         )
-    prefill_seconds = float(prefill_step(model, system, tokens=prompt, layout=layout, engine=engine).total) * len(lengths) / int(layout.dp)
+    prefill_seconds = (
+        float(prefill_step(model, system, tokens=prompt, layout=layout, engine=engine).total) * len(lengths) / int(layout.dp)
+    )
     waiting = 0.0
     together = min(len(lengths), int(seats))
     if len(lengths) > together:  # others take the seats of those that end, at a full batch
@@ -235,7 +239,9 @@ def _rollout(
     alive = np.maximum(1, np.searchsorted(-lengths, -positions, side="left"))
     groups = int(layout.dp)
     batch = np.ceil(alive / groups) * groups
-    steps = decode_step(model, system, batch=batch, context=prompt + np.maximum(positions, 1.0), layout=layout, engine=engine).total
+    steps = decode_step(
+        model, system, batch=batch, context=prompt + np.maximum(positions, 1.0), layout=layout, engine=engine
+    ).total
     seconds = np.append(0.0, np.cumsum(np.diff(positions) * (np.asarray(steps)[1:] + np.asarray(steps)[:-1]) / 2))
     nine = float(np.interp(lengths[min(len(lengths) - 1, len(lengths) // 10)], positions, seconds))
     return prefill_seconds + waiting + float(seconds[-1]), float(seconds[-1]) - nine

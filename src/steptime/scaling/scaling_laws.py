@@ -19,7 +19,7 @@ import numpy as np
 from steptime.catalog.data_files import files, find
 from steptime.catalog.hardware_loading import Reader
 from steptime.catalog.schema import LawEntry, SpreadEntry, validated
-from steptime.errors import DataFileError, InputError, RangeError, UnknownName, did_you_mean, expect, shown
+from steptime.errors import DataFileError, InputError, RangeError, UnknownName, did_you_mean, expect, short_repr
 from steptime.number_checks import LARGEST, Number, between, positive, share
 from steptime.provenance import GRADES, Figure
 from steptime.result_base import Result
@@ -131,7 +131,10 @@ def with_constants(law: LawLike, **constants: Number) -> Law:
     for name in constants:
         if name not in scaling_law.kind.constants:
             raise UnknownName(
-                f"constant of {scaling_law.name}", name, scaling_law.kind.constants, f"It has {', '.join(scaling_law.kind.constants)}."
+                f"constant of {scaling_law.name}",
+                name,
+                scaling_law.kind.constants,
+                f"It has {', '.join(scaling_law.kind.constants)}.",
             )
     return replace(scaling_law, constants={**scaling_law.constants, **constants}, spread=None, errors={})
 
@@ -261,7 +264,7 @@ def _check_inputs(law: Law, inputs: Mapping[str, Number]) -> LawInputs:
         every = checked["experts"]
         if not np.all((every == 1) | (every == law.fixed["experts"])):
             raise RangeError(
-                f"{law.name} knows dense models and {law.fixed['experts']:g} experts alone, not {shown(inputs['experts'])}"
+                f"{law.name} knows dense models and {law.fixed['experts']:g} experts alone, not {short_repr(inputs['experts'])}"
             )
     return LawInputs(**checked)
 
@@ -285,14 +288,16 @@ def _load(path: Path, _modified: float) -> Law:
     entry = validated(LawEntry, path)
     reader = Reader(path, entry.sources)
     if entry.form not in FORMS:
-        near = did_you_mean(entry.form, FORMS, most=1)
+        near = did_you_mean(entry.form, FORMS, max_names=1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(FORMS)}"
-        raise DataFileError(path, f"form: no form is called {shown(entry.form)}{hint}", reader.line("form"))
+        raise DataFileError(path, f"form: no form is called {short_repr(entry.form)}{hint}", reader.line("form"))
     for part in ("constants", "errors"):
         for name in getattr(entry, part):
             if name not in FORMS[entry.form].constants:
                 constant_names = ", ".join(FORMS[entry.form].constants)
-                raise DataFileError(path, f"{part}.{name}: the form {entry.form} has {constant_names}", reader.line(f"{part}.{name}"))
+                raise DataFileError(
+                    path, f"{part}.{name}: the form {entry.form} has {constant_names}", reader.line(f"{part}.{name}")
+                )
     constants = {name: reader.number(f"constants.{name}", value, "", _any) for name, value in entry.constants.items()}
     return Law(
         name=entry.name,
@@ -323,14 +328,14 @@ def _spread(entry: SpreadEntry, reader: Reader, constants: Mapping[str, Number])
     unknown = [name for name in (*entry.names, *entry.logs) if name not in constants]
     line = reader.line("spread")
     if unknown:
-        raise DataFileError(reader.path, f"spread: there is no constant {shown(unknown[0])}", line)
+        raise DataFileError(reader.path, f"spread: there is no constant {short_repr(unknown[0])}", line)
     if len(sizes) > 1 or entry.source not in reader.sources:
         raise DataFileError(
             reader.path, "spread: needs a source, and as many deviations and rows of correlations as names", line
         )
     wrong = [deviation for deviation in entry.deviations if not 0 <= deviation <= LARGEST]
     if wrong:
-        problem = f"spread.deviations: must be standard deviations of at least 0, not {shown(wrong[0])}"
+        problem = f"spread.deviations: must be standard deviations of at least 0, not {short_repr(wrong[0])}"
         raise DataFileError(reader.path, problem, reader.line("spread.deviations"))
     matrix = np.asarray(entry.correlations)
     if not np.allclose(matrix, matrix.T) or not np.allclose(np.diag(matrix), 1.0) or np.abs(matrix).max() > 1:

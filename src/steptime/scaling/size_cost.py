@@ -10,7 +10,7 @@ import numpy as np
 from steptime.catalog.hardware_loading import SystemLike
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.number_checks import MOST_CHIPS, positive, whole
+from steptime.number_checks import MOST_CHIPS, positive, whole_number
 from steptime.physics.engine import Engine
 from steptime.planning.planner import DoesNotFit, plan
 from steptime.planning.workload import Slo, Workload
@@ -44,10 +44,10 @@ class Serving:
 
     def __post_init__(self) -> None:
         if self.training_chips is not None:
-            whole("training chips", self.training_chips, most=MOST_CHIPS)
+            whole_number("training chips", self.training_chips, maximum=MOST_CHIPS)
         positive("training days", self.training_days)
-        whole("training sequence", self.training_seq)
-        whole("training batch", self.training_batch)
+        whole_number("training sequence", self.training_seq)
+        whole_number("training batch", self.training_batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +115,20 @@ def training_cost(model: Model, system: System, serving: Serving, *, chips: int,
         return none
     if training_plan.run is None:
         return none
-    return float(training_plan.run.usd) / tokens, float(np.asarray(training_plan.step.mfu_causal)), float(training_plan.run.seconds)
+    return (
+        float(training_plan.run.usd) / tokens,
+        float(np.asarray(training_plan.step.mfu_causal)),
+        float(training_plan.run.seconds),
+    )
 
 
 def served_size(model: Model, training_figures: dict[str, float], serving: Serving, system: System) -> SizeServed:
     """Return a size as it is served on as few scale-up domains as hold it; training_figures: what is known of its training."""
-    size_figures: dict[str, Any] = {**training_figures, "width": int(model.width), "layers": int(sum(count for _, count in model.layers))}
+    size_figures: dict[str, Any] = {
+        **training_figures,
+        "width": int(model.width),
+        "layers": int(sum(count for _, count in model.layers)),
+    }
     reason = ""
     for domains in DOMAINS:
         try:

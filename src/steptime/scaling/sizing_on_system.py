@@ -19,8 +19,8 @@ from steptime.errors import Impossible, InputError
 from steptime.hardware.system import System
 from steptime.models.model import Model, active_parameters
 from steptime.models.model import total_parameters as parameters_of
-from steptime.number_checks import Array, Number, whole
-from steptime.result_base import Tabular, table_of, unit
+from steptime.number_checks import Array, Number, whole_number
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.scaling.compute_optimal import TRAINING_FLOP, least
 from steptime.scaling.lifetime_compute import SERVING_FLOP, Demand, total_parameters
 from steptime.scaling.scaling_laws import Law, tokens_for
@@ -73,7 +73,7 @@ class MachineBudget(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each size that was planned."""
-        return table_of(SizeServed, self.sizes)
+        return columns_by_key(SizeServed, self.sizes)
 
 
 def by_machine(
@@ -132,7 +132,7 @@ class _Family:
         return True
 
     def _shaped(self, target_params: float, weights: str = "", kv: str = "") -> Model:
-        experts, granularity = (whole(name, self.more.get(name, 1)) for name in ("experts", "granularity"))
+        experts, granularity = (whole_number(name, self.more.get(name, 1)) for name in ("experts", "granularity"))
         return shaped(target_params, experts, granularity, weights, kv)
 
     @property

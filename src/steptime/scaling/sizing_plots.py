@@ -198,7 +198,9 @@ def _frontier(axes: Any, budget: Budget) -> None:
         in_range = training <= FARTHEST * choice.training_flop
         usd = choice.usd / choice.total_flop  # a FLOP of training
         million = budget.demand.eta * usd * 1e6
-        axes.loglog(training[in_range] * usd, serving[in_range] * million, color=COLOURS[position % len(COLOURS)], label=choice.law)
+        axes.loglog(
+            training[in_range] * usd, serving[in_range] * million, color=COLOURS[position % len(COLOURS)], label=choice.law
+        )
         axes.plot(choice.training_usd, 2 * choice.params * million, "D", color=COLOURS[position % len(COLOURS)])
     axes.set(
         xlabel="training [USD]",

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from steptime.errors import RangeError
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.number_checks import whole
+from steptime.number_checks import whole_number
 from steptime.planning.workload import Slo
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.simulation.run_metrics import OVERLOADED, Answers
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate
@@ -91,7 +91,7 @@ class HighestRate(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return every rate tried, lowest first."""
-        return table_of(RatePoint, self.points)
+        return columns_by_key(RatePoint, self.points)
 
 
 def meets(answers: Answers, slo: Slo, percentile: str, lifetimes: float = SETTLED_LIFETIMES) -> bool:
@@ -281,7 +281,7 @@ def find_clients(
     if math.isinf(slo.ttft):
         raise RangeError("the most clients need a limit on the first token: without one any number may wait for a seat")
     requests_per_client = REQUESTS_PER_CLIENT if settings.get("prefill") is None else REQUESTS_PER_CLIENT_DISAGGREGATED
-    start = whole("clients", start)
+    start = whole_number("clients", start)
 
     def run(clients: float) -> Answers:
         arrivals = traffic(int(clients), max(requests, requests_per_client * int(clients)))

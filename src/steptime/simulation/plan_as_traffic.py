@@ -10,7 +10,7 @@ from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError, expect
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.models.model_loading import ModelLike, model_of
+from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
@@ -118,7 +118,7 @@ def load_plan_inputs(
     if not plan.feasible:
         raise RangeError(f"there is nothing to replay: the plan is not possible ({plan.reason})")
     machine = _load("system", plan.system, system, resolve_system)
-    described = _load("model", plan.model, model, model_of)
+    described = _load("model", plan.model, model, resolve_model)
     runs_on = _load("engine", plan.engine, engine, lambda name: engine_for(machine, name))
     runs_on = runs_on if engine is not None or plan.anchor is None else replace(runs_on, anchor=plan.anchor)
     described = as_served(described, machine, runs_on)

@@ -43,8 +43,8 @@ class Tier:
     def __post_init__(self) -> None:
         single(capacity=self.capacity, bandwidth=self.bandwidth, latency=self.latency)
         at_least_zero(f"tier {self.name}: capacity", self.capacity, "B")
-        positive(f"tier {self.name}: bandwidth", self.bandwidth, "B/s", least=1)
-        at_least_zero(f"tier {self.name}: latency", self.latency, "s", most=LONGEST)
+        positive(f"tier {self.name}: bandwidth", self.bandwidth, "B/s", minimum=1)
+        at_least_zero(f"tier {self.name}: latency", self.latency, "s", maximum=LONGEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from steptime.errors import RangeError
-from steptime.number_checks import whole
+from steptime.number_checks import whole_number
 from steptime.simulation import event_loop
 from steptime.simulation.loop_state import DONE, GAPS, RECORDS, Replicas, Rules, new_replicas, new_requests
 from steptime.simulation.scheduling_policy import Policy
@@ -51,7 +51,7 @@ def serve(
     cached [prompt tokens already there] and load [s] by request. `route` names the replica of each request; the clients of a
     closed loop are dealt out in turn and stay with their replica.
     """
-    replicas = whole("replicas", replicas, most=max_replicas(policy))
+    replicas = whole_number("replicas", replicas, maximum=max_replicas(policy))
     if np.any(np.diff(traffic.arrival) < 0):
         raise RangeError("requests must be in order of arrival")
     if len(pace.decode) <= policy.max_num_seqs:

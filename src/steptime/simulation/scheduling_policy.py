@@ -11,7 +11,7 @@ import numpy as np
 from steptime.blackboard.ideal_machine import drain_seconds
 from steptime.errors import RangeError, UnknownName
 from steptime.hardware.system import System
-from steptime.number_checks import LONGEST, at_least_zero, limit, positive, single, whole
+from steptime.number_checks import LONGEST, at_least_zero, limit, positive, single, whole_number
 from steptime.physics.engine import Engine
 from steptime.result_base import unit
 from steptime.simulation.loop_state import CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN, Rules
@@ -79,18 +79,18 @@ class Policy:
         for name, number in numbers.items():
             if isinstance(number, np.generic):  # a narrow one would overflow
                 object.__setattr__(self, name, number.item())
-        whole("max_num_seqs", self.max_num_seqs, most=MAX_NUM_SEQS)
-        whole("max_num_batched_tokens", self.max_num_batched_tokens, most=MAX_STEP_TOKENS)
-        whole("block", self.block, most=MAX_BLOCK_TOKENS, unit="token")
-        whole("speculative_tokens", self.speculative_tokens, least=0, most=MAX_SPECULATIVE_TOKENS)
-        whole("ranks", self.ranks, most=MAX_CLASSES)
-        limit("chunk", self.chunk, "token", least=1)
-        limit("KV tokens", self.kv_tokens, "token", least=1)
-        limit("max context", self.max_context, "token", least=1)
-        limit("patience", self.patience, least=0)
-        at_least_zero("interval", self.interval, "s", most=LONGEST)
+        whole_number("max_num_seqs", self.max_num_seqs, maximum=MAX_NUM_SEQS)
+        whole_number("max_num_batched_tokens", self.max_num_batched_tokens, maximum=MAX_STEP_TOKENS)
+        whole_number("block", self.block, maximum=MAX_BLOCK_TOKENS, unit="token")
+        whole_number("speculative_tokens", self.speculative_tokens, minimum=0, maximum=MAX_SPECULATIVE_TOKENS)
+        whole_number("ranks", self.ranks, maximum=MAX_CLASSES)
+        limit("chunk", self.chunk, "token", minimum=1)
+        limit("KV tokens", self.kv_tokens, "token", minimum=1)
+        limit("max context", self.max_context, "token", minimum=1)
+        limit("patience", self.patience, minimum=0)
+        at_least_zero("interval", self.interval, "s", maximum=LONGEST)
         if self.kind == "train":
-            positive("the interval of a train schedule", self.interval, "s", least=1e-6, most=LONGEST)
+            positive("the interval of a train schedule", self.interval, "s", minimum=1e-6, maximum=LONGEST)
         positive("acceptance_length", self.acceptance_length)
         if not 1 <= self.acceptance_length <= self.speculative_tokens + 1:
             raise RangeError(

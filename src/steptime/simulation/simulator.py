@@ -16,8 +16,8 @@ from steptime.hardware.system import System
 from steptime.hardware.unit_cost import deployment_rent
 from steptime.hardware.what_if import is_single
 from steptime.models.model import Model, cache_bytes
-from steptime.models.model_loading import ModelLike, model_of
-from steptime.number_checks import MOST_CHIPS, positive, single, whole
+from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.number_checks import MOST_CHIPS, positive, single, whole_number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.engine import Engine, anchored, engine_for
 from steptime.physics.kv_dtype import as_served
@@ -126,7 +126,7 @@ def simulate(
     slowness: over what the engine predicts of every step. anchor: runs of one's own, as for a plan. Raises Impossible where
     the weights leave no room for any request.
     """
-    model, system = model_of(model), resolve_system(system)
+    model, system = resolve_model(model), resolve_system(system)
     layout, policy, slo, percentile = layout or Layout(), policy or Policy(), slo or Slo(), check_percentile(percentile)
     runs_on = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
     traffic = checked(traffic)
@@ -238,8 +238,11 @@ def _transfer_seconds(
 def _check_counts(cached: int, fast_replicas: int, slowness: float, *, has_prefill_or_cache: bool) -> tuple[int, int]:
     """Return the counts as whole numbers; raise RangeError for those out of bounds or, `has_prefill_or_cache`, of no use."""
     single(cached=cached, fast_replicas=fast_replicas, slowness=slowness)
-    positive("slowness", slowness, least=1e-6, most=1e6)
-    cached, quick = whole("cached", cached, least=0), whole("fast replicas", fast_replicas, least=0, most=MOST_CHIPS)
+    positive("slowness", slowness, minimum=1e-6, maximum=1e6)
+    cached, quick = (
+        whole_number("cached", cached, minimum=0),
+        whole_number("fast replicas", fast_replicas, minimum=0, maximum=MOST_CHIPS),
+    )
     if quick and has_prefill_or_cache:
         raise RangeError("a pool for the fast class goes with neither separate prefill nor a prefix cache")
     return cached, quick

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.data_files import UTF16, is_dir, is_file
-from steptime.errors import DataFileError, InputError, shown
-from steptime.number_checks import whole
+from steptime.errors import DataFileError, InputError, short_repr
+from steptime.number_checks import whole_number
 from steptime.simulation.traffic import MAX_REQUESTS, Traffic
 
 TIMES = ("TIMESTAMP", "timestamp", "arrival_time", "arrival")
@@ -37,14 +37,14 @@ LARGEST = 1 << 40  # tokens of a request, and number of a block, that are believ
 def read_trace(path: str | os.PathLike[str], *, max_requests: int | None = None) -> Traffic:
     """Return the requests of a trace file (CSV with a header, or JSONL), at most the first `max_requests`."""
     if not isinstance(path, str | os.PathLike):
-        raise InputError(f"path: a trace is a file, got {shown(path)}; give its name")
+        raise InputError(f"path: a trace is a file, got {short_repr(path)}; give its name")
     place = Path(path)
     if is_dir(place):
         raise DataFileError(path, "is a folder, not a trace file")
     if not is_file(place) and not os.path.exists(place):
-        raise DataFileError(shown(str(path)).strip("'"), "no such file")
+        raise DataFileError(short_repr(str(path)).strip("'"), "no such file")
     if max_requests is not None:
-        max_requests = whole("requests", max_requests, most=MAX_REQUESTS)
+        max_requests = whole_number("requests", max_requests, maximum=MAX_REQUESTS)
     times: list[float] = []
     inputs: list[int] = []
     outputs: list[int] = []
@@ -129,7 +129,7 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
     folded = [name.strip().casefold() for name in names]
     twice = next((name for name, plain in zip(names, folded, strict=True) if folded.count(plain) > 1), None)
     if twice is not None:
-        raise DataFileError(path, f"has the column {shown(twice.strip())} twice", 1)
+        raise DataFileError(path, f"has the column {short_repr(twice.strip())} twice", 1)
 
 
 def _pick(path: Path, line: int, row: dict[str, Any], names: tuple[str, ...], quantity: str) -> tuple[str, Any]:
@@ -144,7 +144,9 @@ def _pick(path: Path, line: int, row: dict[str, Any], names: tuple[str, ...], qu
     mark = next((mark for mark in ";\t|" if len(row) == 1 and mark in next(iter(row))), "")
     if mark:
         raise DataFileError(path, f"parts its columns by {mark!r}; part them by commas", line)
-    raise DataFileError(path, f"has no {quantity}: none of {', '.join(names)} is among {shown(', '.join(map(str, row)))}", line)
+    raise DataFileError(
+        path, f"has no {quantity}: none of {', '.join(names)} is among {short_repr(', '.join(map(str, row)))}", line
+    )
 
 
 def _time(path: Path, line: int, name: str, value: Any) -> tuple[float, bool]:
@@ -157,11 +159,11 @@ def _time(path: Path, line: int, name: str, value: Any) -> tuple[float, bool]:
         try:
             date = datetime.datetime.fromisoformat(str(value).strip())
         except ValueError:
-            raise DataFileError(path, f"{name}: {shown(value)} is neither seconds nor a date", line) from None
+            raise DataFileError(path, f"{name}: {short_repr(value)} is neither seconds nor a date", line) from None
         date = date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
         return (date - datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)) / datetime.timedelta(seconds=1), True
     if not abs(seconds) < LARGEST:
-        raise DataFileError(path, f"{name}: {shown(value)} is not a time", line)
+        raise DataFileError(path, f"{name}: {short_repr(value)} is not a time", line)
     return seconds, False
 
 
@@ -171,14 +173,14 @@ def _tokens(path: Path, line: int, name: str, value: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         count = math.nan
     if not (0 <= count < LARGEST and count == int(count)):
-        raise DataFileError(path, f"{name}: {shown(value)} is not a number of tokens", line)
+        raise DataFileError(path, f"{name}: {short_repr(value)} is not a number of tokens", line)
     return int(count)
 
 
 def _hashes(path: Path, line: int, value: Any, tokens: int) -> list[int]:
     """Return the blocks of a prompt: a whole number for each that its tokens begin."""
     if not isinstance(value, list) or not all(type(k) is int and abs(k) < 1 << 63 for k in value):
-        raise DataFileError(path, f"hash_ids: {shown(value)} is not a list of whole numbers, one for each block", line)
+        raise DataFileError(path, f"hash_ids: {short_repr(value)} is not a list of whole numbers, one for each block", line)
     if len(value) != -(-tokens // MOONCAKE_BLOCK):
         raise DataFileError(
             path, f"hash_ids: {len(value)} blocks of {MOONCAKE_BLOCK} tokens do not make {tokens:,} tokens", line

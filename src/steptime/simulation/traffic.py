@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steptime.errors import RangeError, UnknownName, expect
-from steptime.number_checks import MOST_TOKENS, at_least_zero, between, positive, single, whole
+from steptime.number_checks import MOST_TOKENS, at_least_zero, between, positive, single, whole_number
 from steptime.result_base import Result, unit
 from steptime.units import in_digits
 
@@ -77,12 +77,12 @@ class Traffic(Result):
 def checked(traffic: Traffic) -> Traffic:
     """Return the traffic as arrays; raise RangeError where they are not of one length, in order and of whole tokens."""
     expect("the traffic", traffic, Traffic, "a Traffic, as open_loop, closed_loop and read_trace give it")
-    arrival = np.asarray(at_least_zero("arrival", traffic.arrival, "s", most=LATEST), dtype=np.float64)
+    arrival = np.asarray(at_least_zero("arrival", traffic.arrival, "s", maximum=LATEST), dtype=np.float64)
     inputs, outputs = (
-        np.asarray(whole(f"{name} of a request", tokens, least=0, most=1 << 40)).astype(np.int64)
+        np.asarray(whole_number(f"{name} of a request", tokens, minimum=0, maximum=1 << 40)).astype(np.int64)
         for name, tokens in (("inputs", traffic.inputs), ("outputs", traffic.outputs))
     )
-    rank = np.asarray(whole("the class of a request", traffic.rank, least=0, most=1 << 10)).astype(np.int64)
+    rank = np.asarray(whole_number("the class of a request", traffic.rank, minimum=0, maximum=1 << 10)).astype(np.int64)
     if arrival.ndim != 1 or not arrival.shape == inputs.shape == outputs.shape or rank.shape not in (arrival.shape, (0,)):
         raise RangeError(f"requests need an arrival, inputs and outputs each: {arrival.shape}, {inputs.shape}, {outputs.shape}")
     if not len(arrival):
@@ -90,7 +90,7 @@ def checked(traffic: Traffic) -> Traffic:
     if np.any(np.diff(arrival) < 0):
         raise RangeError("requests must be in order of arrival")
     single(clients=traffic.clients)
-    clients = whole("clients", traffic.clients, least=0, most=MAX_REQUESTS)
+    clients = whole_number("clients", traffic.clients, minimum=0, maximum=MAX_REQUESTS)
     return replace(traffic, arrival=arrival, inputs=inputs, outputs=outputs, rank=rank, clients=clients)
 
 
@@ -117,7 +117,9 @@ class Lengths:
         single(mean=self.mean, spread=self.spread)
         between("a mean length", self.mean, 1, MOST_TOKENS, "token")
         uniform = self.shape == "uniform"
-        at_least_zero("spread of uniform lengths" if uniform else "spread", self.spread, most=1 if uniform else LARGEST_SPREAD)
+        at_least_zero(
+            "spread of uniform lengths" if uniform else "spread", self.spread, maximum=1 if uniform else LARGEST_SPREAD
+        )
 
     def draw(self, random: np.random.Generator, n: int) -> Any:
         """Return `n` lengths of at least 1 token."""
@@ -138,9 +140,9 @@ def arrivals(rate: float, n: int, random: np.random.Generator, *, kind: str = "p
     if not isinstance(kind, str) or kind not in ARRIVALS:
         raise UnknownName("arrival process", kind, ARRIVALS, f"Known: {', '.join(ARRIVALS)}.")
     single(rate=rate, burst=burst, requests=n)
-    positive("a rate", rate, "requests/s", least=RATES[0], most=RATES[1])
-    positive("burst", burst, least=BURSTS[0], most=BURSTS[1])
-    n = whole("requests", n, most=MAX_REQUESTS)
+    positive("a rate", rate, "requests/s", minimum=RATES[0], maximum=RATES[1])
+    positive("burst", burst, minimum=BURSTS[0], maximum=BURSTS[1])
+    n = whole_number("requests", n, maximum=MAX_REQUESTS)
     if kind == "constant":
         return np.arange(n) / rate
     gaps = random.exponential(1 / rate, n) if kind == "poisson" else random.gamma(1 / burst, burst / rate, n)
@@ -150,8 +152,8 @@ def arrivals(rate: float, n: int, random: np.random.Generator, *, kind: str = "p
 def _random(seed: int, n: int) -> np.random.Generator:
     """The source of what is drawn for `n` requests."""
     single(requests=n, seed=seed)
-    whole("requests", n, most=MAX_REQUESTS)
-    return np.random.default_rng(whole("a seed", seed, least=0, most=1 << 64))
+    whole_number("requests", n, maximum=MAX_REQUESTS)
+    return np.random.default_rng(whole_number("a seed", seed, minimum=0, maximum=1 << 64))
 
 
 def open_loop(
@@ -179,7 +181,7 @@ def open_loop(
 def closed_loop(clients: int, n: int, inputs: Lengths, outputs: Lengths, *, seed: int = 0) -> Traffic:
     """Return `n` requests of `clients` that each wait for an answer before they ask again; all ask at once at the start."""
     single(concurrency=clients)
-    clients = whole("concurrency", clients, most=MAX_REQUESTS)
+    clients = whole_number("concurrency", clients, maximum=MAX_REQUESTS)
     random, n = _random(seed, n), int(n)
     for name, lengths in (("inputs", inputs), ("outputs", outputs)):
         expect(f"the length of {name}", lengths, Lengths, "a Lengths, such as Lengths(mean=512)")
@@ -203,7 +205,7 @@ def scaled(traffic: Traffic, factor: float) -> Traffic:
     """Return the same requests at `factor` times the rate."""
     traffic = checked(traffic)
     single(rate_scale=factor)
-    positive("a rate scale", factor, least=RATES[0], most=RATES[1])
+    positive("a rate scale", factor, minimum=RATES[0], maximum=RATES[1])
     return replace(traffic, arrival=traffic.arrival / factor)
 
 
@@ -218,9 +220,9 @@ def with_sessions(traffic: Traffic, *, prefixes: int, prefix_tokens: int, block_
     """Return the traffic with prompts that begin with one of `prefixes` shared texts of `prefix_tokens` [tokens]."""
     traffic = checked(traffic)
     single(block_tokens=block_tokens, prefixes=prefixes, prefix_tokens=prefix_tokens)
-    block_tokens = whole("block tokens", block_tokens)
-    prefixes = whole("prefixes", prefixes)
-    prefix_tokens = whole("prefix tokens", prefix_tokens, least=block_tokens)
+    block_tokens = whole_number("block tokens", block_tokens)
+    prefixes = whole_number("prefixes", prefixes)
+    prefix_tokens = whole_number("prefix tokens", prefix_tokens, minimum=block_tokens)
     if (blocks := float(np.sum(traffic.inputs, dtype=np.float64)) / block_tokens) > MAX_REQUESTS:
         raise RangeError(
             f"prompts of {blocks:,.0f} blocks in all are too many to tell apart; at most {MAX_REQUESTS:,}: fewer requests"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from steptime.errors import RangeError
-from steptime.number_checks import Array, whole
+from steptime.number_checks import Array, whole_number
 from steptime.physics.chunked_evaluation import BLOCK, Assembly, in_threads
 
 
@@ -33,7 +33,7 @@ def in_blocks(
     """
     arrays = {name: np.asarray(values) for name, values in points.items()}
     total = _length(arrays)
-    size, threads = whole("block", block), None if workers is None else whole("workers", workers)
+    size, threads = whole_number("block", block), None if workers is None else whole_number("workers", workers)
     found = Assembly(total)
     lock, done = threading.Lock(), 0
 

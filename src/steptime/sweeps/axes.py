@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.errors import InputError, RangeError, shown
+from steptime.errors import InputError, RangeError, short_repr
 from steptime.hardware.rental_prices import KINDS
 from steptime.number_checks import Array
 from steptime.questions.declaration import COUNT, RENT, TEXT, Input, Question, listed
@@ -93,7 +93,7 @@ def _with_system(held: Mapping[str, Any], axes: Mapping[str, Axis]) -> dict[str,
 def _pair(question: Question, text: str, form: str) -> tuple[str, str]:
     name, equals, values = text.partition("=")
     if not equals or not name.strip() or not values.strip():
-        raise RangeError(f"{shown(text)} is not {form}")
+        raise RangeError(f"{short_repr(text)} is not {form}")
     return plain_name(question, name), values
 
 
@@ -112,7 +112,7 @@ def made_axis(name: str, values: Any, of: Input) -> Axis:
             raise RangeError(f"{name} needs finite numbers, not {_odd(array)}")
         if of.kind == COUNT and array.dtype.kind == "f":
             if np.any(array != np.round(array)):
-                raise RangeError(f"{name} must be whole numbers, not {shown(float(array[array != np.round(array)][0]))}")
+                raise RangeError(f"{name} must be whole numbers, not {short_repr(float(array[array != np.round(array)][0]))}")
             array = array.astype(np.int64)
         return Axis(name=name, unit=of.unit, meaning=of.meaning, values=array, broadcasts=of.broadcasts)
     several: Sequence[Any] = list(values)
@@ -124,7 +124,7 @@ def made_axis(name: str, values: Any, of: Input) -> Axis:
 def _odd(array: Array) -> str:
     """Return the first value that is no finite number."""
     odd = array[~np.isfinite(array)] if array.dtype.kind in "iuf" else array
-    return shown(odd.ravel()[0].item() if hasattr(odd.ravel()[0], "item") else odd.ravel()[0])
+    return short_repr(odd.ravel()[0].item() if hasattr(odd.ravel()[0], "item") else odd.ravel()[0])
 
 
 def _all_numbers(values: Iterable[Any]) -> bool:
@@ -175,7 +175,7 @@ def check_needs(question: Question, axes: Sequence[Axis], fixed: Mapping[str, An
     on = [axis.name for axis in axes]
     for name in on:
         if name in fixed:
-            raise InputError(f"{name} is on an axis and fixed at {shown(fixed[name])}; keep one of the two")
+            raise InputError(f"{name} is on an axis and fixed at {short_repr(fixed[name])}; keep one of the two")
         if on.count(name) > 1:
             raise InputError(f"{name} is on two axes")
     missing = [name for name in question.needs if name not in on and name not in fixed]

@@ -95,7 +95,9 @@ def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], tried: Call
     """Say what other formats of weights, experts and cache, that would make either cheaper, do to both."""
     options = [lever.option for one in plans if one is not None for lever in one.levers if lever.option.startswith(FORMATS)]
     asked = [(option, job) for option in dict.fromkeys(options) for job in jobs]
-    found = map_in_processes(tried, [(_stored(job[0], option), *job[1:3], job[3] | {"alternatives": False}) for option, job in asked])
+    found = map_in_processes(
+        tried, [(_stored(job[0], option), *job[1:3], job[3] | {"alternatives": False}) for option, job in asked]
+    )
     for at in range(0, len(asked), 2):
         yield from _both(f"format: with {asked[at][0]}", found[at], found[at + 1])
 

@@ -19,7 +19,7 @@ from steptime.blackboard.token_cost import cost_per_token
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError
 from steptime.hardware.system import System
-from steptime.models.kv_compression import caveats_of, with_techniques, words_of
+from steptime.models.kv_compression import describe_technique, technique_caveats, with_techniques
 from steptime.models.model import (
     Model,
     cache_bytes,
@@ -29,8 +29,8 @@ from steptime.models.model import (
     total_parameters,
     weight_bytes,
 )
-from steptime.models.model_loading import ModelLike, model_of
-from steptime.number_checks import MOST_CHIPS, Array, limit, positive, single, whole
+from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.number_checks import MOST_CHIPS, Array, limit, positive, single, whole_number
 from steptime.physics.chip_memory import memory_per_chip, sequences_that_fit
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.kv_dtype import as_served
@@ -93,17 +93,17 @@ def context_walls(
     one replica may take, by default a scale-up domain (at most `CHIPS`).
     Raises InputError for a technique that is none or does not suit the model.
     """
-    of, on = model_of(model), resolve_system(system)
+    of, on = resolve_model(model), resolve_system(system)
     techniques = [techniques] if isinstance(techniques, str) else techniques
     if techniques is not None and "" in techniques:
         raise InputError("a technique is empty; the model as it is comes first anyhow")
     single(context=context, tpot=tpot, usd_per_million=usd_per_million, chips=chips)
-    context = whole("the context", context, least=LEAST, most=LONGEST, unit="token")
+    context = whole_number("the context", context, minimum=LEAST, maximum=LONGEST, unit="token")
     tpot = limit("the time per token", tpot)
     if usd_per_million is not None:
         usd_per_million = positive("USD per million tokens", usd_per_million, "USD")
     domain = int(min(float(np.asarray(on.scale_up.size)), CHIPS))
-    chips = whole("chips", chips, most=MOST_CHIPS) if chips else domain
+    chips = whole_number("chips", chips, maximum=MOST_CHIPS) if chips else domain
     runs_on = engine_for(on, engine)
     rent = float(np.asarray(on.rent.typical))
     if usd_per_million is not None and not math.isfinite(rent):
@@ -186,10 +186,10 @@ def _wall(name: str, model: Model, asked: Asked) -> tuple[ContextWall, tuple[Arr
     most = asked.usd if asked.usd is not None else float(best.cost[at]) if rented else math.inf
     priced = end(cheapest, lengths, best, most * (1 + 1e-9))
     common: dict[str, Any] = {
-        "technique": name, "words": words_of(name) if name else "as it is", "parameters": total_parameters(model),
+        "technique": name, "words": describe_technique(name) if name else "as it is", "parameters": total_parameters(model),
         "kv_bytes": kv_bytes_per_token(model), "cache": float(cache_bytes(model, asked.context)),
         "read": float(cache_bytes_read(model, asked.context)), "longest": longest, "longest_priced": min(priced, longest),
-        "caveats": caveats_of(name) if name else (), "binds": _binds(model, asked, layouts, longest),
+        "caveats": technique_caveats(name) if name else (), "binds": _binds(model, asked, layouts, longest),
     }  # fmt: skip
     curve = (lengths[np.isfinite(best.cost)], best.cost[np.isfinite(best.cost)])
     if 0 < longest < LONGEST:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 
 from steptime.hardware.unit_cost import usd
 from steptime.number_checks import Array
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import MILLION, show
 
 LONGEST: Final = 2**29  # tokens, up to which lengths are tried: more than half a year of reading aloud
@@ -105,7 +105,7 @@ class ContextWalls(Tabular):
         """Return a row for each technique; ranges by their two ends."""
         found = {
             name: values
-            for name, values in table_of(ContextWall, self.walls).items()
+            for name, values in columns_by_key(ContextWall, self.walls).items()
             if not name.endswith(("_range_s", "_range_tokens", "_range")) and name != "caveats"
         }
         for name, key in (("step_range", "step_{}_s"), ("longest_range", "longest_{}_tokens")):

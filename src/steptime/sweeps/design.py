@@ -19,7 +19,7 @@ import numpy as np
 from steptime.catalog.hardware_loading import SystemLike
 from steptime.errors import Impossible, InputError, UnknownName
 from steptime.models.model_loading import ModelLike
-from steptime.models.model_variants import BY, EQUAL
+from steptime.models.model_variants import BALANCE_KEY, EQUAL
 from steptime.number_checks import Array
 from steptime.pareto import pareto
 from steptime.questions.declaration import Question
@@ -246,7 +246,7 @@ def _today(asked: Question, axes: Sequence[Axis], fixed: Mapping[str, Any], aims
 
     What is held stays, but a budget and what makes up for changes. Nothing where they have no answer, or do not fit.
     """
-    idle = (WITHIN, f"{ARCH}{EQUAL}", f"{ARCH}{BY}")
+    idle = (WITHIN, f"{ARCH}{EQUAL}", f"{ARCH}{BALANCE_KEY}")
     plain = {name: value for name, value in fixed.items() if name not in idle}
     others = [axis for axis in axes if not is_design(axis.name)]
     names = tuple(dict.fromkeys([*aims, *DESIGN_ANSWERS, *(["memory_share"] if "memory_share" in asked.answers else [])]))

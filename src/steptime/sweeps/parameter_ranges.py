@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.errors import InputError, RangeError, UnknownName, shown
+from steptime.errors import InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.what_if import in_force
 from steptime.physics.engine import Engine, constant, engine_for
 from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, find_problem
@@ -124,15 +124,15 @@ def _ends(name: str, values: Any, of: Input) -> tuple[float, float]:
     if isinstance(values, str):
         parts = values.split(":")
         if len(parts) != 2 or not all(part.strip() for part in parts):
-            raise RangeError(f"{name}: {shown(values)} is not LOW:HIGH, such as {_example(of)}")
+            raise RangeError(f"{name}: {short_repr(values)} is not LOW:HIGH, such as {_example(of)}")
         found = [float(value) for value in read_values(name, f"{values}:2", of)]
         return found[0], found[-1]
     pair = list(values) if isinstance(values, tuple | list | np.ndarray) else []
     if len(pair) != 2 or not all(isinstance(end, int | float | np.number) and math.isfinite(end) for end in pair):
-        raise RangeError(f"{name}: a range is two numbers, its low and its high end, not {shown(values)}")
+        raise RangeError(f"{name}: a range is two numbers, its low and its high end, not {short_repr(values)}")
     low, high = float(pair[0]), float(pair[1])
     if not low < high:
-        raise RangeError(f"{name}: {shown(low)} to {shown(high)} does not rise")
+        raise RangeError(f"{name}: {short_repr(low)} to {short_repr(high)} does not rise")
     return low, high
 
 
@@ -147,7 +147,7 @@ def _asked(question: Question, given: Mapping[str, Any], name: str) -> float | N
     if name in given:
         value = given[name]
         if not isinstance(value, int | float | np.number) or isinstance(value, bool):
-            raise RangeError(f"{name} must be one number to be made unsure, not {shown(value)}")
+            raise RangeError(f"{name} must be one number to be made unsure, not {short_repr(value)}")
         return float(value)
     system = given.get("system")
     if name in CONSTANTS:

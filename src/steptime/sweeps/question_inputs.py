@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from steptime.errors import RangeError, UnitError, shown
+from steptime.errors import RangeError, UnitError, short_repr
 from steptime.hardware.rental_prices import KINDS
 from steptime.number_checks import Array
 from steptime.questions.declaration import COUNT, RENT, TEXT, Input
@@ -46,7 +46,7 @@ def read_values(name: str, text: str, of: Input) -> list[Any] | Array:
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise RangeError(f"{name}: {shown(text)} has nothing between two commas, or at an end")
+        raise RangeError(f"{name}: {short_repr(text)} has nothing between two commas, or at an end")
     if of.kind == TEXT or (of.kind == RENT and any(part in KINDS for part in parts)):
         return list(dict.fromkeys(parts))
     _check_many(name, count_values(name, text, of))
@@ -81,7 +81,7 @@ def read_one(name: str, text: str, of: Input) -> Any:
         return text
     found = read_values(name, text, of)
     if len(found) != 1:
-        raise RangeError(f"{name} takes one value, not {shown(text)}; --over {name}=... takes several")
+        raise RangeError(f"{name} takes one value, not {short_repr(text)}; --over {name}=... takes several")
     return found[0] if isinstance(found, list) else found[0].item()
 
 
@@ -92,13 +92,13 @@ def _parsed(name: str, part: str, of: Input) -> _Values:
         return _Values(1, lambda: np.array([value]))
     if len(ends) != 3 or not all(ends):
         raise RangeError(
-            f"{name}: {shown(part)} is not LOW:HIGH:N, such as 1k:128k:log2 (doubling), 10:100:10 (10 values) or 10:100:10log"
+            f"{name}: {short_repr(part)} is not LOW:HIGH:N, such as 1k:128k:log2 (doubling), 10:100:10 (10 values) or 10:100:10log"
         )
     unit = re.sub(r"^[-+0-9.,_eE ]*", "", ends[1]) if of.kind != COUNT else ""
     bare = re.fullmatch(r"[-+0-9.,_eE ]*", ends[0]) is not None
     low, high = _number(name, ends[0] + (unit if bare else ""), of), _number(name, ends[1], of)
     if not high > low:
-        raise RangeError(f"{name}: {shown(part)} does not rise from {ends[0]} to {ends[1]}")
+        raise RangeError(f"{name}: {short_repr(part)} does not rise from {ends[0]} to {ends[1]}")
     made = _spread(name, part, low, high, ends[2].strip())
     if of.kind != COUNT:
         return made
@@ -108,11 +108,11 @@ def _parsed(name: str, part: str, of: Input) -> _Values:
 def _spread(name: str, part: str, low: float, high: float, how: str) -> _Values:
     ratio = RATIO.fullmatch(how)
     if ratio is not None and low <= 0:
-        raise RangeError(f"{name}: {shown(part)} has ratios, and they need a LOW above 0")
+        raise RangeError(f"{name}: {short_repr(part)} has ratios, and they need a LOW above 0")
     if ratio is not None and ratio[1]:
         base = _plain(name, part, ratio[1])
         if not base > 1:
-            raise RangeError(f"{name}: {shown(part)}: a ratio must be above 1, not {ratio[1]}")
+            raise RangeError(f"{name}: {short_repr(part)}: a ratio must be above 1, not {ratio[1]}")
         steps = math.floor(math.log(high / low) / math.log(base) * (1 + 1e-12) + 1e-9)
 
         def rising() -> Array:
@@ -122,7 +122,7 @@ def _spread(name: str, part: str, low: float, high: float, how: str) -> _Values:
         return _Values(steps + 2, rising)
     number = _plain(name, part, ratio[2] if ratio is not None else how)
     if number != int(number) or number < 2:
-        raise RangeError(f"{name}: {shown(part)}: the number of values must be a whole one from 2, not {how}")
+        raise RangeError(f"{name}: {short_repr(part)}: the number of values must be a whole one from 2, not {how}")
     spread = np.geomspace if ratio is not None else np.linspace
     return _Values(int(number), lambda: spread(low, high, int(number)))
 
@@ -142,7 +142,7 @@ def _plain(name: str, part: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise RangeError(
-            f"{name}: {shown(part)}: {shown(text)} is no number of values; write 9, 9log (equal ratios) or log2 (doubling)"
+            f"{name}: {short_repr(part)}: {short_repr(text)} is no number of values; write 9, 9log (equal ratios) or log2 (doubling)"
         ) from None
 
 

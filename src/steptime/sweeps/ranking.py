@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
-from steptime.errors import InputError, RangeError, shown
+from steptime.errors import InputError, RangeError, short_repr
 from steptime.hardware.rental_prices import KINDS, kind_asked
 from steptime.hardware.rental_prices import with_rent as rented
 from steptime.hardware.system import Rent, System
 from steptime.models.model import Model
-from steptime.models.model_loading import ModelLike, model_of
-from steptime.number_checks import MOST_CHIPS, whole
+from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.number_checks import MOST_CHIPS, whole_number
 from steptime.physics.engine import Engine, engine_for, load_engine
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, check_limits, plan
@@ -49,15 +49,15 @@ def compare(
     "contract", "ondemand") or in USD per chip-hour for all, a number or a text; a system without that kind has none. Others
     are as for `plan`. Raises InputError for what is wrong with the question as a whole; a pair that is wrong has a `reason`.
     """
-    loaded = list({model.name: model for model in map(model_of, _several(models))}.values())
+    loaded = list({model.name: model for model in map(resolve_model, _several(models))}.values())
     asked, labels = _told_apart(files("systems", catalog) if systems is None else _several(systems))
     if not loaded or not asked:
         raise RangeError(f"there is no {'model' if not loaded else 'system'} to compare")
     if isinstance(chips, str) and chips != ANY:
-        raise RangeError(f"chips is a number or {ANY!r}, not {shown(chips)}")
+        raise RangeError(f"chips is a number or {ANY!r}, not {short_repr(chips)}")
     slo = slo or Slo()
     if chips is not None and chips != ANY:
-        whole("chips", chips, most=MOST_CHIPS)
+        whole_number("chips", chips, maximum=MOST_CHIPS)
     check_limits(sure, slo)
     engine = load_engine(engine, catalog) if isinstance(engine, str) else engine
     machines = [_rented(system, rent) for system in asked]

@@ -11,7 +11,7 @@ from steptime.hardware.system import Rent
 from steptime.hardware.unit_cost import usd
 from steptime.planning.plan_result import Plan
 from steptime.planning.workload import Slo, Workload
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import show
 
 COST: Final = "usd_per_million_output_tokens"
@@ -133,7 +133,9 @@ class Ranking(Tabular):
     def columns(self) -> dict[str, Any]:
         """Return a row for each pair; a rent by its kind, date and USD/s, a range by its two ends."""
         found = {
-            name: values for name, values in table_of(Standing, self.standings).items() if name not in ("rent", f"{COST}_range")
+            name: values
+            for name, values in columns_by_key(Standing, self.standings).items()
+            if name not in ("rent", f"{COST}_range")
         }
         for end, name in enumerate((f"{COST}_low", f"{COST}_high")):
             found[name] = [math.nan if one.cost_range is None else one.cost_range[end] for one in self.standings]

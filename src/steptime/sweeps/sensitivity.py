@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.errors import InputError, RangeError, UnknownName, shown
+from steptime.errors import InputError, RangeError, UnknownName, short_repr
 from steptime.number_checks import Array
 from steptime.physics.engine import Engine
 from steptime.questions.declaration import Question, listed
@@ -104,9 +104,9 @@ def sensitivity_of(
     check_samples(samples, seed, sobol=sobol)
     for name, value in held.items():
         if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
-            raise RangeError(f"{name} must be one value, not {shown(value)}: a range goes into vary")
+            raise RangeError(f"{name} must be one value, not {short_repr(value)}: a range goes into vary")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise RangeError(f"workers must be a whole number of at least 1, not {shown(workers)}")
+        raise RangeError(f"workers must be a whole number of at least 1, not {short_repr(workers)}")
     answer = chosen(asked, of)
     ranges = list(ranges)
     if not {plain_name(asked, name) for name, _ in ranges} & {*SIZES, "model", "system"}:
@@ -196,13 +196,13 @@ def chosen(asked: Question, of: str | None) -> str:
 def check_samples(samples: int | None, seed: int, *, sobol: bool) -> None:
     """Raise RangeError for numbers of samples that Sobol's sequence does not have, and for samples without indices."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise RangeError(f"seed must be a whole number from 0 to {2**32 - 1:,}, not {shown(seed)}")
+        raise RangeError(f"seed must be a whole number from 0 to {2**32 - 1:,}, not {short_repr(seed)}")
     if samples is None:
         return
     if not sobol:
         raise RangeError("samples are for Sobol's indices: ask for them too (--sobol)")
     if isinstance(samples, bool) or not isinstance(samples, int) or not FEWEST <= samples <= MOST:
-        raise RangeError(f"samples must be a power of two from {FEWEST:,} to {MOST:,}, not {shown(samples)}")
+        raise RangeError(f"samples must be a power of two from {FEWEST:,} to {MOST:,}, not {short_repr(samples)}")
     if samples & (samples - 1):
         below = 1 << (samples.bit_length() - 1)
         raise RangeError(

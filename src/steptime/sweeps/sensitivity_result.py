@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from steptime.hardware.unit_cost import usd
-from steptime.result_base import Tabular, table_of
+from steptime.result_base import Tabular, columns_by_key
 from steptime.result_base import unit as of
 from steptime.units import in_digits, show
 
@@ -180,7 +180,7 @@ class Sensitivity(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each input, the largest swing first."""
-        found = table_of(Swing, self.swings)
+        found = columns_by_key(Swing, self.swings)
         for name in ("met", "at_met"):
             pairs = found.pop(name)
             found |= {f"{name}_low": [low for low, _ in pairs], f"{name}_high": [high for _, high in pairs]}

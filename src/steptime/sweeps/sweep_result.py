@@ -12,7 +12,7 @@ import numpy as np
 from steptime.errors import InputError, UnknownName
 from steptime.number_checks import Array
 from steptime.questions.declaration import Answer, Question
-from steptime.result_base import Tabular, key_of, unit
+from steptime.result_base import Tabular, json_key, unit
 from steptime.sweeps.axes import Axis, label, shape_of
 from steptime.units import counted, in_digits
 
@@ -185,7 +185,7 @@ def column_name(name: str, of: str) -> str:
         "tok/s": "tokens_per_s" in short,
         "requests/s": "requests_per_s" in short,
     }
-    return short if tells.get(of, False) else key_of(name, {"unit": of})
+    return short if tells.get(of, False) else json_key(name, {"unit": of})
 
 
 def columns_of(question: Question, arrays: Mapping[str, Array], wanted: tuple[str, ...]) -> dict[str, Column]:

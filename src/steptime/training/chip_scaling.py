@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.result_base import Tabular, table_of, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.training.training_job import TrainingJob
 from steptime.training.training_layout import show_training_layout
 from steptime.training.training_search import search
@@ -42,7 +42,7 @@ class Scaling(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each point."""
-        return table_of(ScalingPoint, self.points)
+        return columns_by_key(ScalingPoint, self.points)
 
 
 def strong_and_weak_scaling(

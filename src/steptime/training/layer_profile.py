@@ -47,8 +47,8 @@ class LayerProfile:
     """One kind of layer.
 
     rows that norms and residual additions touch: `element_values` [values per row, one read or write each], divided by sequence
-    parallelism as all else is. kept: bytes per row by module, "rest" what no module holds. again: the FLOPs and element values
-    per row of computing a module again.
+    parallelism as all else is. module_bytes: bytes per row by module, "rest" what no module holds. recompute_work: the FLOPs
+    and element values per row of computing a module again.
     """
 
     products: tuple[Product, ...]

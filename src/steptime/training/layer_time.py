@@ -19,7 +19,7 @@ import numpy as np
 from steptime.hardware.number_formats import peak_rate
 from steptime.hardware.system import System
 from steptime.models.model import Attention, pairs
-from steptime.number_checks import Number, some
+from steptime.number_checks import Number, has_nonzero
 from steptime.physics import network_time
 from steptime.physics.layout import shard_count
 from steptime.physics.network_time import Traffic
@@ -132,7 +132,7 @@ def layer_passes(sheet: LayerProfile, job: TrainingJob, system: System, engine: 
     forward["element-wise"], backward["element-wise"] = elements, 2 * elements
     _add_exchanges(forward, backward, sheet, job, system, engine, x)
     launch_seconds = c.seconds_per_layer + (c.seconds_per_expert_layer if sheet.routed else 0.0)
-    if some(launch_seconds):
+    if has_nonzero(launch_seconds):
         forward["launch"], backward["launch"] = launch_seconds + 0.0 * chip_rows, 2 * launch_seconds + 0.0 * chip_rows
     _add_recompute(forward, backward, sheet, x, chip_rows=chip_rows, rate=narrow_rate, element_bandwidth=element_bandwidth)
     return Passes(forward, backward, weight_gradients)
@@ -249,7 +249,7 @@ def _add_recompute(
             seconds = seconds + forward["attention"]
         if module in ("moe",) and "expert exchange" in forward:
             seconds = seconds + forward["expert exchange"]
-    if some(seconds):
+    if has_nonzero(seconds):
         backward["recompute"] = seconds
 
 

@@ -110,11 +110,11 @@ def item_durations(order: Order, forward: Number, backward: Number, weight: Numb
     return np.select([order.kind == kind for kind in seconds_by_kind], list(seconds_by_kind.values()))
 
 
-def peak_in_flight(order: Order, size: Number | None = None, kept: Number = 1.0) -> Array:
+def peak_in_flight(order: Order, size: Number | None = None, retained_share: Number = 1.0) -> Array:
     """Return the most that each device holds at once (devices,), which no times change: a device works in a fixed order.
 
-    size: what one micro-batch leaves in a chunk (devices, chunks), in whatever unit; an equal share of 1 if not given. kept:
-    share of it that stays until the gradients of weights are made, where the backward pass is split.
+    size: what one micro-batch leaves in a chunk (devices, chunks), in whatever unit; an equal share of 1 if not given.
+    retained_share: share of it that stays until the gradients of weights are made, where the backward pass is split.
     """
     stages = order.paths.shape[1]
     scale = order.devices / stages if size is None else 1.0
@@ -124,7 +124,7 @@ def peak_in_flight(order: Order, size: Number | None = None, kept: Number = 1.0)
     is_forward = np.isin(order.kind, (FORWARD, PAIR))
     freed = np.select(
         [order.kind == BACKWARD, order.kind == INPUT, order.kind == WEIGHT, order.kind == PAIR],
-        [item_sizes, item_sizes * (1 - kept), item_sizes * kept, backward_sizes],
+        [item_sizes, item_sizes * (1 - retained_share), item_sizes * retained_share, backward_sizes],
         0.0,
     )
     bounds = np.searchsorted(order.device, np.arange(order.devices))

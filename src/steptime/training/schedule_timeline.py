@@ -97,18 +97,18 @@ def timeline(walk: PipelineRun) -> Timeline:
     )
 
 
-def write_timeline(made: Timeline, path: str, title: str = "") -> None:
+def write_timeline(timeline: Timeline, path: str, title: str = "") -> None:
     """Write a picture of a timeline by its ending: .svg, .png or .pdf."""
     if Path(path).suffix.casefold() not in PICTURE_SUFFIXES:
         raise InputError(f"{path}: a picture is written to {', '.join(PICTURE_SUFFIXES)}")
-    figure = timeline_figure(made, title)
+    figure = timeline_figure(timeline, title)
     try:
         figure.savefig(path, dpi=160)
     except OSError as error:
         raise DataFileError(path, f"cannot be written: {error.strerror or error}") from None
 
 
-def timeline_figure(made: Timeline, title: str = "") -> Any:
+def timeline_figure(timeline: Timeline, title: str = "") -> Any:
     """Return the picture as a matplotlib figure: a row a device, a box an interval, later chunks lighter."""
     try:
         from matplotlib.figure import Figure
@@ -116,27 +116,29 @@ def timeline_figure(made: Timeline, title: str = "") -> Any:
     except ImportError:
         raise InputError("pictures need matplotlib: pip install 'steptime[plot]'") from None
 
-    figure = Figure(figsize=(11, 1.2 + 0.32 * made.devices), layout="constrained")
+    figure = Figure(figsize=(11, 1.2 + 0.32 * timeline.devices), layout="constrained")
     axes = figure.subplots()
-    chunk_count = int(made.chunk.max()) + 1
-    for kind in np.unique(made.kind):
-        for chunk in np.unique(made.chunk[made.kind == kind]):
-            is_drawn = (made.kind == kind) & (made.chunk == chunk)
+    chunk_count = int(timeline.chunk.max()) + 1
+    for kind in np.unique(timeline.kind):
+        for chunk in np.unique(timeline.chunk[timeline.kind == kind]):
+            is_drawn = (timeline.kind == kind) & (timeline.chunk == chunk)
             axes.barh(
-                made.device[is_drawn], (made.end - made.start)[is_drawn], left=made.start[is_drawn], height=0.86,
-                color=KIND_COLOURS[kind], alpha=1.0 - 0.5 * chunk / chunk_count, edgecolor="white", linewidth=0.4,
+                timeline.device[is_drawn], (timeline.end - timeline.start)[is_drawn], left=timeline.start[is_drawn],
+                height=0.86, color=KIND_COLOURS[kind], alpha=1.0 - 0.5 * chunk / chunk_count, edgecolor="white", linewidth=0.4,
             )  # fmt: skip
-    longest = (made.end - made.start).max() / made.total
+    longest = (timeline.end - timeline.start).max() / timeline.total
     if longest > 0.012:
-        for device, start, end, micro, back in zip(made.device, made.start, made.end, made.micro, made.back_micro, strict=True):
+        for device, start, end, micro, back in zip(
+            timeline.device, timeline.start, timeline.end, timeline.micro, timeline.back_micro, strict=True
+        ):
             label = f"{micro}" if back < 0 else f"{micro},{back}"
             axes.text((start + end) / 2, device, label, ha="center", va="center", fontsize=6, color="white")
-    axes.set(xlabel="seconds", ylabel="device", xlim=(0, made.total), title=title)
-    axes.set_yticks(range(made.devices))
+    axes.set(xlabel="seconds", ylabel="device", xlim=(0, timeline.total), title=title)
+    axes.set_yticks(range(timeline.devices))
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
-        handles=[Patch(color=KIND_COLOURS[kind], label=KIND_NAMES[kind]) for kind in np.unique(made.kind)],
+        handles=[Patch(color=KIND_COLOURS[kind], label=KIND_NAMES[kind]) for kind in np.unique(timeline.kind)],
         loc="outside lower center", ncols=5, frameon=False, fontsize=8,
     )  # fmt: skip
     return figure

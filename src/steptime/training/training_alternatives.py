@@ -28,7 +28,7 @@ MIN_SPEEDUP: Final = 1.02  # a change that brings less is not worth a line
 class Change:
     """A change and how much faster a step would be with it."""
 
-    what: str = field(metadata=unit("", "the change"))
+    description: str = field(metadata=unit("", "the change"))
     faster: float = field(metadata=unit("", "factor on the speed of a step"))
     layout: str = field(metadata=unit("", "layout with it, where it is another"))
 
@@ -44,7 +44,7 @@ def training_alternatives(
         changed_system = _doubled(system, resource)
         tuned, slower = on_chip(engine, system, experts=experts)
         seconds = step_seconds(model, job, changed_system, tuned, best[0], slower=slower).total
-        changes.append(Change(what=description, faster=best[1] / float(seconds), layout=""))
+        changes.append(Change(description=description, faster=best[1] / float(seconds), layout=""))
     candidates = [(f"--dtype {dtype}", replace(job, dtype=dtype), system) for dtype in _narrower_formats(job, system)]
     candidates.append(("twice the memory", job, _doubled(system, "capacity")))
     if job.optimizer == "adamw" and job.task != "lora":
@@ -54,7 +54,7 @@ def training_alternatives(
         changed_best = search(model, machine, changed_job, tuned, chips=chips, slower=float(slower), fixed=fixed_axes).fastest()
         if changed_best is not None:
             changed = show_training_layout(changed_best[0]) if changed_best[0] != best[0] else ""
-            changes.append(Change(what=description, faster=best[1] / changed_best[1], layout=changed))
+            changes.append(Change(description=description, faster=best[1] / changed_best[1], layout=changed))
     return tuple(sorted((c for c in changes if c.faster >= MIN_SPEEDUP), key=lambda c: -c.faster))
 
 

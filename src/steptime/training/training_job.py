@@ -8,7 +8,7 @@ from typing import Final
 from steptime.errors import InputError, UnknownName
 from steptime.hardware.number_formats import Format, number_format
 from steptime.hardware.system import System
-from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number, whole
+from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number, whole_number
 from steptime.training.training_layout import TASKS
 
 
@@ -87,8 +87,8 @@ def supports_format(system: System, dtype: str) -> bool:
 
 def check_job(job: TrainingJob, system: System) -> TrainingJob:
     """Return the job; raise InputError for what is unknown, or a format that the chip does not compute in."""
-    whole("seq", job.seq, most=MOST_TOKENS, unit="token")
-    whole("batch", job.batch, most=MOST_SEQUENCES, unit="sequences")
+    whole_number("seq", job.seq, maximum=MOST_TOKENS, unit="token")
+    whole_number("batch", job.batch, maximum=MOST_SEQUENCES, unit="sequences")
     for parameter, value, choices in (
         ("number format of training", job.dtype, DTYPES),
         ("task", job.task, TASKS),

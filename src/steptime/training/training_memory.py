@@ -93,7 +93,7 @@ class TrainingMemory(Tabular):
         """Return the parts of a single chip's memory as a bar; "" for several."""
         if np.ndim(self.used):
             return ""
-        return stacked({name: float(getattr(self, name)) for name in PARTS}, "B", whole=float(self.capacity))
+        return stacked({name: float(getattr(self, name)) for name in PARTS}, "B", total=float(self.capacity))
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each point: bytes by part, in use and in all, and whether they fit."""

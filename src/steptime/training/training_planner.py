@@ -14,8 +14,8 @@ from steptime.errors import InputError, LayoutError, RangeError
 from steptime.hardware.number_formats import number_format, peak_rate
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.models.model_loading import ModelLike, model_of
-from steptime.number_checks import MOST_CHIPS, Number, positive, whole
+from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.number_checks import MOST_CHIPS, Number, positive, whole_number
 from steptime.result_base import Result, unit
 from steptime.training.infeasibility import infeasibility_error
 from steptime.training.schedules.schedule import schedule_named
@@ -56,7 +56,7 @@ class Training(Result):
     step: TrainingStep = field(metadata=unit("", "the step", kind="training step"))
     run: TrainingRunCost | None = field(metadata=unit("", "the run, where tokens are given", kind="run, or null"))
     chips: int = field(metadata=unit("", "chips"))
-    tried: int = field(metadata=unit("", "layouts evaluated"))
+    evaluated_layouts: int = field(metadata=unit("", "layouts evaluated"))
     runner_up: str = field(metadata=unit("", "next layout of another division"))
     runner_up_slower: float = field(metadata=unit("", "factor by which it is slower"))
     changes: tuple[Change, ...] = field(metadata=unit("", "what changes would bring, most first", kind="list of changes"))
@@ -102,7 +102,7 @@ def training_step(
     may be arrays that broadcast. Raises LayoutError for a layout that cannot run, InputError for formats that the chip does not
     have.
     """
-    model, system = model_of(model), resolve_system(system)
+    model, system = resolve_model(model), resolve_system(system)
     engine = training_engine(engine, system)
     _check_job_options(job_options)
     layout = TrainingLayout() if layout is None else layout
@@ -195,12 +195,12 @@ def train(
     tokens at one length and batch. job_options: dtype, task, optimizer, lora_rank, mtp.
     Raises NothingFits where no layout holds the states, LayoutError where axes that are given cannot run.
     """
-    model, system = model_of(model), resolve_system(system)
+    model, system = resolve_model(model), resolve_system(system)
     engine = training_engine(engine, system)
-    chips = int(whole("chips", chips, most=MOST_CHIPS, unit="chip"))
+    chips = int(whole_number("chips", chips, maximum=MOST_CHIPS, unit="chip"))
     _check_job_options(job_options)
     if tokens is not None:
-        positive("tokens", tokens, most=MAX_RUN_TOKENS)
+        positive("tokens", tokens, maximum=MAX_RUN_TOKENS)
     job = training_job(system, engine, seq=seq, batch=batch, **job_options)
     if tokens is not None and tokens < job.seq * job.batch:
         raise RangeError(f"a run has at least the tokens of a step, {job.seq * job.batch:,}, not {tokens:,.0f}")
@@ -223,20 +223,20 @@ def train(
     cost = None
     if parts:
 
-        def seconds_of(phase_job: TrainingJob) -> float:
+        def phase_seconds(phase_job: TrainingJob) -> float:
             return _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, float(slower), best[0])
 
         step_range = step_time_range(engine, system, experts=experts)
         quantum = int(best[0].dp * best[0].micro_batch * (best[0].pp if best[0].virtual_stages > 1 else 1))
         cost = training_run_cost(
-            model, system, job, parts, seconds_of, chips=chips, step_range=step_range, reliability=reliability or Reliability(),
-            quantum=quantum,
+            model, system, job, parts, phase_seconds, chips=chips, step_range=step_range,
+            reliability=reliability or Reliability(), quantum=quantum,
         )  # fmt: skip
     return Training(
         step=step,
         run=cost,
         chips=chips,
-        tried=search_result.count,
+        evaluated_layouts=search_result.count,
         runner_up=runner_up,
         runner_up_slower=runner_up_slower,
         changes=training_alternatives(model, system, job, engine, best, fixed_axes, chips) if changes else (),

@@ -11,7 +11,7 @@ import numpy as np
 from steptime.errors import LayoutError, UnknownName
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.number_checks import MOST_CHIPS, divisors, whole
+from steptime.number_checks import MOST_CHIPS, divisors, whole_number
 from steptime.result_base import in_words
 from steptime.training.layer_profile import MODULES
 from steptime.training.layer_time import ALTERNATE
@@ -43,8 +43,11 @@ def check_counts(degrees: Mapping[str, Any]) -> None:
     """Raise RangeError for ways, numbers or arrays, that are no whole numbers of at least 1; a sharding group may be 0."""
     for name, value in degrees.items():
         if name in (*DEGREES, "sharding_group"):
-            whole(
-                "vpp" if name == "virtual_stages" else name, value, least=0 if name == "sharding_group" else 1, most=MOST_CHIPS
+            whole_number(
+                "vpp" if name == "virtual_stages" else name,
+                value,
+                minimum=0 if name == "sharding_group" else 1,
+                maximum=MOST_CHIPS,
             )
 
 

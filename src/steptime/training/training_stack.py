@@ -19,7 +19,7 @@ import numpy as np
 
 from steptime.catalog.data_files import find, read_file
 from steptime.catalog.entry_names import check_entry_name
-from steptime.errors import DataFileError, did_you_mean, shown
+from steptime.errors import DataFileError, did_you_mean, short_repr
 from steptime.hardware.system import System
 from steptime.number_checks import Number
 from steptime.result_base import Result
@@ -189,15 +189,15 @@ def constant_error(name: str, value: object) -> str:
     "must be from 0 to 1.25 (share of a chip's rate, in products of 16 bits), not 7"
     """
     if name not in CONSTANTS:
-        suggestions = did_you_mean(name, CONSTANTS, most=1)
+        suggestions = did_you_mean(name, CONSTANTS, max_names=1)
         return "no such constant" + (f"; did you mean {suggestions[0]}?" if suggestions else "")
     metadata = CONSTANTS[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return f"must be a number, not {shown(value)}"
+        return f"must be a number, not {short_repr(value)}"
     if metadata["least"] <= value <= metadata["most"]:
         return ""
     limits = f"{metadata['least']:g} to {metadata['most']:g}"
-    return f"must be from {limits} ({metadata['unit']} {metadata['line']}), not {shown(value)}"
+    return f"must be from {limits} ({metadata['unit']} {metadata['line']}), not {short_repr(value)}"
 
 
 def decimal_year(date: str) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.number_checks import Array, Number, some
+from steptime.number_checks import Array, Number, has_nonzero
 from steptime.physics import network_time
 from steptime.physics.layout import shard_count
 from steptime.training.data_parallel import (
@@ -103,10 +103,10 @@ def step_seconds(
     terms["optimizer"] = optimizer_seconds(parameters, job, system, x)
     if job.optimizer == "muon" and job.trained:
         terms["optimizer"] = terms["optimizer"] + muon_seconds(model, job, system, engine, x)
-    if some(engine.constants.seconds_per_step):
+    if has_nonzero(engine.constants.seconds_per_step):
         terms["step"] = engine.constants.seconds_per_step
     total: Number = 0.0
-    terms = {name: value * slower for name, value in terms.items() if some(value)}
+    terms = {name: value * slower for name, value in terms.items() if has_nonzero(value)}
     for value in terms.values():
         total = total + value
     return StepTime(terms, total, idle * slower, m, stages)

@@ -29,10 +29,10 @@ from typing import Any
 
 from steptime.catalog.data_files import is_dir, is_file
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import DataFileError, InputError, RangeError, shown
+from steptime.errors import DataFileError, InputError, RangeError, short_repr
 from steptime.hardware.number_formats import number_format
 from steptime.models.model_loading import load_model
-from steptime.number_checks import MOST_CHIPS, whole
+from steptime.number_checks import MOST_CHIPS, whole_number
 from steptime.physics.engine import TYPICAL
 from steptime.units import count
 from steptime.validation.run_table import AXES, DRAWN, REQUESTS, SPREAD, checker, read_runs
@@ -95,7 +95,7 @@ def _check_given(given: Mapping[str, str], catalog: str | None) -> None:
     """Raise InputError for a name or a number that the user, not a file, got wrong."""
     for axis in AXES:
         if axis in given:
-            whole(axis, count(given[axis], axis), most=MOST_CHIPS)
+            whole_number(axis, count(given[axis], axis), maximum=MOST_CHIPS)
     if "system" in given:
         load_system(given["system"], catalog)
     if "model" in given:
@@ -110,9 +110,9 @@ def _is_json(path: Path) -> bool:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             return file.read(4096).lstrip()[:1] in ("{", "[")
     except OSError as error:
-        raise DataFileError(shown(str(path)).strip("'"), error.strerror or str(error)) from None
+        raise DataFileError(short_repr(str(path)).strip("'"), error.strerror or str(error)) from None
     except ValueError:  # a zero byte in its name
-        raise DataFileError(shown(str(path)).strip("'"), "no such file") from None
+        raise DataFileError(short_repr(str(path)).strip("'"), "no such file") from None
 
 
 def read_results(
@@ -230,7 +230,7 @@ def _positive(result: Mapping[str, Any], key: str) -> float:
         hint = ": run it with --percentile-metrics ttft,tpot,itl" if key == "mean_tpot_ms" else ""
         raise InputError(f"lacks {key}{hint}")
     if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST < value < MOST:
-        raise InputError(f"{key} must be a number greater than 0, not {shown(value)}")
+        raise InputError(f"{key} must be a number greater than 0, not {short_repr(value)}")
     return float(value)
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steptime.blackboard.expert_activation import largest_of
+from steptime.blackboard.expert_activation import expected_maximum
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
@@ -168,7 +168,7 @@ def round_time(wait: Number, decoding: Number, *, spread: Number, clients: Numbe
 
     A request takes $W$: its `wait` for the first token and $D$ of `decoding` [s]. Lengths drawn evenly from $(1 \pm s)$ of
     their mean part clients by $s D \sqrt{R / 3}$ in $R$ rounds, and the loop ends with the last of $C$: $b_C$ deviations later
-    (`experts.largest_of`), at most half a request, since whoever is free takes the next one:
+    (`expected_maximum`), at most half a request, since whoever is free takes the next one:
 
     $$ t = W + \min(b_C\, s\, D \sqrt{R / 3},\ W / 2) / R $$
 
@@ -178,7 +178,7 @@ def round_time(wait: Number, decoding: Number, *, spread: Number, clients: Numbe
     >>> [round(10 / float(round_time(1.0, 9.0, spread=1 / 9, clients=c, rounds=10)), 3) for c in (1, 4, 16, 64, 1024)]
     [1.0, 0.981, 0.969, 0.959, 0.952]
     """
-    apart = largest_of(0.0, np.square(spread * np.asarray(decoding)) * rounds / 3, clients)
+    apart = expected_maximum(0.0, np.square(spread * np.asarray(decoding)) * rounds / 3, clients)
     residence = wait + decoding
     found: Array = residence + np.minimum(apart, residence / 2) / rounds
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from steptime.errors import UnknownName, shown
+from steptime.errors import UnknownName, short_repr
 from steptime.physics import uncertainty
 from steptime.planning.speculative_config import MOST_DRAFTS
 
@@ -79,10 +79,10 @@ def _wrong_whole(name: str, text: str, least: int) -> str:
     try:
         value = float(text)
     except ValueError:
-        return f"{name} is {shown(text)}, not a number"
+        return f"{name} is {short_repr(text)}, not a number"
     if not (value >= least and value % 1 == 0):
-        return f"{name} must be a whole number of at least {least}, not {shown(text)}"
-    return f"{name} must be at most {LARGEST:,.0f}, not {shown(text)}" if value > LARGEST else ""
+        return f"{name} must be a whole number of at least {least}, not {short_repr(text)}"
+    return f"{name} must be at most {LARGEST:,.0f}, not {short_repr(text)}" if value > LARGEST else ""
 
 
 def _wrong_drafts(row: Mapping[str, str]) -> str:
@@ -96,7 +96,7 @@ def _wrong_drafts(row: Mapping[str, str]) -> str:
     except ValueError:
         good = False
     most = f"drafted + 1 = {drafts + 1}"
-    return "" if good else f"acceptance is the tokens that a step yields, from 1 to {most}, not {shown(text)}"
+    return "" if good else f"acceptance is the tokens that a step yields, from 1 to {most}, not {short_repr(text)}"
 
 
 def _wrong_pools(row: Mapping[str, str]) -> str:

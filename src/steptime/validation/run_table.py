@@ -11,7 +11,7 @@ from functools import cache, lru_cache, partial
 from operator import itemgetter
 
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import DataFileError, InputError, did_you_mean, shown
+from steptime.errors import DataFileError, InputError, did_you_mean, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
@@ -58,7 +58,7 @@ def read_runs(
             header = next(reader, [])
             twice = next((name for name in header if name and header.count(name) > 1), None)
             if twice is not None:
-                raise DataFileError(path, f"has the column {shown(twice)} twice", 1)
+                raise DataFileError(path, f"has the column {short_repr(twice)} twice", 1)
             if problem := _wrong_header(header):
                 raise DataFileError(path, problem, 1)
             named = len(header)
@@ -93,7 +93,7 @@ def _wrong_header(header: list[str]) -> str:
     if len(header) == 1 and (mark := next((mark for mark in ";\t|" if mark in header[0]), "")):
         return f"parts its columns by {mark!r}; part them by commas"
     if missing:
-        near = {name: did_you_mean(name, set(header) - set(COLUMNS), most=1, alike=0.7) for name in missing}
+        near = {name: did_you_mean(name, set(header) - set(COLUMNS), max_names=1, cutoff=0.7) for name in missing}
         hints = [f"{name} ({found[0]} is none)" if found else name for name, found in near.items()]
         return f"lacks the column{'s' if len(missing) > 1 else ''} {', '.join(hints)}"
     for name in MEASURED:
@@ -136,8 +136,8 @@ def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:
 @cache
 def _misspelt(engine: str) -> str:
     """Say which engine a name nearly is; "" for one of them, and for any other, which is taken as typical."""
-    near = () if engine in ENGINES else did_you_mean(engine, ENGINES, most=1, alike=0.75)
-    return f"unknown engine {shown(engine)}; did you mean {near[0]}?" if near else ""
+    near = () if engine in ENGINES else did_you_mean(engine, ENGINES, max_names=1, cutoff=0.75)
+    return f"unknown engine {short_repr(engine)}; did you mean {near[0]}?" if near else ""
 
 
 def _told(cells: tuple[str, ...]) -> tuple[str, ...]:
@@ -159,8 +159,10 @@ def unread_columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
     """
     known = {*COLUMNS, *MEASURED, *OPTIONAL, *UNREAD}
     names = dict.fromkeys(name for row in rows for name in row if name not in known and name)
-    near = {name: did_you_mean(name, known, most=1, alike=0.8) for name in names}
-    return [f"{shown(name).strip(QUOTE)} ({near[name][0]}?)" if near[name] else shown(name).strip(QUOTE) for name in names]
+    near = {name: did_you_mean(name, known, max_names=1, cutoff=0.8) for name in names}
+    return [
+        f"{short_repr(name).strip(QUOTE)} ({near[name][0]}?)" if near[name] else short_repr(name).strip(QUOTE) for name in names
+    ]
 
 
 def _wrong_measure(row: Mapping[str, str]) -> str:
@@ -174,15 +176,15 @@ def _wrong_measure(row: Mapping[str, str]) -> str:
             good = False
         if not good:
             kind = "time" if name.endswith("_s") and name not in RATES else "number"
-            return f"{name} must be a {kind} greater than 0, not {shown(text)}"
+            return f"{name} must be a {kind} greater than 0, not {short_repr(text)}"
         if name in LONGEST_SECONDS and float(text) > LONGEST_SECONDS[name]:
             most = LONGEST_SECONDS[name]
-            return f"{name} must be at most {most:,.0f} s, not {shown(text)}: times are in seconds, not in milliseconds"
+            return f"{name} must be at most {most:,.0f} s, not {short_repr(text)}: times are in seconds, not in milliseconds"
         if name == REQUESTS and float(text) < 1:
-            return f"{name} must be at least 1, not {shown(text)}"
+            return f"{name} must be at least 1, not {short_repr(text)}"
         most = LARGEST_RATE if name in RATES else LARGEST
         if float(text) > most:
-            return f"{name} must be at most {most:,.0f}, not {shown(text)}"
+            return f"{name} must be at most {most:,.0f}, not {short_repr(text)}"
     return _wrong_spread(row.get(SPREAD) or "0")
 
 
@@ -191,7 +193,7 @@ def _wrong_spread(text: str) -> str:
         good = 0 <= float(text) <= 1
     except ValueError:
         good = False
-    return "" if good else f"{SPREAD} must be a share from 0 (all alike) to 1, not {shown(text)}"
+    return "" if good else f"{SPREAD} must be a share from 0 (all alike) to 1, not {short_repr(text)}"
 
 
 def spread_of(row: Mapping[str, str]) -> float:
@@ -215,11 +217,11 @@ def _wrong_cell(names: Callable[..., str], *cells: str) -> str:
         try:
             value = float(text)
         except ValueError:
-            return f"{name} is {shown(text)}, not a number"
+            return f"{name} is {short_repr(text)}, not a number"
         if not (value >= 1 and value % 1 == 0):
-            return f"{name} must be a whole number of at least 1, not {shown(text)}"
+            return f"{name} must be a whole number of at least 1, not {short_repr(text)}"
         if value > LARGEST:
-            return f"{name} must be at most {LARGEST:,.0f}, not {shown(text)}"
+            return f"{name} must be at most {LARGEST:,.0f}, not {short_repr(text)}"
     return names(*cells[len(NUMBERS) - len(AXES) :])
 
 

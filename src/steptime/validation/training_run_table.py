@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import DataFileError, InputError, shown
+from steptime.errors import DataFileError, InputError, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model, matmul_flops_per_token
 from steptime.models.model_loading import load_model
@@ -225,7 +225,7 @@ def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float)
     dtype, task = row["dtype"], row.get("task") or "pretrain"
     for what, value, known in (("dtype", dtype, DTYPES), ("task", task, (*TASKS, "rl"))):
         if value not in known:
-            raise InputError(f"{what}: {shown(value)} is none of {', '.join(known)}")
+            raise InputError(f"{what}: {short_repr(value)} is none of {', '.join(known)}")
     if task == "rl":
         raise InputError("task: an RL step is rollout, training and refit together; only its training part is predicted")
     gradient = engine.gradient_bytes
@@ -264,7 +264,7 @@ def _layout(row: Mapping[str, str], job: TrainingJob, chips: int, stack: str) ->
         micro = max(int(job.batch) // dp // ways["pp"], 1)  # as many micro-batches as stages, its default
     sharding = {"hsdp": "zero3", "": "zero1"}.get(row.get("sharding", ""), row.get("sharding", ""))
     if sharding not in SHARDINGS:
-        raise InputError(f"sharding: {shown(sharding)} is none of {', '.join(SHARDINGS)}, hsdp")
+        raise InputError(f"sharding: {short_repr(sharding)} is none of {', '.join(SHARDINGS)}, hsdp")
     return TrainingLayout(
         tp=ways["tp"], pp=ways["pp"], virtual_stages=virtual, cp=ways["cp"], ep=ways["ep"], etp=ways["etp"], dp=dp,
         micro_batch=min(micro, max(int(job.batch) // dp, 1)), sharding=sharding,
@@ -286,7 +286,7 @@ def words_of(recompute: str, stack: str) -> str:
     parts = [MODULE_WORDS.get(part, part) for part in recompute.split("+")]
     unknown = [part for part in parts if part not in MODULES]
     if unknown:
-        raise InputError(f"recompute: {shown(unknown[0])} is none of none, full, selective, {', '.join(MODULES)}")
+        raise InputError(f"recompute: {short_repr(unknown[0])} is none of none, full, selective, {', '.join(MODULES)}")
     return "+".join(parts)
 
 
@@ -294,9 +294,9 @@ def _number(row: Mapping[str, str], name: str) -> float:
     try:
         value = float(row[name])
     except ValueError:
-        raise InputError(f"{name}: {shown(row[name])} is no number") from None
+        raise InputError(f"{name}: {short_repr(row[name])} is no number") from None
     if not 0 < value < 1e15:
-        raise InputError(f"{name}: must be more than 0, not {shown(row[name])}")
+        raise InputError(f"{name}: must be more than 0, not {short_repr(row[name])}")
     return value
 
 
@@ -308,5 +308,5 @@ def _whole(row: Mapping[str, str], name: str, default: int | None = None) -> int
         raise InputError(f"{name}: is empty")
     value = _number(row, name)
     if value != int(value):
-        raise InputError(f"{name}: must be a whole number, not {shown(text)}")
+        raise InputError(f"{name}: must be a whole number, not {short_repr(text)}")
     return int(value)

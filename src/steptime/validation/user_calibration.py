@@ -22,7 +22,7 @@ import numpy as np
 from steptime.atomic_files import create_text_exclusively
 from steptime.catalog.data_files import files, is_dir, is_file, own_folder
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import DataFileError, InputError, UnknownName, shown
+from steptime.errors import DataFileError, InputError, UnknownName, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
@@ -233,7 +233,9 @@ def keep(
     """
     called = name or Path(source_of(runs).split(", ")[0]).stem
     if not NAME.fullmatch(called):
-        raise InputError(f"runs are kept under a name of letters, digits, '.', '_' and '-', not {shown(called)}; give --name")
+        raise InputError(
+            f"runs are kept under a name of letters, digits, '.', '_' and '-', not {short_repr(called)}; give --name"
+        )
     path = own_folder(KEPT, catalog) / f"{called}.csv"
     taken = f"is there already; `steptime anchors remove {called}` removes it, or give another --name"
     if path.exists():

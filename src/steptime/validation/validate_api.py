@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from steptime.errors import InputError, RangeError, UnknownName, shown
+from steptime.errors import InputError, RangeError, UnknownName, short_repr
 from steptime.physics.engine import TYPICAL, Engine, constant, load_engine
 from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.result_base import Tabular, unit
@@ -240,7 +240,7 @@ def fitting(rows: list[dict[str, str]], *, catalog: str | None = None) -> tuple[
 
 def _origin(runs: Runs, count: int) -> str:
     if not isinstance(runs, str | os.PathLike | Iterable):
-        raise InputError(f"runs are files, folders, or rows as dicts by column, not {shown(runs)}")
+        raise InputError(f"runs are files, folders, or rows as dicts by column, not {short_repr(runs)}")
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     files = [Path(place).resolve().name for place in places if isinstance(place, str | os.PathLike)]
     if not files:
@@ -257,7 +257,7 @@ def rows_of(
             raise UnknownName("argument", name, TOLD, f"Known: {', '.join(TOLD)}.")
     given = {TOLD[name]: str(value) for name, value in told.items() if value not in ("", None)}
     if not isinstance(runs, str | os.PathLike | Iterable):
-        raise InputError(f"runs are files, folders, or rows as dicts by column, not {shown(runs)}")
+        raise InputError(f"runs are files, folders, or rows as dicts by column, not {short_repr(runs)}")
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     files = [place for place in places if isinstance(place, str | os.PathLike)]
     if files and len(files) == len(places):

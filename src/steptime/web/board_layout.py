@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from steptime.lecture.model_on_system import domain_of
+from steptime.lecture.model_on_system import domain_chips
 from steptime.physics.default_layout import most_spread
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import legal
@@ -25,7 +25,7 @@ def single_stage_layout(inputs: Shared, chips: int) -> Layout:
 def _layout(shared: Shared, chips: int) -> Layout:
     subject = load_subject(shared)
     model, system = subject.model, subject.system
-    max_chips = chips or domain_of(system)
+    max_chips = chips or domain_chips(system)
     layouts = [x for x in legal(model, system, max_chips, microbatches=(1,)) if x.pp == 1 and x.cp == 1]
     if not layouts:
         raise WrongField("chips", f"{model.name} cannot be laid over {max_chips:,} chips of {system.name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from steptime.physics.layout import Layout
-from steptime.svg import NAMED, PARTS
+from steptime.svg import PART_NAMES, PARTS
 from steptime.units import show
 from steptime.web.board_inputs import Shared
 from steptime.web.snippets import loaded
@@ -37,5 +37,5 @@ def show_step_sum(parts: Mapping[str, float], total: float) -> str:
     >>> show_step_sum({"compute": 1e-3, "weights": 2e-3, "kv": 0.0, "network": 0.0, "overhead": 0.0}, 3e-3)
     'step = 1.00 ms arithmetic + 2.00 ms weights = 3.00 ms'
     """
-    listed = " + ".join(f"{show(parts[name], 's')} {NAMED[name]}" for name in PARTS if parts[name] > 0)
+    listed = " + ".join(f"{show(parts[name], 's')} {PART_NAMES[name]}" for name in PARTS if parts[name] > 0)
     return f"step = {listed} = {show(total, 's')}"

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from steptime.catalog.data_files import DEEPEST_KEY, files, folded, read_file
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import DataFileError, InputError, RangeError, UnknownName, shown
+from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import System
 from steptime.models.model import Model, with_formats
@@ -81,7 +81,7 @@ def catalogue_file(kind: str, name: object) -> Path:
         UnknownName: if the catalogue has no such entry.
     """
     if not isinstance(name, str):
-        raise RangeError(f"{kind.removesuffix('s')} must be a name of the catalogue, not {shown(name)}")
+        raise RangeError(f"{kind.removesuffix('s')} must be a name of the catalogue, not {short_repr(name)}")
     return _catalog_file(kind, name)
 
 

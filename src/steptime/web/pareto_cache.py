@@ -12,8 +12,8 @@ import numpy as np
 from steptime.blackboard.critical_batch import optimal_batch
 from steptime.blackboard.decode_latency import step_seconds
 from steptime.blackboard.token_cost import cost_per_token
-from steptime.lecture.model_on_system import Pair, pair_of
-from steptime.lecture.pair_roofline import SPEEDS, Front, front_of
+from steptime.lecture.model_on_system import Pair, build_pair
+from steptime.lecture.pair_roofline import SPEEDS, Front, full_model_front
 from steptime.pareto import pareto
 from steptime.units import HOUR, MILLION
 from steptime.web.board_inputs import Shared, bar_inputs
@@ -93,8 +93,8 @@ def cached_curves(inputs: Shared, context: int, *, rough: bool = False) -> Curve
 
 def _compute_curves(shared: Shared, context: int) -> Curves:
     subject = load_subject(shared)
-    pair = pair_of(subject.model, subject.system, context=context)
-    full = front_of(subject.model, subject.system, subject.engine, pair)
+    pair = build_pair(subject.model, subject.system, context=context)
+    full = full_model_front(subject.model, subject.system, subject.engine, pair)
     rent = float(np.asarray(subject.system.rent.typical))
     room = (pair.capacity - pair.bytes_of_weight * pair.total) / max(pair.kv_bytes * context, 1e-9)
     best = float(optimal_batch(pair.balance, pair.sparsity, context, pair.knee))

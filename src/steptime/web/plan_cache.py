@@ -69,7 +69,12 @@ def _planned(shared: Shared, spec: PlanSpec) -> PlanOutcome:
     subject = load_subject(shared)
     workload = Workload(input_tokens=spec.prompt, output_tokens=spec.output)
     limits = Slo(tpot=1 / spec.speed, ttft=spec.ttft)
-    options: dict[str, Any] = {"chips": spec.chips or None, "engine": subject.engine, "alternatives": False, "elasticities": False}
+    options: dict[str, Any] = {
+        "chips": spec.chips or None,
+        "engine": subject.engine,
+        "alternatives": False,
+        "elasticities": False,
+    }
     try:
         return PlanOutcome(spec=spec, plan=plan(subject.model, subject.system, workload, limits, **options))
     except Impossible as problem:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
 
-from steptime.errors import InputError, RangeError, UnknownName, shown
+from steptime.errors import InputError, RangeError, UnknownName, short_repr
 from steptime.questions.declaration import COUNT, NUMBER, RENT, SWITCH, TEXT, TEXTS, Question, read_value
 from steptime.questions.registry import HOMES, find_question
 from steptime.result_base import plain
@@ -52,7 +52,7 @@ def add_question_routes(app: FastAPI, work: Work) -> None:
         except (ValueError, RecursionError) as error:
             raise InputError(f"body is not JSON: {error}") from None
         if not isinstance(values, dict):
-            raise InputError(f"body must be an object of inputs, not {shown(values)}")
+            raise InputError(f"body must be an object of inputs, not {short_repr(values)}")
         question = find_question(name)
         return await work(lambda inputs: _answers(question, inputs), values)
 
@@ -106,7 +106,7 @@ def _check_kind(name: str, value: object, kind: str, *, is_figure: bool) -> None
         SWITCH: isinstance(value, bool), TEXTS: is_text or is_list,
     }  # fmt: skip
     if not (is_text or is_number if is_figure else takes[kind]):
-        raise RangeError(f"{name} must be a {'list of texts' if kind == TEXTS else kind}, not {shown(value)}")
+        raise RangeError(f"{name} must be a {'list of texts' if kind == TEXTS else kind}, not {short_repr(value)}")
 
 
 def _check_texts(question: Question, name: str, value: object) -> None:
@@ -115,7 +115,7 @@ def _check_texts(question: Question, name: str, value: object) -> None:
         if not isinstance(words, str):
             continue
         if len(words) > LONGEST_TEXT:
-            raise RangeError(f"{name} must be a text of at most {LONGEST_TEXT} characters, not {shown(words)}")
+            raise RangeError(f"{name} must be a text of at most {LONGEST_TEXT} characters, not {short_repr(words)}")
         if name == "quality_of":
             size = words.partition("@")[0]
             if not size.rstrip("TBMk").replace(".", "", 1).isdigit():
@@ -124,7 +124,7 @@ def _check_texts(question: Question, name: str, value: object) -> None:
             for law in words.split(","):
                 catalogue_file("laws", law.strip())
         elif any(mark in words for mark in ("\\", "..", ".toml", ".json")) or words.startswith(("/", "~")):
-            raise RangeError(f"{name} must not be a path, got {shown(words)}")
+            raise RangeError(f"{name} must not be a path, got {short_repr(words)}")
 
 
 def _answers(question: Question, values: Mapping[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from steptime.cli.views.widgets import table
 from steptime.describe.model_summary import ModelCard
-from steptime.models.checkpoint_summary import Held
+from steptime.models.checkpoint_summary import CheckpointSummary
 from steptime.units import counted, show
 
 MAX_DIFFERENCES = 8  # lines of differences that are shown
@@ -26,7 +26,7 @@ def held_facts(card: ModelCard) -> list[tuple[str, str]]:
     return lines
 
 
-def _compared(card: ModelCard, checkpoint: Held) -> str:
+def _compared(card: ModelCard, checkpoint: CheckpointSummary) -> str:
     """Say how far the weights of the model, with those of its draft layers, are from the tensors on disk."""
     difference = round(card.weight_bytes + card.draft_weight_bytes) - checkpoint.bytes
     if not difference:
@@ -47,7 +47,7 @@ def held_tables(card: ModelCard) -> list[RenderableType]:
         return [parts]
     difference_grid = table("Not in the model's weights", "Part", "Number", "Bytes", numbers=(2, 3), first_to_go=(1,))
     for difference in checkpoint.differences[:MAX_DIFFERENCES]:
-        difference_grid.add_row(difference.what, difference.group, f"{difference.count:,}", f"{difference.bytes:+,}")
+        difference_grid.add_row(difference.name, difference.group, f"{difference.count:,}", f"{difference.bytes:+,}")
     if further_differences := checkpoint.differences[MAX_DIFFERENCES:]:
         number, size = (
             sum(difference.count for difference in further_differences),

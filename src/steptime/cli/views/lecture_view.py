@@ -39,7 +39,7 @@ def lecture_view(lecture: Lecture) -> RenderableType:
 def section_view(section: Section, width: int) -> RenderableType:
     """Return a section: what was said, its formula, picture and numbers, and where it fails."""
     return Group(
-        heading(f"{section.number}. {section.title}"), Text(section.said), Text(),
+        heading(f"{section.number}. {section.title}"), Text(section.summary), Text(),
         Text(section.formula, style="bold cyan"), facts(section.symbols.items()),
         *picture_view(section.picture, width),
         numbers_view(section.statements, width),
@@ -57,9 +57,9 @@ def numbers_view(statements: Sequence[Statement], width: int) -> Grid:
         computed = between(min(values), max(values), statement.unit)
         grid.add_row(
             name,
-            format_claim(statement.said, statement.relation, statement.unit),
+            format_claim(statement.stated, statement.relation, statement.unit),
             computed,
-            Text(statement.found, style=COLOURS[statement.found]),
+            Text(statement.computed_verdict, style=COLOURS[statement.computed_verdict]),
             *why,
         )
     return grid
@@ -147,7 +147,7 @@ def _row(row: Row) -> tuple[str | Text, ...]:
     verdict = Text(row.verdict, style=COLOURS[row.verdict])
     if row.changed:
         verdict.append(f" (stored: {row.stored})", style="bold red")
-    return written(row.said, row.unit), between(row.low, row.high, row.unit), verdict
+    return written(row.stated, row.unit), between(row.low, row.high, row.unit), verdict
 
 
 def card_view(card: Card, width: int) -> RenderableType:

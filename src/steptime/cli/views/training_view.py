@@ -140,7 +140,7 @@ def _answers(training: Training) -> list[tuple[str, str | Text]]:
     ]
     if training.runner_up:
         rows.append(("Runner-up", f"{training.runner_up}: {training.runner_up_slower - 1:.1%} slower"))
-    rows.append(("Layouts tried", f"{training.tried:,}"))
+    rows.append(("Layouts tried", f"{training.evaluated_layouts:,}"))
     return rows
 
 
@@ -168,7 +168,7 @@ def _run(run: TrainingRunCost, system: System) -> list[tuple[str, str | Text]]:
 def _changes(training: Training) -> RenderableType:
     grid = Grid(("What a change would bring", "Faster", "Layout then"), numbers=(1,), first_to_go=(2,))
     for change in training.changes:
-        grid.add_row(change.what, f"{change.faster:.2f}x", change.layout or "the same")
+        grid.add_row(change.description, f"{change.faster:.2f}x", change.layout or "the same")
     return grid
 
 

@@ -81,5 +81,5 @@ class BailingHybrid(Family):
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
-            return c.choices("layer_types", known=KINDS, length=index + 1)[index] == "full_attention"
+            return c.choices("layer_types", valid_names=KINDS, length=index + 1)[index] == "full_attention"
         return (index + 1) % c.integer("layer_group_size", default=6) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.errors import shown
+from steptime.errors import short_repr
 from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
@@ -62,12 +62,12 @@ class DeepSeekSparse(Family):
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("indexer_types"):
-            return c.choices("indexer_types", known=("full", "shared"), length=index + 1)[index] == "full"
+            return c.choices("indexer_types", valid_names=("full", "shared"), length=index + 1)[index] == "full"
         if c.has("index_topk_pattern"):
             pattern = c.raw("index_topk_pattern")
             marks = list(pattern) if isinstance(pattern, str) else c.items("index_topk_pattern")
             if len(marks) <= index or marks[index] not in ("F", "S", "full", "shared"):
-                raise c.error("index_topk_pattern", f"must say F or S for each layer, not {shown(pattern)}")
+                raise c.error("index_topk_pattern", f"must say F or S for each layer, not {short_repr(pattern)}")
             return marks[index] in ("F", "full")
         offset = c.integer("index_skip_topk_offset", default=2, least=0)
         return max(index - offset + 1, 0) % c.integer("index_topk_freq", default=1) == 0

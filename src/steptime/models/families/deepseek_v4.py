@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import final
 
-from steptime.errors import shown
+from steptime.errors import short_repr
 from steptime.hardware.number_formats import number_format
 from steptime.models import blocks, blocks_decoder
 from steptime.models.config import LATENT_FP8_MIXED, Config
@@ -45,7 +45,7 @@ class DeepSeekV4(Family):
         """Return window and compressed attention, experts, two norms and two hyper-connections."""
         return self._layer(c, index, self._ratios(c, c.depth)[index])
 
-    def each(self, c: Config) -> Iterator[Layer]:
+    def iter_layers(self, c: Config) -> Iterator[Layer]:
         """Yield the layers; the ratios are read once."""
         return (self._layer(c, index, ratio) for index, ratio in enumerate(self._ratios(c, c.depth)))
 
@@ -215,7 +215,7 @@ class DeepSeekV4(Family):
             ratios = c.items("compress_ratios", length=length)
             for position, ratio in enumerate(ratios):
                 if isinstance(ratio, bool) or ratio not in RATIOS.values():
-                    raise c.error(f"compress_ratios[{position}]", f"must be 0, {SPARSE} or {HEAVY}, not {shown(ratio)}")
+                    raise c.error(f"compress_ratios[{position}]", f"must be 0, {SPARSE} or {HEAVY}, not {short_repr(ratio)}")
         else:
-            ratios = [RATIOS[kind] for kind in c.choices("layer_types", known=tuple(RATIOS), length=length)]
+            ratios = [RATIOS[kind] for kind in c.choices("layer_types", valid_names=tuple(RATIOS), length=length)]
         return [int(ratio) for ratio in (ratios[:length] if length else ratios)]

@@ -61,7 +61,7 @@ class Gemma3n(Family):
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return the embeddings, of tokens and for each layer, the maps between streams, final norm and head."""
-        streams = range(1, c.integer("altup_num_inputs", most=DEEPEST))
+        streams = range(1, c.integer("altup_num_inputs", maximum=DEEPEST))
         unembed = "altup_unembed_projections"
         return (
             blocks.embedding(c, tied=self.tied(c)),
@@ -90,7 +90,7 @@ class Gemma3n(Family):
 
     def _altup(self, c: Config) -> Op:
         """Predict and correct the streams: two maps of a router's outputs, and a product with all streams."""
-        streams = c.integer("altup_num_inputs", most=DEEPEST)
+        streams = c.integer("altup_num_inputs", maximum=DEEPEST)
         maps, router = streams**2 * (streams + 1), c.width * streams
         return Op(
             name="altup",
@@ -119,7 +119,7 @@ class Gemma3n(Family):
             a,
             width=width,
             heads=heads,
-            depth=a.integer("conf_num_hidden_layers", most=DEEPEST),
+            depth=a.integer("conf_num_hidden_layers", maximum=DEEPEST),
             kernel=a.integer("conf_conv_kernel_size"),
             chunk=a.integer("conf_attention_chunk_size", default=12),
             past=a.integer("conf_attention_context_left", default=13, least=0),

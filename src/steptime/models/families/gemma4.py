@@ -114,7 +114,7 @@ class Gemma4(Family):
             norms=4,
             head_gains=2 * v.head_dim,
         )
-        cuts = rule(pooled, patch=patch, pool=pool, most=tokens, settings=SOFT.format(tokens))
+        cuts = rule(pooled, patch=patch, pool=pool, max_tokens=tokens, settings=SOFT.format(tokens))
         return tower(v, "image", cuts, width=width, heads=heads, layers=((layer, v.depth),), stem=stem)
 
     def _patches(self, v: Config, text: int) -> Tower:
@@ -132,7 +132,7 @@ class Gemma4(Family):
             positions(v, 2 * v.integer("mm_posemb_size") * width, 2 * width),
             matrix(v, "embedding_projection", v.integer("output_proj_dims", default=width), text, bias=False, term="merger"),
         )
-        cuts = rule(pooled, patch=max(1, side // pool), pool=pool, most=tokens, merged=True, settings=SOFT.format(tokens))
+        cuts = rule(pooled, patch=max(1, side // pool), pool=pool, max_tokens=tokens, merged=True, settings=SOFT.format(tokens))
         return tower(v, "image", cuts, width=width, stem=stem)
 
     def _samples(self, a: Config, text: int) -> Tower:

@@ -58,7 +58,7 @@ class Gpt2(Family):
 
     def _window(self, c: Config, index: int) -> float:
         if c.has("attention_layers"):
-            local = c.choices("attention_layers", known=("global", "local"), length=index + 1)[index] == "local"
+            local = c.choices("attention_layers", valid_names=("global", "local"), length=index + 1)[index] == "local"
         else:
             local = index % 2 == 1
         return c.integer("window_size", default=256) if local else math.inf

@@ -21,7 +21,7 @@ class GptOss(Family):
         """Return attention with a sink for each head, two norms, and experts with biases."""
         module = f"layers.{index}"
         kinds = (
-            c.choices("layer_types", known=("full_attention", "sliding_attention"), length=index + 1)
+            c.choices("layer_types", valid_names=("full_attention", "sliding_attention"), length=index + 1)
             if c.has("layer_types")
             else ["sliding_attention" if i % 2 == 0 else "full_attention" for i in range(index + 1)]
         )

@@ -72,5 +72,5 @@ class GraniteHybrid(Family):
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         mixers = ("mamba", "attention", "linear_attention", "full_attention")
-        kinds = c.choices("layer_types", "layers_block_type", known=mixers, length=index + 1)
+        kinds = c.choices("layer_types", "layers_block_type", valid_names=mixers, length=index + 1)
         return kinds[index] in ("attention", "full_attention")

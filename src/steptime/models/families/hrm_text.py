@@ -25,13 +25,13 @@ class HrmText(Family):
 
     def depth(self, c: Config) -> int:
         """Number of layers that run, each stack counted as often as it does."""
-        low, high = c.integer("L_cycles", default=3, most=DEEPEST), c.integer("H_cycles", default=2, most=DEEPEST)
+        low, high = c.integer("L_cycles", default=3, maximum=DEEPEST), c.integer("H_cycles", default=2, maximum=DEEPEST)
         layers = self._stack(c) * (low + 1) * high
         if layers > DEEPEST:
             raise c.error("H_cycles", f"makes {layers:,} layers of {self._stack(c)}, more than {DEEPEST:,}")
         return layers
 
-    def each(self, c: Config) -> Iterator[Layer]:
+    def iter_layers(self, c: Config) -> Iterator[Layer]:
         """Yield the layers of both stacks, and as many more with weights stored before as run again."""
         first, stored = self.layer(c, 0), 2 * self._stack(c)
         repeated_layer = replace(first, name=f"{first.name}, again", ops=tuple(replace(op, stored=False) for op in first.ops))
@@ -61,4 +61,4 @@ class HrmText(Family):
         return blocks.embedding(c, tied=self.tied(c)), blocks.small(c, "z_L_init", c.width), blocks.head(c)
 
     def _stack(self, c: Config) -> int:
-        return c.integer("num_layers_per_stack", most=DEEPEST)
+        return c.integer("num_layers_per_stack", maximum=DEEPEST)

@@ -25,7 +25,7 @@ class Inkling(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms, convolutions, and a dense block or experts."""
-        kinds = c.choices("layer_types", known=LAYER_TYPES, length=index + 1)
+        kinds = c.choices("layer_types", valid_names=LAYER_TYPES, length=index + 1)
         local, module = kinds[index] == "hybrid_sliding", f"layers.{index}"
         attention = self._attention(c, f"{module}.self_attn", local=local)
         if blocks_decoder.is_sparse(c, index):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import final
 
-from steptime.errors import shown
+from steptime.errors import short_repr
 from steptime.models import blocks, blocks_decoder, blocks_state_space
 from steptime.models.blocks_vision import Tower, encoder, matrix, moonvit_heads, moonvit_rule, moonvit_stem, norm, tower
 from steptime.models.config import Config
@@ -70,7 +70,7 @@ class KimiLinear(Family):
         )
         merge = v.items("merge_kernel_size", default=(2, 2))
         if len(merge) != 2 or not all(isinstance(n, int) and 0 < n < 1000 for n in merge):
-            raise v.error("merge_kernel_size", f"must be two whole numbers, not {shown(merge)}")
+            raise v.error("merge_kernel_size", f"must be two whole numbers, not {short_repr(merge)}")
         merged, share = v.integer("mm_hidden_size", default=width) * merge[0] * merge[1], 1 / (merge[0] * merge[1])
         text = v.integer("text_hidden_size", default=self.text(c).width)
         stem = (
@@ -116,9 +116,9 @@ class KimiLinear(Family):
             heads=heads,
             values=inner * dim,
             flops_per_value=blocks_state_space.DECAY
-            + blocks_state_space.READ
+            + blocks_state_space.READOUT
             + blocks_state_space.OUTER
-            + blocks_state_space.READ,
+            + blocks_state_space.READOUT,
             channels=channels,
             kernel=kernel,
         )
@@ -155,7 +155,7 @@ class KimiLinear(Family):
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
-            kinds = c.choices("layer_types", known=("linear_attention", "full_attention"), length=index + 1)
+            kinds = c.choices("layer_types", valid_names=("linear_attention", "full_attention"), length=index + 1)
             return bool(kinds[index] == "full_attention")
         a = c.inner("linear_attn_config")  # it counts layers from 1
         full, linear = index + 1 in a.items("full_attn_layers"), index + 1 in a.items("kda_layers")

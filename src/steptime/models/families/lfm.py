@@ -89,7 +89,7 @@ class Lfm(Family):
 
     def _kind(self, c: Config, index: int) -> str:
         if c.has("layer_types"):
-            return c.choices("layer_types", known=LAYER_TYPES, length=index + 1)[index]
+            return c.choices("layer_types", valid_names=LAYER_TYPES, length=index + 1)[index]
         full = c.indices("full_attn_idxs", default=range(c.depth))
         return "full_attention" if index in full else "conv"
 

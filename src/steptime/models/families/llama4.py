@@ -75,7 +75,7 @@ class Llama4(Family):
             side=side,
             patch=patch,
             shuffled=shuffled,
-            most=16,
+            max_tiles=16,
             settings="16 tiles at most, as the published preprocessor has it",
         )
         layers = ((encoder(v, width, hidden, heads), v.depth),)

@@ -23,7 +23,7 @@ class LongcatFlash(Family):
 
     def depth(self, c: Config) -> int:
         """Number of layers, each of two attentions."""
-        return c.integer("num_layers", "num_hidden_layers", most=DEEPEST)
+        return c.integer("num_layers", "num_hidden_layers", maximum=DEEPEST)
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return both halves with their norms, and the experts."""

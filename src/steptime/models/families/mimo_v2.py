@@ -66,7 +66,7 @@ class MiMoV2(Family):
 
     def _is_local(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
-            kinds = c.choices("layer_types", known=("full_attention", "sliding_attention"), length=index + 1)
+            kinds = c.choices("layer_types", valid_names=("full_attention", "sliding_attention"), length=index + 1)
             return bool(kinds[index] == "sliding_attention")
         if c.has("hybrid_layer_pattern"):
             return c.marked("hybrid_layer_pattern", index)

@@ -55,7 +55,7 @@ class MiniMaxLightning(Family):
             c,
             heads=c.heads,
             values=inner * c.head_dim,
-            flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER + blocks_state_space.READ,
+            flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER + blocks_state_space.READOUT,
         )
         return blocks.Block(
             ops, (replace(state, summed=1.0),)
@@ -63,5 +63,5 @@ class MiniMaxLightning(Family):
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
-            return bool(c.choices("layer_types", known=KINDS, length=index + 1)[index] == "full_attention")
+            return bool(c.choices("layer_types", valid_names=KINDS, length=index + 1)[index] == "full_attention")
         return c.marked("attn_type_list", index)  # 0 is lightning, 1 is softmax

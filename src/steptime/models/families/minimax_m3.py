@@ -63,7 +63,7 @@ class MiniMaxM3(Family):
             matrix(v, "merger_down_proj", hidden, text, share=share, term="merger"),
         )
         settings = "3,136 to 451,584 pixels, as the processor of transformers has it"
-        cuts = rule(resized, patch=patch, merge=merge, least=4 * 28**2, most=672**2, settings=settings)
+        cuts = rule(resized, patch=patch, merge=merge, min_pixels=4 * 28**2, max_pixels=672**2, settings=settings)
         layers = ((encoder(v, width, v.integer("intermediate_size"), heads), v.integer("num_hidden_layers")),)
         return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
@@ -116,7 +116,7 @@ class MiniMaxM3(Family):
     def _is_indexed(self, c: Config, index: int) -> bool:
         if not c.has("sparse_attention_config"):
             kinds = ("full_attention", "minimax_m3_sparse")
-            listed = c.choices("layer_types", known=kinds, length=index + 1) if c.has("layer_types") else None
+            listed = c.choices("layer_types", valid_names=kinds, length=index + 1) if c.has("layer_types") else None
             return listed is not None and listed[index] == "minimax_m3_sparse"
         s = c.inner("sparse_attention_config")
         return s.flag("use_sparse_attention", default=True) and s.marked("sparse_attention_freq", index)

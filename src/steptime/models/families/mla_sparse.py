@@ -71,7 +71,9 @@ class LatentSparse(Family):
             extra = blocks.small(c, "sinks", c.heads) if kind == "hy_v4" else blocks.norm(c, "k_norm", self._rotary(c))
             block += blocks.Block((gate, extra))
         listed = (
-            c.choices("layer_types", known=LAYER_TYPES, length=index + 1)[index] if c.has("layer_types") else LAYER_TYPES[0]
+            c.choices("layer_types", valid_names=LAYER_TYPES, length=index + 1)[index]
+            if c.has("layer_types")
+            else LAYER_TYPES[0]
         )
         if listed == "sliding_attention":
             return blocks.Block(block.ops, (replace(block.attention[0], window=c.integer("sliding_window")),))
@@ -112,7 +114,7 @@ class LatentSparse(Family):
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if not c.has("indexer_types"):
             return True
-        return c.choices("indexer_types", known=("full", "shared"), length=index + 1)[index] == "full"
+        return c.choices("indexer_types", valid_names=("full", "shared"), length=index + 1)[index] == "full"
 
     def _kind(self, c: Config) -> str:
         return c.text("model_type", default="hy_v4")

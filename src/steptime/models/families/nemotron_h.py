@@ -37,7 +37,7 @@ class NemotronH(Family):
         """Return one norm and one mixer."""
         return self._layer(c, self._kinds(c, "layers_block_type", "hybrid_override_pattern")[index], f"layers.{index}")
 
-    def each(self, c: Config) -> Iterator[Layer]:
+    def iter_layers(self, c: Config) -> Iterator[Layer]:
         """Yield the layers; the pattern is read once."""
         kinds = self._kinds(c, "layers_block_type", "hybrid_override_pattern")
         return (self._layer(c, kind, f"layers.{index}") for index, kind in enumerate(kinds))
@@ -70,7 +70,7 @@ class NemotronH(Family):
     def _kinds(self, c: Config, listed: str, pattern: str) -> list[str]:
         if c.has(listed) or not c.has(pattern):
             kind_names = (*MARKS.values(), *NAMES)
-            kinds = [NAMES.get(kind, kind) for kind in c.choices(listed, known=kind_names)]
+            kinds = [NAMES.get(kind, kind) for kind in c.choices(listed, valid_names=kind_names)]
         else:
             marks = c.text(pattern)
             if unknown := set(marks) - set(MARKS):

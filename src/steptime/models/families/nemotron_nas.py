@@ -22,7 +22,7 @@ class NemotronNas(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return what the search left of attention and feed-forward block, each with its norm."""
         field = f"block_configs[{index}]"
-        block = Config({field: c.items("block_configs", length=index + 1)[index]}, name=c.name, asked=c.asked).inner(field)
+        block = Config({field: c.items("block_configs", length=index + 1)[index]}, name=c.name, lookups=c.lookups).inner(field)
         attention, norms = self._attention(c, block.inner("attention"), f"layers.{index}.self_attn")
         feed_forward, feed_forward_norms = self._feed_forward(c, block.inner("ffn"), f"layers.{index}.mlp")
         return blocks_decoder.decoder(c, attention, feed_forward, norms=norms + feed_forward_norms)

@@ -71,5 +71,5 @@ class OlmoHybrid(Family):
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
-            return c.choices("layer_types", known=KINDS, length=index + 1)[index] == "full_attention"
+            return c.choices("layer_types", valid_names=KINDS, length=index + 1)[index] == "full_attention"
         return index % 4 == 3

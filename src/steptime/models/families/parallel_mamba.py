@@ -66,6 +66,6 @@ class MambaBeside(Family):
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types") or c.has("layers_block_type"):
-            kinds = c.choices("layer_types", "layers_block_type", known=LAYER_TYPES, length=index + 1)
+            kinds = c.choices("layer_types", "layers_block_type", valid_names=LAYER_TYPES, length=index + 1)
             return kinds[index] in ("attention", "full_attention")
         return index in c.indices("attn_layer_indices", default=())

@@ -102,7 +102,7 @@ class Qwen(Family):
             matrix(v, "merger_down_proj", merged, v.integer("out_hidden_size"), share=share, term="merger"),
         )
         settings = "3,136 to 12,845,056 pixels, as the published preprocessor of Qwen2.5-VL has it"
-        cuts = rule(resized, patch=patch, merge=merge, least=56**2, most=16384 * 28**2, settings=settings)
+        cuts = rule(resized, patch=patch, merge=merge, min_pixels=56**2, max_pixels=16384 * 28**2, settings=settings)
         return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)
 
 
@@ -124,7 +124,7 @@ def third_tower(v: Config) -> Tower:
         *(op for _ in range(stacked) for op in (norm(v, "stacked_norm", merged, share=share), *mergers)),
     )
     settings = "65,536 to 16,777,216 pixels, as the published preprocessors of Qwen3-VL and Qwen3.5 have it"
-    cuts = rule(resized, patch=patch, merge=merge, least=256**2, most=4096**2, settings=settings)
+    cuts = rule(resized, patch=patch, merge=merge, min_pixels=256**2, max_pixels=4096**2, settings=settings)
     layers = ((encoder(v, width, hidden, heads), v.integer("depth", "num_hidden_layers")),)
     return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)
 

@@ -101,9 +101,9 @@ class QwenHybrid(Family):
             heads=key_heads,
             values=value_heads * key_dim * value_dim,
             flops_per_value=blocks_state_space.DECAY
-            + blocks_state_space.READ
+            + blocks_state_space.READOUT
             + blocks_state_space.OUTER
-            + blocks_state_space.READ,
+            + blocks_state_space.READOUT,
             channels=channels,
             kernel=kernel,
         )
@@ -125,7 +125,7 @@ class QwenHybrid(Family):
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
-            return bool(c.choices("layer_types", known=KINDS, length=index + 1)[index] == "full_attention")
+            return bool(c.choices("layer_types", valid_names=KINDS, length=index + 1)[index] == "full_attention")
         return (index + 1) % c.integer("full_attention_interval", default=4) == 0
 
     def _is_sparse(self, c: Config, index: int) -> bool:

@@ -79,7 +79,7 @@ class RecurrentGemma(Family):
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layers_block_type") or c.has("_block_types") or c.has("block_types"):
-            kinds = c.choices("layers_block_type", "_block_types", "block_types", known=LAYER_TYPES)
+            kinds = c.choices("layers_block_type", "_block_types", "block_types", valid_names=LAYER_TYPES)
             if not kinds:
                 raise c.error("block_types", "must name at least one kind of layer")
             return kinds[index % len(kinds)] in ("attention", "sliding_attention")

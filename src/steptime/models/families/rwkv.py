@@ -12,7 +12,7 @@ from steptime.models.model import Layer, Op
 
 SUMS = 3
 """Values that RWKV-4 keeps for each channel: numerator, denominator and the largest exponent so far."""
-GENERALISED = blocks_state_space.DECAY + blocks_state_space.READ + 2 * blocks_state_space.OUTER + blocks_state_space.READ
+GENERALISED = blocks_state_space.DECAY + blocks_state_space.READOUT + 2 * blocks_state_space.OUTER + blocks_state_space.READOUT
 """FLOPs for each value of an RWKV-7 state: decay, read by the removal key, take out, put in, read by the receptance."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import final
 
-from steptime.errors import shown
+from steptime.errors import short_repr
 from steptime.models import blocks, blocks_decoder
 from steptime.models.blocks_vision import Tower, encoder, matrix, norm, positions, stored, tower
 from steptime.models.config import Config
@@ -35,7 +35,7 @@ class StepFun(Family):
         """Return attention, two norms, and a dense block or experts."""
         return self._layer(c, index, self._is_sparse(c, index))
 
-    def each(self, c: Config) -> Iterator[Layer]:
+    def iter_layers(self, c: Config) -> Iterator[Layer]:
         """Yield the layers; the list of layers with experts is read once."""
         sparse = self._sparse_layers(c)
         return (self._layer(c, index, index in sparse) for index in range(c.depth))
@@ -169,7 +169,7 @@ class StepFun(Family):
     def _is_local(self, c: Config, index: int) -> bool:
         if not c.has("layer_types"):
             return False
-        kinds = c.choices("layer_types", known=KINDS, length=min(index + 1, c.depth))
+        kinds = c.choices("layer_types", valid_names=KINDS, length=min(index + 1, c.depth))
         return index < len(kinds) and kinds[index] == "sliding_attention"
 
     def _is_sparse(self, c: Config, index: int) -> bool:
@@ -182,6 +182,6 @@ class StepFun(Family):
                 [item for item in listed.split(",") if item.strip()] if isinstance(listed, str) else c.items("moe_layers_enum")
             )
             if not all(isinstance(item, int) or (isinstance(item, str) and item.strip().isdecimal()) for item in items):
-                raise c.error("moe_layers_enum", f"must list layers, such as '3,4,5', not {shown(listed)}")
+                raise c.error("moe_layers_enum", f"must list layers, such as '3,4,5', not {short_repr(listed)}")
             return frozenset(int(item) for item in items)
         return frozenset(index for index in range(c.depth) if blocks_decoder.is_sparse(c, index, dense=3))

@@ -21,7 +21,7 @@ class Xlstm(Family):
 
     def depth(self, c: Config) -> int:
         """Number of blocks."""
-        return c.integer("num_blocks", "num_hidden_layers", most=1000)
+        return c.integer("num_blocks", "num_hidden_layers", maximum=1000)
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return the matrix memory, two norms and a gated feed-forward block."""
@@ -62,7 +62,7 @@ class Xlstm(Family):
             c,
             heads=heads,
             values=keys * values / heads + keys + heads,
-            flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER + blocks_state_space.READ,
+            flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER + blocks_state_space.READOUT,
         )
         return blocks.Block(ops, (state,))
 

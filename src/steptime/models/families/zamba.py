@@ -30,7 +30,7 @@ class Zamba(Family):
         """Zamba shares embedding and head unless a config says otherwise."""
         return c.flag("tie_word_embeddings", default=True)
 
-    def each(self, c: Config) -> Iterator[Layer]:
+    def iter_layers(self, c: Config) -> Iterator[Layer]:
         """Yield the layers; a hybrid layer stores a shared block where it is the block's first."""
         blocks, hybrid_layers = c.integer("num_mem_blocks", default=1) if self._is_version_2(c) else 1, 0
         for index, kind in enumerate(self._kinds(c)):
@@ -109,11 +109,11 @@ class Zamba(Family):
 
     def _kinds(self, c: Config) -> list[str]:
         if c.has("layers_block_type") or c.has("layer_types"):
-            return c.choices("layers_block_type", "layer_types", known=LAYER_TYPES, length=c.depth)[: c.depth]
+            return c.choices("layers_block_type", "layer_types", valid_names=LAYER_TYPES, length=c.depth)[: c.depth]
         if self._is_version_2(c):
             hybrid = c.indices("hybrid_layer_ids")
             return ["hybrid" if index in hybrid else "mamba" for index in range(c.depth)]
-        period = c.integer("attn_layer_period", default=6, most=DEEPEST)
+        period = c.integer("attn_layer_period", default=6, maximum=DEEPEST)
         offset = c.integer("attn_layer_offset", default=4, least=0)
         return ["hybrid" if i == 2 or (i > 2 and (i - 3) % period == offset) else "mamba" for i in range(c.depth)]
 

@@ -28,7 +28,7 @@ class Zaya(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms, scaled residuals and experts."""
-        window = blocks_decoder.window_of(c, index, local="hybrid_sliding", known=("hybrid", "hybrid_sliding"))
+        window = blocks_decoder.window_tokens(c, index, local="hybrid_sliding", layer_types=("hybrid", "hybrid_sliding"))
         attention = self._attention(c, f"layers.{index}.self_attn", window)
         experts = self._experts(c, f"layers.{index}.mlp", first=index == 0)
         return blocks_decoder.decoder(c, attention, experts)

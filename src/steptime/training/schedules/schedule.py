@@ -109,15 +109,15 @@ class Schedule(ABC):
         w: Number,
         fb: Number | None = None,
         *,
-        rest: Number = 1.0,
+        mean_over_slowest: Number = 1.0,
         hop: Number = 0.0,
         post_validation: bool = False,
     ) -> Number:
         r"""Return about how long a step takes [s]: the work of the slowest device, what it waits for the others, and hops.
 
-        f, b, w, fb [s]: of the slowest device; rest: mean time of the others over its own, 1 on equal stages, where the step is
-        as exact as `idle` is; hop [s] from device to device. Without post_validation the optimizer waits for all stages. All
-        broadcast.
+        f, b, w, fb [s]: of the slowest device; mean_over_slowest: mean time of the others over its own, 1 on equal stages,
+        where the step is as exact as `idle` is; hop [s] from device to device. Without post_validation the optimizer waits for
+        all stages. All broadcast.
 
         >>> from steptime.training.schedules.schedule import schedule_named
         >>> float(schedule_named("1f1b").step(4, 8, 1, 1.0, 2.0, 1.0))
@@ -127,7 +127,7 @@ class Schedule(ABC):
         idle_seconds = self.idle(p, m, v, f, b, w, fb)
         if not (post_validation and self.post_validation):
             idle_seconds = idle_seconds + self.stagger(p, v, f, b, w)
-        return m * (f + b) - overlap_seconds + rest * idle_seconds + hop * self.hops(p, m, v)
+        return m * (f + b) - overlap_seconds + mean_over_slowest * idle_seconds + hop * self.hops(p, m, v)
 
     def paths(self, p: int, v: int) -> Array:
         """Return the path of micro-batches over (device, chunk)."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from steptime.blackboard.price_signals import kv_bytes_from_tier
 from steptime.blackboard.token_cost import cost_per_token
-from steptime.lecture.model_on_system import pair_of
+from steptime.lecture.model_on_system import build_pair
 from steptime.number_checks import Array
 from steptime.physics.chip_memory import sequences_that_fit
 from steptime.physics.step import decode_step
@@ -49,7 +49,7 @@ def answer(inputs: Inputs) -> Answer:
     step_seconds, times = float(total[index]), float(total[index] / total[0])
     twice = _first(contexts, total / total[0], 2.0)
     grown = {name: float(parts[name][index] - parts[name][0]) for name in PARTS}
-    wall, pair = _wall(inputs, subject, contexts), pair_of(model, system, context=inputs.context)
+    wall, pair = _wall(inputs, subject, contexts), build_pair(model, system, context=inputs.context)
     spoken = float(kv_bytes_from_tier(pair.active, SPOKEN, pair.balance, pair.bytes_of_weight))
     return Answer(
         tables={

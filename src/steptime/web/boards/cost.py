@@ -10,7 +10,7 @@ from steptime.blackboard.decode_latency import compute_seconds, kv_read_seconds
 from steptime.blackboard.token_cost import batch_ratio, cost_per_token
 from steptime.hardware.system import Rent, System
 from steptime.hardware.unit_cost import usd
-from steptime.lecture.model_on_system import pair_of
+from steptime.lecture.model_on_system import build_pair
 from steptime.number_checks import Array
 from steptime.physics.chip_memory import sequences_that_fit
 from steptime.physics.step import decode_step
@@ -61,7 +61,7 @@ def answer(inputs: Inputs) -> Answer:
     cost, slow = float(total[index]), float(cheap[best]) if best >= 0 else np.nan
     speed, cost_ratio = float(seconds[index] / seconds[0]), float(total[0]) / cost
     shared = max(("weights", "overhead"), key=lambda name: costs[name][index])
-    pair = pair_of(model, system, context=inputs.context)
+    pair = build_pair(model, system, context=inputs.context)
     unshared_seconds = max(
         compute_seconds(1, pair.active, pair.mac_rate), kv_read_seconds(1, pair.context, pair.kv_bytes, pair.bandwidth)
     )

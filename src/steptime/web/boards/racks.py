@@ -9,7 +9,7 @@ import numpy as np
 from steptime.blackboard.pipeline_stages import kv_bytes_per_chip, weight_bytes_per_chip
 from steptime.blackboard.scale_out import across_racks, pipeline_condition
 from steptime.hardware.system import System
-from steptime.lecture.model_on_system import Pair, pair_of
+from steptime.lecture.model_on_system import Pair, build_pair
 from steptime.models.model import Model
 from steptime.physics.network_time import exchange
 from steptime.units import show
@@ -34,7 +34,7 @@ def answer(inputs: Inputs) -> Answer:
     model, system = load_subject(inputs).model, load_subject(inputs).system
     if inputs.context > model.max_context:
         raise WrongField("context", f"this model has a context of at most {model.max_context:,.0f} tokens")
-    pair = pair_of(model, system, context=inputs.context)
+    pair = build_pair(model, system, context=inputs.context)
     weights = np.asarray(weight_bytes_per_chip(pair.total, pair.bytes_of_weight, pair.chips, RACKS))
     cache = np.asarray(kv_bytes_per_chip(inputs.batch, inputs.context, pair.kv_bytes, pair.chips, RACKS))
     room, index = pair.capacity / pair.chips, inputs.racks - 1

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.lecture.model_on_system import Pair, pair_of
+from steptime.lecture.model_on_system import Pair, build_pair
 from steptime.models.model import Model
 from steptime.physics.chip_memory import sequences_that_fit
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
 from steptime.physics.uncertainty import step_and_range
-from steptime.svg import NAMED, PARTS, in_colours
+from steptime.svg import PART_NAMES, PARTS, in_colours
 from steptime.units import counted, in_digits, show
 from steptime.web.board import Answer, Board, Figure
 from steptime.web.board_inputs import Shared, bar_inputs, slider
@@ -56,7 +56,7 @@ def step_curve(shared: Shared, context: int, chips: int) -> Curve:
     room = float(sequences_that_fit(model, system, context=context, layout=layout, engine=engine))
     bounds = {"total": decode_steps.total, "lower": decode_steps.lower, "upper": decode_steps.upper}
     steps = {"batch": batches, **in_colours(decode_steps.resources, np.shape(batches)), **bounds}
-    return Curve(steps, layout, pair_of(model, system, context=context), max(room, 0.0))
+    return Curve(steps, layout, build_pair(model, system, context=context), max(room, 0.0))
 
 
 def answer(inputs: Inputs) -> Answer:
@@ -114,7 +114,7 @@ def _sentence(inputs: Inputs, total: float, parts: dict[str, float], *, fits: bo
     other_parts = [
         name for name in sorted(PARTS, key=lambda name: -parts[name]) if name != longest and parts[name] > 0.02 * total
     ]
-    listed = ", ".join(f"{NAMED[name]} {show(parts[name], 's')}" for name in (longest, *other_parts))
+    listed = ", ".join(f"{PART_NAMES[name]} {show(parts[name], 's')}" for name in (longest, *other_parts))
     words = (
         f"{counted(inputs.batch, 'sequence')} take{'s' if inputs.batch == 1 else ''} a step of {show(total, 's')}, "
         f"{in_digits(1 / total)} tokens a second for each: {listed}. {SHARED[longest]}"
