@@ -21,7 +21,7 @@ from steptime.validation.cross_validation import Calibration, fit_all
 from steptime.validation.engine_fit import engine_file
 from steptime.validation.predictions import grouped, predict, predict_runs
 from steptime.validation.published_deployments import looks_rarely
-from steptime.validation.run_kinds import DRAFTED, LOOPS, POOLS, kind_of
+from steptime.validation.run_kinds import DRAFTED, LOOPS, POOLS, run_kind
 from steptime.validation.run_table import MEASURED, read_runs
 
 HERE = Path(__file__).parent
@@ -179,7 +179,7 @@ def page(rows: list[dict[str, str]], found: Calibration) -> str:
 
 def fitted_rows(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     """Return the rows that are fitted: closed loops without drafts, with a time per token, none of them in doubt."""
-    plain = [row for row in rows if kind_of(row) == LOOPS[0] and row.get("tpot_s")]
+    plain = [row for row in rows if run_kind(row) == LOOPS[0] and row.get("tpot_s")]
     reasons_ = predict(plain, by_simulation=False).reason
     return [_told(row) for row, reason in zip(plain, reasons_, strict=True) if not reason]
 
@@ -203,7 +203,7 @@ def held(every: list[dict[str, str]], rows: list[dict[str, str]], found: Calibra
         mine = (engine == name) | (name == TYPICAL)
         kinds = {LEFT_OUT: inside[mine]} | {maker: inside[mine & (vendor == maker)] for maker in sorted(set(vendor[mine]))}
         for kind in (DRAFTED, POOLS):
-            of = [row for row in every if kind_of(row) == kind and (row["engine"] == name or name == TYPICAL)]
+            of = [row for row in every if run_kind(row) == kind and (row["engine"] == name or name == TYPICAL)]
             kinds[kind] = in_range(of, fitted)
         shares[name] = {kind: [round(float(np.mean(x)), 3), len(x)] for kind, x in kinds.items() if len(x) >= LEAST}
     return shares

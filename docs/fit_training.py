@@ -17,7 +17,7 @@ from steptime.number_checks import Array
 from steptime.training.training_stack import IDEAL, TrainingEngine, decimal_year
 from steptime.validation.training_run_table import TrainingRun, read_training_runs
 from steptime.validation.training_stack_fit import NAMES, Fitted, Runs, fit, from_free, left_out, predicted
-from steptime.validation.training_validation import layout_of, validate_training
+from steptime.validation.training_validation import resolve_layout, validate_training
 
 HERE = Path(__file__).parent
 STACKS = HERE.parent / "src" / "steptime" / "data" / "stacks"
@@ -112,7 +112,7 @@ def main(path: str) -> None:
     """Fit, leave out, write."""
     read, _ = read_training_runs(path)
     runs = [run for run in read if usable(run)]
-    layouts = [layout_of(run, traits(run.stack)) for run in runs]
+    layouts = [resolve_layout(run, traits(run.stack)) for run in runs]
     data = Runs(runs, layouts, ARCHITECTURES)
     found = fit(data)
     off = predicted(data, found.free, found.differs, slopes=False)[0] - data.logs

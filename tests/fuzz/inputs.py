@@ -187,7 +187,7 @@ def result_file(rng: random.Random, folder: Path) -> Any:
     text = json.dumps(result)
     path = written(in_file(text, rng) if rng.random() < 0.3 else text.encode(), folder, fresh(rng, ".json"))
     try:
-        return read_files([path], given={"model": "llama-3.1-8b"}, skip_bad=rng.random() < 0.5)
+        return read_files([path], overrides={"model": "llama-3.1-8b"}, skip_bad=rng.random() < 0.5)
     finally:
         path.unlink()
 

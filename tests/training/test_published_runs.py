@@ -205,10 +205,10 @@ def test_errors_of_models_and_systems_left_out(group, monkeypatch):
     import fit_training as page
 
     from steptime.validation.training_stack_fit import Runs, fit, left_out
-    from steptime.validation.training_validation import layout_of
+    from steptime.validation.training_validation import resolve_layout
 
     runs = [run for run in read_training_runs(SHARED)[0] if page.usable(run)]
-    layouts = [layout_of(run, page.traits(run.stack)) for run in runs]
+    layouts = [resolve_layout(run, page.traits(run.stack)) for run in runs]
     start = fit(Runs(runs, layouts, page.ARCHITECTURES))
     of = {"model": lambda run: run.model.name, "system": lambda run: run.system.name}[group]
     off = left_out(runs, layouts, page.ARCHITECTURES, of, start)

@@ -211,7 +211,7 @@ def test_one_run_is_worth_something_on_models_left_out_of_the_fit():
     pairs = [(np.delete(logs, i), logs[i], 1 / (len(logs) - 1)) for logs in parts if len(logs) > 1 for i in range(len(logs))]
     before = np.concatenate([others for others, _, _ in pairs])
     after = np.concatenate(
-        [others - np.log(user_calibration.factor_of(np.exp([given]), "tpot").factor) for others, given, _ in pairs]
+        [others - np.log(user_calibration.compute_factor(np.exp([given]), "tpot").factor) for others, given, _ in pairs]
     )
     weights = np.concatenate([np.full(len(others), weight) for others, _, weight in pairs])
     found = [quantiles(np.abs(np.expm1(-errors)), weights) for errors in (before, after)]

@@ -8,7 +8,7 @@ import pytest
 from steptime.physics.engine import IDEAL
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, mixed_step, prefill_step
-from steptime.validation.closed_loop import closed_loop, closed_ttft, running_of
+from steptime.validation.closed_loop import closed_loop, closed_ttft, running_sequences
 from tests.conftest import engine, machine
 from tests.planning.test_steady import CHIP, DENSE, SPARSE
 
@@ -87,11 +87,11 @@ def test_requests_without_room_wait_for_a_seat():
     assert (tpot, step.total) == (enough, ten.total)
     assert ttft == pytest.approx(float(first) + 6 / 10 * 200 * float(tpot))
     held = {"context": 1100, "layout": Layout(), "engine": IDEAL}
-    assert running_of(DENSE, small, wanted=16, **held) == 10
-    assert running_of(DENSE, small, wanted=9, **held) == 9
+    assert running_sequences(DENSE, small, concurrency=16, **held) == 10
+    assert running_sequences(DENSE, small, concurrency=9, **held) == 9
     one = machine(capacity=10e9 + 1.1e7 + 2048 * 4000 + 1)
-    assert running_of(DENSE, one, wanted=16, **held) == 1
-    assert running_of(DENSE, machine(capacity=1e9), wanted=16, **held) == 16  # who measured them had found room
+    assert running_sequences(DENSE, one, concurrency=16, **held) == 1
+    assert running_sequences(DENSE, machine(capacity=1e9), concurrency=16, **held) == 16  # who measured them had found room
 
 
 def test_what_an_engine_adds_to_a_first_token_of_a_closed_loop():

@@ -12,18 +12,18 @@ from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_step
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.validation import predictions as validate
-from steptime.validation.closed_loop import round_time, running_of
-from steptime.validation.predictions import closed_of, grouped, predict
+from steptime.validation.closed_loop import round_time, running_sequences
+from steptime.validation.predictions import grouped, predict, solve_closed_loops
 from tests.validation.rows import deepseek, plain
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_without_drafts_a_loop_is_that_of_plain_steps(engine):
     (runs,) = grouped([deepseek(concurrency=str(c), stream_interval="1") for c in (1, 64, 4096)])
-    found = closed_of(runs, load_engine(engine))
+    found = solve_closed_loops(runs, load_engine(engine))
     on, context = load_engine(engine), runs.input_tokens + runs.output_tokens / 2
     given = {"layout": runs.layout, "engine": on}
-    running = running_of(runs.model, runs.system, context=context, wanted=runs.concurrency, **given)
+    running = running_sequences(runs.model, runs.system, context=context, concurrency=runs.concurrency, **given)
     decode = decode_step(runs.model, runs.system, batch=running, context=context, **given)
     alone = prefill_step(runs.model, runs.system, tokens=runs.input_tokens, prompts=runs.layout.dp, **given).total
     beside = {"batch": running, "context": context, "prompts": runs.layout.dp, "tokens": runs.input_tokens}
@@ -49,7 +49,7 @@ def test_a_drafted_step_is_shared_by_the_tokens_that_it_yields():
     given = {"drafts": 2, "layout": Layout(tp=8), "engine": IDEAL}
     step = drafted_step(runs.model, runs.system, batch=1, context=1024 + 512, **given).total
     both = drafted_step(runs.model, runs.system, batch=1, context=1024 + 512, prompts=1, tokens=1024, **given).total
-    assert closed_of(runs, IDEAL).tpot[0] == pytest.approx(step / 2.3 + (both - step) / 1024)
+    assert solve_closed_loops(runs, IDEAL).tpot[0] == pytest.approx(step / 2.3 + (both - step) / 1024)
 
 
 def test_the_acceptance_of_a_models_own_layers_stands_where_a_run_tells_none():
@@ -62,7 +62,7 @@ def test_a_pool_that_only_decodes_has_no_prompts_in_its_steps():
     """As many sequences as Little's law says: 2 replicas at 3200 tok/s and 10 ms hold 16 each."""
     pools = {"decode_workers": "2", "prefill_workers": "1", "prefill_tp": "8", "output_tok_s": "3200", "tpot_s": "0.01"}
     (runs,) = grouped([deepseek(concurrency="64", **pools)])
-    found = closed_of(runs, IDEAL)
+    found = solve_closed_loops(runs, IDEAL)
     step = drafted_step(runs.model, runs.system, batch=16, context=1536, layout=Layout(tp=8), engine=IDEAL)
     assert found.tpot[0] == pytest.approx(step.total)
     assert np.isnan(found.ttft[0])
@@ -107,7 +107,7 @@ def test_first_tokens_come_an_interval_later(simulated):
     rows = [plain(concurrency="1"), plain(concurrency="1", stream_interval="11")]
     found = predict(rows, engine=IDEAL, by_simulation=simulated)
     (runs,) = grouped(rows[:1])
-    step = closed_of(runs, IDEAL).decode.total[0]
+    step = solve_closed_loops(runs, IDEAL).decode.total[0]
     assert found.tpot[0] == found.tpot[1]
     for ttft in (found.ttft, found.ttft_median):
         assert ttft[1] - ttft[0] == pytest.approx(10 * step, rel=0.02)
@@ -123,8 +123,8 @@ def test_the_burst_at_the_start_is_in_the_mean_and_not_in_the_median():
 def test_drafted_loops_are_simulated_with_their_drafts():
     """Tokens of a simulated loop of one client come as fast as those of the closed form but for prompts."""
     (runs,) = grouped([deepseek(concurrency="1", drafted="2", acceptance="2.3", length_spread="0.1")])
-    loops = validate.loops_of(runs, IDEAL)
-    assert loops.step[0] == pytest.approx(closed_of(runs, IDEAL).decode.total[0], rel=0.02)
+    loops = validate.simulate_loops(runs, IDEAL)
+    assert loops.step[0] == pytest.approx(solve_closed_loops(runs, IDEAL).decode.total[0], rel=0.02)
 
 
 def test_public_runs_that_do_not_tell_their_interval_have_their_own():

@@ -10,8 +10,8 @@ from steptime.models.model_loading import load_model
 from steptime.physics.engine import IDEAL, load_engine
 from steptime.physics.layout import Layout
 from steptime.planning.workload import Workload
-from steptime.validation.disaggregated_loop import workload_of
-from steptime.validation.max_throughput import highest, layouts_of
+from steptime.validation.disaggregated_loop import read_workload
+from steptime.validation.max_throughput import highest, possible_layouts
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import read_runs
 from tests.validation.rows import SHARED, offline
@@ -82,10 +82,10 @@ def test_waits_have_a_tail():
     """A limit on the first token is kept by 99 % of requests: the mean is well below it where queues are."""
     model, system, engine = load_model("llama-3.1-8b"), load_system("hgx-h100"), load_engine("vllm")
     row = offline()
-    layouts, _ = layouts_of(row, model, system, workload_of(row), engine)
+    layouts, _ = possible_layouts(row, model, system, read_workload(row), engine)
     assert layouts == [Layout(tp=1, replicas=8)]
     limits = np.array([0.1, 0.2, 0.4])
-    speeds = [highest(model, system, workload_of(row), layouts, engine, ttft=ttft)["output_tok_s"] for ttft in limits]
+    speeds = [highest(model, system, read_workload(row), layouts, engine, ttft=ttft)["output_tok_s"] for ttft in limits]
     assert speeds == sorted(speeds)
 
 
@@ -94,7 +94,8 @@ def test_room_for_whole_outputs_is_room_for_fewer():
     model, system = load_model("llama-3.3-70b", weights="fp8", kv="fp8"), load_system("hgx-h200")
     work = Workload(input_tokens=128, output_tokens=4096)
     part, whole = (
-        highest(model, system, work, [Layout()], load_engine("trtllm"), whole=kept)["output_tok_s"] for kept in (False, True)
+        highest(model, system, work, [Layout()], load_engine("trtllm"), is_output_reserved=kept)["output_tok_s"]
+        for kept in (False, True)
     )
     assert 1.05 * whole < part < (4224 / 2176) * whole
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from steptime.errors import DataFileError
-from steptime.validation.error_summary import measured_of, report, write_predictions
+from steptime.validation.error_summary import measured_figures, report, write_predictions
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import read_runs, unread_columns
 from steptime.validation.validate_api import calibrate, validate
@@ -101,7 +101,7 @@ def test_throughput_is_scored_and_follows_from_tokens_in_all():
         plain(),
         plain(input_mean="256", total_tok_s="8"),
     ]
-    assert measured_of(rows, "output_tok_s") == pytest.approx([20, 30, np.nan, 4], nan_ok=True)
+    assert measured_figures(rows, "output_tok_s") == pytest.approx([20, 30, np.nan, 4], nan_ok=True)
     tables = report(rows, predict(rows, by_simulation=False))
     assert tables["output_tok_s"]["all"]["runs"] == 3
     assert set(tables) == {"output_tok_s"}

@@ -12,7 +12,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
 from steptime.validation.predictions import grouped, predict, predict_runs
 from steptime.validation.published_deployments import PAIRS, as_launched, is_scripted, latent_contexts, with_contexts
-from steptime.validation.run_kinds import POOLS, is_drafted, kind_of
+from steptime.validation.run_kinds import POOLS, is_drafted, run_kind
 from steptime.validation.run_table import read_runs
 from tests.validation.rows import SHARED, apart
 
@@ -123,7 +123,7 @@ def test_an_engine_without_the_kernel_is_as_it_was():
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the measured runs are not beside this checkout")
 def test_pools_that_decode_are_near_what_was_measured():
     """Mean |log| of a decode step against the time per token, at the sequences of Little's law: 17 % was asked."""
-    rows = [row for row in read_runs(SHARED / "serving_more.csv")[0] if kind_of(row) == POOLS and not is_drafted(row)]
+    rows = [row for row in read_runs(SHARED / "serving_more.csv")[0] if run_kind(row) == POOLS and not is_drafted(row)]
     rows = [row for row in rows if row.get("tpot_s") and row.get("output_tok_s")]
     kept = [row for row, doubt in zip(rows, predict(rows, by_simulation=False).reason, strict=True) if not doubt]
     assert len(kept) > 230

@@ -14,7 +14,7 @@ import pytest
 
 from steptime.errors import DataFileError, InputError
 from steptime.physics.engine import load_engine
-from steptime.validation.bench_results import objects, read_files, row_of
+from steptime.validation.bench_results import convert_result, objects, read_files
 from steptime.validation.predictions import grouped, predict
 from steptime.validation.run_table import checker
 from tests.cli.test_commands import run
@@ -65,7 +65,7 @@ SGLANG = SGLANG_OLD | {
 
 
 def row(result: dict[str, object], **given: str) -> dict[str, str]:
-    return row_of(json.loads(json.dumps(result)), given, id_="a")
+    return convert_result(json.loads(json.dumps(result)), given, id_="a")
 
 
 def test_a_closed_loop_of_vllm():
@@ -174,9 +174,9 @@ def test_a_kv_format_that_is_told_is_taken():
 def test_runs_that_no_prediction_is_of_are_named_and_may_be_left_out(tmp_path, result, says):
     (tmp_path / "runs.jsonl").write_text(f"{json.dumps(VLLM)}\n{json.dumps(result)}\n")
     with pytest.raises(DataFileError, match=says) as caught:
-        read_files([tmp_path / "runs.jsonl"], given=GIVEN | {"model": "llama-3.1-8b"})
+        read_files([tmp_path / "runs.jsonl"], overrides=GIVEN | {"model": "llama-3.1-8b"})
     assert caught.value.line == 2
-    rows, problems = read_files([tmp_path / "runs.jsonl"], given=GIVEN | {"model": "llama-3.1-8b"}, skip_bad=True)
+    rows, problems = read_files([tmp_path / "runs.jsonl"], overrides=GIVEN | {"model": "llama-3.1-8b"}, skip_bad=True)
     assert [found["id"] for found in rows] == ["runs.jsonl:1"]
     assert problems[0].startswith("line 2: ")
 
@@ -192,7 +192,7 @@ def test_no_value_of_a_field_is_more_than_an_error_or_a_row_with_a_prediction():
     rows, problem_of = [], checker()
     for result in results:
         try:
-            found = row_of(result, GIVEN | {"model": "llama-3.1-8b"}, id_="a")
+            found = convert_result(result, GIVEN | {"model": "llama-3.1-8b"}, id_="a")
         except InputError:
             continue
         if not problem_of(found):
@@ -219,11 +219,11 @@ def test_files_are_known_by_what_they_hold(tmp_path):
     (tmp_path / "notes.txt").write_text("not a run")
     written(tmp_path / "a.csv", one())
     (tmp_path / "d.csv").write_text(json.dumps(VLLM))
-    rows, _ = read_files([tmp_path], given=GIVEN)
+    rows, _ = read_files([tmp_path], overrides=GIVEN)
     assert [found["engine"] for found in rows] == ["vllm", "vllm", "sglang", "vllm"]
     assert all(predict(rows).tpot > 0)
     with pytest.raises(InputError, match=r"--system is for results in JSON; .*a\.csv has a column for it"):
-        read_files([tmp_path / "a.csv"], given={"system": "hgx-h100"})
+        read_files([tmp_path / "a.csv"], overrides={"system": "hgx-h100"})
     with pytest.raises(DataFileError, match="No such file"):
         read_files([tmp_path / "none.json"])
     (tmp_path / "empty").mkdir()

@@ -9,7 +9,7 @@ from steptime.physics.engine import IDEAL
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
 from steptime.validation.predictions import predict
-from steptime.validation.published_deployments import LEAST_SECONDS, requests_of
+from steptime.validation.published_deployments import LEAST_SECONDS, count_requests
 from steptime.validation.run_table import checker
 from steptime.validation.tail_drain import Lengths, Replica, integral
 from tests.conftest import machine, one_matrix
@@ -75,20 +75,22 @@ def test_steps_that_take_as_long_with_one_sequence_last_as_long_as_the_longest()
 @pytest.mark.parametrize(("mean", "longest"), [(3700.0, 20_000.0), (100.0, 20_000.0), (10.0, 1e8), (99.0, 100.0)])
 def test_outputs_that_are_cut_off_have_their_mean(mean, longest):
     lengths = Lengths(mean=mean, longest=longest)
-    assert integral(lengths.whole, lengths.tokens) == pytest.approx(mean, rel=0.02)
+    assert integral(lengths.survival, lengths.tokens) == pytest.approx(mean, rel=0.02)
     drawn = np.minimum(np.random.default_rng(1).exponential(lengths._scale, 400_000), longest)
-    assert integral(lengths.left, lengths.tokens) == pytest.approx(np.mean(drawn**2) / 2 / np.mean(drawn), rel=0.02)
+    assert integral(lengths.residual_survival, lengths.tokens) == pytest.approx(
+        np.mean(drawn**2) / 2 / np.mean(drawn), rel=0.02
+    )
 
 
 def test_whole_data_sets_for_ten_minutes():
     row = offline(model="deepseek-ai/DeepSeek-R1")
-    assert requests_of(row, lambda requests: requests) == 4388  # more than ten minutes
-    assert requests_of(row, lambda requests: requests * LEAST_SECONDS / 4388) == 4388
-    assert requests_of(row, lambda requests: requests * LEAST_SECONDS / 4400) == 8776
-    assert requests_of(row, lambda requests: requests * LEAST_SECONDS / 4400 + 10) == 4388
-    assert requests_of(row, lambda requests: 300 + requests * LEAST_SECONDS / 40_000) == 5 * 4388
-    assert np.isinf(requests_of(row | {"part": ""}, float))
-    assert np.isinf(requests_of(offline(scenario="", part="trt_max", input_tokens="7"), float))
+    assert count_requests(row, lambda requests: requests) == 4388  # more than ten minutes
+    assert count_requests(row, lambda requests: requests * LEAST_SECONDS / 4388) == 4388
+    assert count_requests(row, lambda requests: requests * LEAST_SECONDS / 4400) == 8776
+    assert count_requests(row, lambda requests: requests * LEAST_SECONDS / 4400 + 10) == 4388
+    assert count_requests(row, lambda requests: 300 + requests * LEAST_SECONDS / 40_000) == 5 * 4388
+    assert np.isinf(count_requests(row | {"part": ""}, float))
+    assert np.isinf(count_requests(offline(scenario="", part="trt_max", input_tokens="7"), float))
 
 
 def test_few_requests_are_slow():

@@ -12,17 +12,17 @@ from steptime.errors import DataFileError, InputError
 from steptime.models.model_loading import load_model
 from steptime.training.training_stack import training_engine
 from steptime.validation.training_run_table import (
+    adjust_system,
     is_training,
-    machine_of,
     measured_step,
     read_training_runs,
-    words_of,
+    translate_recompute,
 )
 from steptime.validation.training_validation import (
     COLUMNS,
     calibrate_training,
-    layout_of,
     predict_training,
+    resolve_layout,
     validate_training,
     write_training_predictions,
 )
@@ -133,18 +133,18 @@ def test_files_that_are_no_training_runs(tmp_path):
 )
 def test_links_of_a_node_are_shared_by_its_chips(note, outer):
     before = load_system("hgx-h100")
-    after = machine_of(note, before)
+    after = adjust_system(note, before)
     assert float(after.domains[-1].link.bandwidth) == pytest.approx(outer)
     assert after.domains[0] == before.domains[0]
 
 
 def test_power_caps_and_memory_are_those_of_the_note():
     before = load_system("hgx-h100")
-    after = machine_of("96 GB H100 at 2.4 TB/s, 500 W cap", before)
+    after = adjust_system("96 GB H100 at 2.4 TB/s, 500 W cap", before)
     assert after.chip.power_w == 500
     assert float(after.chip.hbm.bandwidth) == 2.4e12
     assert after.chip.hbm.capacity == before.chip.hbm.capacity
-    assert machine_of("", before) == before
+    assert adjust_system("", before) == before
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,12 @@ def test_power_caps_and_memory_are_those_of_the_note():
     ],
 )
 def test_words_for_recomputation(recompute, stack, words):
-    assert words_of(recompute, stack) == words
+    assert translate_recompute(recompute, stack) == words
 
 
 def test_unknown_words_for_recomputation_are_named():
     with pytest.raises(InputError, match="recompute: 'everything' is none of none, full, selective, attention"):
-        words_of("mlp+everything", "megatron")
+        translate_recompute("mlp+everything", "megatron")
 
 
 def test_steps_from_seconds_from_tokens_and_from_flops():
@@ -188,18 +188,18 @@ def test_steps_from_seconds_from_tokens_and_from_flops():
 def test_recomputation_that_is_not_told_is_the_least_that_fits(tmp_path):
     """8B on eight H100 at 8k: nothing with one sequence, more with more."""
     stack = training_engine("megatron", load_system("hgx-h100"))
-    assert layout_of(one(tmp_path, seq_len="4096"), stack).recompute == "none"
-    assert layout_of(one(tmp_path, micro_batch="8"), stack).recompute == "full"
-    words = [layout_of(one(tmp_path, micro_batch=str(mbs), seq_len="4096"), stack).recompute for mbs in (1, 2, 4)]
+    assert resolve_layout(one(tmp_path, seq_len="4096"), stack).recompute == "none"
+    assert resolve_layout(one(tmp_path, micro_batch="8"), stack).recompute == "full"
+    words = [resolve_layout(one(tmp_path, micro_batch=str(mbs), seq_len="4096"), stack).recompute for mbs in (1, 2, 4)]
     order = ("none", "norms+activation", "mlp", "full")
     assert [order.index(word) for word in words] == sorted(order.index(word) for word in words)
     assert words[-1] != "none"
-    assert layout_of(one(tmp_path, micro_batch="8", recompute="none"), stack).recompute == "none"
+    assert resolve_layout(one(tmp_path, micro_batch="8", recompute="none"), stack).recompute == "none"
 
 
 def test_a_mapping_that_is_not_told_is_the_fastest_that_fits(tmp_path):
     stack = training_engine("megatron", load_system("hgx-h100"))
-    found = layout_of(one(tmp_path, tp="", dp="", pp=""), stack)
+    found = resolve_layout(one(tmp_path, tp="", dp="", pp=""), stack)
     assert found.chips == 8
     assert found.virtual_stages == 1
 

@@ -119,7 +119,7 @@ def test_lengths_are_nominal_or_drawn_from_a_range_that_ends_there():
 def test_requests_of_equal_length_stay_together():
     """An engine that reads prompts first keeps a burst together: each round waits as the first did, unless lengths differ."""
     (runs,) = validate.grouped([one(engine="sglang", concurrency="64", length_spread=s) for s in ("0", "0.5")])
-    alike, apart = validate.loops_of(runs, load_engine("sglang")).queued
+    alike, apart = validate.simulate_loops(runs, load_engine("sglang")).queued
     assert alike > 2 * apart
 
 
@@ -128,7 +128,7 @@ def test_a_run_of_few_requests_is_mostly_its_start():
     """The first of 64 clients wait for each other: all of one request each, a tenth of ten each, hardly any of a long run."""
     rows = [one(concurrency="64", length_spread="0.5", requests=n) for n in ("64", "640", "", "1000000")]
     (runs,) = validate.grouped(rows)
-    once, ten, usual, long = validate.loops_of(runs, load_engine("vllm")).queued
+    once, ten, usual, long = validate.simulate_loops(runs, load_engine("vllm")).queued
     assert once > 3 * ten > 4 * long
     assert ten == usual
     assert np.all(np.diff(predict(rows, by_simulation=False).ttft[[0, 1, 3]]) < 0)

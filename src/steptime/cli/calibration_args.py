@@ -28,15 +28,15 @@ def anchor_settings(text: str) -> dict[str, str]:
     >>> told_of("result.json,tp=4,weights=fp8")
     {'tp': '4', 'weights': 'fp8'}
     """
-    from steptime.validation.validate_api import TOLD
+    from steptime.validation.validate_api import SETTING_COLUMNS
 
     settings: dict[str, str] = {}
     for part in filter(None, text.removeprefix(anchor_path(text)).split(",")):
         name, equals, value = (field.strip() for field in part.partition("="))
         if not (equals and value):
             raise RangeError(f"--anchor: {short_repr(part)} is not NAME=VALUE, as in --anchor result.json,tp=4,weights=fp8")
-        if name not in TOLD:
-            raise UnknownName("name in --anchor", name, TOLD, f"Known: {', '.join(TOLD)}.")
+        if name not in SETTING_COLUMNS:
+            raise UnknownName("name in --anchor", name, SETTING_COLUMNS, f"Known: {', '.join(SETTING_COLUMNS)}.")
         if name in settings:
             raise RangeError(f"--anchor: {name} is given twice")
         settings[name] = value
@@ -47,7 +47,7 @@ def read_anchor(text: str, defaults: Mapping[str, str], engine: Engine, catalog:
     """Return the anchors of a file of runs; what results do not tell, stands behind it or in `defaults`."""
     from steptime.validation.bench_results import NotTold
     from steptime.validation.user_calibration import in_own_words, load_anchor
-    from steptime.validation.validate_api import TOLD
+    from steptime.validation.validate_api import SETTING_COLUMNS
 
     if not text.strip():
         raise RangeError("--anchor needs a file of runs: a result of a load generator, or a CSV as of `steptime validate`")
@@ -56,7 +56,7 @@ def read_anchor(text: str, defaults: Mapping[str, str], engine: Engine, catalog:
         try:
             return load_anchor(path, engine=engine, catalog=catalog, **settings)
         except NotTold as problem:
-            name = next(name for name, column in TOLD.items() if column == problem.column)
+            name = next(name for name, column in SETTING_COLUMNS.items() if column == problem.column)
             if not defaults.get(name) or name in settings:
                 hint = (
                     f"{in_own_words(problem.problem)} behind the file, as in --anchor {os.path.basename(path)},tp=4,weights=fp8"

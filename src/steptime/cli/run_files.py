@@ -63,9 +63,9 @@ def training_file(files: Sequence[str]) -> bool:
     """Whether the files given are one of training runs; raise RangeError where it stands beside others."""
     if not any(name.casefold().endswith(".csv") for name in files):
         return False
-    from steptime.validation.training_run_table import header_of, is_training
+    from steptime.validation.training_run_table import is_training, read_header
 
-    training_tables = [name for name in files if name.casefold().endswith(".csv") and is_training(header_of(name))]
+    training_tables = [name for name in files if name.casefold().endswith(".csv") and is_training(read_header(name))]
     if training_tables and len(files) > 1:
         raise RangeError(f"{training_tables[0]} holds training runs: give it alone")
     return bool(training_tables)

@@ -6,14 +6,15 @@
   https://github.com/sgl-project/sglang/blob/main/python/sglang/bench_serving.py
 
 Both hold means of times, and tokens in all, so that mean lengths are known. They do not hold the machine, the layout and the
-formats: those are `given`, by column, or stand in the file as vLLM's `--metadata tp=4 system=hgx-h200` or SGLang's server_info.
+formats: those are `overrides`, by column, or stand in the file as vLLM's `--metadata tp=4 system=hgx-h200` or SGLang's
+server_info.
 
 **Requests in flight.** A closed loop holds `max_concurrency`. Open arrivals hold, on average, as many as arrive during one
 request (Little's law), $X (TTFT + (O - 1) TPOT)$ at $X$ requests a second. Where all requests were sent at once, with no limit,
 those that decode are $X (O - 1) TPOT$; the others wait, and the time to first token is that of the wait: it is left out.
 
 **Lengths.** Means are known. How far lengths reach to both sides of them is told by the lengths themselves, where the file has
-them, or by SGLang's `random_range_ratio`; else it is taken to be what is usual (`runs.DRAWN`).
+them, or by SGLang's `random_range_ratio`; else it is taken to be what is usual (`run_table.DRAWN_SPREAD`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from steptime.models.model_loading import load_model
 from steptime.number_checks import MOST_CHIPS, whole_number
 from steptime.physics.engine import TYPICAL
 from steptime.units import count
-from steptime.validation.run_table import AXES, DRAWN, REQUESTS, SPREAD, checker, read_runs
+from steptime.validation.run_table import AXES, DRAWN_SPREAD, REQUESTS, SPREAD, checker, read_runs
 
 OPTIONS = {
     "model": "--model NAME", "system": "--system NAME", "tp": "--tp WAYS", "pp": "--pp STAGES", "dp": "--dp GROUPS",
@@ -44,35 +45,37 @@ OPTIONS = {
 MAY_LACK = {"pp": "1", "dp": "1", "ep": "1", "expert_dtype": "", "kv_dtype": ""}  # one way each; the engine's own formats
 ENGINES = {"vllm": "vllm", "openai": "vllm", "sglang": "sglang", "trt": "trtllm", "tensorrt": "trtllm"}  # by start of backend
 SUFFIXES = (".json", ".jsonl", ".csv")  # of what is read in a folder
-LEAST, MOST = 1e-9, 1e15  # of any time, length or count that is believed
+SMALLEST_CREDIBLE, LARGEST_CREDIBLE = 1e-9, 1e15  # of any time, length or count that is believed
 CACHED = 1.0  # per cent of prompts found in a prefix cache, from which a run is not one of fresh prompts
 
 
 def read_files(
     paths: Iterable[str | os.PathLike[str]],
     *,
-    given: Mapping[str, str] | None = None,
+    overrides: Mapping[str, str] | None = None,
     skip_bad: bool = False,
     catalog: str | None = None,
 ) -> tuple[list[dict[str, str]], list[str]]:
     """Return the rows of files and folders of runs, CSV or results, and what was wrong with those left out.
 
-    `given` holds, by column, what results do not tell. Raises DataFileError with the line of a bad run unless `skip_bad`.
+    `overrides` holds, by column, what results do not tell. Raises DataFileError with the line of a bad run unless `skip_bad`.
     """
-    found = [path for name in paths for path in _files(Path(name))]
-    results = [path for path in found if _is_json(path)]
-    if given and not results:
-        raise RangeError(f"{OPTIONS[next(iter(given))].split()[0]} is for results in JSON; {found[0]} has a column for it")
-    _check_given(given or {}, catalog)
+    run_files = [path for name in paths for path in _files(Path(name))]
+    results = [path for path in run_files if _is_json(path)]
+    if overrides and not results:
+        raise RangeError(
+            f"{OPTIONS[next(iter(overrides))].split()[0]} is for results in JSON; {run_files[0]} has a column for it"
+        )
+    _check_given(overrides or {}, catalog)
     rows: list[dict[str, str]] = []
     problems: list[str] = []
-    for path in found:
+    for path in run_files:
         if path in results:
-            more, wrong = read_results(path, given or {}, skip_bad=skip_bad, catalog=catalog)
+            new_rows, wrong = read_results(path, overrides or {}, skip_bad=skip_bad, catalog=catalog)
         else:
-            more, wrong = read_runs(path, skip_bad=skip_bad, catalog=catalog)
-        rows += more
-        problems += [f"{path.name}: {problem}" for problem in wrong] if len(found) > 1 else wrong
+            new_rows, wrong = read_runs(path, skip_bad=skip_bad, catalog=catalog)
+        rows += new_rows
+        problems += [f"{path.name}: {problem}" for problem in wrong] if len(run_files) > 1 else wrong
     if not rows:
         raise InputError(f"{', '.join(map(str, paths))}: has no runs" + (f": {problems[0]}" if problems else ""))
     return rows, problems
@@ -91,18 +94,18 @@ def _files(path: Path) -> list[Path]:
     return inside
 
 
-def _check_given(given: Mapping[str, str], catalog: str | None) -> None:
+def _check_given(overrides: Mapping[str, str], catalog: str | None) -> None:
     """Raise InputError for a name or a number that the user, not a file, got wrong."""
     for axis in AXES:
-        if axis in given:
-            whole_number(axis, count(given[axis], axis), maximum=MOST_CHIPS)
-    if "system" in given:
-        load_system(given["system"], catalog)
-    if "model" in given:
-        load_model(given["model"], catalog=catalog)
+        if axis in overrides:
+            whole_number(axis, count(overrides[axis], axis), maximum=MOST_CHIPS)
+    if "system" in overrides:
+        load_system(overrides["system"], catalog)
+    if "model" in overrides:
+        load_model(overrides["model"], catalog=catalog)
     for column in ("weight_dtype", "expert_dtype"):
-        if column in given:
-            number_format(given[column])
+        if column in overrides:
+            number_format(overrides[column])
 
 
 def _is_json(path: Path) -> bool:
@@ -116,25 +119,25 @@ def _is_json(path: Path) -> bool:
 
 
 def read_results(
-    path: Path, given: Mapping[str, str], *, skip_bad: bool = False, catalog: str | None = None
+    path: Path, overrides: Mapping[str, str], *, skip_bad: bool = False, catalog: str | None = None
 ) -> tuple[list[dict[str, str]], list[str]]:
     """Return the rows of a file of results, and what was wrong with those left out."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataFileError(path, f"is not UTF-8 text ({error.reason} at byte {error.start})") from None
-    problem_of = checker(catalog)
+    find_problem = checker(catalog)
     rows, problems = [], []
     values = list(objects(text))
     for number, (line, value) in enumerate(values, 1):
         try:
-            row = row_of(value, given, id_=path.name if len(values) == 1 else f"{path.name}:{number}")
+            row = convert_result(value, overrides, id_=path.name if len(values) == 1 else f"{path.name}:{number}")
         except InputError as error:
             problem = str(error)
         else:
             _must_be_told(row, path, line)
-            problem = problem_of(row)
-            if problem.startswith("unknown model") and "model" not in given:
+            problem = find_problem(row)
+            if problem.startswith("unknown model") and "model" not in overrides:
                 problem += "; --model NAME replaces it"
         if problem and not skip_bad:
             raise DataFileError(path, f"{str(problem).rstrip('.')}; --skip-bad leaves such runs out", line)
@@ -167,23 +170,23 @@ def objects(text: str) -> Iterator[tuple[int, Any]]:
     [{'a': 1}, {'a': 2}, {'a': 3}]
     """
     decoder = json.JSONDecoder()
-    at, line = 0, 1
-    while something := re.compile(r"\S").search(text, at):
+    position, line = 0, 1
+    while something := re.compile(r"\S").search(text, position):
         start = something.start()
-        line += text.count("\n", at, start)
+        line += text.count("\n", position, start)
         try:
-            value, at = decoder.raw_decode(text, start)
+            value, position = decoder.raw_decode(text, start)
         except (ValueError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deep, or a number too long"
             yield line, InputError(f"is not valid JSON: {reason}")
             following = text.find("\n{", start + 1)
-            at = len(text) if following < 0 else following
+            position = len(text) if following < 0 else following
         else:
             yield from ((line, member) for member in (value if isinstance(value, list) else [value]))
-        line += text.count("\n", start, at)
+        line += text.count("\n", start, position)
 
 
-def row_of(result: Any, given: Mapping[str, str], *, id_: str) -> dict[str, str]:
+def convert_result(result: Any, overrides: Mapping[str, str], *, id_: str) -> dict[str, str]:
     """Return the row of one result, with "" for what nobody tells. Raises InputError where it is no steady run.
 
     Times are means [s]; `input_mean` and `output_mean` [tokens a request] and `concurrency_mean` are as measured.
@@ -202,7 +205,7 @@ def row_of(result: Any, given: Mapping[str, str], *, id_: str) -> dict[str, str]
     ttft = _positive(result, "mean_ttft_ms") / 1e3 if result.get("mean_ttft_ms") else None
     rate = requests / _positive(result, "duration")
     flight, at_once = _in_flight(result, rate=rate, ttft=ttft, decoding=tpot * (means["output"] - 1))
-    told = dict.fromkeys(OPTIONS, "") | MAY_LACK | _of_server(server or {}) | _written(result) | dict(given)
+    settings = dict.fromkeys(OPTIONS, "") | MAY_LACK | _read_server_info(server or {}) | _written(result) | dict(overrides)
     backend = str(result.get("backend") or result.get("endpoint_type") or "")
     engine = next((name for start, name in ENGINES.items() if backend.startswith(start)), TYPICAL)
     date = re.match(r"(\d{4})(\d\d)(\d\d)-", str(result.get("date", "")))
@@ -211,7 +214,7 @@ def row_of(result: Any, given: Mapping[str, str], *, id_: str) -> dict[str, str]
         "engine": engine,
         "engine_version": str(server.get("version", "") if server else ""),
         "measured": "-".join(date.groups()) if date else "",
-        **told,
+        **settings,
         **{f"{key}_tokens": str(max(1, round(mean))) for key, mean in means.items()},
         **{f"{key}_mean": f"{mean:.6g}" for key, mean in means.items()},
         SPREAD: f"{_spread(result):.4g}",
@@ -229,7 +232,7 @@ def _positive(result: Mapping[str, Any], key: str) -> float:
     if value is None:
         hint = ": run it with --percentile-metrics ttft,tpot,itl" if key == "mean_tpot_ms" else ""
         raise InputError(f"lacks {key}{hint}")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST < value < MOST:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not SMALLEST_CREDIBLE < value < LARGEST_CREDIBLE:
         raise InputError(f"{key} must be a number greater than 0, not {short_repr(value)}")
     return float(value)
 
@@ -241,7 +244,7 @@ def _spread(result: Mapping[str, Any]) -> float:
         return float(min(1.0, math.sqrt(3) * statistics.pstdev(lengths) / statistics.fmean(lengths)))
     if isinstance(ratio, int | float) and 0 <= ratio <= 1:  # from this share of the longest to the longest
         return float((1 - ratio) / (1 + ratio))
-    return DRAWN
+    return DRAWN_SPREAD
 
 
 def _refuse(result: Mapping[str, Any], server: Mapping[str, Any]) -> None:
@@ -258,7 +261,7 @@ def _refuse(result: Mapping[str, Any], server: Mapping[str, Any]) -> None:
     cache = result.get("cache_report")
     drafts = server.get("speculative_algorithm") or result.get("accept_length")
     hits = cache.get("cache_hit_rate_pct") if isinstance(cache, dict) else None
-    for wrong, what in (
+    for wrong, reason in (
         (drafts or any(key.startswith("spec_decode_") for key in result), "was decoded speculatively"),
         (any(key.startswith("diffusion_") for key in result), "is of a diffusion model"),
         (result.get("ramp_up_strategy"), "ramps its request rate up"),
@@ -270,7 +273,7 @@ def _refuse(result: Mapping[str, Any], server: Mapping[str, Any]) -> None:
         ),
     ):
         if wrong:
-            raise InputError(f"{what}, which is not modelled")
+            raise InputError(f"{reason}, which is not modelled")
 
 
 def _in_flight(result: Mapping[str, Any], *, rate: float, ttft: float | None, decoding: float) -> tuple[float, bool]:
@@ -290,18 +293,18 @@ def _in_flight(result: Mapping[str, Any], *, rate: float, ttft: float | None, de
 
 def _written(result: Mapping[str, Any]) -> dict[str, str]:
     """Return what a vLLM result tells of its server: the model, and columns that --metadata wrote."""
-    told = {"model": result.get("model_id"), **{key: result.get(key) for key in OPTIONS if key != "model"}}
-    return {key: str(value) for key, value in told.items() if isinstance(value, str | int) and str(value)}
+    settings = {"model": result.get("model_id"), **{key: result.get(key) for key in OPTIONS if key != "model"}}
+    return {key: str(value) for key, value in settings.items() if isinstance(value, str | int) and str(value)}
 
 
-def _of_server(server: Mapping[str, Any]) -> dict[str, str]:
+def _read_server_info(server: Mapping[str, Any]) -> dict[str, str]:
     """Return what SGLang's server_info tells: the model, the ways where attention is not data parallel, an 8-bit cache.
 
     With attention groups the meaning of tp_size and dp_size depends on flags and version: tp and dp are then "".
     """
-    told = {"model": server.get("model_path"), **{axis: server.get(f"{axis}_size") for axis in AXES}}
+    settings = {"model": server.get("model_path"), **{axis: server.get(f"{axis}_size") for axis in AXES}}
     if any(isinstance(n, int) and n > 1 for n in (server.get("dp_size"), server.get("attn_dp_size"))):
-        told |= {"tp": "", "dp": ""}
+        settings |= {"tp": "", "dp": ""}
     if str(server.get("kv_cache_dtype", "")).startswith("fp8"):
-        told["kv_dtype"] = "fp8"
-    return {key: str(value) for key, value in told.items() if value is not None}
+        settings["kv_dtype"] = "fp8"
+    return {key: str(value) for key, value in settings.items() if value is not None}

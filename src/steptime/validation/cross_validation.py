@@ -58,76 +58,83 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
 
     What first tokens wait for is fitted anew without the model too, to loops that the whole fit's engine simulated.
     """
-    groups = grouped(rows, small_kv={name: kept > 0 for name, kept in SMALL_KV.items()})
+    groups = grouped(rows, small_kv={name: flag > 0 for name, flag in SMALL_KV.items()})
     target, first = log_tpot(rows), measured_first_tokens(rows)
     names = sorted({row["engine"] for row in rows} - {TYPICAL})
     typical, deviation = fit(groups, target, USUAL, DEVIATIONS)
     logs, covariances = {TYPICAL: typical}, {TYPICAL: deviation}
-    of = {TYPICAL: groups} | {name: [runs for runs in groups if runs.engine == name] for name in names}
+    groups_by_engine = {TYPICAL: groups} | {name: [runs for runs in groups if runs.engine == name] for name in names}
     for name in names:
-        logs[name], covariances[name] = fit(of[name], target, typical, BETWEEN, typical)
-    made: dict[str, Engine] = {}
+        logs[name], covariances[name] = fit(groups_by_engine[name], target, typical, BETWEEN, typical)
+    fitted_engines: dict[str, Engine] = {}
     loops: dict[str, list[Any]] = {}
     for name, values in logs.items():
-        engine = with_queue(engine_from(values, name=name), reading(of[name]), first)
-        made[name], loops[name] = with_waits(reading(of[name]), engine, first)
+        engine = with_queue(engine_from(values, name=name), reading(groups_by_engine[name]), first)
+        fitted_engines[name], loops[name] = with_waits(reading(groups_by_engine[name]), engine, first)
     fitted, out_ttft = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
     bound, regime = (np.empty(len(rows), dtype=object) for _ in range(2))
     for runs in groups:
-        tpot, _, bound[runs.index], regime[runs.index] = predict_runs(runs, made[runs.engine])
+        tpot, _, bound[runs.index], regime[runs.index] = predict_runs(runs, fitted_engines[runs.engine])
         fitted[runs.index] = np.log(tpot) - target[runs.index]
-    out = {what: np.full(len(rows), np.nan) for what in LEFT_OUT}
-    for what, label in _left_out(groups) if leave_out else ():
-        rest = [runs for runs in groups if _label(runs, what) != label]
-        without, _ = fit(rest, target, USUAL, DEVIATIONS, typical)
-        for name in sorted({runs.engine for runs in groups if _label(runs, what) == label}):
-            mine = [runs for runs in rest if runs.engine == name] if name != TYPICAL else []
+    out = {dimension: np.full(len(rows), np.nan) for dimension in LEFT_OUT}
+    for dimension, label in _left_out(groups) if leave_out else ():
+        training_groups = [runs for runs in groups if _label(runs, dimension) != label]
+        without, _ = fit(training_groups, target, USUAL, DEVIATIONS, typical)
+        for name in sorted({runs.engine for runs in groups if _label(runs, dimension) == label}):
+            mine = [runs for runs in training_groups if runs.engine == name] if name != TYPICAL else []
             values = fit(mine, target, without, BETWEEN, logs[name])[0] if mine else without
-            engine, known = engine_from(values, name=name), name if mine else TYPICAL
-            held = [runs for runs in of[name] if runs.engine == name and _label(runs, what) == label]
-            for runs in held:
-                out[what][runs.index] = np.log(predict_runs(runs, engine)[0]) - target[runs.index]
-            if what == LEFT_OUT[0]:
-                simulated = list(zip(reading(of[known]), loops[known], strict=bool(loops[known])))
-                _leave_first_tokens_out(out_ttft, engine, held, rest if known == TYPICAL else mine, simulated, first)
+            engine, loops_name = engine_from(values, name=name), name if mine else TYPICAL
+            held_out = [runs for runs in groups_by_engine[name] if runs.engine == name and _label(runs, dimension) == label]
+            for runs in held_out:
+                out[dimension][runs.index] = np.log(predict_runs(runs, engine)[0]) - target[runs.index]
+            if dimension == LEFT_OUT[0]:
+                simulated = list(zip(reading(groups_by_engine[loops_name]), loops[loops_name], strict=bool(loops[loops_name])))
+                _leave_first_tokens_out(
+                    out_ttft, engine, held_out, training_groups if loops_name == TYPICAL else mine, simulated, first
+                )
     engines = {}
-    for name, engine in made.items():
+    for name, engine in fitted_engines.items():
         of_name = np.array([name in (TYPICAL, row["engine"]) for row in rows])
         both = np.tile(of_name, len(LEFT_OUT)), np.tile(regime, len(LEFT_OUT))
         info = {
             "names": list(NAMES),
             "covariance": covariances[name].tolist(),
             "interval": {
-                "tpot": intervals(np.concatenate([out[what] for what in LEFT_OUT]), both[1], both[0]),
+                "tpot": intervals(np.concatenate([out[dimension] for dimension in LEFT_OUT]), both[1], both[0]),
                 "ttft": intervals(out_ttft, regime, of_name),
             },
             "runs": int(of_name.sum()),
         }
-        engines[name] = replace(engine, fit=info | known_from(of[name], replace(engine, fit=info)))
+        engines[name] = replace(engine, fit=info | known_from(groups_by_engine[name], replace(engine, fit=info)))
     return Calibration(engines=engines, fitted=fitted, left_out=out, left_out_ttft=out_ttft, regime=regime, bound=bound)
 
 
 def _leave_first_tokens_out(
-    errors: Array, engine: Engine, held: list[Runs], rest: list[Runs], simulated: list[tuple[Runs, Any]], first: FirstTokens
+    errors: Array,
+    engine: Engine,
+    held_out: list[Runs],
+    training_groups: list[Runs],
+    simulated: list[tuple[Runs, Any]],
+    first: FirstTokens,
 ) -> None:
-    """Set log(predicted / measured) of the TTFT of `held` runs, with waits fitted to the `rest` and their simulated loops."""
-    read = reading(rest)
-    kept = {id(runs) for runs in read}
-    engine = with_queue(engine, read, first)
-    engine = _refitted(engine, read, [loop for runs, loop in simulated if id(runs) in kept], first)
-    for runs in reading(held):
-        seen = first.of([runs])
+    """Set log(predicted / measured) of the TTFT of `held_out` runs, with waits fitted to the loops of `training_groups`."""
+    prefill_groups = reading(training_groups)
+    group_ids = {id(runs) for runs in prefill_groups}
+    engine = with_queue(engine, prefill_groups, first)
+    engine = _refitted(engine, prefill_groups, [loop for runs, loop in simulated if id(runs) in group_ids], first)
+    for runs in reading(held_out):
+        measured = first.select([runs])
         mean, median = first_tokens(runs, engine)
-        errors[runs.index] = np.log(np.where(seen.medians, median, mean) / seen.seconds)
+        errors[runs.index] = np.log(np.where(measured.medians, median, mean) / measured.seconds)
 
 
 def _left_out(groups: list[Runs]) -> list[tuple[str, str]]:
     """Return every model and every system, as what is left out and its name."""
-    return [(what, label) for what in LEFT_OUT for label in sorted({_label(runs, what) for runs in groups})]
+    return [(dimension, label) for dimension in LEFT_OUT for label in sorted({_label(runs, dimension) for runs in groups})]
 
 
-def _label(runs: Runs, what: str) -> str:
-    return runs.model.name if what == LEFT_OUT[0] else runs.system.name
+def _label(runs: Runs, dimension: str) -> str:
+    return runs.model.name if dimension == LEFT_OUT[0] else runs.system.name
 
 
 def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: FirstTokens) -> Engine:
@@ -136,17 +143,17 @@ def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Fi
         return engine
     from steptime.validation import ttft_fit as first_token
 
-    seen = measured.of(groups)
+    ttft = measured.select(groups)
     pairs = [label_of_pair(runs) for runs in groups]
-    return with_constants(engine, label_values(RUN_WAITS, first_token.fit(loops, seen.seconds, seen.medians, pairs=pairs)))
+    return with_constants(engine, label_values(RUN_WAITS, first_token.fit(loops, ttft.seconds, ttft.medians, pairs=pairs)))
 
 
-def intervals(log_errors: Array, regime: Array, chosen: Array) -> dict[str, list[float]]:
+def intervals(log_errors: Array, regime: Array, mask: Array) -> dict[str, list[float]]:
     """Return, by regime, the factors on a prediction that 90 % of measured values lie between."""
-    found = {}
+    factor_ranges = {}
     for name in REGIMES:
-        errors = log_errors[chosen & (regime == name) & np.isfinite(log_errors)]
+        errors = log_errors[mask & (regime == name) & np.isfinite(log_errors)]
         if len(errors) >= 10:
             low, high = np.quantile(-errors, [0.05, 0.95])
-            found[name] = [round(math.exp(low), 4), round(math.exp(high), 4)]
-    return found
+            factor_ranges[name] = [round(math.exp(low), 4), round(math.exp(high), 4)]
+    return factor_ranges

@@ -36,7 +36,7 @@ from steptime.physics.kv_dtype import with_small_cache
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import draft_bytes, drafted_step
 from steptime.planning.speculative_config import Speculation
-from steptime.validation.closed_loop import closed_of, running_of
+from steptime.validation.closed_loop import running_sequences, solve_closed_loops
 from steptime.validation.run_table import MEASURED, RATES
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ WRONG, DOUBTFUL = "cannot be right: ", "in doubt: "
 FASTER = 0.75  # of the plain prediction: repeats differ by 4 %, configurations by less than this
 NEAR = 1.3  # factor within which a run is like the prediction with drafts
 MOST_DRAFTED = 3  # tokens a step, that are usual
-FEW = 32  # clients up to which drafts show
+FEW_CLIENTS = 32  # clients up to which drafts show
 LEAST_OF_SET, SHARE_OF_SET = 3, 0.6  # rows with few clients, and the share of them, that tell of a whole set
 SLOWER = 1.3  # times as long as with more clients: repeats differ by 4 %
 OF_A_RUN = (
@@ -65,27 +65,29 @@ def too_heavy(model: Model, system: System, layout: Layout, engine: Engine, draf
     """Say of each of `count` layouts where the weights are more than the engine uses of a chip, "" where they are not."""
     capacity = system.chip.capacity
     room = float(capacity * engine.room.memory_share - engine.room.reserved_bytes)
-    held = weights_per_chip(model, layout) + (draft_bytes(model, 1.0, layout)[0] if drafts and model.draft else 0.0)
-    held = np.broadcast_to(held, count)
-    found = np.full(count, "", dtype=object)
+    weight_bytes = weights_per_chip(model, layout) + (draft_bytes(model, 1.0, layout)[0] if drafts and model.draft else 0.0)
+    weight_bytes = np.broadcast_to(weight_bytes, count)
+    reasons = np.full(count, "", dtype=object)
     used = f"of which {engine.name} uses {room / 1e9:,.1f}"
-    for i in np.flatnonzero(held > room):
-        sure = WRONG if held[i] > capacity else DOUBTFUL
-        found[i] = f"{sure}weights do not fit: {held[i] / 1e9:,.1f} GB on chips of {capacity / 1e9:,.1f} GB, {used}"
-    return found
+    for i in np.flatnonzero(weight_bytes > room):
+        sure = WRONG if weight_bytes[i] > capacity else DOUBTFUL
+        reasons[i] = f"{sure}weights do not fit: {weight_bytes[i] / 1e9:,.1f} GB on chips of {capacity / 1e9:,.1f} GB, {used}"
+    return reasons
 
 
-def faster(what: str, measured: float, soonest: float, sequences: float) -> str:
+def faster(subject: str, measured: float, soonest: float, sequences: float) -> str:
     """Say that something took less time than it can [s] with so many requests in flight."""
-    times = f"a {what} took {_shown(measured)}, at least {_shown(soonest)}"
+    times = f"a {subject} took {_format_seconds(measured)}, at least {_format_seconds(soonest)}"
     return f"{WRONG}faster than physics: {times} with {sequences:,.0f} request{'' if sequences == 1 else 's'} in flight"
 
 
-def soonest_token(model: Model, system: System, layout: Layout, drafting: Speculation, batch: Array, context: Number) -> Array:
+def soonest_token(
+    model: Model, system: System, layout: Layout, speculation: Speculation, batch: Array, context: Number
+) -> Array:
     """Return the least time per token [s] of a pool that decodes `batch` sequences in a replica, whatever its engine."""
     small = model if model.kv_told else with_small_cache(model)
-    given: dict[str, Any] = {"batch": batch, "context": context, "drafts": drafting.drafts, "layout": layout}
-    return drafted_step(small, system, **given, engine=IDEAL).lower / drafting.acceptance
+    arguments: dict[str, Any] = {"batch": batch, "context": context, "drafts": speculation.drafts, "layout": layout}
+    return drafted_step(small, system, **arguments, engine=IDEAL).lower / speculation.acceptance
 
 
 class Doubts:
@@ -96,100 +98,110 @@ class Doubts:
         self.tpot, self.ttft, self.chips = (
             np.array([float(row.get(name) or "nan") for row in rows]) for name in ("tpot_s", "ttft_s", "chips")
         )
-        self.found = np.full(len(rows), "", dtype=object)
+        self.verdicts = np.full(len(rows), "", dtype=object)
         self.drafted: dict[int, str] = {}
         self.plain: list[int] = []
         self.looked = np.zeros(len(rows), dtype=bool)
 
-    def look(self, runs: Runs, at: Array, predicted: Array, engine: Engine) -> None:
-        """Look at a group of closed loops that are the rows `at`, with their predicted times per token [s]."""
-        self.looked[at] = True
-        self.found[at] = too_heavy(runs.model, runs.system, runs.layout, engine, runs.drafts, len(at))
-        self._chips(runs, at)
-        known = np.flatnonzero(np.isfinite(self.tpot[at]) & (self.tpot[at] < predicted))  # no bound lies above a prediction
-        if len(known):
-            self._bound(runs.taken(known), at[known])
+    def look(self, runs: Runs, indices: Array, predicted: Array, engine: Engine) -> None:
+        """Look at a group of closed loops that are the rows `indices`, with their predicted times per token [s]."""
+        self.looked[indices] = True
+        self.verdicts[indices] = too_heavy(runs.model, runs.system, runs.layout, engine, runs.drafts, len(indices))
+        self._chips(runs, indices)
+        suspects = np.flatnonzero(
+            np.isfinite(self.tpot[indices]) & (self.tpot[indices] < predicted)
+        )  # no bound lies above a prediction
+        if len(suspects):
+            self._bound(runs.select(suspects), indices[suspects])
         if not runs.drafts and runs.model.draft:
-            plain = np.array([not self.rows[i].get("spec") for i in at]) & np.isfinite(self.tpot[at])
-            self.plain += list(at[plain])
-            fast = np.flatnonzero(plain & (self.tpot[at] < FASTER * predicted))
+            plain = np.array([not self.rows[i].get("spec") for i in indices]) & np.isfinite(self.tpot[indices])
+            self.plain += list(indices[plain])
+            fast = np.flatnonzero(plain & (self.tpot[indices] < FASTER * predicted))
             if len(fast):
-                self._drafts(runs.taken(fast), at[fast], predicted[fast], engine)
+                self._drafts(runs.select(fast), indices[fast], predicted[fast], engine)
 
     def reasons(self) -> Array:
         """Return what speaks against each row, "" for nothing."""
-        found = np.where(self.found == "", self._sets(), self.found)
-        return np.where(found == "", self._out_of_step(found == ""), found)
+        verdicts = np.where(self.verdicts == "", self._sets(), self.verdicts)
+        return np.where(verdicts == "", self._out_of_step(verdicts == ""), verdicts)
 
     def _out_of_step(self, good: Array) -> Array:
         """Return what speaks against rows that were slower than rows of their series with more clients."""
-        found = np.full(len(self.rows), "", dtype=object)
+        verdicts = np.full(len(self.rows), "", dtype=object)
         series: dict[tuple[str | None, ...], list[int]] = {}
         names = sorted({name for row in self.rows for name in row} - set(OF_A_RUN))
         for i in np.flatnonzero(good & self.looked & np.isfinite(self.tpot)).tolist():
             series.setdefault(tuple(map(self.rows[i].get, names)), []).append(i)
         for members in series.values():
-            at = np.array(members)
-            clients = np.array([float(self.rows[i]["concurrency"]) for i in at])
-            slow = slower_with_fewer(clients, self.tpot[at])
-            told = f"over {SLOWER:g} times as long as one with more clients"
+            indices = np.array(members)
+            clients = np.array([float(self.rows[i]["concurrency"]) for i in indices])
+            slow = slower_with_fewer(clients, self.tpot[indices])
+            excess = f"over {SLOWER:g} times as long as one with more clients"
             if slow.sum() == 1:
-                found[at[slow]] = f"{DOUBTFUL}out of step: it took {told} in its series"
+                verdicts[indices[slow]] = f"{DOUBTFUL}out of step: it took {excess} in its series"
             elif slow.any():
-                found[at] = f"{DOUBTFUL}out of step: {slow.sum()} runs of its series took {told}"
-        return found
+                verdicts[indices] = f"{DOUBTFUL}out of step: {slow.sum()} runs of its series took {excess}"
+        return verdicts
 
-    def _chips(self, runs: Runs, at: Array) -> None:
+    def _chips(self, runs: Runs, indices: Array) -> None:
         """Note runs whose chips are no whole number of replicas."""
-        chips = self.chips[at]
-        each = np.broadcast_to(runs.layout.chips, at.shape)
-        for i in np.flatnonzero(np.isfinite(chips) & (chips % each != 0)):
-            self.found[at[i]] = f"{WRONG}{chips[i]:,.0f} chips are no whole number of replicas of {each[i]:,.0f}"
+        chips = self.chips[indices]
+        chips_per_replica = np.broadcast_to(runs.layout.chips, indices.shape)
+        for i in np.flatnonzero(np.isfinite(chips) & (chips % chips_per_replica != 0)):
+            self.verdicts[indices[i]] = (
+                f"{WRONG}{chips[i]:,.0f} chips are no whole number of replicas of {chips_per_replica[i]:,.0f}"
+            )
 
-    def _bound(self, runs: Runs, at: Array) -> None:
+    def _bound(self, runs: Runs, indices: Array) -> None:
         model = runs.model if runs.model.kv_told else with_small_cache(runs.model)
         gained = np.where(np.isnan(runs.acceptance), runs.drafts + 1.0, runs.acceptance)
-        given: dict[str, Any] = {"drafts": runs.drafts, "layout": runs.layout, "engine": IDEAL}
+        arguments: dict[str, Any] = {"drafts": runs.drafts, "layout": runs.layout, "engine": IDEAL}
         context = runs.input_tokens + runs.output_tokens / 2
-        running: Array = np.asarray(running_of(model, runs.system, context=context, wanted=runs.concurrency, **given))
-        step = drafted_step(model, runs.system, batch=running, context=context, **given).lower / gained
-        read = drafted_step(model, runs.system, prompts=runs.layout.dp, tokens=runs.input_tokens, **given).lower
+        running: Array = np.asarray(
+            running_sequences(model, runs.system, context=context, concurrency=runs.concurrency, **arguments)
+        )
+        step = drafted_step(model, runs.system, batch=running, context=context, **arguments).lower / gained
+        prefill_seconds = drafted_step(model, runs.system, prompts=runs.layout.dp, tokens=runs.input_tokens, **arguments).lower
         owed = runs.output_tokens - 1
-        turn = owed * step + running / runs.layout.dp * read * runs.prompts
-        took = self.ttft[at] + owed * self.tpot[at]
-        for i in np.flatnonzero((self.tpot[at] < step) | (took < turn)):
-            whole = took[i] < turn[i]
-            what, measured, soonest = ("request", took[i], turn[i]) if whole else ("token", self.tpot[at[i]], step[i])
-            told = faster(what, measured, soonest, running[i])
-            self.found[at[i]] = self.found[at[i]] or told
+        turn = owed * step + running / runs.layout.dp * prefill_seconds * runs.prompts
+        took = self.ttft[indices] + owed * self.tpot[indices]
+        for i in np.flatnonzero((self.tpot[indices] < step) | (took < turn)):
+            is_request = took[i] < turn[i]
+            subject, measured, soonest = (
+                ("request", took[i], turn[i]) if is_request else ("token", self.tpot[indices[i]], step[i])
+            )
+            verdict = faster(subject, measured, soonest, running[i])
+            self.verdicts[indices[i]] = self.verdicts[indices[i]] or verdict
 
-    def _drafts(self, runs: Runs, at: Array, predicted: Array, engine: Engine) -> None:
+    def _drafts(self, runs: Runs, indices: Array, predicted: Array, engine: Engine) -> None:
         """Note runs that are nearer to the prediction with some number of drafts than to that without."""
-        plain = self.tpot[at] / predicted
+        plain = self.tpot[indices] / predicted
         for drafts, gained in enumerate(acceptance_curve(runs.model.name).tokens[:MOST_DRAFTED], start=1):
-            drafted = replace(runs, drafts=drafts, acceptance=np.full(len(at), gained))
-            over = self.tpot[at] / closed_of(drafted, engine).tpot
+            drafted = replace(runs, drafts=drafts, acceptance=np.full(len(indices), gained))
+            over = self.tpot[indices] / solve_closed_loops(drafted, engine).tpot
             like = (np.abs(np.log(over)) < np.abs(np.log(plain))) & (np.abs(np.log(over)) < np.log(NEAR))
             for i in np.flatnonzero(like & ~np.isnan(over)):
-                self.drafted[int(at[i])] = (
+                self.drafted[int(indices[i])] = (
                     f"{WRONG}like a drafted run: {plain[i]:.2f} of the time predicted without drafts, "
                     f"{over[i]:.2f} of that with {drafts}"
                 )
 
     def _sets(self) -> Array:
         """Return what rows are like drafted runs: by themselves, or since most rows of their set with few clients are."""
-        found = np.full(len(self.rows), "", dtype=object)
+        verdicts = np.full(len(self.rows), "", dtype=object)
         sets: dict[tuple[str, ...], list[int]] = {}
         for i in self.plain if self.drafted else ():
             sets.setdefault(tuple(self.rows[i].get(name) or "" for name in SET), []).append(i)
         for members in sets.values():
-            few = [i for i in members if float(self.rows[i]["concurrency"]) <= FEW]
-            like = sum(i in self.drafted for i in few)
-            if like >= LEAST_OF_SET and like >= SHARE_OF_SET * len(few):
-                found[members] = f"{WRONG}like a drafted run, as {like} of {len(few)} of its set with few clients are"
+            few_client_rows = [i for i in members if float(self.rows[i]["concurrency"]) <= FEW_CLIENTS]
+            like = sum(i in self.drafted for i in few_client_rows)
+            if like >= LEAST_OF_SET and like >= SHARE_OF_SET * len(few_client_rows):
+                verdicts[members] = (
+                    f"{WRONG}like a drafted run, as {like} of {len(few_client_rows)} of its set with few clients are"
+                )
         for i, reason in self.drafted.items():
-            found[i] = reason
-        return found
+            verdicts[i] = reason
+        return verdicts
 
 
 def slower_with_fewer(clients: Array, seconds: Array) -> Array:
@@ -204,5 +216,5 @@ def slower_with_fewer(clients: Array, seconds: Array) -> Array:
     return np.asarray(against.any(axis=1))
 
 
-def _shown(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -40,14 +40,14 @@ from steptime.planning.workload import Workload
 from steptime.validation.closed_loop import round_time
 from steptime.validation.data_quality import WRONG, faster, soonest_token, too_heavy
 from steptime.validation.published_deployments import latent_contexts, with_contexts
-from steptime.validation.run_kinds import PREFILL_WAYS, drafts_of, is_drafted
-from steptime.validation.run_table import AXES, MEANS, spread_of
+from steptime.validation.run_kinds import PREFILL_WAYS, count_drafts, is_drafted
+from steptime.validation.run_table import AXES, MEANS, length_spread
 
 LEVELS = 16  # batches at which a decode replica is looked at, from one sequence to all
 CLOSER = 8  # times as many, where steps jump from one to the next
 HALVINGS = 40  # of the logarithm of the sequences in decode
 FEWEST = 1e-3  # sequences of a decode replica, in the mean
-EACH = 10  # requests of a run for each in flight, as of closed loops that benchmarks send
+REQUESTS_PER_CLIENT = 10  # requests of a run for each in flight, as of closed loops that benchmarks send
 SHARED = ("model", "system", "engine", "weight_dtype", "expert_dtype", "kv_dtype", "drafted", "acceptance", "spec")
 LENGTHS = ("input_tokens", "output_tokens", "length_spread", *MEANS[:2])
 
@@ -63,7 +63,7 @@ class Pools:
     model: Model
     system: System
     workload: Workload
-    drafting: Speculation
+    speculation: Speculation
     decode: Layout
     prefill: Layout
     concurrency: Array
@@ -77,19 +77,19 @@ def predict_pools(rows: list[dict[str, str]], engines: Mapping[str, Engine], *, 
     groups: dict[tuple[str, ...], list[int]] = {}
     systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
     for position, row in enumerate(rows):
-        told = (row.get(name) or "" for name in (*SHARED, *LENGTHS))
-        key = (*told, str(spread_of(row)), software_day(systems[row["system"]], row), str(latent_contexts(row)))
+        cells = (row.get(name) or "" for name in (*SHARED, *LENGTHS))
+        key = (*cells, str(length_spread(row)), software_day(systems[row["system"]], row), str(latent_contexts(row)))
         groups.setdefault(key, []).append(position)
     for index in groups.values():
-        chosen = [rows[i] for i in index]
-        engine = with_contexts(engines[chosen[0]["engine"]], latent_contexts(chosen[0]))
-        for name, values in _predicted(chosen, engine, catalog).items():
+        group_rows = [rows[i] for i in index]
+        engine = with_contexts(engines[group_rows[0]["engine"]], latent_contexts(group_rows[0]))
+        for name, values in _predicted(group_rows, engine, catalog).items():
             empty = "" if values.dtype == object else np.nan
             out.setdefault(name, np.full(len(rows), empty, dtype=values.dtype))[index] = values
     return out
 
 
-def pools_of(rows: list[dict[str, str]], engine: Engine, catalog: str | None = None) -> Pools:
+def build_pools(rows: list[dict[str, str]], engine: Engine, catalog: str | None = None) -> Pools:
     """Return rows that share all but their pools and loads. Raises InputError where nobody knows what drafts bring."""
     row = rows[0]
     weights, system = row["weight_dtype"] or "bf16", as_measured(load_system(row["system"], catalog), row)
@@ -100,34 +100,34 @@ def pools_of(rows: list[dict[str, str]], engine: Engine, catalog: str | None = N
         return np.array([float(row.get(name) or usual) for row in rows])
 
     decode = {name: numbers(name) for name in AXES}
-    prefill = {own: numbers(name) for name, own in PREFILL_WAYS.items()}
+    prefill = {axis: numbers(name) for name, axis in PREFILL_WAYS.items()}
     return Pools(
         model=as_served(model, system, engine),
         system=system,
-        workload=workload_of(row),
-        drafting=_drafting(model, row),
+        workload=read_workload(row),
+        speculation=_read_speculation(model, row),
         decode=Layout(**decode, microbatches=decode["pp"], replicas=numbers("decode_workers")),
         prefill=Layout(**prefill, replicas=numbers("prefill_workers")),
         concurrency=numbers("concurrency"),
-        spread=spread_of(row),
+        spread=length_spread(row),
         interval=numbers("stream_interval"),
     )
 
 
-def workload_of(row: Mapping[str, str]) -> Workload:
+def read_workload(row: Mapping[str, str]) -> Workload:
     """Return the mean lengths of a run: those known, or of a range that ends at the nominal ones."""
     prompt, output = (
-        float(row.get(mean) or float(row[f"{name}_tokens"]) / (1 + spread_of(row)))
+        float(row.get(mean) or float(row[f"{name}_tokens"]) / (1 + length_spread(row)))
         for name, mean in zip(("input", "output"), MEANS, strict=False)
     )
     return Workload(input_tokens=max(1.0, round(prompt)), output_tokens=max(2.0, output))
 
 
-def _drafting(model: Model, row: Mapping[str, str]) -> Speculation:
+def _read_speculation(model: Model, row: Mapping[str, str]) -> Speculation:
     """Return what a run drafts; a model without layers of its own that draft takes drafts that come from elsewhere."""
-    drafts, told = drafts_of(row), row.get("acceptance")
-    if drafts and told:
-        return Speculation(drafts=drafts, acceptance=float(told), source="as the run tells")
+    drafts, acceptance = count_drafts(row), row.get("acceptance")
+    if drafts and acceptance:
+        return Speculation(drafts=drafts, acceptance=float(acceptance), source="as the run tells")
     if is_drafted(row) and not drafts:
         raise InputError(f"spec is {row['spec']}, and drafted does not tell how many tokens a step")
     return choose_speculation(model, drafts) if drafts else NONE
@@ -135,80 +135,84 @@ def _drafting(model: Model, row: Mapping[str, str]) -> Speculation:
 
 def _predicted(rows: list[dict[str, str]], engine: Engine, catalog: str | None) -> dict[str, Array]:
     try:
-        pools = pools_of(rows, engine, catalog)
+        pools = build_pools(rows, engine, catalog)
     except InputError as problem:
         return {"reason": np.full(len(rows), f"no prediction: {problem}", dtype=object)}
-    found = closed_pools(pools, engine)
-    ways = distances(engine, pools.system, pools.decode, pools.prefill)
-    low, high = factors(engine, "tpot", REGIMES[0], system=pools.system, wider=widening(ways))
-    first_low, first_high = factors(engine, "ttft", REGIMES[0], system=pools.system, wider=widening(ways, "ttft"))
-    speed, tpot, ttft = (found[name] for name in ("output_tok_s", "tpot", "ttft"))
-    return found | {
+    figures = closed_pools(pools, engine)
+    flags = distances(engine, pools.system, pools.decode, pools.prefill)
+    low, high = factors(engine, "tpot", REGIMES[0], system=pools.system, wider=widening(flags))
+    first_low, first_high = factors(engine, "ttft", REGIMES[0], system=pools.system, wider=widening(flags, "ttft"))
+    speed, tpot, ttft = (figures[name] for name in ("output_tok_s", "tpot", "ttft"))
+    return figures | {
         "tpot_low": tpot * low, "tpot_high": tpot * high, "ttft_low": ttft * first_low, "ttft_high": ttft * first_high,
         "output_tok_s_low": speed / high, "output_tok_s_high": speed / low,
         "regime": np.full(len(rows), REGIMES[0], dtype=object),
-        "reason": doubts_of(rows, pools, engine),
+        "reason": collect_doubts(rows, pools, engine),
     }  # fmt: skip
 
 
-def doubts_of(rows: list[dict[str, str]], pools: Pools, engine: Engine) -> Array:
+def collect_doubts(rows: list[dict[str, str]], pools: Pools, engine: Engine) -> Array:
     """Return what speaks against each row, "" for nothing (`doubts`)."""
-    drafts, count = pools.drafting.drafts, len(rows)
-    heavy = [too_heavy(pools.model, pools.system, one, engine, drafts, count) for one in (pools.decode, pools.prefill)]
+    drafts, count = pools.speculation.drafts, len(rows)
+    heavy = [too_heavy(pools.model, pools.system, layout, engine, drafts, count) for layout in (pools.decode, pools.prefill)]
     tpot, speed = (np.array([float(row.get(name) or "nan") for row in rows]) for name in ("tpot_s", "output_tok_s"))
     batch = np.fmax(np.nan_to_num(speed * tpot) / pools.decode.replicas, 1.0)  # Little's law
     context = pools.workload.input_tokens + pools.workload.output_tokens / 2
-    soonest = soonest_token(pools.model, pools.system, pools.decode, pools.drafting, batch, context)
-    found = np.array([_odd_chips(row, pools, i) for i, row in enumerate(rows)], dtype=object)
+    soonest = soonest_token(pools.model, pools.system, pools.decode, pools.speculation, batch, context)
+    reasons = np.array([_odd_chips(row, pools, i) for i, row in enumerate(rows)], dtype=object)
     for i in np.flatnonzero(tpot < soonest):
-        found[i] = faster("token", tpot[i], soonest[i], batch[i])
+        reasons[i] = faster("token", tpot[i], soonest[i], batch[i])
     for wrong in heavy:
-        found = np.where(wrong == "", found, wrong)
-    return found
+        reasons = np.where(wrong == "", reasons, wrong)
+    return reasons
 
 
-def _odd_chips(row: Mapping[str, str], pools: Pools, at: int) -> str:
+def _odd_chips(row: Mapping[str, str], pools: Pools, index: int) -> str:
     """Say where the chips of a run are not those of its workers."""
-    counted = sum(float(np.asarray(one.chips * one.replicas)[at]) for one in (pools.decode, pools.prefill))
-    told = float(row.get("chips") or counted)
-    return "" if told == counted else f"{WRONG}{told:.0f} chips, but its workers have {counted:.0f}"
+    counted = sum(float(np.asarray(layout.chips * layout.replicas)[index]) for layout in (pools.decode, pools.prefill))
+    stated_chips = float(row.get("chips") or counted)
+    return "" if stated_chips == counted else f"{WRONG}{stated_chips:.0f} chips, but its workers have {counted:.0f}"
 
 
 def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
     """Return TPOT, mean and median TTFT [s], output tokens a second and what binds decode steps, arrays of shape (runs,)."""
-    given: dict[str, Any] = {"engine": engine, "speculation": pools.drafting}
+    arguments: dict[str, Any] = {"engine": engine, "speculation": pools.speculation}
     work, replicas = pools.workload, pools.decode.replicas
-    most = np.maximum(np.minimum(_seats(pools, engine), pools.concurrency / replicas), 1.0)
+    max_sequences = np.maximum(np.minimum(_seats(pools, engine), pools.concurrency / replicas), 1.0)
     levels = LEVELS if math.isinf(engine.kernels.latent_contexts) else CLOSER * LEVELS
-    batches = most[:, None] ** np.linspace(0, 1, levels)
-    state = decode_pool(pools.model, pools.system, work, layout=shaped(pools.decode, 1), batch=batches, **given)
+    batches = max_sequences[:, None] ** np.linspace(0, 1, levels)
+    state = decode_pool(pools.model, pools.system, work, layout=shaped(pools.decode, 1), batch=batches, **arguments)
     prompts = max(1.0, float(engine.scheduler.step_tokens) // work.input_tokens)
-    reads = prefill_pool(pools.model, pools.system, work, layout=pools.prefill, prompts=prompts, **given)
+    reads = prefill_pool(pools.model, pools.system, work, layout=pools.prefill, prompts=prompts, **arguments)
     near = pools.decode.chips * replicas + pools.prefill.chips * pools.prefill.replicas <= pools.system.scale_up.size
     moves = [
-        kv_transfer(pools.model, pools.system, work, layout=pools.prefill, within_domain=inside, drafts=pools.drafting.drafts)
+        kv_transfer(
+            pools.model, pools.system, work, layout=pools.prefill, within_domain=inside, drafts=pools.speculation.drafts
+        )
         for inside in (True, False)
     ]
     parts = ("latency", "moving", "groups")
-    sent = Transfer(**{name: np.where(near, *(getattr(one, name) for one in moves)) for name in parts})
+    sent = Transfer(**{name: np.where(near, *(getattr(transfer, name) for transfer in moves)) for name in parts})
 
     def first(rate: Array, tpot: Array) -> Array:
-        each = rate / pools.prefill.replicas
-        found = passes(each, reads.time, reads.seats, replicas=pools.prefill.replicas)
+        replica_rate = rate / pools.prefill.replicas
+        queue = passes(replica_rate, reads.time, reads.seats, replicas=pools.prefill.replicas)
         with np.errstate(invalid="ignore"):
-            read = found.wait + found.service * (1 + reads.late) + sent.seconds(each)
-        return np.asarray(ttft_seen(work, read, tpot, pools.decode, engine, pools.drafting))
+            prefill_seconds = queue.wait + queue.service * (1 + reads.late) + sent.seconds(replica_rate)
+        return np.asarray(ttft_seen(work, prefill_seconds, tpot, pools.decode, engine, pools.speculation))
 
-    sequences, tpot, at = _solved(pools, most, state.tpot, first)
+    sequences, tpot, level = _solved(pools, max_sequences, state.tpot, first)
     owed = work.output_tokens - 1
     rate = replicas * sequences / (owed * tpot)
-    later = (pools.interval - 1) * tpot * pools.drafting.acceptance
+    later = (pools.interval - 1) * tpot * pools.speculation.acceptance
     median = pools.concurrency / rate - owed * tpot + later
     queued = np.maximum(median - later - first(np.full_like(rate, 1e-9), tpot), 0.0)
-    burst = np.maximum(pools.concurrency / (pools.prefill.replicas * reads.rate) / 2 - queued, 0.0) / EACH
-    burst = burst + engine.scheduler.seconds_to_start / EACH
-    lasting = round_time(median + burst, owed * tpot, spread=pools.spread, clients=pools.concurrency, rounds=EACH)
-    bound = np.take_along_axis(state.decode.bound, at[:, None], axis=1)[:, 0]
+    burst = np.maximum(pools.concurrency / (pools.prefill.replicas * reads.rate) / 2 - queued, 0.0) / REQUESTS_PER_CLIENT
+    burst = burst + engine.scheduler.seconds_to_start / REQUESTS_PER_CLIENT
+    lasting = round_time(
+        median + burst, owed * tpot, spread=pools.spread, clients=pools.concurrency, rounds=REQUESTS_PER_CLIENT
+    )
+    bound = np.take_along_axis(state.decode.bound, level[:, None], axis=1)[:, 0]
     return {
         "tpot": tpot,
         "ttft": median + burst,
@@ -223,34 +227,36 @@ def _seats(pools: Pools, engine: Engine) -> Array:
     work = pools.workload
     context = work.input_tokens + work.output_tokens / 2
     fit = drafted_sequences(
-        pools.model, pools.system, context=context, drafts=pools.drafting.drafts, layout=pools.decode, engine=engine
+        pools.model, pools.system, context=context, drafts=pools.speculation.drafts, layout=pools.decode, engine=engine
     )
     return np.where(np.asarray(fit) >= 1, fit, np.inf)
 
 
-def _solved(pools: Pools, most: Array, table: Array, first: Callable[[Array, Array], Array]) -> tuple[Array, Array, Array]:
+def _solved(
+    pools: Pools, max_sequences: Array, table: Array, first: Callable[[Array, Array], Array]
+) -> tuple[Array, Array, Array]:
     """Return sequences of a decode replica, the time per token [s] among them, and the nearest of the levels of `table`.
 
-    most: sequences that the last level stands for; table: time per token [s], of shape (runs, levels); first: the time to first
-    token [s] at a rate [requests/s] and a time per token.
+    max_sequences: sequences that the last level stands for; table: time per token [s], of shape (runs, levels); first: the
+    time to first token [s] at a rate [requests/s] and a time per token.
     """
     owed, replicas = pools.workload.output_tokens - 1, pools.decode.replicas
-    low, high = np.full(len(most), np.log(FEWEST)), np.log(np.minimum(most, pools.concurrency / replicas))
+    low, high = np.full(len(max_sequences), np.log(FEWEST)), np.log(np.minimum(max_sequences, pools.concurrency / replicas))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        tpot, _ = _between(table, np.exp(middle), most)
+        tpot, _ = _between(table, np.exp(middle), max_sequences)
         rate = replicas * np.exp(middle) / (owed * tpot)
         room = rate * (first(rate, tpot) + owed * tpot) < pools.concurrency
         low, high = np.where(room, middle, low), np.where(room, high, middle)
-    tpot, at = _between(table, np.exp(low), most)
-    return np.exp(low), tpot, at
+    tpot, level = _between(table, np.exp(low), max_sequences)
+    return np.exp(low), tpot, level
 
 
-def _between(table: Array, sequences: Array, most: Array) -> tuple[Array, Array]:
+def _between(table: Array, sequences: Array, max_sequences: Array) -> tuple[Array, Array]:
     """Return what a table of levels says of so many sequences, at least one, on lines in their logarithm; and the nearest."""
-    share = np.log(np.maximum(sequences, 1.0)) / np.maximum(np.log(most), 1e-12)
+    share = np.log(np.maximum(sequences, 1.0)) / np.maximum(np.log(max_sequences), 1e-12)
     last = table.shape[1] - 1
     place = np.clip(share, 0.0, 1.0) * last
-    left = np.minimum(place.astype(np.int64), last - 1)
-    before, after = (np.take_along_axis(table, at[:, None], axis=1)[:, 0] for at in (left, left + 1))
-    return before + (place - left) * (after - before), np.rint(place).astype(np.int64)
+    lower_level = np.minimum(place.astype(np.int64), last - 1)
+    before, after = (np.take_along_axis(table, level[:, None], axis=1)[:, 0] for level in (lower_level, lower_level + 1))
+    return before + (place - lower_level) * (after - before), np.rint(place).astype(np.int64)

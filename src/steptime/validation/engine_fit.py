@@ -22,12 +22,16 @@ from steptime.number_checks import Array
 from steptime.physics.engine import Engine, constant, label_values, with_constants
 from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, RUN_WAITS
 from steptime.physics.uncertainty import REGIMES, with_variances
-from steptime.validation.predictions import Runs, can_simulate, engine_of, grouped, loops_of, predict_runs
+from steptime.validation.predictions import Runs, can_simulate, grouped, predict_runs, resolve_engine, simulate_loops
 from steptime.validation.run_table import in_runs
 
 NOISE = 0.26  # scatter of log(TPOT) between groups of a model, system, engine and version; repeats of one run differ by 4 %
 ROBUST = 0.5  # in units of the noise: an error far beyond it hardly pulls, since some runs are not what their row says
-OWN, OWN_NOISE, OWN_ROBUST = 12.0, 0.05, 10.0  # one's own runs depart further from an engine, repeat better, and are true
+OWN_DEVIATION, OWN_NOISE, OWN_ROBUST = (
+    12.0,
+    0.05,
+    10.0,
+)  # one's own runs depart further from an engine, repeat better, and are true
 PREFILL_FIRST = ("sglang",)  # engines whose scheduler reads waiting prompts before it goes on decoding
 TWO_BATCH = {"trtllm": 0.0}  # vLLM (--enable-dbo) and SGLang overlap two batches where attention groups exchange experts
 SMALL_KV = {"sglang": 0.0}  # engines that keep the KV cache in 16 bits unless told; the others' runs of 8-bit models were told
@@ -58,7 +62,7 @@ PRIORS: dict[str, Prior] = {
     "seconds_per_collective": Prior(5e-6, 0.25, 0.2),
     "seconds_per_sequence": Prior(5e-6, 0.25, 0.0225),
 }
-HELD: dict[str, Any] = {  # not fitted: runs as a whole say less of these than kernels measured alone
+FIXED_CONSTANTS: dict[str, Any] = {  # not fitted: runs as a whole say less of these than kernels measured alone
     "unpack_rate": 4.5e12,  # of int4 experts: the one rate at which B200 and H200 are as far off as each other
     "fp4_efficiency": 0.75,  # as far off as FP8 of one model: 0.68 to 0.70 at most throughput, 0.73 to 0.83 offline
     "block_efficiency": 0.6,  # B200: 0.58 to 0.97 times as fast as in 16 bits, so 0.4 to 0.7 of what other 8-bit products reach
@@ -99,15 +103,15 @@ LIMITS = np.array([[DESCRIPTIONS[name][end] for name in NAMES] for end in ("leas
 def engine_from(logs: Array, *, name: str, base: Engine | None = None) -> Engine:
     """Return the engine of fitted logarithms; an array of shape (n, constants) gives constants of shape (n, 1).
 
-    What is not fitted is that of `base`, by default `HELD`. A constant stays within its range, whatever runs ask for.
+    What is not fitted is that of `base`, by default `FIXED_CONSTANTS`. A constant stays within its range.
     """
     values = np.clip(np.exp(logs), *LIMITS)
     constants = {n: values[i] if values.ndim == 1 else values[:, i, None] for i, n in enumerate(NAMES)}
     if base is None:
         first = 1.0 if name in PREFILL_FIRST else 0.0
         tokens, two = STEP_TOKENS.get(name, 2048.0), TWO_BATCH.get(name, 1.0)
-        own = {"prefill_first": first, "step_tokens": tokens, "two_batch": two, "small_kv": SMALL_KV.get(name, 1.0)}
-        base = with_constants(Engine(name=name, arithmetic=engine_of(name).arithmetic), own | HELD)
+        settings = {"prefill_first": first, "step_tokens": tokens, "two_batch": two, "small_kv": SMALL_KV.get(name, 1.0)}
+        base = with_constants(Engine(name=name, arithmetic=resolve_engine(name).arithmetic), settings | FIXED_CONSTANTS)
     return with_constants(base, constants)
 
 
@@ -156,9 +160,9 @@ def fit(
         errors = soft(_log_errors(table, groups, target, base))
         return np.concatenate([((errors[1:] - errors[0]) / step).T, np.diag(1 / deviation)])
 
-    found = least_squares(residuals, mean if start is None else start, jac=jacobian, max_nfev=40, xtol=1e-4, ftol=1e-5)
+    solution = least_squares(residuals, mean if start is None else start, jac=jacobian, max_nfev=40, xtol=1e-4, ftol=1e-5)
     pairs = np.concatenate([np.full(len(runs.index), label_of_pair(runs), dtype=object) for runs in groups])
-    return found.x, shared_covariance(found.fun[: len(pairs)], found.jac[: len(pairs)], deviation, pairs)
+    return solution.x, shared_covariance(solution.fun[: len(pairs)], solution.jac[: len(pairs)], deviation, pairs)
 
 
 def shared_covariance(errors: Array, jacobian: Array, deviation: Array, pairs: Array) -> Array:
@@ -191,7 +195,7 @@ class FirstTokens:
     seconds: Array
     medians: Array
 
-    def of(self, groups: list[Runs]) -> FirstTokens:
+    def select(self, groups: list[Runs]) -> FirstTokens:
         """Return those of the runs of `groups`, in their order."""
         index = np.concatenate([runs.index for runs in groups])
         return FirstTokens(self.seconds[index], self.medians[index])
@@ -207,15 +211,15 @@ def with_queue(engine: Engine, groups: list[Runs], measured: FirstTokens, mean: 
     if not groups:
         return engine
     orderly = np.concatenate([predict_runs(runs, engine)[1] for runs in groups])
-    found = measured.of(groups)
-    known = np.isfinite(found.seconds) & ~found.medians
-    if not known.any():
+    ttft = measured.select(groups)
+    has_mean = np.isfinite(ttft.seconds) & ~ttft.medians
+    if not has_mean.any():
         return engine
-    seen = found.seconds
+    ttft_seconds = ttft.seconds
 
     def residuals(logs: Array) -> Array:
         wait, factor = np.exp(logs)
-        errors = (np.log(wait + factor * orderly[known]) - np.log(seen[known])) / QUEUE_NOISE
+        errors = (np.log(wait + factor * orderly[has_mean]) - np.log(ttft_seconds[has_mean])) / QUEUE_NOISE
         soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([soft, (logs - mean) / QUEUE_DEVIATIONS])
 
@@ -232,21 +236,21 @@ def with_waits(
     """
     if not groups:
         return engine, []
-    seen = measured.of(groups)
-    if not can_simulate() or not np.isfinite(seen.seconds).any():
+    ttft = measured.select(groups)
+    if not can_simulate() or not np.isfinite(ttft.seconds).any():
         return engine, []
     from steptime.validation import ttft_fit as first_token
 
     mean, deviation = first_token.USUAL, first_token.PRIOR_DEVIATIONS
     pairs = [label_of_pair(runs) for runs in groups] if prior is None else None
     if prior is not None:
-        mean, deviation = np.log(np.maximum(first_token.constants_of(prior), first_token.LEAST)), first_token.OWN
+        mean, deviation = np.log(np.maximum(first_token.wait_constants(prior), first_token.LEAST)), first_token.OWN_DEVIATIONS
     constants = np.exp(mean)
     loops: list[Any] = []
     for _ in range(PASSES):
         engine = with_constants(engine, label_values(RUN_WAITS, constants))
-        loops = [loops_of(runs, engine) for runs in groups]
-        constants = first_token.fit(loops, seen.seconds, seen.medians, mean, deviation, pairs)
+        loops = [simulate_loops(runs, engine) for runs in groups]
+        constants = first_token.fit(loops, ttft.seconds, ttft.medians, mean, deviation, pairs)
     return with_constants(engine, label_values(RUN_WAITS, constants)), loops
 
 
@@ -261,8 +265,8 @@ def log_tpot(rows: list[dict[str, str]]) -> Array:
 def measured_first_tokens(rows: list[dict[str, str]]) -> FirstTokens:
     """Measured TTFT of every row: its median, which says more of a server than the mean with its burst, or else the mean."""
     median, mean = (np.array([float(row.get(name) or "nan") for row in rows]) for name in ("ttft_median_s", "ttft_s"))
-    known = np.isfinite(median)
-    return FirstTokens(np.where(known, median, mean), known)
+    has_median = np.isfinite(median)
+    return FirstTokens(np.where(has_median, median, mean), has_median)
 
 
 def label_of_pair(runs: Runs) -> str:
@@ -281,13 +285,13 @@ def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
         return predict_runs(runs, varied)[:2]
 
     parts = [with_variances(partial(times, runs), engine, dimensions=1) for runs in groups]
-    found = {}
+    variances = {}
     for position, quantity in enumerate(("tpot", "ttft")):
         variance = np.concatenate([part[position][1] for part in parts])
-        found[quantity] = {name: float(np.nanmean(variance[regime == name])) for name in REGIMES if np.any(regime == name)}
+        variances[quantity] = {name: float(np.nanmean(variance[regime == name])) for name in REGIMES if np.any(regime == name)}
     count = Counter(name for runs in groups for name in [runs.system.name] * len(runs.index))
     vendors = sorted({runs.system.chip.vendor for runs in groups})
-    return {"vendors": vendors, "systems": dict(sorted(count.items())), "parameter_variance": found}
+    return {"vendors": vendors, "systems": dict(sorted(count.items())), "parameter_variance": variances}
 
 
 def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: str | None = None) -> Engine:
@@ -304,13 +308,13 @@ def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, c
     groups = [replace(runs, engine=prior.name) for runs in grouped(rows, catalog=catalog)]
     target = log_tpot(rows)
     mean = np.log([float(constant(prior, n)) for n in NAMES])
-    logs, covariance = fit(groups, target, mean, OWN * BETWEEN, mean, OWN_NOISE, OWN_ROBUST, prior)
+    logs, covariance = fit(groups, target, mean, OWN_DEVIATION * BETWEEN, mean, OWN_NOISE, OWN_ROBUST, prior)
     fitted = engine_from(logs, name=prior.name, base=prior)
     first = measured_first_tokens(rows)
     usual = np.log([float(constant(prior, n)) for n in QUEUE_NAMES])
-    read = reading(groups)
-    fitted = with_queue(fitted, read, first, usual)
-    fitted, _ = with_waits(read, fitted, first, prior)
+    prefill_groups = reading(groups)
+    fitted = with_queue(fitted, prefill_groups, first, usual)
+    fitted, _ = with_waits(prefill_groups, fitted, first, prior)
     info: dict[str, Any] = {"names": list(NAMES), "covariance": covariance.tolist(), "runs": len(rows)}
     info |= {key: prior.fit[key] for key in ("interval", "parameter_variance") if key in prior.fit}
     if "vendors" in prior.fit:
@@ -328,8 +332,8 @@ def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
         if value != DESCRIPTIONS[name]["default"]:
             lines.append(f"{name} = {value:.4g}" if "e" not in f"{value:.4g}" else f"{name} = {value:.3e}")
     for rule in engine.arithmetic:
-        told = {name: getattr(rule, name) for name in ("operation", "stored", "chips", "computed", "source")}
-        lines += ["", "[[arithmetic]]", *(f'{name} = "{value}"' for name, value in told.items() if value)]
+        rule_fields = {name: getattr(rule, name) for name in ("operation", "stored", "chips", "computed", "source")}
+        lines += ["", "[[arithmetic]]", *(f'{name} = "{value}"' for name, value in rule_fields.items() if value)]
     lines += ["", "[fit]", f"runs = {engine.fit['runs']}"]
     lines += [f"{key} = {list(engine.fit[key])}".replace("'", '"') for key in ("vendors", "names") if key in engine.fit]
     lines.append("covariance = [")

@@ -16,7 +16,7 @@ from steptime.number_checks import Array
 from steptime.result_base import Tabular, in_words, unit
 from steptime.safe_text import safe_cell
 from steptime.units import show
-from steptime.validation.run_kinds import label_of
+from steptime.validation.run_kinds import kind_label
 
 TIMES = ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")
 SPEEDS = ("output_tok_s", "output_tok_s_low", "output_tok_s_high")
@@ -52,8 +52,8 @@ class Predictions(Tabular):
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return how many runs there are, and the range of their times."""
-        found = {name.upper(): in_words(getattr(self, name), lambda value: show(value, "s")) for name in ("tpot", "ttft")}
-        return f"Predictions of {len(self.tpot):,} runs", found
+        ranges = {name.upper(): in_words(getattr(self, name), lambda value: show(value, "s")) for name in ("tpot", "ttft")}
+        return f"Predictions of {len(self.tpot):,} runs", ranges
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each run."""
@@ -80,44 +80,46 @@ def errors(measured: Array, predicted: Array, low: Array, high: Array) -> dict[s
     }
 
 
-BY = ("kind", "model", "system", "engine", "weight_dtype", "concurrency", "bound")
+GROUPINGS = ("kind", "model", "system", "engine", "weight_dtype", "concurrency", "bound")
 
 
 def report(rows: Sequence[Mapping[str, str]], predictions: Predictions) -> dict[str, Any]:
-    """Return error tables of all runs with a measured and a predicted figure, and by each of `BY`.
+    """Return error tables of all runs with a measured and a predicted figure, and by each of `GROUPINGS`.
 
     Runs that cannot be right are in none: `Predictions.reason` names them.
     """
     tables: dict[str, Any] = {}
     good, nothing = predictions.reason == "", np.full(len(rows), np.nan)
     for name in MEASURED:
-        measured = measured_of(rows, name)
+        measured = measured_figures(rows, name)
         predicted = getattr(predictions, name)
-        known = good & np.isfinite(measured) & np.isfinite(predicted)
-        if not known.any():
+        has_both = good & np.isfinite(measured) & np.isfinite(predicted)
+        if not has_both.any():
             continue
         low, high = (getattr(predictions, f"{name}_{end}", nothing) for end in ("low", "high"))
 
-        def of(chosen: Array, columns: tuple[Array, ...] = (measured, predicted, low, high)) -> dict[str, float]:
-            return errors(*(column[chosen] for column in columns))
+        def error_figures(mask: Array, columns: tuple[Array, ...] = (measured, predicted, low, high)) -> dict[str, float]:
+            return errors(*(column[mask] for column in columns))
 
-        tables[name] = {"all": of(known), "by": {}}
-        for key in BY:
+        tables[name] = {"all": error_figures(has_both), "by": {}}
+        for key in GROUPINGS:
             labels = _labels(rows, predictions, key)
-            values = dict.fromkeys(labels[known])
-            tables[name]["by"][key] = {str(value): of(known & (labels == value)) for value in sorted(values, key=_order)}
+            values = dict.fromkeys(labels[has_both])
+            tables[name]["by"][key] = {
+                str(value): error_figures(has_both & (labels == value)) for value in sorted(values, key=_order)
+            }
     return tables
 
 
-def measured_of(rows: Iterable[Mapping[str, str]], name: str) -> Array:
+def measured_figures(rows: Iterable[Mapping[str, str]], name: str) -> Array:
     """Return the measured figure of each run, not a number where there is none.
 
     Output tokens a second follow from tokens in all where only those are told, by the mean lengths of prompts and outputs.
     """
-    found = np.array([float(row.get(MEASURED[name]) or "nan") for row in rows])
+    figures = np.array([float(row.get(MEASURED[name]) or "nan") for row in rows])
     if name != "output_tok_s":
-        return found
-    return np.where(np.isnan(found), [_output_share(row) * float(row.get("total_tok_s") or "nan") for row in rows], found)
+        return figures
+    return np.where(np.isnan(figures), [_output_share(row) * float(row.get("total_tok_s") or "nan") for row in rows], figures)
 
 
 def _output_share(row: Mapping[str, str]) -> float:
@@ -130,7 +132,7 @@ def _labels(rows: Iterable[Mapping[str, str]], predictions: Predictions, key: st
     if key == "bound":
         return predictions.bound
     if key == "kind":
-        return np.array([label_of(row) for row in rows], dtype=object)
+        return np.array([kind_label(row) for row in rows], dtype=object)
     return np.array([row[key].removesuffix(".0") for row in rows], dtype=object)
 
 
@@ -140,11 +142,11 @@ def _order(value: str) -> tuple[float, str]:
 
 def write_predictions(path: str | os.PathLike[str], rows: Sequence[Mapping[str, str]], predictions: Predictions) -> None:
     """Write a line for every row as CSV: its id and all columns but the regime, nothing where none is known."""
-    found = {name: values for name, values in predictions.columns().items() if name != "regime"}
+    table = {name: values for name, values in predictions.columns().items() if name != "regime"}
     with temporary_file(path) as place, place.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["id", *found])
-        columns = [map(safe_cell, values) if values.dtype == object else _texts(values) for values in found.values()]
+        writer.writerow(["id", *table])
+        columns = [map(safe_cell, values) if values.dtype == object else _texts(values) for values in table.values()]
         writer.writerows(zip((safe_cell(row["id"]) for row in rows), *columns, strict=True))
 
 

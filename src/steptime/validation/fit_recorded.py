@@ -63,18 +63,18 @@ def replay(run: Recorded, engine: Engine) -> Any:
         contexts=(float(np.percentile(inputs, 5)), float(np.percentile(inputs + outputs, 95))),
         check=False,
     )
-    found, _, _ = serve(run.traffic, run.policy, pace)
-    return found
+    requests, _, _ = serve(run.traffic, run.policy, pace)
+    return requests
 
 
-def differences(run: Recorded, found: Any) -> Array:
+def differences(run: Recorded, requests: Any) -> Array:
     """Replayed less recorded first tokens, last tokens and times of decode, each over its recorded mean; (3, requests)."""
-    arrival, done = np.asarray(run.traffic.arrival), found["status"] == DONE
+    arrival, done = np.asarray(run.traffic.arrival), requests["status"] == DONE
     decode = run.last - run.first
     parts = (
-        (found["first"] - run.first) / np.mean(run.first - arrival),
-        (found["finish"] - run.last) / np.mean(run.last - arrival),
-        (found["finish"] - found["first"] - decode) / np.mean(decode),
+        (requests["first"] - run.first) / np.mean(run.first - arrival),
+        (requests["finish"] - run.last) / np.mean(run.last - arrival),
+        (requests["finish"] - requests["first"] - decode) / np.mean(decode),
     )
     return np.where(done, np.stack(parts), 1.0)
 

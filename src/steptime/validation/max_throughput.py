@@ -32,10 +32,10 @@ from steptime.physics.uncertainty import REGIMES, factors, latency_regime
 from steptime.planning.steady_state import State, aggregated, mean_context, split_chunks, ttft_seen
 from steptime.planning.workload import Workload
 from steptime.validation.data_quality import WRONG
-from steptime.validation.disaggregated_loop import workload_of
-from steptime.validation.published_deployments import keeps_room, longest_of, most_at_once, requests_of
-from steptime.validation.run_kinds import HIGHEST, INTERACTIVE, OFFLINE, SERVER, kind_of
-from steptime.validation.run_table import LIMITS, spread_of
+from steptime.validation.disaggregated_loop import read_workload
+from steptime.validation.published_deployments import count_requests, keeps_room, longest_output, most_at_once
+from steptime.validation.run_kinds import HIGHEST, INTERACTIVE, OFFLINE, SERVER, run_kind
+from steptime.validation.run_table import LIMITS, length_spread
 from steptime.validation.tail_drain import Lengths, Replica
 
 LEVELS = 24  # batches that are tried, from one sequence to all that fit
@@ -55,9 +55,9 @@ def predict_highest(
     groups: dict[tuple[str, ...], list[int]] = {}
     systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
     for position, row in enumerate(rows):
-        limits = (row.get(name) or "" for name in LIMITS) if kind_of(row) in (SERVER, INTERACTIVE) else ()
+        limits = (row.get(name) or "" for name in LIMITS) if run_kind(row) in (SERVER, INTERACTIVE) else ()
         day = software_day(systems[row["system"]], row)
-        key = (*(row.get(name) or "" for name in SHARED), str(spread_of(row)), *limits, day)
+        key = (*(row.get(name) or "" for name in SHARED), str(length_spread(row)), *limits, day)
         groups.setdefault(key, []).append(position)
     for index in groups.values():
         row = rows[index[0]]
@@ -66,8 +66,8 @@ def predict_highest(
             out.setdefault(name, empty)[index] = value
         bound = out.get("most", np.full(len(rows), np.nan))[index]
         for i in np.array(index)[bound < [float(rows[i].get("output_tok_s") or "nan") for i in index]]:
-            measured, most = float(rows[i]["output_tok_s"]), out["most"][i]
-            out["reason"][i] = f"{WRONG}faster than physics: {measured:,.0f} tok/s, at most {most:,.0f}"
+            measured, ceiling = float(rows[i]["output_tok_s"]), out["most"][i]
+            out["reason"][i] = f"{WRONG}faster than physics: {measured:,.0f} tok/s, at most {ceiling:,.0f}"
     out.pop("most", None)
     return out
 
@@ -76,50 +76,63 @@ def _predicted(row: Mapping[str, str], engine: Engine, catalog: str | None) -> d
     weights, system = row["weight_dtype"] or "bf16", as_measured(load_system(row["system"], catalog), row)
     experts, kv = row["expert_dtype"] or weights, row.get("kv_dtype") or ""
     model = load_model(row["model"], weights=weights, experts=experts, kv=kv, catalog=catalog)
-    model, work = as_served(model, system, engine), workload_of(row)
-    layouts, why = layouts_of(row, model, system, work, engine)
+    model, work = as_served(model, system, engine), read_workload(row)
+    layouts, why = possible_layouts(row, model, system, work, engine)
     if why:
         return {"reason": why}
     ttft, tpot = (math.inf, math.inf)
-    if kind_of(row) in (SERVER, INTERACTIVE):
+    if run_kind(row) in (SERVER, INTERACTIVE):
         ttft, tpot = (float(row.get(name) or "inf") for name in LIMITS)
-    most = most_at_once(row)
-    whole = keeps_room(row)
-    if kind_of(row) in (OFFLINE, HIGHEST):
-        each = (highest(model, system, work, [layout], engine, most=most, whole=whole) for layout in layouts)
-        runs = [_ended(row, model, system, work, engine, one) for one in each if one]
-        found = max(runs, key=lambda one: one["output_tok_s"], default={})
+    max_sequences = most_at_once(row)
+    is_output_reserved = keeps_room(row)
+    if run_kind(row) in (OFFLINE, HIGHEST):
+        states = (
+            highest(model, system, work, [layout], engine, max_sequences=max_sequences, is_output_reserved=is_output_reserved)
+            for layout in layouts
+        )
+        runs = [_ended(row, model, system, work, engine, state) for state in states if state]
+        best = max(runs, key=lambda state: state["output_tok_s"], default={})
     else:
-        found = highest(model, system, work, layouts, engine, ttft=ttft, tpot=tpot, most=most, whole=whole)
-    if not found:
+        best = highest(
+            model,
+            system,
+            work,
+            layouts,
+            engine,
+            ttft=ttft,
+            tpot=tpot,
+            max_sequences=max_sequences,
+            is_output_reserved=is_output_reserved,
+        )
+    if not best:
         return {"reason": "no prediction: no load keeps the limits"}
     for name in ("bound_tok_s", "layout", "batch", "rate"):
-        found.pop(name)
-    low, high = factors(engine, "tpot", found["regime"], system=system)
-    first_low, first_high = factors(engine, "ttft", found["regime"], system=system)
+        best.pop(name)
+    low, high = factors(engine, "tpot", best["regime"], system=system)
+    first_low, first_high = factors(engine, "ttft", best["regime"], system=system)
     if not math.isfinite(ttft):  # all requests at once wait for each other
-        found["ttft"] = math.nan
-    speed = found["output_tok_s"]
+        best["ttft"] = math.nan
+    speed = best["output_tok_s"]
     bound = highest(model, system, work, layouts, IDEAL, ttft=ttft, tpot=tpot) if row.get("output_tok_s") else {}
-    return found | {
+    return best | {
         "reason": "", "most": bound.get("bound_tok_s", math.nan),
-        "tpot_low": found["tpot"] * float(low), "tpot_high": found["tpot"] * float(high),
-        "ttft_low": found["ttft"] * float(first_low), "ttft_high": found["ttft"] * float(first_high),
+        "tpot_low": best["tpot"] * float(low), "tpot_high": best["tpot"] * float(high),
+        "ttft_low": best["ttft"] * float(first_low), "ttft_high": best["ttft"] * float(first_high),
         "output_tok_s_low": speed / float(high), "output_tok_s_high": speed / float(low),
     }  # fmt: skip
 
 
 def _ended(
-    row: Mapping[str, str], model: Model, system: System, work: Workload, engine: Engine, found: dict[str, Any]
+    row: Mapping[str, str], model: Model, system: System, work: Workload, engine: Engine, state: dict[str, Any]
 ) -> dict[str, Any]:
     """Return a steady state with the output of a run that ends."""
-    lengths = Lengths(mean=float(work.output_tokens), spread=spread_of(row), longest=longest_of(row))
+    lengths = Lengths(mean=float(work.output_tokens), spread=length_spread(row), longest=longest_output(row))
     replica = Replica(
-        model=model, system=system, layout=found["layout"], engine=engine, batch=found["batch"],
+        model=model, system=system, layout=state["layout"], engine=engine, batch=state["batch"],
         prompt=float(work.input_tokens), lengths=lengths,
     )  # fmt: skip
-    share = share_in_steady_state(row, replica, int(found["layout"].replicas), found["rate"])
-    return found | {"output_tok_s": found["output_tok_s"] * share}
+    share = share_in_steady_state(row, replica, int(state["layout"].replicas), state["rate"])
+    return state | {"output_tok_s": state["output_tok_s"] * share}
 
 
 def share_in_steady_state(row: Mapping[str, str], replica: Replica, replicas: int, rate: float) -> float:
@@ -131,29 +144,34 @@ def share_in_steady_state(row: Mapping[str, str], replica: Replica, replicas: in
     def seconds(requests: float) -> float:
         return replica.seconds(math.ceil(requests / replicas), rate / replicas)
 
-    requests = requests_of(row, seconds)
+    requests = count_requests(row, seconds)
     return requests / rate / seconds(requests) if math.isfinite(requests) else 1.0
 
 
-def layouts_of(
+def possible_layouts(
     row: Mapping[str, str], model: Model, system: System, work: Workload, engine: Engine
 ) -> tuple[list[Layout], str]:
     """Return the layouts that a run may have had, with their replicas, or why it can have had none."""
     pp, dp, ep = (int(float(row.get(name) or 1)) for name in ("pp", "dp", "ep"))
     chips = int(float(row.get("chips") or 0))
-    tried = [int(float(row["tp"]))] if row["tp"] else [2**n for n in range(1 + int(math.log2(max(chips, 1))))]
-    ways = [Layout(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp) for tp in tried if tp * pp * dp <= (chips or tp * pp * dp)]
-    if not ways:
-        return [], f"{WRONG}a replica has {tried[0] * pp * dp} chips, and the run {chips}"
-    can = allowed(stacked(ways), collect_facts(model, system), scopes=(MODEL,))
-    ways = [one for one, good in zip(ways, can, strict=True) if good]
-    given: dict[str, Any] = {"context": mean_context(work), "engine": engine}
-    room = [one for one in ways if float(sequences_that_fit(model, system, layout=one, **given)) >= 1]
+    tp_sizes = [int(float(row["tp"]))] if row["tp"] else [2**n for n in range(1 + int(math.log2(max(chips, 1))))]
+    layouts = [
+        Layout(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp) for tp in tp_sizes if tp * pp * dp <= (chips or tp * pp * dp)
+    ]
+    if not layouts:
+        return [], f"{WRONG}a replica has {tp_sizes[0] * pp * dp} chips, and the run {chips}"
+    can = allowed(stacked(layouts), collect_facts(model, system), scopes=(MODEL,))
+    layouts = [layout for layout, good in zip(layouts, can, strict=True) if good]
+    arguments: dict[str, Any] = {"context": mean_context(work), "engine": engine}
+    room = [layout for layout in layouts if float(sequences_that_fit(model, system, layout=layout, **arguments)) >= 1]
     if not room:
-        held = min((float(weights_per_chip(model, one)) for one in ways), default=math.inf)
+        weight_bytes = min((float(weights_per_chip(model, layout)) for layout in layouts), default=math.inf)
         capacity = system.chip.capacity / 1e9
-        return [], f"{WRONG}weights do not fit: {held / 1e9:,.1f} GB, a cache and activations on chips of {capacity:,.1f} GB"
-    return [Layout(**_fields(one), replicas=max(1, chips // int(one.chips))) for one in room], ""
+        return (
+            [],
+            f"{WRONG}weights do not fit: {weight_bytes / 1e9:,.1f} GB, a cache and activations on chips of {capacity:,.1f} GB",
+        )
+    return [Layout(**_fields(layout), replicas=max(1, chips // int(layout.chips))) for layout in room], ""
 
 
 def _fields(layout: Layout) -> dict[str, Any]:
@@ -169,37 +187,38 @@ def highest(
     *,
     ttft: float = math.inf,
     tpot: float = math.inf,
-    most: float = math.inf,
-    whole: bool = False,
+    max_sequences: float = math.inf,
+    is_output_reserved: bool = False,
 ) -> dict[str, Any]:
     """Return the steady state with most output tokens a second in which 99 % of requests keep the limits [s]; {} for none.
 
-    most: sequences that a replica may run at once. whole: whether each has room for all of its output from the start.
+    max_sequences: sequences that a replica may run at once. is_output_reserved: whether each has room for all of its output
+    from the start.
     Times per token vary little from request to request, times to first token as `late_first_token` says.
     """
     layout = shaped(stacked(layouts), 2)
-    held = work.input_tokens + work.output_tokens if whole else mean_context(work)
-    fit = sequences_that_fit(model, system, context=held, layout=layout, engine=engine)
-    batch = np.floor(np.maximum(np.minimum(fit, most), 1.0) ** np.linspace(0, 1, LEVELS)[:, None])
+    context = work.input_tokens + work.output_tokens if is_output_reserved else mean_context(work)
+    fit = sequences_that_fit(model, system, context=context, layout=layout, engine=engine)
+    batch = np.floor(np.maximum(np.minimum(fit, max_sequences), 1.0) ** np.linspace(0, 1, LEVELS)[:, None])
     state = aggregated(model, system, work, layout=layout, batch=batch, chunk=np.array(CHUNKS), engine=engine, quick=True)
     late = late_first_token(state, work, layout, engine)
     good = (state.utilisation < 1) & (state.tpot <= tpot) & (late <= ttft)
     speed = np.where(good, state.rate * layout.replicas * work.output_tokens, -np.inf)
-    at = np.unravel_index(np.argmax(speed), speed.shape)
+    best_index = np.unravel_index(np.argmax(speed), speed.shape)
     overlapped = np.where(good, speed * state.tpot / state.lower, 0.0)
-    if not good[at]:
+    if not good[best_index]:
         return {}
-    regime = latency_regime(1 - np.broadcast_to(state.decode.total, speed.shape)[at] / state.tpot[at])
+    regime = latency_regime(1 - np.broadcast_to(state.decode.total, speed.shape)[best_index] / state.tpot[best_index])
     return {
-        "output_tok_s": float(speed[at]),
+        "output_tok_s": float(speed[best_index]),
         "bound_tok_s": float(np.max(overlapped)),
-        "tpot": float(state.tpot[at]),
-        "ttft": float(state.ttft[at]),
-        "bound": str(np.broadcast_to(state.decode.bound, speed.shape)[at]),
+        "tpot": float(state.tpot[best_index]),
+        "ttft": float(state.ttft[best_index]),
+        "bound": str(np.broadcast_to(state.decode.bound, speed.shape)[best_index]),
         "regime": REGIMES[1] if regime == REGIMES[1] else REGIMES[0],
-        "layout": layouts[at[0]],
-        "batch": float(np.broadcast_to(batch, speed.shape)[at]),
-        "rate": float(speed[at] / work.output_tokens),
+        "layout": layouts[best_index[0]],
+        "batch": float(np.broadcast_to(batch, speed.shape)[best_index]),
+        "rate": float(speed[best_index] / work.output_tokens),
     }
 
 

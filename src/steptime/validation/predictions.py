@@ -32,17 +32,17 @@ from steptime.physics.extrapolation import distances, widening
 from steptime.physics.kv_dtype import is_narrow, with_small_cache
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import factors, latency_regime
-from steptime.validation.closed_loop import closed_of, round_time
+from steptime.validation.closed_loop import round_time, solve_closed_loops
 from steptime.validation.data_quality import Doubts
 from steptime.validation.disaggregated_loop import predict_pools
 from steptime.validation.error_summary import FIGURES, Predictions
 from steptime.validation.max_throughput import predict_highest
 from steptime.validation.published_deployments import as_launched, latent_contexts, usual_interval, with_contexts
-from steptime.validation.run_kinds import DRAFTED, LOOPS, POOLS, drafts_of, kind_of
-from steptime.validation.run_table import AXES, MEANS, NUMBERS, REQUESTS, SPREAD, spread_of
+from steptime.validation.run_kinds import DRAFTED, LOOPS, POOLS, count_drafts, run_kind
+from steptime.validation.run_table import AXES, MEANS, NUMBERS, REQUESTS, SPREAD, length_spread
 
 MOST_SIMULATED = 5000  # rows: a loop takes some milliseconds, a closed form some microseconds
-EACH = 10  # requests of a run for each in flight, unless it tells: what benchmarks send
+REQUESTS_PER_CLIENT = 10  # requests of a run for each in flight, unless it tells: what benchmarks send
 MOST_CLIENTS = 100_000  # of a loop that is simulated
 
 
@@ -78,12 +78,12 @@ class Runs:
         names = ("model", "system", "layout", "concurrency", "input_tokens", "output_tokens", "spread", "drafts", "interval")
         return {name: getattr(self, name) for name in names}
 
-    def taken(self, chosen: Array) -> Runs:
+    def select(self, positions: Array) -> Runs:
         """Return some of the runs, by their places or as booleans."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        ways = {name: getattr(self.layout, name)[chosen] for name in (*AXES, "microbatches")}
-        arrays = {name: value[chosen] for name, value in found.items() if isinstance(value, np.ndarray)}
-        return Runs(**found | arrays | {"layout": Layout(**ways)})
+        attributes = {f.name: getattr(self, f.name) for f in fields(self)}
+        layout_fields = {name: getattr(self.layout, name)[positions] for name in (*AXES, "microbatches")}
+        arrays = {name: value[positions] for name, value in attributes.items() if isinstance(value, np.ndarray)}
+        return Runs(**attributes | arrays | {"layout": Layout(**layout_fields)})
 
 
 def grouped(
@@ -97,16 +97,16 @@ def grouped(
     rows = [as_launched(row) for row in rows]
     groups: dict[tuple[Any, ...], list[int]] = {}
     systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
-    named = itemgetter("model", "system", "engine", "weight_dtype", "expert_dtype")
+    shared_cells = itemgetter("model", "system", "engine", "weight_dtype", "expert_dtype")
     for position, row in enumerate(rows):
-        of = (*named(row), row.get("kv_dtype") or "", drafts_of(row), not row.get("decode_workers"))
-        of = (*of, software_day(systems[row["system"]], row), latent_contexts(row))
-        groups.setdefault(of, []).append(position)
+        group_key = (*shared_cells(row), row.get("kv_dtype") or "", count_drafts(row), not row.get("decode_workers"))
+        group_key = (*group_key, software_day(systems[row["system"]], row), latent_contexts(row))
+        groups.setdefault(group_key, []).append(position)
     columns = _columns(rows)
     return [
         _runs(
             key,
-            {n: of[index] for n, of in columns.items()},
+            {n: column[index] for n, column in columns.items()},
             np.array(index),
             as_measured(systems[key[1]], rows[index[0]]),
             small_kv or {},
@@ -120,24 +120,28 @@ def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
     """Return the numbers of rows as arrays; lengths are means, the known ones or those of a range that ends at nominal ones."""
     cells = np.array(list(map(itemgetter(*NUMBERS), rows)), dtype=np.float64)
     columns = dict(zip(NUMBERS, np.ascontiguousarray(cells.T), strict=True))
-    columns[SPREAD] = np.array(list(map(spread_of, rows)))
+    columns[SPREAD] = np.array(list(map(length_spread, rows)))
     columns["input_tokens"] = np.maximum(1.0, columns["input_tokens"] / (1 + columns[SPREAD]))
     columns["output_tokens"] = np.maximum(2.0, columns["output_tokens"] / (1 + columns[SPREAD]))
     for name, mean in zip(NUMBERS, MEANS, strict=False):
-        known = [row.get(mean) for row in rows]
-        if any(known):
-            columns[name] = np.where([bool(text) for text in known], [float(text or 1) for text in known], columns[name])
-    told = {name: np.array([float(row.get(name) or "nan") for row in rows]) for name in (REQUESTS, "chips", "stream_interval")}
-    ways = columns["tp"] * columns["pp"] * columns["dp"]
-    columns["replicas"] = np.maximum(1.0, np.floor(np.nan_to_num(told["chips"], nan=1.0) / ways))
+        mean_texts = [row.get(mean) for row in rows]
+        if any(mean_texts):
+            columns[name] = np.where(
+                [bool(text) for text in mean_texts], [float(text or 1) for text in mean_texts], columns[name]
+            )
+    optional_columns = {
+        name: np.array([float(row.get(name) or "nan") for row in rows]) for name in (REQUESTS, "chips", "stream_interval")
+    }
+    chips_per_replica = columns["tp"] * columns["pp"] * columns["dp"]
+    columns["replicas"] = np.maximum(1.0, np.floor(np.nan_to_num(optional_columns["chips"], nan=1.0) / chips_per_replica))
     columns["concurrency"] = np.maximum(1.0, columns["concurrency"] / columns["replicas"])
-    usual = EACH * columns["concurrency"]
-    columns[REQUESTS] = np.where(np.isnan(told[REQUESTS]), usual, told[REQUESTS] / columns["replicas"])
+    usual = REQUESTS_PER_CLIENT * columns["concurrency"]
+    columns[REQUESTS] = np.where(np.isnan(optional_columns[REQUESTS]), usual, optional_columns[REQUESTS] / columns["replicas"])
     if any(row.get("decode_workers") for row in rows):
         _set_decoding(columns, rows)
-    untold = np.isnan(told["stream_interval"])
-    usual = np.array([usual_interval(row, each) for row, each in zip(rows, columns["concurrency"].tolist(), strict=True)])
-    columns["interval"] = np.where(untold, usual, told["stream_interval"])
+    untold = np.isnan(optional_columns["stream_interval"])
+    usual = np.array([usual_interval(row, clients) for row, clients in zip(rows, columns["concurrency"].tolist(), strict=True)])
+    columns["interval"] = np.where(untold, usual, optional_columns["stream_interval"])
     columns["acceptance"] = np.array([float(row.get("acceptance") or "nan") for row in rows])
     return columns
 
@@ -153,15 +157,15 @@ def _set_decoding(columns: dict[str, Array], rows: list[dict[str, str]]) -> None
     columns["concurrency"] = np.where(pools, decoding, columns["concurrency"])
 
 
-def acceptance_of(model: Model, drafts: int, told: Array) -> Array:
+def acceptance_lengths(model: Model, drafts: int, acceptance: Array) -> Array:
     """Return the tokens that a step of `drafts` yields: as told, or as measured of the model's own layers that draft.
 
     Not a number where neither is known.
     """
     if not drafts:
-        return np.ones_like(told)
+        return np.ones_like(acceptance)
     tokens = acceptance_curve(model.name).tokens if model.draft else ()
-    return np.where(np.isnan(told), tokens[drafts - 1] if drafts <= len(tokens) else np.nan, told)
+    return np.where(np.isnan(acceptance), tokens[drafts - 1] if drafts <= len(tokens) else np.nan, acceptance)
 
 
 def _runs(
@@ -190,7 +194,7 @@ def _runs(
         spread=columns[SPREAD],
         requests=columns[REQUESTS],
         replicas=columns["replicas"],
-        acceptance=acceptance_of(model, drafts, columns["acceptance"]),
+        acceptance=acceptance_lengths(model, drafts, columns["acceptance"]),
         interval=columns["interval"],
         drafts=drafts,
         prompts=prompts,
@@ -200,8 +204,8 @@ def _runs(
 
 def predict_runs(runs: Runs, engine: Engine) -> tuple[Array, Array, Array, Array]:
     """Return TPOT, TTFT [s], the bound and the regime of a group; constants of the engine may be arrays of shape (n, 1)."""
-    found = closed_of(runs, engine)
-    return found.tpot, found.ttft, found.decode.bound, latency_regime(1 - found.own)
+    loops = solve_closed_loops(runs, engine)
+    return loops.tpot, loops.ttft, loops.decode.bound, latency_regime(1 - loops.decode_share)
 
 
 def can_simulate() -> bool:
@@ -209,7 +213,7 @@ def can_simulate() -> bool:
     return find_spec("numba") is not None
 
 
-def loops_of(runs: Runs, engine: Engine) -> Any:
+def simulate_loops(runs: Runs, engine: Engine) -> Any:
     """Return the simulated closed loops of a group (`loops.Loops`)."""
     from steptime.validation.ttft_fit import closed_loops
 
@@ -221,18 +225,18 @@ def loops_of(runs: Runs, engine: Engine) -> Any:
 def first_tokens(runs: Runs, engine: Engine) -> tuple[Array, Array]:
     """Return mean and median TTFT [s] of a group by simulation, in closed form where numba is not installed."""
     if not can_simulate():
-        found = closed_of(runs, engine)
-        return found.ttft, found.ttft_median
-    from steptime.validation.ttft_fit import constants_of
+        closed_form = solve_closed_loops(runs, engine)
+        return closed_form.ttft, closed_form.ttft_median
+    from steptime.validation.ttft_fit import wait_constants
 
-    loops, constants = loops_of(runs, engine), constants_of(engine)
+    loops, constants = simulate_loops(runs, engine), wait_constants(engine)
     return loops.ttft(constants), loops.ttft(constants, median=True)
 
 
-def engine_of(name: str, *, given: Engine | None = None, catalog: str | None = None) -> Engine:
+def resolve_engine(name: str, *, engine: Engine | None = None, catalog: str | None = None) -> Engine:
     """Return the engine that predicts runs of `name`: the given one, its own file, or the typical engine."""
-    if given is not None:
-        return given
+    if engine is not None:
+        return engine
     try:
         return load_engine(name, catalog)
     except InputError:
@@ -249,17 +253,17 @@ def predict(
     """
     rows = [as_launched(row) for row in rows]
     names = sorted({row["engine"] for row in rows})
-    engines = {name: engine_of(name, given=engine, catalog=catalog) for name in names}
-    kinds = np.array([kind_of(row) for row in rows])
+    engines = {name: resolve_engine(name, engine=engine, catalog=catalog) for name in names}
+    kinds = np.array([run_kind(row) for row in rows])
     out: dict[str, Any] = {key: np.full(len(rows), np.nan) for key in FIGURES}
     out |= {key: np.full(len(rows), "", dtype=object) for key in ("bound", "regime", "reason")}
     simulated = can_simulate() and len(rows) <= MOST_SIMULATED if by_simulation is None else by_simulation
     doubts = Doubts(rows)
-    for of, predicted in ((POOLS, predict_pools), (None, predict_highest)):
-        others = np.flatnonzero(kinds == of if of else ~np.isin(kinds, (*LOOPS, POOLS)))
-        if len(others):
-            for key, values in predicted([rows[i] for i in others], engines, catalog=catalog).items():
-                out[key][others] = values
+    for kind, predicted in ((POOLS, predict_pools), (None, predict_highest)):
+        positions = np.flatnonzero(kinds == kind if kind else ~np.isin(kinds, (*LOOPS, POOLS)))
+        if len(positions):
+            for key, values in predicted([rows[i] for i in positions], engines, catalog=catalog).items():
+                out[key][positions] = values
     loops = np.flatnonzero(np.isin(kinds, LOOPS))
     small = {name: bool(engines[name].room.small_kv) for name in names}
     for runs in grouped([rows[i] for i in loops], small_kv=small, catalog=catalog) if len(loops) else ():
@@ -267,7 +271,7 @@ def predict(
             out[key][loops[runs.index]] = values
         doubts.look(runs, loops[runs.index], out["tpot"][loops[runs.index]], engines[runs.engine])
     for i in np.flatnonzero(kinds == DRAFTED):
-        if not drafts_of(rows[i]) or not np.isfinite(out["tpot"][i]):
+        if not count_drafts(rows[i]) or not np.isfinite(out["tpot"][i]):
             out["reason"][i] = _unknown_drafts(rows[i])
             for key in FIGURES:
                 out[key][i] = np.nan
@@ -277,15 +281,15 @@ def predict(
 
 def _unknown_drafts(row: Mapping[str, str]) -> str:
     """Say why a drafted run has no prediction."""
-    if not drafts_of(row):
+    if not count_drafts(row):
         return f"no prediction: spec is {row['spec']}, and drafted does not tell how many tokens a step"
-    return f"no prediction: how many of {drafts_of(row)} drafts the model accepts was not measured; acceptance tells"
+    return f"no prediction: how many of {count_drafts(row)} drafts the model accepts was not measured; acceptance tells"
 
 
 def _predicted(runs: Runs, engine: Engine, simulated: bool) -> dict[str, Array]:
     """Return the figures of a group of closed loops by the name that `Predictions` has for them."""
-    loop, unknown = closed_of(runs, engine), np.isnan(runs.acceptance)
-    regime = latency_regime(1 - loop.own)
+    loop, unknown = solve_closed_loops(runs, engine), np.isnan(runs.acceptance)
+    regime = latency_regime(1 - loop.decode_share)
     ttft, median = loop.ttft, loop.ttft_median
     if simulated and np.max(runs.concurrency) <= MOST_CLIENTS:
         ttft, median = (np.where(unknown, np.nan, times) for times in first_tokens(runs, engine))
@@ -293,13 +297,13 @@ def _predicted(runs: Runs, engine: Engine, simulated: bool) -> dict[str, Array]:
     decoding = (runs.output_tokens - 1) * loop.tpot
     lasting = round_time(ttft, decoding, spread=runs.spread, clients=runs.concurrency, rounds=rounds)
     speed = runs.replicas * runs.concurrency * runs.output_tokens / lasting
-    found = {"tpot": loop.tpot, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
+    figures = {"tpot": loop.tpot, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
     wider = widening(distances(engine, runs.system, runs.layout, drafts=bool(runs.drafts)))
-    return found | spans(found, engine, regime, runs.system, wider) | {"bound": loop.decode.bound, "regime": regime}
+    return figures | spans(figures, engine, regime, runs.system, wider) | {"bound": loop.decode.bound, "regime": regime}
 
 
 def spans(
-    found: Mapping[str, Array],
+    figures: Mapping[str, Array],
     engine: Engine,
     regime: Array | str,
     system: System,
@@ -312,6 +316,6 @@ def spans(
     ends: dict[str, Array] = {}
     for name in ("tpot", "ttft"):
         low, high = factors(engine, name, regime, system=system, wider=wider)
-        ends |= {f"{name}_low": found[name] * low, f"{name}_high": found[name] * high}
+        ends |= {f"{name}_low": figures[name] * low, f"{name}_high": figures[name] * high}
     low, high = factors(engine, "tpot", regime, system=system, wider=wider)
-    return ends | {"output_tok_s_low": found["output_tok_s"] / high, "output_tok_s_high": found["output_tok_s"] / low}
+    return ends | {"output_tok_s_low": figures["output_tok_s"] / high, "output_tok_s_high": figures["output_tok_s"] / low}

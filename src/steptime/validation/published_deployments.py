@@ -29,32 +29,34 @@ import numpy as np
 
 from steptime.hardware.software_maturity import is_day
 from steptime.physics.engine import IDEAL, Engine
-from steptime.validation.run_kinds import HIGHEST, MLPERF, OFFLINE, PREFILL_WAYS, kind_of
+from steptime.validation.run_kinds import HIGHEST, MLPERF, OFFLINE, PREFILL_WAYS, run_kind
 
-APART, ENGINE, SYSTEM, MODEL = "ix_disaggregated", "sglang", "gb200-nvl72", "deepseek-r1"
+SEPARATE_POOLS, ENGINE, SYSTEM, MODEL = "ix_disaggregated", "sglang", "gb200-nvl72", "deepseek-r1"
 DAY = len("2025-12-19")
 SINCE, UNTIL = "2025-12-19", "2025-12-31"  # days from which, and to which, they are of the second collection
 PAIRS = 76.0  # of the 152 multiprocessors that a GB200 reports (B200: 148)
 SHORT = ("1024", "1024")  # lengths
-WAYS = tuple(PREFILL_WAYS.values())
+LAUNCH_AXES = tuple(PREFILL_WAYS.values())
 GROUPED, LAUNCHED = ("1", "4", "4"), ("4", "1", "1")  # tp, dp and ep as columns have them, and as scripts do
 
 
 def as_launched(row: dict[str, str]) -> dict[str, str]:
     """Return a run with the ways that its script has, where its columns name attention groups that were none.
 
-    >>> told = {"tp": "1", "dp": "4", "ep": "4", "part": "ix_disaggregated", "engine": "sglang", "system": "gb200-nvl72"}
-    >>> told |= {"model": "deepseek-r1", "measured": "2025-12-19", "weight_dtype": "nvfp4"}
-    >>> told |= {"input_tokens": "8192", "output_tokens": "1024"}
-    >>> [as_launched(told)[way] for way in ("tp", "dp", "ep")]
+    >>> row = {"tp": "1", "dp": "4", "ep": "4", "part": "ix_disaggregated", "engine": "sglang", "system": "gb200-nvl72"}
+    >>> row |= {"model": "deepseek-r1", "measured": "2025-12-19", "weight_dtype": "nvfp4"}
+    >>> row |= {"input_tokens": "8192", "output_tokens": "1024"}
+    >>> [as_launched(row)[axis] for axis in ("tp", "dp", "ep")]
     ['4', '1', '1']
     """
     if not _is_early(row) or row["measured"] < SINCE or (_is_fp8(row) and _lengths(row) == SHORT):
         return row
-    if _ways(row, (*WAYS, "pp")) != (*GROUPED, "1"):
+    if _parallel_sizes(row, (*LAUNCH_AXES, "pp")) != (*GROUPED, "1"):
         return row
-    found = {**row, **dict(zip(WAYS, LAUNCHED, strict=True)), "kv_dtype": row.get("kv_dtype") or "fp8"}
-    return found | (dict(zip(PREFILL_WAYS, LAUNCHED, strict=True)) if _ways(row, PREFILL_WAYS) == GROUPED else {})
+    launched_row = {**row, **dict(zip(LAUNCH_AXES, LAUNCHED, strict=True)), "kv_dtype": row.get("kv_dtype") or "fp8"}
+    return launched_row | (
+        dict(zip(PREFILL_WAYS, LAUNCHED, strict=True)) if _parallel_sizes(row, PREFILL_WAYS) == GROUPED else {}
+    )
 
 
 def latent_contexts(row: Mapping[str, str]) -> float:
@@ -91,7 +93,7 @@ def with_contexts(engine: Engine, contexts: float) -> Engine:
 
 def _is_early(row: Mapping[str, str]) -> bool:
     """Whether a run is one of DeepSeek-R1 on SGLang's separate pools on GB200, of a day that is told, in 2025."""
-    if row.get("part") != APART or row["system"].casefold() != SYSTEM or row["engine"] != ENGINE:
+    if row.get("part") != SEPARATE_POOLS or row["system"].casefold() != SYSTEM or row["engine"] != ENGINE:
         return False
     if MODEL not in row["model"].casefold():
         return False
@@ -103,18 +105,18 @@ def _is_fp8(row: Mapping[str, str]) -> bool:
     return row["weight_dtype"].casefold() == "fp8"
 
 
-def _ways(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(_whole(row.get(name) or "1") for name in names)
+def _parallel_sizes(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(_format_whole_number(row.get(name) or "1") for name in names)
 
 
 def _lengths(row: Mapping[str, str]) -> tuple[str, str]:
-    return _whole(row["input_tokens"]), _whole(row["output_tokens"])
+    return _format_whole_number(row["input_tokens"]), _format_whole_number(row["output_tokens"])
 
 
-def _whole(text: str) -> str:
+def _format_whole_number(text: str) -> str:
     """Write a number as a whole one, which may stand as 8.0.
 
-    >>> _whole("8.0")
+    >>> _format_whole_number("8.0")
     '8'
     """
     return f"{float(text):.0f}"
@@ -122,12 +124,12 @@ def _whole(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """Decode steps between two looks at new requests: `few` below `clients` of them, `many` from there on."""
+    """Decode steps between two looks at new requests: `light_load_steps` below `clients` of them, else `heavy_load_steps`."""
 
     engine: str
     systems: tuple[str, ...]
-    few: float
-    many: float
+    light_load_steps: float
+    heavy_load_steps: float
     clients: float
     source: str
 
@@ -136,8 +138,8 @@ INTERVALS = (
     Interval(
         engine="sglang",
         systems=("hgx-b200", "hgx-b300"),
-        few=10.0,
-        many=20.0,
+        light_load_steps=10.0,
+        heavy_load_steps=20.0,
         clients=16.0,
         source="185 median first tokens; InferenceMAX's scripts there have --scheduler-recv-interval 10, or 30 from 16 clients",
     ),
@@ -192,43 +194,45 @@ BENCHMARKED = {
 "Preparing a Dataset"."""
 
 
-def data_set_of(row: Mapping[str, str]) -> DataSet | None:
+def find_data_set(row: Mapping[str, str]) -> DataSet | None:
     """Return the data set of a run of MLPerf's Offline; None for other runs, and for models that are not known.
 
-    >>> data_set_of({"part": "mlperf", "scenario": "Offline", "model": "deepseek-ai/DeepSeek-R1"}).requests
+    >>> find_data_set({"part": "mlperf", "scenario": "Offline", "model": "deepseek-ai/DeepSeek-R1"}).requests
     4388
     """
-    if row.get("part") != MLPERF or kind_of(row) != OFFLINE:
+    if row.get("part") != MLPERF or run_kind(row) != OFFLINE:
         return None
     name = row["model"].casefold().rpartition("/")[2]
-    return next((one for one in DATA_SETS if name.startswith(one.model) and "distill" not in name), None)
+    return next((data_set for data_set in DATA_SETS if name.startswith(data_set.model) and "distill" not in name), None)
 
 
-def longest_of(row: Mapping[str, str]) -> float:
+def longest_output(row: Mapping[str, str]) -> float:
     """Return the longest output of a run's data set [tokens]; 0 where it is not known, or all are alike."""
-    data_set = data_set_of(row)
+    data_set = find_data_set(row)
     return 0.0 if data_set is None else data_set.longest
 
 
-def requests_of(row: Mapping[str, str], seconds: Callable[[float], float]) -> float:
+def count_requests(row: Mapping[str, str], seconds: Callable[[float], float]) -> float:
     """Return the requests of a run that are all there at its start; infinitely many where nothing tells.
 
     seconds: that a run of so many takes. MLPerf's runs take whole data sets, and ten minutes at least.
 
-    >>> requests_of({"requests": "500", "scenario": "Offline"}, lambda requests: requests)
+    >>> count_requests({"requests": "500", "scenario": "Offline"}, lambda requests: requests)
     500.0
-    >>> requests_of({"part": "mlperf", "scenario": "Offline", "model": "DeepSeek-R1"}, lambda requests: requests / 10)
+    >>> count_requests({"part": "mlperf", "scenario": "Offline", "model": "DeepSeek-R1"}, lambda requests: requests / 10)
     8776.0
     """
     if row.get("requests"):
         return float(row["requests"])
-    if kind_of(row) == HIGHEST:
+    if run_kind(row) == HIGHEST:
         return float(BENCHMARKED.get((int(float(row["input_tokens"])), int(float(row["output_tokens"]))), math.inf))
-    data_set = data_set_of(row)
+    data_set = find_data_set(row)
     if data_set is None:
         return math.inf
-    one = seconds(data_set.requests)
-    least = max(1, math.floor(LEAST_SECONDS / one)) if one > 0 else 1  # that many take less time than as many runs of one
+    data_set_seconds = seconds(data_set.requests)
+    least = (
+        max(1, math.floor(LEAST_SECONDS / data_set_seconds)) if data_set_seconds > 0 else 1
+    )  # that many take less time than as many runs of one
     enough = (n for n in count(least) if n > MOST_SETS or seconds(n * data_set.requests) >= LEAST_SECONDS)
     return float(data_set.requests * next(enough))
 
@@ -240,7 +244,7 @@ MOST_AT_ONCE = 4096
 def most_at_once(row: Mapping[str, str]) -> float:
     """Return the most sequences that a replica runs at once: as its row tells, or as `trtllm-bench` sets it.
 
-    >>> [most_at_once({"engine": "trtllm", "part": "trt_max", "concurrency": told}) for told in ("64", "")]
+    >>> [most_at_once({"engine": "trtllm", "part": "trt_max", "concurrency": limit}) for limit in ("64", "")]
     [64.0, 4096.0]
     """
     if row.get("concurrency"):
@@ -256,7 +260,7 @@ def keeps_room(row: Mapping[str, str]) -> bool:
     >>> [keeps_room({"engine": engine, "part": "trt_max"}) for engine in ("trtllm", "vllm")]
     [True, False]
     """
-    return row["engine"] == "trtllm" and kind_of(row) == HIGHEST
+    return row["engine"] == "trtllm" and run_kind(row) == HIGHEST
 
 
 def usual_interval(row: Mapping[str, str], clients: float | None = None) -> float:
@@ -270,11 +274,13 @@ def usual_interval(row: Mapping[str, str], clients: float | None = None) -> floa
     >>> usual_interval({"engine": "vllm", "system": "hgx-b200", "concurrency": "4"})
     1.0
     """
-    asked = max(1.0, float(row["concurrency"] or 1) if clients is None else clients)
+    concurrency = max(1.0, float(row["concurrency"] or 1) if clients is None else clients)
     if row["engine"] == "trtllm" and float(row.get("dp") or 1) > 1:
-        return 1 + balance_period(int(float(row["dp"])), asked, float(row["output_tokens"])) / 2
-    one = looks_rarely(row)
-    return 1.0 if one is None else one.many if asked >= one.clients else one.few
+        return 1 + balance_period(int(float(row["dp"])), concurrency, float(row["output_tokens"])) / 2
+    interval = looks_rarely(row)
+    return (
+        1.0 if interval is None else interval.heavy_load_steps if concurrency >= interval.clients else interval.light_load_steps
+    )
 
 
 def looks_rarely(row: Mapping[str, str]) -> Interval | None:
@@ -283,4 +289,6 @@ def looks_rarely(row: Mapping[str, str]) -> Interval | None:
     >>> looks_rarely({"engine": "vllm", "system": "hgx-b200"}) is None
     True
     """
-    return next((one for one in INTERVALS if row["engine"] == one.engine and row["system"] in one.systems), None)
+    return next(
+        (interval for interval in INTERVALS if row["engine"] == interval.engine and row["system"] in interval.systems), None
+    )

@@ -22,19 +22,19 @@ MAXIMUM: Final = "trt_max"
 PARTS: Final = ("ix_aggregated", "ix_mtp", "ix_disaggregated", MLPERF, MAXIMUM)
 NO_DRAFTS: Final = ("", "none")
 PREFILL_WAYS: Final = {"prefill_tp": "tp", "prefill_dp": "dp", "prefill_ep": "ep"}
-WHOLE: Final = ("drafted", "decode_workers", "prefill_workers", *PREFILL_WAYS, "chips", "stream_interval")
+WHOLE_NUMBER_COLUMNS: Final = ("drafted", "decode_workers", "prefill_workers", *PREFILL_WAYS, "chips", "stream_interval")
 """Columns that hold whole numbers of at least 1 (drafted: 0), or nothing."""
-SAID: Final = ("scenario", "part", "spec", "acceptance", *WHOLE)
+KIND_COLUMNS: Final = ("scenario", "part", "spec", "acceptance", *WHOLE_NUMBER_COLUMNS)
 """Columns that say what kind of run it was; a row may lack them all."""
 LARGEST: Final = 1e8
 
 
-def kind_of(row: Mapping[str, str]) -> str:
+def run_kind(row: Mapping[str, str]) -> str:
     """Return the kind of run that a row is.
 
-    >>> kind_of({}), kind_of({"drafted": "2.0"}), kind_of({"drafted": "2", "decode_workers": "1"})
+    >>> run_kind({}), run_kind({"drafted": "2.0"}), run_kind({"drafted": "2", "decode_workers": "1"})
     ('aggregated', 'drafted', 'pools')
-    >>> kind_of({"scenario": "Offline", "part": "mlperf"}), kind_of({"part": "trt_max"})
+    >>> run_kind({"scenario": "Offline", "part": "mlperf"}), run_kind({"part": "trt_max"})
     ('offline', 'maximum')
     """
     if scenario := row.get("scenario"):
@@ -46,30 +46,30 @@ def kind_of(row: Mapping[str, str]) -> str:
     return DRAFTED if is_drafted(row) else PLAIN
 
 
-def label_of(row: Mapping[str, str]) -> str:
+def kind_label(row: Mapping[str, str]) -> str:
     """Return what an error table calls the kind of a row: pools that draft stand apart."""
-    kind = kind_of(row)
+    kind = run_kind(row)
     return f"{POOLS}, drafted" if kind == POOLS and is_drafted(row) else kind
 
 
 def is_drafted(row: Mapping[str, str]) -> bool:
     """Whether a row says that its run drafted."""
-    return drafts_of(row) > 0 or (row.get("spec") or "").casefold() not in NO_DRAFTS
+    return count_drafts(row) > 0 or (row.get("spec") or "").casefold() not in NO_DRAFTS
 
 
-def drafts_of(row: Mapping[str, str]) -> int:
+def count_drafts(row: Mapping[str, str]) -> int:
     """Return the tokens that a run drafted in a step; 0 where the row does not tell."""
     return int(float(row.get("drafted") or 0))
 
 
 def wrong_kind(row: Mapping[str, str]) -> str:
     """Return what is wrong with the columns that say what kind of run it was, "" for nothing."""
-    if not any(map(row.get, SAID)):
+    if not any(map(row.get, KIND_COLUMNS)):
         return ""
     for name, options in (("scenario", tuple(SCENARIOS)), ("part", PARTS)):
         if row.get(name) and row[name] not in options:
             return str(UnknownName(name, row[name], options, f"Known: {', '.join(options)}."))
-    for name in WHOLE:
+    for name in WHOLE_NUMBER_COLUMNS:
         if row.get(name) and (problem := _wrong_whole(name, row[name], least=0 if name == "drafted" else 1)):
             return problem
     return _wrong_drafts(row) or _wrong_pools(row)
@@ -86,7 +86,7 @@ def _wrong_whole(name: str, text: str, least: int) -> str:
 
 
 def _wrong_drafts(row: Mapping[str, str]) -> str:
-    drafts, text = drafts_of(row), row.get("acceptance")
+    drafts, text = count_drafts(row), row.get("acceptance")
     if drafts > MOST_DRAFTS:
         return f"drafted must be at most {MOST_DRAFTS} tokens, not {drafts}"
     if not text:
@@ -95,8 +95,8 @@ def _wrong_drafts(row: Mapping[str, str]) -> str:
         good = 1 <= float(text) <= drafts + 1
     except ValueError:
         good = False
-    most = f"drafted + 1 = {drafts + 1}"
-    return "" if good else f"acceptance is the tokens that a step yields, from 1 to {most}, not {short_repr(text)}"
+    limit_text = f"drafted + 1 = {drafts + 1}"
+    return "" if good else f"acceptance is the tokens that a step yields, from 1 to {limit_text}, not {short_repr(text)}"
 
 
 def _wrong_pools(row: Mapping[str, str]) -> str:

@@ -20,9 +20,9 @@ from steptime.physics.layout import Layout
 from steptime.physics.layout_constraints import READ_ENGINES
 from steptime.physics.layout_rules import check
 from steptime.units import counted
-from steptime.validation.run_kinds import LOOPS, POOLS, PREFILL_WAYS, SAID, kind_of, wrong_kind
+from steptime.validation.run_kinds import KIND_COLUMNS, LOOPS, POOLS, PREFILL_WAYS, run_kind, wrong_kind
 
-DRAWN = 1 / 9  # spread of lengths drawn evenly from 0.8 to 1.0 of nominal, as InferenceX and its like do
+DRAWN_SPREAD = 1 / 9  # spread of lengths drawn evenly from 0.8 to 1.0 of nominal, as InferenceX and its like do
 DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg")  # how the public run sets name runs that draw them so; others fix them
 AXES = ("tp", "pp", "dp", "ep")
 NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
@@ -33,7 +33,7 @@ MEANS = ("input_mean", "output_mean", "concurrency_mean")  # of the run, where t
 SPREAD, REQUESTS = "length_spread", "requests"
 RATES = ("output_tok_s", "total_tok_s")  # measured throughputs of the whole deployment
 LIMITS = ("ttft_limit_s", "tpot_limit_s")
-OPTIONAL = ("measured", "kv_dtype", *MEANS, SPREAD, REQUESTS, "ttft_median_s", *RATES, *LIMITS, *SAID)
+OPTIONAL = ("measured", "kv_dtype", *MEANS, SPREAD, REQUESTS, "ttft_median_s", *RATES, *LIMITS, *KIND_COLUMNS)
 UNREAD = ("engine_version", "note", "acceptance_assumed")  # columns that say where a run is from
 LARGEST = 1e8  # of a length, a number of requests or of ways
 QUOTE = "'"
@@ -51,7 +51,7 @@ def read_runs(
 
     Raises DataFileError, with the line, for missing columns and for a bad row unless `skip_bad`.
     """
-    problem_of = checker(catalog)
+    find_problem = checker(catalog)
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -61,13 +61,13 @@ def read_runs(
                 raise DataFileError(path, f"has the column {short_repr(twice)} twice", 1)
             if problem := _wrong_header(header):
                 raise DataFileError(path, problem, 1)
-            named = len(header)
+            column_count = len(header)
             header += [name for name in CHECKED if name not in header]
             rows, problems = [], []
             for cells in filter(None, reader):
                 row = dict(zip(header, cells + [""] * (len(header) - len(cells)), strict=False))
-                beyond = f"it has {len(cells)} cells, the header {named}" if len(cells) > named else ""
-                problem = beyond or problem_of(row)
+                beyond = f"it has {len(cells)} cells, the header {column_count}" if len(cells) > column_count else ""
+                problem = beyond or find_problem(row)
                 if problem and not skip_bad:
                     raise DataFileError(path, f"{str(problem).rstrip('.')}; --skip-bad leaves such rows out", reader.line_num)
                 if problem:
@@ -94,14 +94,14 @@ def _wrong_header(header: list[str]) -> str:
         return f"parts its columns by {mark!r}; part them by commas"
     if missing:
         near = {name: did_you_mean(name, set(header) - set(COLUMNS), max_names=1, cutoff=0.7) for name in missing}
-        hints = [f"{name} ({found[0]} is none)" if found else name for name, found in near.items()]
+        hints = [f"{name} ({suggestions[0]} is none)" if suggestions else name for name, suggestions in near.items()]
         return f"lacks the column{'s' if len(missing) > 1 else ''} {', '.join(hints)}"
     for name in MEASURED:
-        other = next(
-            (given for given in header if re.fullmatch(name[:-1] + "?(|m|u|n|ms|us|ns|sec|seconds)", given.lower())), ""
+        misnamed_column = next(
+            (column for column in header if re.fullmatch(name[:-1] + "?(|m|u|n|ms|us|ns|sec|seconds)", column.lower())), ""
         )
-        if name not in header and other:
-            return f"has the column {other}, which is not read: times stand in {name}, in seconds"
+        if name not in header and misnamed_column:
+            return f"has the column {misnamed_column}, which is not read: times stand in {name}, in seconds"
     return ""
 
 
@@ -122,15 +122,15 @@ def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:
     cells = lru_cache(maxsize=None)(partial(_wrong_cell, names))
     checked = itemgetter(*CHECKED)
 
-    def problem_of(row: Mapping[str, str]) -> str:
+    def find_problem(row: Mapping[str, str]) -> str:
         if problem := _misspelt(row["engine"]) or _wrong_measure(row) or wrong_kind(row):
             return problem
-        given, kind = checked(row), kind_of(row)
+        checked_cells, kind = checked(row), run_kind(row)
         if kind not in LOOPS:
-            given = given if kind == POOLS else _told(given)
-        return cells(*given) or (cells(*_prefill(given, row)) if kind == POOLS else "")
+            checked_cells = checked_cells if kind == POOLS else _fill_scenario_cells(checked_cells)
+        return cells(*checked_cells) or (cells(*_prefill(checked_cells, row)) if kind == POOLS else "")
 
-    return problem_of
+    return find_problem
 
 
 @cache
@@ -140,15 +140,17 @@ def _misspelt(engine: str) -> str:
     return f"unknown engine {short_repr(engine)}; did you mean {near[0]}?" if near else ""
 
 
-def _told(cells: tuple[str, ...]) -> tuple[str, ...]:
+def _fill_scenario_cells(cells: tuple[str, ...]) -> tuple[str, ...]:
     """Return the cells of a row to check, with 1 for what a scenario says in place of a column."""
-    return tuple("1" if at in TOLD_ELSEWHERE and not text else text for at, text in enumerate(cells))
+    return tuple("1" if position in TOLD_ELSEWHERE and not text else text for position, text in enumerate(cells))
 
 
 def _prefill(cells: tuple[str, ...], row: Mapping[str, str]) -> tuple[str, ...]:
     """Return the cells of a row of separate pools with the ways of the pool that reads prompts."""
-    given = dict(zip(CHECKED, cells, strict=True)) | {own: row.get(name) or "1" for name, own in PREFILL_WAYS.items()}
-    return tuple(given[name] for name in CHECKED)
+    cells_by_column = dict(zip(CHECKED, cells, strict=True)) | {
+        axis: row.get(name) or "1" for name, axis in PREFILL_WAYS.items()
+    }
+    return tuple(cells_by_column[name] for name in CHECKED)
 
 
 def unread_columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
@@ -157,9 +159,9 @@ def unread_columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
     >>> unread_columns([{"id": "a", "note": "", "host": "x", "acceptence": "2"}])
     ['host', 'acceptence (acceptance?)']
     """
-    known = {*COLUMNS, *MEASURED, *OPTIONAL, *UNREAD}
-    names = dict.fromkeys(name for row in rows for name in row if name not in known and name)
-    near = {name: did_you_mean(name, known, max_names=1, cutoff=0.8) for name in names}
+    known_columns = {*COLUMNS, *MEASURED, *OPTIONAL, *UNREAD}
+    names = dict.fromkeys(name for row in rows for name in row if name not in known_columns and name)
+    near = {name: did_you_mean(name, known_columns, max_names=1, cutoff=0.8) for name in names}
     return [
         f"{short_repr(name).strip(QUOTE)} ({near[name][0]}?)" if near[name] else short_repr(name).strip(QUOTE) for name in names
     ]
@@ -178,13 +180,13 @@ def _wrong_measure(row: Mapping[str, str]) -> str:
             kind = "time" if name.endswith("_s") and name not in RATES else "number"
             return f"{name} must be a {kind} greater than 0, not {short_repr(text)}"
         if name in LONGEST_SECONDS and float(text) > LONGEST_SECONDS[name]:
-            most = LONGEST_SECONDS[name]
-            return f"{name} must be at most {most:,.0f} s, not {short_repr(text)}: times are in seconds, not in milliseconds"
+            maximum = LONGEST_SECONDS[name]
+            return f"{name} must be at most {maximum:,.0f} s, not {short_repr(text)}: times are in seconds, not in milliseconds"
         if name == REQUESTS and float(text) < 1:
             return f"{name} must be at least 1, not {short_repr(text)}"
-        most = LARGEST_RATE if name in RATES else LARGEST
-        if float(text) > most:
-            return f"{name} must be at most {most:,.0f}, not {short_repr(text)}"
+        maximum = LARGEST_RATE if name in RATES else LARGEST
+        if float(text) > maximum:
+            return f"{name} must be at most {maximum:,.0f}, not {short_repr(text)}"
     return _wrong_spread(row.get(SPREAD) or "0")
 
 
@@ -196,19 +198,19 @@ def _wrong_spread(text: str) -> str:
     return "" if good else f"{SPREAD} must be a share from 0 (all alike) to 1, not {short_repr(text)}"
 
 
-def spread_of(row: Mapping[str, str]) -> float:
+def length_spread(row: Mapping[str, str]) -> float:
     """Return how far the lengths of a run reach to both sides of their mean, as a share of it.
 
     Its column tells, or how the run is named (`DRAWN_IDS`).
 
-    >>> spread_of({"id": "2026_04_06_llama_c64"}) == spread_of({"id": "llama_c64_cfg7"}) == DRAWN
+    >>> length_spread({"id": "2026_04_06_llama_c64"}) == length_spread({"id": "llama_c64_cfg7"}) == DRAWN_SPREAD
     True
-    >>> spread_of({"id": "llama_c64"}), spread_of({"id": "llama_c64", "length_spread": "0.5"})
+    >>> length_spread({"id": "llama_c64"}), length_spread({"id": "llama_c64", "length_spread": "0.5"})
     (0.0, 0.5)
     """
     if row.get(SPREAD):
         return float(row[SPREAD])
-    return DRAWN if DRAWN_IDS.match(row["id"]) else 0.0
+    return DRAWN_SPREAD if DRAWN_IDS.match(row["id"]) else 0.0
 
 
 def _wrong_cell(names: Callable[..., str], *cells: str) -> str:
@@ -227,10 +229,10 @@ def _wrong_cell(names: Callable[..., str], *cells: str) -> str:
 
 def _wrong_name(system: Callable[..., System], model: Callable[..., Model], *cells: str) -> str:
     """Return what is wrong with the ways, names and formats of a run."""
-    *ways, machine, name, weights, experts, kv = cells
+    *sizes, machine, name, weights, experts, kv = cells
     try:
         described = model(name, weights=weights or "bf16", experts=experts or weights or "bf16", kv=kv)
-        check(Layout(**{n: int(float(way)) for n, way in zip(AXES, ways, strict=True)}), described, system(machine))
+        check(Layout(**{n: int(float(size)) for n, size in zip(AXES, sizes, strict=True)}), described, system(machine))
     except InputError as problem:
         return str(problem)
     return ""

@@ -59,10 +59,10 @@ class Lengths:
         return np.unique(np.concatenate([ends, np.geomspace(self.mean / 2, self.longest, POINTS)]))
 
     @cached_property
-    def whole(self) -> Array:
+    def survival(self) -> Array:
         """Share of outputs that have more than `tokens`.
 
-        >>> Lengths(mean=100.0, spread=0.5).whole[[0, 64, 128, 192, 256]].tolist()
+        >>> Lengths(mean=100.0, spread=0.5).survival[[0, 64, 128, 192, 256]].tolist()
         [1.0, 1.0, 0.75, 0.375, 0.0]
         """
         if self._is_cut:
@@ -73,36 +73,36 @@ class Lengths:
         return np.clip((self.mean * (1 + self.spread) - self.tokens) / (2 * self.mean * self.spread), 0.0, 1.0)
 
     @cached_property
-    def left(self) -> Array:
+    def residual_survival(self) -> Array:
         """Share of requests found under way that have more than `tokens` to go: $S_e$.
 
-        >>> Lengths(mean=100.0).left[[0, 128, 256]].round(3).tolist()
+        >>> Lengths(mean=100.0).residual_survival[[0, 128, 256]].round(3).tolist()
         [1.0, 0.5, 0.0]
         >>> long = Lengths(mean=3700.0, longest=20_000.0)
-        >>> round(float(integral(long.left, long.tokens)))
+        >>> round(float(integral(long.residual_survival, long.tokens)))
         3625
         """
         if self._is_cut:
             beyond = self._scale * (np.exp(-self.tokens / self._scale) - np.exp(-self.longest / self._scale))
         else:
-            least, most = self.mean * (1 - self.spread), self.mean * (1 + self.spread)
-            cut = (most - self.tokens) ** 2 / (2 * max(most - least, 1e-9))
+            least, largest = self.mean * (1 - self.spread), self.mean * (1 + self.spread)
+            cut = (largest - self.tokens) ** 2 / (2 * max(largest - least, 1e-9))
             beyond = np.where(self.tokens < least, self.mean - self.tokens, cut)
         share: Array = np.clip(beyond / self.mean, 0.0, 1.0)
         return share
 
     @cached_property
-    def made(self) -> Array:
+    def generated_tokens(self) -> Array:
         """Tokens that requests found under way, with more than `tokens` to go, have made when they are found.
 
-        >>> Lengths(mean=100.0).made[[0, 128]].round(2).tolist()
+        >>> Lengths(mean=100.0).generated_tokens[[0, 128]].round(2).tolist()
         [50.0, 25.0]
         """
-        left, parts = self.left, np.diff(self.tokens)
-        pieces = (left[1:] + left[:-1]) / 2 * parts
+        residual, parts = self.residual_survival, np.diff(self.tokens)
+        pieces = (residual[1:] + residual[:-1]) / 2 * parts
         beyond = np.append(np.cumsum(pieces[::-1])[::-1], 0.0)
-        made: Array = np.where(left > 0, beyond / np.where(left > 0, left, 1.0), 0.0)
-        return made
+        generated: Array = np.where(residual > 0, beyond / np.where(residual > 0, residual, 1.0), 0.0)
+        return generated
 
     @cached_property
     def _scale(self) -> float:
@@ -116,9 +116,9 @@ class Lengths:
         return high
 
 
-def integral(values: Array, at: Array) -> float:
+def integral(values: Array, points: Array) -> float:
     """Return the integral of straight lines between values."""
-    return float(np.sum((values[1:] + values[:-1]) * np.diff(at)) / 2)
+    return float(np.sum((values[1:] + values[:-1]) * np.diff(points)) / 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,32 +133,34 @@ class Replica:
     prompt: float
     lengths: Lengths
 
-    def step(self, batch: Number, made: Number) -> Array:
+    def step(self, batch: Number, generated_tokens: Number) -> Array:
         """Return the seconds of a decode step of sequences that have made so many tokens in the mean."""
-        alone = replace(self.layout, replicas=1)
-        given: dict[str, Any] = {"layout": alone, "engine": self.engine, "context": self.prompt + made}
-        return np.asarray(decode_step(self.model, self.system, batch=batch, **given).total)
+        single_replica = replace(self.layout, replicas=1)
+        arguments: dict[str, Any] = {"layout": single_replica, "engine": self.engine, "context": self.prompt + generated_tokens}
+        return np.asarray(decode_step(self.model, self.system, batch=batch, **arguments).total)
 
     @cached_property
     def steady(self) -> float:
         """Seconds of a step where all seats are taken, as a steady state has it: half of an output made."""
         return float(self.step(self.batch, self.lengths.mean / 2))
 
-    def drained(self, batch: float, share: Array, made: Array) -> float:
+    def drained(self, batch: float, share: Array, generated_tokens: Array) -> float:
         """Return the seconds until all of `batch` are over.
 
         `share` of them have more than `lengths.tokens` to go, and had made so many when the last one started.
         """
         any_left = np.where(share >= 1, 1.0, -np.expm1(batch * np.log1p(-np.minimum(share, 1 - 1e-12))))
         tokens = self.lengths.tokens
-        return integral(self.step(np.maximum(batch * share, 1.0), made + tokens) * any_left, tokens)
+        return integral(self.step(np.maximum(batch * share, 1.0), generated_tokens + tokens) * any_left, tokens)
 
     @cached_property
     def end(self) -> float:
         """Seconds by which a run is longer than a steady state would take for its requests."""
         lengths = self.lengths
-        left = integral(lengths.left, lengths.tokens)
-        return max(0.0, self.drained(self.batch, lengths.left, lengths.made) - self.steady * left)
+        residual_tokens = integral(lengths.residual_survival, lengths.tokens)
+        return max(
+            0.0, self.drained(self.batch, lengths.residual_survival, lengths.generated_tokens) - self.steady * residual_tokens
+        )
 
     def seconds(self, requests: float, rate: float) -> float:
         """Return the time of a run of `requests`, of which a steady state serves `rate` a second.
@@ -168,4 +170,4 @@ class Replica:
         if requests > self.batch:
             return requests / rate + self.end
         decode = self.lengths.mean * self.steady / self.batch
-        return requests * max(0.0, 1 / rate - decode) + self.drained(requests, self.lengths.whole, 0 * self.lengths.tokens)
+        return requests * max(0.0, 1 / rate - decode) + self.drained(requests, self.lengths.survival, 0 * self.lengths.tokens)

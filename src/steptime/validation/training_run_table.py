@@ -29,7 +29,7 @@ from steptime.training.training_layout import SHARDINGS, TASKS, TrainingLayout
 from steptime.training.training_stack import TrainingEngine, decimal_year, training_engine
 
 NEEDED: Final = ("model", "system", "chips", "seq_len", "global_batch", "dtype")
-WAYS: Final = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "sharding_group")
+LAYOUT_COLUMNS: Final = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "sharding_group")
 MEASURED: Final = ("step_s", "tokens_per_s_per_chip", "model_tflops_per_chip", "peak_memory_gib")
 STACKS: Final = {
     "megatron-bridge": "megatron", "megatron-lm": "megatron-lm", "megatron-deepspeed": "megatron-deepspeed", "nemo": "nemo",
@@ -101,7 +101,7 @@ def is_training(header: list[str]) -> bool:
     return {"seq_len", "global_batch"} <= set(header)
 
 
-def header_of(path: str | os.PathLike[str]) -> list[str]:
+def read_header(path: str | os.PathLike[str]) -> list[str]:
     """Return the columns of a CSV file; nothing where it is none."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -129,34 +129,34 @@ def read_training_runs(
         raise DataFileError(
             path, f"has no column {missing[0]!r}; training runs need {', '.join(NEEDED)}" if missing else "no rows"
         )
-    found: list[TrainingRun | str] = []
+    runs: list[TrainingRun | str] = []
     for number, row in enumerate(rows, 2):
         try:
-            found.append(run_of(row, Path(path).parent, line=number, catalog=catalog, stack=stack))
+            runs.append(read_run(row, Path(path).parent, line=number, catalog=catalog, stack=stack))
         except InputError as error:
-            found.append(str(error))
-    return found, rows
+            runs.append(str(error))
+    return runs, rows
 
 
-def run_of(
+def read_run(
     row: Mapping[str, str], folder: Path, *, line: int = 0, catalog: str | None = None, stack: str | None = None
 ) -> TrainingRun:
     """Return the run of a row; raise InputError for what cannot be read."""
     model = _model(row["model"], folder, catalog)
     note = row.get("note", "")
-    system = machine_of(note, load_system(row["system"], catalog))
-    named = stack or STACKS.get(row.get("framework", "").casefold(), "typical")
-    engine = training_engine(named, system, catalog)
+    system = adjust_system(note, load_system(row["system"], catalog))
+    stack_name = stack or STACKS.get(row.get("framework", "").casefold(), "typical")
+    engine = training_engine(stack_name, system, catalog)
     date = row.get("date", "")
     job = _job(row, note, engine, decimal_year(date) if date else FUSED_SINCE)
-    chips = _whole(row, "chips")
-    layout, open_ = _layout(row, job, chips, named)
+    chips = _read_whole_number(row, "chips")
+    layout, open_ = _layout(row, job, chips, stack_name)
     return TrainingRun(
         id=row.get("id", "") or f"line {line}",
         source=row.get("source", ""),
         model=model,
         system=system,
-        stack=named,
+        stack=stack_name,
         framework=row.get("framework", ""),
         date=date,
         chips=chips,
@@ -181,27 +181,27 @@ def run_of(
 
 def _model(name: str, folder: Path, catalog: str | None) -> Model:
     """Return a model of the catalogue, or of a config beside the file."""
-    beside = folder / name
-    return load_model(str(beside) if name.endswith(".json") and beside.exists() else name, catalog=catalog)
+    config_path = folder / name
+    return load_model(str(config_path) if name.endswith(".json") and config_path.exists() else name, catalog=catalog)
 
 
-def machine_of(note: str, system: System) -> System:
+def adjust_system(note: str, system: System) -> System:
     """Return a system as a note tells that it differs: links of a node, a power cap, another memory bandwidth.
 
     Nodes have eight chips, which share the links that a note tells.
     """
     domains, chip = list(system.domains), system.chip
     per_chip = None
-    if found := PORTS.search(note):
-        per_chip = float(found[1]) * float(found[2]) / NODE_CHIPS
-    elif found := NODE.search(note):
-        per_chip = float(found[1]) / NODE_CHIPS
+    if match := PORTS.search(note):
+        per_chip = float(match[1]) * float(match[2]) / NODE_CHIPS
+    elif match := NODE.search(note):
+        per_chip = float(match[1]) / NODE_CHIPS
     if per_chip is not None and len(domains) > 1:
         domains[-1] = replace(domains[-1], link=replace(domains[-1].link, bandwidth=per_chip / 8 * 1e9))
-    if found := CAP.search(note):
-        chip = replace(chip, power_w=float(found[1]))
-    if found := MEMORY_RATE.search(note):
-        chip = replace(chip, memory=(*chip.memory[:-1], replace(chip.hbm, bandwidth=float(found[1]) * 1e12)))
+    if match := CAP.search(note):
+        chip = replace(chip, power_w=float(match[1]))
+    if match := MEMORY_RATE.search(note):
+        chip = replace(chip, memory=(*chip.memory[:-1], replace(chip.hbm, bandwidth=float(match[1]) * 1e12)))
     return replace(system, domains=tuple(domains), chip=chip)
 
 
@@ -209,31 +209,31 @@ def measured_step(row: Mapping[str, str], model: Model) -> float | None:
     """Return the seconds of a step: as measured, by tokens a second, or by the FLOP rate that a source prints."""
     if row.get("step_s"):
         return _number(row, "step_s")
-    tokens = _whole(row, "global_batch") * _whole(row, "seq_len")
-    chips = _whole(row, "chips")
+    tokens = _read_whole_number(row, "global_batch") * _read_whole_number(row, "seq_len")
+    chips = _read_whole_number(row, "chips")
     if row.get("tokens_per_s_per_chip"):
         return tokens / _number(row, "tokens_per_s_per_chip") / chips
     if row.get("model_tflops_per_chip") and row.get("flops_convention") in ("full", "causal", "unknown"):
-        seq, causal = _whole(row, "seq_len"), row["flops_convention"] == "causal"
+        seq, causal = _read_whole_number(row, "seq_len"), row["flops_convention"] == "causal"
         pairs = sum(n * a.flops_per_pair_prefill for layer, n in model.layers for a in layer.attention)
-        each = 3 * (matmul_flops_per_token(model) + pairs * seq * (0.5 if causal else 1.0))
-        return each * tokens / (_number(row, "model_tflops_per_chip") * 1e12 * chips)
+        flops_per_token = 3 * (matmul_flops_per_token(model) + pairs * seq * (0.5 if causal else 1.0))
+        return flops_per_token * tokens / (_number(row, "model_tflops_per_chip") * 1e12 * chips)
     return None
 
 
 def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float) -> TrainingJob:
     dtype, task = row["dtype"], row.get("task") or "pretrain"
-    for what, value, known in (("dtype", dtype, DTYPES), ("task", task, (*TASKS, "rl"))):
-        if value not in known:
-            raise InputError(f"{what}: {short_repr(value)} is none of {', '.join(known)}")
+    for column, value, choices in (("dtype", dtype, DTYPES), ("task", task, (*TASKS, "rl"))):
+        if value not in choices:
+            raise InputError(f"{column}: {short_repr(value)} is none of {', '.join(choices)}")
     if task == "rl":
         raise InputError("task: an RL step is rollout, training and refit together; only its training part is predicted")
     gradient = engine.gradient_bytes
     if engine.name == "megatron-deepspeed":  # 16-bit gradients, and fp32 ones beside them with bf16 (DeepSpeed, BF16_Optimizer)
         gradient = 6.0 if dtype == "bf16" else 2.0
     return TrainingJob(
-        seq=_whole(row, "seq_len"),
-        batch=_whole(row, "global_batch"),
+        seq=_read_whole_number(row, "seq_len"),
+        batch=_read_whole_number(row, "global_batch"),
         dtype=dtype,
         task=task,
         gradient_bytes=gradient,
@@ -249,34 +249,35 @@ def _layout(row: Mapping[str, str], job: TrainingJob, chips: int, stack: str) ->
     """Return the layout of a row, None without a mapping, and whether its recomputation is open."""
     if not row.get("tp") and not row.get("dp"):
         return None, True
-    ways = {name: _whole(row, name, 1) for name in WAYS}
-    shared = ways["tp"] * ways["pp"] * ways["cp"]
-    dp = _whole(row, "dp", max(chips // shared, 1))
+    sizes = {name: _read_whole_number(row, name, 1) for name in LAYOUT_COLUMNS}
+    shared = sizes["tp"] * sizes["pp"] * sizes["cp"]
+    dp = _read_whole_number(row, "dp", max(chips // shared, 1))
     if shared * dp != chips:
         raise InputError(f"tp x pp x cp x dp = {shared * dp} is not the {chips} chips of the row")
-    recompute = words_of(row.get("recompute", ""), stack)
+    recompute = translate_recompute(row.get("recompute", ""), stack)
     schedule = row.get("schedule") or ""
-    virtual = ways["vpp"]
+    virtual = sizes["vpp"]
     if schedule in ("", "1f1b", "interleaved"):
         schedule = "interleaved" if virtual > 1 else "1f1b"
-    micro = _whole(row, "micro_batch", 1)
-    if not row.get("micro_batch") and stack == "torchtitan" and ways["pp"] > 1:
-        micro = max(int(job.batch) // dp // ways["pp"], 1)  # as many micro-batches as stages, its default
+    micro = _read_whole_number(row, "micro_batch", 1)
+    if not row.get("micro_batch") and stack == "torchtitan" and sizes["pp"] > 1:
+        micro = max(int(job.batch) // dp // sizes["pp"], 1)  # as many micro-batches as stages, its default
     sharding = {"hsdp": "zero3", "": "zero1"}.get(row.get("sharding", ""), row.get("sharding", ""))
     if sharding not in SHARDINGS:
         raise InputError(f"sharding: {short_repr(sharding)} is none of {', '.join(SHARDINGS)}, hsdp")
     return TrainingLayout(
-        tp=ways["tp"], pp=ways["pp"], virtual_stages=virtual, cp=ways["cp"], ep=ways["ep"], etp=ways["etp"], dp=dp,
+        tp=sizes["tp"], pp=sizes["pp"], virtual_stages=virtual, cp=sizes["cp"], ep=sizes["ep"], etp=sizes["etp"], dp=dp,
         micro_batch=min(micro, max(int(job.batch) // dp, 1)), sharding=sharding,
-        sharding_group=_whole(row, "sharding_group", 0) if row.get("sharding") == "hsdp" else 0,
+        sharding_group=_read_whole_number(row, "sharding_group", 0) if row.get("sharding") == "hsdp" else 0,
         recompute=recompute or "none", schedule=schedule_named(schedule).name,
     ), not recompute  # fmt: skip
 
 
-def words_of(recompute: str, stack: str) -> str:
+def translate_recompute(recompute: str, stack: str) -> str:
     """Return what is computed again in this project's words; "" where it is not recorded.
 
-    >>> words_of("rmsnorm+mla_up_proj+swiglu", "megatron"), words_of("selective", "torchtitan"), words_of("", "megatron")
+    >>> cases = ("rmsnorm+mla_up_proj+swiglu", "megatron"), ("selective", "torchtitan"), ("", "megatron")
+    >>> tuple(translate_recompute(*case) for case in cases)
     ('norms+mla_up_proj+moe_act', 'alternate', '')
     """
     if recompute == "selective" and stack == "torchtitan":
@@ -300,7 +301,7 @@ def _number(row: Mapping[str, str], name: str) -> float:
     return value
 
 
-def _whole(row: Mapping[str, str], name: str, default: int | None = None) -> int:
+def _read_whole_number(row: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = row.get(name, "")
     if not text and default is not None:
         return default

@@ -127,13 +127,15 @@ class Runs:
             together[key].append(place)
         self.groups = [self._group(places) for places in together.values()]
         kinds = [self.kinds(run) for run in self.runs]
-        self.labels = sorted({(kind, name, own[kind]) for own in kinds for kind, name, _ in self.spreads})
+        self.labels = sorted({(kind, name, labels_by_kind[kind]) for labels_by_kind in kinds for kind, name, _ in self.spreads})
         wide = {(kind, name): width for kind, name, width in self.spreads}
         self.widths = np.array([wide[label[0], label[1]] for label in self.labels])
-        self.member = np.array([[own[label[0]] == label[2] for label in self.labels] for own in kinds], dtype=float)
+        self.member = np.array(
+            [[labels_by_kind[label[0]] == label[2] for label in self.labels] for labels_by_kind in kinds], dtype=float
+        )
         self.logs = np.log([run.step or np.nan for run in self.runs])
-        alike = Counter((run.source, run.model.name, run.system.chip.name) for run in self.runs)
-        self.weights = np.array([alike[run.source, run.model.name, run.system.chip.name] ** -0.5 for run in self.runs])
+        cluster_sizes = Counter((run.source, run.model.name, run.system.chip.name) for run in self.runs)
+        self.weights = np.array([cluster_sizes[run.source, run.model.name, run.system.chip.name] ** -0.5 for run in self.runs])
 
     def kinds(self, run: TrainingRun) -> dict[str, str]:
         """Return the stack, chip and architecture of a run."""
@@ -142,10 +144,10 @@ class Runs:
 
     def _group(self, places: list[int]) -> _Group:
         first = self.layouts[places[0]]
-        ways: Any = {n: np.array([float(getattr(self.layouts[i], n)) for i in places]) for n in (*DEGREES, "sharding_group")}
+        sizes: Any = {n: np.array([float(getattr(self.layouts[i], n)) for i in places]) for n in (*DEGREES, "sharding_group")}
         return _Group(
             self.runs[places[0]],
-            replace(first, **ways),
+            replace(first, **sizes),
             np.array([float(self.runs[i].job.seq) for i in places]),
             np.array([float(self.runs[i].job.batch) for i in places]),
             np.array(places),
@@ -155,23 +157,23 @@ class Runs:
 
 def predicted(data: Runs, free: Array, differs: Mapping[Label, float], *, slopes: bool) -> tuple[Array, Array]:
     """Return the logarithms of predicted step times, and their slopes by the free constants where they are asked for."""
-    found = np.zeros(len(data.runs))
+    logs = np.zeros(len(data.runs))
     gradient = np.zeros((len(data.runs), len(free))) if slopes else np.zeros((0, 0))
     for group in data.groups:
-        own = data.kinds(group.run)
-        here, added = free.copy(), 0.0
+        labels_by_kind = data.kinds(group.run)
+        group_free, added = free.copy(), 0.0
         for kind, name, _ in data.spreads:
-            value = differs.get((kind, name, own[kind]), 0.0)
+            value = differs.get((kind, name, labels_by_kind[kind]), 0.0)
             if name:
-                here[NAMES.index(name)] += value
+                group_free[NAMES.index(name)] += value
             else:
                 added += value
-        points = np.vstack([here, here + STEP * np.eye(len(here))]) if slopes else here[None]
+        points = np.vstack([group_free, group_free + STEP * np.eye(len(group_free))]) if slopes else group_free[None]
         times = _logs(group, points, data.base)
-        found[group.places] = times[0] + added
+        logs[group.places] = times[0] + added
         if slopes:
             gradient[group.places] = ((times[1:] - times[0]) / STEP).T
-    return found, gradient
+    return logs, gradient
 
 
 def _logs(group: _Group, points: Array, base: TrainingEngine) -> Array:
@@ -195,8 +197,8 @@ def fit(
     believed, width = prior
     free = believed.copy() if start is None else start.free.copy()
     differs = np.array([0.0 if start is None else start.differs.get(label, 0.0) for label in data.labels])
-    many = len(free)
-    information = np.eye(many + len(differs))
+    constant_count = len(free)
+    information = np.eye(constant_count + len(differs))
     for _ in range(rounds):
         logs, slopes = predicted(data, free, dict(zip(data.labels, differs, strict=True)), slopes=True)
         columns = [slopes[:, NAMES.index(name)] if name else np.ones(len(logs)) for _, name, _ in data.labels]
@@ -207,7 +209,7 @@ def fit(
         pull = x.T @ (weight * off) / SCATTER**2
         pull -= np.concatenate([(free - believed) / width**2, differs / data.widths**2])
         step = np.clip(np.linalg.solve(information, pull), -0.4, 0.4)
-        free, differs = free + step[:many], differs + step[many:]
+        free, differs = free + step[:constant_count], differs + step[constant_count:]
         if np.abs(step).max() < 2e-3:
             break
     return Fitted(
@@ -220,12 +222,14 @@ def left_out(
     group: Callable[[TrainingRun], str], start: Fitted, *, rounds: int = 3,
 ) -> Array:  # fmt: skip
     """Return the logarithms of predicted over measured step times, each run's by a fit without any of its group."""
-    found = np.full(len(runs), np.nan)
-    of = [group(run) for run in runs]
-    for value in sorted(set(of)):
-        out = [place for place, one in enumerate(of) if one == value]
-        kept = [place for place, one in enumerate(of) if one != value]
-        without = fit(Runs([runs[i] for i in kept], [layouts[i] for i in kept], architectures), start, rounds=rounds)
+    errors = np.full(len(runs), np.nan)
+    labels = [group(run) for run in runs]
+    for value in sorted(set(labels)):
+        out = [place for place, label in enumerate(labels) if label == value]
+        training_places = [place for place, label in enumerate(labels) if label != value]
+        without = fit(
+            Runs([runs[i] for i in training_places], [layouts[i] for i in training_places], architectures), start, rounds=rounds
+        )
         test = Runs([runs[i] for i in out], [layouts[i] for i in out], architectures)
-        found[out] = predicted(test, without.free, without.differs, slopes=False)[0] - test.logs
-    return found
+        errors[out] = predicted(test, without.free, without.differs, slopes=False)[0] - test.logs
+    return errors

@@ -55,37 +55,37 @@ class Predicted:
         return float(np.log(self.step / measured)) if measured else np.nan
 
 
-def layout_of(run: TrainingRun, engine: TrainingEngine) -> TrainingLayout:
+def resolve_layout(run: TrainingRun, engine: TrainingEngine) -> TrainingLayout:
     """Return the layout of a run, with what it does not record: recomputation of a dense model, or all of the mapping.
 
     Raises InputError where no layout of its chips fits.
     """
     if run.layout is None:
-        found = search(run.model, run.system, run.job, engine, chips=run.chips, fixed={"virtual_stages": 1})
-        best = (found.fastest() or found.fastest(fitting=False)) if found.count else None
+        candidates = search(run.model, run.system, run.job, engine, chips=run.chips, fixed={"virtual_stages": 1})
+        best = (candidates.fastest() or candidates.fastest(fitting=False)) if candidates.count else None
         if best is None:
             raise InputError(f"no mapping divides {run.job.batch} sequences on {run.chips} chips")
         return best[0]
     layout = run.layout
     if run.open and not run.experts:
-        tried = [replace(layout, recompute=recompute) for recompute in LEAST_RECOMPUTED]
-        layout = next((one for one in tried if bool(memory_of(run, engine, one).fits)), tried[-1])
+        trials = [replace(layout, recompute=recompute) for recompute in LEAST_RECOMPUTED]
+        layout = next((trial for trial in trials if bool(estimate_run_memory(run, engine, trial).fits)), trials[-1])
     if run.any_order:  # interleaved as far as its layers can be dealt out
-        known = {
+        fixed_fields = {
             name: getattr(layout, name)
             for name in (*DEGREES, "sharding", "sharding_group", "recompute")
             if name != "virtual_stages"
         }
-        found = search(run.model, run.system, run.job, engine, chips=run.chips, fixed=known)
-        best = found.fastest(fitting=False) if found.count else None
+        candidates = search(run.model, run.system, run.job, engine, chips=run.chips, fixed=fixed_fields)
+        best = candidates.fastest(fitting=False) if candidates.count else None
         layout = layout if best is None else best[0]
     return layout
 
 
-def memory_of(run: TrainingRun, engine: TrainingEngine, layout: TrainingLayout) -> TrainingMemory:
+def estimate_run_memory(run: TrainingRun, engine: TrainingEngine, layout: TrainingLayout) -> TrainingMemory:
     """Return the memory of a run."""
-    each = max(run.job.batch / (layout.dp * layout.micro_batch), 1.0)
-    return training_memory(run.model, run.job, run.system, engine, layout, microbatches=each)
+    microbatches = max(run.job.batch / (layout.dp * layout.micro_batch), 1.0)
+    return training_memory(run.model, run.job, run.system, engine, layout, microbatches=microbatches)
 
 
 def predict_training(run: TrainingRun | str, *, name: str = "", engine: TrainingEngine | None = None) -> Predicted:
@@ -96,19 +96,19 @@ def predict_training(run: TrainingRun | str, *, name: str = "", engine: Training
     if run.dropped:
         return Predicted(run=run, id=run.id, reason="tokens were dropped: the work of the step is not known")
     try:
-        layout = layout_of(run, used)
+        layout = resolve_layout(run, used)
     except InputError as error:
         return Predicted(run=run, id=run.id, reason=str(error))
     tuned, slower = on_chip(used, run.system, experts=run.experts, date=run.date)
-    found = step_seconds(run.model, run.job, run.system, tuned, layout, slower=slower)
-    memory = memory_of(run, used, layout)
-    step = float(found.total)
+    breakdown = step_seconds(run.model, run.job, run.system, tuned, layout, slower=slower)
+    memory = estimate_run_memory(run, used, layout)
+    step = float(breakdown.total)
     low, high = step_time_range(used, run.system, experts=run.experts)
     peak, fits = float(memory.allocated), bool(memory.fits)
     if run.driver:  # what an allocator holds beside, as far as there is room
-        shown = peak * (1 + used.cached) + float(memory.reserved)
-        peak = min(shown, float(memory.capacity)) if fits else shown
-    terms = {name: float(np.sum(value)) for name, value in found.terms.items()}
+        driver_peak = peak * (1 + used.cached) + float(memory.reserved)
+        peak = min(driver_peak, float(memory.capacity)) if fits else driver_peak
+    terms = {name: float(np.sum(value)) for name, value in breakdown.terms.items()}
     return Predicted(
         run=run, id=run.id, layout=layout, step=step, low=step * low, high=step * high, peak=peak, fits=fits,
         bound=max(terms, key=lambda term: terms[term]),
@@ -116,31 +116,35 @@ def predict_training(run: TrainingRun | str, *, name: str = "", engine: Training
     )  # fmt: skip
 
 
-def rows_of(found: Sequence[Predicted]) -> list[dict[str, Any]]:
+def tabulate_predictions(predictions: Sequence[Predicted]) -> list[dict[str, Any]]:
     """Return a row for each prediction, none left out; empty where there is no figure."""
 
-    def shown(value: float) -> float | str:
+    def finite_or_empty(value: float) -> float | str:
         return value if np.isfinite(value) else ""
 
     rows = []
-    for one in found:
-        run = one.run
-        rate = run.job.batch * run.job.seq / one.step / run.chips if run is not None and np.isfinite(one.step) else np.nan
-        fits = "" if one.fits is None else str(one.fits).lower()
-        figures = map(shown, (one.step, one.low, one.high, float(rate), one.peak / 2**30))
-        rows.append(dict(zip(COLUMNS, (one.id, *figures, fits, one.bound, one.reason), strict=True)))
+    for prediction in predictions:
+        run = prediction.run
+        rate = (
+            run.job.batch * run.job.seq / prediction.step / run.chips
+            if run is not None and np.isfinite(prediction.step)
+            else np.nan
+        )
+        fits = "" if prediction.fits is None else str(prediction.fits).lower()
+        figures = map(finite_or_empty, (prediction.step, prediction.low, prediction.high, float(rate), prediction.peak / 2**30))
+        rows.append(dict(zip(COLUMNS, (prediction.id, *figures, fits, prediction.bound, prediction.reason), strict=True)))
     return rows
 
 
-def write_training_predictions(path: str | os.PathLike[str], found: Sequence[Predicted]) -> None:
+def write_training_predictions(path: str | os.PathLike[str], predictions: Sequence[Predicted]) -> None:
     """Write a row for each run."""
     with temporary_file(path) as place, place.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows({name: safe_cell(value) for name, value in row.items()} for row in rows_of(found))
+        writer.writerows({name: safe_cell(value) for name, value in row.items()} for row in tabulate_predictions(predictions))
 
 
-BY: dict[str, Callable[[TrainingRun], str]] = {
+GROUPINGS: dict[str, Callable[[TrainingRun], str]] = {
     "model": lambda run: run.model.name,
     "system": lambda run: run.system.name,
     "stack": lambda run: run.stack,
@@ -179,29 +183,31 @@ class TrainingValidation(Tabular):
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the errors of all runs."""
-        found = self.step.get("all", {})
+        errors = self.step.get("all", {})
         words = (
-            f"median error {found['median']:.1%}, p90 {found['p90']:.1%}, bias {found['bias']:+.1%}, "
-            f"{found['coverage']:.0%} inside the 90 % range"
-            if found
+            f"median error {errors['median']:.1%}, p90 {errors['p90']:.1%}, bias {errors['bias']:+.1%}, "
+            f"{errors['coverage']:.0%} inside the 90 % range"
+            if errors
             else "nothing was measured"
         )
         return f"Validation of {self.runs:,} training runs", {"step": words, "called fitting": f"{self.fitting:.1%}"}
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each run."""
-        measured = [one.run.step if one.run and one.run.step else float("nan") for one in self.predictions]
+        measured = [
+            prediction.run.step if prediction.run and prediction.run.step else float("nan") for prediction in self.predictions
+        ]
         return broadcast(
             {
-                "id": [one.id for one in self.predictions],
+                "id": [prediction.id for prediction in self.predictions],
                 "measured_step_s": measured,
-                "step_s": [one.step for one in self.predictions],
-                "step_low_s": [one.low for one in self.predictions],
-                "step_high_s": [one.high for one in self.predictions],
-                "peak_memory_bytes": [one.peak for one in self.predictions],
-                "fits": ["" if one.fits is None else str(one.fits).lower() for one in self.predictions],
-                "bound": [one.bound for one in self.predictions],
-                "reason": [one.reason for one in self.predictions],
+                "step_s": [prediction.step for prediction in self.predictions],
+                "step_low_s": [prediction.low for prediction in self.predictions],
+                "step_high_s": [prediction.high for prediction in self.predictions],
+                "peak_memory_bytes": [prediction.peak for prediction in self.predictions],
+                "fits": ["" if prediction.fits is None else str(prediction.fits).lower() for prediction in self.predictions],
+                "bound": [prediction.bound for prediction in self.predictions],
+                "reason": [prediction.reason for prediction in self.predictions],
             }
         )
 
@@ -212,40 +218,61 @@ def validate_training(
     """Return predictions of every row of a file of training runs; engine: a stack for all of them."""
     runs, rows = read_training_runs(path, catalog=catalog, stack=engine)
     names = [row.get("id") or f"line {place + 2}" for place, row in enumerate(rows)]
-    found = tuple(predict_training(run, name=name) for run, name in zip(runs, names, strict=True))
-    ran = [one for one in found if one.run is not None and not one.run.out_of_memory and one.fits is not None]
+    predictions = tuple(predict_training(run, name=name) for run, name in zip(runs, names, strict=True))
+    ran = [
+        prediction
+        for prediction in predictions
+        if prediction.run is not None and not prediction.run.out_of_memory and prediction.fits is not None
+    ]
     return TrainingValidation(
-        predictions=found,
-        step=_errors([one for one in found if np.isfinite(one.off)]),
-        memory=_memory([one for one in found if one.run is not None and one.run.peak and np.isfinite(one.peak)]),
-        fitting=float(np.mean([one.fits for one in ran])) if ran else float("nan"),
-        unanswered=tuple(f"{one.id}: {one.reason}" for one in found if not np.isfinite(one.step)),
+        predictions=predictions,
+        step=_errors([prediction for prediction in predictions if np.isfinite(prediction.off)]),
+        memory=_memory(
+            [
+                prediction
+                for prediction in predictions
+                if prediction.run is not None and prediction.run.peak and np.isfinite(prediction.peak)
+            ]
+        ),
+        fitting=float(np.mean([prediction.fits for prediction in ran])) if ran else float("nan"),
+        unanswered=tuple(
+            f"{prediction.id}: {prediction.reason}" for prediction in predictions if not np.isfinite(prediction.step)
+        ),
     )
 
 
-def _errors(found: Sequence[Predicted]) -> dict[str, Any]:
-    if not found:
+def _errors(predictions: Sequence[Predicted]) -> dict[str, Any]:
+    if not predictions:
         return {}
-    tables: dict[str, Any] = {"all": _table(found)}
-    for name, of in BY.items():
-        values = sorted({of(one.run) for one in found if one.run})
-        tables[name] = {value: _table([one for one in found if one.run and of(one.run) == value]) for value in values}
+    tables: dict[str, Any] = {"all": _table(predictions)}
+    for name, get_label in GROUPINGS.items():
+        values = sorted({get_label(prediction.run) for prediction in predictions if prediction.run})
+        tables[name] = {
+            value: _table([prediction for prediction in predictions if prediction.run and get_label(prediction.run) == value])
+            for value in values
+        }
     return tables
 
 
-def _table(found: Sequence[Predicted]) -> dict[str, float]:
-    off = np.array([one.off for one in found])
+def _table(predictions: Sequence[Predicted]) -> dict[str, float]:
+    off = np.array([prediction.off for prediction in predictions])
     away = np.abs(np.expm1(off))
-    inside = [one.low <= one.run.step <= one.high for one in found if one.run and one.run.step]
-    return {"runs": len(found), "median": float(np.median(away)), "mean": float(away.mean()),
+    inside = [
+        prediction.low <= prediction.run.step <= prediction.high
+        for prediction in predictions
+        if prediction.run and prediction.run.step
+    ]
+    return {"runs": len(predictions), "median": float(np.median(away)), "mean": float(away.mean()),
             "p90": float(np.quantile(away, 0.9)), "bias": float(np.expm1(np.median(off))),
             "coverage": float(np.mean(inside))}  # fmt: skip
 
 
-def _memory(found: Sequence[Predicted]) -> dict[str, float]:
-    if not found:
+def _memory(predictions: Sequence[Predicted]) -> dict[str, float]:
+    if not predictions:
         return {}
-    off = np.array([one.peak / one.run.peak - 1 for one in found if one.run and one.run.peak])
+    off = np.array(
+        [prediction.peak / prediction.run.peak - 1 for prediction in predictions if prediction.run and prediction.run.peak]
+    )
     return {"runs": len(off), "median": float(np.median(np.abs(off))), "mean": float(np.abs(off).mean()),
             "worst": float(np.abs(off).max()), "bias": float(np.median(off))}  # fmt: skip
 
@@ -258,58 +285,58 @@ def calibrate_training(
     The constants of `prior` (by default of the first run's stack) with their errors are what is believed before; few runs
     move them little, and the speed of the stack as a whole most.
     """
-    read, _ = read_training_runs(path, catalog=catalog)
-    runs = [run for run in read if isinstance(run, TrainingRun) and run.step is not None and not run.dropped]
+    parsed_runs, _ = read_training_runs(path, catalog=catalog)
+    runs = [run for run in parsed_runs if isinstance(run, TrainingRun) and run.step is not None and not run.dropped]
     if not runs:
-        reasons = [run for run in read if isinstance(run, str)]
+        reasons = [run for run in parsed_runs if isinstance(run, str)]
         raise InputError("no row of the file has a step time" + (f"; the first says: {reasons[0]}" if reasons else ""))
     base = training_engine(prior or runs[0].stack, runs[0].system, catalog)
     if base.name == "ideal":
         raise InputError("--prior ideal has no constants that runs could move; take typical, or the stack that is nearest")
     runs = [replace(run, stack=name) for run in runs]
-    layouts = [layout_of(run, base) for run in runs]
-    start, width = prior_of(base)
-    alone = tuple((kind, constant, spread) for kind, constant, spread in SPREADS if kind == "stack" and not constant)
-    found = fit(Runs(runs, layouts, {}, alone, base), prior=(start, width))
-    speed = base.speed * float(np.exp(-found.differs.get(("stack", "", name), 0.0)))
+    layouts = [resolve_layout(run, base) for run in runs]
+    start, width = make_prior(base)
+    stack_spreads = tuple((kind, constant, spread) for kind, constant, spread in SPREADS if kind == "stack" and not constant)
+    solution = fit(Runs(runs, layouts, {}, stack_spreads, base), prior=(start, width))
+    speed = base.speed * float(np.exp(-solution.differs.get(("stack", "", name), 0.0)))
     until = max([float(base.fit.get("until", 0.0)), *(decimal_year(run.date) for run in runs if run.date)])
     systems = sorted({*base.fit.get("systems", ()), *(run.system.chip.name for run in runs)})
-    made = replace(base, name=name, title=f"fitted to {len(runs)} runs of one's own, from {base.name}", speed=speed,
-                   constants=Constants(**found.constants()),
+    fitted_stack = replace(base, name=name, title=f"fitted to {len(runs)} runs of one's own, from {base.name}", speed=speed,
+                   constants=Constants(**solution.constants()),
                    fit=dict(base.fit) | {"runs": len(runs), "until": until, "systems": systems})  # fmt: skip
-    return made, toml_of(made, base, found), len(runs)
+    return fitted_stack, format_toml(fitted_stack, base, solution), len(runs)
 
 
-def prior_of(base: TrainingEngine) -> tuple[Any, Any]:
+def make_prior(base: TrainingEngine) -> tuple[Any, Any]:
     """Return the free constants of a stack, and how sure they are."""
     start = np.array([to_free(name, float(getattr(base.constants, name))) for name in NAMES])
     width = np.array([max(float(base.fit.get("width", {}).get(name, 0.1)), LEAST_WIDTH) for name in NAMES])
     return start, width
 
 
-def toml_of(made: TrainingEngine, base: TrainingEngine, found: Fitted) -> str:
+def format_toml(fitted_stack: TrainingEngine, base: TrainingEngine, solution: Fitted) -> str:
     """Return the file of a stack."""
     import json
 
-    lines = [f"name = {json.dumps(made.name)}", f"title = {json.dumps(made.title)}"]
+    lines = [f"name = {json.dumps(fitted_stack.name)}", f"title = {json.dumps(fitted_stack.title)}"]
     numbers = ("elsewhere", "gradient_bytes", "logit_bytes", "reserved_bytes", "cached", "prefetched")
     words = ("schedules", "shardings", "recomputes")
     lines += [f"{key} = {getattr(base, key)}" for key in numbers]
     lines += [f"{key} = {json.dumps(list(getattr(base, key)))}" for key in words if getattr(base, key)]
-    lines += [f"speed = {made.speed:.4g}", "", "[constants]"]
-    lines += [f"{name} = {float(from_free(name, value)):.4g}" for name, value in zip(NAMES, found.free, strict=True)]
+    lines += [f"speed = {fitted_stack.speed:.4g}", "", "[constants]"]
+    lines += [f"{name} = {float(from_free(name, value)):.4g}" for name, value in zip(NAMES, solution.free, strict=True)]
     for chip, factors in base.chips.items():
         lines += ["", f"[chips.{chip}]", *(f"{key} = {value}" for key, value in factors.items())]
     lines += [
         "",
         "[fit]",
-        f"runs = {made.fit['runs']}",
-        f"until = {made.fit['until']:.3f}",
-        f"systems = {json.dumps(made.fit['systems'])}",
+        f"runs = {fitted_stack.fit['runs']}",
+        f"until = {fitted_stack.fit['until']:.3f}",
+        f"systems = {json.dumps(fitted_stack.fit['systems'])}",
         "",
         "[fit.interval]",
     ]
     lines += [f"{json.dumps(kind)} = {json.dumps(list(limits))}" for kind, limits in base.fit.get("interval", {}).items()]
-    deviation = np.sqrt(np.diag(found.covariance)[: len(NAMES)])
+    deviation = np.sqrt(np.diag(solution.covariance)[: len(NAMES)])
     lines += ["", "[fit.width]", *(f"{name} = {value:.3g}" for name, value in zip(NAMES, deviation, strict=True))]
     return "\n".join(lines) + "\n"

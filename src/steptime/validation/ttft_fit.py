@@ -14,8 +14,8 @@ number. A mean holds that of the share of requests that start a run; of a median
 $Q$ depends on $a$ and $b$ a little: who comes later finds others before him. `fit` fits the five to measured times in their
 logarithms, with a prior and a loss that all but ignores runs far off: deployments have flags (tokens sent in groups, batches
 that wait to fill, limits on sequences) that no column tells. Runs of one model on one system share such flags, so that they
-count as `ALIKE` of them at most, and the prior, one for all engines, says what few of them leave open: one step makes the token
-and one more runs ahead. What is left of the step under way when a request comes is part of $Q$.
+count as `MOST_PER_PAIR` of them at most, and the prior, one for all engines, says what few of them leave open: one step makes
+the token and one more runs ahead. What is left of the step under way when a request comes is part of $Q$.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ from steptime.validation.closed_loop import DRIFT
 USUAL = np.log([0.012, 3e-6, 2.0, 2.0, 1.0])
 PRIOR_DEVIATIONS = np.array([0.5, 0.5, 0.3, 1.5, 1.0])  # of their logarithms, before any run
 LEAST = np.array([1e-4, 1e-8, 0.1, 0.1, 1e-3])  # of a prior: a constant that is zero has no logarithm
-OWN = np.array([0.5, 0.5, 0.5, 0.5, 1.0])  # of a user's deployment about an engine
-ALIKE = 10.0  # runs that those of one model on one system count as, at most
+OWN_DEVIATIONS = np.array([0.5, 0.5, 0.5, 0.5, 1.0])  # of a user's deployment about an engine
+MOST_PER_PAIR = 10.0  # runs that those of one model on one system count as, at most
 NOISE = 0.05  # scatter of log(TTFT) of runs that are what they seem: repeats of one run differ by 4 %
 STARTS = ((0.003, 1.0), (0.02, 3.0), (0.003, 8.0), (0.003, 30.0))  # of a [s] and n, for the fit
 STARTING = (0.03, 1.0, 3.0)  # of s [s], with each of those
-ROUNDS, FEW, MANY = 4, 10, 16  # rounds simulated with MANY clients or more, and with fewer; the last stand for all others
+# Rounds simulated with MANY_CLIENTS or more, and with fewer; the last stand for all others.
+ROUNDS, ROUNDS_OF_FEW_CLIENTS, MANY_CLIENTS = 4, 10, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +75,11 @@ class Loops:
         a, b, n, w, start = constants
         steps = n + w * (self.groups > 1) + self.interval - 1
         waited = self.half if median else self.queued + start * self.starting
-        seen: Array = a + b * self.prompt + waited + steps * self.step
-        return seen
+        seconds: Array = a + b * self.prompt + waited + steps * self.step
+        return seconds
 
 
-def constants_of(engine: Engine) -> Array:
+def wait_constants(engine: Engine) -> Array:
     """Return the constants of an engine in the order of RUN_WAITS."""
     return np.array([float(constant(engine, name)) for name in RUN_WAITS])
 
@@ -106,8 +107,8 @@ def closed_loops(
     limited by the cache that the chips have room for; where by this count not one request has room, nothing limits them, since
     the run was made. Prompts come first where `engine.scheduler.prefill_first`.
     """
-    ways = np.broadcast_arrays(*(np.asarray(x) for x in (layout.tp, layout.pp, layout.dp, layout.ep, concurrency)))
-    table = np.stack([x.ravel() for x in ways], axis=1).astype(np.int64)
+    columns = np.broadcast_arrays(*(np.asarray(x) for x in (layout.tp, layout.pp, layout.dp, layout.ep, concurrency)))
+    table = np.stack([x.ravel() for x in columns], axis=1).astype(np.int64)
     n = len(table)
     inputs, outputs = (np.broadcast_to(np.maximum(x, 2.0), n) for x in (input_tokens, output_tokens))
     spreads, gained = (np.broadcast_to(x, n) for x in (np.maximum(spread, DRIFT), acceptance))
@@ -115,16 +116,16 @@ def closed_loops(
     longest = (1 + spreads) * np.stack([inputs, outputs])
     kind = engine_policy_kind(engine)
     queued, half, step, prompt = (np.full(n, np.nan) for _ in range(4))
-    for chosen, one in _alike(table[:, :4]):
-        clients, long = table[chosen, 4], longest.sum(axis=0)
-        budget = [engine_token_budget(engine, prompt=float(longest[0, k]), batch=table[k, 4] / one.dp) for k in chosen]
+    for indices, run_layout in _group_by_layout(table[:, :4]):
+        clients, long = table[indices, 4], longest.sum(axis=0)
+        budget = [engine_token_budget(engine, prompt=float(longest[0, k]), batch=table[k, 4] / run_layout.dp) for k in indices]
         pace = sample_pace(
-            model, system, layout=one, engine=engine, max_num_seqs=int(max(clients)), max_num_batched_tokens=max(budget),
-            contexts=(float(min(inputs[chosen])), float(max(long[chosen]))), query=drafts + 1, check=False,
+            model, system, layout=run_layout, engine=engine, max_num_seqs=int(max(clients)), max_num_batched_tokens=max(budget),
+            contexts=(float(min(inputs[indices])), float(max(long[indices]))), query=drafts + 1, check=False,
         )  # fmt: skip
-        for k, tokens in zip(chosen, budget, strict=True):
+        for k, tokens in zip(indices, budget, strict=True):
             context = float(inputs[k] + outputs[k] / 2)
-            room = kv_room(model, system, layout=one, engine=engine, context=context, step_tokens=tokens, drafts=drafts)
+            room = kv_room(model, system, layout=run_layout, engine=engine, context=context, step_tokens=tokens, drafts=drafts)
             policy = Policy(
                 kind=kind,
                 max_num_seqs=int(table[k, 4]),
@@ -137,16 +138,18 @@ def closed_loops(
             queued[k], half[k], step[k], prompt[k] = _loop(
                 pace, policy, int(table[k, 4]), (float(inputs[k]), float(outputs[k]), float(spreads[k])), int(total[k]), seed
             )
-    seen = np.broadcast_to(np.asarray(interval, dtype=np.float64), n)
+    intervals = np.broadcast_to(np.asarray(interval, dtype=np.float64), n)
     share = np.minimum(table[:, 4] / total, 1.0)
-    return Loops(queued=queued, half=half, step=step * gained, prompt=prompt, groups=table[:, 2], interval=seen, starting=share)
+    return Loops(
+        queued=queued, half=half, step=step * gained, prompt=prompt, groups=table[:, 2], interval=intervals, starting=share
+    )
 
 
-def _alike(ways: Array) -> Iterator[tuple[Array, Layout]]:
+def _group_by_layout(sizes: Array) -> Iterator[tuple[Array, Layout]]:
     """Rows that share ways of parallelism (tp, pp, dp, ep), and their layout."""
-    for row in np.unique(ways, axis=0):
+    for row in np.unique(sizes, axis=0):
         tp, pp, dp, ep = (int(x) for x in row)
-        yield np.flatnonzero((ways == row).all(axis=1)), Layout(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp)
+        yield np.flatnonzero((sizes == row).all(axis=1)), Layout(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp)
 
 
 def _loop(
@@ -155,20 +158,20 @@ def _loop(
     """Mean and median time of one loop from the queue to the end of a prompt [s]; means of time between tokens [s], prompt."""
     inputs, outputs, spread = lengths
     shape: dict[str, Any] = {"shape": "uniform", "spread": spread}
-    n = min(total, clients * (ROUNDS if clients >= MANY else FEW))
+    n = min(total, clients * (ROUNDS if clients >= MANY_CLIENTS else ROUNDS_OF_FEW_CLIENTS))
     traffic = closed_loop(clients, n, Lengths(mean=inputs, **shape), Lengths(mean=outputs, **shape), seed=seed)
-    found, _, _ = serve(traffic, policy, pace)
-    served = found["status"] == DONE
+    requests, _, _ = serve(traffic, policy, pace)
+    served = requests["status"] == DONE
     weight = served * np.where(np.arange(n) < clients, 1.0, (total - clients) / max(n - clients, 1))
     if not weight.any():
         return math.nan, math.nan, math.nan, math.nan
-    between = (found["finish"] - found["first"]) / np.maximum(found["outputs"] - 1, 1)
+    between = (requests["finish"] - requests["first"]) / np.maximum(requests["outputs"] - 1, 1)
     means = (
-        np.average(np.where(served, of, 0.0), weights=weight)
-        for of in (found["first"] - found["ready"], between, found["inputs"])
+        np.average(np.where(served, figures, 0.0), weights=weight)
+        for figures in (requests["first"] - requests["ready"], between, requests["inputs"])
     )
     queued, step, prompt = map(float, means)
-    return queued, _weighted_median(found["first"] - found["ready"], weight), step, prompt
+    return queued, _weighted_median(requests["first"] - requests["ready"], weight), step, prompt
 
 
 def _weighted_median(values: Array, weight: Array) -> float:
@@ -193,38 +196,38 @@ def fit(
     """Return the constants, in the order of RUN_WAITS, fitted to measured TTFT [s] of loops in the order of `parts`.
 
     medians: which of them are medians, not means. mean and deviation: prior of the constants' logarithms. pairs: a label of
-    each part; runs of one label count as `ALIKE` at most. By default each counts as one.
+    each part; runs of one label count as `MOST_PER_PAIR` at most. By default each counts as one.
     """
     from scipy.optimize import least_squares
 
-    all_of = Loops(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Loops.__slots__})
-    known = np.isfinite(measured) & np.isfinite(np.where(medians, all_of.half, all_of.queued))
-    loops = Loops(**{name: getattr(all_of, name)[known] for name in Loops.__slots__})
-    seen, half = np.log(measured[known]), medians[known]
+    all_loops = Loops(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Loops.__slots__})
+    has_ttft = np.isfinite(measured) & np.isfinite(np.where(medians, all_loops.half, all_loops.queued))
+    loops = Loops(**{name: getattr(all_loops, name)[has_ttft] for name in Loops.__slots__})
+    log_ttft, half = np.log(measured[has_ttft]), medians[has_ttft]
     weight: Number = 1.0
     if pairs is not None:
-        labels = np.repeat(np.array(pairs, dtype=object), [len(part.queued) for part in parts])[known]
+        labels = np.repeat(np.array(pairs, dtype=object), [len(part.queued) for part in parts])[has_ttft]
         weight = weights(labels)
 
     def residuals(logs: Array) -> Array:
         constants = np.exp(logs)
-        found = np.where(half, loops.ttft(constants, median=True), loops.ttft(constants))
-        errors = (np.log(found) - seen) / NOISE
+        predicted = np.where(half, loops.ttft(constants, median=True), loops.ttft(constants))
+        errors = (np.log(predicted) - log_ttft) / NOISE
         soft = weight * np.sign(errors) * np.sqrt(np.log1p(errors**2))
         return np.concatenate([soft, (logs - mean) / deviation])
 
     starts = [mean, *(np.array([math.log(a), mean[1], math.log(n), mean[3], math.log(s)]) for a, n in STARTS for s in STARTING)]
-    found = min((least_squares(residuals, start) for start in starts), key=lambda one: one.cost)
-    constants: Array = np.exp(found.x)
+    best = min((least_squares(residuals, start) for start in starts), key=lambda solution: solution.cost)
+    constants: Array = np.exp(best.x)
     return constants
 
 
 def weights(labels: Array) -> Array:
-    """Return the weight of each run's error, so that the squares of those of one label add up to `ALIKE` at most.
+    """Return the weight of each run's error, so that the squares of those of one label add up to at most `MOST_PER_PAIR`.
 
     >>> weights(np.array(["a"] * 40 + ["b"]))[[0, 40]].tolist()
     [0.5, 1.0]
     """
     _, place, count = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
-    found: Array = np.sqrt(np.minimum(1.0, ALIKE / count))[place]
-    return found
+    run_weights: Array = np.sqrt(np.minimum(1.0, MOST_PER_PAIR / count))[place]
+    return run_weights

@@ -31,13 +31,13 @@ from steptime.physics.bias_correction import SPREAD, WITHIN, Anchor, Anchors, Fa
 from steptime.physics.engine import Engine
 from steptime.safe_text import replace_controls
 from steptime.validation.bench_results import OPTIONS, NotTold
-from steptime.validation.error_summary import Predictions, measured_of
-from steptime.validation.predictions import engine_of, predict
-from steptime.validation.run_kinds import LOOPS, POOLS, kind_of
+from steptime.validation.error_summary import Predictions, measured_figures
+from steptime.validation.predictions import predict, resolve_engine
+from steptime.validation.run_kinds import LOOPS, POOLS, run_kind
 from steptime.validation.run_table import COLUMNS, read_runs
-from steptime.validation.validate_api import Place, Runs, rows_of
+from steptime.validation.validate_api import Place, Runs, read_rows
 
-KEPT = "anchors"  # the folder of the catalogue
+ANCHOR_FOLDER = "anchors"  # the folder of the catalogue
 SKIP = re.compile("; --skip-bad leaves such (runs|rows) out")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 Row = Mapping[str, str]
@@ -45,24 +45,24 @@ Group = tuple[str, str, str, str]
 
 
 def load_anchor(
-    runs: Runs | None = None, *, engine: Engine | None = None, catalog: str | None = None, **told: str | int
+    runs: Runs | None = None, *, engine: Engine | None = None, catalog: str | None = None, **settings: str | int
 ) -> Anchors:
     """Return what runs of one's own say about others of the same model, system and engine: `anchor=` of a plan, step or run.
 
     runs: a file or a folder, several of them, or rows as dicts by column, as `validate` takes them; without them, those that
-    `steptime anchors` keeps. engine: predicts the runs of its name, where it is not the shipped one. told: what result JSON
+    `steptime anchors` keeps. engine: predicts the runs of its name, where it is not the shipped one. settings: what result JSON
     does not tell (`system="hgx-h200", tp=4, weights="fp8"`). Raises InputError with file and line of a run that cannot be
     read, and where no run tells anything.
     """
     if runs is None:
         return kept_anchors(catalog)
     try:
-        rows, _ = rows_of(runs, told, False, catalog)
+        rows, _ = read_rows(runs, settings, False, catalog)
     except NotTold:
         raise
     except DataFileError as problem:
         raise DataFileError(problem.path, in_own_words(problem.problem), problem.line) from None
-    return anchors_of(rows, source_of(runs), engine=engine, catalog=catalog)
+    return make_anchors(rows, source_names(runs), engine=engine, catalog=catalog)
 
 
 def in_own_words(problem: str) -> str:
@@ -76,50 +76,50 @@ def in_own_words(problem: str) -> str:
     return SKIP.sub("", problem)
 
 
-def source_of(runs: Runs) -> str:
+def source_names(runs: Runs) -> str:
     """Return the names of the files that runs are from."""
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     names = [Path(place).resolve().name for place in places if isinstance(place, str | os.PathLike)]
     return ", ".join(names) or "rows"
 
 
-def anchors_of(
+def make_anchors(
     rows: Sequence[dict[str, str]],
     source: str,
     *,
     engine: Engine | None = None,
-    kept: bool = False,
+    is_stored: bool = False,
     catalog: str | None = None,
 ) -> Anchors:
     """Return the anchors of the groups that rows are of, the oldest version of each first.
 
     Raises InputError where a row has no group that can be told, or no row tells anything.
     """
-    found, reasons = [], []
+    anchors, reasons = [], []
     for group, members in _groups(_distinct(rows), catalog).items():
-        name, own = members[0]["engine"], engine if engine is not None and engine.name == group[2] else None
-        predictions = predict(members, engine=engine_of(name, given=own, catalog=catalog), catalog=catalog)
+        name, own_engine = members[0]["engine"], engine if engine is not None and engine.name == group[2] else None
+        predictions = predict(members, engine=resolve_engine(name, engine=own_engine, catalog=catalog), catalog=catalog)
         tpot, ttft = ratios(members, predictions)
-        told = np.isfinite(tpot) | np.isfinite(ttft)
+        has_ratio = np.isfinite(tpot) | np.isfinite(ttft)
         useless = [
             f"{row['id']}: {_reason(row, why)}"
-            for row, why, tells in zip(members, predictions.reason, told, strict=True)
+            for row, why, tells in zip(members, predictions.reason, has_ratio, strict=True)
             if not tells
         ]
         reasons += useless
-        if told.any():
+        if has_ratio.any():
             anchor = Anchor(
-                source=source, is_stored=kept, model=group[0], system=group[1], engine=group[2], version=group[3],
-                runs=tuple(row["id"] for row, tells in zip(members, told, strict=True) if tells),
-                tpot=factor_of(tpot, "tpot"), ttft=factor_of(ttft, "ttft"), left_out=tuple(useless),
+                source=source, is_stored=is_stored, model=group[0], system=group[1], engine=group[2], version=group[3],
+                runs=tuple(row["id"] for row, tells in zip(members, has_ratio, strict=True) if tells),
+                tpot=compute_factor(tpot, "tpot"), ttft=compute_factor(ttft, "ttft"), left_out=tuple(useless),
                 outside_range=tuple(
                     row["id"] for row, outside in zip(members, outside_range(members, predictions), strict=True) if outside
                 ),
             )  # fmt: skip
-            found.append(anchor)
-    if not found:
+            anchors.append(anchor)
+    if not anchors:
         raise InputError(f"{source}: no run to go by: {reasons[0]}")
-    return Anchors(source=source, anchors=tuple(found))
+    return Anchors(source=source, anchors=tuple(anchors))
 
 
 def _distinct(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
@@ -130,9 +130,9 @@ def _distinct(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _reason(row: Row, why: str) -> str:
-    if why or kind_of(row) in (*LOOPS, POOLS):
+    if why or run_kind(row) in (*LOOPS, POOLS):
         return why or "it has neither tpot_s nor ttft_s"
-    return f"its throughput ({kind_of(row)}) rests on more than a step"
+    return f"its throughput ({run_kind(row)}) rests on more than a step"
 
 
 def ratios(rows: Sequence[Row], predictions: Predictions) -> tuple[Array, Array]:
@@ -140,9 +140,10 @@ def ratios(rows: Sequence[Row], predictions: Predictions) -> tuple[Array, Array]
 
     A first token is told by its mean, or by its median where that alone was measured.
     """
-    good = (predictions.reason == "") & np.array([kind_of(row) in (*LOOPS, POOLS) for row in rows])
+    good = (predictions.reason == "") & np.array([run_kind(row) in (*LOOPS, POOLS) for row in rows])
     tpot, ttft, median = (
-        np.where(good, measured_of(rows, name) / getattr(predictions, name), np.nan) for name in ("tpot", "ttft", "ttft_median")
+        np.where(good, measured_figures(rows, name) / getattr(predictions, name), np.nan)
+        for name in ("tpot", "ttft", "ttft_median")
     )
     return tpot, np.where(np.isfinite(ttft), ttft, median)
 
@@ -156,29 +157,29 @@ def outside_range(rows: Sequence[Row], predictions: Predictions) -> Array:
     return outside
 
 
-def factor_of(found: Array, quantity: str) -> Factor | None:
+def compute_factor(measured_over_predicted: Array, quantity: str) -> Factor | None:
     """Return the factor of runs with those ratios of "tpot" or "ttft", None without any.
 
-    >>> factor_of(np.array([2.0, np.nan, 8.0]), "tpot").ratio, factor_of(np.array([np.nan]), "ttft")
+    >>> compute_factor(np.array([2.0, np.nan, 8.0]), "tpot").ratio, compute_factor(np.array([np.nan]), "ttft")
     (4.0, None)
     """
-    known = np.log(found[np.isfinite(found)])
-    if not len(known):
+    logs = np.log(measured_over_predicted[np.isfinite(measured_over_predicted)])
+    if not len(logs):
         return None
-    return Factor(runs=len(known), ratio=math.exp(float(np.median(known))), spread=SPREAD[quantity], within=WITHIN[quantity])
+    return Factor(runs=len(logs), ratio=math.exp(float(np.median(logs))), spread=SPREAD[quantity], within=WITHIN[quantity])
 
 
 def _groups(rows: Iterable[dict[str, str]], catalog: str | None) -> dict[Group, list[dict[str, str]]]:
     """Return rows by model, system, engine and version, each by the name that the catalogue has; the newest version last."""
     model = lru_cache(maxsize=None)(lambda name: load_model(name, catalog=catalog).name)
     system = lru_cache(maxsize=None)(lambda name: load_system(name, catalog).name)
-    engine = lru_cache(maxsize=None)(lambda name: engine_of(name, catalog=catalog).name)
-    found: dict[Group, list[dict[str, str]]] = {}
+    engine = lru_cache(maxsize=None)(lambda name: resolve_engine(name, catalog=catalog).name)
+    groups: dict[Group, list[dict[str, str]]] = {}
     for row in rows:
         group = model(row["model"]), system(row["system"]), engine(row["engine"]), row.get("engine_version") or ""
-        found.setdefault(group, []).append(row)
-    newest = {group: max(row.get("measured") or "" for row in members) for group, members in found.items()}
-    return dict(sorted(found.items(), key=lambda item: (newest[item[0]], _numbers(item[0][3]))))
+        groups.setdefault(group, []).append(row)
+    newest = {group: max(row.get("measured") or "" for row in members) for group, members in groups.items()}
+    return dict(sorted(groups.items(), key=lambda item: (newest[item[0]], _numbers(item[0][3]))))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -190,62 +191,62 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def kept_anchor(model: Model, system: System, engine: Engine, catalog: str | None = None) -> Anchor | None:
     """Return what the runs that are kept say about a model on a system by an engine; None where there are none of them."""
-    asked, origin, rows = (model.name, system.name, engine.name), dict[int, str](), []
-    kept = files(KEPT, catalog)
-    for name, path in kept.items():
+    group_key, origin, rows = (model.name, system.name, engine.name), dict[int, str](), []
+    run_files = files(ANCHOR_FOLDER, catalog)
+    for name, path in run_files.items():
         try:
             groups = _groups(_kept_rows(path, catalog), catalog)
         except InputError as problem:
             _note_skipped(path, problem)
             continue
         for group, members in groups.items():
-            rows += members if group[:3] == asked else []
+            rows += members if group[:3] == group_key else []
             origin |= {id(row): name for row in members}
     if not rows:
         return None
     newest = list(_groups(rows, catalog).values())[-1]
     names = ", ".join(dict.fromkeys(origin[id(row)] for row in newest))
     try:
-        return anchors_of(newest, names, engine=engine, kept=True, catalog=catalog).anchors[0]
+        return make_anchors(newest, names, engine=engine, is_stored=True, catalog=catalog).anchors[0]
     except InputError as problem:
         for name in dict.fromkeys(origin[id(row)] for row in newest):
-            _note_skipped(kept[name], problem)
+            _note_skipped(run_files[name], problem)
         return None
 
 
 def kept_anchors(catalog: str | None = None) -> Anchors:
     """Return what all runs say that are kept, file by file."""
-    found: list[Anchor] = []
-    for name, path in files(KEPT, catalog).items():
+    anchors: list[Anchor] = []
+    for name, path in files(ANCHOR_FOLDER, catalog).items():
         try:
-            found += anchors_of(_kept_rows(path, catalog), name, kept=True, catalog=catalog).anchors
+            anchors += make_anchors(_kept_rows(path, catalog), name, is_stored=True, catalog=catalog).anchors
         except InputError as problem:
             _note_skipped(path, problem)
-    return Anchors(source="runs that are kept", anchors=tuple(found))
+    return Anchors(source="runs that are kept", anchors=tuple(anchors))
 
 
 def keep(
-    runs: Place | Sequence[Place], *, name: str = "", catalog: str | None = None, **told: str | int
+    runs: Place | Sequence[Place], *, name: str = "", catalog: str | None = None, **settings: str | int
 ) -> tuple[Path, Anchors]:
     """Keep runs for later questions under a name, by default that of their first file; return where, and what they say.
 
     Raises InputError for a name that is taken, and for runs that tell nothing.
     """
-    called = name or Path(source_of(runs).split(", ")[0]).stem
+    called = name or Path(source_names(runs).split(", ")[0]).stem
     if not NAME.fullmatch(called):
         raise InputError(
             f"runs are kept under a name of letters, digits, '.', '_' and '-', not {short_repr(called)}; give --name"
         )
-    path = own_folder(KEPT, catalog) / f"{called}.csv"
-    taken = f"is there already; `steptime anchors remove {called}` removes it, or give another --name"
+    path = own_folder(ANCHOR_FOLDER, catalog) / f"{called}.csv"
+    conflict = f"is there already; `steptime anchors remove {called}` removes it, or give another --name"
     if path.exists():
-        raise DataFileError(path, taken)
+        raise DataFileError(path, conflict)
     try:
-        rows, _ = rows_of(runs, told, False, catalog)
+        rows, _ = read_rows(runs, settings, False, catalog)
     except DataFileError as problem:
         raise DataFileError(problem.path, SKIP.sub("", problem.problem), problem.line) from None
     rows = [row | {name: _lasting(row[name]) for name in ("model", "system")} for row in rows]
-    found = anchors_of(rows, called, kept=True, catalog=catalog)
+    anchors = make_anchors(rows, called, is_stored=True, catalog=catalog)
     columns = list(dict.fromkeys([*COLUMNS, *(key for row in rows for key, cell in row.items() if cell)]))
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, extrasaction="ignore", restval="")
@@ -255,10 +256,10 @@ def keep(
         path.parent.mkdir(parents=True, exist_ok=True)
         create_text_exclusively(path, text.getvalue())
     except FileExistsError:
-        raise DataFileError(path, taken) from None
+        raise DataFileError(path, conflict) from None
     except OSError as problem:
         raise DataFileError(path, f"cannot be written: {problem.strerror}") from None
-    return path, found
+    return path, anchors
 
 
 def _lasting(name: str) -> str:
@@ -273,10 +274,10 @@ def _lasting(name: str) -> str:
 
 def remove(name: str, *, catalog: str | None = None) -> Path:
     """Remove runs that are kept under a name, and return where they were. Raises UnknownName where there are none."""
-    path = own_folder(KEPT, catalog) / f"{name}.csv"
-    known = sorted(each.stem for each in path.parent.glob("*.csv"))
-    if name not in known:
-        raise UnknownName("kept runs", name, known, "`steptime anchors` lists them.")
+    path = own_folder(ANCHOR_FOLDER, catalog) / f"{name}.csv"
+    names = sorted(csv_path.stem for csv_path in path.parent.glob("*.csv"))
+    if name not in names:
+        raise UnknownName("kept runs", name, names, "`steptime anchors` lists them.")
     try:
         path.unlink()
     except OSError as problem:
@@ -297,6 +298,6 @@ def _note_skipped(path: Path, problem: InputError) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _warn_once(path: Path, told: str) -> None:
-    way = f"`steptime anchors remove {path.stem}` removes it"
-    logging.getLogger(__name__).warning("%s", replace_controls(f"steptime: {told}; these kept runs are left out; {way}"))
+def _warn_once(path: Path, problem: str) -> None:
+    remedy = f"`steptime anchors remove {path.stem}` removes it"
+    logging.getLogger(__name__).warning("%s", replace_controls(f"steptime: {problem}; these kept runs are left out; {remedy}"))

@@ -17,15 +17,15 @@ from steptime.result_base import Tabular, unit
 from steptime.validation.bench_results import read_files
 from steptime.validation.engine_fit import NAMES, QUEUE_NAMES, calibrated_engine, engine_file
 from steptime.validation.error_summary import MEASURED, Predictions, report
-from steptime.validation.predictions import engine_of, predict
+from steptime.validation.predictions import predict, resolve_engine
 from steptime.validation.published_deployments import is_scripted
-from steptime.validation.run_kinds import LOOPS, POOLS, kind_of
+from steptime.validation.run_kinds import LOOPS, POOLS, run_kind
 from steptime.validation.run_table import COLUMNS, OPTIONAL, checker, in_runs, unread_columns
 
-NAMED = {"tpot": "TPOT", "ttft": "TTFT", "ttft_median": "TTFT, median", "output_tok_s": "output tok/s"}
+QUANTITY_LABELS = {"tpot": "TPOT", "ttft": "TTFT", "ttft_median": "TTFT, median", "output_tok_s": "output tok/s"}
 Place = str | os.PathLike[str]
 Runs = Place | Sequence[Place] | Sequence[Mapping[str, Any]]
-TOLD = {
+SETTING_COLUMNS = {
     "model": "model", "system": "system", "tp": "tp", "pp": "pp", "dp": "dp", "ep": "ep",
     "weights": "weight_dtype", "experts": "expert_dtype", "kv": "kv_dtype",
 }  # fmt: skip
@@ -83,7 +83,7 @@ class Validation(Tabular):
         title = f"Validation of {self.runs:,} run{'s' * (self.runs != 1)}" + (
             f", {len(self.left_out):,} left out" if self.left_out else ""
         )
-        figures = {NAMED[name]: _in_words(found["all"]) for name, found in self.tables.items()}
+        figures = {QUANTITY_LABELS[name]: _in_words(table["all"]) for name, table in self.tables.items()}
         if self.doubtful:
             figures["cannot be right"] = f"{in_runs(len(self.doubtful))}, in no table"
         return title, figures
@@ -91,10 +91,10 @@ class Validation(Tabular):
     def columns(self) -> dict[str, Any]:
         """Return a row for each run: what it was, what was measured, and what is predicted."""
         names = dict.fromkeys(name for row in self.rows for name in row)
-        found = {name: [row.get(name, "") for row in self.rows] for name in names}
-        measured = {f"measured_{name}": found.pop(name) for name in MEASURED.values() if name in found}
+        run_columns = {name: [row.get(name, "") for row in self.rows] for name in names}
+        measured = {f"measured_{name}": run_columns.pop(name) for name in MEASURED.values() if name in run_columns}
         numbers = {name: [float(text) if text else float("nan") for text in texts] for name, texts in measured.items()}
-        return found | numbers | {f"predicted_{name}": values for name, values in self.predictions.columns().items()}
+        return run_columns | numbers | {f"predicted_{name}": values for name, values in self.predictions.columns().items()}
 
 
 def _in_words(errors: Mapping[str, float]) -> str:
@@ -165,30 +165,31 @@ def validate(
     engine: Engine | str | None = None,
     skip_bad: bool = False,
     catalog: str | None = None,
-    **told: str | int,
+    **settings: str | int,
 ) -> Validation:
     """Hold predictions against measured runs, and return how far off they are.
 
     runs: a file or a folder, several of them, or rows as dicts by column (`steptime validate --columns` lists those). engine:
-    predicts every run, instead of the run's own. told: what result JSON of load generators does not tell: `system="hgx-h200",
-    tp=4, weights="fp8"` (`TOLD`). Raises InputError with file and line of a bad run, unless `skip_bad` leaves it out.
+    predicts every run, instead of the run's own. settings: what result JSON of load generators does not tell:
+    `system="hgx-h200", tp=4, weights="fp8"` (`SETTING_COLUMNS`). Raises InputError with file and line of a bad run, unless
+    `skip_bad` leaves it out.
     """
-    rows, problems = rows_of(runs, told, skip_bad, catalog)
-    found = predict(rows, engine=None if engine is None else load_engine(engine, catalog), catalog=catalog)
-    tables = report(rows, found)
+    rows, problems = read_rows(runs, settings, skip_bad, catalog)
+    predictions = predict(rows, engine=None if engine is None else load_engine(engine, catalog), catalog=catalog)
+    tables = report(rows, predictions)
     return Validation(
         rows=tuple(rows),
-        predictions=found,
+        predictions=predictions,
         **{name: tables.get(name) for name in MEASURED},
-        simulated=found.simulated,
-        doubtful=tuple(_named(rows, found.reason)),
-        scripted=sum(is_scripted(row) for row, reason in zip(rows, found.reason, strict=True) if not reason),
+        simulated=predictions.simulated,
+        doubtful=tuple(_list_reasons(rows, predictions.reason)),
+        scripted=sum(is_scripted(row) for row, reason in zip(rows, predictions.reason, strict=True) if not reason),
         unread=tuple(unread_columns(rows)),
         left_out=tuple(problems),
     )
 
 
-def _named(rows: Sequence[Mapping[str, str]], reasons: Iterable[str]) -> list[str]:
+def _list_reasons(rows: Sequence[Mapping[str, str]], reasons: Iterable[str]) -> list[str]:
     """Return the rows that have a reason, by their ids, with it."""
     return [f"{row['id']}: {reason}" for row, reason in zip(rows, reasons, strict=True) if reason]
 
@@ -200,19 +201,21 @@ def calibrate(
     prior: Engine | str | None = None,
     skip_bad: bool = False,
     catalog: str | None = None,
-    **told: str | int,
+    **settings: str | int,
 ) -> Calibrated:
     """Fit an engine's physical constants to one's own measured runs, and return it beside the prior.
 
-    `runs`, `skip_bad` and `told` are those of `validate`. prior: the engine to start from, which few runs move little; by
+    `runs`, `skip_bad` and `settings` are those of `validate`. prior: the engine to start from, which few runs move little; by
     default that of the runs, or the typical one. The text of the engine file is `toml` of what is returned.
     """
-    read, problems = rows_of(runs, told, skip_bad, catalog)
-    rows, left = fitting(read, catalog=catalog)
-    problems += left
+    run_rows, problems = read_rows(runs, settings, skip_bad, catalog)
+    rows, rejections = fitting(run_rows, catalog=catalog)
+    problems += rejections
     ran = {row["engine"] for row in rows}
     before = (
-        engine_of(min(ran) if len(ran) == 1 else TYPICAL, catalog=catalog) if prior is None else load_engine(prior, catalog)
+        resolve_engine(min(ran) if len(ran) == 1 else TYPICAL, catalog=catalog)
+        if prior is None
+        else load_engine(prior, catalog)
     )
     fitted = calibrated_engine(rows, name=name, prior=before, catalog=catalog)
     source = {"url": "", "date": datetime.date.today().isoformat(), "grade": "measured", "note": _origin(runs, len(rows))}
@@ -227,15 +230,15 @@ def fitting(rows: list[dict[str, str]], *, catalog: str | None = None) -> tuple[
     """
     reasons = predict(rows, catalog=catalog, by_simulation=False).reason
     for i, row in enumerate(rows):
-        kind = kind_of(row)
+        kind = run_kind(row)
         if not reasons[i] and kind == POOLS and not (row.get("tpot_s") and row.get("output_tok_s")):
             reasons[i] = "not fitted to: its pool decodes as many sequences as tpot_s and output_tok_s say, and it lacks one"
         elif not reasons[i] and kind not in (*LOOPS, POOLS):
             reasons[i] = f"not fitted to: a throughput ({kind}) rests on more than a step"
-    left = _named(rows, reasons)
-    if len(left) == len(rows):
-        raise InputError(f"no run to fit to: {left[0]}")
-    return [row for row, reason in zip(rows, reasons, strict=True) if not reason], left
+    rejections = _list_reasons(rows, reasons)
+    if len(rejections) == len(rows):
+        raise InputError(f"no run to fit to: {rejections[0]}")
+    return [row for row, reason in zip(rows, reasons, strict=True) if not reason], rejections
 
 
 def _origin(runs: Runs, count: int) -> str:
@@ -248,35 +251,35 @@ def _origin(runs: Runs, count: int) -> str:
     return f"{in_runs(count)} of {files[0]}" + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
 
 
-def rows_of(
-    runs: Runs, told: Mapping[str, str | int], skip_bad: bool, catalog: str | None
+def read_rows(
+    runs: Runs, settings: Mapping[str, str | int], skip_bad: bool, catalog: str | None
 ) -> tuple[list[dict[str, str]], list[str]]:
     """Return rows of texts from files, or from rows of anything, and what was wrong with those left out."""
-    for name in told:
-        if name not in TOLD:
-            raise UnknownName("argument", name, TOLD, f"Known: {', '.join(TOLD)}.")
-    given = {TOLD[name]: str(value) for name, value in told.items() if value not in ("", None)}
+    for name in settings:
+        if name not in SETTING_COLUMNS:
+            raise UnknownName("argument", name, SETTING_COLUMNS, f"Known: {', '.join(SETTING_COLUMNS)}.")
+    overrides = {SETTING_COLUMNS[name]: str(value) for name, value in settings.items() if value not in ("", None)}
     if not isinstance(runs, str | os.PathLike | Iterable):
         raise InputError(f"runs are files, folders, or rows as dicts by column, not {short_repr(runs)}")
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     files = [place for place in places if isinstance(place, str | os.PathLike)]
     if files and len(files) == len(places):
-        return read_files(files, given=given, skip_bad=skip_bad, catalog=catalog)
+        return read_files(files, overrides=overrides, skip_bad=skip_bad, catalog=catalog)
     if not places or not all(isinstance(row, Mapping) for row in places):
         raise InputError("runs are files, folders, or rows as dicts by column; `steptime validate --columns` lists the columns")
-    if given:
-        raise RangeError(f"{next(iter(told))} is for results in JSON; a row has a column for it")
+    if overrides:
+        raise RangeError(f"{next(iter(settings))} is for results in JSON; a row has a column for it")
     return _checked([row for row in places if isinstance(row, Mapping)], skip_bad, catalog)
 
 
 def _checked(rows: Sequence[Mapping[str, Any]], skip_bad: bool, catalog: str | None) -> tuple[list[dict[str, str]], list[str]]:
-    problem_of = checker(catalog)
+    find_problem = checker(catalog)
     good: list[dict[str, str]] = []
     problems: list[str] = []
     for number, row in enumerate(rows):
         texts = dict.fromkeys(OPTIONAL, "") | {str(key): "" if value is None else str(value) for key, value in row.items()}
         missing = [name for name in COLUMNS if name not in texts]
-        wrong = f"lacks the columns {', '.join(missing)}" if missing else problem_of(texts)
+        wrong = f"lacks the columns {', '.join(missing)}" if missing else find_problem(texts)
         if wrong and not skip_bad:
             raise InputError(f"row {number}: {wrong}")
         if wrong:

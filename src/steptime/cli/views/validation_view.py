@@ -19,8 +19,8 @@ from steptime.validation.engine_fit import NAMES, QUEUE_NAMES
 from steptime.validation.error_summary import Predictions
 from steptime.validation.predictions import MOST_SIMULATED
 from steptime.validation.published_deployments import BALANCED_WITHIN, INTERVALS, is_dated
-from steptime.validation.run_table import COLUMNS, MEASURED, OPTIONAL, SPREAD, in_runs, spread_of
-from steptime.validation.validate_api import NAMED
+from steptime.validation.run_table import COLUMNS, MEASURED, OPTIONAL, SPREAD, in_runs, length_spread
+from steptime.validation.validate_api import QUANTITY_LABELS
 
 MILLISECOND = 1e-3  # s
 FIGURES = 63  # columns that the figures of an error table take
@@ -75,8 +75,8 @@ MEANINGS = {
     "prefill_ep": "of those, expert parallel ways; 1 where not given",
     "chips": "of the whole deployment; where not given, those of one replica",
     "stream_interval": "decode steps between two looks at what is new: first tokens come so many later, less one; "
-    f"by default 1, and {INTERVALS[0].few:.0f} or {INTERVALS[0].many:.0f} of SGLang on B200 and B300; of TensorRT-LLM's "
-    f"attention groups as many as public runs wait for each other, {1 + BALANCED_WITHIN / 2:.0f} at most",
+    f"by default 1, and {INTERVALS[0].light_load_steps:.0f} or {INTERVALS[0].heavy_load_steps:.0f} of SGLang on B200 and B300; "
+    f"of TensorRT-LLM's attention groups as many as public runs wait for each other, {1 + BALANCED_WITHIN / 2:.0f} at most",
 }
 
 
@@ -130,7 +130,7 @@ def validation_view(
         parts.append(scatter_plot(measured, predictions.tpot[run_indices] / MILLISECOND, width))
     if "ttft" in tables and not predictions.simulated:
         parts.append(Text(f"Time to first token is a closed form: {_why_closed(len(rows))}"))
-    spread_count = sum(not row.get(SPREAD) and spread_of(row) > 0 for row in rows)
+    spread_count = sum(not row.get(SPREAD) and length_spread(row) > 0 for row in rows)
     if spread_count and parts:
         parts.append(
             Text(f"{spread_count:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns).")
@@ -205,7 +205,7 @@ def calibration_view(
     errors = table("Errors on these runs", *HEADINGS, numbers=range(1, 8), first_to_go=GOING)
     for engine, quantity_errors in tables.items():
         for quantity, of_all in quantity_errors.items():
-            errors.add_row(f"{NAMED[quantity]}, {engine}", *_cells(of_all["all"]))
+            errors.add_row(f"{QUANTITY_LABELS[quantity]}, {engine}", *_cells(of_all["all"]))
     warnings = []
     if runs < MIN_RUNS_FOR_RANGES:
         caution = f"{counted(runs, 'run')} {'tells' if runs == 1 else 'tell'} little"
