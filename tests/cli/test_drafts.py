@@ -23,9 +23,9 @@ def test_a_plan_says_what_is_drafted_and_what_that_does_at_each_batch():
 
 def test_json_has_the_drafting_and_explained_steps_that_add_up():
     told = json.loads(run(f"{ASKED} --drafts 2 --json --explain").stdout)
-    assert told["drafting"]["drafts"] == 2
-    assert told["drafting"]["acceptance_tokens"] == 2.18
-    assert told["drafting"]["source"].startswith("reported: DeepSeek-V3 in SGLang")
+    assert told["speculation"]["drafts"] == 2
+    assert told["speculation"]["acceptance_tokens"] == 2.18
+    assert told["speculation"]["source"].startswith("reported: DeepSeek-V3 in SGLang")
     assert {"batch", "tpot_s", "tpot_without_s", "speed_up"} <= set(told["drafted_by_batch"][0])
     for pool in told["explanation"]["pools"]:
         for step in pool["passes"]:

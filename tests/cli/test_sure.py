@@ -45,7 +45,7 @@ def test_a_plan_says_how_likely_its_limits_are_met():
 def test_a_surer_plan_as_json_is_likelier_and_dearer():
     plain, sure = (json.loads(run(PLAN + more + " --json").stdout) for more in ("", "--sure 0.9"))
     assert (plain["sure"], sure["sure"]) == (None, 0.9)
-    assert plain["likely"]["tpot"] < 0.9 <= sure["likely"]["tpot"] + 1e-9
+    assert plain["slo_probability"]["tpot"] < 0.9 <= sure["slo_probability"]["tpot"] + 1e-9
     assert sure["usd_per_million_output_tokens"] > plain["usd_per_million_output_tokens"]
     assert sure["tpot_s"] < plain["tpot_s"]
     assert plain["distance"] == sure["distance"] == []

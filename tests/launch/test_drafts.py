@@ -18,7 +18,7 @@ TWO = Speculation(drafts=2, acceptance=2.2, source="as given")
 
 def drafted(build, engine, *pools):
     made = build(*(pools or (pool(),)))
-    return commands(launch_commands(replace(made, drafting=TWO), engine)), commands(launch_commands(made, engine))
+    return commands(launch_commands(replace(made, speculation=TWO), engine)), commands(launch_commands(made, engine))
 
 
 def test_vllm_drafts_with_the_models_own_layers(build):
@@ -52,7 +52,7 @@ def test_trtllm_is_told_in_its_options_file(build):
     [("vllm", "--speculative-config"), ("sglang", "--speculative-algorithm"), ("trtllm", '"speculative_config":')],
 )
 def test_every_flag_is_the_engines_own_and_both_pools_draft(build, engine, word):
-    made = replace(build(pool("prefill", chunk=0), pool("decode", chunk=0)), drafting=TWO)
+    made = replace(build(pool("prefill", chunk=0), pool("decode", chunk=0)), speculation=TWO)
     lines = launch_commands(made, engine)
     for read in commands(lines):
         check(read)

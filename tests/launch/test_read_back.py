@@ -96,7 +96,7 @@ def test_read_back_a_command_takes_the_memory_of_the_plan(count):
             layout = pool.layout
             if engine == "trtllm" and (layout.cp > 1 or (layout.dp > 1 and layout.group > 1)):
                 continue  # no flag: the comment says so
-            if engine == "trtllm" and -(-pool.seats // layout.pp) * layout.pp > 1.05 * pool.seats:
+            if engine == "trtllm" and -(-pool.max_num_seqs // layout.pp) * layout.pp > 1.05 * pool.max_num_seqs:
                 continue  # which counts whole requests for each micro-batch
             told = said(read, made.served.routed_experts)
             place = read.place or read.one("--model-path")

@@ -29,7 +29,7 @@ LLAMA = {
 def test_what_is_compared_and_read_whole_is_exact():
     found = understand(LLAMA)
     assert (found.sure, found.read_as, found.doubtful) == (EXACT, "llama", ())
-    assert [one.at for one in found.kinds] == [tuple(range(32))]
+    assert [one.layer_indices for one in found.kinds] == [tuple(range(32))]
     assert {one.name for one in found.ignored} == {"rms_norm_eps", "rope_theta", "bos_token_id"}
 
 

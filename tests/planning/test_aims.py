@@ -78,8 +78,8 @@ def test_a_surer_plan_is_as_likely_as_asked_and_never_cheaper(model, system, chi
     assert [one.sure for one in found] == list(SURES)
     for one, sure in zip(found[1:], SURES[1:], strict=True):
         assert one.feasible
-        assert set(one.likely) == set(limits)
-        assert min(one.likely.values()) >= sure - 1e-6
+        assert set(one.slo_probability) == set(limits)
+        assert min(one.slo_probability.values()) >= sure - 1e-6
     cost = [one.usd_per_million_output_tokens for one in found]
     assert all(later >= sooner * (1 - 0.005) for sooner, later in itertools.pairwise(cost))  # as cheap: half a percent
     assert cost[-1] > cost[0] * 1.01
@@ -90,7 +90,7 @@ def test_what_nothing_meets_so_surely_is_an_answer():
     assert plan(MODEL, NODES, WORK, tight, engine=FITTED, alternatives=False).feasible
     never = plan(MODEL, NODES, WORK, tight, engine=FITTED, sure=0.95, alternatives=False)
     assert not never.feasible
-    assert (never.sure, never.likely, never.distance) == (0.95, {}, ())
+    assert (never.sure, never.slo_probability, never.distance) == (0.95, {}, ())
     assert never.reason.startswith("with probability 0.95, ")
 
 
@@ -98,7 +98,7 @@ def test_the_ideal_is_certain_whatever_is_asked():
     given = (MODEL, NODES, WORK, st.Slo(tpot=8e-3))
     asked, plain = plan(*given, engine="ideal", sure=0.99, alternatives=False), plan(*given, engine="ideal", alternatives=False)
     assert asked.sure == 0.99
-    assert asked.likely == {"tpot": 1.0}
+    assert asked.slo_probability == {"tpot": 1.0}
     assert asked.usd_per_million_output_tokens == plain.usd_per_million_output_tokens
 
 

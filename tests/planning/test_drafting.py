@@ -45,7 +45,7 @@ def test_requests_that_live_for_fewer_steps_bring_more_prompts_to_each():
     """80 steps instead of 200: 2.5 times as many chunks; and rate times life is the batch."""
     given = {"layout": Layout(), "batch": 8, "chunk": 250, "engine": IDEAL}
     plain, drafted = (aggregated(MODEL, machine(), WORK, **given, speculation=drafting) for drafting in (NONE, TWO))
-    assert (drafted.reads * (1 - drafted.quiet)) == pytest.approx(2.5 * plain.reads * (1 - plain.quiet), rel=0.03)
+    assert (drafted.chunks_per_mixed_step * (1 - drafted.decode_only_share)) == pytest.approx(2.5 * plain.chunks_per_mixed_step * (1 - plain.decode_only_share), rel=0.03)
     for state in (plain, drafted):
         assert state.rate * 200 * state.tpot == pytest.approx(8)
 
@@ -82,8 +82,8 @@ def test_a_request_yields_no_more_tokens_than_it_owes():
 
 def test_plans_tell_what_they_draft_and_what_that_does_at_each_batch():
     found = plan(MODEL, NODES, WORK, engine="ideal", drafts=2, acceptance=2.5, alternatives=False)
-    assert found.drafting == Speculation(drafts=2, acceptance=2.5, source="acceptance as given")
-    assert found.drafting.text == "2 drafts a step, 2.5 tokens accepted (acceptance as given)"
+    assert found.speculation == Speculation(drafts=2, acceptance=2.5, source="acceptance as given")
+    assert found.speculation.text == "2 drafts a step, 2.5 tokens accepted (acceptance as given)"
     assert found.pools[-1].batch in [row.batch for row in found.drafted]
     for row in found.drafted:
         assert row.speed_up == pytest.approx(row.tpot_without / row.tpot)
@@ -105,12 +105,12 @@ def test_drafts_lose_at_the_batch_where_arithmetic_binds():
 def test_the_best_number_is_none_where_arithmetic_binds_and_many_where_weights_do():
     bound = {"engine": "ideal", "modes": "aggregated", "alternatives": False, "drafts": "auto"}
     slow = plan(MODEL, machine(size=4, flops=3e13, capacity=1e14), WORK, **bound)
-    assert slow.drafting.drafts == 0
+    assert slow.speculation.drafts == 0
     fast = plan(MODEL, machine(size=4, flops=1e30), WORK, st.Slo(tpot=4e-3), **bound)
     each = [plan(MODEL, machine(size=4, flops=1e30), WORK, st.Slo(tpot=4e-3), **bound | {"drafts": n}) for n in (0, 3, 6, 8)]
     money = [found.usd_per_million_output_tokens for found in each]
     assert fast.usd_per_million_output_tokens <= min(money) * 1.005
-    assert fast.drafting.drafts > 0
+    assert fast.speculation.drafts > 0
 
 
 def test_drafts_meet_a_limit_that_nothing_meets_without():
@@ -118,7 +118,7 @@ def test_drafts_meet_a_limit_that_nothing_meets_without():
     assert not plan(*asked, chips=1, engine="ideal", alternatives=False).feasible
     found = plan(*asked, chips=1, engine="ideal", alternatives=False, drafts="auto")
     assert found.feasible
-    assert found.drafting.drafts > 0
+    assert found.speculation.drafts > 0
 
 
 def test_speed_ups_of_deepseek_fall_at_large_batches(deepseek, rack):
@@ -154,7 +154,7 @@ def test_curves_name_models_of_the_catalogue():
 def test_a_model_without_a_curve_takes_a_guess_and_says_so():
     model = st.load_model("zai-org/GLM-4.5-Air")
     found = plan(model, "hgx-h200", WORK, drafts=2, alternatives=False, chips=4)
-    assert found.drafting.source.startswith("guess")
+    assert found.speculation.source.startswith("guess")
     assert any("--acceptance" in warning and "GLM-4.5-Air" in warning for warning in found.warnings)
     known = plan(model, "hgx-h200", WORK, drafts=2, acceptance=2.1, alternatives=False, chips=4)
     assert not any("--acceptance" in warning for warning in known.warnings)

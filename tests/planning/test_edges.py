@@ -129,10 +129,10 @@ def test_a_token_may_be_made_among_five_and_a_half_in_the_mean():
         for batch in (5, 5.5, 6)
     )
     assert itself == pytest.approx((below + above) / 2, rel=2e-3)
-    assert pool.seats > pool.batch
-    kept = st.memory_per_chip("glm-4.5", "hgx-h200", batch=pool.seats, context=4352, layout=pool.layout)
+    assert pool.max_num_seqs > pool.batch
+    kept = st.memory_per_chip("glm-4.5", "hgx-h200", batch=pool.max_num_seqs, context=4352, layout=pool.layout)
     assert float(pool.memory.cache) == pytest.approx(float(kept.cache))  # whole sequences have to fit
-    assert f"--max-num-seqs {pool.seats} " in " ".join(launch_commands(found, "vllm"))
+    assert f"--max-num-seqs {pool.max_num_seqs} " in " ".join(launch_commands(found, "vllm"))
     held = compare(found, requests=600)
     assert held.steady
     assert held.tpot_ratio == pytest.approx(1, abs=0.05)

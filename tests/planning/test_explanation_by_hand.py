@@ -64,7 +64,7 @@ def test_the_step_of_a_pool(given, mixed, expected):
 def test_the_step_shown_is_the_one_planned(chunk, dp):
     model, system, layout = model_of(experts(), attention=(KV,)), machine(), Layout(dp=dp, ep=dp)
     state = aggregated(model, system, WORK, layout=layout, batch=64, chunk=chunk, engine=engine())
-    planned = pool(chunk=chunk, reads=float(state.reads), dp=dp, ep=dp)
+    planned = pool(chunk=chunk, reads=float(state.chunks_per_mixed_step), dp=dp, ep=dp)
     for mixed, step in ((False, state.decode), (True, state.mixed)):
         shown = mixed_step(model, system, engine="ideal", layout=layout, **step_given(planned, WORK, mixed=mixed))
         assert shown.total == pytest.approx(float(step.total))

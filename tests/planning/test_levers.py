@@ -59,7 +59,7 @@ def test_the_choice_that_saves_most_is_named_with_what_to_type(llama):
 
 def test_levers_are_left_out_where_nobody_asks(llama):
     plain = st.plan("llama-3.3-70b", "hgx-h100", CHAT, LIMITS, alternatives=False)
-    assert plain.levers == ()
+    assert plain.alternatives == ()
     assert "Of choices" not in plain.why
     assert plain.usd_per_million_output_tokens == llama.usd_per_million_output_tokens
 
@@ -98,7 +98,7 @@ def test_drafts_are_worth_what_a_plan_with_them_costs():
     many = int(found.option.removeprefix("--drafts "))
     alone = st.plan(*asked, chips=16, drafts=many, alternatives=False)
     assert found.usd_per_million_output_tokens == pytest.approx(alone.usd_per_million_output_tokens, rel=0.05)
-    assert f"{alone.drafting.acceptance:.3g} tokens" in found.caveat
+    assert f"{alone.speculation.acceptance:.3g} tokens" in found.caveat
     assert "reported: DeepSeek-V3" in found.caveat
 
 
@@ -116,7 +116,7 @@ def test_the_mode_that_was_left_out_is_a_choice():
 def test_a_box_has_no_more_chips_and_a_plan_that_is_none_no_levers():
     box = replace(NODES, domains=NODES.domains[:1])
     assert "--chips" not in by_option(plan(MODEL, box, WORK, engine="ideal"))
-    assert plan(MODEL, NODES, WORK, st.Slo(tpot=1e-9), engine="ideal").levers == ()
+    assert plan(MODEL, NODES, WORK, st.Slo(tpot=1e-9), engine="ideal").alternatives == ()
 
 
 def test_without_a_rent_a_choice_is_told_in_output():
@@ -131,9 +131,9 @@ def test_without_a_rent_a_choice_is_told_in_output():
 def test_a_choice_that_saves_nothing_is_not_named():
     money = {"usd_per_million_output_tokens": 1.0, "tokens_per_second_per_chip": 1.0}
     idle = Alternative(option="--kv fp8", words="w", saving=0.004, layout_text="", **money)
-    assert best_alternative(replace(shared(), levers=(idle,))) is None
-    assert alternative_sentence(replace(shared(), levers=())) == ""
-    assert best_alternative(replace(shared(), levers=(replace(idle, saving=0.006),))) is not None
+    assert best_alternative(replace(shared(), alternatives=(idle,))) is None
+    assert alternative_sentence(replace(shared(), alternatives=())) == ""
+    assert best_alternative(replace(shared(), alternatives=(replace(idle, saving=0.006),))) is not None
 
 
 @pytest.mark.parametrize(
@@ -153,4 +153,4 @@ def test_rent_scales_costs_and_no_choice():
     once = plan(one_matrix(heads=4), NODES, WORK, engine="ideal")
     twice = plan(one_matrix(heads=4), st.vary(NODES, {"rent": 4}), WORK, engine="ideal")
     assert twice.usd_per_million_output_tokens == pytest.approx(2 * once.usd_per_million_output_tokens)
-    assert [lever.saving for lever in twice.levers] == pytest.approx([lever.saving for lever in once.levers])
+    assert [lever.saving for lever in twice.alternatives] == pytest.approx([lever.saving for lever in once.alternatives])

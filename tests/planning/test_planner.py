@@ -31,8 +31,8 @@ def test_a_shared_pool_delivers_its_steady_state():
     assert found.tpot_bounds == (float(state.lower), float(state.upper))
     assert found.requests_per_second == pytest.approx(rate)
     assert found.utilisation == float(state.utilisation)
-    assert (pool.chunk_share, pool.reads) == (pytest.approx(float(1 - state.quiet)), float(state.reads))
-    assert pool.seats == state.seats > pool.batch
+    assert (pool.chunk_share, pool.chunks_per_mixed_step) == (pytest.approx(float(1 - state.decode_only_share)), float(state.chunks_per_mixed_step))
+    assert pool.max_num_seqs == state.max_num_seqs > pool.batch
     assert found.concurrency == pytest.approx(sharing - 1 + found.requests_per_second * found.ttft)
     assert found.usd_per_second == pytest.approx(USD)
     cost = USD / (rate * 201) * 1e6
@@ -62,8 +62,8 @@ def test_pools_apart_deliver_what_both_can():
     serve = float(state.rate) * server.layout.replicas * (sharing - 1) / sharing
     rate = min(0.9 * can, serve)
     assert (first.role, server.role, found.layout_text) == ("prefill", "decode", one.text)
-    assert first.batch == first.seats == prefill.seats
-    assert server.seats == state.seats > server.batch
+    assert first.batch == first.max_num_seqs == prefill.seats
+    assert server.max_num_seqs == state.max_num_seqs > server.batch
     assert found.requests_per_second == pytest.approx(rate)
     assert found.utilisation == pytest.approx(rate / can)
     assert found.concurrency == pytest.approx((sharing - 1) * rate / serve + rate * found.ttft)

@@ -57,7 +57,7 @@ def test_servers_that_share_a_queue_wait_less_and_more_the_busier_they_are(serve
 
 def test_seconds_of_a_pass():
     """2 s for one, 0.5 s for each of three more beside it, 1.5 s for each after four."""
-    time = PassTime(first=2.0, more=0.5, kink=4, beyond=1.5)
+    time = PassTime(first=2.0, slope_to_kink=0.5, kink=4, beyond=1.5)
     assert time(np.array([1, 2, 4, 5, 8])).tolist() == [2.0, 2.5, 3.5, 5.0, 9.5]
     assert time(2.5) == pytest.approx(2.75)
     assert time.slope(np.array([1, 4, 5])).tolist() == [0.5, 0.5, 1.5]
@@ -114,7 +114,7 @@ def test_one_seat_is_a_queue_for_constant_service(load, replicas):
 
 def test_passes_that_last_longer_the_more_they_take():
     """t(k) = 1 + 0.1 (k - 1), 5 a second: k = 5 t + e^(-5 t), so that t = (0.9 + 0.1 e^(-5 t)) / 0.5, 1.800 s."""
-    found = passes(5.0, PassTime(first=1.0, more=0.1), 1e6)
+    found = passes(5.0, PassTime(first=1.0, slope_to_kink=0.1), 1e6)
     seconds = float(found.seconds)
     assert seconds == pytest.approx((0.9 + 0.1 * exp(-5 * seconds)) / 0.5)
     assert seconds == pytest.approx(1.8, abs=1e-3)
@@ -167,7 +167,7 @@ def test_many_queues_at_once():
 @pytest.mark.parametrize("seats", [1, 8, 100])
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_the_highest_utilisation_meets_the_limit_and_no_more(seats, replicas):
-    time = PassTime(first=0.1, more=0.01, kink=4, beyond=0.02)
+    time = PassTime(first=0.1, slope_to_kink=0.01, kink=4, beyond=0.02)
     limit = 1.4 * float(time(seats))
     rho = float(highest_utilisation(limit, time, seats, 0.9, replicas=replicas))
 
@@ -191,8 +191,8 @@ def test_one_slot_is_a_queue_whose_server_decodes_when_nobody_waits(load, chunks
     step = (1 - load) * t0 + load * t1
     rate, service = load / (chunks * step), chunks * t1
     busy = rate * service
-    assert (found.quiet, found.seconds, found.slow) == (pytest.approx(1 - load), pytest.approx(step), t1)
-    assert (found.reads, found.utilisation, found.service) == (1, pytest.approx(busy), pytest.approx(service))
+    assert (found.decode_only_share, found.seconds, found.slow) == (pytest.approx(1 - load), pytest.approx(step), t1)
+    assert (found.chunks_per_mixed_step, found.utilisation, found.service) == (1, pytest.approx(busy), pytest.approx(service))
     assert found.wait == pytest.approx(rate * service**2 / (2 * (1 - busy)) + t0 / 2)
 
 
@@ -201,7 +201,7 @@ def test_a_slot_that_is_full_is_waited_for_without_end():
     found = mixed_step_stats(np.array([0.99, 1.0, 3.0]), 1, 2, 0.02, 0.1, 0.0)
     assert np.isfinite(found.wait).tolist() == [True, False, False]
     assert found.utilisation[1:] == pytest.approx([1, 3])
-    assert found.quiet[1:] == pytest.approx([0, 0], abs=1e-6)
+    assert found.decode_only_share[1:] == pytest.approx([0, 0], abs=1e-6)
     assert found.seconds[1:] == pytest.approx([0.1, 0.1])
 
 
@@ -211,14 +211,14 @@ def test_laws_of_steps_of_many_slots(slots, more):
     """Chunks are conserved, a mean step lies between a quiet and a slow one, and more load is never faster."""
     load = np.linspace(0.02, 0.9, 30) * slots
     found = mixed_step_stats(load, slots, 2, 0.02, 0.1, more)
-    assert (1 - found.quiet) * found.reads == pytest.approx(load)
-    assert found.seconds == pytest.approx(found.quiet * 0.02 + (1 - found.quiet) * found.slow)
-    assert found.slow == pytest.approx(0.1 + more * (found.reads - 1))
-    for rising in (found.seconds, found.utilisation, found.wait, -found.quiet):
+    assert (1 - found.decode_only_share) * found.chunks_per_mixed_step == pytest.approx(load)
+    assert found.seconds == pytest.approx(found.decode_only_share * 0.02 + (1 - found.decode_only_share) * found.slow)
+    assert found.slow == pytest.approx(0.1 + more * (found.chunks_per_mixed_step - 1))
+    for rising in (found.seconds, found.utilisation, found.wait, -found.decode_only_share):
         assert np.all(np.diff(rising) > -1e-12)
         assert np.all(np.diff(rising)[load[1:] < 4] > 0)
-    assert np.all((found.reads >= 1) & (found.reads <= slots))
-    assert np.all(found.quiet >= np.maximum(1 - load, 0))  # fewest where no two chunks share a step
+    assert np.all((found.chunks_per_mixed_step >= 1) & (found.chunks_per_mixed_step <= slots))
+    assert np.all(found.decode_only_share >= np.maximum(1 - load, 0))  # fewest where no two chunks share a step
 
 
 @pytest.mark.parametrize(("slots", "chunks", "more"), [(2, 1, 0.0), (8, 4, 0.001), (48, 1, 0.002), (72, 64, 0.0)])
@@ -231,13 +231,13 @@ def test_slow_steps_are_where_their_equation_holds(slots, chunks, more):
     rate = load / (chunks * found.seconds)
     odds = np.exp(slots * full) / (1 - full ** (slots + 1)) - 1
     started = ((1 - np.exp(-rate * decode)) / (1 - np.exp(-rate * slow))) ** (1 - power) * (decode / slow) ** power
-    np.testing.assert_allclose(found.quiet, 1 / (1 + odds * started), rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(found.decode_only_share, 1 / (1 + odds * started), rtol=1e-5, atol=1e-12)
 
 
 def test_slow_steps_are_found_where_they_are_very_long():
     """Two slots, steps that read 280 times as long: the share by bisection of the equation."""
     found = mixed_step_stats(0.6140852564786954, 2, 16, 0.01, 2.8470276153025127, 0.35246067226328353)
-    assert 1 - float(found.quiet) == pytest.approx(0.310429, abs=1e-6)
+    assert 1 - float(found.decode_only_share) == pytest.approx(0.310429, abs=1e-6)
 
 
 def test_where_steps_last_alike_utilisation_is_the_load_of_a_slot():

@@ -56,19 +56,19 @@ def test_a_train_that_takes_all_who_wait():
 def test_a_server_that_changes_between_two_states():
     """Passes that jump where a group has a second request, 1, 3 and 8 replicas, below the jump, above it and between."""
     replicas, rate, first, more, kink, jump, beyond, seats, prompts, wait, service = column("two_states")
-    time = PassTime(first=first, more=more, kink=kink, jump=jump, beyond=beyond)
+    time = PassTime(first=first, slope_to_kink=more, kink=kink, jump=jump, beyond=beyond)
     found = passes(rate, time, seats, replicas=replicas)
     assert found.prompts == pytest.approx(prompts, rel=0.05)
     assert found.wait + found.service == pytest.approx(wait + service, rel=0.05)
     assert np.mean(np.abs((found.wait + found.service) / (wait + service) - 1)) < 0.015
-    hopeful = passes(rate, PassTime(first=first, more=more, kink=kink, beyond=beyond), seats, replicas=replicas)
+    hopeful = passes(rate, PassTime(first=first, slope_to_kink=more, kink=kink, beyond=beyond), seats, replicas=replicas)
     assert np.min((hopeful.wait + hopeful.service) / (wait + service)) < 0.75  # where the jump is left out
 
 
 @pytest.mark.parametrize("load", [0.5, 0.7, 0.8, 0.9])
 def test_a_server_of_several_rows(load):
     """Four groups that read up to four prompts each (DeepSeek-R1 on hgx-b200, 4,096 tokens): a jump at every fifth prompt."""
-    time = PassTime(first=0.154, more=0.022, kink=4, jump=0.104, beyond=0.025, again=0.104)
+    time = PassTime(first=0.154, slope_to_kink=0.022, kink=4, jump=0.104, beyond=0.025, row_jump=0.104)
     seconds = time(np.arange(1, 17))
     assert seconds[[4, 8, 12]] - seconds[[3, 7, 11]] == pytest.approx(0.129)
     rate, random = load * 16 / seconds[-1], np.random.default_rng(3)

@@ -143,7 +143,7 @@ def test_prompts_that_share_chips_are_tried_in_every_layout_batch_and_chunk(monk
     for layout, batch, chunk in set(found) - set(expected):  # without room for spare seats, requests queue for those there are
         one = {"layout": layout, "batch": batch, "chunk": chunk, "engine": IDEAL}
         whole, room = aggregated(model, given.system, workload, **one), 11e9
-        each = float(whole.memory.cache / sequences_per_group(whole.seats, layout))
+        each = float(whole.memory.cache / sequences_per_group(whole.max_num_seqs, layout))
         assert not whole.memory.fits
         assert float(whole.memory.used - whole.memory.cache) + each * batch / layout.dp < room
     found = {key: row for key, row in found.items() if key in expected}

@@ -66,7 +66,7 @@ def test_a_chip_that_holds_three_requests_serves_three():
     found = plan("qwen3-32b", system, st.Workload(input_tokens=8192, output_tokens=1024), chips=1, alternatives=False)
     (pool,) = found.pools
     assert found.feasible
-    assert (pool.batch, pool.seats, pool.queued) == (3, 3, True)
+    assert (pool.batch, pool.max_num_seqs, pool.queued) == (3, 3, True)
     assert float(pool.memory.cache) == pytest.approx((3 * 8704 + 3 * (3 / 12) ** 0.5 * 1024) * 262_144, rel=1e-6)
 
 
@@ -79,6 +79,6 @@ def test_seats_that_memory_has_no_room_for_are_queued_for():
     )  # fmt: skip
     (pool,) = found.pools
     assert pool.queued
-    assert pool.seats == 4
+    assert pool.max_num_seqs == 4
     assert pool.memory.fits
     assert found.requests_per_second > 0.1

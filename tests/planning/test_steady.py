@@ -153,7 +153,7 @@ def test_decode_and_prompts_that_share_a_chip():
     assert state.mixed.total == pytest.approx(mixed)
     seen, _ = interleaved_prefill_share(15, 200, 2, alone, mixed)
     assert 0.15 < seen < 0.16
-    assert (state.quiet, state.reads) == (pytest.approx(1 - seen), 1)
+    assert (state.decode_only_share, state.chunks_per_mixed_step) == (pytest.approx(1 - seen), 1)
     tpot = (1 - seen) * alone + seen * mixed
     assert state.tpot == pytest.approx(tpot)
     assert state.rate == pytest.approx(16 / (200 * tpot))
@@ -169,7 +169,7 @@ def test_memory_of_decode_and_prompts_that_share_a_chip():
     """16 sequences and 0.15 that read, of a mean step of 2.97 ms 2.5 are weights: 30 seats; and a step of 516 tokens."""
     state = aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=16, chunk=500, engine=IDEAL)
     assert float(state.decode.resources["weights"]) == pytest.approx(2.5e-3)
-    assert state.seats == room(16.16, 16, state, float(state.tpot)) == 30
+    assert state.max_num_seqs == room(16.16, 16, state, float(state.tpot)) == 30
     assert state.memory.cache == pytest.approx(30 * 1e4 * 1100.5)
     assert state.memory.activations == pytest.approx(516 * 2 * 2000)
     assert state.memory.weights == 10e9
@@ -178,11 +178,11 @@ def test_memory_of_decode_and_prompts_that_share_a_chip():
 def test_prompts_that_share_a_chunk():
     """Chunks of 2,500 hold two prompts of 1,000: 0.075 prompts a step, some of them two in one; nothing before them."""
     state = aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=16, chunk=2500, engine=IDEAL)
-    assert float(state.reads * (1 - state.quiet)) == pytest.approx(15 / 200)
-    assert 1 < float(state.reads) < 1.1
+    assert float(state.chunks_per_mixed_step * (1 - state.decode_only_share)) == pytest.approx(15 / 200)
+    assert 1 < float(state.chunks_per_mixed_step) < 1.1
     given = {"batch": 16, "context": 1100.5, "tokens": 1000, "prefix": 0, "engine": "ideal"}
     once, twice = (float(mixed_step(DENSE, CHIP, prompts=n, **given).total) for n in (1, 2))
-    assert state.mixed.total == pytest.approx(once + (float(state.reads) - 1) * (twice - once), rel=1e-3)
+    assert state.mixed.total == pytest.approx(once + (float(state.chunks_per_mixed_step) - 1) * (twice - once), rel=1e-3)
     assert state.memory.activations == pytest.approx(2016 * 2 * 2000)
     alone = aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=16, chunk=1000, engine=IDEAL)
     assert state.utilisation == pytest.approx(float(alone.utilisation), rel=0.15)  # two places, that take twice as long
@@ -197,7 +197,7 @@ def test_cached_prompts_come_before_a_chunk():
     alone = float(decode_step(DENSE, CHIP, batch=16, context=1100.5, engine="ideal").total)
     mixed = float(mixed_step(DENSE, CHIP, batch=16, context=1100.5, prompts=1, tokens=500, prefix=375, engine="ideal").total)
     seen, _ = interleaved_prefill_share(15, 200, 2, alone, mixed)
-    assert state.quiet == pytest.approx(1 - seen)
+    assert state.decode_only_share == pytest.approx(1 - seen)
     assert state.mixed.total == pytest.approx(mixed)
     rate = 15 / (200 * ((1 - seen) * alone + seen * mixed))
     assert state.ttft == pytest.approx(vacations(rate, 2 * mixed, alone) + 2 * mixed)
@@ -207,7 +207,7 @@ def test_groups_read_prompts_each():
     """Four groups, 0.63 chunks a step: more steps are quiet than the 0.84^4 of groups that know nothing of one another."""
     layout = Layout(dp=4, ep=4, microbatches=2)
     state = aggregated(SPARSE, CHIP, WORK, layout=layout, batch=64, chunk=500, engine=IDEAL)
-    quiet, reads = float(state.quiet), float(state.reads)
+    quiet, reads = float(state.decode_only_share), float(state.chunks_per_mixed_step)
     assert 0.8425**4 < quiet < 0.8425**4 + 0.1
     assert reads * (1 - quiet) == pytest.approx(0.63)
     given = {"batch": 64, "context": 1100.5, "layout": layout, "engine": "ideal"}
@@ -215,7 +215,7 @@ def test_groups_read_prompts_each():
     assert state.mixed.total == pytest.approx(float(mixed.total))
     alone = float(decode_step(SPARSE, CHIP, **given).total)
     assert state.tpot == pytest.approx(quiet * alone + (1 - quiet) * float(mixed.total))
-    assert state.seats == room(64.64, 64, state, float(state.tpot)) == 89
+    assert state.max_num_seqs == room(64.64, 64, state, float(state.tpot)) == 89
     assert state.memory.cache == pytest.approx(23 * 1e4 * 1100.5)  # 23 of 89 in a group
     assert state.memory.activations == pytest.approx(516 / 2 * 2 * 2000)
 
@@ -246,14 +246,14 @@ def test_chunks_of_any_size_bring_the_same_prompts(quick):
     assert state.tpot[kept] == pytest.approx(expected[kept], rel=1e-3)
     assert np.all((state.tpot >= expected * (1 - 1e-3))[state.utilisation < 1])
     load = np.broadcast_to(np.array([[1], [63]]) / 200, kept.shape)
-    assert (state.reads * (1 - state.quiet))[kept] == pytest.approx(load[kept])
+    assert (state.chunks_per_mixed_step * (1 - state.decode_only_share))[kept] == pytest.approx(load[kept])
 
 
 def test_a_prompt_queue_that_is_full_grows_without_end():
     """80, 101 and 301 sequences, of whom one arrives, bring 0.79, 1 and 3 chunks a step to one slot."""
     state = aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=np.array([80, 101, 301]), chunk=500, engine=IDEAL)
-    assert state.quiet[1:] == pytest.approx([0.0, 0.0], abs=1e-6)
-    assert 0.1 < state.quiet[0] < 0.21
+    assert state.decode_only_share[1:] == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert 0.1 < state.decode_only_share[0] < 0.21
     assert np.all(state.utilisation[1:] >= 1)
     assert 0.79 < state.utilisation[0] < 1
     assert np.isfinite(state.ttft).tolist() == [True, False, False]
@@ -263,7 +263,7 @@ def test_a_prompt_queue_that_is_full_grows_without_end():
 def test_more_sequences_wait_longer_and_serve_more():
     batch = np.arange(8, 90, 8)[:, None]
     state = aggregated(SPARSE, CHIP, WORK, layout=Layout(dp=4, ep=4), batch=batch, chunk=np.array([500, 2000]), engine=IDEAL)
-    for rising in (state.tpot, state.ttft, state.rate, state.utilisation, state.seats):
+    for rising in (state.tpot, state.ttft, state.rate, state.utilisation, state.max_num_seqs):
         assert np.all(np.diff(rising, axis=0) > 0)
     assert np.all((state.lower <= state.tpot * (1 + 1e-12)) & (state.tpot <= state.upper * (1 + 1e-12)))
 
@@ -274,10 +274,10 @@ def test_a_pool_that_only_decodes():
     step = decode_step(DENSE, CHIP, batch=400, context=1100.5, engine="ideal")
     assert state.tpot == step.total
     assert state.rate == pytest.approx(2 / float(step.total))
-    assert (state.ttft, state.utilisation, state.input_share, state.quiet, state.reads) == (0, 0, 0, 1, 0)
+    assert (state.ttft, state.utilisation, state.input_share, state.decode_only_share, state.chunks_per_mixed_step) == (0, 0, 0, 1, 0)
     assert (state.lower, state.upper, state.mixed) == (step.lower, step.upper, None)
-    assert state.seats == room(400, 400, state, float(step.total)) > 451
-    assert state.memory.cache == pytest.approx(float(state.seats) * 1e4 * 1100.5)
+    assert state.max_num_seqs == room(400, 400, state, float(step.total)) > 451
+    assert state.memory.cache == pytest.approx(float(state.max_num_seqs) * 1e4 * 1100.5)
     groups = decode_pool(SPARSE, CHIP, WORK, layout=Layout(dp=4, ep=4), batch=400, engine=IDEAL)
     held = room(400, 400, groups, float(groups.tpot))
     assert groups.memory.cache == pytest.approx(np.ceil(held / 4) * 1e4 * 1100.5)
@@ -378,12 +378,12 @@ def test_the_cache_of_a_prompt_moves_over_the_links_of_its_group(near, latency, 
     assert (found.latency, found.moving, found.groups) == (latency, pytest.approx(moving), 1)
     assert found.seconds(1e-9) == pytest.approx(latency + moving)
     assert found.seconds(0.8 / moving) == pytest.approx(latency + moving + moving * 0.8 / 0.4)
-    assert found.most == pytest.approx(0.9 / moving)
+    assert found.max_rate == pytest.approx(0.9 / moving)
 
 
 def test_groups_send_caches_side_by_side():
     """Two groups at 1.2 of what one could carry: 0.6 of each, a wait of 0.6 / 0.8 of a transfer; at 2 without end."""
     sent = Transfer(latency=0.5, moving=2.0, groups=2)
     assert sent.seconds(0.6) == pytest.approx(0.5 + 2 + 2 * 0.6 / 0.8)
-    assert sent.most == pytest.approx(0.9)
+    assert sent.max_rate == pytest.approx(0.9)
     assert np.isinf(sent.seconds(1.0))

@@ -40,7 +40,7 @@ def market():
         if (
             row["service"] == "standard"
             and row["above_tokens"] == "0"
-            and row["as_of"] > "2026-06"
+            and row["retrieval_date"] > "2026-06"
             and row["role"] != "reseller"
         ):
             sold[key].setdefault(row["provider"], (float(row["input"]), float(row["output"])))
@@ -83,9 +83,9 @@ def test_active_parameters_from_input_price(market):
     assert (told["held"], told["of"]) == (held, 71)
     assert 10 ** told["log10"][0] == pytest.approx(10 ** np.median(ratio), rel=1e-4)
     reading = read_prices({"input": 2, "output": 10})["active_parameters"]
-    assert (reading.held.held, reading.held.of) == (held, 71)
+    assert (reading.interval_held.hits, reading.interval_held.trials) == (held, 71)
     assert reading.value == pytest.approx(2 * 10 ** np.median(ratio), rel=1e-4)
-    assert (reading.bound_held.held, reading.bound_held.of) == (int(np.sum(active <= inputs * reading.bound / 2)), 71)
+    assert (reading.bound_held.hits, reading.bound_held.trials) == (int(np.sum(active <= inputs * reading.bound / 2)), 71)
 
 
 def test_total_parameters_from_both_prices(market):
@@ -117,16 +117,16 @@ def test_ten_price_steps_of_known_models():
     assert (told["held"], told["of"]) == (held, 10)
     assert 8 <= held <= 10
     assert min(widths) >= 3
-    assert str(reading.held) == f"held {held} of 10"
+    assert str(reading.interval_held) == f"held {held} of 10"
 
 
 def test_what_is_known_stands_beside_a_reading():
     """DeepSeek-V3: 37 B of 671 B parameters (its model card), 70,272 B a token (61 layers of 576 values in BF16)."""
-    known = read_prices("deepseek/deepseek-v3").known
+    known = read_prices("deepseek/deepseek-v3").true_values
     assert known["active_parameters"] == pytest.approx(37e9, rel=0.02)
     assert known["total_parameters"] == pytest.approx(671e9, rel=0.01)
     assert known["kv_bytes_per_token"] == pytest.approx(70_272, rel=1e-6)
-    assert read_prices("openai/gpt-6-sol").known == {}
+    assert read_prices("openai/gpt-6-sol").true_values == {}
 
 
 def test_tier_models_are_rows_of_the_history():
@@ -163,7 +163,7 @@ def test_fast_modes_cost_as_the_front_says():
     for row, ratio in zip(fast, ratios, strict=True):
         others = [r for one, r in zip(fast, ratios, strict=True) if one["catalogue"] != row["catalogue"]]
         held += np.quantile(others, 0.05) <= ratio <= np.quantile(others, 0.95)
-    assert str(found["fast_mode"].held) == f"held {held} of {len(fast)}"
+    assert str(found["fast_mode"].interval_held) == f"held {held} of {len(fast)}"
     page = (Path(__file__).parents[2] / "docs" / "prices.md").read_text(encoding="utf-8")
     assert f"{held} of {len(fast)}" in page
 
@@ -195,8 +195,8 @@ def test_why_a_ratio_of_prices_tells_nothing():
 
 def test_why_a_multiple_tells_nothing():
     """Seven known models of Alibaba step at 32k, by 1.5 to 1.8 times, at 25 to 254 kB a token."""
-    told = [(listed.of()[1].output / listed.of()[0].output, truth) for listed, truth in known_tiers()
-            if listed.of()[1].above_tokens == 32_000]  # fmt: skip
+    told = [(listed.service_rates()[1].output / listed.service_rates()[0].output, truth) for listed, truth in known_tiers()
+            if listed.service_rates()[1].above_tokens == 32_000]  # fmt: skip
     multiples, truths = zip(*told, strict=True)
     rank = np.corrcoef(ranks(multiples), ranks(truths))[0, 1]
     reason = read_prices({"input": 2, "output": 10})["tier_multiplier"].reason

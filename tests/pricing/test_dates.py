@@ -29,10 +29,10 @@ def way(request, monkeypatch):
 @pytest.mark.parametrize(("day", "tiers"), [("2026-03-01", 2), ("2026-03-12", 2), ("2026-03-13", 1), ("2026-03-20", 1)])
 def test_the_tier_of_opus_went(way, day, tiers):
     found = find_list("anthropic/claude-opus-4-6", price_time=day)
-    assert len(found.of()) == tiers
+    assert len(found.service_rates()) == tiers
     assert (found.base.input, found.base.output) == (5, 25)
     if tiers == 2:
-        assert (found.of()[1].above_tokens, found.of()[1].input, found.of()[1].output) == (200_000, 10, 37.5)
+        assert (found.service_rates()[1].above_tokens, found.service_rates()[1].input, found.service_rates()[1].output) == (200_000, 10, 37.5)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_a_day_before_the_first_row(way):
 
 def test_the_present_list_of_a_closed_model(way):
     found = find_list("openai/gpt-6-sol")
-    assert [(line.above_tokens, line.input, line.output) for line in found.of()] == [(0, 2, 10), (272_000, 4, 15)]
+    assert [(line.above_tokens, line.input, line.output) for line in found.service_rates()] == [(0, 2, 10), (272_000, 4, 15)]
     assert (found.hold, found.hold_long) == (1800, 43_200)
-    assert found.of("batch")[0].output == 5
+    assert found.service_rates("batch")[0].output == 5
 
 
 def test_facts_that_no_package_has(way):

@@ -18,7 +18,7 @@ needs_package = pytest.mark.skipif(
 
 
 def listed(*rates, source="package 1", as_of="2026-11", model="m"):
-    return PriceList(provider="a", model=model, rates=rates, source=source, as_of=as_of)
+    return PriceList(provider="a", model=model, rates=rates, source=source, retrieval_date=as_of)
 
 
 def own(*rates, model="m"):
@@ -36,9 +36,9 @@ def test_what_one_lacks_is_of_the_other():
         Rates(service="fast", input=30.0, output=150.0, source="pages, 2026-04"),
     )
     found = joined(package, mine, [])
-    assert (found.base.cache_write_long, found.of("fast")[0].output) == (10, 150)
+    assert (found.base.cache_write_long, found.service_rates("fast")[0].output) == (10, 150)
     assert found.base.source == "long cache writes: maker, 2026-10"
-    assert found.of("fast")[0].source == "pages, 2026-04"
+    assert found.service_rates("fast")[0].source == "pages, 2026-04"
     assert any("not in package 1" in note and "fast (pages, 2026-04)" in note for note in found.notes)
 
 
@@ -46,7 +46,7 @@ def test_prices_of_a_line_that_costs_otherwise_are_not_mixed():
     batch = Rates(service="batch", input=2.5, output=12.5)
     mine = own(Rates(input=5.0, output=25.0), Rates(service="batch", input=3.0, output=15.0, cache_write_long=6.0))
     found = joined(listed(Rates(input=5.0, output=25.0), batch), mine, [])
-    assert found.of("batch") == (batch,)
+    assert found.service_rates("batch") == (batch,)
     assert any("disagree on batch: package 1 of 2026-11 says 2.5/12.5" in note for note in found.notes)
 
 
@@ -83,7 +83,7 @@ def test_the_package_takes_nothing_away(monkeypatch):
     monkeypatch.setattr(genai_prices_package, "installed", lambda: False)
     for name in names:
         for line in find_list("/".join(name)).rates:
-            twin = next((r for r in withs[name].of(line.service) if abs(r.above_tokens - line.above_tokens) <= 1), None)
+            twin = next((r for r in withs[name].service_rates(line.service) if abs(r.above_tokens - line.above_tokens) <= 1), None)
             assert twin is not None, (name, line)
             if (twin.input, twin.output) == (line.input, line.output):
                 lost = [p for p in PRICES if math.isfinite(getattr(line, p)) and math.isnan(getattr(twin, p))]

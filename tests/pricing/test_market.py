@@ -138,7 +138,7 @@ def test_one_row_of_each_seller_counts(llama):
 def market(*offers, **more):
     """Return a market of offers (provider, role, variant, price, read), a token in for each request."""
     made = tuple(
-        Offer(provider=name, role=role, variant=variant, input=price, output=price, cache_read=math.nan, as_of=read, agreeing=n)
+        Offer(provider=name, role=role, variant=variant, input=price, output=price, cache_read=math.nan, retrieval_date=read, agreeing=n)
         for name, role, variant, price, read, n in offers
     )
     prices = tuple(one.input for one in made)
@@ -237,7 +237,7 @@ def test_no_context_is_sold_below_the_target(model, system, contexts):
     found = propose_prices(model, system, margin=2)
     machine, loaded = load_system(system), _loaded(model, None)
     assert found.list.longest == loaded.max_context - 1024
-    assert found.list.of()[1].above_tokens == 4096
+    assert found.list.service_rates()[1].above_tokens == 4096
     for context in contexts:
         work = Workload(input_tokens=context, output_tokens=1024)
         cost = cost_on(machine, model=loaded, workload=work, slo=limits(speed=40), modes=EITHER)
@@ -258,10 +258,10 @@ def test_tiers_begin_where_cost_turns():
 def test_a_longer_hold_never_costs_less():
     """Nor does a service above a longer context; whatever tiers of memory cost."""
     found = propose_prices("llama-3.1-8b", "hgx-h100", margin=2, mix="2k:512")
-    for line in found.list.of():
+    for line in found.list.service_rates():
         assert line.input < line.cache_write < line.cache_write_long
     for service in ("fast", "batch"):
-        paid = [line.output for line in found.list.of(service)]
+        paid = [line.output for line in found.list.service_rates(service)]
         assert paid == sorted(paid)
     for hold in ({}, {"DRAM": 1.0}, {"flash": 1e-9}, {"HBM": 1e-9}):
         (short, _), (long, _) = hold_cost_by_life(tiers(hold))

@@ -96,8 +96,8 @@ def test_a_plan_of_pools_is_what_a_simulation_of_it_finds():
     traffic = open_loop(found.requests_per_second, 30_000, Lengths(mean=1000), Lengths(mean=201), seed=2)
     reader, server = found.pools
     seen = simulate(
-        MODEL, NODES, traffic, engine="ideal", layout=server.layout, policy=Policy(max_num_seqs=server.seats),
-        prefill=reader.layout, prefill_policy=Policy(max_num_seqs=reader.seats, max_num_batched_tokens=1000 * reader.seats),
+        MODEL, NODES, traffic, engine="ideal", layout=server.layout, policy=Policy(max_num_seqs=server.max_num_seqs),
+        prefill=reader.layout, prefill_policy=Policy(max_num_seqs=reader.max_num_seqs, max_num_batched_tokens=1000 * reader.max_num_seqs),
     ).requests[3000:]  # fmt: skip
     assert np.mean((seen["finish"] - seen["first"]) / 200) == pytest.approx(found.tpot, rel=0.04)
     assert np.mean(seen["first"] - seen["arrival"]) == pytest.approx(found.ttft, rel=0.15)
@@ -111,7 +111,7 @@ def replica(model, batch):
     """A replica of one chip that decodes `batch` sequences in the plan, and its simulation at the rate that keeps one fewer."""
     state = aggregated(model, STREAM, WORK, layout=Layout(), batch=batch, chunk=1000, engine=engine())
     rate = float(state.rate) * (batch - 1) / batch
-    policy = Policy(max_num_seqs=4096, max_num_batched_tokens=1000 + int(state.seats))
+    policy = Policy(max_num_seqs=4096, max_num_batched_tokens=1000 + int(state.max_num_seqs))
     traffic = open_loop(rate, 120_000, Lengths(mean=1000), Lengths(mean=201), seed=3)
     return state, simulate(model, STREAM, traffic, policy=policy, engine=engine()).requests
 

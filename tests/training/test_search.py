@@ -84,7 +84,7 @@ def test_every_candidate_is_its_training_step():
     rng = np.random.default_rng(0)
     for group in found.groups:
         place = int(rng.integers(len(group)))
-        one = st.training_step(SPARSE, system(), seq=4096, batch=256, layout=group.at(place), engine=stack())
+        one = st.training_step(SPARSE, system(), seq=4096, batch=256, layout=group.layout_at(place), engine=stack())
         assert float(one.total) == pytest.approx(group.seconds[place], rel=1e-9)
         assert float(one.memory.used) == pytest.approx(group.used[place], rel=1e-9)
         assert bool(one.memory.used <= MEMORY_MARGIN * one.memory.capacity) == bool(group.fits[place])

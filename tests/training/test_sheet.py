@@ -15,7 +15,7 @@ EVERY = (SMALL, "llama-3.1-405b", SPARSE, "deepseek-ai/DeepSeek-V3", "google/gem
 
 
 def kept(name: str, place: int = 0) -> dict[str, float]:
-    return layer_profiles(model(name))[place][0].kept
+    return layer_profiles(model(name))[place][0].module_bytes
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_gpt_keeps_what_korthikanti_counts_without_masks_and_scores():
     for row in golden("korthikanti")["rows"]:
         shape = {name: row[name] for name in ("heads", "width", "layers")}
         ((sheet, layers),) = layer_profiles(read_model(gpt(**shape)))
-        assert sum(sheet.kept.values()) == (34 - 2) * row["width"] + 4 * row["heads"]
+        assert sum(sheet.module_bytes.values()) == (34 - 2) * row["width"] + 4 * row["heads"]
         assert (layers, sheet.scores) == (row["layers"], row["heads"])
 
 
@@ -84,15 +84,15 @@ def test_products_and_what_is_small_are_all_of_the_model(name):
 @pytest.mark.parametrize("name", EVERY)
 def test_each_module_can_be_computed_again(name):
     for sheet, _ in layer_profiles(model(name)):
-        assert set(MODULES) == set(sheet.kept) - {"rest"} == set(sheet.again)
-        assert min(sheet.kept.values()) >= 0
+        assert set(MODULES) == set(sheet.module_bytes) - {"rest"} == set(sheet.recompute_work)
+        assert min(sheet.module_bytes.values()) >= 0
         products = sum(p.flops for p in sheet.products)
-        assert sum(flops for flops, _ in sheet.again.values()) < products
+        assert sum(flops for flops, _ in sheet.recompute_work.values()) < products
 
 
 def test_computing_a_module_again_costs_its_own_products():
     """Llama 3 70B: gate and up, 4 h f FLOPs; norms read and write 4 h values; an activation three f."""
-    again = layer_profiles(model("llama-3-70b"))[0][0].again
+    again = layer_profiles(model("llama-3-70b"))[0][0].recompute_work
     h, f = 8192, 28672
     assert again["mlp"] == (4 * h * f, 0)
     assert again["norms"] == (0, 4 * h)
@@ -103,7 +103,7 @@ def test_computing_a_module_again_costs_its_own_products():
 def test_computing_experts_again_is_two_of_their_three_products():
     sheet = layer_profiles(model(SPARSE))[0][0]
     routed = next(p for p in sheet.products if p.routed)
-    assert sheet.again["moe"][0] == pytest.approx(2 / 3 * routed.flops)
+    assert sheet.recompute_work["moe"][0] == pytest.approx(2 / 3 * routed.flops)
     assert routed.flops == 2 * 3 * 2048 * 768 * 8
     assert routed.weights == 3 * 2048 * 768 * 128
 
@@ -131,7 +131,7 @@ def test_multi_token_prediction_layers_are_layers_of_experts():
     ((sheet, n),) = draft_layer_profiles(model("deepseek-ai/DeepSeek-V3"))
     body = layer_profiles(model("deepseek-ai/DeepSeek-V3"))[1][0]
     assert n == 1
-    assert sheet.kept["moe"] == body.kept["moe"]
+    assert sheet.module_bytes["moe"] == body.module_bytes["moe"]
     assert sum(p.flops for p in sheet.products) == pytest.approx(
         sum(p.flops for p in body.products) + 2 * 2 * 7168 * 7168, rel=1e-6
     )  # the projection of two hidden states to one

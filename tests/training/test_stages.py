@@ -139,12 +139,12 @@ def test_the_slowest_stage_sets_the_pace_whichever_it_is(cuts):
     ]
     found = step_seconds(sparse, asked, system, IDEAL, x)
     order = schedule_named("1f1b").order(4, 16, 1)
-    forward = np.array([[f] for f, _ in step_seconds(sparse, asked, system, IDEAL, x).stages.each])
+    forward = np.array([[f] for f, _ in step_seconds(sparse, asked, system, IDEAL, x).stages.per_stage])
     pace = float(simulate_step(order, forward, np.array(each)[:, None] - forward).total)
     assert max(each) * 16 * (1 - 1e-12) <= pace <= 16 * max(each) + sum(each) - max(each) + 1e-9
     kinds = ("matrices", "attention", "experts", "element-wise", "head", "pipeline idle")
     assert sum(float(found.terms.get(name, 0.0)) for name in kinds) == pytest.approx(pace, rel=1e-9)
-    assert [float(f + b) for f, b in found.stages.each] == pytest.approx(each, rel=1e-9)
+    assert [float(f + b) for f, b in found.stages.per_stage] == pytest.approx(each, rel=1e-9)
 
 
 def test_chunks_lie_on_the_devices_that_the_schedule_puts_them_on():

@@ -33,7 +33,7 @@ def test_intervals_of_a_device_follow_one_another(name: str) -> None:
     for shape in legal(name)[::5]:
         drawn = made(name, *shape)
         for device in range(drawn.devices):
-            place = drawn.of(device)
+            place = drawn.device_slice(device)
             assert (drawn.device[place] == device).all()
             assert (drawn.start[place][1:] >= drawn.end[place][:-1] - 1e-12).all()
             busy = (drawn.end - drawn.start)[place].sum()

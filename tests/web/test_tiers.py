@@ -22,7 +22,7 @@ def asked(**inputs):
 
 
 def trade():
-    return cache_trade(["deepseek-ai/DeepSeek-V3"], "gb200-nvl72", [8192]).held[0]
+    return cache_trade(["deepseek-ai/DeepSeek-V3"], "gb200-nvl72", [8192]).caches[0]
 
 
 def test_points_are_what_reading_back_and_holding_cost():
@@ -33,7 +33,7 @@ def test_points_are_what_reading_back_and_holding_cost():
     for tier, priced in zip(held.tiers, ("HBM", "DRAM", "flash", "disk"), strict=True):
         each = rent / tier.capacity if priced == "HBM" else byte[priced]
         drain = 0.0 if priced == "HBM" else tier.drain_seconds
-        expected = held.held / 8192 * each * (drain + seconds) * 1e9
+        expected = held.held_bytes / 8192 * each * (drain + seconds) * 1e9
         assert table[tier.name][::12][:10] == pytest.approx(expected, rel=1e-12)
 
 

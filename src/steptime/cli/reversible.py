@@ -149,7 +149,7 @@ def _with_summary(result: "Tabular") -> "Tabular | dict[str, Any]":
     """Return a result as JSON has it: the trade of one cache with the answers of the question."""
     from steptime.describe.kv_tradeoff import CacheTrade
 
-    if not isinstance(result, CacheTrade) or len(result.held) != 1:
+    if not isinstance(result, CacheTrade) or len(result.caches) != 1:
         return result
     from steptime.describe.reversible_question import summary
 

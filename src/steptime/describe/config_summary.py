@@ -28,7 +28,7 @@ class ConfigLayers:
 
     layers: str = field(metadata=unit("", "their numbers, from 0; empty: not told"))
     count: int = field(metadata=unit("", "how many there are"))
-    what: str = field(metadata=unit("", "heads, cache, feed-forward block, experts"))
+    description: str = field(metadata=unit("", "heads, cache, feed-forward block, experts"))
     parameters: float = field(metadata=unit("", "of one of them"))
     active: float = field(metadata=unit("", "of one of them that a token uses", key="active_parameters"))
     kv_bytes: float = field(metadata=unit("B/token", "of the cache of one of them", key="kv_bytes_per_token"))
@@ -44,7 +44,7 @@ class ConfigCard(Tabular):
     read_as: str = field(metadata=unit("", "kind of model (`model_type`) that it was read as"))
     sure: str = field(metadata=unit("", "exact, likely or guess"))
     why: str = field(metadata=unit("", "what that rests on"))
-    others: tuple[str, ...] = field(metadata=unit("", "kinds that it reads as well as, where the kind is a guess"))
+    alternatives: tuple[str, ...] = field(metadata=unit("", "kinds that it reads as well as, where the kind is a guess"))
     parameters: float = field(metadata=unit("", "all that are stored", key="total_parameters"))
     active: float = field(metadata=unit("", "that one token uses", key="active_parameters"))
     draft: float = field(
@@ -89,7 +89,7 @@ def config_card(fields: Mapping[str, Any], *, name: str = "", folder: Path | Non
         read_as=understanding.read_as,
         sure=understanding.sure,
         why=understanding.why,
-        others=understanding.alternatives,
+        alternatives=understanding.alternatives,
         parameters=total_parameters(model),
         active=active_parameters(model),
         draft=draft_parameters(model),
@@ -98,9 +98,9 @@ def config_card(fields: Mapping[str, Any], *, name: str = "", folder: Path | Non
         state_bytes=state_bytes(model),
         layers=tuple(
             ConfigLayers(
-                layers=places(kind.at) if kind.at else "",
+                layers=places(kind.layer_indices) if kind.layer_indices else "",
                 count=kind.count,
-                what=described(kind.layer),
+                description=described(kind.layer),
                 parameters=sum(op.total_weights for op in kind.layer.ops),
                 active=sum(op.active_weights for op in kind.layer.ops),
                 kv_bytes=layer_kv_bytes(kind.layer),

@@ -44,7 +44,7 @@ class HeldContext:
 
     model: str = field(metadata=unit("", "name of the model"))
     context: int = field(metadata=unit("tokens", "of the cache"))
-    held: float = field(metadata=unit("B", "cache and state of one sequence"))
+    held_bytes: float = field(metadata=unit("B", "cache and state of one sequence"))
     flop_saved: float = field(metadata=unit("FLOP", "to make it again: one prefill", key="flop_saved"))
     flop_per_byte: float = field(metadata=unit("FLOP/B", "exchange rate: FLOPs that a held byte saves", key="flop_per_byte"))
     of_decode: float = field(metadata=unit("", "FLOPs of a token without a cache over those with it"))
@@ -59,23 +59,23 @@ class CacheTrade(Tabular):
     SCHEMA: ClassVar[str] = "steptime.cache-trade/2"
 
     system: str = field(metadata=unit("", "name of the system"))
-    held: tuple[HeldContext, ...] = field(metadata=unit("", "one each model and context"))
+    caches: tuple[HeldContext, ...] = field(metadata=unit("", "one each model and context"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the exchange rate of the first models and contexts."""
         return f"KV cache against arithmetic on {self.system}", {
             f"{cache.model} at {cache.context:,}": f"{show(cache.flop_per_byte, 'FLOP/B')}, as dear as computing again after "
             f"{show(cache.tiers[0].break_even_seconds, 's')} in {cache.tiers[0].name}"
-            for cache in self.held[:5]
+            for cache in self.caches[:5]
         }
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each model, context and tier."""
-        rows = [(cache, tier) for cache in self.held for tier in cache.tiers]
+        rows = [(cache, tier) for cache in self.caches for tier in cache.tiers]
         return {
             "model": [cache.model for cache, _ in rows],
             "context_tokens": [cache.context for cache, _ in rows],
-            "held_bytes": [cache.held for cache, _ in rows],
+            "held_bytes": [cache.held_bytes for cache, _ in rows],
             "flop_saved": [cache.flop_saved for cache, _ in rows],
             "flop_per_byte": [cache.flop_per_byte for cache, _ in rows],
             "recompute_s": [cache.recompute_seconds for cache, _ in rows],
@@ -97,7 +97,7 @@ def cache_trade(models: Iterable[ModelLike], system: SystemLike, contexts: Seque
     caches = tuple(_held_context(resolve_model(model), machine, context) for model in models for context in contexts)
     if not caches:
         raise RangeError("the trade of a cache needs a model and a context")
-    return CacheTrade(system=machine.name, held=caches)
+    return CacheTrade(system=machine.name, caches=caches)
 
 
 def _held_context(model: Model, system: System, context: int) -> HeldContext:
@@ -109,7 +109,7 @@ def _held_context(model: Model, system: System, context: int) -> HeldContext:
     rate = float(exchange_rate(flops, held_bytes))
     own_memory = _tier(system.chip.hbm, held_bytes, rate, flops / recompute_time, is_own=True)
     return HeldContext(
-        model=model.name, context=context, held=held_bytes, flop_saved=flops, flop_per_byte=rate,
+        model=model.name, context=context, held_bytes=held_bytes, flop_saved=flops, flop_per_byte=rate,
         recompute_seconds=recompute_time, of_decode=flops / float(decode_flops_per_token(model, context)),
         tiers=(own_memory, *(_tier(tier, held_bytes, rate, flops / recompute_time) for tier in system.tiers)),
     )  # fmt: skip

@@ -37,7 +37,7 @@ def _of_cache(name: str) -> Any:
 
 
 READS: Final[Mapping[str, Reader]] = {
-    "cache_bytes": Reader(meaning="cache and state of one sequence", unit="B", value=_of_cache("held")),
+    "cache_bytes": Reader(meaning="cache and state of one sequence", unit="B", value=_of_cache("held_bytes")),
     "flop_saved": Reader(meaning="FLOP of one prefill, which the cache saves", unit="FLOP", value=_of_cache("flop_saved")),
     "flop_per_byte": Reader(meaning="FLOP saved per byte held", value=_of_cache("flop_per_byte")),
     "recompute_seconds": Reader(

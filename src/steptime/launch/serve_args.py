@@ -76,7 +76,7 @@ def serve_args_for_pool(plan: Plan, pool: Pool) -> ServeArgs:
     """Return what a pool of a plan asks."""
     layout, workload = pool.layout, plan.workload
     parts, groups = int(layout.pp), int(layout.dp)
-    sequences = -(-pool.seats // groups)
+    sequences = -(-pool.max_num_seqs // groups)
     prefills = pool.role == "prefill"
     prefill_tokens = math.ceil(sequences * fresh_tokens(workload)) if prefills else max(pool.chunk, 0)
     decoding = 0 if prefills else math.ceil(pool.batch / groups)
@@ -88,14 +88,14 @@ def serve_args_for_pool(plan: Plan, pool: Pool) -> ServeArgs:
         layout=layout,
         sequences=sequences,
         parts=parts,
-        tokens=-(-(decoding * (plan.drafting.drafts + 1) + prefill_tokens) // parts),
+        tokens=-(-(decoding * (plan.speculation.drafts + 1) + prefill_tokens) // parts),
         prompt_tokens=-(-prefill_tokens // parts),
         length=longest_request(plan),
         two_batches=bool(layout.microbatches > layout.pp) and bool(exchanges_experts(layout)),
         memory_share=round(share, 4) if 0 < share < 1 else 0.0,
         cached=float(workload.cached_share) > 0,
         chips=int(layout.chips),
-        drafts=plan.drafting.drafts,
+        drafts=plan.speculation.drafts,
     )
 
 
@@ -115,7 +115,7 @@ def longest_request(plan: Plan) -> int:
 
 def _room(workload: Workload, pool: Pool) -> float:
     """Return the tokens of KV cache that fit on the chips of one attention group."""
-    memory, sequences = pool.memory, -(-pool.seats // int(pool.layout.dp))
+    memory, sequences = pool.memory, -(-pool.max_num_seqs // int(pool.layout.dp))
     prefills = pool.role == "prefill"  # one pass under way, one being sent on
     cache_tokens = 2 * sequences * workload.input_tokens if prefills else sequences * mean_context(workload)
     free = float(memory.capacity - memory.weights - memory.activations - memory.reserved)

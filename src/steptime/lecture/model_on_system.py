@@ -37,7 +37,7 @@ class Pair:
     capacity: float
     attention: float = 0.0
     experts: int = 1
-    chosen: int = 1
+    active_experts: int = 1
 
     @property
     def balance(self) -> float:
@@ -99,5 +99,5 @@ def build_pair(model: Model, system: System, *, context: int = CONTEXT) -> Pair:
         kv_bytes=float(np.asarray(cache_bytes_read(model, context))) / context, context=context, chips=chips,
         mac_rate=chips * multiplied / seconds, bandwidth=chips * float(chip.hbm.bandwidth),
         capacity=chips * float(chip.hbm.capacity),
-        attention=attention, experts=int(routed[0].experts) if routed else 1, chosen=int(routed[0].active) if routed else 1,
+        attention=attention, experts=int(routed[0].experts) if routed else 1, active_experts=int(routed[0].active) if routed else 1,
     )  # fmt: skip

@@ -250,7 +250,7 @@ def _racks(system: System, pair: Pair) -> Iterator[Answer]:
     ratio = float(system.scale_up.link.bandwidth) / float(system.scale_out.link.bandwidth)
     yield Answer(name="links inside over outside", section=8, formula="beta", spoken=8.0, closed=ratio, unit="x")
     if pair.experts > 1:
-        two, hidden = float(across_racks(2, ratio)), float(pipeline_condition(pair.chosen, 1, ratio))
+        two, hidden = float(across_racks(2, ratio)), float(pipeline_condition(pair.active_experts, 1, ratio))
         yield Answer(name="experts over two racks", section=7, formula="max(1/2, beta/2)", spoken=4.0, closed=two, unit="x")
         yield Answer(name="pipeline hidden from 1", section=9, formula="2 k l / beta", spoken=2.0, closed=hidden)
 
@@ -286,7 +286,7 @@ def _notes(pair: Pair, room: float, front: Front, rent: float) -> Iterator[str]:
         )  # fmt: skip
     if pair.experts > 1:
         share = (
-            float(weights_touched(1, pair.active, pair.total, experts=pair.experts, active_experts=pair.chosen)) / pair.total
+            float(weights_touched(1, pair.active, pair.total, experts=pair.experts, active_experts=pair.active_experts)) / pair.total
         )
         yield f"a batch of one reads {share:.1%} of the weights, not all: the closed floor and cost at batch 1 are too high"
     best = float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee))

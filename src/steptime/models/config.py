@@ -146,7 +146,7 @@ class Config:
         within = f"{self.within}.{field}".lstrip(".")
         return Config(fields, name=self.name, kv_format=self.kv_name, within=within, lookups=self.lookups)
 
-    def at(self, index: int) -> Config:
+    def for_layer(self, index: int) -> Config:
         """Return the config as layer `index` reads it: some give a layer fields of its own under `per_layer_config`."""
         if not self.has("per_layer_config"):
             return self
@@ -221,7 +221,7 @@ class Config:
         checkpoint, with all that stands beside it.
         """
         base = self.base_format
-        format, scale_bytes = self.quantization.format_of(module) or base, self.quantization.beside(module)
+        format, scale_bytes = self.quantization.module_format(module) or base, self.quantization.cache_scale_bytes(module)
         if format is base and not scale_bytes:
             return base
         shapes = [(int(inputs), int(outputs)) for inputs, outputs in matrices]

@@ -61,7 +61,7 @@ class Kind:
 
     layer: Layer
     count: int
-    at: tuple[int, ...] = ()
+    layer_indices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +216,7 @@ def _kinds(family: Family, c: Config, model: Model) -> tuple[Kind, ...]:
     places: dict[Layer, list[int]] = {}
     for index, layer in enumerate(layers):
         places.setdefault(layer, []).append(index)
-    return tuple(Kind(layer=layer, count=len(indices), at=tuple(indices)) for layer, indices in places.items())
+    return tuple(Kind(layer=layer, count=len(indices), layer_indices=tuple(indices)) for layer, indices in places.items())
 
 
 # --- fields that nothing asked for --------------------------------------------------------------------------------------

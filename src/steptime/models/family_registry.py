@@ -82,7 +82,7 @@ class Family(ABC):
 
     def iter_layers(self, c: Config) -> Iterator[Layer]:
         """Yield the layers in the order of the model."""
-        return (self.layer(c.at(index), index) for index in range(self.depth(c)))
+        return (self.layer(c.for_layer(index), index) for index in range(self.depth(c)))
 
     def layers(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return the kinds of layers with their counts, in order of first appearance."""

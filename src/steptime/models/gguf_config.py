@@ -75,7 +75,7 @@ class Meta:
         """Whether the key is there."""
         return f"{self.architecture}.{key}" in self.metadata
 
-    def whole(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None) -> int:
         """Return a whole number; of an array of one for each layer, the one that all layers have."""
         value = self.metadata.get(f"{self.architecture}.{key}")
         if isinstance(value, list) and value and all(element == value[0] for element in value):
@@ -105,15 +105,15 @@ class Meta:
 
 def _common(m: Meta) -> Fields:
     """Return the fields that every architecture has."""
-    heads, width, depth = m.whole("attention.head_count"), m.whole("embedding_length"), m.whole("block_count")
+    heads, width, depth = m.integer("attention.head_count"), m.integer("embedding_length"), m.integer("block_count")
     if not 0 < heads <= width:
         raise m.error("attention.head_count", f"must be from 1 to the width of {width}, not {heads}")
     fields: Fields = {
         "hidden_size": width,
         "num_hidden_layers": depth,
         "num_attention_heads": heads,
-        "num_key_value_heads": m.whole("attention.head_count_kv", heads) or heads,
-        "head_dim": m.whole("attention.key_length", m.rows("blk.0.attn_q.weight", width) // heads),
+        "num_key_value_heads": m.integer("attention.head_count_kv", heads) or heads,
+        "head_dim": m.integer("attention.key_length", m.rows("blk.0.attn_q.weight", width) // heads),
         "vocab_size": m.rows("token_embd.weight"),
         "tie_word_embeddings": "output.weight" not in m.tensors,
         "attention_bias": m.any("attn_q.bias", "attn_qkv.bias"),
@@ -121,11 +121,11 @@ def _common(m: Meta) -> Fields:
         "torch_dtype": "float16",
     }
     if m.has("context_length"):
-        fields["max_position_embeddings"] = m.whole("context_length")
+        fields["max_position_embeddings"] = m.integer("context_length")
     if m.has("feed_forward_length"):
-        fields["intermediate_size"] = m.whole("feed_forward_length")
-    if m.whole("attention.sliding_window", 0):
-        fields["sliding_window"] = m.whole("attention.sliding_window")
+        fields["intermediate_size"] = m.integer("feed_forward_length")
+    if m.integer("attention.sliding_window", 0):
+        fields["sliding_window"] = m.integer("attention.sliding_window")
     columns = m.rows("token_embd.weight", axis=-1)
     if columns != width:
         raise m.error("embedding_length", f"is {width:,}, and token_embd has {columns:,} columns")
@@ -134,8 +134,8 @@ def _common(m: Meta) -> Fields:
 
 def _experts(m: Meta, count: str, *, width: str = "moe_intermediate_size") -> Fields:
     """Return the fields of routed experts, whose number configs call by several names."""
-    hidden = m.rows(_first(m, "ffn_up_exps.weight"), m.whole("expert_feed_forward_length", 0))
-    return {count: m.whole("expert_count"), "num_experts_per_tok": m.whole("expert_used_count"), width: hidden}
+    hidden = m.rows(_first(m, "ffn_up_exps.weight"), m.integer("expert_feed_forward_length", 0))
+    return {count: m.integer("expert_count"), "num_experts_per_tok": m.integer("expert_used_count"), width: hidden}
 
 
 def _first(m: Meta, name: str) -> str:
@@ -149,7 +149,7 @@ def _plain(kind: str, **fields: Any) -> Callable[[Meta], Fields]:
 
 
 def _llama(m: Meta) -> Fields:
-    if not m.whole("expert_count", 0):
+    if not m.integer("expert_count", 0):
         return {"model_type": "llama"}
     return {"model_type": "mixtral", **_experts(m, "num_local_experts", width="intermediate_size")}
 
@@ -168,16 +168,16 @@ def _moe(kind: str, count: str = "n_routed_experts") -> Callable[[Meta], Fields]
     def fields(m: Meta) -> Fields:
         experts = _experts(m, count)
         shared, hidden = m.rows(_first(m, "ffn_up_shexp.weight"), 0), experts["moe_intermediate_size"]
-        draft_layers = m.whole("nextn_predict_layers", 0)
+        draft_layers = m.integer("nextn_predict_layers", 0)
         return {
             **experts,
             "model_type": kind,
             "n_shared_experts": shared // hidden if hidden else 0,
-            "first_k_dense_replace": m.whole("leading_dense_block_count", 0),
-            "n_group": m.whole("expert_group_count", 1) or 1,
-            "topk_group": m.whole("expert_group_used_count", 1) or 1,
+            "first_k_dense_replace": m.integer("leading_dense_block_count", 0),
+            "n_group": m.integer("expert_group_count", 1) or 1,
+            "topk_group": m.integer("expert_group_used_count", 1) or 1,
             "num_nextn_predict_layers": draft_layers,
-            "num_hidden_layers": m.whole("block_count") - draft_layers,
+            "num_hidden_layers": m.integer("block_count") - draft_layers,
             "use_qk_norm": m.any("attn_q_norm.weight"),
         }
 
@@ -186,17 +186,17 @@ def _moe(kind: str, count: str = "n_routed_experts") -> Callable[[Meta], Fields]
 
 def _deepseek(m: Meta) -> Fields:
     """Latent attention: newer files state the sizes of heads as `_mla`, and those of the latent in their place."""
-    rope = m.whole("rope.dimension_count")
-    ranks = {"q_lora_rank": m.whole("attention.q_lora_rank")} if m.whole("attention.q_lora_rank", 0) else {}
+    rope = m.integer("rope.dimension_count")
+    ranks = {"q_lora_rank": m.integer("attention.q_lora_rank")} if m.integer("attention.q_lora_rank", 0) else {}
     return {
         **_moe("deepseek_v3")(m),
         **ranks,
         "head_dim": None,
-        "num_key_value_heads": m.whole("attention.head_count"),
-        "kv_lora_rank": m.whole("attention.kv_lora_rank"),
+        "num_key_value_heads": m.integer("attention.head_count"),
+        "kv_lora_rank": m.integer("attention.kv_lora_rank"),
         "qk_rope_head_dim": rope,
-        "qk_nope_head_dim": m.whole("attention.key_length_mla", m.whole("attention.key_length", 0)) - rope,
-        "v_head_dim": m.whole("attention.value_length_mla", m.whole("attention.value_length", 0)),
+        "qk_nope_head_dim": m.integer("attention.key_length_mla", m.integer("attention.key_length", 0)) - rope,
+        "v_head_dim": m.integer("attention.value_length_mla", m.integer("attention.value_length", 0)),
     }
 
 
@@ -205,8 +205,8 @@ def _gpt_oss(m: Meta) -> Fields:
 
 
 def _falcon(m: Meta) -> Fields:
-    kv_heads = m.whole("attention.head_count_kv", 1)
-    newer, hidden = m.any("attn_norm_2.weight"), m.whole("feed_forward_length", 4 * m.whole("embedding_length"))
+    kv_heads = m.integer("attention.head_count_kv", 1)
+    newer, hidden = m.any("attn_norm_2.weight"), m.integer("feed_forward_length", 4 * m.integer("embedding_length"))
     attention = {"new_decoder_architecture": newer, "multi_query": kv_heads == 1, "num_kv_heads": kv_heads}
     return {"model_type": "falcon", **attention, "ffn_hidden_size": hidden}
 
@@ -218,8 +218,8 @@ def _stablelm(m: Meta) -> Fields:
 
 def _gpt2(kind: str) -> Callable[[Meta], Fields]:
     def fields(m: Meta) -> Fields:
-        single = m.whole("attention.head_count_kv", 0) == 1
-        sizes = {"n_positions": m.rows("position_embd.weight"), "n_inner": m.whole("feed_forward_length")}
+        single = m.integer("attention.head_count_kv", 0) == 1
+        sizes = {"n_positions": m.rows("position_embd.weight"), "n_inner": m.integer("feed_forward_length")}
         return {"model_type": kind, "multi_query": single, **sizes}
 
     return fields
@@ -233,8 +233,8 @@ def _ernie(m: Meta) -> Fields:
         "model_type": "ernie4_5_moe",
         "moe_k": experts["num_experts_per_tok"],
         "moe_num_shared_experts": shared // experts["moe_intermediate_size"] if experts["moe_intermediate_size"] else 0,
-        "moe_layer_start_index": m.whole("leading_dense_block_count", 0),
-        "moe_layer_interval": m.whole("interleave_moe_layer_step", 1) or 1,
+        "moe_layer_start_index": m.integer("leading_dense_block_count", 0),
+        "moe_layer_interval": m.integer("interleave_moe_layer_step", 1) or 1,
     }
 
 
@@ -245,7 +245,7 @@ def _hunyuan(m: Meta) -> Fields:
 
 
 def _olmo(m: Meta) -> Fields:
-    return {"model_type": "olmo3" if m.whole("attention.sliding_window", 0) else "olmo2"}
+    return {"model_type": "olmo3" if m.integer("attention.sliding_window", 0) else "olmo2"}
 
 
 def _cohere(m: Meta) -> Fields:

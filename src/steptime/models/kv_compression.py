@@ -54,7 +54,7 @@ class ChangeKind:
     caveat: str
     source: str
     apply: Callable[[Layer, Attention, Any], LayerParts] | None
-    read: Callable[[str], Any]
+    parse: Callable[[str], Any]
 
 
 def _count(text: str) -> int:
@@ -160,7 +160,7 @@ def _change(part: str, technique: str) -> Change:
             f"{short_repr(part)} in {short_repr(technique)} needs {name}={CHANGE_KINDS[name].figures.upper().replace(' ', '_')}"
         )
     try:
-        CHANGE_KINDS[name].read(figures)
+        CHANGE_KINDS[name].parse(figures)
     except InputError as error:
         if isinstance(error, UnknownName):
             raise
@@ -216,7 +216,7 @@ def describe_technique(technique: str) -> str:
 
 def _words(change: Change) -> str:
     kind = CHANGE_KINDS[change.name]
-    value = kind.read(change.figures)
+    value = kind.parse(change.figures)
     figures = value if isinstance(value, tuple) else (value,)
     text = kind.words.format(*(f"{figure:,}" if isinstance(figure, int) else figure for figure in figures))
     places = {"": "", "full": " in layers without windows", "local": " in layers with windows"}
@@ -233,7 +233,7 @@ def technique_caveats(technique: str) -> tuple[str, ...]:
 
 def _with_change(model: Model, change: Change) -> Model:
     """Return the model with a change in the layers that it means, as many of each kind."""
-    value = CHANGE_KINDS[change.name].read(change.figures)
+    value = CHANGE_KINDS[change.name].parse(change.figures)
     mixers_by_layer = [_mixers(layer, change.scope, stored=change.name == "share") for layer, _ in model.layers]
     counts = [n if mixers else 0 for (_, n), mixers in zip(model.layers, mixers_by_layer, strict=True)]
     layer_changes = [

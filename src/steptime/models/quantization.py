@@ -65,7 +65,7 @@ class Quantization:
     def _refused(self, problem: str) -> Exception:
         return self._error("quantization_config", problem)
 
-    def format_of(self, module: str) -> Format | None:
+    def module_format(self, module: str) -> Format | None:
         """Return the format of `module`, or None for the base format."""
         if self._layers and (rank := self._by_module.first(module)) is not None:
             return self._listed[rank]
@@ -78,7 +78,7 @@ class Quantization:
         """Bits of an integer, where integers of several fill a word: 8 or 4."""
         return 8 if self._default is not None and self._default.name == "int8" else 4
 
-    def beside(self, module: str) -> int:
+    def cache_scale_bytes(self, module: str) -> int:
         """Return the bytes of scales of the KV cache that stand beside `module`."""
         return self._cache_scale if self._cache_scale and module.rpartition(".")[2] in KEYS else 0
 

@@ -44,7 +44,7 @@ class Trace:
     per_pair: Mapping[str, float]
     caches: tuple[LayerCache, ...] = field(default_factory=tuple)
 
-    def own(self, name: str, children: tuple[str, ...]) -> float:
+    def exclusive_flops(self, name: str, children: tuple[str, ...]) -> float:
         """Return the FLOPs a token of a module without those of its children."""
         return self.per_token.get(name, 0.0) - sum(self.per_token.get(child, 0.0) for child in children)
 

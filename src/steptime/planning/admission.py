@@ -28,13 +28,13 @@ PATIENCE = 0.25  # of the time that a request keeps its seat: longer than that n
 class Occupancy:
     """Arrays of one shape: share of the batch in flight in the mean, mean wait for a seat [s], whether requests queue for one.
 
-    seats [sequences of a replica]; memory of a chip with all of them taken, or with as many in flight as leave them spare [B].
+    max_num_seqs [sequences of a replica]; memory of a chip with all of them taken, or with as many in flight as leave them spare [B].
     """
 
     share: Array
     wait: Array
     capped: Array
-    seats: Array
+    max_num_seqs: Array
     memory: Memory
 
 
@@ -42,7 +42,7 @@ def uncapped_occupancy(state: State, batch: Number, replicas: Number) -> Occupan
     """Return what is in flight in pools that keep seats for all who come."""
     share = in_flight(batch, replicas)
     never = np.zeros_like(share, dtype=bool)
-    return Occupancy(share=share, wait=np.zeros_like(share), capped=never, seats=state.seats, memory=state.memory)
+    return Occupancy(share=share, wait=np.zeros_like(share), capped=never, max_num_seqs=state.max_num_seqs, memory=state.memory)
 
 
 def capped_occupancy(case: PlanProblem, state: State, batch: Number, layout: Layout, ttft: Number) -> Occupancy:
@@ -65,12 +65,12 @@ def capped_occupancy(case: PlanProblem, state: State, batch: Number, layout: Lay
     spare = np.asarray(state.memory.fits)
     queue = ~spare & (max_sequences >= batch) & (busy_share <= MOST_UTILISED) & (later <= room)
     fill = (max_sequences >= batch) & (np.mod(batch, 1) == 0) & (share > np.where(spare | queue, open_share, 0.0))
-    seats = np.where(fill, batch, np.where(queue, max_sequences, state.seats))
+    seats = np.where(fill, batch, np.where(queue, max_sequences, state.max_num_seqs))
     return Occupancy(
         share=np.where(fill, share, open_share),
         wait=np.where(fill, wait, np.where(queue, later, 0.0)),
         capped=fill | queue,
-        seats=seats,
+        max_num_seqs=seats,
         memory=_occupied_memory(case.workload, state, np.where(fill | queue, seats, 0.0), layout),
     )
 
@@ -120,7 +120,7 @@ def _occupied_memory(workload: Workload, state: State, seats: Number, layout: La
 
 def _sequence_cache_bytes(state: State, layout: Layout) -> Number:
     """Bytes of cache of a sequence at the mean context, on the fullest chip."""
-    return state.memory.cache / np.maximum(sequences_per_group(state.seats, layout), 1)
+    return state.memory.cache / np.maximum(sequences_per_group(state.max_num_seqs, layout), 1)
 
 
 def filled(life: Number, room: Number, seats: Number) -> tuple[Array, Array]:

@@ -58,38 +58,38 @@ FACTORIALS = np.cumprod(np.maximum(np.arange(MAX_DEALT_REPLICAS + 1.0), 1.0))
 class PassTime:
     r"""Seconds of a pass of k requests: arrays of one shape.
 
-    first [s] of one; more [s] of each further one up to `kink`, as many as are read side by side; jump [s] of the first after
-    it, for which all others wait; beyond [s] of each after it, and far [s] of each after `bend`; again [s] of the first after
+    first [s] of one; slope_to_kink [s] of each further one up to `kink`, as many as are read side by side; jump [s] of the first after
+    it, for which all others wait; beyond [s] of each after it, and far [s] of each after `bend`; row_jump [s] of the first after
     each further `kink`: third and later rows of requests that are read side by side.
     """
 
     first: Number
-    more: Number = 0.0
+    slope_to_kink: Number = 0.0
     kink: Number = np.inf
     jump: Number = 0.0
     beyond: Number = 0.0
     bend: Number = np.inf
     far: Number = 0.0
-    again: Number = 0.0
+    row_jump: Number = 0.0
 
     def __call__(self, requests: Number) -> Array:
         """Return the seconds of a pass of so many requests, which need not be whole.
 
-        >>> PassTime(first=1.0, more=0.1, kink=4, beyond=0.5, bend=6, far=1.0)(np.array([1, 4, 6, 7])).round(9).tolist()
+        >>> PassTime(first=1.0, slope_to_kink=0.1, kink=4, beyond=0.5, bend=6, far=1.0)(np.array([1, 4, 6, 7])).round(9).tolist()
         [1.0, 1.3, 2.3, 3.3]
         >>> PassTime(first=1.0, kink=4, jump=1.0)(np.array([4, 5, 8])).tolist()
         [1.0, 2.0, 2.0]
-        >>> PassTime(first=1.0, kink=4, jump=1.0, again=0.5)(np.array([5, 8, 9, 13])).tolist()
+        >>> PassTime(first=1.0, kink=4, jump=1.0, row_jump=0.5)(np.array([5, 8, 9, 13])).tolist()
         [2.0, 2.0, 2.5, 3.0]
         """
         seconds: Array = self.smooth()(np.asarray(requests)) + self.jump * (np.asarray(requests) > self.kink)
-        if np.any(np.asarray(self.again) > 0):
-            seconds = seconds + self.again * np.maximum(np.ceil(requests / np.maximum(self.kink, 1)) - 2, 0)
+        if np.any(np.asarray(self.row_jump) > 0):
+            seconds = seconds + self.row_jump * np.maximum(np.ceil(requests / np.maximum(self.kink, 1)) - 2, 0)
         return seconds
 
     def smooth(self) -> Callable[[Array], Array]:
         """Return the function of requests that this is where it has no jump, with what does not change found once."""
-        base, side, near, far = self.first - self.more, self.more - self.beyond, self.beyond - self.far, self.far
+        base, side, near, far = self.first - self.slope_to_kink, self.slope_to_kink - self.beyond, self.beyond - self.far, self.far
 
         def seconds(requests: Array) -> Array:
             partial_sum = base + side * np.minimum(requests, self.kink) + near * np.minimum(requests, self.bend)
@@ -100,7 +100,7 @@ class PassTime:
 
     def slope(self, requests: Number) -> Array:
         """Return the seconds that another request adds to so many."""
-        slope_to_bend = np.where(np.asarray(requests) <= self.kink, self.more, self.beyond)
+        slope_to_bend = np.where(np.asarray(requests) <= self.kink, self.slope_to_kink, self.beyond)
         return np.where(np.asarray(requests) <= self.bend, slope_to_bend, self.far)
 
 
@@ -141,11 +141,11 @@ def passes(rate: Number, time: PassTime, seats: Number, *, replicas: Number = 1)
     """
     if np.all(np.asarray(time.jump) == 0):
         return _passes(rate, time, seats, replicas)
-    shape = np.broadcast_shapes(*map(np.shape, (rate, time.first, time.more, time.kink, time.jump, seats, replicas)))
-    rows = int(np.max(np.where(np.asarray(time.again) > 0, np.ceil(seats / np.maximum(time.kink, 1)), 2)))
+    shape = np.broadcast_shapes(*map(np.shape, (rate, time.first, time.slope_to_kink, time.kink, time.jump, seats, replicas)))
+    rows = int(np.max(np.where(np.asarray(time.row_jump) > 0, np.ceil(seats / np.maximum(time.kink, 1)), 2)))
     number = np.arange(rows).reshape(-1, *(1,) * len(shape))
-    first = time.first + time.jump * (number > 0) + time.again * np.maximum(number - 1, 0)
-    state = replace(time, first=np.broadcast_to(first, (rows, *shape)), jump=0.0, again=0.0)
+    first = time.first + time.jump * (number > 0) + time.row_jump * np.maximum(number - 1, 0)
+    state = replace(time, first=np.broadcast_to(first, (rows, *shape)), jump=0.0, row_jump=0.0)
     row_passes = _passes(rate, state, seats, replicas)
     carried = 1 - np.square(np.minimum(rate * state.slope(row_passes.prompts), 0.95))
     return _rows(row_passes, number, time.kink, seats, replicas, carried)
@@ -200,7 +200,7 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
     """Return the passes where `time` has no jump."""
     seats = np.asarray(seats, dtype=np.float64)
     is_batched = seats > 1
-    shape = np.broadcast_shapes(*map(np.shape, (rate, time.first, time.more, time.kink, seats, replicas)))
+    shape = np.broadcast_shapes(*map(np.shape, (rate, time.first, time.slope_to_kink, time.kink, seats, replicas)))
     seconds = np.broadcast_to(np.asarray(time.first * 1.0), shape)
     last, least, longest = time.smooth(), time.first, time(seats)
     none, gap = arrivals(replicas), 1 / np.maximum(rate, 1e-300)

@@ -18,15 +18,15 @@ UNSETTLED, HALVINGS = 1e-5, 40  # last step of a share that is not settled, and 
 class MixedStepStats:
     """Steps of a replica of which some read prompts: arrays of one shape.
 
-    quiet: share of steps that read nothing; seconds: mean step [s]; slow: mean step that reads [s]; reads: mean number of
+    decode_only_share: share of steps that read nothing; seconds: mean step [s]; slow: mean step that reads [s]; chunks_per_mixed_step: mean number of
     chunks in one of those; utilisation: share of what full steps could read; wait: mean time from a request's
     arrival to its first chunk [s]; service: from there to the end of its prompt [s].
     """
 
-    quiet: Array
+    decode_only_share: Array
     seconds: Array
     slow: Array
-    reads: Array
+    chunks_per_mixed_step: Array
     utilisation: Array
     wait: Array
     service: Array
@@ -101,10 +101,10 @@ def mixed_step_stats(
     0.7 % but where single steps vary much (`per_chunk` a fifth of `first`, 48 slots: 14 %).
 
     >>> one = mixed_step_stats(0.5, 1, 1, 0.02, 0.1, 0.0)
-    >>> [round(float(x), 6) for x in (one.quiet, one.seconds, one.utilisation)]
+    >>> [round(float(x), 6) for x in (one.decode_only_share, one.seconds, one.utilisation)]
     [0.5, 0.06, 0.833333]
     >>> stats = mixed_step_stats(0.5, 32, 1, 0.02, 0.1, 0.0)
-    >>> round(float(stats.quiet), 3)  # e^-0.5 = 0.607 were arrivals independent of steps
+    >>> round(float(stats.decode_only_share), 3)  # e^-0.5 = 0.607 were arrivals independent of steps
     0.651
     """
     slots = np.asarray(slots, dtype=np.float64)
@@ -126,10 +126,10 @@ def mixed_step_stats(
     )
     wait = residual + (residual + (chunks - 1) * reader_step / 2) * queue_share(utilisation, slots * replicas)
     return MixedStepStats(
-        quiet=1 - slow_share,
+        decode_only_share=1 - slow_share,
         seconds=seconds,
         slow=slow,
-        reads=reads,
+        chunks_per_mixed_step=reads,
         utilisation=utilisation,
         wait=np.where(utilisation < 1, wait, np.inf),
         service=chunks * reader_step,

@@ -140,7 +140,7 @@ def _prefill_limits(case: PlanProblem, candidate: Candidate, state: State) -> st
     if prefill is None or candidate.prefill_layout is None:
         return ""
     can = prefill_rate(case, candidate, prefill)
-    takes = moving(case, candidate.layout).most * candidate.layout.replicas
+    takes = moving(case, candidate.layout).max_rate * candidate.layout.replicas
     if (
         min(can, takes)
         > state.rate * candidate.layout.replicas * evaluate_occupancy(case, state, candidate, candidate.batch).share

@@ -72,7 +72,7 @@ def _first_tokens(case: PlanProblem, matches: Table, table: Layout, pools: list[
     prefill_seconds = passed.wait + passed.service * (1 + late) + sent
     return np.asarray(
         ttft_seen(
-            case.workload, prefill_seconds, matches.tpot, select_layouts(table, matches.layout), case.engine, case.drafting
+            case.workload, prefill_seconds, matches.tpot, select_layouts(table, matches.layout), case.engine, case.speculation
         )
     )
 
@@ -122,12 +122,12 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
     prompts = batches(maximum, per_octave=1)
     prompts = prompts[prompts <= maximum]
     wide = shaped(table, 1)
-    arguments: dict[str, Any] = {"layout": wide, "engine": case.engine, "speculation": case.drafting, "legal": True}
+    arguments: dict[str, Any] = {"layout": wide, "engine": case.engine, "speculation": case.speculation, "legal": True}
     pool = prefill_pool(case.model, case.system, case.workload, prompts=prompts[None, :], **arguments)
     shape = np.shape(pool.rate)
     aim = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), effective_targets(case, wide, wide)[1])
     limit, links, chips, replicas = (
-        np.broadcast_to(x, shape).reshape(-1) for x in (aim, moving(case, wide).most, wide.chips, wide.replicas)
+        np.broadcast_to(x, shape).reshape(-1) for x in (aim, moving(case, wide).max_rate, wide.chips, wide.replicas)
     )
 
     def usable(index: Array, replica_counts: Array) -> Array:
@@ -247,7 +247,7 @@ def _best_decoders(case: PlanProblem, table: Layout, coarse: State) -> list[_Dec
     tpot, rate = both(coarse.tpot, fine.tpot), both(coarse.rate, fine.rate)
     used = both(*(state.memory.used / state.memory.capacity for state in (coarse, fine)))
     fits = both(coarse.memory.fits, fine.memory.fits)
-    max_rates = np.broadcast_to(moving(case, table).most, np.shape(table.chips))
+    max_rates = np.broadcast_to(moving(case, table).max_rate, np.shape(table.chips))
     good = fits & (loaded * in_flight(sequences, 1) <= MOST_LOADED) & runs(case, wide, "decode")
     if not case.front and case.sure is None:
         good &= tpot <= case.slo.tpot * (1 + 1e-9)
@@ -314,7 +314,7 @@ def _matched(case: PlanProblem, readers: list[Reader], decoders: list[_Decoders]
     Return which of the readers each row has, too.
     """
     domain = float(case.system.scale_up.size)
-    domains = case.used // int(domain) if case.alike else 1  # domains, each with as many
+    domains = case.used // int(domain) if case.symmetric_domains else 1  # domains, each with as many
     rows = np.array([len(pool.rate) for pool in decoders], dtype=np.int64)
     starts = np.cumsum(rows) - rows
     sizes = [(which, size) for which in range(len(readers)) for size in range(len(decoders))]

@@ -55,7 +55,7 @@ def list_choices(case: PlanProblem, modes: tuple[str, ...]) -> list[Choice]:
         for mode, words in mode_words.items()
         if mode not in modes
     ]
-    if not case.drafting.drafts and any(speculation.drafts for speculation in known_draftings(case.model)):
+    if not case.speculation.drafts and any(speculation.drafts for speculation in known_draftings(case.model)):
         choices.append(Choice(option=DRAFTS, words="", case=case))  # how many is seen with the chosen candidate
     return choices
 
@@ -80,7 +80,7 @@ def by_saving(alternatives: Iterable[Alternative | None]) -> tuple[Alternative, 
 
 def best_alternative(plan_: Plan) -> Alternative | None:
     """Return the choice that saves most, where one saves more than half a percent."""
-    first = plan_.levers[0] if plan_.levers else None
+    first = plan_.alternatives[0] if plan_.alternatives else None
     return first if first is not None and first.saving > AS_CHEAP else None
 
 
@@ -151,7 +151,7 @@ def _alternative(choice: Choice, base: float, peak: Peak | None) -> Alternative 
     if peak is None:
         return None
     case, option = choice.case, choice.option
-    caveat, speculation, rate = "", case.drafting, peak.rate / case.chips
+    caveat, speculation, rate = "", case.speculation, peak.rate / case.chips
     if option.startswith(("--weights", "--experts", "--kv")):
         caveat = "if answers stay good enough"
     elif option.startswith(DRAFTS):
@@ -170,12 +170,12 @@ def _alternative(choice: Choice, base: float, peak: Peak | None) -> Alternative 
 
 def _drafted(case: PlanProblem, candidate: Candidate) -> Choice:
     """Return the drafts by the model's own layers that do most with the batch kept."""
-    tries = [replace(case, drafting=speculation) for speculation in known_draftings(case.model) if speculation.drafts]
+    tries = [replace(case, speculation=speculation) for speculation in known_draftings(case.model) if speculation.drafts]
     rates = [
         float(evaluate_state(changed_case, candidate, candidate.batch, max(candidate.chunk, 1)).rate) for changed_case in tries
     ]
     best_trial = tries[rates.index(max(rates))]
-    tokens = best_trial.drafting.drafts
+    tokens = best_trial.speculation.drafts
     return Choice(
         option=f"{DRAFTS} {tokens}",
         words=f"{tokens} draft{'s' * (tokens > 1)} a step by the model's own layers",
@@ -193,7 +193,7 @@ def best_drafting(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layou
     near = (modes, layouts) if plain is None else _nearby(case, plain.candidate, modes)
     rates: list[tuple[float, Speculation]] = []
     for speculation in known_draftings(case.model):
-        changed_case = replace(case, drafting=speculation)
+        changed_case = replace(case, speculation=speculation)
         plan_found = _best(changed_case, *near) if speculation.drafts else plain
         if plan_found is not None:
             rates.append((plan_found.rate / changed_case.chips, speculation))

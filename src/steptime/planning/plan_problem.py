@@ -32,10 +32,10 @@ AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 class PlanProblem:
     """Everything that a plan is made for.
 
-    alike: whether whole scale-up domains are laid out alike, so that caches stay in the domain where they are made. sure:
+    symmetric_domains: whether whole scale-up domains are laid out alike, so that caches stay in the domain where they are made. sure:
     probability with which its limits are to be met; None: in the mean. aim: factors on where TPOT and TTFT have to be.
-    front: whether what misses the limits is evaluated too, for the front of speed and cost. beside: whether a plan tells its
-    runner-up, the ideal and what binds. found: what is known of it already, by `known`.
+    front: whether what misses the limits is evaluated too, for the front of speed and cost. diagnostics: whether a plan tells its
+    runner-up, the ideal and what binds. memo: what is known of it already, by `memoize`.
     """
 
     model: Model
@@ -44,18 +44,18 @@ class PlanProblem:
     slo: Slo
     chips: int
     engine: Engine
-    alike: bool = False
+    symmetric_domains: bool = False
     sure: float | None = None
     aim: tuple[float, float] = (1.0, 1.0)
-    drafting: Speculation = NONE
+    speculation: Speculation = NONE
     front: bool = True
-    beside: bool = True
-    found: dict[tuple[object, ...], Any] = field(init=False, default_factory=dict, compare=False, repr=False)
+    diagnostics: bool = True
+    memo: dict[tuple[object, ...], Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @property
     def used(self) -> int:
         """Chips that replicas may take: of domains that are alike, whole ones."""
-        return self.chips - self.chips % int(self.system.scale_up.size) if self.alike else self.chips
+        return self.chips - self.chips % int(self.system.scale_up.size) if self.symmetric_domains else self.chips
 
     @property
     def rent(self) -> Number:
@@ -155,7 +155,7 @@ def evaluate_state(case: PlanProblem, candidate: Candidate, batch: Number, chunk
     if candidate.mode == DISAGGREGATED:
         return memoize(case, key, lambda: decoding(case, candidate.layout, batch))
     arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk, "legal": True}
-    arguments |= {"engine": case.engine, "speculation": case.drafting}
+    arguments |= {"engine": case.engine, "speculation": case.speculation}
     return memoize(case, key, lambda: aggregated(case.model, case.system, case.workload, **arguments))
 
 
@@ -165,7 +165,7 @@ def decoding(case: PlanProblem, layout: Layout, batch: Number) -> State:
         "layout": layout,
         "batch": batch,
         "engine": case.engine,
-        "speculation": case.drafting,
+        "speculation": case.speculation,
         "legal": True,
     }
     return decode_pool(case.model, case.system, case.workload, **arguments)
@@ -175,9 +175,9 @@ def memoize(case: PlanProblem, key: tuple[object, ...] | None, find: Callable[[]
     """Return what `find` finds, once for each key; every time for None."""
     if key is None:
         return find()
-    if key not in case.found:
-        case.found[key] = find()
-    value: Memoized = case.found[key]
+    if key not in case.memo:
+        case.memo[key] = find()
+    value: Memoized = case.memo[key]
     return value
 
 
@@ -189,7 +189,7 @@ def evaluate_prefill(case: PlanProblem, candidate: Candidate, tpot: Number = 0.0
     if candidate.prefill_layout is None:
         return None
     layout, prompts = candidate.prefill_layout, candidate.prompts
-    arguments: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "speculation": case.drafting}
+    arguments: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "speculation": case.speculation}
     arguments["legal"] = True
     pool = memoize(
         case, ("prefill", layout, prompts), lambda: prefill_pool(case.model, case.system, case.workload, **arguments)
@@ -201,8 +201,8 @@ def evaluate_prefill(case: PlanProblem, candidate: Candidate, tpot: Number = 0.0
 
 def moving(case: PlanProblem, layout: Layout) -> Transfer:
     """Return how caches leave a prefill replica: over the scale-up links where one domain holds all chips."""
-    near = case.alike or case.used <= case.system.scale_up.size
-    drafts = case.drafting.drafts
+    near = case.symmetric_domains or case.used <= case.system.scale_up.size
+    drafts = case.speculation.drafts
     return kv_transfer(case.model, case.system, case.workload, layout=layout, within_domain=bool(near), drafts=drafts)
 
 
@@ -213,7 +213,7 @@ def pass_limit(case: PlanProblem, layout: Layout, answering: Layout, tpot: Numbe
     added where the rate is known.
     """
     sent = moving(case, layout)
-    other_delays = ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine, case.drafting)
+    other_delays = ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine, case.speculation)
     return (ttft - other_delays) / waited(case.engine)
 
 

@@ -42,8 +42,8 @@ class Pool(Result):
     batch: float = field(metadata=unit("sequences", "of a replica in decode; prompts of a pass in prefill"))
     chunk: int = field(default=0, metadata=unit("tokens", "prompt tokens that a group reads in a step beside its decode batch"))
     chunk_share: float = field(default=0.0, metadata=unit("", "share of steps with a prompt chunk"))
-    reads: float = field(default=0.0, metadata=unit("", "chunks that such a step has in the mean, over all groups"))
-    seats: int = field(metadata=unit("sequences", "that a replica has room for, above the mean in flight"))
+    chunks_per_mixed_step: float = field(default=0.0, metadata=unit("", "chunks that such a step has in the mean, over all groups"))
+    max_num_seqs: int = field(metadata=unit("sequences", "that a replica has room for, above the mean in flight"))
     queued: bool = field(default=False, metadata=unit("", "whether requests wait for one of those seats"))
     step: Step = field(metadata=unit("", "the decode step, or the prefill pass"))
     mixed: Step | None = field(default=None, metadata=unit("", "a step with a prompt chunk"))
@@ -128,7 +128,7 @@ class Plan(Tabular):
 
     SCHEMA: ClassVar[str] = "steptime.plan/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "likely": unit("", "probability that the plan meets each limit: tpot, ttft"),
+        "slo_probability": unit("", "probability that the plan meets each limit: tpot, ttft"),
         "idle_chips": unit("", "chips that are rented and in no pool"),
         "tokens_per_second_per_user": unit("tok/s", "output tokens that each user sees", key=PER_USER),
         "speed_range": unit("tok/s", "90 % range of it", key=f"{PER_USER}_range"),
@@ -189,7 +189,7 @@ class Plan(Tabular):
     elasticities: dict[str, float] = field(
         default_factory=dict, metadata=unit("", "d log(cost) / d log(figure): hbm_bandwidth, arithmetic, kv_bytes, rent, ...")
     )
-    levers: tuple[Alternative, ...] = field(
+    alternatives: tuple[Alternative, ...] = field(
         default=(), metadata=unit("", "other formats, chips, pools and drafts, what saves most first")
     )
     ideal: Point | None = field(default=None, metadata=unit("", "the same layout and batch, were nothing lost"))
@@ -207,18 +207,18 @@ class Plan(Tabular):
         default=None, metadata=unit("", "probability with which each limit was to be met; null: in the mean")
     )
     distance: tuple[str, ...] = field(default=(), metadata=unit("", "in which ways it is unlike what was measured"))
-    held: tuple[str, ...] = field(
+    interval_coverage: tuple[str, ...] = field(
         default=(), metadata=unit("", "how many measured times per token lay in their range, of runs of its kind")
     )
     why: str = field(default="", metadata=unit("", "why it is not cheaper, and what would help"))
-    drafting: Speculation = field(default=NONE, metadata=unit("", "tokens drafted and accepted in a step"))
+    speculation: Speculation = field(default=NONE, metadata=unit("", "tokens drafted and accepted in a step"))
     drafted: tuple[Drafted, ...] = field(
         default=(), metadata=unit("", "what drafts do at each batch; empty without them", key="drafted_by_batch")
     )
     served: Served = field(default_factory=Served, metadata=unit("", "checkpoint, formats and hosts, for launch commands"))
 
     @property
-    def likely(self) -> dict[str, float]:
+    def slo_probability(self) -> dict[str, float]:
         """How likely the plan meets each of its limits, by name: tpot, ttft; only those that there are."""
         figures = {"tpot": (self.tpot, self.tpot_range), "ttft": (self.ttft, self.ttft_range)}
         limits = {name: float(getattr(self.slo, name)) for name in figures}

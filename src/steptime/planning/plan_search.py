@@ -126,7 +126,7 @@ def search_aggregated(case: PlanProblem, layouts: list[Layout], decode: State, d
     new = np.diff(sequences, axis=1, prepend=0) > 0
     sizes = chunk_sizes(workload)
     taken_up = in_flight(sequences, wide.replicas)
-    work = sequences * taken_up * fresh_tokens(workload) / (decode_steps(workload, case.drafting) * wide.dp)
+    work = sequences * taken_up * fresh_tokens(workload) / (decode_steps(workload, case.speculation) * wide.dp)
     is_single = sequences * wide.replicas <= 1  # whose prompts nobody waits for
     stable = ((work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])) | is_single  # prompt tokens of a step
     load = load_shares(decode.tpot, sequences)
@@ -170,7 +170,7 @@ def _read_beside(
         batch=batch[:, None],
         chunk=sizes[None, :],
         engine=case.engine,
-        speculation=case.drafting,
+        speculation=case.speculation,
         quick=True,
         legal=True,
     )
@@ -219,9 +219,9 @@ def _load(state: State, decode: Array, loaded: Array, groups: Array) -> Array:
 
     What prompts add to a token grows with the batch; of several groups, as long as more of them make more slow steps.
     """
-    reads = state.reads * (1 - state.quiet)
-    growing = np.clip(reads * state.quiet / np.maximum(1 - state.quiet, 1e-12), 0.0, 1.0)
-    growing = np.where((state.reads > 1) & (groups > 1), growing, 1.0)
+    reads = state.chunks_per_mixed_step * (1 - state.decode_only_share)
+    growing = np.clip(reads * state.decode_only_share / np.maximum(1 - state.decode_only_share, 1e-12), 0.0, 1.0)
+    growing = np.where((state.chunks_per_mixed_step > 1) & (groups > 1), growing, 1.0)
     load: Array = (loaded * decode + growing * (state.tpot - decode)) / state.tpot
     return load
 

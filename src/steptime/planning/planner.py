@@ -147,14 +147,14 @@ def _choose_speculation(
         return case
     if drafts == AUTO:
         choose_speculation(case.model, 1, 1.0)  # whether it can draft at all
-        return replace(case, drafting=best_drafting(case, tuple(modes), layouts))
-    return replace(case, drafting=choose_speculation(case.model, int(drafts), acceptance))
+        return replace(case, speculation=best_drafting(case, tuple(modes), layouts))
+    return replace(case, speculation=choose_speculation(case.model, int(drafts), acceptance))
 
 
 def _symmetric_problem(case: PlanProblem, modes: tuple[str, ...]) -> PlanProblem | None:
     """Return the case with whole scale-up domains that are laid out alike, where there are a few of them; others idle."""
     domain = int(case.system.scale_up.size)
-    fewer = replace(case, alike=True)
+    fewer = replace(case, symmetric_domains=True)
     has_few_domains = domain < case.chips < (MOST_ALIKE + 1) * domain
     return fewer if DISAGGREGATED in modes and has_few_domains and fitting(fewer) else None
 
@@ -215,8 +215,8 @@ def _planned(
         electricity=price,
         front=_front(case, tables) if case.front else (),
         evaluated=sum(len(table) for table in tables),
-        warnings=(*list_warnings(case), *drafting_warnings(case.model, case.drafting)),
-        drafting=case.drafting,
+        warnings=(*list_warnings(case), *drafting_warnings(case.model, case.speculation)),
+        speculation=case.speculation,
         served=what_is_served(case.model, case.system),
         anchor=case.engine.anchor,
     )
@@ -229,9 +229,9 @@ def _planned(
     deployment = replace(
         common,
         feasible=True,
-        binding=binding(case, candidate) if case.beside else (),
-        runner_up=_point(case, other_finalists[0]) if other_finalists and case.beside else None,
-        ideal=_point(replace(case, engine=IDEAL), candidate) if has_range(case.engine) and case.beside else None,
+        binding=binding(case, candidate) if case.diagnostics else (),
+        runner_up=_point(case, other_finalists[0]) if other_finalists and case.diagnostics else None,
+        ideal=_point(replace(case, engine=IDEAL), candidate) if has_range(case.engine) and case.diagnostics else None,
         unanchored=_point(replace(case, engine=bare(case.engine)), candidate) if case.engine.anchor else None,
         **_delivered(case, candidate),
     )
@@ -240,7 +240,7 @@ def _planned(
         levers=by_saving([evaluate_alternative(case, candidate, modes, choice) for choice in choices]),
         elasticities={name: figure() for name, figure in figures.items()},
     )
-    return replace(deployment, why=why(case, deployment) + alternative_sentence(deployment) if case.beside else "")
+    return replace(deployment, why=why(case, deployment) + alternative_sentence(deployment) if case.diagnostics else "")
 
 
 def _make_problem(
@@ -286,7 +286,7 @@ def _delivered(case: PlanProblem, candidate: Candidate) -> dict[str, Any]:
         "usd_per_request": float(case.rent / rate),
         "transfer_seconds": _transfer(case, candidate, rate),
         "distance": list_distances(case, candidate),
-        "held": interval_coverage_words(case.engine, case.system, drafts=bool(case.drafting.drafts), pools=prefill is not None),
+        "interval_coverage": interval_coverage_words(case.engine, case.system, drafts=bool(case.speculation.drafts), pools=prefill is not None),
         "drafted": _drafted(case, candidate),
         **candidate_ranges(case, candidate, state, prefill, figures["utilisation"]),
     }
@@ -294,14 +294,14 @@ def _delivered(case: PlanProblem, candidate: Candidate) -> dict[str, Any]:
 
 def _drafted(case: PlanProblem, candidate: Candidate) -> tuple[Drafted, ...]:
     """Return what drafts do at each batch that fits, powers of two and the plan's own."""
-    if not case.drafting.drafts:
+    if not case.speculation.drafts:
         return ()
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
     batch = distinct([*(unit * 2**n for n in range(MOST_DOUBLINGS)), candidate.batch])
     arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "engine": case.engine}
     plain, drafted = (
         decode_pool(case.model, case.system, case.workload, speculation=speculation, **arguments)
-        for speculation in (NONE, case.drafting)
+        for speculation in (NONE, case.speculation)
     )
     return tuple(
         Drafted(
@@ -356,9 +356,9 @@ def _pools(case: PlanProblem, candidate: Candidate, state: State, prefill: Prefi
         layout=candidate.layout,
         batch=candidate.batch,
         chunk=candidate.chunk,
-        chunk_share=float(1 - state.quiet),
-        reads=float(state.reads),
-        seats=int(seats.seats),
+        chunk_share=float(1 - state.decode_only_share),
+        chunks_per_mixed_step=float(state.chunks_per_mixed_step),
+        max_num_seqs=int(seats.max_num_seqs),
         queued=bool(seats.capped),
         step=state.decode,
         mixed=state.mixed,
@@ -371,7 +371,7 @@ def _pools(case: PlanProblem, candidate: Candidate, state: State, prefill: Prefi
         role="prefill",
         layout=candidate.prefill_layout,
         batch=int(prefill.seats),
-        seats=int(prefill.seats),
+        max_num_seqs=int(prefill.seats),
         step=prefill.step,
         memory=prefill.memory,
         tokens_per_second=float(rate * workload.input_tokens),

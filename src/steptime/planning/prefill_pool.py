@@ -85,13 +85,13 @@ def _pass_time(looked_at: list[Array], seconds: Array, groups: Number) -> PassTi
     jump_after = (far - beyond) * groups * (seats - bend) / np.maximum(seats - 2 * groups, 1)
     return PassTime(
         first=single,
-        more=np.maximum(side - single, 0.0) / np.maximum(groups - 1, 1),
+        slope_to_kink=np.maximum(side - single, 0.0) / np.maximum(groups - 1, 1),
         kink=groups,
         jump=jump,
         beyond=beyond,
         bend=bend,
         far=np.where(in_rows, beyond, far),
-        again=np.where(in_rows, np.maximum(jump_after, 0.0), 0.0),
+        row_jump=np.where(in_rows, np.maximum(jump_after, 0.0), 0.0),
     )
 
 

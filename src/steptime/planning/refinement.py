@@ -201,7 +201,7 @@ def decode_rate(case: PlanProblem, state: State, candidate: Candidate, batch: Nu
     """Return the requests per second that all replicas which decode deliver, with `batch` sequences in each."""
     layout = candidate.layout
     if candidate.mode == DISAGGREGATED:
-        return delivered(state.rate, batch, layout.replicas, moving(case, layout).most)
+        return delivered(state.rate, batch, layout.replicas, moving(case, layout).max_rate)
     rate: Number = state.rate * layout.replicas * seats.share
     return rate
 
@@ -209,7 +209,7 @@ def decode_rate(case: PlanProblem, state: State, candidate: Candidate, batch: Nu
 def prefill_rate(case: PlanProblem, candidate: Candidate, prefill: Prefill) -> Number:
     """Return the most requests per second that all prefill replicas read within the limit, and that their links carry."""
     assert candidate.prefill_layout is not None
-    rate_per_pool = np.minimum(prefill.rate * prefill.most_utilised, moving(case, candidate.prefill_layout).most)
+    rate_per_pool = np.minimum(prefill.rate * prefill.most_utilised, moving(case, candidate.prefill_layout).max_rate)
     rate: Number = rate_per_pool * candidate.prefill_layout.replicas
     return rate
 
@@ -239,7 +239,7 @@ def first_token_of(
     sent = moving(case, layout).seconds(utilisation * prefill.rate)
     return ttft_seen(
         case.workload, first_token(prefill, utilisation, layout.replicas) + sent, state.tpot, candidate.layout, case.engine,
-        case.drafting,
+        case.speculation,
     )  # fmt: skip
 
 
@@ -281,7 +281,7 @@ def _peaks(case: PlanProblem, mode: str, candidates: Iterable[Candidate], *, clo
     batches = _closer(middle, unit) if closer else _about(middle, unit)
     batch = _with_less(batches, unit) if closer else batches
     arguments: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
-    arguments |= {"speculation": case.drafting, "legal": True}
+    arguments |= {"speculation": case.speculation, "legal": True}
     if mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
         state = aggregated(**arguments, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
@@ -299,8 +299,8 @@ def _peaks(case: PlanProblem, mode: str, candidates: Iterable[Candidate], *, clo
         prompts = np.array([candidate.prompts for candidate in candidates_of_mode])
         limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), effective_targets(case, layout, readers)[1])
         prefill = within_limit(prefill_pool(**arguments, layout=readers, prompts=prompts), limit, readers.replicas)
-        can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).most) * readers.replicas
-        served = delivered(state.rate, batch, wide.replicas, moving(case, wide).most)
+        can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).max_rate) * readers.replicas
+        served = delivered(state.rate, batch, wide.replicas, moving(case, wide).max_rate)
         rate = np.minimum(served, np.asarray(can)[:, None])
     around = shaped(layout, rate.ndim - 1)
     reading = None if mode == AGGREGATED else shaped(readers, rate.ndim - 1)

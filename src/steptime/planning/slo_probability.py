@@ -66,7 +66,7 @@ def likelihood(value: float, limits: tuple[float, float] | None, limit: float) -
 
 def extrapolation_flags(case: PlanProblem, layout: Layout, reader: Layout | None) -> tuple[tuple[Distance, Array], ...]:
     """Return in which ways candidates are unlike what was measured; their layouts may hold arrays, `reader` reads prompts."""
-    return distances(case.engine, case.system, layout, reader, drafts=bool(case.drafting.drafts))
+    return distances(case.engine, case.system, layout, reader, drafts=bool(case.speculation.drafts))
 
 
 def effective_targets(case: PlanProblem, layout: Layout, reader: Layout | None, prompts: Number = 0.0) -> tuple[Number, Number]:

@@ -52,9 +52,9 @@ class State:
     """A steady state of one replica: arrays of one shape, that of layouts, batches and chunks broadcast together.
 
     tpot, ttft [s]; rate [requests/s of the replica, were as many in flight as the batch]; utilisation: share of time in which
-    prompts are read or wait; quiet: share of steps that read none; input_share of the chips' time [share]; seats [sequences]
+    prompts are read or wait; decode_only_share: share of steps that read none; input_share of the chips' time [share]; max_num_seqs [sequences]
     that a replica has room for; growing: share of a step that grows with the batch; memory of a chip [B] with those seats;
-    lower, upper: bounds of tpot [s]; decode, mixed: the steps without and with prompt chunks, of which a mixed one has `reads`
+    lower, upper: bounds of tpot [s]; decode, mixed: the steps without and with prompt chunks, of which a mixed one has `chunks_per_mixed_step`
     (and terms and resources where there is one point alone).
     """
 
@@ -62,10 +62,10 @@ class State:
     ttft: Array
     rate: Array
     utilisation: Array
-    quiet: Array
-    reads: Array
+    decode_only_share: Array
+    chunks_per_mixed_step: Array
     input_share: Array
-    seats: Array
+    max_num_seqs: Array
     growing: Number
     memory: Memory
     lower: Array
@@ -199,14 +199,14 @@ def aggregated(
         is_single = slow(1.0)
         observed, load = single_slot_load(is_single)
         mixed_stats = mixed_step_stats(load, slots, chunks, decode_only.total, is_single.total, 0.0, replicas=layout.replicas)
-        reads = np.minimum(mixed_stats.reads, slots)
+        reads = np.minimum(mixed_stats.chunks_per_mixed_step, slots)
         extra_per_chunk = np.where(reads > 1, (slow(reads).total - is_single.total) / np.maximum(reads - 1, 1e-9), 0.0)
         mixed_stats = mixed_step_stats(
             load, slots, chunks, decode_only.total, is_single.total, extra_per_chunk, replicas=layout.replicas
         )
-        first = slow(np.minimum(mixed_stats.reads, slots))  # all chunks that come are read: reads x slow steps
+        first = slow(np.minimum(mixed_stats.chunks_per_mixed_step, slots))  # all chunks that come are read: reads x slow steps
         seconds = first.total
-    quiet = np.where(np.asarray(slots) > 1, mixed_stats.quiet, 1 - observed)
+    quiet = np.where(np.asarray(slots) > 1, mixed_stats.decode_only_share, 1 - observed)
 
     def mean(a: Array, b: Array) -> Array:
         mixed: Array = quiet * a + (1 - quiet) * b
@@ -241,10 +241,10 @@ def aggregated(
         ),
         rate=np.asarray(batch / (steps * step)),
         utilisation=mixed_stats.utilisation,
-        quiet=quiet,
-        reads=mixed_stats.reads,
+        decode_only_share=quiet,
+        chunks_per_mixed_step=mixed_stats.chunks_per_mixed_step,
         input_share=(1 - quiet) * (seconds - decode_only.total) / step,
-        seats=seats,
+        max_num_seqs=seats,
         growing=growing,
         memory=memory,
         lower=mean(decode_only.lower, first.lower) / gained,
@@ -279,10 +279,10 @@ def decode_pool(
         ttft=nothing,
         rate=batch / (decode_steps(workload, speculation) * step.total),
         utilisation=nothing,
-        quiet=nothing + 1,
-        reads=nothing,
+        decode_only_share=nothing + 1,
+        chunks_per_mixed_step=nothing,
         input_share=nothing,
-        seats=seats,
+        max_num_seqs=seats,
         growing=growing,
         memory=memory,
         lower=step.lower / gained,
@@ -391,7 +391,7 @@ class Transfer:
         return self.latency + self.moving + queue_wait(self.moving, rate * self.moving / self.groups)
 
     @property
-    def most(self) -> Number:
+    def max_rate(self) -> Number:
         """The highest rate that the links carry [requests/s of a prefill replica]."""
         return MOST_UTILISED * self.groups / self.moving
 

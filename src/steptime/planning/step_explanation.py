@@ -158,7 +158,7 @@ def step_given(pool: Pool, workload: Workload, *, mixed: bool, drafts: int = 0) 
     sizes: dict[str, Any] = {"batch": pool.batch, "context": mean_context(workload), "query": drafts + 1}
     if mixed and pool.mixed is not None:
         tokens = float(split_chunks(workload, pool.chunk)[0])
-        sizes |= {"prompts": pool.reads, "tokens": tokens, "prefix": float(longest_prefix(workload, tokens, pool.reads))}
+        sizes |= {"prompts": pool.chunks_per_mixed_step, "tokens": tokens, "prefix": float(longest_prefix(workload, tokens, pool.chunks_per_mixed_step))}
     return sizes
 
 
@@ -184,7 +184,7 @@ def equations(
         places_told = f"{places:,} place{'s' * (places > 1)} for a chunk of a step"
         lines += [
             f"chunks a step = (batch - 1 / replicas) x chunks of a prompt / {owed} = {other_sequences:,.4g} x {chunks:,.0f} / "
-            f"{decode_steps(workload, speculation):,.0f} = {load:,.3f}: {pool.reads:,.3g} in each step that has any, "
+            f"{decode_steps(workload, speculation):,.0f} = {load:,.3f}: {pool.chunks_per_mixed_step:,.3g} in each step that has any, "
             f"a share f = {share:.3f} as tokens meet them",
             f"time per {unit_word} = (1 - f) x {show(step, 's')} + f x {show(mixed, 's')} = {show(mean, 's')}",
             f"prompt queue: {places_told}, taken for {utilisation:.1%} of the time",

@@ -40,7 +40,7 @@ class Row:
     cache_write_long: float = math.nan
     long_hold: str = ""
     since: str = ""
-    as_of: str = ""
+    retrieval_date: str = ""
     source: str = ""
     agreeing: int = 1
     disagreeing: str = ""
@@ -70,7 +70,7 @@ def _row(cells: Mapping[str, str], **extra: Any) -> Row:
         "role",
         "variant",
         "long_hold",
-        "as_of",
+        "retrieval_date",
     )
     values: dict[str, Any] = {name: _number(cells[name]) for name in numbers if name in cells}
     values |= {name: cells[name] for name in texts if name in cells}

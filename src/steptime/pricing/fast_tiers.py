@@ -52,7 +52,7 @@ def front_coverage(ratios: Array, models: Array) -> Coverage:
         if other_ratios.size:
             low, high = interval(other_ratios)
             hits += int(np.sum((ratios[models == model] >= low) & (ratios[models == model] <= high)))
-    return Coverage(held=hits, of=len(ratios))
+    return Coverage(hits=hits, trials=len(ratios))
 
 
 def fast_modes(price_list: PriceList, base: float = BASE_SPEED) -> list[Reading]:
@@ -63,7 +63,7 @@ def fast_modes(price_list: PriceList, base: float = BASE_SPEED) -> list[Reading]
 
 def _fast(price_list: PriceList, service: str, base: float) -> list[Reading]:
     dearer = (
-        price_list.of(service)[0].output / price_list.of(STANDARD)[0].output if price_list.of(STANDARD)[0].output else math.nan
+        price_list.service_rates(service)[0].output / price_list.service_rates(STANDARD)[0].output if price_list.service_rates(STANDARD)[0].output else math.nan
     )
     times = price_list.speeds.get(service, math.nan)
     name = f"{service}_mode"
@@ -85,10 +85,10 @@ def _fast(price_list: PriceList, service: str, base: float) -> list[Reading]:
     )
     front = Reading(
         name=name,
-        what=f"cost of a token at {times:g} times the speed, from {base:g} tok/s, over standard",
+        quantity=f"cost of a token at {times:g} times the speed, from {base:g} tok/s, over standard",
         value=float(np.median(ratios)),
         interval=ends,
-        held=front_coverage(ratios, models),
+        interval_held=front_coverage(ratios, models),
         reason=f"asked {dearer:.3g} times for {times:g} times the speed: {judged} ({len(ratios)} pairs of model and system, "
         "each held against the other models)",
         ideal=float(batch_ratio(dearer, times)),

@@ -99,7 +99,7 @@ def build_price_list(seller: Any, model: Any, price_time: datetime) -> PriceList
         model=model.id,
         rates=tuple(rates),
         longest=float(model.context_window or math.nan),
-        at=price_time.strftime("%Y-%m-%dT%H:%MZ"),
+        price_time=price_time.strftime("%Y-%m-%dT%H:%MZ"),
         source=version(),
         notes=(f"matched {model.id}",),
     )

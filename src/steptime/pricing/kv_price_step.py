@@ -34,13 +34,13 @@ def usd_per_byte(share: float | Array) -> Array:
 
 def has_step(price_list: PriceList) -> bool:
     """Whether output costs more above the first threshold."""
-    tiers = price_list.of(STANDARD)
+    tiers = price_list.service_rates(STANDARD)
     return len(tiers) > 1 and tiers[1].output > tiers[0].output
 
 
 def drawn_bytes(price_list: PriceList, draws: Draws, random: np.random.Generator) -> Array:
     """Return bytes read a token of context at margin 1, drawn over contexts and chips; the list must have a step."""
-    tiers = price_list.of(STANDARD)
+    tiers = price_list.service_rates(STANDARD)
     dearer = (tiers[1].output - tiers[0].output) / MILLION
     first = tiers[1].above_tokens
     end = (
@@ -63,4 +63,4 @@ def calibrated(price_list: PriceList, margin: Margin, draws: Draws) -> tuple[Arr
     bytes_read = drawn_bytes(price_list, draws, random)
     halves = random.random(draws.count // 2) < assumed("fp8_cache")[0]
     wide = np.where(np.concatenate([halves, halves]), 2.0, 1.0)
-    return bytes_read * wide / margin.at(draws.scores(random)), bytes_read * wide
+    return bytes_read * wide / margin.at_scores(draws.scores(random)), bytes_read * wide

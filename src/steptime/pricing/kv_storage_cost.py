@@ -111,14 +111,14 @@ def _hits(price_list: PriceList) -> list[Reading]:
         if not math.isfinite(write):
             continue
         quantity = f"hits after which a cache of the {name} lifetime pays its buyer"
-        if base.read >= base.input:
+        if base.effective_cache_read >= base.input:
             readings.append(
                 unidentifiable(f"hits_{name}", quantity, "a hit costs as much as fresh input: no discount, so no hit pays")
             )
             continue
-        hits = max(0.0, float(break_even_hits(write, base.input, base.read)))
-        reason = f"write {write:g}, input {base.input:g}, hit {base.read:g} USD/M; whole hits: {math.ceil(hits - 1e-12)}"
-        readings.append(Reading(name=f"hits_{name}", what=quantity, value=hits, reason=reason))
+        hits = max(0.0, float(break_even_hits(write, base.input, base.effective_cache_read)))
+        reason = f"write {write:g}, input {base.input:g}, hit {base.effective_cache_read:g} USD/M; whole hits: {math.ceil(hits - 1e-12)}"
+        readings.append(Reading(name=f"hits_{name}", quantity=quantity, value=hits, reason=reason))
     return readings
 
 
@@ -133,7 +133,7 @@ def _hold_price(words: str, value: float) -> Reading:
         why = "a write costs less than fresh input, so that its price holds none of holding: it is paid with the hits, or not"
         return unidentifiable(name, quantity, why, measure="USD/Mtok-h")
     reason = "storage is a price of its own" if words == "storage" else "write above input, over the lifetime"
-    return Reading(name=name, what=quantity, measure="USD/Mtok-h", value=value, reason=reason)
+    return Reading(name=name, quantity=quantity, measure="USD/Mtok-h", value=value, reason=reason)
 
 
 def _tiers(price_list: PriceList, kv: Reading, memory: tuple[Tier, ...]) -> Reading:
@@ -158,7 +158,7 @@ def _tiers(price_list: PriceList, kv: Reading, memory: tuple[Tier, ...]) -> Read
         if math.isfinite(least)
         else "at margin 1; bytes a token are not known"
     )
-    return Reading(name=name, what=quantity, words=tuple(tier_lines), reason=f"{basis}; {UNTRIED}")
+    return Reading(name=name, quantity=quantity, words=tuple(tier_lines), reason=f"{basis}; {UNTRIED}")
 
 
 def read_holds(texts: list[str] | None) -> dict[str, float]:

@@ -88,7 +88,7 @@ class IdealReading(Result):
 
 def read_ideal(price_list: PriceList, ideal: Ideal) -> IdealReading:
     """Return the lecture's reading of a list."""
-    base, tiers = price_list.base, price_list.of()
+    base, tiers = price_list.base, price_list.service_rates()
     ratio = base.output / base.input if base.input > 0 else math.nan
     figures: dict[str, float] = {"ratio": ratio, "decode_utilisation": float(decode_utilisation(ratio))}
     consistent = True
@@ -107,5 +107,5 @@ def read_ideal(price_list: PriceList, ideal: Ideal) -> IdealReading:
         }
         consistent = ratio <= ratio_left
     writes = [price for price in (base.cache_write, base.cache_write_long) if math.isfinite(price)]
-    hits = tuple(float(break_even_hits(write, base.input, base.read)) for write in writes) if base.read < base.input else ()
+    hits = tuple(float(break_even_hits(write, base.input, base.effective_cache_read)) for write in writes) if base.effective_cache_read < base.input else ()
     return IdealReading(ideal=ideal, consistent=consistent, hits=hits, **figures)

@@ -45,7 +45,7 @@ def market_caveats(market: Market) -> list[str]:
     """Return what to mind of a market: who is not in the median, where sources disagree, how far a margin goes."""
     notes = [] if market.provider else uncounted(market)
     differ = {
-        f"{offer.provider} {offer.variant}".strip(): offer.others.replace(";", ", ") for offer in market.offers if offer.others
+        f"{offer.provider} {offer.variant}".strip(): offer.disagreeing.replace(";", ", ") for offer in market.offers if offer.disagreeing
     }
     if differ:
         examples = [f"{name} ({disagreeing} elsewhere)" for name, disagreeing in sorted(differ.items())[:MAX_NAMED_SELLERS]]
@@ -70,7 +70,7 @@ def market_caveats(market: Market) -> list[str]:
         )
     coverage = prior_coverage("margin")
     notes.append(
-        f"in aggregated mode on Hopper, {coverage.held} of {coverage.of} models with at least {LEAST_SELLERS} "
+        f"in aggregated mode on Hopper, {coverage.hits} of {coverage.trials} models with at least {LEAST_SELLERS} "
         "sellers have margins of 0.5 to 10: priors of margins are fitted on that cost"
     )
     notes.append("margin is price over the cost of a busy chip: 30 to 60 % of the day (reported) leave 0.3 to 0.6 of it")
@@ -172,7 +172,7 @@ class Market(Tabular):
     weights: str = field(metadata=unit("", "format that hosts keep it in; native: as its config says"))
     mix: Mix = field(metadata=unit("", "the request that is told of"))
     speed: float = field(metadata=unit("tok/s", "of each user"))
-    at: str = field(default="", metadata=unit("", "day that was asked for; empty: the newest known"))
+    price_time: str = field(default="", metadata=unit("", "day that was asked for; empty: the newest known"))
     offers: tuple[Offer, ...] = field(metadata=unit("", "the cheapest first, resellers last"))
     prices: tuple[float, ...] = field(metadata=unit("USD", "of the request at each offer", key="usd_per_request"))
     costs: tuple[TokenCost, ...] = field(metadata=unit("", "on plausible systems"))
@@ -194,7 +194,7 @@ class Market(Tabular):
         for index, offer in sorted(
             enumerate(self.offers), key=lambda indexed_offer: (-indexed_offer[1].agreeing, self.prices[indexed_offer[0]])
         ):
-            if offer.variant == self.variant and offer.role != RESELLER and (self.at or offer.as_of > CURRENT):
+            if offer.variant == self.variant and offer.role != RESELLER and (self.price_time or offer.retrieval_date > CURRENT):
                 index_by_provider.setdefault(offer.provider, index)
         return tuple(sorted(index_by_provider.values()))
 
@@ -315,12 +315,12 @@ def survey_prices(
     costs = list(token_costs(loaded, machines, request.workload(), slo, modes=mode, front=False, aggregated=True))
     notes = [] if weights == "native" else ["weights are taken to be in FP8, as most hosts keep them"]
     costs, rent_notes = _at_rents(costs, machines, read_time(price_time), catalog)
-    prices = tuple(request.price(offer.input, offer.output, offer.read) for offer in offers)
+    prices = tuple(request.price(offer.input, offer.output, offer.effective_cache_read) for offer in offers)
     bytes_ = float(cache_bytes_read(loaded, float(FAR))) / FAR
     best = cheapest(costs)
     market = Market(
         model=loaded.name, family=family, variant=variant, provider=offers[0].provider if provider else "",
-        weights=weights, mix=request, speed=speed, at="" if price_time is None else str(price_time),
+        weights=weights, mix=request, speed=speed, price_time="" if price_time is None else str(price_time),
         offers=offers, prices=prices, costs=tuple(costs), margins=(), left_out=excluded_systems,
         active=active_parameters(loaded), total=total_parameters(loaded), kv_bytes=bytes_,
     )  # fmt: skip

@@ -34,7 +34,7 @@ class Margin:
     basis: str = field(metadata=unit("", "where it is from, and on which chips"))
     values: tuple[float, ...] = field(default=(), metadata=unit("", "of the market, ascending", left_out=True))
 
-    def at(self, normal: Array) -> Array:
+    def at_scores(self, normal: Array) -> Array:
         """Return margins at standard normal scores."""
         if self.values:
             shares = (np.arange(len(self.values)) + 0.5) / len(self.values)

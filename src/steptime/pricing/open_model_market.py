@@ -57,7 +57,7 @@ def one_each(rows: list[Row]) -> list[Row]:
     """Return one standard row of each seller that is no reseller: the model itself before a variant of it."""
     row_by_provider: dict[str, Row] = {}
     for row in sorted(rows, key=lambda row: (row.variant != "", row.variant)):
-        current = row.service == "standard" and not row.above_tokens and row.as_of > CURRENT
+        current = row.service == "standard" and not row.above_tokens and row.retrieval_date > CURRENT
         if current and row.role != RESELLER:
             row_by_provider.setdefault(row.provider, row)
     return list(row_by_provider.values())

@@ -15,11 +15,11 @@ from steptime.units import show
 class Coverage:
     """How many intervals of this kind held the truth, on models where it is known, each left out of its own fit."""
 
-    held: int = field(metadata=unit("", "intervals that held the truth"))
-    of: int = field(metadata=unit("", "intervals that were tried"))
+    hits: int = field(metadata=unit("", "intervals that held the truth"))
+    trials: int = field(metadata=unit("", "intervals that were tried"))
 
     def __str__(self) -> str:
-        return f"held {self.held} of {self.of}"
+        return f"held {self.hits} of {self.trials}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -32,14 +32,14 @@ class Reading(Result):
     SCHEMA: ClassVar[str] = "steptime.reading/2"
 
     name: str = field(metadata=unit("", "name, such as kv_bytes_per_token"))
-    what: str = field(metadata=unit("", "the quantity in words"))
+    quantity: str = field(metadata=unit("", "the quantity in words"))
     measure: str = field(default="", metadata=unit("", "unit of value, interval, bound and ideal", key="unit"))
     value: float = field(default=math.nan, metadata=unit("", "median of the draws, in that unit"))
     interval: tuple[float, float] | None = field(default=None, metadata=unit("", "90 % interval"))
     bound: float = field(default=math.nan, metadata=unit("", "what the quantity cannot be above, if the seller loses nothing"))
     bound_held: Coverage | None = field(default=None, metadata=unit("", "how often the truth lay below such bounds"))
     bits: float = field(default=math.nan, metadata=unit("", "what the list tells beyond the spread of models without it"))
-    held: Coverage | None = field(default=None, metadata=unit("", "how often such intervals held"))
+    interval_held: Coverage | None = field(default=None, metadata=unit("", "how often such intervals held"))
     words: tuple[str, ...] = field(default=(), metadata=unit("", "an answer that is no number"))
     identifiable: bool = field(default=True, metadata=unit("", "whether the list says anything about it"))
     reason: str = field(default="", metadata=unit("", "why there is no value, or what it rests on"))
@@ -56,9 +56,9 @@ class Reading(Result):
                 figures["90 %"] = " to ".join(map(self.written, self.interval))
         if math.isfinite(self.bound):
             figures["at most"] = self.written(self.bound) + (f" (such bounds {self.bound_held})" if self.bound_held else "")
-        if self.held:
-            figures["such intervals"] = str(self.held)
-        return f"Reading of {self.what}", figures
+        if self.interval_held:
+            figures["such intervals"] = str(self.interval_held)
+        return f"Reading of {self.quantity}", figures
 
     @property
     def ends(self) -> str:
@@ -79,11 +79,11 @@ def unidentifiable(
 ) -> Reading:
     """Return what is not identifiable, and why."""
     return Reading(
-        name=name, what=quantity, measure=measure, identifiable=False, reason=reason, ideal=ideal, ideal_from=ideal_from
+        name=name, quantity=quantity, measure=measure, identifiable=False, reason=reason, ideal=ideal, ideal_from=ideal_from
     )
 
 
 def prior_coverage(name: str, key: str = "held") -> Coverage:
     """Return how often intervals of a prior held, or its bounds ("bound_held")."""
     prior = table("priors")[name]
-    return Coverage(held=int(prior[key]), of=int(prior["of"]))
+    return Coverage(hits=int(prior[key]), trials=int(prior["of"]))

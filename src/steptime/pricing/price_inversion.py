@@ -42,7 +42,7 @@ class PriceReading(Tabular):
     ideal: IdealReading = field(metadata=unit("", "the lecture's own reading, on an ideal machine"))
     margin: Margin = field(metadata=unit("", "what the seller is taken to take over cost"))
     memory: tuple[Tier, ...] = field(metadata=unit("", "tiers that a cache may lie in, with what holding costs"))
-    known: dict[str, float] = field(
+    true_values: dict[str, float] = field(
         default_factory=dict,
         metadata=unit("", "of a model with open weights, by reading; KV bytes as read in BF16"),
     )
@@ -76,7 +76,7 @@ class PriceReading(Tabular):
         """Return whose list it is, and its readings of the model's size."""
         names = ("active_parameters", "total_parameters", "kv_bytes_per_token")
         figures = {
-            reading.what: reading.ends if reading.identifiable else "not identifiable"
+            reading.quantity: reading.ends if reading.identifiable else "not identifiable"
             for reading in map(self.__getitem__, names)
         }
         blind = sum(not reading.identifiable for reading in self.readings)
@@ -87,11 +87,11 @@ class PriceReading(Tabular):
         columns = {
             name: values
             for name, values in columns_by_key(Reading, self.readings).items()
-            if name not in ("interval", "held", "words")
+            if name not in ("interval", "interval_held", "words")
         }
         for end, name in enumerate(("low", "high")):
             columns[name] = [math.nan if reading.interval is None else reading.interval[end] for reading in self.readings]
-        columns["held"] = [str(reading.held or "") for reading in self.readings]
+        columns["interval_held"] = [str(reading.interval_held or "") for reading in self.readings]
         return columns | {"words": ["; ".join(reading.words) for reading in self.readings]}
 
 
@@ -146,14 +146,14 @@ def read_prices(
     ]
     return PriceReading(
         list=price_list, readings=tuple(readings), ideal=read_ideal(price_list, ideal_machine), margin=prior, memory=memory,
-        known=known_figures(match_family(price_list.model)[0]), seed=seed,
+        true_values=known_figures(match_family(price_list.model)[0]), seed=seed,
         draws=sampler.count,
     )  # fmt: skip
 
 
 def not_identifiable(price_list: PriceList) -> list[Reading]:
     """Return the readings that do not hold, each with its reason."""
-    base, tiers, facts = price_list.base, price_list.of(), table("priors")["blind"]
+    base, tiers, facts = price_list.base, price_list.service_rates(), table("priors")["blind"]
     ratio = base.output / base.input if base.input > 0 else math.nan
     return [
         unidentifiable(
@@ -178,7 +178,7 @@ def not_identifiable(price_list: PriceList) -> list[Reading]:
             "KV bytes per token from the price of a cache hit",
             f"hits are sold at 0.1, 0.2 or 0.5 of input: of {facts['hits']} prices input explains "
             f"{100 * facts['hit_r2']:.0f} % of the price of a hit, and KV bytes beside it {100 * facts['hit_kv_r2']:.0f} %"
-            + (f"; here {base.read / base.input:.3g} of input" if base.input > 0 and math.isfinite(base.cache_read) else ""),
+            + (f"; here {base.effective_cache_read / base.input:.3g} of input" if base.input > 0 and math.isfinite(base.cache_read) else ""),
             measure="B",
         ),
         unidentifiable(

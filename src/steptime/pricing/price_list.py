@@ -53,7 +53,7 @@ class Rates:
     source: str = field(default="", metadata=unit("", "where the line was read; empty: where the list was"))
 
     @property
-    def read(self) -> float:
+    def effective_cache_read(self) -> float:
         """What a cached token costs: as much as a fresh one where there is no discount."""
         return self.cache_read if math.isfinite(self.cache_read) else self.input
 
@@ -80,20 +80,20 @@ class PriceList(Tabular):
     storage: float = field(default=math.nan, metadata=unit("USD", "to hold a cache", key="storage_usd_per_million_token_hours"))
     speeds: dict[str, float] = field(default_factory=dict, metadata=unit("", "promised speed over standard, by service"))
     longest: float = field(default=math.nan, metadata=unit("tokens", "longest context that is sold"))
-    at: str = field(default="", metadata=unit("", "day or time the list is of; empty: the newest known"))
+    price_time: str = field(default="", metadata=unit("", "day or time the list is of; empty: the newest known"))
     source: str = field(default="", metadata=unit("", "where it was read"))
-    as_of: str = field(default="", metadata=unit("", "when it was read"))
+    retrieval_date: str = field(default="", metadata=unit("", "when it was read"))
     grade: str = field(default="reported", metadata=unit("", "how far to trust it"))
     notes: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind: sources that disagree, promotions, age"))
 
-    def of(self, service: str = STANDARD) -> tuple[Rates, ...]:
+    def service_rates(self, service: str = STANDARD) -> tuple[Rates, ...]:
         """Return the rates of a service, the lowest tier first."""
         return tuple(sorted((r for r in self.rates if r.service == service), key=lambda r: r.above_tokens))
 
     @property
     def base(self) -> Rates:
         """The standard rates of a short prompt."""
-        return self.of()[0]
+        return self.service_rates()[0]
 
     @property
     def name(self) -> str:
@@ -107,10 +107,10 @@ class PriceList(Tabular):
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return its name and its standard rates."""
         rows = {}
-        for line in self.of():
+        for line in self.service_rates():
             tier_name = f"above {line.above_tokens:,.0f} tokens" if line.above_tokens else "standard"
             rows[tier_name] = f"{usd(line.input)} in, {usd(line.output)} out per million tokens"
-        return f"Price list of {self.name}" + (f", {self.at}" if self.at else ""), rows
+        return f"Price list of {self.name}" + (f", {self.price_time}" if self.price_time else ""), rows
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each line."""
@@ -122,12 +122,12 @@ def checked(price_list: PriceList, *, written_in: str = "") -> PriceList:
 
     written_in: the unit that whoever gave the list stated, or "" where none was; then prices that no market has ask for it.
     """
-    if not price_list.of():
+    if not price_list.service_rates():
         raise RangeError(f"{price_list.name}: no standard rates; a list needs input and output in USD per million tokens")
     for line in price_list.rates:
         _check_line(price_list.name, line, asks=not written_in)
     for service in dict.fromkeys(line.service for line in price_list.rates):
-        tiers = price_list.of(service)
+        tiers = price_list.service_rates(service)
         for low, high in pairwise(tiers):
             if high.above_tokens <= low.above_tokens:
                 raise RangeError(
@@ -225,8 +225,8 @@ def _filled(lead: PriceList, secondary: PriceList) -> PriceList:
     notes = [f"not in {lead.source}, of the shipped rows: {'; '.join(source_notes)}"] if source_notes else []
     lead_only = [
         rate_line
-        for rate_line in lead.of()
-        if rate_line.above_tokens and not any(_same(rate_line, r.service, r.above_tokens) for r in secondary.of())
+        for rate_line in lead.service_rates()
+        if rate_line.above_tokens and not any(_same(rate_line, r.service, r.above_tokens) for r in secondary.service_rates())
     ]
     differ += [
         f"{secondary.source} has no tier above {rate_line.above_tokens:,.0f} tokens, {lead.source} has"
@@ -269,7 +269,7 @@ def _near(row: Row, line: Rates) -> bool:
 def _differ(lead: PriceList, secondary: PriceList, service: str = "", *lines: Rates) -> str:
     """Return the note of two sources that disagree, with their dates, the one that is taken first."""
     differences = [
-        f"{price_list.source} of {price_list.as_of} says {line.input:g}/{line.output:g}"
+        f"{price_list.source} of {price_list.retrieval_date} says {line.input:g}/{line.output:g}"
         for price_list, line in zip((lead, secondary), lines or (lead.base, secondary.base), strict=True)
     ]
     return f"sources disagree{f' on {service}' if service else ''}: {differences[0]} USD/M (taken), {differences[1]}"

@@ -33,13 +33,13 @@ class Offer:
     cache_read: float = field(metadata=unit("USD", "of cached prompts", key="cache_read_usd_per_million_tokens"))
     matched: str = field(default="", metadata=unit("", "id at the seller"))
     source: str = field(default="", metadata=unit("", "where it was read"))
-    as_of: str = field(default="", metadata=unit("", "when"))
+    retrieval_date: str = field(default="", metadata=unit("", "when"))
     agreeing: int = field(default=1, metadata=unit("", "sources that tell this price"))
-    others: str = field(default="", metadata=unit("", "what other sources say instead"))
+    disagreeing: str = field(default="", metadata=unit("", "what other sources say instead"))
     grade: str = field(default="reported", metadata=unit("", "how far to trust it"))
 
     @property
-    def read(self) -> float:
+    def effective_cache_read(self) -> float:
         """What a cached token costs."""
         return self.cache_read if math.isfinite(self.cache_read) else self.input
 
@@ -131,7 +131,7 @@ def _from_package(seller: str, model: str, time: datetime | None, *, update: boo
     if ruled:  # the package knows the hours and no weekends: the shipped rule takes their place
         return None
     read_date = datetime.now(UTC).date().isoformat() if update else str(NEWEST)[:7]
-    return replace(price_list, at="" if time is None else price_list.at, as_of=read_date)
+    return replace(price_list, at="" if time is None else price_list.price_time, as_of=read_date)
 
 
 def _from_rows(seller: str, model: str, time: datetime | None) -> PriceList:
@@ -155,8 +155,8 @@ def _from_rows(seller: str, model: str, time: datetime | None) -> PriceList:
         raise RangeError(f"no price of {seller}/{dated} is known on {price_time.date()}: the first row is of {first}")
     rates = completed(rates, [row for row in rows if row.since and date.fromisoformat(row.since) <= price_time.date()])
     return PriceList(
-        provider=seller, model=dated, rates=rates, at="" if time is None else price_time.strftime("%Y-%m-%dT%H:%MZ"),
-        source=newest.source, as_of=newest.since, grade=newest.grade,
+        provider=seller, model=dated, rates=rates, price_time="" if time is None else price_time.strftime("%Y-%m-%dT%H:%MZ"),
+        source=newest.source, retrieval_date=newest.since, grade=newest.grade,
     )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def _listed(seller: str, model: str, rows: list[Row]) -> PriceList:
     first = best.get((STANDARD, 0.0), chosen_offers[0])
     notes = [f"other sources say {row.disagreeing} USD/M" for row in chosen_offers if row.disagreeing]
     return PriceList(
-        provider=seller, model=model, rates=tuple(map(row_rates, chosen_offers)), source=first.source, as_of=first.as_of,
+        provider=seller, model=model, rates=tuple(map(row_rates, chosen_offers)), source=first.source, retrieval_date=first.retrieval_date,
         grade=first.grade, notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
 
@@ -240,8 +240,8 @@ def _standard(row: Row, family: str) -> bool:
 def _offer(row: Row) -> Offer:
     return Offer(
         provider=row.provider, role=row.role, variant=row.variant, input=row.input, output=row.output,
-        cache_read=row.cache_read, source=row.source, as_of=row.as_of, agreeing=row.agreeing,
-        others=row.disagreeing, grade=row.grade,
+        cache_read=row.cache_read, source=row.source, retrieval_date=row.retrieval_date, agreeing=row.agreeing,
+        disagreeing=row.disagreeing, grade=row.grade,
     )  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def _dated_offers(family: str, time: datetime) -> list[Offer]:
             cache_read=row.cache_read,
             matched=row.model,
             source=row.source,
-            as_of=row.since,
+            retrieval_date=row.since,
             grade=row.grade,
         )
         for row in newest.values()
@@ -293,7 +293,7 @@ def _package_offers(family: str, time: datetime | None, have: list[Offer], *, up
                 cache_read=base.cache_read,
                 matched=listed.model,
                 source=listed.source,
-                as_of=str(NEWEST)[:7],
+                retrieval_date=str(NEWEST)[:7],
             )
         )
     return other_offers

@@ -78,7 +78,7 @@ class Proposal(Tabular):
         base = self.list.base
         return (
             f"{self.model} on {self.system} at {self.margin:g} times its cost: {usd(base.input)} per million tokens in, "
-            f"{usd(base.output)} out, {usd(base.read)} for cached ones."
+            f"{usd(base.output)} out, {usd(base.effective_cache_read)} for cached ones."
         )
 
     def headline(self) -> tuple[str, dict[str, str]]:
@@ -122,7 +122,7 @@ def propose_prices(
     points = context_points(work[1:], longer)
     steps_ = maker.long(points, rates)
     refused_tokens = next((workload.input_tokens for workload in work[1 + len(points) :]), math.nan)
-    lines += maker.told(points, steps_, refused_tokens, speed)
+    lines += maker.long_lines(points, steps_, refused_tokens, speed)
     services = list[Rates]()
     for cost, paid_rates in ((base, rates), *((step.cost, paid_rates) for step, paid_rates in steps_)):
         mode_lines, mode_rates = maker.modes(cost, paid_rates, speed, services)
@@ -243,7 +243,7 @@ class _Maker:
             step_rates.append((step, rates))
         return step_rates
 
-    def told(self, points: list[Point], step_rates: list[tuple[Step, Rates]], refused: float, speed: float) -> list[Line]:
+    def long_lines(self, points: list[Point], step_rates: list[tuple[Step, Rates]], refused: float, speed: float) -> list[Line]:
         """Return the prices of long contexts with their reasons, and up to where any are sold; refused: one not served."""
         lines = []
         for step, rates in step_rates:

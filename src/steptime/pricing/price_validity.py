@@ -40,7 +40,7 @@ def read_time(text: str | date | datetime | None) -> datetime | None:
 
 def row_rates(row: Row) -> Rates:
     """Return the rates of a row."""
-    source = f"{row.source}, {row.as_of}"
+    source = f"{row.source}, {row.retrieval_date}"
     return Rates(
         service=row.service, above_tokens=row.above_tokens, source=source, **{name: getattr(row, name) for name in PRICES}
     )

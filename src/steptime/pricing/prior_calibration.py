@@ -59,7 +59,7 @@ def left_out(fit: Callable[[Array, Array, Array], Fit], sizes: Array) -> Coverag
         is_other = np.arange(len(sizes)) != index
         coefficients, scatter = fit(inputs[is_other], outputs[is_other], sizes[is_other])
         hits += bool(abs(math.log10(sizes[index]) - predicted(coefficients, inputs[index], outputs[index])) <= Z90 * scatter)
-    return Coverage(held=hits, of=len(sizes))
+    return Coverage(hits=hits, trials=len(sizes))
 
 
 def _prices() -> tuple[Array, Array]:
@@ -94,7 +94,7 @@ def tier_coverage(margin: Margin, draws: Draws) -> tuple[Coverage, Coverage, lis
         hits += low <= truth <= high
         below += bool(truth <= np.quantile(bounds, 0.95))
         errors.append(math.log10(float(np.median(values)) / truth))
-    return Coverage(held=hits, of=len(errors)), Coverage(held=below, of=len(errors)), errors
+    return Coverage(hits=hits, trials=len(errors)), Coverage(hits=below, trials=len(errors)), errors
 
 
 def active_bound_held() -> int:
@@ -112,7 +112,7 @@ def of_market() -> Margin:
 
 def within(values: Sequence[float], low: float, high: float) -> Coverage:
     """Return how many values lie between two."""
-    return Coverage(held=sum(low <= value <= high for value in values), of=len(values))
+    return Coverage(hits=sum(low <= value <= high for value in values), trials=len(values))
 
 
 def rank_correlation(a: Array, b: Array) -> float:
@@ -154,7 +154,7 @@ def _steps_at_one_threshold() -> dict[str, float]:
 
 
 def _first_steps() -> list[tuple[tuple[Rates, ...], float]]:
-    return [(listed.of(), truth) for listed, truth in known_tiers()]
+    return [(listed.service_rates(), truth) for listed, truth in known_tiers()]
 
 
 def blind_facts() -> dict[str, float | str]:
@@ -208,8 +208,8 @@ def _written(name: str, fit: Fit, coverage: Coverage, sizes: Array) -> list[str]
         f"log10 = [{figures}] # constant, power of the input price, power of the output price, in USD per million",
         f"scatter = {fit[1]:.6f} # standard deviation of log10",
         f"spread = {log_spread(sizes):.6f} # the same without prices",
-        f"held = {coverage.held}",
-        f"of = {coverage.of}",
+        f"held = {coverage.hits}",
+        f"of = {coverage.trials}",
         "",
     ]
 
@@ -230,8 +230,8 @@ def priors_text() -> str:
         "values = [",
         *(f"  {value:.6g}," for value in market.values),
         "]",
-        f"held = {inside.held} # within 0.5 to 10",
-        f"of = {inside.of}",
+        f"held = {inside.hits} # within 0.5 to 10",
+        f"of = {inside.trials}",
         "",
         *_written("active", by_input(*prices, active), left_out(by_input, active), active)[:-1],
         f"bound_held = {active_bound_held()} # all of the input price spent on arithmetic",
@@ -247,9 +247,9 @@ def priors_text() -> str:
         f"scatter = {float(np.std(errors, ddof=1)):.6f} # standard deviation of log10 of reading over truth",
         f"bias = {float(np.mean(errors)):.6f}",
         f"spread = {log_spread(kv_bytes):.6f} # of the models that are sold, without prices",
-        f"held = {coverage.held}",
-        f"bound_held = {below.held} # at margin 1",
-        f"of = {coverage.of}",
+        f"held = {coverage.hits}",
+        f"bound_held = {below.hits} # at margin 1",
+        f"of = {coverage.trials}",
         "",
     ]
     return "\n".join(lines)

@@ -39,14 +39,14 @@ def size(price_list: PriceList, which: str, quantity: str) -> Reading:
         bound = float(active_from_input(base.input / MILLION, table("priors")["dollars"]["usd_per_flop"]))
     return Reading(
         name=f"{which}_parameters",
-        what=quantity,
+        quantity=quantity,
         measure="parameters",
         value=10**centre,
         interval=(10 ** (centre - half), 10 ** (centre + half)),
         bound=bound,
         bound_held=prior_coverage(which, "bound_held") if which == "active" else None,
         bits=information_bits(which),
-        held=prior_coverage(which),
+        interval_held=prior_coverage(which),
         reason=(
             "median of models with open weights at that input price"
             if which == "active"
@@ -63,7 +63,7 @@ def size(price_list: PriceList, which: str, quantity: str) -> Reading:
 def kv_bytes(price_list: PriceList, margin: Margin, draws: Draws, active: float, balance: float = BALANCE) -> Reading:
     """Return KV bytes per token from the first step of output prices, with the lecture's reading of its threshold beside it."""
     name, quantity = "kv_bytes_per_token", "KV bytes per token"
-    tiers = price_list.of()
+    tiers = price_list.service_rates()
     if not has_step(price_list):
         rising = len(tiers) > 1 and tiers[1].input > tiers[0].input
         why = "only input is dearer above the step, and prompts are bound by arithmetic" if rising else "the list has no step"
@@ -81,14 +81,14 @@ def kv_bytes(price_list: PriceList, margin: Margin, draws: Draws, active: float,
     steeper = "; input rises more than output, which reading caches does not explain" if rises else ""
     return Reading(
         name=name,
-        what=quantity,
+        quantity=quantity,
         measure="B",
         value=float(np.median(values)),
         interval=interval(values),
         bound=float(np.quantile(bounds, 0.95)),
         bound_held=prior_coverage("step", "bound_held"),
         bits=information_bits("step"),
-        held=prior_coverage("step") if margin.values else None,
+        interval_held=prior_coverage("step") if margin.values else None,
         reason=f"step of {tiers[1].output - tiers[0].output:g} USD/M above {tiers[1].above_tokens:,.0f} tokens, margin "
         f"{margin.median:.2g} ({margin.low:.2g} to {margin.high:.2g}; {margin.basis}); over exactly "
         f"{tiers[1].above_tokens:,.0f} tokens {at_one / 1e3:,.0f} kB at margin 1; the bound takes a margin "

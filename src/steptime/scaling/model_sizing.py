@@ -48,7 +48,7 @@ class Choice:
     """What one law chooses, in the lecture's mode; ranges are of 90 %, over the errors of its constants."""
 
     law: str = field(metadata=unit("", "the scaling law"))
-    known: Law = field(metadata={"left_out": True})  # the law itself
+    scaling_law: Law = field(metadata={"left_out": True})  # the law itself
     grade: str = field(metadata=unit("", "how far to trust its constants"))
     loss: float = field(metadata=unit("", "of the model, in nats a token by this law"))
     params: float = field(metadata=unit("", "parameters that a token passes through"))
@@ -92,7 +92,7 @@ class Budget(Tabular):
 
     target: Target = field(metadata=unit("", "what is aimed at"))
     demand: Demand = field(metadata=unit("", "what the model will do"))
-    more: Mapping[str, float] = field(
+    law_inputs: Mapping[str, float] = field(
         metadata=unit("", "what it is beside its size: experts, granularity, sparsity, unique tokens")
     )
     choices: tuple[Choice, ...] = field(metadata=unit("", "a choice by each law"))
@@ -162,7 +162,7 @@ def budget(
     hardware = resolve_system(system)
     share("mfu", positive("mfu", mfu))
     positive("training days", training_days)
-    price = _Price.of(hardware, mfu, training_days)
+    price = _Price.from_system(hardware, mfu, training_days)
     aim = target
     if not math.isnan(target.usd):
         if math.isnan(price.rent):
@@ -173,12 +173,12 @@ def budget(
     answer = None
     if machine is not None:
         answer = by_machine(
-            choices[0].known, choices[0].loss, demand, machine, around=choices[0].params, usd=target.usd, **law_inputs
+            choices[0].scaling_law, choices[0].loss, demand, machine, around=choices[0].params, usd=target.usd, **law_inputs
         )
     return Budget(
         target=target,
         demand=demand,
-        more=law_inputs,
+        law_inputs=law_inputs,
         choices=choices,
         params_over_laws=over_laws([choice.params for choice in choices]),
         tokens_over_laws=over_laws([choice.tokens for choice in choices]),
@@ -220,7 +220,7 @@ class _Price:
     seconds: float  # of training
 
     @classmethod
-    def of(cls, system: System, mfu: float, days: float) -> _Price:
+    def from_system(cls, system: System, mfu: float, days: float) -> _Price:
         peak = system.chip.peak.get(FORMAT)
         if peak is None:
             raise RangeError(f"{system.name} has no {FORMAT} rate, in which training is counted; take another --system")
@@ -279,7 +279,7 @@ def _choice(law: Law, aim: Target, demand: Demand, price: _Price, inputs: Mappin
     usd = {name: float(np.asarray(getattr(bill, name))) * price.usd_per_flop for name in ("training", "rl", "serving")}
     return Choice(
         law=law.name,
-        known=law,
+        scaling_law=law,
         grade=law.grade,
         loss=at_loss,
         total_params=float(np.asarray(total_parameters(law, params, inputs))),
@@ -325,7 +325,7 @@ def _warnings(target: Target, demand: Demand, choices: Sequence[Choice], price: 
     far = max(choice.params for choice in choices) / min(choice.params for choice in choices)
     if far > FAR:
         words.append(f"laws differ by {in_digits(far, 2)}x in parameters")
-    extrapolations = [f"{choice.law} {in_beyond(choice.beyond, choice.known)}" for choice in choices if choice.beyond]
+    extrapolations = [f"{choice.law} {in_beyond(choice.beyond, choice.scaling_law)}" for choice in choices if choice.beyond]
     if extrapolations:
         words.append("beyond the runs that laws were fitted to: " + "; ".join(extrapolations))
     return tuple(words)

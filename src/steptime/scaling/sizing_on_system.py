@@ -108,7 +108,7 @@ class _Family:
     serving: Serving
     system: System
     trainer: System
-    more: dict[str, float]
+    inputs: dict[str, float]
     sizes: dict[float, SizeServed] = field(default_factory=dict)
 
     def add(self, target_params: float) -> bool:
@@ -117,7 +117,7 @@ class _Family:
         params = float(active_parameters(model))
         if any(max(params / size, size / params) < LITTLE for size in self.sizes):
             return False
-        tokens = float(np.asarray(tokens_for(self.law, params, self.at_loss, **self.more)))
+        tokens = float(np.asarray(tokens_for(self.law, params, self.at_loss, **self.inputs)))
         chips = chips_for(params, tokens, self.trainer, self.serving)
         usd, mfu, seconds = training_cost(self._shaped(target_params), self.trainer, self.serving, chips=chips, tokens=tokens)
         training_figures = {
@@ -132,7 +132,7 @@ class _Family:
         return True
 
     def _shaped(self, target_params: float, weights: str = "", kv: str = "") -> Model:
-        experts, granularity = (whole_number(name, self.more.get(name, 1)) for name in ("experts", "granularity"))
+        experts, granularity = (whole_number(name, self.inputs.get(name, 1)) for name in ("experts", "granularity"))
         return shaped(target_params, experts, granularity, weights, kv)
 
     @property
@@ -160,13 +160,13 @@ class _Prices:
     """What a request, an output and a training token cost by size."""
 
     family: _Family
-    known: list[SizeServed]
+    sizes: list[SizeServed]
 
     def bill(self, demand: Demand, at_loss: float, params: Number) -> tuple[Array, Array, Array, Array]:
         """Return tokens, and USD of training, RL and serving: rollouts as outputs, what else RL takes as training."""
         workload, law = self.family.serving.workload, self.family.law
         token_usd = self._price(params, "usd_per_training_token")
-        tokens = np.asarray(tokens_for(law, params, at_loss, **self.family.more))
+        tokens = np.asarray(tokens_for(law, params, at_loss, **self.family.inputs))
         training = np.asarray(token_usd * tokens)
         requests = demand.served * (1 - demand.discard) / (workload.input_tokens + workload.output_tokens)
         served = self._price(params, "usd_per_request") * requests if requests else np.zeros_like(training)
@@ -185,14 +185,14 @@ class _Prices:
         def total(params: Array) -> Array:
             return np.asarray(sum(self.bill(demand, at_loss, params)[1:]))
 
-        best = float(least(total, low=self.known[0].params, high=self.known[-1].params))
-        nodes = [size.params for size in self.known]  # a size that was planned, where one is as near as they are made
+        best = float(least(total, low=self.sizes[0].params, high=self.sizes[-1].params))
+        nodes = [size.params for size in self.sizes]  # a size that was planned, where one is as near as they are made
         best = min(nodes, key=lambda size: abs(np.log(size / best))) if _near(best, nodes) else best
         return best, float(total(np.asarray(best)))
 
     def _price(self, params: Number, name: str) -> Array:
         """Return a price by parameters: a power between two sizes that are known, infinite beyond them."""
-        nodes, logs = np.log([size.params for size in self.known]), np.log([getattr(size, name) for size in self.known])
+        nodes, logs = np.log([size.params for size in self.sizes]), np.log([getattr(size, name) for size in self.sizes])
         log_params = np.log(params)
         inside = (log_params >= nodes[0] - 1e-9) & (log_params <= nodes[-1] + 1e-9)
         return np.where(inside, np.exp(np.interp(log_params, nodes, logs)), np.inf)
@@ -209,13 +209,13 @@ def _best(family: _Family, demand: Demand, at_loss: float, usd: float, around: f
         params, bill = prices.cheapest(demand, at_loss)
         if not np.isfinite(bill):
             raise Impossible(
-                f"the sizes that are served and trained, up to {show(prices.known[-1].params)} parameters, are too small for "
+                f"the sizes that are served and trained, up to {show(prices.sizes[-1].params)} parameters, are too small for "
                 "the loss"
             )
         return _Best(prices, demand, at_loss, params)
     low, high = np.log(LOSSES)
     if prices.cheapest(demand, LOSSES[1])[1] > usd:
-        raise Impossible(f"serving takes more than ${usd:,.0f} at any size from {show(prices.known[0].params)} parameters on")
+        raise Impossible(f"serving takes more than ${usd:,.0f} at any size from {show(prices.sizes[0].params)} parameters on")
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if prices.cheapest(demand, float(np.exp(middle)))[1] > usd else (low, middle)
@@ -225,7 +225,7 @@ def _best(family: _Family, demand: Demand, at_loss: float, usd: float, around: f
 
 def _machine_budget(family: _Family, demand: Demand, optimum: _Best) -> MachineBudget:
     """Return the answer."""
-    serving, priced_sizes = family.serving, optimum.prices.known
+    serving, priced_sizes = family.serving, optimum.prices.sizes
     tokens, training, rl, served = (float(part) for part in optimum.bill(optimum.params))
     total = training + rl + served
     nearest = _with_bill(min(priced_sizes, key=lambda size: abs(np.log(size.params / optimum.params))), optimum)
@@ -265,7 +265,7 @@ def _machine_budget(family: _Family, demand: Demand, optimum: _Best) -> MachineB
 
 def _notes(family: _Family, size: SizeServed) -> Iterator[str]:
     """Yield what is to be minded: mixtures of the family that hold more, or less, than those of the law's runs."""
-    by_law = float(np.asarray(total_parameters(family.law, size.params, family.more)))
+    by_law = float(np.asarray(total_parameters(family.law, size.params, family.inputs)))
     ratio = max(by_law / size.total_params, size.total_params / by_law)
     if ratio > LITTLE**4:
         yield (
@@ -313,6 +313,6 @@ def _with_bill(size: SizeServed, optimum: _Best) -> SizeServed:
         return size
     tokens, training, rl, served = (float(part) for part in optimum.bill(size.params))
     family = optimum.prices.family  # which timed it on the tokens of its own loss
-    timed = float(np.asarray(tokens_for(family.law, size.params, family.at_loss, **family.more)))
+    timed = float(np.asarray(tokens_for(family.law, size.params, family.at_loss, **family.inputs)))
     seconds = size.training_seconds * tokens / timed
     return replace(size, tokens=tokens, training_seconds=seconds, training_usd=training, rl_usd=rl, serving_usd=served)

@@ -117,7 +117,7 @@ def _save(paint: Callable[[Any], None], path: str) -> None:
 
 def _cost(axes: Any, budget: Budget) -> None:
     best = budget.choice
-    curve = cost_curve(best.known, budget.demand, best.loss, best.params, **budget.more)
+    curve = cost_curve(best.scaling_law, budget.demand, best.loss, best.params, **budget.law_inputs)
     axes.loglog(curve.params, curve.total, color="black", linewidth=2, label="in all")
     for name, values, colour, dash in zip(
         ("training, 6 N D", "RL", "serving, 2 N D η"), (curve.training, curve.rl, curve.serving), COLOURS, ("-", "-.", "--"),
@@ -136,7 +136,7 @@ def _cost(axes: Any, budget: Budget) -> None:
 
 def _contours(axes: Any, budget: Budget) -> None:
     best = budget.choice
-    grid = contours(best.known, (best.params, best.tokens), **budget.more)
+    grid = contours(best.scaling_law, (best.params, best.tokens), **budget.law_inputs)
     axes.set(xscale="log", yscale="log")
     lines = axes.contour(grid.tokens, grid.params, grid.losses, levels=14, cmap="cividis")
     axes.clabel(lines, fmt="%.3g", fontsize=8)
@@ -194,7 +194,7 @@ def _board(axes: Any, board: MoeBoard) -> None:
 
 def _frontier(axes: Any, budget: Budget) -> None:
     for position, choice in enumerate(budget.choices):
-        training, serving = frontier(choice.known, choice.loss, choice.params, **budget.more)
+        training, serving = frontier(choice.scaling_law, choice.loss, choice.params, **budget.law_inputs)
         in_range = training <= FARTHEST * choice.training_flop
         usd = choice.usd / choice.total_flop  # a FLOP of training
         million = budget.demand.eta * usd * 1e6

@@ -43,7 +43,7 @@ class PoolLike(Protocol):
         """Sequences of a replica."""
 
     @property
-    def seats(self) -> int:
+    def max_num_seqs(self) -> int:
         """Sequences that a replica has room for."""
 
     @property
@@ -86,8 +86,8 @@ def decode_policy(server: PoolLike, fresh: int, *, has_prefill_pool: bool, specu
     chunk = max(server.chunk, 1)
     prefill_slots = 0 if has_prefill_pool or server.queued else groups * max(1, server.chunk // fresh)
     return Policy(
-        max_num_seqs=server.seats + prefill_slots,
-        max_num_batched_tokens=math.ceil(server.seats / groups) * (speculation.drafts + 1)
+        max_num_seqs=server.max_num_seqs + prefill_slots,
+        max_num_batched_tokens=math.ceil(server.max_num_seqs / groups) * (speculation.drafts + 1)
         + (STEP_TOKENS if has_prefill_pool else chunk),
         chunk=math.inf if has_prefill_pool else float(chunk),
         speculative_tokens=speculation.drafts,
@@ -146,7 +146,7 @@ def _check(plan: Plan, pool: Pool, model: Model, system: System, engine: Engine)
     """Raise InputError where a pool's step takes another time with what was loaded than the plan says."""
     settings = step_given(pool, plan.workload, mixed=False)
     settings.pop("query", None)
-    step = drafted_step(model, system, layout=pool.layout, engine=engine, drafts=plan.drafting.drafts, **settings)
+    step = drafted_step(model, system, layout=pool.layout, engine=engine, drafts=plan.speculation.drafts, **settings)
     seconds, planned_seconds = float(step.total), float(pool.step.total)
     if abs(seconds / planned_seconds - 1) > SAME:
         raise InputError(

@@ -105,7 +105,7 @@ def replay(
     things = load_plan_inputs(plan, model, system, engine)
     return replay_pools(
         *things[:2], plan.workload, plan.slo, plan.pools, plan.requests_per_second,
-        engine=things[2], percentile=percentile, requests=requests, seed=seed, speculation=plan.drafting,
+        engine=things[2], percentile=percentile, requests=requests, seed=seed, speculation=plan.speculation,
     )  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def replay_pools(
     return Replay(
         simulation=last,
         slo=slo,
-        batch=server.seats,
+        batch=server.max_num_seqs,
         planned_batch=server.batch,
         rate=now,
         planned_rate=rate,

@@ -166,7 +166,7 @@ def _run(plan: Plan, model: Model, system: System, engine: Engine, n: int, seed:
             _policy_with_spare_slots(server, plan, model, system, engine, has_prefill_pool=has_prefill_pool), route=route
         ),
         prefill=plan.pools[0].layout if has_prefill_pool else None,
-        prefill_policy=replace(prefill_policy(plan.pools[0], prompts.fresh, plan.drafting), route=route)
+        prefill_policy=replace(prefill_policy(plan.pools[0], prompts.fresh, plan.speculation), route=route)
         if has_prefill_pool
         else None,
         cached=prompts.skipped,
@@ -180,9 +180,9 @@ def _policy_with_spare_slots(
 
     A group reads the plan's chunk beside whatever batch it finds. A decode pool of its own keeps no room to read.
     """
-    workload, drafts = plan.workload, plan.drafting.drafts
+    workload, drafts = plan.workload, plan.speculation.drafts
     usual = decode_policy(
-        server, workload_prompts(workload).fresh, has_prefill_pool=has_prefill_pool, speculation=plan.drafting
+        server, workload_prompts(workload).fresh, has_prefill_pool=has_prefill_pool, speculation=plan.speculation
     )
     if server.queued:
         return usual
@@ -193,7 +193,7 @@ def _policy_with_spare_slots(
     seats = min(
         SLOTS_FACTOR * usual.max_num_seqs, max(usual.max_num_seqs, math.ceil(room / workload.input_tokens)), MAX_NUM_SEQS
     )
-    extra_per_rank = math.ceil(seats / server.layout.dp) - math.ceil(server.seats / server.layout.dp)
+    extra_per_rank = math.ceil(seats / server.layout.dp) - math.ceil(server.max_num_seqs / server.layout.dp)
     budget = usual.max_num_batched_tokens + extra_per_rank * (drafts + 1)
     return replace(usual, max_num_seqs=int(seats), kv_tokens=max(room, 1.0), max_num_batched_tokens=budget)
 
@@ -216,7 +216,7 @@ def _comparison(plan: Plan, run: Simulation, in_window: Any, engine: Engine) -> 
     q = run.requests
     groups = int(plan.pools[-1].layout.dp)
     answer = float(engine.scheduler.steps_before_answer) + (float(engine.scheduler.steps_to_balance) if groups > 1 else 0.0)
-    observed = user_visible_times(q, replace(run.pace, answer=answer), accepted=plan.drafting.acceptance)[in_window]
+    observed = user_visible_times(q, replace(run.pace, answer=answer), accepted=plan.speculation.acceptance)[in_window]
     generated = q[in_window]
     begin, end = float(generated["arrival"][0]), float(generated["arrival"][-1])
     window = end - begin

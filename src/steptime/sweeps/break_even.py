@@ -93,7 +93,7 @@ def _tried(job: Job, *, workload: Workload, slo: Slo) -> Plan | None:
 
 def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], tried: Callable[[Job], Plan | None]) -> Iterator[str]:
     """Say what other formats of weights, experts and cache, that would make either cheaper, do to both."""
-    options = [lever.option for one in plans if one is not None for lever in one.levers if lever.option.startswith(FORMATS)]
+    options = [lever.option for one in plans if one is not None for lever in one.alternatives if lever.option.startswith(FORMATS)]
     asked = [(option, job) for option in dict.fromkeys(options) for job in jobs]
     found = map_in_processes(
         tried, [(_stored(job[0], option), *job[1:3], job[3] | {"alternatives": False}) for option, job in asked]

@@ -55,11 +55,11 @@ class LayerProfile:
     attention: tuple[Attention, ...]
     element_values: float
     quantised_values: float
-    kept: dict[str, float]
+    module_bytes: dict[str, float]
     boundary: float  # values per row of the layer's input
     product_bytes: float  # per row of what all dense products write
     residual: float  # bytes per row of what norms of the residual stream read
-    again: dict[str, tuple[float, float]]
+    recompute_work: dict[str, tuple[float, float]]
     blocks: int  # that tensor parallelism gathers and scatters around
     routed: Op | None
     routed_values: float  # values per row that are permuted to experts and back, read and written
@@ -165,11 +165,11 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
         element_values=_element_values(layer, norms, width),
         quantised_values=total(lambda op: op.inputs * (active if op.rows == "routed" else 1), _distinct_inputs(matrices))
         + active * expert_columns,
-        kept=activation_bytes,
+        module_bytes=activation_bytes,
         boundary=float(width),
         product_bytes=ACTIVATION_BYTES * total(lambda op: op.outputs, [op for op in matrices if op.rows == "tokens"]),
         residual=ACTIVATION_BYTES * total(lambda op: op.inputs, [op for op in norms if op.inputs == width]),
-        again=recompute_work,
+        recompute_work=recompute_work,
         blocks=bool(layer.attention) + bool(within("feed-forward") or within("shared experts")),
         routed=routed,
         routed_values=4 * width * active,

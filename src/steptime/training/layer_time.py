@@ -243,7 +243,7 @@ def _add_recompute(
     if x.recompute == ALTERNATE:
         seconds = (forward.get("matrices", 0.0) + forward.get("experts", 0.0)) / 2 + forward["element-wise"]
     for module in recomputed_modules(x.recompute) if x.recompute != ALTERNATE else ():
-        flops, values = sheet.again[module]
+        flops, values = sheet.recompute_work[module]
         seconds = seconds + chip_rows * flops / rate + chip_rows * values * ACTIVATION_BYTES / element_bandwidth
         if module == "attention":
             seconds = seconds + forward["attention"]

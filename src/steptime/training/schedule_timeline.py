@@ -61,7 +61,7 @@ class Timeline:
         """Kinds of work that there are."""
         return tuple(KINDS[kind] for kind in np.unique(self.kind))
 
-    def of(self, device: int) -> slice:
+    def device_slice(self, device: int) -> slice:
         """Return where the intervals of a device stand."""
         low, high = np.searchsorted(self.device, (device, device + 1))
         return slice(int(low), int(high))
@@ -71,7 +71,7 @@ class Timeline:
         middles = since + (np.arange(count) + 0.5) * step
         interval_indices = np.full((self.devices, count), IDLE)
         for device in range(self.devices):
-            intervals = self.of(device)
+            intervals = self.device_slice(device)
             last_started = intervals.start + np.searchsorted(self.start[intervals], middles, side="right") - 1
             is_running = (last_started >= intervals.start) & (middles < self.end[np.maximum(last_started, 0)])
             interval_indices[device] = np.where(is_running, last_started, IDLE)

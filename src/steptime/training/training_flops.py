@@ -56,7 +56,7 @@ def recompute_flops(model: Model, job: TrainingJob, recompute: str) -> Number:
             flops = flops + n * sum(product.flops for product in sheet.products) / 2
             continue
         for module in recomputed_modules(recompute):
-            flops = flops + n * sheet.again[module][0]
+            flops = flops + n * sheet.recompute_work[module][0]
             if module == "attention":
                 attention_flops = (
                     a.flops_per_pair_prefill * np.minimum(job.seq, np.minimum(a.window, a.selected)) for a in layer.attention

@@ -158,7 +158,7 @@ def activation_bytes(sheet: LayerProfile, job: TrainingJob, x: TrainingLayout) -
     chip_rows = x.micro_batch * job.seq / x.cp / x.tp
     dtype_ratio = job.format.bytes / ACTIVATION_BYTES if job.format.bytes < ACTIVATION_BYTES else 1.0
     module_bytes: dict[str, Number] = {
-        name: value * (dtype_ratio if name in NARROW_MODULES else 1.0) for name, value in sheet.kept.items()
+        name: value * (dtype_ratio if name in NARROW_MODULES else 1.0) for name, value in sheet.module_bytes.items()
     }
     module_bytes["moe_input"] = module_bytes["moe_input"] * x.etp  # ranks that share an expert hold its rows whole
     replicated_rows: Number = 0.0 * chip_rows  # that every rank of a tensor-parallel group holds whole

@@ -343,7 +343,7 @@ def _runner_up(search_result: SearchResult, best: TrainingLayout) -> tuple[str, 
         other_times = np.where(has_same_degrees, np.inf, times)
         index = int(np.argmin(other_times)) if len(other_times) else 0
         if len(other_times) and other_times[index] < second[0]:
-            second = float(other_times[index]), show_training_layout(group.at(index))
+            second = float(other_times[index]), show_training_layout(group.layout_at(index))
     return (second[1], second[0] / best_time) if np.isfinite(second[0]) else ("", float("nan"))
 
 

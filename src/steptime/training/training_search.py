@@ -57,7 +57,7 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def at(self, index: int) -> TrainingLayout:
+    def layout_at(self, index: int) -> TrainingLayout:
         """Return one of them."""
         numbers: Any = {name: int(np.broadcast_to(getattr(self.layout, name), self.seconds.shape)[index]) for name in DEGREES}
         return replace(self.layout, **numbers)
@@ -81,14 +81,14 @@ class SearchResult:
             times = np.where(group.fits, group.seconds, np.inf) if fitting else group.seconds
             index = int(np.argmin(times))
             if np.isfinite(times[index]) and (best is None or times[index] < best[1] * (1 - 1e-9)):
-                best = group.at(index), float(times[index])
+                best = group.layout_at(index), float(times[index])
         return best
 
     def smallest(self) -> tuple[TrainingLayout, float]:
         """Return the layout that takes least memory, with its bytes."""
         smallest_layouts = [(float(group.used.min()), group, int(np.argmin(group.used))) for group in self.groups]
         used_bytes, group, index = min(smallest_layouts, key=lambda choice: choice[0])
-        return group.at(index), used_bytes
+        return group.layout_at(index), used_bytes
 
 
 def search(

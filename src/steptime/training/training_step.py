@@ -55,7 +55,7 @@ class StageTimes:
     backward: Terms
     slowest: tuple[Number, Number]
     mean: tuple[Number, Number, Number]  # forward, backward, weight gradients of it
-    each: tuple[tuple[Number, Number], ...]
+    per_stage: tuple[tuple[Number, Number], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def chunk_times(x: TrainingLayout, stages: StageTimes, chunks: int) -> tuple[Arr
     the first and the last of schedules that go one way.
     """
     pp, v = int(x.pp), int(x.virtual_stages)
-    stage_seconds = np.array([[float(np.asarray(t)) / v for t in stage_pair] for stage_pair in stages.each])
+    stage_seconds = np.array([[float(np.asarray(t)) / v for t in stage_pair] for stage_pair in stages.per_stage])
     mean = [float(np.asarray(t)) / v for t in stages.mean]
     forward, backward = (np.full((pp, chunks), mean[k]) for k in (0, 1))
     for k, times in enumerate((forward, backward)):

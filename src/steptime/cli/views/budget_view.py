@@ -111,7 +111,7 @@ def _bill(budget: Budget, best: Choice) -> RenderableType:
 
 def _picture(budget: Budget, best: Choice, width: int) -> list[RenderableType]:
     """Return the bill against parameters at equal loss, in its parts, with the minimum and the point of equality."""
-    curve = cost_curve(best.known, budget.demand, best.loss, best.params, **budget.more)
+    curve = cost_curve(best.scaling_law, budget.demand, best.loss, best.params, **budget.law_inputs)
     x, total = np.log10(curve.params), np.asarray(curve.total)
     finite = np.isfinite(total)
     if finite.sum() < 3:

@@ -64,12 +64,12 @@ def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> di
 
 
 def _equations(model: Model, plan: Plan, pool: Pool) -> list[str]:
-    return equations(model, pool, plan.workload, utilisation=plan.utilisation, speculation=plan.drafting)
+    return equations(model, pool, plan.workload, utilisation=plan.utilisation, speculation=plan.speculation)
 
 
 def _explained(model: Model, system: System, plan: Plan, pool: Pool, engine: Engine, *, mixed: bool) -> list[Line]:
     """Return the lines of a pass of a pool."""
-    drafts = plan.drafting.drafts
+    drafts = plan.speculation.drafts
     sizes = step_given(pool, plan.workload, mixed=mixed, drafts=drafts)
     return explain_step(model, system, sizes=sizes, layout=pool.layout, engine=engine, drafts=drafts)
 

@@ -34,8 +34,8 @@ def config_view(card: ConfigCard) -> RenderableType:
             + "."
         ),
     ]
-    if card.others:
-        parts.append(Text(f"By its fields it may as well be {', '.join(card.others)}."))
+    if card.alternatives:
+        parts.append(Text(f"By its fields it may as well be {', '.join(card.alternatives)}."))
     parts += [*notes(card.notes), _layers(card), *_ignored(card)]
     if card.sure == GUESS:
         parts += [
@@ -60,7 +60,7 @@ def _layers(card: ConfigCard) -> RenderableType:
         grid.add_row(
             group.layers or "-",
             f"{group.count}",
-            group.what,
+            group.description,
             show(group.parameters),
             show(group.active),
             f"{group.kv_bytes:,.0f}",

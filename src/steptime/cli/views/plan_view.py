@@ -108,7 +108,7 @@ def plan_brief(plan: Plan, lead: Sequence[RenderableType] = ()) -> RenderableTyp
 
 def _draft_lines(plan: Plan) -> list[Text]:
     """Say what is drafted and accepted, where anything is."""
-    return [Text(f"Drafts: {plan.drafting.text}.")] if plan.drafting.drafts else []
+    return [Text(f"Drafts: {plan.speculation.text}.")] if plan.speculation.drafts else []
 
 
 def _used(plan: Plan) -> str:
@@ -174,7 +174,7 @@ def _cost_lines(plan: Plan) -> list[Text]:
 def _trust(plan: Plan, *, brief: bool = False) -> list[Text]:
     """Say how likely the plan meets its limits, and in which ways it is unlike what was measured; `brief`: in a line or two."""
     names = {"tpot": "the speed", "ttft": "the first token"}
-    likely = " and ".join(f"{share:.0%} for {names[name]}" for name, share in plan.likely.items())
+    likely = " and ".join(f"{share:.0%} for {names[name]}" for name, share in plan.slo_probability.items())
     aimed = f", as --sure {plan.sure:g} asks" if plan.sure is not None else "; --sure 0.9 plans for nine in ten"
     has_chances = likely and plan.tpot_range is not None
     lines = [f"Chance of meeting the limits: {likely}{'' if brief else aimed}."] if has_chances else []
@@ -282,7 +282,7 @@ def _comparison_lines(plan: Plan) -> list[Text]:
         runner_up = plan.runner_up
         lines.append(Text(f"Runner-up: {runner_up.layout_text}, batch {runner_up.batch:,}: {_price(plan)}."))
     if plan.ideal:
-        range_note = f"90 % range: in it lie {'; '.join(plan.held)}." if plan.held else MEANING
+        range_note = f"90 % range: in it lie {'; '.join(plan.interval_coverage)}." if plan.interval_coverage else MEANING
         lines.append(Text(f"{range_note} Ideal: the same layout and batch, were nothing lost.", style="bright_black"))
     return lines
 
@@ -312,9 +312,9 @@ def _memory_bars(plan: Plan, width: int) -> list[RenderableType]:
 def _shares(plan: Plan, width: int) -> RenderableType:
     server = plan.pools[-1]
     step_kind = "mean step, steps with a prompt chunk included" if server.mixed is not None else "decode step"
-    gained = float(step_yield(plan.workload, plan.drafting))
+    gained = float(step_yield(plan.workload, plan.speculation))
     title = f"Where the {show(plan.tpot, 's')} per token go ({step_kind})"
-    if plan.drafting.drafts:
+    if plan.speculation.drafts:
         title = f"Where the {show(plan.tpot * gained, 's')} of a step go ({step_kind}; makes {gained:.3g} tokens of each user)"
     return Group(
         heading(title),
@@ -359,11 +359,11 @@ def _changes(plan: Plan, width: int) -> RenderableType:
 
 def _choices(plan: Plan) -> list[RenderableType]:
     """Return what other formats, more chips, other pools and drafts would come to."""
-    if not plan.levers:
+    if not plan.alternatives:
         return []
     money = has_rent(plan)
     grid = table("Choice", "Cost changes by" if money else "Output per chip", "Layout", numbers=(1,), first_to_go=(2,))
-    for lever in plan.levers:
+    for lever in plan.alternatives:
         change = -lever.saving if money else 1 / (1 - lever.saving) - 1
         name = lever.option or lever.words
         grid.add_row(name, f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%", lever.layout_text)

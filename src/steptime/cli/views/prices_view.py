@@ -45,7 +45,7 @@ def market_view(market: Market, width: int, *, brief: bool = False) -> Renderabl
     cached = f", {market.mix.cached_share:.0%} of them cached".replace("%", " %") if market.mix.cached_share else ""
     sizes = f"{market.mix.input_tokens:,.0f} tokens in{cached}, {market.mix.output_tokens:,.0f} out"
     request = f"{sizes} at {market.speed:g} tok/s for each user"
-    date_note = f"; prices and rents of {market.at}" if market.at else ""
+    date_note = f"; prices and rents of {market.price_time}" if market.price_time else ""
     parts: list[RenderableType] = [
         Text(market.text, style="bold"),
         *notes(market.notes),
@@ -84,7 +84,7 @@ def _offers(market: Market) -> Grid:
         marks = {"first-party": " (maker)", "reseller": " (reseller)"}
         grid.add_row(
             offer.provider + marks.get(offer.role, ""), offer.variant, dollars(offer.input), dollars(offer.output),
-            dollars(offer.cache_read), dollars(price), margin, offer.source, offer.as_of, offer.others,
+            dollars(offer.cache_read), dollars(price), margin, offer.source, offer.retrieval_date, offer.disagreeing,
             style="bright_black" if offer.role == "reseller" else None,
         )  # fmt: skip
     return grid
@@ -238,7 +238,7 @@ def reading_view(inversion: PriceReading, width: int, *, lecture: bool = False, 
         if not estimate.identifiable:
             parts.append(
                 Text.assemble(
-                    ("  " + estimate.what[0].upper() + estimate.what[1:], "yellow"),
+                    ("  " + estimate.quantity[0].upper() + estimate.quantity[1:], "yellow"),
                     f": {estimate.reason}.{_lecture_note(estimate)}",
                 )
             )
@@ -258,10 +258,10 @@ def _lecture_note(estimate: Reading) -> str:
 
 
 def _list(price_list: PriceList) -> Grid:
-    about = ", ".join(filter(None, (price_list.source, price_list.as_of, price_list.grade)))
+    about = ", ".join(filter(None, (price_list.source, price_list.retrieval_date, price_list.grade)))
     grid = table(
         "Service", "Above", "In", "Out", "Hit", "Write", "Write, long",
-        title=f"{price_list.name}{', ' + price_list.at if price_list.at else ''}: USD per million tokens ({about})",
+        title=f"{price_list.name}{', ' + price_list.price_time if price_list.price_time else ''}: USD per million tokens ({about})",
         numbers=(1, 2, 3, 4, 5, 6), first_to_go=(6, 5),
     )  # fmt: skip
     for line in sorted(price_list.rates, key=lambda line: (line.service != "standard", line.service, line.above_tokens)):
@@ -276,7 +276,7 @@ def _list(price_list: PriceList) -> Grid:
 
 def _readings(inversion: PriceReading) -> Grid:
     """Return the figures of what is read; why stands below (`_reasons`)."""
-    heads = ["What it says", "Value", "90 %", "At most", "Bits", "Held", "Bound held", *(["Known"] if inversion.known else [])]
+    heads = ["What it says", "Value", "90 %", "At most", "Bits", "Held", "Bound held", *(["Known"] if inversion.true_values else [])]
     grid = table(*heads, numbers=(1, 2, 3), first_to_go=(4, 6, 5))
     for estimate in inversion.readings:
         if estimate.identifiable and not estimate.words:
@@ -286,11 +286,11 @@ def _readings(inversion: PriceReading) -> Grid:
                 " to ".join(map(estimate.written, estimate.interval)) if estimate.interval else "",
                 estimate.written(estimate.bound) if math.isfinite(estimate.bound) else "",
                 f"{estimate.bits:.2f}" if math.isfinite(estimate.bits) else "",
-                f"{estimate.held.held} of {estimate.held.of}" if estimate.held else "",
-                f"{estimate.bound_held.held} of {estimate.bound_held.of}" if estimate.bound_held else "",
+                f"{estimate.interval_held.hits} of {estimate.interval_held.trials}" if estimate.interval_held else "",
+                f"{estimate.bound_held.hits} of {estimate.bound_held.trials}" if estimate.bound_held else "",
                 *(
-                    [estimate.written(inversion.known.get(estimate.name, math.nan)).replace("none", "")]
-                    if inversion.known
+                    [estimate.written(inversion.true_values.get(estimate.name, math.nan)).replace("none", "")]
+                    if inversion.true_values
                     else []
                 ),
             )
@@ -302,7 +302,7 @@ def _reasons(inversion: PriceReading) -> list[RenderableType]:
     identifiable = [estimate for estimate in inversion.readings if estimate.identifiable]
     return [
         Text.assemble(
-            ("  " + estimate.what[0].upper() + estimate.what[1:], "cyan"),
+            ("  " + estimate.quantity[0].upper() + estimate.quantity[1:], "cyan"),
             f": {'; '.join(estimate.words) + '; ' if estimate.words else ''}"
             f"{estimate.reason}{_how_often(estimate)}.{_lecture_note(estimate)}",
         )
@@ -314,7 +314,7 @@ def _how_often(estimate: Reading) -> str:
     """Return how often such an interval and such a bound held."""
     coverages = [
         f"such {kind} {coverage}"
-        for kind, coverage in (("intervals", estimate.held), ("bounds", estimate.bound_held))
+        for kind, coverage in (("intervals", estimate.interval_held), ("bounds", estimate.bound_held))
         if coverage
     ]
     return "; " + ", ".join(coverages) if coverages else ""
@@ -346,7 +346,7 @@ def _hold_plot(inversion: PriceReading, width: int) -> list[RenderableType]:
     kv = inversion["kv_bytes_per_token"]
     if not hourly_prices:
         return []
-    known_bytes = inversion.known.get(kv.name, math.nan)
+    known_bytes = inversion.true_values.get(kv.name, math.nan)
     bytes_, whose = (
         (known_bytes, "known")
         if math.isfinite(known_bytes)

@@ -204,9 +204,9 @@ def cache_view(trade: CacheTrade) -> RenderableType:
     cache_grid = table(
         "Model", "Context", "Held", "FLOP/B", "Make again", "FLOPs without / with", numbers=(1, 2, 3, 4, 5), first_to_go=(5,)
     )
-    for cache in trade.held:
+    for cache in trade.caches:
         cells = (
-            show(cache.held, "B"),
+            show(cache.held_bytes, "B"),
             f"{cache.flop_per_byte:,.0f}",
             show(cache.recompute_seconds, "s"),
             f"{cache.of_decode:,.0f}",
@@ -214,7 +214,7 @@ def cache_view(trade: CacheTrade) -> RenderableType:
         cache_grid.add_row(_short(cache.model), f"{cache.context:,}", *cells)
     heads = ("Model", "Context", "Tier", "Read back", "Worth it for", "Drain time", "Room for")
     tier_grid = table(*heads, numbers=(1, 3, 4, 5, 6), first_to_go=(6, 5))
-    for cache in trade.held:
+    for cache in trade.caches:
         for number, tier in enumerate(cache.tiers):
             lasts = show(tier.break_even_seconds, "s") if tier.break_even_seconds else "never"
             first = (_short(cache.model), f"{cache.context:,}") if number == 0 else ("", "")

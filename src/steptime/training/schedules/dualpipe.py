@@ -151,7 +151,7 @@ def _add_last_passes(row: Row, outer: int, place: int, near: int, far: int) -> N
     for _ in range(outer):
         row.weights()
         row.inputs(near)
-    row.rest()
+    row.flush_weights()
 
 
 def dualpipe_idle_seconds(outer: Number, f: Number, inputs: Number, w: Number, pair: Number) -> Number:

@@ -67,7 +67,7 @@ class Row:
         """Add a forward pass of chunk `ahead` overlapped with a whole backward pass of chunk `back`."""
         self.items.append((PAIR, ahead, self._take(FORWARD, ahead), back, self._take(INPUT, back)))
 
-    def rest(self) -> None:
+    def flush_weights(self) -> None:
         """Add all gradients of weights that are pending."""
         while self._pending:
             self.weights()

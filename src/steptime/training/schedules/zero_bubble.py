@@ -31,7 +31,7 @@ class ZeroBubbleH1(Schedule):
             row.inputs()
             if done >= device:
                 row.weights()
-        row.rest()
+        row.flush_weights()
         return row.items
 
     def idle(self, p: Number, m: Number, v: Number, f: Number, b: Number, w: Number, fb: Number | None = None) -> Number:
@@ -75,7 +75,7 @@ class ZeroBubbleH2(Schedule):
                 row.weights()
             if done < m - ahead:
                 row.forward()
-        row.rest()
+        row.flush_weights()
         return row.items
 
     def idle(self, p: Number, m: Number, v: Number, f: Number, b: Number, w: Number, fb: Number | None = None) -> Number:
@@ -191,4 +191,4 @@ def _add_steady_passes(row: Row, p: int, count: int, device: int) -> None:
     for _ in range(p - device):
         row.inputs(0)
         row.weights(0)
-    row.rest()
+    row.flush_weights()

@@ -94,7 +94,7 @@ def answer(inputs: Inputs) -> Answer:
             "estimate = st.read_prices(prices, ideal=ideal)\n"
             'estimate.ideal.kv_bytes, estimate["kv_bytes_per_token"].interval'
         ),
-        notes=(f"such intervals {kv.held}, such bounds {kv.bound_held}, on models of known size",) if kv.bound_held else (),
+        notes=(f"such intervals {kv.interval_held}, such bounds {kv.bound_held}, on models of known size",) if kv.bound_held else (),
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def answer(inputs: Inputs) -> Answer:
     tables: dict[str, Any] = {"held": {"racks": RACKS, "weights": weights / room, "kv": cache / room}}
     ratio = np.nan if system.is_box else float(system.scale_up.link.bandwidth) / float(system.scale_out.link.bandwidth)
     both = pair.experts > 1 and not system.is_box
-    hidden = np.asarray(pipeline_condition(pair.chosen, model.depth / RACKS, ratio) if both else RACKS * np.nan)
+    hidden = np.asarray(pipeline_condition(pair.active_experts, model.depth / RACKS, ratio) if both else RACKS * np.nan)
     spread = _spread(model, system, pair, inputs.batch, RACKS) if both else RACKS * np.nan
     exchange_formula: tuple[str, ...] = ()
     if both:
@@ -50,7 +50,7 @@ def answer(inputs: Inputs) -> Answer:
         tables["exchange"] = {"racks": RACKS, "experts": spread, "board": closed, "layers": layers}
         exchange_formula = (
             f"experts over racks, the board: max(1/r, beta (r - 1)/r) = {closed[index]:.3g}",
-            f"layers: 2 k l / beta = 2 x {pair.chosen} x {model.depth} / {inputs.racks} / {ratio:.3g} = {hidden[index]:.3g}",
+            f"layers: 2 k l / beta = 2 x {pair.active_experts} x {model.depth} / {inputs.racks} / {ratio:.3g} = {hidden[index]:.3g}",
         )
     fits = bool(weights[index] + cache[index] <= room)
     return Answer(

@@ -49,8 +49,8 @@ def answer(inputs: Inputs) -> Answer:
     rent = float(np.asarray(system.rent.typical))
     if not np.isfinite(rent):
         raise WrongField("system", f"no rent of {system.name} is known, so that holding has no price")
-    trade = cache_trade((model,), system, (inputs.context,)).held[0]
-    if not trade.held:
+    trade = cache_trade((model,), system, (inputs.context,)).caches[0]
+    if not trade.held_bytes:
         raise WrongField("model", f"{model.name} keeps no cache")
     lines = _lines(inputs, trade, rent)
     times = np.unique(np.append(np.geomspace(MIN_SECONDS, MAX_SECONDS, POINTS), [*LIVES.values(), inputs.held]))
@@ -75,7 +75,7 @@ def answer(inputs: Inputs) -> Answer:
         figures=(
             Figure(name="cheapest", value=cheapest, unit="USD", words=f"A billion tokens: {WORDS[tier]}."),
             Figure(name="make it again", value=recompute, unit="USD", words="A billion tokens of context, computed once more."),
-            Figure(name="bytes a token", value=trade.held / inputs.context, unit="B", words="Of cache, all layers."),
+            Figure(name="bytes a token", value=trade.held_bytes / inputs.context, unit="B", words="Of cache, all layers."),
             *(Figure(name=f"{WORDS[name]} pays for", value=seconds, unit="s", words=PAYS)
               for name, seconds in break_even_seconds.items()),
         ),
@@ -96,7 +96,7 @@ def answer(inputs: Inputs) -> Answer:
 
 def _lines(inputs: Inputs, trade: HeldContext, rent: float) -> dict[str, tuple[float, float]]:
     """Return USD of a billion tokens, at once and for each second that they are held: in each tier, and made again."""
-    bytes_per_token, sold = trade.held / inputs.context, {storage.name: storage.usd_per_byte_second for storage in tiers()}
+    bytes_per_token, sold = trade.held_bytes / inputs.context, {storage.name: storage.usd_per_byte_second for storage in tiers()}
     tier_costs = {}
     for tier in trade.tiers:
         is_chip_memory = tier.name == trade.tiers[0].name
