@@ -113,7 +113,9 @@ def test_a_state_is_that_of_one_replica_at_any_batch():
     assert state.tpot == pytest.approx(expected)
     assert state.rate == pytest.approx([n / (200 * t) for n, t in zip((1, 10), expected, strict=True)])
     shared = evaluate_state(CASE, replace(SHARED, layout=Layout(tp=2, replicas=3)), 10, 500)
-    assert shared.decode_only_share == pytest.approx(1 - (10 - 1 / 3) * 2 / 200, abs=0.006)  # two chunks of a prompt in one slot
+    assert shared.decode_only_share == pytest.approx(
+        1 - (10 - 1 / 3) * 2 / 200, abs=0.006
+    )  # two chunks of a prompt in one slot
     assert shared.tpot > expected[1]
 
 

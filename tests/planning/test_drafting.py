@@ -45,7 +45,9 @@ def test_requests_that_live_for_fewer_steps_bring_more_prompts_to_each():
     """80 steps instead of 200: 2.5 times as many chunks; and rate times life is the batch."""
     given = {"layout": Layout(), "batch": 8, "chunk": 250, "engine": IDEAL}
     plain, drafted = (aggregated(MODEL, machine(), WORK, **given, speculation=drafting) for drafting in (NONE, TWO))
-    assert (drafted.chunks_per_mixed_step * (1 - drafted.decode_only_share)) == pytest.approx(2.5 * plain.chunks_per_mixed_step * (1 - plain.decode_only_share), rel=0.03)
+    assert (drafted.chunks_per_mixed_step * (1 - drafted.decode_only_share)) == pytest.approx(
+        2.5 * plain.chunks_per_mixed_step * (1 - plain.decode_only_share), rel=0.03
+    )
     for state in (plain, drafted):
         assert state.rate * 200 * state.tpot == pytest.approx(8)
 

@@ -31,7 +31,10 @@ def test_a_shared_pool_delivers_its_steady_state():
     assert found.tpot_bounds == (float(state.lower), float(state.upper))
     assert found.requests_per_second == pytest.approx(rate)
     assert found.utilisation == float(state.utilisation)
-    assert (pool.chunk_share, pool.chunks_per_mixed_step) == (pytest.approx(float(1 - state.decode_only_share)), float(state.chunks_per_mixed_step))
+    assert (pool.chunk_share, pool.chunks_per_mixed_step) == (
+        pytest.approx(float(1 - state.decode_only_share)),
+        float(state.chunks_per_mixed_step),
+    )
     assert pool.max_num_seqs == state.max_num_seqs > pool.batch
     assert found.concurrency == pytest.approx(sharing - 1 + found.requests_per_second * found.ttft)
     assert found.usd_per_second == pytest.approx(USD)

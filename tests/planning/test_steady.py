@@ -274,7 +274,13 @@ def test_a_pool_that_only_decodes():
     step = decode_step(DENSE, CHIP, batch=400, context=1100.5, engine="ideal")
     assert state.tpot == step.total
     assert state.rate == pytest.approx(2 / float(step.total))
-    assert (state.ttft, state.utilisation, state.input_share, state.decode_only_share, state.chunks_per_mixed_step) == (0, 0, 0, 1, 0)
+    assert (state.ttft, state.utilisation, state.input_share, state.decode_only_share, state.chunks_per_mixed_step) == (
+        0,
+        0,
+        0,
+        1,
+        0,
+    )
     assert (state.lower, state.upper, state.mixed) == (step.lower, step.upper, None)
     assert state.max_num_seqs == room(400, 400, state, float(step.total)) > 451
     assert state.memory.cache == pytest.approx(float(state.max_num_seqs) * 1e4 * 1100.5)

@@ -32,7 +32,11 @@ def test_the_tier_of_opus_went(way, day, tiers):
     assert len(found.service_rates()) == tiers
     assert (found.base.input, found.base.output) == (5, 25)
     if tiers == 2:
-        assert (found.service_rates()[1].above_tokens, found.service_rates()[1].input, found.service_rates()[1].output) == (200_000, 10, 37.5)
+        assert (found.service_rates()[1].above_tokens, found.service_rates()[1].input, found.service_rates()[1].output) == (
+            200_000,
+            10,
+            37.5,
+        )
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,9 @@ def test_the_package_takes_nothing_away(monkeypatch):
     monkeypatch.setattr(genai_prices_package, "installed", lambda: False)
     for name in names:
         for line in find_list("/".join(name)).rates:
-            twin = next((r for r in withs[name].service_rates(line.service) if abs(r.above_tokens - line.above_tokens) <= 1), None)
+            twin = next(
+                (r for r in withs[name].service_rates(line.service) if abs(r.above_tokens - line.above_tokens) <= 1), None
+            )
             assert twin is not None, (name, line)
             if (twin.input, twin.output) == (line.input, line.output):
                 lost = [p for p in PRICES if math.isfinite(getattr(line, p)) and math.isnan(getattr(twin, p))]

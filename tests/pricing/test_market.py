@@ -138,7 +138,16 @@ def test_one_row_of_each_seller_counts(llama):
 def market(*offers, **more):
     """Return a market of offers (provider, role, variant, price, read), a token in for each request."""
     made = tuple(
-        Offer(provider=name, role=role, variant=variant, input=price, output=price, cache_read=math.nan, retrieval_date=read, agreeing=n)
+        Offer(
+            provider=name,
+            role=role,
+            variant=variant,
+            input=price,
+            output=price,
+            cache_read=math.nan,
+            retrieval_date=read,
+            agreeing=n,
+        )
         for name, role, variant, price, read, n in offers
     )
     prices = tuple(one.input for one in made)

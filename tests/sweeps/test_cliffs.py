@@ -26,7 +26,7 @@ PLAN = Question(
 
 
 def swings(high, **held):
-    found = sensitivity(PLAN, of="usd", vary={"x": (0.5, high), "y": (0.8, 1.25)}, x=1.0, y=1.0, workers=1, **held)
+    found = sensitivity(PLAN, answer="usd", vary={"x": (0.5, high), "y": (0.8, 1.25)}, x=1.0, y=1.0, workers=1, **held)
     return {one.name: one for one in found.swings}, found
 
 
@@ -35,12 +35,12 @@ def test_sensitivity_of_an_input_with_a_cliff_ends_where_the_limit_is_met(high):
     one, found = swings(high, limit=1.0)
     assert one["x"].missed == "high"
     assert one["x"].high == high
-    assert one["x"].met[0] == 0.5
-    assert 1.45 < one["x"].met[1] <= 1.5
-    assert one["x"].at_met[1] == pytest.approx(one["x"].met[1])
+    assert one["x"].feasible_range[0] == 0.5
+    assert 1.45 < one["x"].feasible_range[1] <= 1.5
+    assert one["x"].at_met[1] == pytest.approx(one["x"].feasible_range[1])
     assert one["y"].missed == ""
-    assert one["y"].met == (0.8, 1.25)
-    squares = np.square([np.log(one["x"].met[1] / 0.5), np.log(1.25 / 0.8)])
+    assert one["y"].feasible_range == (0.8, 1.25)
+    squares = np.square([np.log(one["x"].feasible_range[1] / 0.5), np.log(1.25 / 0.8)])
     assert one["x"].share == pytest.approx(squares[0] / squares.sum())
     assert [each.name for each in found.ranked] == ["x", "y"]
     assert found.evaluations > 5
@@ -59,7 +59,7 @@ def test_is_missed_of_rates_takes_the_lower_side():
 
 
 def test_reaches_without_any_other_value_is_the_base():
-    one = Unsure(name="x", what="x", low=1.0, base=2.0, high=4.0, basis="")
+    one = Unsure(name="x", description="x", low=1.0, base=2.0, high=4.0, basis="")
 
     def nothing(inputs, points):
         return np.full(len(points["x"]), np.nan)

@@ -54,7 +54,7 @@ def test_a_cost_moves_exactly_with_the_rent(step):
     assert rent.at_low / step.base == pytest.approx(rent.low / rent.base, rel=1e-12)
     assert rent.at_high == pytest.approx(step.base, rel=1e-12)
     assert "three-year contract, quotes of the year to 2026-09" in rent.basis
-    assert "rent" not in by_name(sensitivity("step", of="time", **STEP))  # no money is asked for
+    assert "rent" not in by_name(sensitivity("step", answer="time", **STEP))  # no money is asked for
     assert "rent" not in by_name(sensitivity("step", rent=2, **STEP))  # it was told
 
 
@@ -74,7 +74,7 @@ def test_the_base_and_each_end_are_what_the_question_answers(step):
 
 @pytest.mark.slow
 def test_the_engine_alone_makes_the_range_that_a_step_states():
-    found = sensitivity("step", of="time", sobol=True, samples=4096, **STEP)
+    found = sensitivity("step", answer="time", sobol=True, samples=4096, **STEP)
     model, system = "llama-3.3-70b", "hgx-h100"
     low, high = step_range(model, system, batch=256, context=4096, layout=st.Layout(tp=8))
     seconds = found.base
@@ -139,7 +139,7 @@ def test_a_constant_that_is_infinite_takes_the_middle_of_its_range():
 
 
 def test_all_rates_of_a_chip_move_together_but_one_that_is_given():
-    asked = {"model": "llama-3.3-70b", "system": "hgx-h100", "tp": 8, "phase": "prefill", "of": "time", "engine": "ideal"}
+    asked = {"model": "llama-3.3-70b", "system": "hgx-h100", "tp": 8, "phase": "prefill", "answer": "time", "engine": "ideal"}
     clock = by_name(sensitivity("step", **asked))["chip.peak"]
     assert clock.at_low > clock.at_high
     ranged = by_name(sensitivity("step", vary={"chip.peak.bf16": "900TFLOP/s:1.1PFLOP/s"}, **asked))
@@ -215,8 +215,8 @@ def test_a_function_of_ones_own():
 @pytest.mark.parametrize(
     ("given", "kind", "says"),
     [
-        ({"of": "tpot"}, UnknownName, "unknown answer of step"),
-        ({"of": "bound"}, InputError, "bound is a text"),
+        ({"answer": "tpot"}, UnknownName, "unknown answer of step"),
+        ({"answer": "bound"}, InputError, "bound is a text"),
         ({"vary": {"contxt": (1, 2)}}, UnknownName, "did you mean context"),
         ({"vary": {"memory_eficiency": (0.5, 1)}}, UnknownName, "did you mean .*memory_efficiency"),
         ({"vary": {"chip.hbm.bandwith": (1e12, 9e12)}}, UnknownName, "did you mean chip.hbm.bandwidth"),
@@ -252,7 +252,7 @@ def test_what_cannot_be_asked_is_refused(given, kind, says):
 def test_money_without_a_rent_says_what_to_give():
     with pytest.raises(InputError, match="no rent is known: give one"):
         sensitivity("step", model="llama-3.3-70b", system="hgx-h20", tp=8)
-    assert sensitivity("step", model="llama-3.3-70b", system="hgx-h20", tp=8, of="time").base > 0
+    assert sensitivity("step", model="llama-3.3-70b", system="hgx-h20", tp=8, answer="time").base > 0
 
 
 def test_nothing_is_unsure_of_a_closed_form_until_it_is_told():

@@ -89,17 +89,19 @@ def test_the_same_seed_draws_the_same_and_another_does_not():
 
 
 def test_values_have_the_points_that_their_range_states():
-    rate = Unsure(name="rate", what="", low=1.0, base=2.0, high=8.0, basis="")
+    rate = Unsure(name="rate", description="", low=1.0, base=2.0, high=8.0, basis="")
     values = rate.values(sobol.rows(4096, 1, 0)[0, :, 0])
     assert np.quantile(values, [0.05, 0.5, 0.95]) == pytest.approx([1, 2, 8], rel=0.02)
-    even = Unsure(name="rent", what="", low=1.0, base=3.0, high=3.0, basis="", even=True)
+    even = Unsure(name="rent", description="", low=1.0, base=3.0, high=3.0, basis="", even=True)
     assert even.values(np.array([0.0, 0.5, 1.0])).tolist() == [1.0, 2.0, 3.0]
-    batch = Unsure(name="batch", what="", low=0.2, base=1.0, high=4.0, basis="", whole=True)
+    batch = Unsure(name="batch", description="", low=0.2, base=1.0, high=4.0, basis="", is_count=True)
     assert set(batch.values(np.linspace(0.05, 0.95, 50))) == {1.0, 2.0, 3.0, 4.0}
 
 
 def test_swings_of_a_sum_are_its_shares():
-    inputs = [Unsure(name=n, what="", low=-w, base=0.0, high=w, basis="", even=True) for n, w in (("a", 3.0), ("b", 4.0))]
+    inputs = [
+        Unsure(name=n, description="", low=-w, base=0.0, high=w, basis="", even=True) for n, w in (("a", 3.0), ("b", 4.0))
+    ]
     points = tornado.points(inputs)
     answers = points["a"] + points["b"]
     alone = tornado.deviations(answers[1::2], answers[2::2], np.array([one.deviations for one in inputs]))

@@ -54,7 +54,7 @@ def design(
 ) -> None:
     """Find models and chips that are not built yet and that no other beats: heads, experts, depth; bandwidth against FLOP/s."""
     from steptime.sweeps.axes import read_axes
-    from steptime.sweeps.design import design_of
+    from steptime.sweeps.design import compare_designs
 
     question, subject, settings = read_question("design", _question(words or []), "--over", OPTIONS)
     refuse_idle(ctx, {"text, not --json": (not json, "brief"), PLOT_OPTION: (plot is not None, "against")})
@@ -70,7 +70,7 @@ def design(
     if against is not None and aims:
         aims.append(against)
     with report_progress() as progress:
-        study = design_of(
+        study = compare_designs(
             question,
             axes,
             fixed_inputs,

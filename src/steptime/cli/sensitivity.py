@@ -68,7 +68,7 @@ def sensitivity(
 ) -> None:
     """Tell which unsure input swings an answer most, and what is worth measuring first."""
     from steptime.sweeps.axes import read_axes
-    from steptime.sweeps.sensitivity import sensitivity_of
+    from steptime.sweeps.sensitivity import compute_sensitivity
 
     question, subject, settings = read_question("sensitivity", words or [], "--vary", OPTIONS)
     refuse_idle(ctx, {"text, not --json": (not json, "brief")})
@@ -80,8 +80,8 @@ def sensitivity(
     if question.name == "simulate":
         compile_first()
     with report_progress() as progress:
-        study = sensitivity_of(
-            question, fixed_inputs, of=answer, ranges=ranges, sobol=sobol, samples=samples, seed=seed, workers=workers,
+        study = compute_sensitivity(
+            question, fixed_inputs, answer=answer, ranges=ranges, sobol=sobol, samples=samples, seed=seed, workers=workers,
             progress=progress, announce=lambda message: say(f"steptime: {message}"),
         )  # fmt: skip
     _write(study, csv, plot)

@@ -89,7 +89,7 @@ def sweep(
     from steptime.sweeps.axes import read_axes
     from steptime.sweeps.executor import connect
     from steptime.sweeps.resume_log import SUFFIX
-    from steptime.sweeps.sweep import sweep_of
+    from steptime.sweeps.sweep import sweep_axes
 
     question, subject, settings = read_question("sweep", words or [], "--over", OPTIONS)
     refuse_idle(ctx, {"text, not --json": (not json, "brief"), PLOT_OPTION: (plot is not None, "against")})
@@ -105,7 +105,7 @@ def sweep(
     client = None if cluster is None else connect(cluster)
     try:
         with report_progress() as progress:
-            study = sweep_of(
+            study = sweep_axes(
                 question, axes, fixed_inputs, answers=answer_names, together=together, workers=workers, client=client,
                 out=files[0] if files else None, progress=progress, banded=True,
             )  # fmt: skip

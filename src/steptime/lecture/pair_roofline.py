@@ -286,7 +286,8 @@ def _notes(pair: Pair, room: float, front: Front, rent: float) -> Iterator[str]:
         )  # fmt: skip
     if pair.experts > 1:
         share = (
-            float(weights_touched(1, pair.active, pair.total, experts=pair.experts, active_experts=pair.active_experts)) / pair.total
+            float(weights_touched(1, pair.active, pair.total, experts=pair.experts, active_experts=pair.active_experts))
+            / pair.total
         )
         yield f"a batch of one reads {share:.1%} of the weights, not all: the closed floor and cost at batch 1 are too high"
     best = float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee))

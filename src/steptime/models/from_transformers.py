@@ -270,7 +270,11 @@ def _module_ops(tree: Tree, name: str, module: Any, parameters: Mapping[str, Any
         norm = "norm" in kind.lower()
         return [replace(base, term="norms" if norm else base.term, split="replicated", format=c.base_format)]
     inputs = input_width(module)
-    if inputs and calls is not None and (kind in ("Linear", "Conv1D") or tree.trace.exclusive_flops(name, tree.children(name)) > 0):
+    if (
+        inputs
+        and calls is not None
+        and (kind in ("Linear", "Conv1D") or tree.trace.exclusive_flops(name, tree.children(name)) > 0)
+    ):
         matrix = 2.0 * module.weight.numel()
         repeats = calls.count if calls.rows == calls.count else 1
         first = replace(
@@ -278,7 +282,11 @@ def _module_ops(tree: Tree, name: str, module: Any, parameters: Mapping[str, Any
         )
         return [first, *[replace(first, stored=False)] * (repeats - 1)]
     parent = _parents(name)[0] if "." in name else ""
-    if calls is None and inputs and tree.trace.exclusive_flops(parent, tree.children(parent)) >= 2 * module.weight.numel() * (1 - AGREES):
+    if (
+        calls is None
+        and inputs
+        and tree.trace.exclusive_flops(parent, tree.children(parent)) >= 2 * module.weight.numel() * (1 - AGREES)
+    ):
         return [replace(base, flops_per_row=2.0 * module.weight.numel(), inputs=inputs)]  # its parent multiplies by its weight
     of_state = all(DECAY.match(n) for n, p in parameters.items() if p.ndim >= 2)
     traced = 0.0 if of_state else max(tree.trace.exclusive_flops(name, tree.children(name)), 0.0)

@@ -89,7 +89,12 @@ class PassTime:
 
     def smooth(self) -> Callable[[Array], Array]:
         """Return the function of requests that this is where it has no jump, with what does not change found once."""
-        base, side, near, far = self.first - self.slope_to_kink, self.slope_to_kink - self.beyond, self.beyond - self.far, self.far
+        base, side, near, far = (
+            self.first - self.slope_to_kink,
+            self.slope_to_kink - self.beyond,
+            self.beyond - self.far,
+            self.far,
+        )
 
         def seconds(requests: Array) -> Array:
             partial_sum = base + side * np.minimum(requests, self.kink) + near * np.minimum(requests, self.bend)

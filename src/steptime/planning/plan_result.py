@@ -42,7 +42,9 @@ class Pool(Result):
     batch: float = field(metadata=unit("sequences", "of a replica in decode; prompts of a pass in prefill"))
     chunk: int = field(default=0, metadata=unit("tokens", "prompt tokens that a group reads in a step beside its decode batch"))
     chunk_share: float = field(default=0.0, metadata=unit("", "share of steps with a prompt chunk"))
-    chunks_per_mixed_step: float = field(default=0.0, metadata=unit("", "chunks that such a step has in the mean, over all groups"))
+    chunks_per_mixed_step: float = field(
+        default=0.0, metadata=unit("", "chunks that such a step has in the mean, over all groups")
+    )
     max_num_seqs: int = field(metadata=unit("sequences", "that a replica has room for, above the mean in flight"))
     queued: bool = field(default=False, metadata=unit("", "whether requests wait for one of those seats"))
     step: Step = field(metadata=unit("", "the decode step, or the prefill pass"))

@@ -286,7 +286,9 @@ def _delivered(case: PlanProblem, candidate: Candidate) -> dict[str, Any]:
         "usd_per_request": float(case.rent / rate),
         "transfer_seconds": _transfer(case, candidate, rate),
         "distance": list_distances(case, candidate),
-        "interval_coverage": interval_coverage_words(case.engine, case.system, drafts=bool(case.speculation.drafts), pools=prefill is not None),
+        "interval_coverage": interval_coverage_words(
+            case.engine, case.system, drafts=bool(case.speculation.drafts), pools=prefill is not None
+        ),
         "drafted": _drafted(case, candidate),
         **candidate_ranges(case, candidate, state, prefill, figures["utilisation"]),
     }

@@ -158,7 +158,11 @@ def step_given(pool: Pool, workload: Workload, *, mixed: bool, drafts: int = 0) 
     sizes: dict[str, Any] = {"batch": pool.batch, "context": mean_context(workload), "query": drafts + 1}
     if mixed and pool.mixed is not None:
         tokens = float(split_chunks(workload, pool.chunk)[0])
-        sizes |= {"prompts": pool.chunks_per_mixed_step, "tokens": tokens, "prefix": float(longest_prefix(workload, tokens, pool.chunks_per_mixed_step))}
+        sizes |= {
+            "prompts": pool.chunks_per_mixed_step,
+            "tokens": tokens,
+            "prefix": float(longest_prefix(workload, tokens, pool.chunks_per_mixed_step)),
+        }
     return sizes
 
 

@@ -63,7 +63,9 @@ def fast_modes(price_list: PriceList, base: float = BASE_SPEED) -> list[Reading]
 
 def _fast(price_list: PriceList, service: str, base: float) -> list[Reading]:
     dearer = (
-        price_list.service_rates(service)[0].output / price_list.service_rates(STANDARD)[0].output if price_list.service_rates(STANDARD)[0].output else math.nan
+        price_list.service_rates(service)[0].output / price_list.service_rates(STANDARD)[0].output
+        if price_list.service_rates(STANDARD)[0].output
+        else math.nan
     )
     times = price_list.speeds.get(service, math.nan)
     name = f"{service}_mode"

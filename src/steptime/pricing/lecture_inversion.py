@@ -107,5 +107,9 @@ def read_ideal(price_list: PriceList, ideal: Ideal) -> IdealReading:
         }
         consistent = ratio <= ratio_left
     writes = [price for price in (base.cache_write, base.cache_write_long) if math.isfinite(price)]
-    hits = tuple(float(break_even_hits(write, base.input, base.effective_cache_read)) for write in writes) if base.effective_cache_read < base.input else ()
+    hits = (
+        tuple(float(break_even_hits(write, base.input, base.effective_cache_read)) for write in writes)
+        if base.effective_cache_read < base.input
+        else ()
+    )
     return IdealReading(ideal=ideal, consistent=consistent, hits=hits, **figures)

@@ -45,7 +45,9 @@ def market_caveats(market: Market) -> list[str]:
     """Return what to mind of a market: who is not in the median, where sources disagree, how far a margin goes."""
     notes = [] if market.provider else uncounted(market)
     differ = {
-        f"{offer.provider} {offer.variant}".strip(): offer.disagreeing.replace(";", ", ") for offer in market.offers if offer.disagreeing
+        f"{offer.provider} {offer.variant}".strip(): offer.disagreeing.replace(";", ", ")
+        for offer in market.offers
+        if offer.disagreeing
     }
     if differ:
         examples = [f"{name} ({disagreeing} elsewhere)" for name, disagreeing in sorted(differ.items())[:MAX_NAMED_SELLERS]]

@@ -178,7 +178,11 @@ def not_identifiable(price_list: PriceList) -> list[Reading]:
             "KV bytes per token from the price of a cache hit",
             f"hits are sold at 0.1, 0.2 or 0.5 of input: of {facts['hits']} prices input explains "
             f"{100 * facts['hit_r2']:.0f} % of the price of a hit, and KV bytes beside it {100 * facts['hit_kv_r2']:.0f} %"
-            + (f"; here {base.effective_cache_read / base.input:.3g} of input" if base.input > 0 and math.isfinite(base.cache_read) else ""),
+            + (
+                f"; here {base.effective_cache_read / base.input:.3g} of input"
+                if base.input > 0 and math.isfinite(base.cache_read)
+                else ""
+            ),
             measure="B",
         ),
         unidentifiable(

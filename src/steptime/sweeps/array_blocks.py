@@ -34,21 +34,21 @@ def in_blocks(
     arrays = {name: np.asarray(values) for name, values in points.items()}
     total = _length(arrays)
     size, threads = whole_number("block", block), None if workers is None else whole_number("workers", workers)
-    found = Assembly(total)
+    assembly = Assembly(total)
     lock, done = threading.Lock(), 0
 
     def evaluate(first: int) -> None:
         nonlocal done
         part = slice(first, min(first + size, total))
         answer = function(**{name: values[part] for name, values in arrays.items()})
-        found.put(part, answer if isinstance(answer, Mapping) else {None: answer})
+        assembly.put(part, answer if isinstance(answer, Mapping) else {None: answer})
         with lock:
             done += part.stop - part.start
             if progress is not None:
                 progress(done, total)
 
     in_threads(evaluate, range(0, max(total, 1), size), threads)
-    return found.arrays.get(None, found.arrays)
+    return assembly.arrays.get(None, assembly.arrays)
 
 
 def _length(arrays: Mapping[str, Array]) -> int:

@@ -36,7 +36,7 @@ class Axis:
     @property
     def labels(self) -> Array:
         """Values as an array of numbers or of names."""
-        return self.values if self.numeric else np.array([label(one) for one in self.values], dtype=object)
+        return self.values if self.numeric else np.array([label(value) for value in self.values], dtype=object)
 
     @property
     def title(self) -> str:
@@ -50,44 +50,46 @@ def label(value: Any) -> str:
 
 
 def read_axes(
-    question: Question, over: Iterable[str], fixed: Iterable[str], given: Mapping[str, Any]
+    question: Question, over: Iterable[str], fixed: Iterable[str], preset_values: Mapping[str, Any]
 ) -> tuple[list[Axis], dict[str, Any]]:
     """Return the axes of texts such as "batch=1:4096:log2", and the fixed values of texts such as "tp=8".
 
-    given: what is fixed already. Raises InputError for an input that is named twice, and for what is no NAME=VALUES.
+    preset_values: what is fixed already. Raises InputError for an input that is named twice, and for what is no NAME=VALUES.
     """
-    held = dict(given)
+    fixed_values = dict(preset_values)
     pairs = [(*_pair(question, text, "NAME=VALUE, such as tp=8"), False) for text in fixed]
     pairs += [(*_pair(question, text, "NAME=VALUES, such as batch=1:4096:log2"), True) for text in over]
     names = [name for name, _, _ in pairs]
     for name in names:
-        if names.count(name) > 1 or name in given:
+        if names.count(name) > 1 or name in preset_values:
             raise InputError(f"{name} is given twice; keep one of the two")
     texts = {name: text for name, text, wide in pairs if wide}
     pairs.sort(key=lambda pair: "." in pair[0])  # a system comes before its figures
     axes: dict[str, Axis] = {}
-    check_texts(question, texts, {**held, **({"system": texts["system"].partition(",")[0]} if "system" in texts else {})})
+    check_texts(
+        question, texts, {**fixed_values, **({"system": texts["system"].partition(",")[0]} if "system" in texts else {})}
+    )
     for name, text, wide in pairs:
-        of = find_input(question, name, _with_system(held, axes))
+        spec = find_input(question, name, _with_system(fixed_values, axes))
         if wide:
-            check_points([*(len(axis.values) for axis in axes.values()), count_values(name, text, of)], question.seconds)
-            axes[name] = made_axis(name, read_values(name, text, of), of)
+            check_points([*(len(axis.values) for axis in axes.values()), count_values(name, text, spec)], question.seconds)
+            axes[name] = made_axis(name, read_values(name, text, spec), spec)
         else:
-            held[name] = read_one(name, text, of)
-    return [axes[name] for name in names if name in axes], held
+            fixed_values[name] = read_one(name, text, spec)
+    return [axes[name] for name in names if name in axes], fixed_values
 
 
-def check_texts(question: Question, texts: Mapping[str, str], known: Mapping[str, Any]) -> None:
+def check_texts(question: Question, texts: Mapping[str, str], fixed_values: Mapping[str, Any]) -> None:
     """Raise RangeError where axes that are given as texts have too many points, before any of their values is made."""
     plain = {name: text for name, text in texts.items() if "." not in name}
     check_points(
-        [count_values(name, text, find_input(question, name, known)) for name, text in plain.items()], question.seconds
+        [count_values(name, text, find_input(question, name, fixed_values)) for name, text in plain.items()], question.seconds
     )
 
 
-def _with_system(held: Mapping[str, Any], axes: Mapping[str, Axis]) -> dict[str, Any]:
-    system = axes["system"].values[0] if "system" in axes else held.get("system")
-    return {**held, "system": system}
+def _with_system(fixed_values: Mapping[str, Any], axes: Mapping[str, Axis]) -> dict[str, Any]:
+    system = axes["system"].values[0] if "system" in axes else fixed_values.get("system")
+    return {**fixed_values, "system": system}
 
 
 def _pair(question: Question, text: str, form: str) -> tuple[str, str]:
@@ -97,28 +99,30 @@ def _pair(question: Question, text: str, form: str) -> tuple[str, str]:
     return plain_name(question, name), values
 
 
-def made_axis(name: str, values: Any, of: Input) -> Axis:
+def made_axis(name: str, values: Any, spec: Input) -> Axis:
     """Return an axis of values in base units, or of names and objects; raise RangeError for none, and for a repeated one."""
     if isinstance(values, str):
-        values = read_values(name, values, of)
-    numbers = of.kind != TEXT or (not isinstance(values, np.ndarray) and _all_numbers(values))
-    if of.kind == RENT and not isinstance(values, np.ndarray):
+        values = read_values(name, values, spec)
+    numbers = spec.kind != TEXT or (not isinstance(values, np.ndarray) and _all_numbers(values))
+    if spec.kind == RENT and not isinstance(values, np.ndarray):
         numbers = not any(value in KINDS for value in values if isinstance(value, str))
     if isinstance(values, np.ndarray) or numbers:
-        array = np.asarray([_number(name, one, of) for one in values] if not isinstance(values, np.ndarray) else values)
+        array = np.asarray(
+            [_number(name, coordinate, spec) for coordinate in values] if not isinstance(values, np.ndarray) else values
+        )
         if array.ndim != 1 or not len(array):
             raise RangeError(f"{name} needs values in one row, not an array of shape {array.shape}")
         if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
             raise RangeError(f"{name} needs finite numbers, not {_odd(array)}")
-        if of.kind == COUNT and array.dtype.kind == "f":
+        if spec.kind == COUNT and array.dtype.kind == "f":
             if np.any(array != np.round(array)):
                 raise RangeError(f"{name} must be whole numbers, not {short_repr(float(array[array != np.round(array)][0]))}")
             array = array.astype(np.int64)
-        return Axis(name=name, unit=of.unit, meaning=of.meaning, values=array, broadcasts=of.broadcasts)
+        return Axis(name=name, unit=spec.unit, meaning=spec.meaning, values=array, broadcasts=spec.broadcasts)
     several: Sequence[Any] = list(values)
     if not several:
         raise RangeError(f"{name} needs at least one value")
-    return Axis(name=name, meaning=of.meaning, values=tuple(dict.fromkeys(several)), broadcasts=False)
+    return Axis(name=name, meaning=spec.meaning, values=tuple(dict.fromkeys(several)), broadcasts=False)
 
 
 def _odd(array: Array) -> str:
@@ -129,42 +133,44 @@ def _odd(array: Array) -> str:
 
 def _all_numbers(values: Iterable[Any]) -> bool:
     several = list(values)
-    return bool(several) and all(isinstance(one, int | float | np.number) and not isinstance(one, bool) for one in several)
+    return bool(several) and all(
+        isinstance(value, int | float | np.number) and not isinstance(value, bool) for value in several
+    )
 
 
-def _number(name: str, value: Any, of: Input) -> Any:
-    return read_one(name, value, of) if isinstance(value, str) else value
+def _number(name: str, value: Any, spec: Input) -> Any:
+    return read_one(name, value, spec) if isinstance(value, str) else value
 
 
-def read_held(question: Question, held: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is held with texts of numbers read ("80 GB"); known: as for `input_of`."""
-    found = dict(held)
-    for name, value in held.items():
-        of = find_input(question, name, known)
-        if isinstance(value, str) and of.kind != TEXT:
-            found[name] = made_axis(name, [value], of).values[0]
-    return found
+def read_held(question: Question, fixed_values: Mapping[str, Any], known_inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is held with texts of numbers read ("80 GB"); known_inputs: as for `input_of`."""
+    values = dict(fixed_values)
+    for name, value in fixed_values.items():
+        spec = find_input(question, name, known_inputs)
+        if isinstance(value, str) and spec.kind != TEXT:
+            values[name] = made_axis(name, [value], spec).values[0]
+    return values
 
 
-def in_base_units(question: Question, given: Mapping[str, Any]) -> dict[str, Any]:
+def in_base_units(question: Question, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return inputs of a Python call with bare rents, USD per chip-hour as on the command line, in USD/s.
 
-    given: values, or lists and arrays of them, by input; texts and kinds of rent stay as they are.
+    inputs: values, or lists and arrays of them, by input; texts and kinds of rent stay as they are.
     """
-    rents = {name for name in given if name in question.inputs and question.inputs[name].kind == RENT}
-    return {name: _hourly(value) if name in rents else value for name, value in given.items()}
+    rents = {name for name in inputs if name in question.inputs and question.inputs[name].kind == RENT}
+    return {name: _hourly(value) if name in rents else value for name, value in inputs.items()}
 
 
 def _hourly(value: Any) -> Any:
     """Return rents of an hour [USD/h] as rents of a second, whether one, several or an array."""
     if isinstance(value, list | tuple):
-        return [_hourly(one) for one in value]
+        return [_hourly(rent) for rent in value]
     if isinstance(value, bool) or not isinstance(value, int | float | np.number | np.ndarray):
         return value
     return value / HOUR if np.asarray(value).dtype.kind in "iuf" else value
 
 
-def shape_of(axes: Sequence[Axis], *, together: bool) -> tuple[int, ...]:
+def grid_shape(axes: Sequence[Axis], *, together: bool) -> tuple[int, ...]:
     """Return the length of each axis; of all of them where they go in step."""
     lengths = tuple(len(axis.values) for axis in axes)
     return lengths[:1] if together else lengths
@@ -172,12 +178,12 @@ def shape_of(axes: Sequence[Axis], *, together: bool) -> tuple[int, ...]:
 
 def check_needs(question: Question, axes: Sequence[Axis], fixed: Mapping[str, Any]) -> None:
     """Raise InputError for an input without a default that is neither on an axis nor fixed, and for one that is both."""
-    on = [axis.name for axis in axes]
-    for name in on:
+    axis_names = [axis.name for axis in axes]
+    for name in axis_names:
         if name in fixed:
             raise InputError(f"{name} is on an axis and fixed at {short_repr(fixed[name])}; keep one of the two")
-        if on.count(name) > 1:
+        if axis_names.count(name) > 1:
             raise InputError(f"{name} is on two axes")
-    missing = [name for name in question.needs if name not in on and name not in fixed]
+    missing = [name for name in question.needs if name not in axis_names and name not in fixed]
     if missing:
         raise InputError(f"{question.name} needs {listed(missing)}: fixed, or on an axis")

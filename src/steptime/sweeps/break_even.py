@@ -23,54 +23,58 @@ from steptime.units import show
 
 FORMATS: Final = ("--weights", "--experts", "--kv")
 Job = tuple[Model, System, int, dict[str, Any]]
-OTHERS: Final = {"NVIDIA": ("vllm", "sglang", "trtllm"), "AMD": ("vllm", "sglang")}  # engines that serve on a maker's chips
+ENGINES_BY_VENDOR: Final = {
+    "NVIDIA": ("vllm", "sglang", "trtllm"),
+    "AMD": ("vllm", "sglang"),
+}  # engines that serve on a maker's chips
 
 
-def flips(found: Ranking, pairs: list[tuple[Model, System, str]], given: dict[str, Any]) -> Iterator[str]:
+def flips(ranking: Ranking, pairs: list[tuple[Model, System, str]], plan_options: dict[str, Any]) -> Iterator[str]:
     """Say by what rent, format or engine the second would be cheaper than the first."""
-    if len(found.priced) < 2:
+    if len(ranking.priced) < 2:
         return
-    first, second = found.priced[:2]
+    first, second = ranking.priced[:2]
     both = (first, second)
     by_name = {(model.name, system.name, label): (model, system) for model, system, label in pairs}
-    subjects = [by_name[one.model, one.system, one.label] for one in both]
+    subjects = [by_name[standing.model, standing.system, standing.label] for standing in both]
     if subjects[0][1] != subjects[1][1]:
-        yield from _rent_flips(found, first, second, [system for _, system in subjects])
-    with_levers = given | {"alternatives": True}
-    jobs: list[Job] = [(*subject, one.chips, with_levers) for subject, one in zip(subjects, both, strict=True)]
+        yield from _rent_flips(ranking, first, second, [system for _, system in subjects])
+    with_levers = plan_options | {"alternatives": True}
+    jobs: list[Job] = [(*subject, standing.chips, with_levers) for subject, standing in zip(subjects, both, strict=True)]
     engines = [name for name in _common(first, second) if name != first.engine or name != second.engine]
-    if given["engine"] is None:
-        jobs += [(*job[:3], given | {"engine": name}) for name in engines for job in jobs[:2]]
+    if plan_options["engine"] is None:
+        jobs += [(*job[:3], plan_options | {"engine": name}) for name in engines for job in jobs[:2]]
     else:
         engines = []
-    tried = partial(_tried, workload=found.workload, slo=found.slo)
-    plans = map_in_processes(tried, jobs)
-    yield from _format_flips(jobs[:2], plans[:2], tried)
-    for name, one, other in zip(engines, plans[2::2], plans[3::2], strict=True):
-        yield from _both(f"engine: with {name}", one, other)
-    if given["engine"] is None and first.engine != second.engine and not engines:
-        yield f"engine: {first.engine} is taken for the first and {second.engine} for {found.called(second)}; none is of both"
+    find_plan = partial(_feasible_plan, workload=ranking.workload, slo=ranking.slo)
+    plans = map_in_processes(find_plan, jobs)
+    yield from _format_flips(jobs[:2], plans[:2], find_plan)
+    for name, first_plan, second_plan in zip(engines, plans[2::2], plans[3::2], strict=True):
+        yield from _both(f"engine: with {name}", first_plan, second_plan)
+    if plan_options["engine"] is None and first.engine != second.engine and not engines:
+        yield f"engine: {first.engine} is taken for the first and {second.engine} for {ranking.called(second)}; none is of both"
 
 
-def _rent_flips(found: Ranking, first: Standing, second: Standing, systems: Sequence[System]) -> Iterator[str]:
+def _rent_flips(ranking: Ranking, first: Standing, second: Standing, systems: Sequence[System]) -> Iterator[str]:
     """Say at which rents the two are as cheap, and what each kind of rent that is known of both makes of them."""
     a, b = first.usd_per_million_output_tokens, second.usd_per_million_output_tokens
-    own, other = float(first.rent.typical), float(second.rent.typical)
+    first_rent, second_rent = float(first.rent.typical), float(second.rent.typical)
     yield (
-        f"rent: {found.called(second)} would cost as much as the first at {show(other * a / b, 'USD/s')} a chip, not "
-        f"{show(other, 'USD/s')}; the first as much as it at {show(own * b / a, 'USD/s')}, not {show(own, 'USD/s')}"
+        f"rent: {ranking.called(second)} would cost as much as the first at {show(second_rent * a / b, 'USD/s')} a chip, not "
+        f"{show(second_rent, 'USD/s')}; the first as much as it at {show(first_rent * b / a, 'USD/s')}, "
+        f"not {show(first_rent, 'USD/s')}"
     )
     kinds = [rents_by_kind(system) for system in systems]
     for kind in kinds[0]:
         if kind in kinds[1] and (first.rent.kind, second.rent.kind) != (kind, kind):
-            x, y = a * float(kinds[0][kind].typical) / own, b * float(kinds[1][kind].typical) / other
+            x, y = a * float(kinds[0][kind].typical) / first_rent, b * float(kinds[1][kind].typical) / second_rent
             order = "holds" if x <= y else "flips"
             yield f"rent: {kind_in_words(kinds[0][kind])} for both, {usd(x)} and {usd(y)}: the order {order}"
 
 
-def _both(words: str, one: Plan | None, other: Plan | None) -> Iterator[str]:
+def _both(words: str, first: Plan | None, second: Plan | None) -> Iterator[str]:
     """Say what both come to with some choice; nothing where neither has a plan with it."""
-    x, y = (math.nan if found is None else found.usd_per_million_output_tokens for found in (one, other))
+    x, y = (math.nan if candidate is None else candidate.usd_per_million_output_tokens for candidate in (first, second))
     if math.isfinite(x) and math.isfinite(y):
         yield f"{words} on both, {usd(x)} and {usd(y)}: the order {'holds' if x <= y else 'flips'}"
     elif math.isfinite(x) or math.isfinite(y):
@@ -79,27 +83,33 @@ def _both(words: str, one: Plan | None, other: Plan | None) -> Iterator[str]:
 
 
 def _common(first: Standing, second: Standing) -> list[str]:
-    return [name for name in OTHERS.get(first.vendor, ()) if name in OTHERS.get(second.vendor, ())]
+    return [name for name in ENGINES_BY_VENDOR.get(first.vendor, ()) if name in ENGINES_BY_VENDOR.get(second.vendor, ())]
 
 
-def _tried(job: Job, *, workload: Workload, slo: Slo) -> Plan | None:
-    model, system, chips, given = job
+def _feasible_plan(job: Job, *, workload: Workload, slo: Slo) -> Plan | None:
+    model, system, chips, options = job
     try:
-        found = plan(model, system, workload, slo, chips=chips, **given)
+        candidate = plan(model, system, workload, slo, chips=chips, **options)
     except InputError:
         return None
-    return found if found.feasible else None
+    return candidate if candidate.feasible else None
 
 
-def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], tried: Callable[[Job], Plan | None]) -> Iterator[str]:
+def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], find_plan: Callable[[Job], Plan | None]) -> Iterator[str]:
     """Say what other formats of weights, experts and cache, that would make either cheaper, do to both."""
-    options = [lever.option for one in plans if one is not None for lever in one.alternatives if lever.option.startswith(FORMATS)]
-    asked = [(option, job) for option in dict.fromkeys(options) for job in jobs]
-    found = map_in_processes(
-        tried, [(_stored(job[0], option), *job[1:3], job[3] | {"alternatives": False}) for option, job in asked]
+    options = [
+        lever.option
+        for candidate in plans
+        if candidate is not None
+        for lever in candidate.alternatives
+        if lever.option.startswith(FORMATS)
+    ]
+    option_jobs = [(option, job) for option in dict.fromkeys(options) for job in jobs]
+    new_plans = map_in_processes(
+        find_plan, [(_stored(job[0], option), *job[1:3], job[3] | {"alternatives": False}) for option, job in option_jobs]
     )
-    for at in range(0, len(asked), 2):
-        yield from _both(f"format: with {asked[at][0]}", found[at], found[at + 1])
+    for row in range(0, len(option_jobs), 2):
+        yield from _both(f"format: with {option_jobs[row][0]}", new_plans[row], new_plans[row + 1])
 
 
 def _stored(model: Model, option: str) -> Model:
@@ -107,5 +117,5 @@ def _stored(model: Model, option: str) -> Model:
     name, stored = option.split()
     if name == "--kv":
         return with_small_cache(model)
-    given = number_format(stored)
-    return with_formats(model, weights=given if name == "--weights" else None, experts=given)
+    stored_format = number_format(stored)
+    return with_formats(model, weights=stored_format if name == "--weights" else None, experts=stored_format)

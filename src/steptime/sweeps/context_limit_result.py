@@ -25,7 +25,7 @@ class ContextWall:
         metadata=unit("B", "of the cache for one more token, while no window is full", key="kv_bytes_per_token")
     )
     cache: float = field(metadata=unit("B", "of one sequence of the length asked", key="cache_bytes"))
-    read: float = field(metadata=unit("B", "of it that one step reads", key="read_bytes"))
+    read_bytes: float = field(metadata=unit("B", "of it that one step reads", key="read_bytes"))
     batch: int = field(default=0, metadata=unit("", "sequences in flight in a replica at that length; 0: none meets the limit"))
     layout: str = field(default="", metadata=unit("", "of the replica"))
     chips: int = field(default=0, metadata=unit("", "of the replica"))
@@ -79,18 +79,20 @@ class ContextWalls(Tabular):
     @property
     def text(self) -> str:
         """The answer in a sentence or two."""
-        at, longer = self.base, max(self.walls, key=lambda one: (one.longest_priced, one.longest))
+        base, longer = self.base, max(self.walls, key=lambda wall: (wall.longest_priced, wall.longest))
         speed = f"{1 / self.tpot:,.3g} tok/s"
-        first = f"At {speed} {self.model} on {self.system} reaches {tokens(at.longest)} of context"
-        first += f" (90 % range {tokens(at.longest_range[0])} to {tokens(at.longest_range[1])})" if at.longest_range else ""
-        if not at.longest:
+        first = f"At {speed} {self.model} on {self.system} reaches {tokens(base.longest)} of context"
+        first += (
+            f" (90 % range {tokens(base.longest_range[0])} to {tokens(base.longest_range[1])})" if base.longest_range else ""
+        )
+        if not base.longest:
             return f"{self.model} on {self.system} reaches no length of context at {speed}: {self.reason}."
-        if at.longest_range and at.longest_range[1] < 1.01 * at.longest_range[0]:
-            first = f"At {speed} {self.model} on {self.system} reaches {tokens(at.longest)} of context, where memory ends it"
+        if base.longest_range and base.longest_range[1] < 1.01 * base.longest_range[0]:
+            first = f"At {speed} {self.model} on {self.system} reaches {tokens(base.longest)} of context, where memory ends it"
         if math.isfinite(self.usd_per_million) and self.priced:
-            first += f", and {tokens(at.longest_priced)} for {usd(self.usd_per_million)} per million output tokens"
+            first += f", and {tokens(base.longest_priced)} for {usd(self.usd_per_million)} per million output tokens"
         first += "."
-        if longer is at or not longer.longest_priced > 1.01 * at.longest_priced:
+        if longer is base or not longer.longest_priced > 1.01 * base.longest_priced:
             return first
         money = f" at {usd(self.usd_per_million)} per million output tokens" if math.isfinite(self.usd_per_million) else ""
         ends = "any length, as its cache does not grow" if math.isinf(longer.longest_priced) else tokens(longer.longest_priced)
@@ -99,20 +101,20 @@ class ContextWalls(Tabular):
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the longest context of each technique."""
         title = f"Longest contexts of {self.model} on {self.system}, {show(self.tpot, 's')} a token"
-        return title, {one.technique or "as it is": tokens(one.longest) for one in self.walls}
+        return title, {wall.technique or "as it is": tokens(wall.longest) for wall in self.walls}
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each technique; ranges by their two ends."""
-        found = {
+        table = {
             name: values
             for name, values in columns_by_key(ContextWall, self.walls).items()
             if not name.endswith(("_range_s", "_range_tokens", "_range")) and name != "caveats"
         }
         for name, key in (("step_range", "step_{}_s"), ("longest_range", "longest_{}_tokens")):
             for side, end in enumerate(("low", "high")):
-                both = [getattr(one, name) for one in self.walls]
-                found[key.format(end)] = [math.nan if one is None else one[side] for one in both]
-        return found
+                pairs = [getattr(wall, name) for wall in self.walls]
+                table[key.format(end)] = [math.nan if pair is None else pair[side] for pair in pairs]
+        return table
 
 
 def tokens(value: float) -> str:

@@ -30,7 +30,7 @@ from steptime.result_base import Tabular, unit
 from steptime.sweeps.axes import Axis, in_base_units, made_axis, read_held
 from steptime.sweeps.executor import Progress
 from steptime.sweeps.question_inputs import lower_is_better
-from steptime.sweeps.sweep import sweep_of
+from steptime.sweeps.sweep import sweep_axes
 from steptime.sweeps.sweep_result import Sweep, column_name
 from steptime.units import counted
 
@@ -76,12 +76,12 @@ class Design(Tabular):
         value = float(column.values.ravel()[self.best])
         words = aim.replace("_", " ").replace("usd", "USD")
         change = value / now - 1
-        more = f"{abs(change):.0%} {'less' if change < 0 else 'more'} than as it is"
-        than = f", {more if abs(change) >= 0.005 else 'as it is now'} ({now:,.4g})" if np.isfinite(change) else ""
+        change_note = f"{abs(change):.0%} {'less' if change < 0 else 'more'} than as it is"
+        than = f", {change_note if abs(change) >= 0.005 else 'as it is now'} ({now:,.4g})" if np.isfinite(change) else ""
         least = "least" if lower_is_better(aim) else "most"
-        of = counted(self.sweep.points - len(self.sweep.reasons), "design")
-        alike = f"; {self.ties:,} more {'is' if self.ties == 1 else 'are'} as good" if self.ties else ""
-        return f"{least} {words} of {of}: {value:,.4g}{than}, with {self.called(self.best)}{alike}"
+        designs = counted(self.sweep.points - len(self.sweep.reasons), "design")
+        tie_note = f"; {self.ties:,} more {'is' if self.ties == 1 else 'are'} as good" if self.ties else ""
+        return f"{least} {words} of {designs}: {value:,.4g}{than}, with {self.called(self.best)}{tie_note}"
 
     @property
     def ties(self) -> int:
@@ -96,11 +96,11 @@ class Design(Tabular):
     def front_rows(self) -> list[dict[str, Any]]:
         """The designs on the front as rows."""
         columns = self.columns()
-        return [{name: values[at] for name, values in columns.items()} for at in self.front]
+        return [{name: values[position] for name, values in columns.items()} for position in self.front]
 
-    def called(self, at: int) -> str:
+    def called(self, position: int) -> str:
         """Return what a design has on each axis."""
-        values = [grid.ravel()[at] for grid in self.sweep.grid()]
+        values = [grid.ravel()[position] for grid in self.sweep.grid()]
         parts = [
             f"{axis.name.removeprefix(ARCH)} {value:,.4g}" if axis.numeric else f"{axis.name.removeprefix(ARCH)} {value}"
             for axis, value in zip(self.sweep.axes, values, strict=True)
@@ -113,9 +113,9 @@ class Design(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each design, and whether it is on the front."""
-        on = np.zeros(self.sweep.points)
-        on[list(self.front)] = 1
-        return {**self.sweep.columns(), "on_front": on}
+        on_front = np.zeros(self.sweep.points)
+        on_front[list(self.front)] = 1
+        return {**self.sweep.columns(), "on_front": on_front}
 
     def plot(self, path: str, *, answer: str | None = None, against: str | None = None) -> None:
         """Write a picture: the first aim over the axes, or against another."""
@@ -133,30 +133,32 @@ def design(
     workers: int | None = None,
     out: str | None = None,
     progress: Progress | None = None,
-    **held: Any,
+    **fixed_inputs: Any,
 ) -> Design:
     """Return which designs of a model and a machine no other beats.
 
     question: "step" or "plan". model: a name where `arch.*` varies its config. axes: values by input, as for `sweep`, among
     them one of `arch.*`, `times.*` or a figure of the machine. aims: answers that count, by default cost and speed. within:
     "power", or shares of another budget of the chip ("bandwidth=0.3,link=0.1", of its area or its price), within which the
-    FLOP/s make room for the rest. held: other inputs, those with a dot as **{"arch.equal": "total"}.
+    FLOP/s make room for the rest. fixed_inputs: other inputs, those with a dot as **{"arch.equal": "total"}.
 
-    >>> found = design("step", "llama-3.3-70b", "hgx-h100", {"times.bandwidth": "1:4:4"}, within="power", tp=8, batch=64,
+    >>> designs = design("step", "llama-3.3-70b", "hgx-h100", {"times.bandwidth": "1:4:4"}, within="power", tp=8, batch=64,
     ...                engine="ideal")
-    >>> found.called(found.best)
+    >>> designs.called(designs.best)
     'times.bandwidth 3'
     """
-    asked = find_question(question)
-    fixed = {"model": model, "system": system, **{plain_name(asked, name): value for name, value in held.items()}}
-    fixed, axes = in_base_units(asked, fixed), in_base_units(asked, axes)
-    made = [made_axis(name, values, find_input(asked, name, fixed)) for name, values in axes.items()]
-    fixed = read_held(asked, fixed, fixed)
-    return design_of(asked, made, fixed, aims=aims, within=within, workers=workers, out=out, progress=progress)
+    declaration = find_question(question)
+    fixed = {"model": model, "system": system, **{plain_name(declaration, name): value for name, value in fixed_inputs.items()}}
+    fixed, axes = in_base_units(declaration, fixed), in_base_units(declaration, axes)
+    design_axes = [made_axis(name, values, find_input(declaration, name, fixed)) for name, values in axes.items()]
+    fixed = read_held(declaration, fixed, fixed)
+    return compare_designs(
+        declaration, design_axes, fixed, aims=aims, within=within, workers=workers, out=out, progress=progress
+    )
 
 
-def design_of(
-    asked: Question,
+def compare_designs(
+    question: Question,
     axes: Sequence[Axis],
     fixed: Mapping[str, Any],
     *,
@@ -167,28 +169,28 @@ def design_of(
     progress: Progress | None = None,
 ) -> Design:
     """Return the designs of axes that were read already; see `design`."""
-    if asked.name not in COSTS:
-        raise UnknownName("question of a design", asked.name, COSTS, f"Known: {', '.join(COSTS)}.")
-    chosen = tuple(dict.fromkeys(aims)) or (COSTS[asked.name], SPEED)
-    for name in chosen:
-        if name not in asked.answers or asked.answers[name].text:
-            numbers = [one for one, answer in asked.answers.items() if not answer.text]
+    if question.name not in COSTS:
+        raise UnknownName("question of a design", question.name, COSTS, f"Known: {', '.join(COSTS)}.")
+    aim_names = tuple(dict.fromkeys(aims)) or (COSTS[question.name], SPEED)
+    for name in aim_names:
+        if name not in question.answers or question.answers[name].text:
+            numbers = [key for key, answer in question.answers.items() if not answer.text]
             raise UnknownName("aim", name, numbers, f"Known: {', '.join(numbers)}.")
-    own = [axis.name for axis in axes if is_design(axis.name)]
-    if not own:
+    design_axes = [axis.name for axis in axes if is_design(axis.name)]
+    if not design_axes:
         raise InputError(
             "a design needs an axis of the model (arch.kv_heads, arch.attention, arch.layers, ...) or of the chip "
             "(times.bandwidth, times.link, ... or a figure of it)"
         )
-    fixed = with_layout(asked, fixed, axes)
-    held = {**fixed, **({} if within is None else {WITHIN: within})}
-    wanted = tuple(dict.fromkeys([*chosen, *asked.shows, *DESIGN_ANSWERS]))
-    found = sweep_of(asked, axes, held, answers=wanted, workers=workers, out=out, progress=progress)
-    for name in chosen:
-        if name not in found.answers or not np.isfinite(found.answers[name].values).any():
+    fixed = with_layout(question, fixed, axes)
+    inputs = {**fixed, **({} if within is None else {WITHIN: within})}
+    answer_names = tuple(dict.fromkeys([*aim_names, *question.shows, *DESIGN_ANSWERS]))
+    sweep = sweep_axes(question, axes, inputs, answers=answer_names, workers=workers, out=out, progress=progress)
+    for name in aim_names:
+        if name not in sweep.answers or not np.isfinite(sweep.answers[name].values).any():
             why = "no rent is known: --rent 2.10 gives one, or --aim tokens_per_second_per_chip does without"
-            raise Impossible(f"no design has an answer: {next(iter(found.refused_because), why)}")
-    return Design(sweep=found, aims=chosen, front=_front(found, chosen), today=_today(asked, axes, fixed, chosen))
+            raise Impossible(f"no design has an answer: {next(iter(sweep.refused_because), why)}")
+    return Design(sweep=sweep, aims=aim_names, front=_front(sweep, aim_names), today=_today(question, axes, fixed, aim_names))
 
 
 def is_design(name: str) -> bool:
@@ -200,20 +202,20 @@ def is_design(name: str) -> bool:
     return "." in name
 
 
-def _front(found: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
+def _front(sweep: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
     """Return the positions that no other beats in all aims, of those that fit and have an answer; best in the first first."""
-    gains = [(-1.0 if lower_is_better(name) else 1.0) * found.column(name).values.ravel().astype(float) for name in aims]
-    known = (_memory_shares(found) <= 1) & np.all(np.isfinite(gains), axis=0)
-    if not known.any():
-        answered = found.points - len(found.reasons)
+    gains = [(-1.0 if lower_is_better(name) else 1.0) * sweep.column(name).values.ravel().astype(float) for name in aims]
+    feasible = (_memory_shares(sweep) <= 1) & np.all(np.isfinite(gains), axis=0)
+    if not feasible.any():
+        answered = sweep.points - len(sweep.reasons)
         if not answered:
-            raise Impossible(f"no design has an answer: {next(iter(found.refused_because))}")
-        least = float(np.nanmin(np.where(np.all(np.isfinite(gains), axis=0), _memory_shares(found), np.nan)))
+            raise Impossible(f"no design has an answer: {next(iter(sweep.refused_because))}")
+        least = float(np.nanmin(np.where(np.all(np.isfinite(gains), axis=0), _memory_shares(sweep), np.nan)))
         raise Impossible(
             f"no design fits: the least that {counted(answered, 'design')} take is {least:.0%} of the memory of a chip; "
             "give more chips (tp, dp, ep), a smaller batch or a shorter context"
         )
-    places = np.flatnonzero(known)
+    places = np.flatnonzero(feasible)
     table = np.array(gains)[:, places]
     if len(aims) == 1:
         return (int(places[np.argmax(table[0])]),)
@@ -225,55 +227,61 @@ def _front(found: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
                 f"{len(places):,} designs are too many for {len(aims)} aims; at most {MOST_COMPARED:,}, or two aims"
             )
         _, first = np.unique(table, axis=1, return_index=True)  # of equal designs the first
-        best = np.array([at for at in np.sort(first) if not _beaten(table, int(at))])
+        best = np.array([column for column in np.sort(first) if not _beaten(table, int(column))])
         best = best[np.argsort(-table[0][best], kind="stable")]
     return tuple(int(place) for place in places[best])
 
 
-def _memory_shares(found: Sweep) -> Array:
+def _memory_shares(sweep: Sweep) -> Array:
     """Return the share of a chip's memory that each design takes; 0 where the question has no such answer."""
-    shares = found.answers["memory_share"].values if "memory_share" in found.answers else np.zeros(found.shape)
+    shares = sweep.answers["memory_share"].values if "memory_share" in sweep.answers else np.zeros(sweep.shape)
     return np.asarray(shares, dtype=float).ravel()
 
 
-def _beaten(table: Array, at: int) -> bool:
-    as_good, better = table >= table[:, [at]], table > table[:, [at]]
+def _beaten(table: Array, column: int) -> bool:
+    as_good, better = table >= table[:, [column]], table > table[:, [column]]
     return bool(np.any(as_good.all(axis=0) & better.any(axis=0)))
 
 
-def _today(asked: Question, axes: Sequence[Axis], fixed: Mapping[str, Any], aims: Sequence[str]) -> dict[str, Any]:
+def _today(question: Question, axes: Sequence[Axis], fixed: Mapping[str, Any], aims: Sequence[str]) -> dict[str, Any]:
     """Return the aims for model and machine as they are: the best in the first aim over the axes that are none of a design.
 
     What is held stays, but a budget and what makes up for changes. Nothing where they have no answer, or do not fit.
     """
     idle = (WITHIN, f"{ARCH}{EQUAL}", f"{ARCH}{BALANCE_KEY}")
     plain = {name: value for name, value in fixed.items() if name not in idle}
-    others = [axis for axis in axes if not is_design(axis.name)]
-    names = tuple(dict.fromkeys([*aims, *DESIGN_ANSWERS, *(["memory_share"] if "memory_share" in asked.answers else [])]))
+    plain_axes = [axis for axis in axes if not is_design(axis.name)]
+    names = tuple(dict.fromkeys([*aims, *DESIGN_ANSWERS, *(["memory_share"] if "memory_share" in question.answers else [])]))
     try:
-        if others:
-            told = {name: column.values for name, column in sweep_of(asked, others, plain, answers=names).answers.items()}
+        if plain_axes:
+            answers = {
+                name: column.values for name, column in sweep_axes(question, plain_axes, plain, answers=names).answers.items()
+            }
         else:
-            told = {name: np.asarray(value) for name, value in asked.ask(plain, frozenset(names)).items() if name in names}
+            answers = {
+                name: np.asarray(value) for name, value in question.ask(plain, frozenset(names)).items() if name in names
+            }
     except InputError:
         return {}
-    if aims[0] not in told:
+    if aims[0] not in answers:
         return {}
-    first = (-1.0 if lower_is_better(aims[0]) else 1.0) * told[aims[0]].astype(float)
-    fits = told["memory_share"] <= 1 if "memory_share" in told else np.ones(first.shape, dtype=bool)
+    first = (-1.0 if lower_is_better(aims[0]) else 1.0) * answers[aims[0]].astype(float)
+    fits = answers["memory_share"] <= 1 if "memory_share" in answers else np.ones(first.shape, dtype=bool)
     first = np.where(np.broadcast_to(fits, first.shape) & np.isfinite(first), first, -np.inf)
     if not np.isfinite(first).any():
         return {}
-    at = int(np.argmax(first))
-    places = dict(zip((axis.name for axis in others), np.unravel_index(at, first.shape), strict=True)) if others else {}
-    stood = {axis.name: axis.labels[int(places[axis.name])] for axis in others}
-    return stood | {name: np.broadcast_to(told[name], first.shape).ravel()[at] for name in names if name in told}
+    best = int(np.argmax(first))
+    places = (
+        dict(zip((axis.name for axis in plain_axes), np.unravel_index(best, first.shape), strict=True)) if plain_axes else {}
+    )
+    stood = {axis.name: axis.labels[int(places[axis.name])] for axis in plain_axes}
+    return stood | {name: np.broadcast_to(answers[name], first.shape).ravel()[best] for name in names if name in answers}
 
 
-def columns_in_short(found: Design) -> dict[str, str]:
+def columns_in_short(designs: Design) -> dict[str, str]:
     """Return the answers that a table of designs shows, with the names of their columns."""
-    axes = [axis.name for axis in found.sweep.axes]
+    axes = [axis.name for axis in designs.sweep.axes]
     of_model = ("parameters", "active_parameters", "kv_bytes_per_token") if any(name.startswith(ARCH) for name in axes) else ()
     of_chip = ("flops",) if any(name.startswith(TIMES) for name in axes) else ()
-    names = dict.fromkeys([*found.aims, *of_model, *of_chip])
-    return {name: column_name(name, found.sweep.answers[name].unit) for name in names if name in found.sweep.answers}
+    names = dict.fromkeys([*designs.aims, *of_model, *of_chip])
+    return {name: column_name(name, designs.sweep.answers[name].unit) for name in names if name in designs.sweep.answers}

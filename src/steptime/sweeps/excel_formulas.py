@@ -59,11 +59,11 @@ class Cell(np.lib.mixins.NDArrayOperatorsMixin):
             raise Untraceable(getattr(ufunc, "__name__", str(ufunc)))
         return Cell(UFUNCS[ufunc](*map(_text, inputs)))
 
-    def __array_function__(self, function: Any, _: Any, given: tuple[Any, ...], options: Mapping[str, Any]) -> Cell:
-        if function is np.where and len(given) == 3 and not options:
-            if not isinstance(given[0], Cell):
-                return Cell(_text(given[1 if given[0] else 2], answer=True))
-            return Cell("IF({},{},{})".format(_text(given[0]), *(_text(one, answer=True) for one in given[1:])))
+    def __array_function__(self, function: Any, _: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Cell:
+        if function is np.where and len(arguments) == 3 and not options:
+            if not isinstance(arguments[0], Cell):
+                return Cell(_text(arguments[1 if arguments[0] else 2], answer=True))
+            return Cell("IF({},{},{})".format(_text(arguments[0]), *(_text(branch, answer=True) for branch in arguments[1:])))
         raise Untraceable(getattr(function, "__name__", str(function)))
 
     def __bool__(self) -> bool:
@@ -89,7 +89,7 @@ def _text(value: Any, *, answer: bool = False) -> str:
     return repr(int(number)) if number == int(number) and abs(number) < 1e15 else repr(number).upper()
 
 
-def formula(function: Callable[..., Any], given: Mapping[str, Any]) -> str:
+def formula(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
     """Return what `function` does with cells and numbers as a formula; raise Untraceable where that cannot be written.
 
     >>> from steptime.blackboard import drain_seconds, optimal_batch
@@ -99,11 +99,11 @@ def formula(function: Callable[..., Any], given: Mapping[str, Any]) -> str:
     '=((A2*8)/1)'
     """
     try:
-        found = function(**given)
+        cell = function(**arguments)
     except Untraceable:
         raise
     except (TypeError, ValueError, AttributeError) as problem:
         raise Untraceable(str(problem)) from None
-    if isinstance(found, np.ndarray) and found.dtype == object and found.ndim == 0:
-        found = found.item()
-    return f"={_text(found)}"
+    if isinstance(cell, np.ndarray) and cell.dtype == object and cell.ndim == 0:
+        cell = cell.item()
+    return f"={_text(cell)}"

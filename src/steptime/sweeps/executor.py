@@ -13,7 +13,7 @@ from typing import Any, Final
 from steptime.errors import InputError
 from steptime.physics.chunked_evaluation import keep_memory
 from steptime.processes import can_fork, core_count, end_pool, hold_interrupts, process_pool
-from steptime.sweeps.point_grid import Found, Gathered, Job, Region, ask_all, size
+from steptime.sweeps.point_grid import Gathered, Job, Region, RegionAnswers, ask_all, size
 from steptime.sweeps.resume_log import Journal
 
 Progress = Callable[[int, int], None]
@@ -41,34 +41,34 @@ def run(
     gathered = Gathered(job.shape)
     done = 0
     if journal is not None:
-        for found in journal.done.values():
-            gathered.take(found)
-            done += size(found.region)
-    regions = list(job.regions() if journal is None else journal.left(job.regions()))
+        for region_answers in journal.done.values():
+            gathered.take(region_answers)
+            done += size(region_answers.region)
+    regions = list(job.regions() if journal is None else journal.pending_regions(job.regions()))
     if progress is not None:
         progress(done, job.points)
-    for found in _answers(job, regions, workers, client):
-        gathered.take(found)
+    for region_answers in _answers(job, regions, workers, client):
+        gathered.take(region_answers)
         if journal is not None:
-            journal.note(found)
-        done += size(found.region)
+            journal.note(region_answers)
+        done += size(region_answers.region)
         if progress is not None:
             progress(done, job.points)
     return gathered
 
 
-def _answers(job: Job, regions: Sequence[Region], workers: int | None, client: Any) -> Iterator[Found]:
+def _answers(job: Job, regions: Sequence[Region], workers: int | None, client: Any) -> Iterator[RegionAnswers]:
     if client is not None:
         return on_cluster(job, regions, client)
     if job.question.threads and any(job.inner) and len(regions) > 1 and workers != 1:
         return in_threads(job, regions, workers)
     if workers is None:
-        worth = job.question.seconds * sum(map(size, regions)) > SHORT
-        workers = core_count() if worth and can_fork() else 1
+        is_long = job.question.seconds * sum(map(size, regions)) > SHORT
+        workers = core_count() if is_long and can_fork() else 1
     workers = min(workers, len(regions))
     if workers > 1 and _goes_to_others(job):
         return in_processes(job, regions, workers)
-    return (found for region in regions for found in ask_all(job, [region]))
+    return (region_answers for region in regions for region_answers in ask_all(job, [region]))
 
 
 def _goes_to_others(job: Job) -> bool:
@@ -82,17 +82,17 @@ def _goes_to_others(job: Job) -> bool:
 def _tasks(job: Job, regions: Sequence[Region], workers: int) -> list[Sequence[Region]]:
     """Return regions in groups that are asked at once: of a few seconds, and several for each worker."""
     points = max(size(region) for region in regions)
-    each = max(1, min(MOST_AT_ONCE, int(PER_TASK / max(job.question.seconds * points, 1e-3))))
-    each = max(1, min(each, len(regions) // (4 * workers)))
-    return [regions[first : first + each] for first in range(0, len(regions), each)]
+    task_size = max(1, min(MOST_AT_ONCE, int(PER_TASK / max(job.question.seconds * points, 1e-3))))
+    task_size = max(1, min(task_size, len(regions) // (4 * workers)))
+    return [regions[first : first + task_size] for first in range(0, len(regions), task_size)]
 
 
-def in_threads(job: Job, regions: Sequence[Region], workers: int | None) -> Iterator[Found]:
+def in_threads(job: Job, regions: Sequence[Region], workers: int | None) -> Iterator[RegionAnswers]:
     """Yield answers about arrays, a block a thread: numpy leaves the other threads alone while it reckons."""
     keep_memory()
     with ThreadPoolExecutor(workers or core_count()) as pool:
-        for found in pool.map(partial(ask_all, job), ([region] for region in regions)):
-            yield from found
+        for task_answers in pool.map(partial(ask_all, job), ([region] for region in regions)):
+            yield from task_answers
 
 
 # --- processes of this machine ------------------------------------------------------------------------------------------
@@ -101,27 +101,29 @@ def in_threads(job: Job, regions: Sequence[Region], workers: int | None) -> Iter
 _JOB: list[Job] = []  # of this process, where it is one that answers
 
 
-def _prepare(told: bytes) -> None:
-    _JOB[:] = [pickle.loads(told)]
+def _prepare(pickled_job: bytes) -> None:
+    _JOB[:] = [pickle.loads(pickled_job)]
 
 
-def _ask(regions: Sequence[Region]) -> list[Found]:
+def _ask(regions: Sequence[Region]) -> list[RegionAnswers]:
     return ask_all(_JOB[0], regions)
 
 
-def in_processes(job: Job, regions: Sequence[Region], workers: int) -> Iterator[Found]:
+def in_processes(job: Job, regions: Sequence[Region], workers: int) -> Iterator[RegionAnswers]:
     """Yield answers from several processes as they come; what a process was asked that died is asked again."""
-    left = dict(enumerate(_tasks(job, regions, workers)))
+    open_tasks = dict(enumerate(_tasks(job, regions, workers)))
     for _ in range(DEATHS + 1):
         pool = process_pool(workers, _prepare, (pickle.dumps(job),))
         try:
             with hold_interrupts():
-                futures: dict[Future[list[Found]], int] = {pool.submit(_ask, task): at for at, task in left.items()}
+                futures: dict[Future[list[RegionAnswers]], int] = {
+                    pool.submit(_ask, task): index for index, task in open_tasks.items()
+                }
             while futures:
                 for future in wait(futures, return_when=FIRST_COMPLETED).done:
-                    at = futures.pop(future)
+                    index = futures.pop(future)
                     yield from future.result()
-                    del left[at]
+                    del open_tasks[index]
             pool.shutdown()
             return
         except BrokenProcessPool:
@@ -151,7 +153,7 @@ def _short(problem: Exception) -> str:
     return str(problem).splitlines()[0] if str(problem) else type(problem).__name__
 
 
-def on_cluster(job: Job, regions: Sequence[Region], client: Any) -> Iterator[Found]:
+def on_cluster(job: Job, regions: Sequence[Region], client: Any) -> Iterator[RegionAnswers]:
     """Yield answers from the workers of a cluster as they come; the work of one that is lost goes to others."""
     workers = max(1, sum(client.nthreads().values()))
     tasks = _tasks(job, regions, workers)
@@ -164,16 +166,16 @@ def on_cluster(job: Job, regions: Sequence[Region], client: Any) -> Iterator[Fou
         client.cancel(futures)
 
 
-def _result(future: Any) -> list[Found]:
+def _result(future: Any) -> list[RegionAnswers]:
     distributed = import_module("distributed")
     try:
-        found: list[Found] = future.result()
+        answers: list[RegionAnswers] = future.result()
     except distributed.KilledWorker as problem:
         raise InputError(f"the cluster lost its workers: {_short(problem)}") from None
     except distributed.CancelledError:
         raise InputError("the cluster went away; with results in a file, the same sweep goes on from there") from None
-    return found
+    return answers
 
 
-def _ask_there(job: Job, regions: Sequence[Region]) -> list[Found]:
+def _ask_there(job: Job, regions: Sequence[Region]) -> list[RegionAnswers]:
     return ask_all(job, regions)

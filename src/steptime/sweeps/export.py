@@ -26,27 +26,27 @@ CHUNK: Final = 1_000_000  # points of a piece of a .zarr folder, and of a row gr
 
 def ending(path: str) -> str:
     """Return the ending of a file that can be written; raise InputError for others, and where its library is missing."""
-    found = Path(path).suffix.casefold()
-    known = (*WRITERS, *PICTURES)
-    if found not in known:
-        raise InputError(f"{path}: results are written to {', '.join(known)}, not to {found or 'a file without an ending'}")
+    suffix = Path(path).suffix.casefold()
+    suffixes = (*WRITERS, *PICTURES)
+    if suffix not in suffixes:
+        raise InputError(f"{path}: results are written to {', '.join(suffixes)}, not to {suffix or 'a file without an ending'}")
     needs = {".parquet": "pyarrow", ".nc": "netCDF4", ".zarr": "zarr", ".xlsx": "openpyxl"}
-    extra = "plot" if found in PICTURES else "sweep"
-    library = "matplotlib" if found in PICTURES else needs.get(found, "")
+    extra = "plot" if suffix in PICTURES else "sweep"
+    library = "matplotlib" if suffix in PICTURES else needs.get(suffix, "")
     if library and find_spec(library) is None:
-        raise InputError(f"{path}: {found} files need {library}: pip install 'steptime[{extra}]'")
-    return found
+        raise InputError(f"{path}: {suffix} files need {library}: pip install 'steptime[{extra}]'")
+    return suffix
 
 
 def save(sweep: Sweep, path: str, *, answer: str | None = None) -> None:
     """Write a file; a file that is there is replaced when the new one is whole, and not before."""
-    found = ending(path)
-    if found in PICTURES:
+    suffix = ending(path)
+    if suffix in PICTURES:
         sweep.plot(path, answer=answer)
         return
-    if found == ".xlsx" and sweep.points > MOST_ROWS:
+    if suffix == ".xlsx" and sweep.points > MOST_ROWS:
         raise InputError(f"{path}: a spreadsheet has {MOST_ROWS:,} rows, and the sweep {sweep.points:,} points; write .parquet")
-    replace_file(path, lambda place: WRITERS[found](sweep, place))
+    replace_file(path, lambda place: WRITERS[suffix](sweep, place))
 
 
 def _csv(sweep: Sweep, path: str) -> None:
@@ -55,9 +55,11 @@ def _csv(sweep: Sweep, path: str) -> None:
         from pyarrow import csv
 
         table = _arrow(sweep)
-        for at, field in enumerate(table.schema):
+        for index, field in enumerate(table.schema):
             if pyarrow.types.is_string(field.type):
-                table = table.set_column(at, field, pyarrow.array(map(safe_cell, table.column(at).to_pylist()), field.type))
+                table = table.set_column(
+                    index, field, pyarrow.array(map(safe_cell, table.column(index).to_pylist()), field.type)
+                )
         csv.write_csv(table, path)
         return
     Path(path).write_text(sweep.to_csv(), encoding="utf-8", newline="")
@@ -71,18 +73,18 @@ def _arrow(sweep: Sweep) -> Any:
     """Return the table as Arrow has it: what is not finite is null, each column with its meaning and unit."""
     import pyarrow
 
-    named = {axis.name: (axis.meaning, axis.unit) for axis in sweep.axes}
-    named |= {name: (column.meaning, column.unit) for name, column in sweep.answers.items()}
-    told = [*named.values(), ("why there is no answer", "")]
+    meanings_by_name = {axis.name: (axis.meaning, axis.unit) for axis in sweep.axes}
+    meanings_by_name |= {name: (column.meaning, column.unit) for name, column in sweep.answers.items()}
+    column_meanings = [*meanings_by_name.values(), ("why there is no answer", "")]
     arrays, fields = [], []
-    for (name, values), (meaning, unit) in zip(sweep.columns().items(), told, strict=False):
+    for (name, values), (meaning, unit) in zip(sweep.columns().items(), column_meanings, strict=False):
         flat = np.ascontiguousarray(values)
         hidden = ~np.isfinite(flat) if flat.dtype.kind == "f" else None
-        array = pyarrow.array(flat, mask=hidden) if flat.dtype != object else pyarrow.array([str(one) for one in flat])
+        array = pyarrow.array(flat, mask=hidden) if flat.dtype != object else pyarrow.array([str(cell) for cell in flat])
         arrays.append(array)
         fields.append(pyarrow.field(name, array.type, metadata={"meaning": meaning, "unit": unit}))
-    asked = {"question": sweep.question, **{name: str(value) for name, value in sweep.held.items()}}
-    return pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(fields, metadata=asked))
+    metadata = {"question": sweep.question, **{name: str(value) for name, value in sweep.fixed_inputs.items()}}
+    return pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(fields, metadata=metadata))
 
 
 def _parquet(sweep: Sweep, path: str) -> None:
@@ -93,11 +95,11 @@ def _parquet(sweep: Sweep, path: str) -> None:
 
 def _labelled(sweep: Sweep) -> Any:
     """Return the labelled arrays with texts as plain ones, which files can hold."""
-    found = sweep.to_xarray()
-    for name in [*found.coords, *found.data_vars]:
-        if found[name].dtype == object:
-            found[name] = found[name].astype(str)
-    return found
+    dataset = sweep.to_xarray()
+    for name in [*dataset.coords, *dataset.data_vars]:
+        if dataset[name].dtype == object:
+            dataset[name] = dataset[name].astype(str)
+    return dataset
 
 
 def _netcdf(sweep: Sweep, path: str) -> None:
@@ -105,13 +107,13 @@ def _netcdf(sweep: Sweep, path: str) -> None:
 
 
 def _zarr(sweep: Sweep, path: str) -> None:
-    found = _labelled(sweep)
-    sizes, left = {}, CHUNK
-    for name, length in reversed(list(found.sizes.items())):
-        sizes[name] = max(1, min(length, left))
-        left = max(1, left // sizes[name])
-    encoding = {name: {"chunks": tuple(sizes[one] for one in found[name].dims)} for name in found.data_vars}
-    found.to_zarr(path, mode="w", encoding=encoding, consolidated=True, zarr_format=2)
+    dataset = _labelled(sweep)
+    sizes, chunk_budget = {}, CHUNK
+    for name, length in reversed(list(dataset.sizes.items())):
+        sizes[name] = max(1, min(length, chunk_budget))
+        chunk_budget = max(1, chunk_budget // sizes[name])
+    encoding = {name: {"chunks": tuple(sizes[dimension] for dimension in dataset[name].dims)} for name in dataset.data_vars}
+    dataset.to_zarr(path, mode="w", encoding=encoding, consolidated=True, zarr_format=2)
 
 
 def _xlsx(sweep: Sweep, path: str) -> None:
@@ -135,18 +137,18 @@ def _xlsx(sweep: Sweep, path: str) -> None:
     about.append(["held", "value", "unit"])
     cells: dict[str, Any] = {}
     for name, value in sweep.fixed.items():
-        of = sweep.asked.inputs.get(name)
+        spec = sweep.declaration.inputs.get(name)
         number = isinstance(value, int | float | np.number)
-        told = float(value) if number else text_cell(about, label(value))
-        about.append([text_cell(about, name), told, of.unit if of else ""])
-        whole = of is not None and not of.broadcasts  # which the closed form takes as a number alone
-        cells[name] = value if whole else Cell(f"held!$B${about.max_row}")
+        content = float(value) if number else text_cell(about, label(value))
+        about.append([text_cell(about, name), content, spec.unit if spec else ""])
+        is_number_only = spec is not None and not spec.broadcasts  # which the closed form takes as a number alone
+        cells[name] = value if is_number_only else Cell(f"held!$B${about.max_row}")
     columns = {name: np.asarray(values).tolist() for name, values in sweep.columns().items()}
     units = [axis.title for axis in sweep.axes]
     units += [f"{name} [{column.unit}]" if column.unit else name for name, column in sweep.answers.items()]
     table.append([*units, "reason"][: len(columns)])
-    for at, row in enumerate(zip(*columns.values(), strict=True), start=2):
-        cells |= {axis.name: Cell(f"{get_column_letter(i)}{at}") for i, axis in enumerate(sweep.axes, start=1)}
+    for row_number, row in enumerate(zip(*columns.values(), strict=True), start=2):
+        cells |= {axis.name: Cell(f"{get_column_letter(i)}{row_number}") for i, axis in enumerate(sweep.axes, start=1)}
         texts = tuple(text_cell(table, value) for value in row)
         table.append([_cell(value) for value in _live(sweep, texts, cells)])
     table.freeze_panes = "A2"
@@ -158,10 +160,10 @@ def _xlsx(sweep: Sweep, path: str) -> None:
 
 def _live(sweep: Sweep, row: tuple[Any, ...], cells: dict[str, Any]) -> tuple[Any, ...]:
     """Return a row with its answer as a formula, where there is a closed form that can be written as one."""
-    if sweep.asked.written is None:
+    if sweep.declaration.written is None:
         return row
     try:
-        return (*row[: len(sweep.axes)], formula(sweep.asked.written, cells), *row[len(sweep.axes) + 1 :])
+        return (*row[: len(sweep.axes)], formula(sweep.declaration.written, cells), *row[len(sweep.axes) + 1 :])
     except Untraceable:
         return row
 

@@ -78,26 +78,26 @@ def in_words(grade: str) -> str:
     )
 
 
-Given = Mapping[str, Any]
-Place = Callable[[Given, str, Any], Given]
+InputValues = Mapping[str, Any]
+Place = Callable[[InputValues, str, Any], InputValues]
 
 
-def put(given: Given, name: str, value: Any) -> Given:
+def put(input_values: InputValues, name: str, value: Any) -> InputValues:
     """Return what a question is asked with, an input of a name set."""
-    return {**given, name: value}
+    return {**input_values, name: value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsure:
     """An input with its range, and what that rests on.
 
-    what: the thing in words, as in "the rent". learn: how it becomes known. even: whether every value of the range is as
-    likely; else its ends are the 5 % and 95 % points. place: puts a value into what a question is asked with. least, most: what
-    no value can be beyond. whole: whether it is a count. broadcasts: whether it may be an array.
+    description: the thing in words, as in "the rent". learn: how it becomes known. even: whether every value of the range is as
+    likely; else its ends are the 5 % and 95 % points. place: puts a value into what a question is asked with. minimum,
+    maximum: what no value can be beyond. is_count: whether it is a count. broadcasts: whether it may be an array.
     """
 
     name: str
-    what: str
+    description: str
     unit: str = ""
     low: float
     base: float
@@ -106,15 +106,15 @@ class Unsure:
     learn: str = ""
     even: bool = False
     place: Place = put
-    least: float = -math.inf
-    most: float = math.inf
-    whole: bool = False
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    is_count: bool = False
     broadcasts: bool = True
 
     def checked(self, values: Number) -> Array:
         """Return values within what is possible, and whole where it is a count."""
-        within = np.clip(np.asarray(values, dtype=np.float64), self.least, self.most)
-        return np.maximum(np.round(within), 1.0) if self.whole else within
+        within = np.clip(np.asarray(values, dtype=np.float64), self.minimum, self.maximum)
+        return np.maximum(np.round(within), 1.0) if self.is_count else within
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -130,10 +130,10 @@ class Unsure:
     def values(self, shares: Array) -> Array:
         """Return the values below which shares of all cases lie (from 0 to 1, both excluded).
 
-        >>> rent = Unsure(name="rent", what="the rent", low=1.0, base=2.0, high=3.0, basis="quotes", even=True)
+        >>> rent = Unsure(name="rent", description="the rent", low=1.0, base=2.0, high=3.0, basis="quotes", even=True)
         >>> rent.values(np.array([0.25, 0.5])).tolist()
         [1.5, 2.0]
-        >>> rate = Unsure(name="rate", what="a rate", low=1.0, base=2.0, high=8.0, basis="guess")
+        >>> rate = Unsure(name="rate", description="a rate", low=1.0, base=2.0, high=8.0, basis="guess")
         >>> rate.values(np.array([0.05, 0.5, 0.95])).round(3).tolist()
         [1.0, 2.0, 7.999]
         """
@@ -146,7 +146,7 @@ class Unsure:
         return self.checked(self.base * np.exp(np.where(z < 0, below, above) * z))
 
 
-def spread(name: str, base: float, width: float | tuple[float, float], **told: Any) -> Unsure:
+def spread(name: str, base: float, width: float | tuple[float, float], **attributes: Any) -> Unsure:
     """Return an input whose logarithm has a 90 % range of half `width` to both sides, or of two widths, below and above."""
     below, above = width if isinstance(width, tuple) else (width, width)
-    return Unsure(name=name, base=base, low=base * math.exp(-below), high=base * math.exp(above), **told)
+    return Unsure(name=name, base=base, low=base * math.exp(-below), high=base * math.exp(above), **attributes)

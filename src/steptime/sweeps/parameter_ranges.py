@@ -30,81 +30,87 @@ HOMES: Final = {"step": "serving_ranges of_step", "plan": "serving_ranges of_pla
 """Module and name of the function that tells what is unsure of a question: given, answer -> given as settled, and inputs."""
 
 
-def unsure_inputs(question: Question, given: Mapping[str, Any], answer: str) -> tuple[Mapping[str, Any], list[Unsure]]:
+def unsure_inputs(question: Question, input_values: Mapping[str, Any], answer: str) -> tuple[Mapping[str, Any], list[Unsure]]:
     """Return what a question is asked with, names read once, and the inputs that are unsure in it; none for a closed form."""
     if question.name not in HOMES:
-        return given, []
+        return input_values, []
     module, _, name = HOMES[question.name].partition(" ")
     tells: Callable[..., tuple[Mapping[str, Any], list[Unsure]]] = getattr(import_module(f"steptime.sweeps.{module}"), name)
-    return tells(given, answer)
+    return tells(input_values, answer)
 
 
 def with_ranges(
-    question: Question, given: Mapping[str, Any], known: Sequence[Unsure], ranges: Iterable[tuple[str, Any]]
+    question: Question, input_values: Mapping[str, Any], parameters: Sequence[Unsure], ranges: Iterable[tuple[str, Any]]
 ) -> list[Unsure]:
-    """Return the unsure inputs of a question with ranges that are given: of those known, or of any other input.
+    """Return the unsure inputs of a question with given ranges: of `parameters`, or of any other input.
 
     ranges: names with "LOW:HIGH" or a pair of numbers in base units. Raises RangeError for a range that does not hold the value
     that is asked with, UnknownName for an input that there is not, InputError for one that is a name.
     """
-    found = {one.name: one for one in known}
-    seen: set[str] = set()
+    by_name = {parameter.name: parameter for parameter in parameters}
+    ranged_names: set[str] = set()
     for typed, values in ranges:
-        name = _name(question, found, typed)
-        if name in seen:
+        name = _name(question, by_name, typed)
+        if name in ranged_names:
             raise InputError(f"{name} has two ranges; keep one of them")
-        seen.add(name)
-        base = found.get(name)
-        of = _input(question, given, base, name)
-        if of.kind == TEXT and (isinstance(values, str) or question.answers):
+        ranged_names.add(name)
+        base = by_name.get(name)
+        spec = _input(question, input_values, base, name)
+        if spec.kind == TEXT and (isinstance(values, str) or question.answers):
             raise InputError(f"{name} is a name, and has no range; `steptime sweep --over {name}=...` asks with each")
-        low, high = _ends(name, values, of)
+        low, high = _ends(name, values, spec)
         if name in CONSTANTS and (problem := find_problem(name, low) or find_problem(name, high)):
             raise RangeError(f"{name} {problem}")
-        middle = base.base if base is not None else _asked(question, given, name)
+        middle = base.base if base is not None else _base_value(question, input_values, name)
         basis = "range as given" if middle is not None else "range as given, its middle taken"
         middle = (low + high) / 2 if middle is None else middle
         if not low <= middle <= high:
-            value, least, most = (written(float(one), of.unit) for one in (middle, low, high))
+            value, lower, upper = (written(float(number), spec.unit) for number in (middle, low, high))
             raise RangeError(
-                f"{name} is asked with as {value}, which its range from {least} to {most} does not hold: widen the range, or "
+                f"{name} is asked with as {value}, which its range from {lower} to {upper} does not hold: widen the range, or "
                 f"ask with another {name}"
             )
-        told: dict[str, Any] = {"low": low, "base": float(middle), "high": high, "basis": basis, "even": True}
+        attributes: dict[str, Any] = {"low": low, "base": float(middle), "high": high, "basis": basis, "even": True}
         if base is not None:
-            found[name] = Unsure(
-                name=name, what=base.what, unit=base.unit, learn=base.learn, place=base.place, whole=base.whole,
-                broadcasts=base.broadcasts, **told,
+            by_name[name] = Unsure(
+                name=name, description=base.description, unit=base.unit, learn=base.learn, place=base.place,
+                is_count=base.is_count, broadcasts=base.broadcasts, **attributes,
             )  # fmt: skip
         else:
-            found[name] = Unsure(
-                name=name, what=f"the {of.meaning}" if of.meaning else name, unit=of.unit, whole=of.kind == COUNT,
-                place=put_constant if name in CONSTANTS else put, broadcasts=of.broadcasts, **told,
+            by_name[name] = Unsure(
+                name=name, description=f"the {spec.meaning}" if spec.meaning else name, unit=spec.unit,
+                is_count=spec.kind == COUNT, place=put_constant if name in CONSTANTS else put, broadcasts=spec.broadcasts,
+                **attributes,
             )  # fmt: skip
-    return list(found.values())
+    return list(by_name.values())
 
 
-def _name(question: Question, known: Mapping[str, Unsure], name: str) -> str:
+def _name(question: Question, parameters: Mapping[str, Unsure], name: str) -> str:
     under = name.strip().lstrip("-").replace("-", "_")
-    return under if under in known or under in CONSTANTS else plain_name(question, name)
+    return under if under in parameters or under in CONSTANTS else plain_name(question, name)
 
 
-def _input(question: Question, given: Mapping[str, Any], known: Unsure | None, name: str) -> Input:
+def _input(question: Question, input_values: Mapping[str, Any], parameter: Unsure | None, name: str) -> Input:
     """Return how the range of an input is read."""
     if name in question.inputs:
         return question.inputs[name]
-    if known is not None:
-        return Input(meaning=known.what, unit=known.unit, broadcasts=True, bare=not known.unit or known.place is put_constant)
+    if parameter is not None:
+        return Input(
+            meaning=parameter.description,
+            unit=parameter.unit,
+            broadcasts=True,
+            bare=not parameter.unit or parameter.place is put_constant,
+        )
     if name in CONSTANTS and "engine" in question.inputs:
-        told = DESCRIPTIONS[name]
-        unit = "s" if told["unit"].startswith("s ") or told["unit"] == "s" else ""
+        description = DESCRIPTIONS[name]
+        unit = "s" if description["unit"].startswith("s ") or description["unit"] == "s" else ""
         return Input(meaning=f"engine's {name.replace('_', ' ')}", unit=unit, broadcasts=True, bare=True)
     try:
-        return find_input(question, name, given)
+        return find_input(question, name, input_values)
     except UnknownName:
         figures = [CLOCK, *CONSTANTS] if "engine" in question.inputs else []
         raise UnknownName(
-            f"input of {question.name}", name, [*question.inputs, *figures, *_paths(question, given)],
+            f"input of {question.name}", name, [*question.inputs, *figures, *_paths(question, input_values)],
             f"It takes {', '.join(question.inputs)}" + (
                 ", figures of the system (`steptime systems NAME`) and constants of the engine (`steptime engines NAME`)."
                 if figures else "."
@@ -112,21 +118,21 @@ def _input(question: Question, given: Mapping[str, Any], known: Unsure | None, n
         ) from None  # fmt: skip
 
 
-def _paths(question: Question, given: Mapping[str, Any]) -> list[str]:
-    if not question.figures or given.get("system") is None:
+def _paths(question: Question, input_values: Mapping[str, Any]) -> list[str]:
+    if not question.figures or input_values.get("system") is None:
         return []
     from steptime.questions.subject import settable_figures
 
-    return list(settable_figures(given))
+    return list(settable_figures(input_values))
 
 
-def _ends(name: str, values: Any, of: Input) -> tuple[float, float]:
+def _ends(name: str, values: Any, spec: Input) -> tuple[float, float]:
     if isinstance(values, str):
         parts = values.split(":")
         if len(parts) != 2 or not all(part.strip() for part in parts):
-            raise RangeError(f"{name}: {short_repr(values)} is not LOW:HIGH, such as {_example(of)}")
-        found = [float(value) for value in read_values(name, f"{values}:2", of)]
-        return found[0], found[-1]
+            raise RangeError(f"{name}: {short_repr(values)} is not LOW:HIGH, such as {_example(spec)}")
+        ends = [float(value) for value in read_values(name, f"{values}:2", spec)]
+        return ends[0], ends[-1]
     pair = list(values) if isinstance(values, tuple | list | np.ndarray) else []
     if len(pair) != 2 or not all(isinstance(end, int | float | np.number) and math.isfinite(end) for end in pair):
         raise RangeError(f"{name}: a range is two numbers, its low and its high end, not {short_repr(values)}")
@@ -136,27 +142,29 @@ def _ends(name: str, values: Any, of: Input) -> tuple[float, float]:
     return low, high
 
 
-def _example(of: Input) -> str:
+def _example(spec: Input) -> str:
     return {
         "B/s": "7TB/s:8TB/s", "B": "80GB:96GB", "FLOP/s": "1PFLOP/s:2PFLOP/s", "s": "1ms:2ms", "USD/s": "1.5:3",
-    }.get(of.unit, "1k:8k" if of.kind == COUNT else "0.8:1.2")  # fmt: skip
+    }.get(spec.unit, "1k:8k" if spec.kind == COUNT else "0.8:1.2")  # fmt: skip
 
 
-def _asked(question: Question, given: Mapping[str, Any], name: str) -> float | None:
+def _base_value(question: Question, input_values: Mapping[str, Any], name: str) -> float | None:
     """Return the value that an input has, None where it has none that is told."""
-    if name in given:
-        value = given[name]
+    if name in input_values:
+        value = input_values[name]
         if not isinstance(value, int | float | np.number) or isinstance(value, bool):
             raise RangeError(f"{name} must be one number to be made unsure, not {short_repr(value)}")
         return float(value)
-    system = given.get("system")
+    system = input_values.get("system")
     if name in CONSTANTS:
-        engine = given.get("engine")
-        engine = engine if isinstance(engine, Engine) else engine_for(read_system(given), engine, given.get("catalog"))
+        engine = input_values.get("engine")
+        engine = (
+            engine if isinstance(engine, Engine) else engine_for(read_system(input_values), engine, input_values.get("catalog"))
+        )
         value = float(constant(engine, name))
         return value if math.isfinite(value) else None
     if question.figures and system is not None and ("." in name or name in ("rent", "power")):
-        figure = float(in_force(read_system(given), name))
+        figure = float(in_force(read_system(input_values), name))
         return figure if math.isfinite(figure) else None
     if question.written is not None:
         default = inspect.signature(question.written).parameters[name].default

@@ -21,17 +21,17 @@ COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E
 """Okabe and Ito's, told apart by the colour-blind (https://jfly.uni-koeln.de/color/); its yellow is too light for a line."""
 DASHES: Final = ("-", "--", "-.", ":")
 MARKS: Final = ("o", "s", "^", "D", "v", "P", "p", "*")
-MOST_LINES, MOST_PANELS, FEW_MARKS, MANY = len(COLOURS), 9, 40, 10_000
+MOST_LINES, MOST_PANELS, FEW_MARKS, MANY_POINTS = len(COLOURS), 9, 40, 10_000
 MAP: Final = "cividis"  # rises evenly in lightness, for all eyes
 SPREAD: Final = 8.0  # times the least value from which a scale is logarithmic
 
 
 def plot(sweep: Sweep, path: str, *, answer: str | None = None, against: str | None = None) -> None:
     """Write a picture of an answer over the axes: the longest along the page, the next as curves or up a map, one as panels."""
-    save_picture(path, lambda: drawn(sweep, answer=answer, against=against))
+    save_picture(path, lambda: draw_figure(sweep, answer=answer, against=against))
 
 
-def drawn(sweep: Sweep, *, answer: str | None = None, against: str | None = None) -> Any:
+def draw_figure(sweep: Sweep, *, answer: str | None = None, against: str | None = None) -> Any:
     """Return the picture as a matplotlib figure."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -57,26 +57,26 @@ def drawn(sweep: Sweep, *, answer: str | None = None, against: str | None = None
 
 def numbers(sweep: Sweep) -> list[str]:
     """Return the answers that are numbers, ends of ranges left out."""
-    ends = {end for pair in sweep.asked.bands.values() for end in pair}
+    ends = {end for pair in sweep.declaration.bands.values() for end in pair}
     return [name for name, column in sweep.answers.items() if column.numeric and name not in ends]
 
 
 def first_number(sweep: Sweep) -> str:
     """Return the answer that a picture is of, unless another is asked for: the cost where there is one."""
-    known = numbers(sweep)
-    if not known:
+    names = numbers(sweep)
+    if not names:
         raise InputError("no answer is a number, and no picture can be drawn")
-    return next((name for name in known if name.startswith("usd_per_million")), known[0])
+    return next((name for name in names if name.startswith("usd_per_million")), names[0])
 
 
 def _title(sweep: Sweep) -> str:
     names = [str(getattr(value, "name", value)) for key in ("model", "system", "engine") if (value := sweep.fixed.get(key))]
-    held = [
+    fixed_texts = [
         f"{key} {in_digits(float(value), 4) if isinstance(value, int | float) else value}"
         for key, value in sweep.fixed.items()
         if key not in ("model", "system", "engine", "catalog")
     ]
-    words = f"{sweep.question}: " + ", ".join([*names, *held]) if names or held else sweep.question
+    words = f"{sweep.question}: " + ", ".join([*names, *fixed_texts]) if names or fixed_texts else sweep.question
     return words if len(words) <= 90 else words[:87] + "..."
 
 
@@ -86,8 +86,8 @@ def _label(name: str, column: Column) -> str:
 
 def spread_out(values: Array) -> bool:
     """Whether values are drawn on a logarithmic scale: all above zero, and far apart."""
-    known = values[np.isfinite(values)]
-    return bool(len(known) > 1 and known.min() > 0 and known.max() > SPREAD * known.min())
+    finite = values[np.isfinite(values)]
+    return bool(len(finite) > 1 and finite.min() > 0 and finite.max() > SPREAD * finite.min())
 
 
 def _axis_log(axis: Axis) -> bool:
@@ -106,10 +106,10 @@ def _logarithmic(place: Any, which: str, values: Array) -> None:
     """Make an axis logarithmic, with plain numbers beside it: 1, 2 and 5 of each power of ten where there are few powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    known = values[np.isfinite(values) & (values > 0)]
+    positive = values[np.isfinite(values) & (values > 0)]
     getattr(place, f"set_{which}scale")("log")
     axis = getattr(place, f"{which}axis")
-    powers = np.log10(known.max() / known.min()) if known.size else 1.0
+    powers = np.log10(positive.max() / positive.min()) if positive.size else 1.0
     narrow = which == "x" and len(place.figure.axes) > 1 and powers > 1
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if powers < 3 and not narrow else (1,), numticks=12))
     axis.set_major_formatter(FuncFormatter(_plainly))
@@ -129,8 +129,8 @@ def _over_axes(make: Any, sweep: Sweep, name: str) -> Any:
     """Return the picture of an answer over one, two or three axes."""
     if sweep.together:
         raise RangeError("axes that go together have no picture over them; --against ANSWER draws one answer over another")
-    order = sorted(range(len(sweep.axes)), key=lambda at: (not sweep.axes[at].numeric, -len(sweep.axes[at].values)))
-    order = [at for at in order if len(sweep.axes[at].values) > 1] or order[:1]
+    order = sorted(range(len(sweep.axes)), key=lambda index: (not sweep.axes[index].numeric, -len(sweep.axes[index].values)))
+    order = [index for index in order if len(sweep.axes[index].values) > 1] or order[:1]
     if len(order) > 3 or (len(order) == 3 and len(sweep.axes[order[2]].values) > MOST_PANELS):
         raise RangeError(
             f"a picture has three axes at most, the third with {MOST_PANELS} values at most; fix some of "
@@ -142,38 +142,38 @@ def _over_axes(make: Any, sweep: Sweep, name: str) -> Any:
     axes = figure.subplots(-(-panels // wide), wide, squeeze=False, sharex=True, sharey=True).ravel()
     for place in axes[panels:]:
         place.set_visible(False)
-    for at in range(max(0, panels - wide), panels):
-        axes[at].tick_params(labelbottom=True)
-    for at in range(panels):
-        where: list[Any] = [slice(None) if position in order[:2] else 0 for position in range(len(sweep.axes))]
+    for index in range(max(0, panels - wide), panels):
+        axes[index].tick_params(labelbottom=True)
+    for index in range(panels):
+        selection: list[Any] = [slice(None) if position in order[:2] else 0 for position in range(len(sweep.axes))]
         if len(order) == 3:
-            where[order[2]] = at
+            selection[order[2]] = index
             third = sweep.axes[order[2]]
-            axes[at].set_title(f"{third.name} {_value(third, at)} {third.unit}".rstrip(), fontsize=10)
-        _panel(figure, axes[at], sweep, name, order[:2], tuple(where))
-        if at % wide:
-            axes[at].set_ylabel("")
-        if at < panels - wide:
-            axes[at].set_xlabel("")
+            axes[index].set_title(f"{third.name} {_value(third, index)} {third.unit}".rstrip(), fontsize=10)
+        _panel(figure, axes[index], sweep, name, order[:2], tuple(selection))
+        if index % wide:
+            axes[index].set_ylabel("")
+        if index < panels - wide:
+            axes[index].set_xlabel("")
     return figure
 
 
-def _panel(figure: Any, place: Any, sweep: Sweep, name: str, order: list[int], where: tuple[Any, ...]) -> None:
+def _panel(figure: Any, place: Any, sweep: Sweep, name: str, order: list[int], selection: tuple[Any, ...]) -> None:
     """Draw one panel: a map of two long axes of numbers, curves over one, or intervals of names."""
     first = sweep.axes[order[0]]
     if first.numeric:
         _scale(place, "x", first)
     second = sweep.axes[order[1]] if len(order) > 1 else None
     if second is not None and second.numeric and len(second.values) > MOST_LINES:
-        _map(figure, place, sweep, name, order, where)
+        _map(figure, place, sweep, name, order, selection)
     elif second is not None and len(second.values) > MOST_LINES:
         raise RangeError(f"{second.name} has {len(second.values)} values, and a picture {MOST_LINES} curves at most")
     else:
-        _curves(place, sweep, name, order, where)
+        _curves(place, sweep, name, order, selection)
 
 
-def _value(axis: Axis, at: int) -> str:
-    value = axis.labels[at]
+def _value(axis: Axis, index: int) -> str:
+    value = axis.labels[index]
     return (
         f"{value:,}"
         if axis.numeric and axis.values.dtype.kind in "iu"
@@ -183,51 +183,51 @@ def _value(axis: Axis, at: int) -> str:
     )
 
 
-def _part(sweep: Sweep, name: str, order: list[int], where: tuple[Any, ...]) -> Array:
+def _part(sweep: Sweep, name: str, order: list[int], selection: tuple[Any, ...]) -> Array:
     """Return an answer in one panel: the first axis first."""
-    values = sweep.column(name).values[where]
+    values = sweep.column(name).values[selection]
     return np.asarray(values if len(order) == 1 or order[0] < order[1] else values.T)
 
 
-def _curves(place: Any, sweep: Sweep, name: str, order: list[int], where: tuple[Any, ...]) -> None:
+def _curves(place: Any, sweep: Sweep, name: str, order: list[int], selection: tuple[Any, ...]) -> None:
     first = sweep.axes[order[0]]
-    values = _part(sweep, name, order, where).reshape(len(first.values), -1)
+    values = _part(sweep, name, order, selection).reshape(len(first.values), -1)
     low, high = (
-        _part(sweep, end, order, where).reshape(values.shape) if end in sweep.answers else None
-        for end in sweep.asked.bands.get(name, ("", ""))
+        _part(sweep, end, order, selection).reshape(values.shape) if end in sweep.answers else None
+        for end in sweep.declaration.bands.get(name, ("", ""))
     )
-    held = "memory_share" in sweep.answers
-    share = _part(sweep, "memory_share", order, where).reshape(values.shape) if held else None
+    has_memory = "memory_share" in sweep.answers
+    share = _part(sweep, "memory_share", order, selection).reshape(values.shape) if has_memory else None
     x = first.values if first.numeric else np.arange(len(first.values))
     banded_at_all = low is not None and len(x) > 1 and bool(np.isfinite(low).any())
     rising = np.argsort(x, kind="stable")
-    for at in range(values.shape[1]):
-        colour, mark = COLOURS[at % len(COLOURS)], MARKS[at % len(MARKS)]
-        told = _value(sweep.axes[order[1]], at) if len(order) > 1 else None
-        banded = low is not None and high is not None and bool(np.isfinite(low[:, at]).any())
+    for curve in range(values.shape[1]):
+        colour, mark = COLOURS[curve % len(COLOURS)], MARKS[curve % len(MARKS)]
+        curve_label = _value(sweep.axes[order[1]], curve) if len(order) > 1 else None
+        banded = low is not None and high is not None and bool(np.isfinite(low[:, curve]).any())
         if not first.numeric:
-            beside = x + 0.16 * (at - (values.shape[1] - 1) / 2)
+            shifted = x + 0.16 * (curve - (values.shape[1] - 1) / 2)
             if banded:
-                place.vlines(beside, low[:, at], high[:, at], color=colour, alpha=0.5, lw=4)  # type: ignore[index]
-            place.plot(beside, values[:, at], mark, color=colour, label=told)
+                place.vlines(shifted, low[:, curve], high[:, curve], color=colour, alpha=0.5, lw=4)  # type: ignore[index]
+            place.plot(shifted, values[:, curve], mark, color=colour, label=curve_label)
             continue
-        shown = mark if len(x) <= FEW_MARKS else None
-        place.plot(x[rising], values[rising, at], DASHES[at % 4], color=colour, marker=shown, ms=4, label=told)
-        if share is not None and (share[:, at] > 1).any():
-            over = share[:, at] > 1
+        marker = mark if len(x) <= FEW_MARKS else None
+        place.plot(x[rising], values[rising, curve], DASHES[curve % 4], color=colour, marker=marker, ms=4, label=curve_label)
+        if share is not None and (share[:, curve] > 1).any():
+            over = share[:, curve] > 1
             place.plot(
                 x[over],
-                values[over, at],
+                values[over, curve],
                 "x",
                 color="#B00000",
                 ms=5,
-                label="memory full" if at == values.shape[1] - 1 else None,
+                label="memory full" if curve == values.shape[1] - 1 else None,
             )
         if banded:
-            place.fill_between(x[rising], low[rising, at], high[rising, at], color=colour, alpha=0.13, lw=0)  # type: ignore[index]
+            place.fill_between(x[rising], low[rising, curve], high[rising, curve], color=colour, alpha=0.13, lw=0)  # type: ignore[index]
     if not first.numeric:
         place.set_xticks(
-            x, [str(one) for one in first.labels], rotation=30 if len(x) > 4 else 0, ha="right" if len(x) > 4 else "center"
+            x, [str(tick) for tick in first.labels], rotation=30 if len(x) > 4 else 0, ha="right" if len(x) > 4 else "center"
         )
     else:
         place.set_xlabel(first.title)
@@ -238,47 +238,52 @@ def _curves(place: Any, sweep: Sweep, name: str, order: list[int], where: tuple[
         place.legend(title=sweep.axes[order[1]].title if len(order) > 1 else None, fontsize=8, title_fontsize=8, framealpha=0.8)
 
 
-def _map(figure: Any, place: Any, sweep: Sweep, name: str, order: list[int], where: tuple[Any, ...]) -> None:
+def _map(figure: Any, place: Any, sweep: Sweep, name: str, order: list[int], selection: tuple[Any, ...]) -> None:
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.ticker import LogLocator, MaxNLocator
 
-    first, second = (sweep.axes[at] for at in order)
-    values = np.ma.masked_invalid(_part(sweep, name, order, where).T.astype(np.float64))
-    whole = sweep.column(name).values
-    known = whole[np.isfinite(whole)]
-    if not known.size:
+    first, second = (sweep.axes[index] for index in order)
+    values = np.ma.masked_invalid(_part(sweep, name, order, selection).T.astype(np.float64))
+    all_values = sweep.column(name).values
+    finite = all_values[np.isfinite(all_values)]
+    if not finite.size:
         raise InputError(f"{name} has no value at any point")
-    log = spread_out(known)
-    ends = np.quantile(known, (0.002, 0.998)) if known.size > MANY else (known.min(), known.max())
+    log = spread_out(finite)
+    ends = np.quantile(finite, (0.002, 0.998)) if finite.size > MANY_POINTS else (finite.min(), finite.max())
     norm = (LogNorm if log else Normalize)(*ends)
     rising = [np.argsort(axis.values, kind="stable") for axis in (first, second)]
     values = values[np.ix_(rising[1], rising[0])]
     x, y = first.values[rising[0]], second.values[rising[1]]
     _scale(place, "y", second)
-    drawn = place.pcolormesh(x, y, values, norm=norm, cmap=MAP, shading="nearest", rasterized=True)
-    outside = "both" if known.size > MANY else "neither"
-    bar = figure.colorbar(drawn, ax=place, extend=outside, format=_plainly if log else None)
+    mesh = place.pcolormesh(x, y, values, norm=norm, cmap=MAP, shading="nearest", rasterized=True)
+    outside = "both" if finite.size > MANY_POINTS else "neither"
+    bar = figure.colorbar(mesh, ax=place, extend=outside, format=_plainly if log else None)
     bar.set_label(_label(name, sweep.column(name)))
     if min(values.shape) > 1:
         levels = (LogLocator(subs=(1, 2, 5)) if log else MaxNLocator(8)).tick_values(*ends)
         lines = place.contour(x, y, values, levels=levels, colors="white", linewidths=0.7)
         place.clabel(lines, fmt=lambda value: in_digits(float(value), 3), fontsize=8)
-    _full(place, sweep, order, where, (x, y), rising)
+    _full(place, sweep, order, selection, (x, y), rising)
     place.set_xlabel(first.title)
     place.set_ylabel(second.title)
     place.grid(False)
 
 
 def _full(
-    place: Any, sweep: Sweep, order: list[int], where: tuple[Any, ...], at: tuple[Array, Array], rising: list[Array]
+    place: Any,
+    sweep: Sweep,
+    order: list[int],
+    selection: tuple[Any, ...],
+    coordinates: tuple[Array, Array],
+    rising: list[Array],
 ) -> None:
     """Draw where the memory of a chip is full, if the answers tell and it is on the map."""
     if "memory_share" not in sweep.answers:
         return
-    share = _part(sweep, "memory_share", order, where).T[np.ix_(rising[1], rising[0])]
-    known = share[np.isfinite(share)]
-    if known.size and known.min() < 1 < known.max() and min(share.shape) > 1:
-        line = place.contour(*at, share, levels=[1.0], colors="#D55E00", linewidths=1.8, linestyles="--")
+    share = _part(sweep, "memory_share", order, selection).T[np.ix_(rising[1], rising[0])]
+    finite = share[np.isfinite(share)]
+    if finite.size and finite.min() < 1 < finite.max() and min(share.shape) > 1:
+        line = place.contour(*coordinates, share, levels=[1.0], colors="#D55E00", linewidths=1.8, linestyles="--")
         place.clabel(line, fmt=lambda _: "memory full", fontsize=8)
 
 
@@ -290,34 +295,34 @@ def _front(place: Any, sweep: Sweep, name: str, against: str) -> None:
     if not across.numeric:
         raise InputError(f"{against} is a text; --against takes {listed(numbers(sweep))}")
     x, y = across.values.ravel().astype(float), up.values.ravel().astype(float)
-    known = np.isfinite(x) & np.isfinite(y)
-    full = known & ~sweep.fits.ravel()
-    known &= sweep.fits.ravel()
-    if not known.any():
+    valid = np.isfinite(x) & np.isfinite(y)
+    full = valid & ~sweep.fits.ravel()
+    valid &= sweep.fits.ravel()
+    if not valid.any():
         raise InputError(f"no point that fits has both {name} and {against}")
-    few = [axis for axis in sweep.axes if 1 < len(axis.values) <= MOST_LINES and not sweep.together]
-    groups = min(few, key=lambda axis: (axis.numeric, len(axis.values)), default=None)
+    short_axes = [axis for axis in sweep.axes if 1 < len(axis.values) <= MOST_LINES and not sweep.together]
+    groups = min(short_axes, key=lambda axis: (axis.numeric, len(axis.values)), default=None)
     labels = sweep.grid()[sweep.axes.index(groups)].ravel() if groups else np.full(x.shape, "")
-    for at, one in enumerate(dict.fromkeys(labels)):
-        some = known & (labels == one)
+    for index, group in enumerate(dict.fromkeys(labels)):
+        members = valid & (labels == group)
         place.plot(
-            x[some],
-            y[some],
-            MARKS[at % len(MARKS)],
-            color=COLOURS[at % len(COLOURS)],
+            x[members],
+            y[members],
+            MARKS[index % len(MARKS)],
+            color=COLOURS[index % len(COLOURS)],
             ms=4,
             alpha=0.7,
-            label=_named(groups, one),
+            label=_group_label(groups, group),
             ls="",
         )
     if full.any():
         place.plot(x[full], y[full], "x", color="#B00000", ms=4, alpha=0.5, label="memory full", zorder=0)
-    best = pareto(_better(against) * x[known], _better(name) * y[known])
-    ordered = np.argsort(x[known][best])
+    best = pareto(_better(against) * x[valid], _better(name) * y[valid])
+    ordered = np.argsort(x[valid][best])
     place.plot(
-        x[known][best][ordered], y[known][best][ordered], "-", color="#444444", lw=1, label="what no other beats", zorder=0
+        x[valid][best][ordered], y[valid][best][ordered], "-", color="#444444", lw=1, label="what no other beats", zorder=0
     )
-    for values, which in ((x[known], "x"), (y[known], "y")):
+    for values, which in ((x[valid], "x"), (y[valid], "y")):
         if spread_out(values):
             _logarithmic(place, which, values)
     place.set_xlabel(_label(against, across))
@@ -325,7 +330,7 @@ def _front(place: Any, sweep: Sweep, name: str, against: str) -> None:
     place.legend(fontsize=8)
 
 
-def _named(axis: Axis | None, value: Any) -> str | None:
+def _group_label(axis: Axis | None, value: Any) -> str | None:
     """Return what points of one value of an axis are called."""
     if axis is None:
         return None

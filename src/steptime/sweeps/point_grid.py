@@ -14,7 +14,7 @@ from steptime.errors import ConfigError, DataFileError, InputError, RangeError, 
 from steptime.number_checks import Array
 from steptime.physics import chunked_evaluation
 from steptime.questions.declaration import Question
-from steptime.sweeps.axes import Axis, shape_of
+from steptime.sweeps.axes import Axis, grid_shape
 
 SCATTERED, GRID = (
     chunked_evaluation.BLOCK,
@@ -22,11 +22,11 @@ SCATTERED, GRID = (
 )  # points that are asked at once: what is between stays in a core's cache
 MOST_REFUSED: Final = 2_000  # parts of a block that are looked at one by one, where some of it is refused
 Region = tuple[tuple[int, int], ...]  # first and behind the last position on each axis
-WHOLE = (UnknownName, UnitError, DataFileError, ConfigError)  # wrong for every point that holds them: the sweep ends
+FATAL_ERRORS = (UnknownName, UnitError, DataFileError, ConfigError)  # wrong for every point that holds them: the sweep ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class RegionAnswers:
     """What was answered in a region: arrays of its shape by answer, or the reason why there is none."""
 
     region: Region
@@ -41,13 +41,13 @@ class Job:
     question: Question
     axes: tuple[Axis, ...]
     fixed: Mapping[str, Any]
-    wanted: frozenset[str] = frozenset()
+    answer_names: frozenset[str] = frozenset()
     together: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Length of each axis; of all of them where they go in step."""
-        return shape_of(self.axes, together=self.together)
+        return grid_shape(self.axes, together=self.together)
 
     @property
     def points(self) -> int:
@@ -73,13 +73,13 @@ class Job:
         for region in itertools.product(*spans):
             yield from _cut(region, SCATTERED if self.together else GRID)
 
-    def given(self, region: Region) -> dict[str, Any]:
+    def input_values(self, region: Region) -> dict[str, Any]:
         """Return the values of all inputs in a region: arrays that broadcast to its shape, and scalars."""
         values = dict(self.fixed)
         if self.together:
             ((start, stop),) = region
             wide = self.inner[0]
-            return values | {axis.name: axis.values[start:stop] if wide else _one(axis, start) for axis in self.axes}
+            return values | {axis.name: axis.values[start:stop] if wide else _value_at(axis, start) for axis in self.axes}
         inner = self.inner
         for position, (axis, (start, stop)) in enumerate(zip(self.axes, region, strict=True)):
             if inner[position]:
@@ -87,11 +87,11 @@ class Job:
                 shape[position] = stop - start
                 values[axis.name] = axis.values[start:stop].reshape(shape)
             else:
-                values[axis.name] = _one(axis, start)
+                values[axis.name] = _value_at(axis, start)
         return values
 
 
-def _one(axis: Axis, position: int) -> Any:
+def _value_at(axis: Axis, position: int) -> Any:
     value = axis.values[position]
     return value.item() if axis.numeric else value
 
@@ -101,48 +101,50 @@ def size(region: Region) -> int:
     return math.prod(stop - start for start, stop in region)
 
 
-def _cut(region: Region, most: int) -> Iterator[Region]:
-    if size(region) <= most:
+def _cut(region: Region, max_points: int) -> Iterator[Region]:
+    if size(region) <= max_points:
         yield region
         return
     for half in _halves(region):
-        yield from _cut(half, most)
+        yield from _cut(half, max_points)
 
 
 def _halves(region: Region) -> Iterator[Region]:
     """Yield both halves of a region, cut across the first axis that is long enough, so that points stay in their order."""
-    at = next(position for position, (start, stop) in enumerate(region) if stop - start > 1)
-    start, stop = region[at]
+    axis = next(position for position, (start, stop) in enumerate(region) if stop - start > 1)
+    start, stop = region[axis]
     middle = (start + stop) // 2
     for part in ((start, middle), (middle, stop)):
-        yield (*region[:at], part, *region[at + 1 :])
+        yield (*region[:axis], part, *region[axis + 1 :])
 
 
-def ask_all(job: Job, regions: Sequence[Region]) -> list[Found]:
+def ask_all(job: Job, regions: Sequence[Region]) -> list[RegionAnswers]:
     """Return what is answered in regions; a point that is refused has the reason, and no answer."""
-    return [found for region in regions for found in _asked(job, region, [0])]
+    return [region_answers for region in regions for region_answers in _ask_region(job, region, [0])]
 
 
-def _asked(job: Job, region: Region, refused: list[int]) -> Iterator[Found]:
+def _ask_region(job: Job, region: Region, refused: list[int]) -> Iterator[RegionAnswers]:
     try:
-        answers = job.question.ask(job.given(region), job.wanted)
-    except WHOLE:
+        answers = job.question.ask(job.input_values(region), job.answer_names)
+    except FATAL_ERRORS:
         raise
     except InputError as problem:
         if size(region) == 1:
-            yield Found(region=region, answers={}, reason=str(problem))
+            yield RegionAnswers(region=region, answers={}, reason=str(problem))
             return
         refused[0] += 1
         if refused[0] > MOST_REFUSED:
             raise RangeError(f"more than {MOST_REFUSED:,} parts of the axes are refused; the last: {problem}") from None
         for half in _halves(region):
-            yield from _asked(job, half, refused)
+            yield from _ask_region(job, half, refused)
         return
     reason = str(answers.get("reason", "") or "")
     shape = tuple(stop - start for start, stop in region)
-    kept = {name: value for name, value in answers.items() if not job.wanted or name in job.wanted or name == "reason"}
-    found = {name: np.broadcast_to(np.asarray(_plain(value)), shape) for name, value in kept.items()}
-    yield Found(region=region, answers=found, reason=reason)
+    named_answers = {
+        name: value for name, value in answers.items() if not job.answer_names or name in job.answer_names or name == "reason"
+    }
+    arrays = {name: np.broadcast_to(np.asarray(_plain(value)), shape) for name, value in named_answers.items()}
+    yield RegionAnswers(region=region, answers=arrays, reason=reason)
 
 
 def _plain(value: Any) -> Any:
@@ -163,14 +165,16 @@ class Gathered:
         self.arrays: dict[str, Array] = {}
         self.reasons: dict[int, str] = {}
 
-    def take(self, found: Found) -> None:
+    def take(self, region_answers: RegionAnswers) -> None:
         """Put in what a region answers."""
-        where = tuple(slice(start, stop) for start, stop in found.region)
-        for name, values in found.answers.items():
+        slices = tuple(slice(start, stop) for start, stop in region_answers.region)
+        for name, values in region_answers.answers.items():
             if name not in self.arrays:
                 self.arrays[name] = np.full(self.shape, "" if values.dtype == object else np.nan, dtype=values.dtype)
             elif values.dtype == object and self.arrays[name].dtype != object:
                 self.arrays[name] = self.arrays[name].astype(object)
-            self.arrays[name][where] = values
-        if found.reason:
-            self.reasons[int(np.ravel_multi_index([start for start, _ in found.region], self.shape))] = found.reason
+            self.arrays[name][slices] = values
+        if region_answers.reason:
+            self.reasons[int(np.ravel_multi_index([start for start, _ in region_answers.region], self.shape))] = (
+                region_answers.reason
+            )

@@ -20,7 +20,7 @@ MOST_VALUES: Final = MOST_POINTS  # of one axis
 RATIO = re.compile(r"log([0-9.]+)|([0-9_]+)log")
 
 
-LESS: Final = (
+LOWER_IS_BETTER_PREFIXES: Final = (
     "usd", "time", "ttft", "tpot", "seconds", "memory_share", "joules", "kv_bytes", "end_to_end", "chips", "wait",
 )  # fmt: skip
 
@@ -31,10 +31,10 @@ def lower_is_better(name: str) -> bool:
     >>> lower_is_better("usd_per_million_tokens"), lower_is_better("tokens_per_second_per_chip")
     (True, False)
     """
-    return name.startswith(LESS) or "usd_per" in name
+    return name.startswith(LOWER_IS_BETTER_PREFIXES) or "usd_per" in name
 
 
-def read_values(name: str, text: str, of: Input) -> list[Any] | Array:
+def read_values(name: str, text: str, spec: Input) -> list[Any] | Array:
     """Read the values of an axis: "1,2,4", "1k:128k:log2" (each twice the one before), "4TB/s:32TB/s:9", "1:1M:50log".
 
     LOW:HIGH:N are N values at equal distances, LOW:HIGH:Nlog in equal ratios, LOW:HIGH:logR each R times the one before, the
@@ -47,62 +47,62 @@ def read_values(name: str, text: str, of: Input) -> list[Any] | Array:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise RangeError(f"{name}: {short_repr(text)} has nothing between two commas, or at an end")
-    if of.kind == TEXT or (of.kind == RENT and any(part in KINDS for part in parts)):
+    if spec.kind == TEXT or (spec.kind == RENT and any(part in KINDS for part in parts)):
         return list(dict.fromkeys(parts))
-    _check_many(name, count_values(name, text, of))
-    found = np.concatenate([_parsed(name, part, of).build() for part in parts])
-    _, first = np.unique(found, return_index=True)
-    kept: Array = found[np.sort(first)]
-    return kept
+    _check_many(name, count_values(name, text, spec))
+    values = np.concatenate([_parsed(name, part, spec).build() for part in parts])
+    _, first = np.unique(values, return_index=True)
+    distinct_values: Array = values[np.sort(first)]
+    return distinct_values
 
 
-def count_values(name: str, text: str, of: Input) -> int:
+def count_values(name: str, text: str, spec: Input) -> int:
     """Return how many values a text has at most, without making them.
 
     >>> count_values("batch", "1:1e9:100000000", Input(kind=COUNT)), count_values("batch", "8,1k:3k:3", Input(kind=COUNT))
     (100000000, 4)
     """
     parts = [part.strip() for part in text.split(",")]
-    if of.kind == TEXT or (of.kind == RENT and any(part in KINDS for part in parts)):
+    if spec.kind == TEXT or (spec.kind == RENT and any(part in KINDS for part in parts)):
         return len(parts)
-    return sum(_parsed(name, part, of).most for part in parts if part)
+    return sum(_parsed(name, part, spec).max_count for part in parts if part)
 
 
 class _Values(NamedTuple):
     """Values that are not made yet: how many at most, and what makes them."""
 
-    most: int
+    max_count: int
     build: Callable[[], Array]
 
 
-def read_one(name: str, text: str, of: Input) -> Any:
+def read_one(name: str, text: str, spec: Input) -> Any:
     """Read one value of an input."""
-    if of.kind == TEXT:
+    if spec.kind == TEXT:
         return text
-    found = read_values(name, text, of)
-    if len(found) != 1:
+    values = read_values(name, text, spec)
+    if len(values) != 1:
         raise RangeError(f"{name} takes one value, not {short_repr(text)}; --over {name}=... takes several")
-    return found[0] if isinstance(found, list) else found[0].item()
+    return values[0] if isinstance(values, list) else values[0].item()
 
 
-def _parsed(name: str, part: str, of: Input) -> _Values:
+def _parsed(name: str, part: str, spec: Input) -> _Values:
     ends = part.split(":")
     if len(ends) == 1:
-        value = _number(name, part, of)
+        value = _number(name, part, spec)
         return _Values(1, lambda: np.array([value]))
     if len(ends) != 3 or not all(ends):
         raise RangeError(
             f"{name}: {short_repr(part)} is not LOW:HIGH:N, such as 1k:128k:log2 (doubling), 10:100:10 (10 values) or 10:100:10log"
         )
-    unit = re.sub(r"^[-+0-9.,_eE ]*", "", ends[1]) if of.kind != COUNT else ""
+    unit = re.sub(r"^[-+0-9.,_eE ]*", "", ends[1]) if spec.kind != COUNT else ""
     bare = re.fullmatch(r"[-+0-9.,_eE ]*", ends[0]) is not None
-    low, high = _number(name, ends[0] + (unit if bare else ""), of), _number(name, ends[1], of)
+    low, high = _number(name, ends[0] + (unit if bare else ""), spec), _number(name, ends[1], spec)
     if not high > low:
         raise RangeError(f"{name}: {short_repr(part)} does not rise from {ends[0]} to {ends[1]}")
-    made = _spread(name, part, low, high, ends[2].strip())
-    if of.kind != COUNT:
-        return made
-    return _Values(made.most, lambda: np.unique(np.round(made.build())).astype(np.int64))
+    values = _spread(name, part, low, high, ends[2].strip())
+    if spec.kind != COUNT:
+        return values
+    return _Values(values.max_count, lambda: np.unique(np.round(values.build())).astype(np.int64))
 
 
 def _spread(name: str, part: str, low: float, high: float, how: str) -> _Values:
@@ -146,14 +146,14 @@ def _plain(name: str, part: str, text: str) -> float:
         ) from None
 
 
-def _number(name: str, text: str, of: Input) -> float:
+def _number(name: str, text: str, spec: Input) -> float:
     try:
-        if of.kind == COUNT:
+        if spec.kind == COUNT:
             return count(text, name)
-        if of.kind == RENT:
+        if spec.kind == RENT:
             return read_rent(text)
-        bare = _bare(text) if of.bare else None
-        return parse(text, of.unit) if bare is None else bare
+        bare = _bare(text) if spec.bare else None
+        return parse(text, spec.unit) if bare is None else bare
     except UnitError as problem:
         raise UnitError(str(problem) if str(problem).startswith(f"{name}: ") else f"{name}: {problem}") from None
 

@@ -50,8 +50,8 @@ def compare(
     are as for `plan`. Raises InputError for what is wrong with the question as a whole; a pair that is wrong has a `reason`.
     """
     loaded = list({model.name: model for model in map(resolve_model, _several(models))}.values())
-    asked, labels = _told_apart(files("systems", catalog) if systems is None else _several(systems))
-    if not loaded or not asked:
+    distinct_systems, labels = _told_apart(files("systems", catalog) if systems is None else _several(systems))
+    if not loaded or not distinct_systems:
         raise RangeError(f"there is no {'model' if not loaded else 'system'} to compare")
     if isinstance(chips, str) and chips != ANY:
         raise RangeError(f"chips is a number or {ANY!r}, not {short_repr(chips)}")
@@ -60,31 +60,39 @@ def compare(
         whole_number("chips", chips, maximum=MOST_CHIPS)
     check_limits(sure, slo)
     engine = load_engine(engine, catalog) if isinstance(engine, str) else engine
-    machines = [_rented(system, rent) for system in asked]
-    given: dict[str, Any] = {"engine": engine, "modes": modes, "sure": sure, "alternatives": False, "elasticities": False}
+    machines = [_rented(system, rent) for system in distinct_systems]
+    plan_options: dict[str, Any] = {
+        "engine": engine,
+        "modes": modes,
+        "sure": sure,
+        "alternatives": False,
+        "elasticities": False,
+    }
     pairs = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
-    stand = partial(_standing, workload=workload, slo=slo, chips=chips, given=given)
+    stand = partial(_standing, workload=workload, slo=slo, chips=chips, plan_options=plan_options)
     standings = tuple(_placed(map_in_processes(stand, pairs)))
-    found = Ranking(workload=workload, slo=slo, standings=standings)
-    return replace(found, flips=tuple(flips(found, pairs, given)))
+    ranking = Ranking(workload=workload, slo=slo, standings=standings)
+    return replace(ranking, flips=tuple(flips(ranking, pairs, plan_options)))
 
 
-def _several(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple) else [given]
+def _several(subjects: Any) -> list[Any]:
+    return list(subjects) if isinstance(subjects, list | tuple) else [subjects]
 
 
-def _told_apart(given: Iterable[SystemLike]) -> tuple[list[System], list[str]]:
+def _told_apart(candidates: Iterable[SystemLike]) -> tuple[list[System], list[str]]:
     """Return systems, each once, and what sets those apart that have one name."""
-    found: list[System] = []
+    systems: list[System] = []
     labels: list[str] = []
-    for one in given:
-        system = resolve_system(one)
-        if system in found:
+    for candidate in candidates:
+        system = resolve_system(candidate)
+        if system in systems:
             continue
-        taken = any(other.name == system.name for other in found)
-        labels.append(f"{system.name} ({one if isinstance(one, str) else len(found) + 1})" if taken else "")
-        found.append(system)
-    return found, labels
+        has_namesake = any(earlier.name == system.name for earlier in systems)
+        labels.append(
+            f"{system.name} ({candidate if isinstance(candidate, str) else len(systems) + 1})" if has_namesake else ""
+        )
+        systems.append(system)
+    return systems, labels
 
 
 def _rented(system: System, rent: str | float | None) -> System:
@@ -102,35 +110,35 @@ def _rented(system: System, rent: str | float | None) -> System:
 def _counts(system: System, chips: int | str | None) -> list[int | None]:
     if chips != ANY:
         return [chips if isinstance(chips, int) else None]
-    most = int(min(max(system.scale_up.size, SCANNED), system.scale_out.size, MOST_SCANNED))
-    domain = int(min(system.scale_up.size, most))
-    return sorted({*(2**n for n in range(most.bit_length()) if 2**n <= most), domain})
+    max_chips = int(min(max(system.scale_up.size, SCANNED), system.scale_out.size, MOST_SCANNED))
+    domain = int(min(system.scale_up.size, max_chips))
+    return sorted({*(2**n for n in range(max_chips.bit_length()) if 2**n <= max_chips), domain})
 
 
 def _standing(
-    pair: tuple[Model, System, str], *, workload: Workload, slo: Slo, chips: int | str | None, given: dict[str, Any]
+    pair: tuple[Model, System, str], *, workload: Workload, slo: Slo, chips: int | str | None, plan_options: dict[str, Any]
 ) -> Standing:
     """Return where a model stands on a system: the best of its plans on so many chips."""
     model, system, label = pair
-    told: dict[str, Any] = {
+    identity: dict[str, Any] = {
         "model": model.name, "system": system.name, "vendor": system.chip.vendor, "year": system.chip.year, "rent": system.rent,
         "label": label,
     }  # fmt: skip
     best, reason = None, ""
     for count in _counts(system, chips):
         try:
-            found = plan(model, system, workload, slo, chips=count, **given)
+            candidate = plan(model, system, workload, slo, chips=count, **plan_options)
         except InputError as problem:
             reason = str(problem)
             continue
-        if not found.feasible:
-            reason = found.reason
-        elif best is None or _value(found) > _value(best):
-            best = found
+        if not candidate.feasible:
+            reason = candidate.reason
+        elif best is None or _value(candidate) > _value(best):
+            best = candidate
     if best is None:
-        return Standing(feasible=False, reason=reason, **told)
+        return Standing(feasible=False, reason=reason, **identity)
     watts = float(best.power.watts)
-    runs, rests = _rests_on(best, system, given["engine"])
+    runs, rests = _rests_on(best, system, plan_options["engine"])
     return Standing(
         feasible=True,
         engine=best.engine,
@@ -148,19 +156,19 @@ def _standing(
         runs=runs,
         rests_on=rests,
         plan=best,
-        **told,
+        **identity,
     )
 
 
-def _value(found: Plan) -> float:
+def _value(candidate: Plan) -> float:
     """Return what is larger for a better plan: output per dollar, or per chip where no rent is known."""
-    cost = found.usd_per_million_output_tokens
-    return 1 / cost if math.isfinite(cost) else found.tokens_per_second_per_chip
+    cost = candidate.usd_per_million_output_tokens
+    return 1 / cost if math.isfinite(cost) else candidate.tokens_per_second_per_chip
 
 
-def _rests_on(found: Plan, system: System, engine: Engine | str | None) -> tuple[int, str]:
+def _rests_on(best: Plan, system: System, engine: Engine | str | None) -> tuple[int, str]:
     """Return how many runs on this system the engine was fitted to, and in words what its range rests on."""
-    if found.cost_range is None and found.tpot_range is None:
+    if best.cost_range is None and best.tpot_range is None:
         return 0, "a bound, no prediction"
     fit = engine_for(system, engine).fit
     runs = int(fit.get("systems", {}).get(system.name, 0))
@@ -170,25 +178,29 @@ def _rests_on(found: Plan, system: System, engine: Engine | str | None) -> tuple
         words = f"runs on other chips of {system.chip.vendor}"
     else:
         words = f"no run on a chip of {system.chip.vendor}"
-    ways = len(found.distance)
-    return runs, words + (f"; beyond what was measured in {ways} way{'s' * (ways > 1)}" if ways else "")
+    extrapolations = len(best.distance)
+    return runs, words + (
+        f"; beyond what was measured in {extrapolations} way{'s' * (extrapolations > 1)}" if extrapolations else ""
+    )
 
 
 def _placed(standings: Iterable[Standing]) -> Iterator[Standing]:
     """Yield standings in their order, each with its place and whether it is tied with the first."""
     ordered = sorted(standings, key=_order)
-    able = [one for one in ordered if one.feasible]
-    priced = [one for one in able if math.isfinite(one.usd_per_million_output_tokens)]
+    able = [standing for standing in ordered if standing.feasible]
+    priced = [standing for standing in able if math.isfinite(standing.usd_per_million_output_tokens)]
     counted = priced or able
-    for one in ordered:
-        if one not in counted:
-            yield one
+    for standing in ordered:
+        if standing not in counted:
+            yield standing
             continue
-        own, least = one.cost_range or (math.nan, math.nan), counted[0].cost_range or (math.nan, math.nan)
-        yield replace(one, place=counted.index(one) + 1, tied=own[0] < least[1])  # not tied where either is not known
+        cost_range, least = standing.cost_range or (math.nan, math.nan), counted[0].cost_range or (math.nan, math.nan)
+        yield replace(
+            standing, place=counted.index(standing) + 1, tied=cost_range[0] < least[1]
+        )  # not tied where either is not known
 
 
-def _order(one: Standing) -> tuple[bool, bool, float, str]:
-    cost = one.usd_per_million_output_tokens
-    rest = -one.tokens_per_second_per_chip if one.feasible else 0.0
-    return not one.feasible, not math.isfinite(cost), cost if math.isfinite(cost) else rest, one.system
+def _order(standing: Standing) -> tuple[bool, bool, float, str]:
+    cost = standing.usd_per_million_output_tokens
+    fallback = -standing.tokens_per_second_per_chip if standing.feasible else 0.0
+    return not standing.feasible, not math.isfinite(cost), cost if math.isfinite(cost) else fallback, standing.system

@@ -79,65 +79,71 @@ class Ranking(Tabular):
     @property
     def priced(self) -> tuple[Standing, ...]:
         """Those with a plan and a cost, the cheapest first."""
-        return tuple(one for one in self.standings if one.feasible and math.isfinite(one.usd_per_million_output_tokens))
+        return tuple(
+            standing
+            for standing in self.standings
+            if standing.feasible and math.isfinite(standing.usd_per_million_output_tokens)
+        )
 
     @property
     def text(self) -> str:
         """The answer in a sentence."""
-        found = [one for one in self.standings if one.feasible]
-        if len(self.standings) == 1 and not found:
+        feasible = [standing for standing in self.standings if standing.feasible]
+        if len(self.standings) == 1 and not feasible:
             return f"Nothing meets the limits: {self.standings[0].reason.rstrip('.')}."
-        if not found:
+        if not feasible:
             return f"Nothing meets the limits, on none of {len(self.standings)} pairs of model and system."
-        first, priced = found[0], self.priced
+        first, priced = feasible[0], self.priced
         if not priced:
             return (
                 f"No rent is known; {self.called(first)} gives most: {show(first.tokens_per_second_per_chip, 'tok/s')} a chip."
             )
-        ties = sum(one.tied for one in priced[1:])
-        others = f"; {ties} of the {len(priced) - 1} others may be as cheap: their ranges overlap" if ties else ""
+        ties = sum(standing.tied for standing in priced[1:])
+        tie_note = f"; {ties} of the {len(priced) - 1} others may be as cheap: their ranges overlap" if ties else ""
         span = "" if first.cost_range is None else f" (90 % range {usd(first.cost_range[0])} to {usd(first.cost_range[1])})"
         cost = f"{usd(first.usd_per_million_output_tokens)} per million output tokens, prompts included{span}"
-        return f"{self.called(first)} is cheapest: {cost}{others}."
+        return f"{self.called(first)} is cheapest: {cost}{tie_note}."
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What to mind about the order: rents of several kinds, and what the first rests on."""
-        near = [one for one in self.priced if one.tied or one.place == 1]
+        near = [standing for standing in self.priced if standing.tied or standing.place == 1]
         if not near:
             return ()
-        first, kinds = near[0], dict.fromkeys(kind_in_words(one.rent) for one in near)
-        found = (
+        first, kinds = near[0], dict.fromkeys(kind_in_words(standing.rent) for standing in near)
+        notes = (
             [f"the range of {self.called(first)} rests on {first.rests_on}"]
             if first.rests_on.startswith(("no run", "runs on other"))
             else []
         )
         if len(kinds) > 1:
-            found.append(f"rents of the first ones are of several kinds ({', '.join(kinds)}); --rent KIND compares on one")
-        return tuple(found)
+            notes.append(f"rents of the first ones are of several kinds ({', '.join(kinds)}); --rent KIND compares on one")
+        return tuple(notes)
 
-    def called(self, one: Standing) -> str:
+    def called(self, standing: Standing) -> str:
         """Return what a standing is called here: by its system, and its model where there are several."""
-        several = len({each.model for each in self.standings}) > 1
-        system = one.label or one.system
-        return f"{one.model} on {system}" if several else system
+        several = len({row.model for row in self.standings}) > 1
+        system = standing.label or standing.system
+        return f"{standing.model} on {system}" if several else system
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return how many pairs there are, and the first five."""
         figures = {
-            f"{one.model} on {one.system}": usd(one.usd_per_million_output_tokens) if one.feasible else one.reason[:100]
-            for one in self.standings[:5]
+            f"{standing.model} on {standing.system}": usd(standing.usd_per_million_output_tokens)
+            if standing.feasible
+            else standing.reason[:100]
+            for standing in self.standings[:5]
         }
         return f"Ranking of {len(self.standings):,} pairs of model and system", figures
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each pair; a rent by its kind, date and USD/s, a range by its two ends."""
-        found = {
+        table = {
             name: values
             for name, values in columns_by_key(Standing, self.standings).items()
             if name not in ("rent", f"{COST}_range")
         }
         for end, name in enumerate((f"{COST}_low", f"{COST}_high")):
-            found[name] = [math.nan if one.cost_range is None else one.cost_range[end] for one in self.standings]
-        found["rent_usd_per_s"] = [float(one.rent.typical) for one in self.standings]
-        return found | {"rent": [kind_and_date(one.rent) for one in self.standings]}
+            table[name] = [math.nan if standing.cost_range is None else standing.cost_range[end] for standing in self.standings]
+        table["rent_usd_per_s"] = [float(standing.rent.typical) for standing in self.standings]
+        return table | {"rent": [kind_and_date(standing.rent) for standing in self.standings]}

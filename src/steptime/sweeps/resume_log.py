@@ -20,7 +20,7 @@ import numpy as np
 from steptime.atomic_files import write_text_atomically
 from steptime.errors import DataFileError
 from steptime.sweeps.axes import label
-from steptime.sweeps.point_grid import Found, Job, Region
+from steptime.sweeps.point_grid import Job, Region, RegionAnswers
 
 SUFFIX: Final = ".partial"
 # s between two syncs to the disk
@@ -37,11 +37,11 @@ class Journal:
     def __init__(self, results: str, job: Job) -> None:
         self.path = Path(results + SUFFIX)
         self.mark = fingerprint(job)
-        self.done: dict[Region, Found] = {}
+        self.done: dict[Region, RegionAnswers] = {}
         self.synced = -math.inf
         try:
             if self.path.exists():
-                self._read()
+                self._load()
             self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the sweep lasts
             if self.path.stat().st_size == 0:
                 self._write({"sweep": self.mark})
@@ -49,40 +49,40 @@ class Journal:
             raise DataFileError(self.path, f"cannot be written: {error.strerror}") from None
         self.kept = bool(self.done)  # whether it holds an answer that is worth keeping
 
-    def _read(self) -> None:
+    def _load(self) -> None:
         lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
         try:
-            mark = _told(lines[0])["sweep"] if lines else self.mark
+            mark = _parse_line(lines[0])["sweep"] if lines else self.mark
         except (ValueError, KeyError, TypeError):
             raise DataFileError(self.path, "holds something else than a sweep; remove it, or give another name") from None
         if mark != self.mark:
             raise DataFileError(self.path, "holds the beginning of another sweep; remove it, or give the results another name")
-        kept = lines[:1]
+        valid_lines = lines[:1]
         for line in lines[1:]:
             try:
-                told = _told(line)
-                region = tuple((start, stop) for start, stop in told["region"])
+                record = _parse_line(line)
+                region = tuple((start, stop) for start, stop in record["region"])
             except (ValueError, KeyError, TypeError):
                 break  # the line that was being written when the sweep ended
             shape = tuple(stop - start for start, stop in region)
-            answers = {name: _array(value, shape) for name, value in told["answers"].items()}
-            self.done[region] = Found(region=region, answers=answers, reason=told.get("reason", ""))
-            kept.append(line)
-        if len(kept) < len(lines):
-            write_text_atomically(self.path, "".join(f"{line}\n" for line in kept))
+            answers = {name: _array(value, shape) for name, value in record["answers"].items()}
+            self.done[region] = RegionAnswers(region=region, answers=answers, reason=record.get("reason", ""))
+            valid_lines.append(line)
+        if len(valid_lines) < len(lines):
+            write_text_atomically(self.path, "".join(f"{line}\n" for line in valid_lines))
 
-    def left(self, regions: Iterable[Region]) -> Iterator[Region]:
+    def pending_regions(self, regions: Iterable[Region]) -> Iterator[Region]:
         """Yield the regions that were not answered yet."""
         return (region for region in regions if region not in self.done)
 
-    def note(self, found: Found) -> None:
+    def note(self, region_answers: RegionAnswers) -> None:
         """Write what a region answers."""
-        answers = {name: values.ravel().tolist() for name, values in found.answers.items()}
-        self._write({"region": found.region, "answers": answers, "reason": found.reason})
+        answers = {name: values.ravel().tolist() for name, values in region_answers.answers.items()}
+        self._write({"region": region_answers.region, "answers": answers, "reason": region_answers.reason})
         self.kept = True
 
-    def _write(self, told: dict[str, Any]) -> None:
-        text = json.dumps(told)
+    def _write(self, record: dict[str, Any]) -> None:
+        text = json.dumps(record)
         self.file.write(f"{zlib.crc32(text.encode()):08x} {text}\n")
         self.file.flush()
         # a power cut costs a second of work; a sync of every line would cost more than a short point
@@ -101,13 +101,13 @@ class Journal:
             self.path.unlink(missing_ok=True)
 
 
-def _told(line: str) -> dict[str, Any]:
+def _parse_line(line: str) -> dict[str, Any]:
     """Return what a line tells; raise ValueError where it is not as it was written."""
     mark, _, text = line.partition(" ")
     if mark != f"{zlib.crc32(text.encode()):08x}":
         raise ValueError("a line that was changed")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    record: dict[str, Any] = json.loads(text)
+    return record
 
 
 def _array(values: list[Any], shape: tuple[int, ...]) -> Any:
@@ -117,23 +117,23 @@ def _array(values: list[Any], shape: tuple[int, ...]) -> Any:
 
 def fingerprint(job: Job) -> str:
     """Return what tells one sweep from another."""
-    told = hashlib.sha256()
-    told.update(f"{job.question.name} {job.together} {sorted(job.wanted)}".encode())
+    digest = hashlib.sha256()
+    digest.update(f"{job.question.name} {job.together} {sorted(job.answer_names)}".encode())
     function = getattr(job.question.ask, "args", None)
     if function and callable(function[0]):
         try:
-            told.update(inspect.getsource(function[0]).encode())
+            digest.update(inspect.getsource(function[0]).encode())
         except (OSError, TypeError):
-            told.update(repr(function[0]).encode())
+            digest.update(repr(function[0]).encode())
     for axis in job.axes:
-        told.update(axis.name.encode())
-        told.update(axis.values.tobytes() if axis.numeric else _of(axis.values).encode())
+        digest.update(axis.name.encode())
+        digest.update(axis.values.tobytes() if axis.numeric else _fingerprint_values(axis.values).encode())
     for name, value in sorted(job.fixed.items()):
-        told.update(f"{name}={_of([value])}".encode())
-    return told.hexdigest()[:24]
+        digest.update(f"{name}={_fingerprint_values([value])}".encode())
+    return digest.hexdigest()[:24]
 
 
-def _of(values: Iterable[Any]) -> str:
+def _fingerprint_values(values: Iterable[Any]) -> str:
     parts = []
     for value in values:
         plain = isinstance(value, str | float | int)

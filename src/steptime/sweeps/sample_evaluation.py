@@ -24,15 +24,17 @@ def varied(question: Question, inputs: Sequence[Unsure]) -> Question:
     return replace(
         question,
         ask=partial(_placed, question, tuple(inputs)),
-        vectorised=question.vectorised and all(one.broadcasts for one in inputs),
+        vectorised=question.vectorised and all(parameter.broadcasts for parameter in inputs),
     )
 
 
-def _placed(question: Question, inputs: tuple[Unsure, ...], given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
-    length = max((np.size(given[one.name]) for one in inputs), default=1)
+def _placed(
+    question: Question, inputs: tuple[Unsure, ...], input_values: Mapping[str, Any], answer_names: frozenset[str]
+) -> dict[str, Any]:
+    length = max((np.size(input_values[parameter.name]) for parameter in inputs), default=1)
     parts = [slice(first, first + AT_ONCE) for first in range(0, length, AT_ONCE)]
-    asked = [dict(_put(inputs, given, part)) for part in parts]
-    answers = [question.ask(one, wanted) for one in asked]
+    part_inputs = [dict(_put(inputs, input_values, part)) for part in parts]
+    answers = [question.ask(values, answer_names) for values in part_inputs]
     if len(answers) == 1:
         return dict(answers[0])
     sizes = [min(AT_ONCE, length - part.start) for part in parts]
@@ -42,23 +44,23 @@ def _placed(question: Question, inputs: tuple[Unsure, ...], given: Mapping[str, 
     }
 
 
-def _put(inputs: Sequence[Unsure], given: Mapping[str, Any], part: slice) -> Mapping[str, Any]:
+def _put(inputs: Sequence[Unsure], input_values: Mapping[str, Any], part: slice) -> Mapping[str, Any]:
     """Return what the question is asked with: the values of one part of the points in their places."""
-    values = {one.name: given[one.name] for one in inputs}
-    asked: Mapping[str, Any] = {name: value for name, value in given.items() if name not in values}
-    for one in inputs:
-        value = values[one.name]
+    values = {parameter.name: input_values[parameter.name] for parameter in inputs}
+    question_inputs: Mapping[str, Any] = {name: value for name, value in input_values.items() if name not in values}
+    for parameter in inputs:
+        value = values[parameter.name]
         if isinstance(value, np.ndarray) and value.ndim:
             value = value[part]
-        elif one.whole:
+        elif parameter.is_count:
             value = int(value)
-        asked = one.place(asked, one.name, value)
-    return asked
+        question_inputs = parameter.place(question_inputs, parameter.name, value)
+    return question_inputs
 
 
 def answers_at(
     question: Question,
-    given: Mapping[str, Any],
+    input_values: Mapping[str, Any],
     inputs: Sequence[Unsure],
     points: Mapping[str, Array],
     answer: str,
@@ -68,17 +70,23 @@ def answers_at(
 ) -> tuple[Array, dict[int, str]]:
     """Return an answer at every point, NaN where there is none, and the reasons of those.
 
-    given: what the question is asked with otherwise. points: values by input, all of one length.
+    input_values: what the question is asked with otherwise. points: values by input, all of one length.
     """
     axes = tuple(
-        Axis(name=one.name, unit=one.unit, meaning=one.what, values=points[one.name], broadcasts=one.broadcasts)
-        for one in inputs
+        Axis(
+            name=parameter.name,
+            unit=parameter.unit,
+            meaning=parameter.description,
+            values=points[parameter.name],
+            broadcasts=parameter.broadcasts,
+        )
+        for parameter in inputs
     )
-    names = {one.name for one in inputs}
-    held = {name: value for name, value in given.items() if name not in names}
-    job = Job(question=varied(question, inputs), axes=axes, fixed=held, wanted=frozenset({answer}), together=True)
+    names = {parameter.name for parameter in inputs}
+    fixed = {name: value for name, value in input_values.items() if name not in names}
+    job = Job(question=varied(question, inputs), axes=axes, fixed=fixed, answer_names=frozenset({answer}), together=True)
     gathered = run(job, workers=workers, progress=progress)
-    found = gathered.arrays.get(answer)
-    if found is None or found.dtype == object:
+    values = gathered.arrays.get(answer)
+    if values is None or values.dtype == object:
         return np.full(job.points, np.nan), gathered.reasons
-    return found, gathered.reasons
+    return values, gathered.reasons

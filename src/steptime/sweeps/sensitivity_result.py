@@ -15,7 +15,7 @@ from steptime.units import in_digits, show
 PREFIXED: Final = ("s", "B", "B/s", "FLOP/s", "USD/s", "W", "tok/s")
 MATTERS: Final = 0.03  # of the largest swing, 0.1 % of the variance: what is smaller has no row and no bar
 UNSURE: Final = 0.05  # half of the range of an index from which it is told beside
-WORTH: Final = 0.01  # of the variance: a share below is not worth a measurement
+NEGLIGIBLE_VARIANCE_SHARE: Final = 0.01  # of the variance: a share below is not worth a measurement
 
 
 def written(value: float, unit: str) -> str:
@@ -43,7 +43,7 @@ class Swing:
     }
 
     name: str = field(metadata=of("", "the input"))
-    what: str = field(metadata=of("", "in words"))
+    description: str = field(metadata=of("", "in words"))
     unit: str = field(default="", metadata=of("", "of low, base and high; empty: a count, a share or a factor"))
     low: float = field(metadata=of("", "lower end of its range"))
     base: float = field(metadata=of("", "what is asked with"))
@@ -63,11 +63,13 @@ class Swing:
             "end at which limits are missed, or met at a multiple of the cost alone: low, high or both; empty: none",
         ),
     )
-    met: tuple[float, float] = field(metadata=of("", "range within which limits are met; low to high where none is missed"))
+    feasible_range: tuple[float, float] = field(
+        metadata=of("", "range within which limits are met; low to high where none is missed")
+    )
     at_met: tuple[float, float] = field(metadata=of("", "the answers at its ends"))
     share: float = field(
-        metadata=of("", "of the variance of the answer's logarithm within `met`, by the swings alone; of the answer's own "
-                        "where it may be 0 or less")
+        metadata=of("", "of the variance of the answer's logarithm within `feasible_range`, by the swings alone; "
+                        "of the answer's own where it may be 0 or less")
     )  # fmt: skip
     first: float | None = field(
         default=None,
@@ -93,7 +95,7 @@ class Swing:
         return self.missed in (("low", "high")[side], "both")
 
     @property
-    def worth(self) -> float:
+    def variance_explained(self) -> float:
         """Share of the variance that goes if the input is known: the first index, or by the swings where there is none."""
         return self.share if self.first is None else self.first
 
@@ -130,24 +132,30 @@ class Sensitivity(Tabular):
     @property
     def ranked(self) -> list[Swing]:
         """The inputs by what knowing each is worth, the most first; without those that have no answer at an end."""
-        known = [one for one in self.swings if not math.isnan(one.swing) and (not self.samples or one.first is not None)]
-        return sorted(known, key=lambda one: -one.worth)
+        measurable = [
+            swing for swing in self.swings if not math.isnan(swing.swing) and (not self.samples or swing.first is not None)
+        ]
+        return sorted(measurable, key=lambda swing: -swing.variance_explained)
 
     @property
     def mattering(self) -> list[Swing]:
         """The inputs whose swing is a hundredth of the largest at least, and those that have no answer at an end."""
-        largest = max((one.swing for one in self.swings if not math.isnan(one.swing)), default=0.0)
-        return [one for one in self.swings if not one.swing <= MATTERS * largest]
+        largest = max((swing.swing for swing in self.swings if not math.isnan(swing.swing)), default=0.0)
+        return [swing for swing in self.swings if not swing.swing <= MATTERS * largest]
 
     @property
     def order(self) -> list[str]:
         """Names of the inputs that are worth measuring, the first of them first."""
-        return [one.name for one in (*self.decisive, *self.ranked) if one in self.decisive or one.worth >= WORTH]
+        return [
+            swing.name
+            for swing in (*self.decisive, *self.ranked)
+            if swing in self.decisive or swing.variance_explained >= NEGLIGIBLE_VARIANCE_SHARE
+        ]
 
     @property
     def decisive(self) -> list[Swing]:
         """The inputs that have no answer at an end of their range."""
-        return [one for one in self.swings if math.isnan(one.swing)]
+        return [swing for swing in self.swings if math.isnan(swing.swing)]
 
     @property
     def text(self) -> str:
@@ -155,19 +163,21 @@ class Sensitivity(Tabular):
         if self.decisive:
             first = self.decisive[0]
             how = f" By {first.learn}." if first.learn else ""
-            return f"{_verb(first)} {first.what} first ({first.name}): at an end of its range there is no answer at all.{how}"
+            lead = f"{_verb(first)} {first.description} first"
+            return f"{lead} ({first.name}): at an end of its range there is no answer at all.{how}"
         ranked = self.ranked
-        if not ranked or not ranked[0].worth > 0:
+        if not ranked or not ranked[0].variance_explained > 0:
             return "No input swings the answer."
         first = ranked[0]
-        goes = f"{'' if self.samples else 'about '}{first.worth:.0%}"
+        goes = f"{'' if self.samples else 'about '}{first.variance_explained:.0%}"
         if first.first_range is not None and first.first_range[1] - first.first_range[0] > 2 * UNSURE:
             goes += f" ({max(first.first_range[0], 0.0):.0%} to {min(first.first_range[1], 1.0):.0%})"
         goes = goes.replace("%", " %")
         how = f" By {first.learn}." if first.learn else ""
-        missed = [one.name for one in self.swings if one.missed]
+        missed = [swing.name for swing in self.swings if swing.missed]
         limits = f" Limits are missed at an end of {', '.join(missed)}." if missed else ""
-        return f"{_verb(first)} {first.what} first ({first.name}): knowing it takes {goes} of the variance away.{limits}{how}"
+        lead = f"{_verb(first)} {first.description} first"
+        return f"{lead} ({first.name}): knowing it takes {goes} of the variance away.{limits}{how}"
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return what was asked, the answer with its range, and what to learn first."""
@@ -180,15 +190,15 @@ class Sensitivity(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each input, the largest swing first."""
-        found = columns_by_key(Swing, self.swings)
-        for name in ("met", "at_met"):
-            pairs = found.pop(name)
-            found |= {f"{name}_low": [low for low, _ in pairs], f"{name}_high": [high for _, high in pairs]}
+        table = columns_by_key(Swing, self.swings)
+        for name in ("feasible_range", "at_met"):
+            pairs = table.pop(name)
+            table |= {f"{name}_low": [low for low, _ in pairs], f"{name}_high": [high for _, high in pairs]}
         for name in ("first_index", "total_index"):
-            ends = [pair or (math.nan, math.nan) for pair in found.pop(f"{name}_range")]
-            found[name] = [math.nan if value is None else value for value in found[name]]
-            found |= {f"{name}_low": [low for low, _ in ends], f"{name}_high": [high for _, high in ends]}
-        return found
+            ends = [pair or (math.nan, math.nan) for pair in table.pop(f"{name}_range")]
+            table[name] = [math.nan if value is None else value for value in table[name]]
+            table |= {f"{name}_low": [low for low, _ in ends], f"{name}_high": [high for _, high in ends]}
+        return table
 
     def plot(self, path: str) -> None:
         """Write a picture (.svg, .png or .pdf) of the swings."""
@@ -197,5 +207,5 @@ class Sensitivity(Tabular):
         plot(self, path)
 
 
-def _verb(one: Swing) -> str:
-    return "Settle" if one.name == "rent" else "Measure"
+def _verb(swing: Swing) -> str:
+    return "Settle" if swing.name == "rent" else "Measure"

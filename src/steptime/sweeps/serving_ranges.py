@@ -42,7 +42,7 @@ from steptime.planning.plan_result import Pool
 from steptime.planning.speculative_config import choose_speculation
 from steptime.questions.declaration import RENT
 from steptime.questions.subject import FORMATS, SIZES, SUBJECT, read_subject, read_system
-from steptime.sweeps.input_distribution import ASSUMED, HALF_WIDTHS, Given, Unsure, in_words, put, spread
+from steptime.sweeps.input_distribution import ASSUMED, HALF_WIDTHS, InputValues, Unsure, in_words, put, spread
 
 CLOCK, SCATTER = "chip.peak", "scatter"
 MICROBENCHMARK = "a microbenchmark of the machine, then --set FIGURE=VALUE"
@@ -59,79 +59,86 @@ NOUNS: Final = {
 }  # fmt: skip
 
 
-def settled(given: Given) -> tuple[dict[str, Any], Model, System, Engine]:
+def settled(input_values: InputValues) -> tuple[dict[str, Any], Model, System, Engine]:
     """Return what is asked with model, system and engine read, and everything that is set of them set."""
-    model, system, engine = read_subject(given)
-    left = {
-        name: value for name, value in given.items() if name not in (*FORMATS, *SUBJECT) and "." not in name and name != "power"
+    model, system, engine = read_subject(input_values)
+    other_inputs = {
+        name: value
+        for name, value in input_values.items()
+        if name not in (*FORMATS, *SUBJECT) and "." not in name and name != "power"
     }
-    return {**left, "model": model, "system": system, "engine": engine}, model, system, engine
+    return {**other_inputs, "model": model, "system": system, "engine": engine}, model, system, engine
 
 
-def put_constant(given: Given, name: str, value: Any) -> Given:
+def put_constant(input_values: InputValues, name: str, value: Any) -> InputValues:
     """Return what is asked with, a constant of the engine set."""
-    engine = given.get("engine")
+    engine = input_values.get("engine")
     if not isinstance(engine, Engine):
-        engine = engine_for(read_system(given), engine, given.get("catalog"))
-    return {**given, "engine": with_constants(engine, {name: value})}
+        engine = engine_for(read_system(input_values), engine, input_values.get("catalog"))
+    return {**input_values, "engine": with_constants(engine, {name: value})}
 
 
-def put_clock(given: Given, name: str, value: Any) -> Given:
+def put_clock(input_values: InputValues, name: str, value: Any) -> InputValues:
     """Return what is asked with, all peak rates of the chip multiplied, but for those that are set."""
-    peak = {f"{name}.{kind}": rate * value for kind, rate in given["system"].chip.peak.items()}
-    return {**peak, **given}
+    peak = {f"{name}.{kind}": rate * value for kind, rate in input_values["system"].chip.peak.items()}
+    return {**peak, **input_values}
 
 
-def put_scatter(given: Given, name: str, value: Any) -> Given:  # noqa: ARG001
+def put_scatter(input_values: InputValues, name: str, value: Any) -> InputValues:  # noqa: ARG001
     """Return what is asked with, every step so many times as long: as with software that is so much slower."""
-    system, engine = given["system"], given["engine"]
+    system, engine = input_values["system"], input_values["engine"]
     follows = engine.kernels.chip_departure > 0
     share = system.chip.reached.get(SOFTWARE, 1.0) if follows else 1.0
     if not follows:  # an engine that the software of chips makes no difference to: as little as can be
         engine = with_constants(engine, {"chip_departure": 1e-12})
     chip = replace(system.chip, reached={**system.chip.reached, SOFTWARE: share / value})
-    return {**given, "system": replace(system, chip=chip), "engine": engine}
+    return {**input_values, "system": replace(system, chip=chip), "engine": engine}
 
 
-def of_step(given: Given, answer: str) -> tuple[Given, list[Unsure]]:
+def of_step(input_values: InputValues, answer: str) -> tuple[InputValues, list[Unsure]]:
     """Return what a step is asked with, and what is unsure of it."""
-    asked, model, system, engine = settled(given)
-    phase = asked.get("phase", "decode")
+    inputs, model, system, engine = settled(input_values)
+    phase = inputs.get("phase", "decode")
     lengths = LENGTHS.get(phase, LENGTHS["decode"])
     regime = REGIMES[0] if phase == "decode" else REGIMES[1]
-    ways = {name: float(np.max(asked.get(name, 1))) for name in SIZES}
-    layout = Layout(**ways)
+    degrees = {name: float(np.max(inputs.get(name, 1))) for name in SIZES}
+    layout = Layout(**degrees)
     far = widening(distances(engine, system, layout))
-    found = [
+    parameters = [
         *_figures(system, answer, float(layout.chips)),
         *_constants(model, system, engine),
         *_scatter(engine, system, regime, far),
     ]
-    found += [*_imbalance(model, engine, given), *_rent(system, answer)]
+    parameters += [*_imbalance(model, engine, input_values), *_rent(system, answer)]
     for name, usual in lengths.items():
-        base = asked.get(name, usual)
+        base = inputs.get(name, usual)
         if np.ndim(base) == 0 and base > 0:
-            found.append(_assumed(name, float(base), f"the {name}", whole=True))
-    return asked, found
+            parameters.append(_assumed(name, float(base), f"the {name}", is_count=True))
+    return inputs, parameters
 
 
-def of_plan(given: Given, answer: str) -> tuple[Given, list[Unsure]]:
+def of_plan(input_values: InputValues, answer: str) -> tuple[InputValues, list[Unsure]]:
     """Return what a plan is asked with, and what is unsure of it."""
-    asked, model, system, engine = settled(given)
-    chips = float(asked.get("chips") or system.chips)
-    found = [*_figures(system, answer, chips), *_constants(model, system, engine), *_planned_scatter(asked, engine, system)]
-    found += [*_imbalance(model, engine, given), *_rent(system, answer)]
-    for name, what in (("input", "the length of prompts"), ("output", "the length of answers")):
-        found.append(_assumed(name, float(asked.get(name, 1024)), what, whole=True))
-    if asked.get("cached"):
-        found.append(_assumed("cached", float(asked["cached"]), "the share of prompts that is cached", most=0.99))
-    return asked, [*found, *_acceptance(asked, model)]
+    inputs, model, system, engine = settled(input_values)
+    chips = float(inputs.get("chips") or system.chips)
+    parameters = [
+        *_figures(system, answer, chips),
+        *_constants(model, system, engine),
+        *_planned_scatter(inputs, engine, system),
+    ]
+    parameters += [*_imbalance(model, engine, input_values), *_rent(system, answer)]
+    for name, description in (("input", "the length of prompts"), ("output", "the length of answers")):
+        parameters.append(_assumed(name, float(inputs.get(name, 1024)), description, is_count=True))
+    if inputs.get("cached"):
+        parameters.append(_assumed("cached", float(inputs["cached"]), "the share of prompts that is cached", maximum=0.99))
+    return inputs, [*parameters, *_acceptance(inputs, model)]
 
 
-def _assumed(name: str, base: float, what: str, **more: Any) -> Unsure:
+def _assumed(name: str, base: float, description: str, **attributes: Any) -> Unsure:
     return spread(
-        name, base, math.log1p(ASSUMED), what=what, unit="tokens" if more.get("whole") and name != "batch" else "",
-        basis=f"assumed, {ASSUMED:.0%}".replace("%", " %"), learn=TRAFFIC, **more,
+        name, base, math.log1p(ASSUMED), description=description,
+        unit="tokens" if attributes.get("is_count") and name != "batch" else "",
+        basis=f"assumed, {ASSUMED:.0%}".replace("%", " %"), learn=TRAFFIC, **attributes,
     )  # fmt: skip
 
 
@@ -145,8 +152,8 @@ def _figures(system: System, answer: str, chips: float) -> Iterator[Unsure]:
     if widths:
         usual = max(set(grades) & set(HALF_WIDTHS), key=grades.count)
         yield spread(
-            CLOCK, 1.0, HALF_WIDTHS[usual], what="the arithmetic of the chip", basis=in_words(usual), learn=MICROBENCHMARK,
-            place=put_clock,
+            CLOCK, 1.0, HALF_WIDTHS[usual], description="the arithmetic of the chip", basis=in_words(usual),
+            learn=MICROBENCHMARK, place=put_clock,
         )  # fmt: skip
     for path, unit in settable(system).items():
         figure = system.figures.get(path)
@@ -159,12 +166,13 @@ def _figures(system: System, answer: str, chips: float) -> Iterator[Unsure]:
             head, _, key = path.rpartition(".")
             place = head.removeprefix("chip.").replace("_", "-") if head else "a chip with all around it"
             yield spread(
-                path, float(value), HALF_WIDTHS[figure.grade], what=f"{NOUNS.get(key, 'the ' + key)} of {_named(place)}",
+                path, float(value), HALF_WIDTHS[figure.grade],
+                description=f"{NOUNS.get(key, 'the ' + key)} of {_place_name(place)}",
                 unit=unit, basis=in_words(figure.grade), learn=MICROBENCHMARK,
             )  # fmt: skip
 
 
-def _named(place: str) -> str:
+def _place_name(place: str) -> str:
     return {"hbm": "HBM", "scale-up": "the scale-up domain", "scale-out": "the scale-out network"}.get(place, place)
 
 
@@ -183,7 +191,9 @@ def _idle(model: Model, system: System, engine: Engine) -> set[str]:
     moved = np.zeros(len(engine.fit["names"]), dtype=bool)
     for work in passes:
         moved |= log_gradient(partial(_seconds, model, system, work), engine) != 0
-    return {name for name, some in zip(engine.fit["names"], moved, strict=True) if not some and name not in together}
+    return {
+        name for name, has_effect in zip(engine.fit["names"], moved, strict=True) if not has_effect and name not in together
+    }
 
 
 def _seconds(model: Model, system: System, work: Mapping[str, Any], engine: Engine) -> Number:
@@ -200,13 +210,14 @@ def _constants(model: Model, system: System, engine: Engine) -> Iterator[Unsure]
     runs = engine.fit.get("runs")
     basis = f"fitted to {runs:,} runs" if runs else "fitted"
     for name, sigma in zip(names, deviation.tolist(), strict=True):
-        base, told = constant(engine, name), DESCRIPTIONS[name]
+        base, description = constant(engine, name), DESCRIPTIONS[name]
         if sigma > 0 and name not in idle and np.ndim(base) == 0 and base > 0:
-            share = told["unit"] == "share"
+            share = description["unit"] == "share"
             yield spread(
-                name, float(base), Z90 * sigma, what=f"the share {told['line']}" if share else f"the time of {told['line']}",
-                unit="" if share else "s", basis=basis, learn=OWN_RUNS, place=put_constant, least=0.0,
-                most=SHARE if share else math.inf,
+                name, float(base), Z90 * sigma,
+                description=f"the share {description['line']}" if share else f"the time of {description['line']}",
+                unit="" if share else "s", basis=basis, learn=OWN_RUNS, place=put_constant, minimum=0.0,
+                maximum=SHARE if share else math.inf,
             )  # fmt: skip
 
 
@@ -221,45 +232,45 @@ def _scatter(
     below, above = (math.sqrt(max(0.0, float(np.log(end)) ** 2 - Z90**2 * usual)) for end in (low, high))
     if below or above:
         runs = engine.fit.get("runs")
-        far = ", beyond what was measured" if any(np.any(np.asarray(one) > 0) for one in wider) else ""
+        far = ", beyond what was measured" if any(np.any(np.asarray(excess) > 0) for excess in wider) else ""
         yield spread(
-            SCATTER, 1.0, (below, above), what="the engine's error on this model and machine",
+            SCATTER, 1.0, (below, above), description="the engine's error on this model and machine",
             basis=(f"errors of {runs:,} runs left out{far}" if runs else "never measured, a factor of 2"),
             learn=OWN_RUNS, place=put_scatter,
         )  # fmt: skip
 
 
-def _planned_scatter(given: Given, engine: Engine, system: System) -> Iterator[Unsure]:
+def _planned_scatter(input_values: InputValues, engine: Engine, system: System) -> Iterator[Unsure]:
     """Yield the scatter of a plan: in the regime of the one that is best, and as far as that lies from what was measured."""
     if not has_range(engine):
         return
     from steptime.questions.plan_question import solve
 
-    found = solve(given, diagnostics=False)
-    if not found.feasible:
+    deployment = solve(input_values, diagnostics=False)
+    if not deployment.feasible:
         return
-    pools = found.pools
-    ways = distances(engine, system, *(pool.layout for pool in pools), drafts=bool(given.get("drafts")))
-    yield from _scatter(engine, system, str(latency_regime(_input_share(pools[-1]))), widening(ways))
+    pools = deployment.pools
+    extrapolation = distances(engine, system, *(pool.layout for pool in pools), drafts=bool(input_values.get("drafts")))
+    yield from _scatter(engine, system, str(latency_regime(_input_share(pools[-1]))), widening(extrapolation))
 
 
 def _input_share(pool: Pool) -> float:
     """Return the share of the time of a pool's steps that prompts take (as `steady` has it); none where it reads none."""
     if pool.mixed is None:
         return 0.0
-    alone, beside = float(pool.step.total), float(pool.mixed.total)
-    mean = alone + pool.chunk_share * (beside - alone)
-    return pool.chunk_share * (beside - alone) / mean
+    decode_seconds, mixed_seconds = float(pool.step.total), float(pool.mixed.total)
+    mean = decode_seconds + pool.chunk_share * (mixed_seconds - decode_seconds)
+    return pool.chunk_share * (mixed_seconds - decode_seconds) / mean
 
 
-def _imbalance(model: Model, engine: Engine, given: Given) -> Iterator[Unsure]:
+def _imbalance(model: Model, engine: Engine, input_values: InputValues) -> Iterator[Unsure]:
     """Yield how unevenly tokens fall on experts: what is above 1 within a factor of two, as a guess is."""
     name = "expert_imbalance"
     base = constant(engine, name)
-    if given.get("imbalance") is None and np.ndim(base) == 0 and base > 1 and model.routed:
+    if input_values.get("imbalance") is None and np.ndim(base) == 0 and base > 1 and model.routed:
         yield Unsure(
-            name=name, what="the imbalance of experts", low=1 + (float(base) - 1) / 2, base=float(base),
-            high=1 + (float(base) - 1) * 2, basis="a guess: what is above 1, within a factor of 2", least=1.0,
+            name=name, description="the imbalance of experts", low=1 + (float(base) - 1) / 2, base=float(base),
+            high=1 + (float(base) - 1) * 2, basis="a guess: what is above 1, within a factor of 2", minimum=1.0,
             learn=f"{TRAFFIC}: rows of the busiest chip over the mean (--imbalance)", place=put_constant,
         )  # fmt: skip
 
@@ -269,26 +280,27 @@ def _rent(system: System, answer: str) -> Iterator[Unsure]:
     rent = system.rent
     if "usd" in answer and has_rent(rent) and np.ndim(rent.typical) == 0 and rent.high > rent.low:
         yield Unsure(
-            name=RENT, what="the rent", unit="USD/s", low=float(rent.low), base=float(rent.typical), high=float(rent.high),
-            basis=f"{kind_in_words(rent)}, quotes of the year to {rent.date[:7]}", even=True, learn="a quote, then --rent",
+            name=RENT, description="the rent", unit="USD/s", low=float(rent.low), base=float(rent.typical),
+            high=float(rent.high), basis=f"{kind_in_words(rent)}, quotes of the year to {rent.date[:7]}", even=True,
+            learn="a quote, then --rent",
         )  # fmt: skip
 
 
-def _acceptance(given: Mapping[str, Any], model: Model) -> Iterator[Unsure]:
+def _acceptance(input_values: Mapping[str, Any], model: Model) -> Iterator[Unsure]:
     """Yield the tokens that a step with drafts yields: between those of all models that were measured."""
-    drafts = given.get("drafts") or 0
-    if not drafts or given.get("acceptance") is not None:
+    drafts = input_values.get("drafts") or 0
+    if not drafts or input_values.get("acceptance") is not None:
         return
     base = choose_speculation(model, int(drafts)).acceptance
     every = [
-        one.tokens[drafts - 1]
-        for one in curves()
-        if one.method == OWN_LAYERS and len(one.tokens) >= drafts and TYPICAL not in one.models
+        curve.tokens[drafts - 1]
+        for curve in curves()
+        if curve.method == OWN_LAYERS and len(curve.tokens) >= drafts and TYPICAL not in curve.models
     ]
     low, high = min([base, *every]), max([base, *every])
     if high > low:
         yield Unsure(
-            name="acceptance", what="the acceptance of drafts", unit="", low=low, base=base, high=high, least=1.0,
-            most=drafts + 1.0, basis=f"{len(every)} acceptances of other models and prompts", even=True, place=put,
+            name="acceptance", description="the acceptance of drafts", unit="", low=low, base=base, high=high, minimum=1.0,
+            maximum=drafts + 1.0, basis=f"{len(every)} acceptances of other models and prompts", even=True, place=put,
             learn=f"{TRAFFIC} (--acceptance)",
         )  # fmt: skip

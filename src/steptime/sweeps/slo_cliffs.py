@@ -59,23 +59,23 @@ def reaches(
     Returns:
         The value and its answer by end; the base where no other value meets the limits.
     """
-    met = {end: Reach(inputs[end[0]].base, base) for end in ends}
-    missed = {(at, side): inputs[at].ends[side] for at, side in ends}
+    reach_by_end = {end: Reach(inputs[end[0]].base, base) for end in ends}
+    missed = {(index, side): inputs[index].ends[side] for index, side in ends}
     for _ in range(HALVINGS):
-        middle = {end: _middle(met[end].value, missed[end]) for end in ends}
-        points = {one.name: np.full(len(ends), one.base) for one in inputs}
-        for row, (at, side) in enumerate(ends):
-            one = inputs[at]
-            middle[at, side] = float(one.checked(middle[at, side]))
-            points[one.name][row] = middle[at, side]
+        middle = {end: _middle(reach_by_end[end].value, missed[end]) for end in ends}
+        points = {parameter.name: np.full(len(ends), parameter.base) for parameter in inputs}
+        for row, (index, side) in enumerate(ends):
+            parameter = inputs[index]
+            middle[index, side] = float(parameter.checked(middle[index, side]))
+            points[parameter.name][row] = middle[index, side]
         answers = evaluate(inputs, points)
         for end, answer, over in zip(ends, answers, is_missed(answers, base, lower_is_better=lower_is_better), strict=True):
             if over:
                 missed[end] = middle[end]
             else:
-                met[end] = Reach(middle[end], float(answer))
-    return met
+                reach_by_end[end] = Reach(middle[end], float(answer))
+    return reach_by_end
 
 
-def _middle(one: float, other: float) -> float:
-    return math.sqrt(one * other) if min(one, other) > 0 else (one + other) / 2
+def _middle(met_value: float, missed_value: float) -> float:
+    return math.sqrt(met_value * missed_value) if min(met_value, missed_value) > 0 else (met_value + missed_value) / 2

@@ -46,9 +46,11 @@ class Indices:
 def rows(samples: int, inputs: int, seed: int) -> Array:
     """Return shares from 0 to 1, both excluded, of shape (inputs + 2, samples, inputs): A, B, then A with each column of B.
 
-    >>> found = rows(8, 3, 1)
-    >>> found.shape, bool(np.all(found[2, :, 0] == found[1, :, 0])), bool(np.all(found[2, :, 1:] == found[0, :, 1:]))
-    ((5, 8, 3), True, True)
+    >>> matrices = rows(8, 3, 1)
+    >>> matrices.shape
+    (5, 8, 3)
+    >>> bool(np.all(matrices[2, :, 0] == matrices[1, :, 0])), bool(np.all(matrices[2, :, 1:] == matrices[0, :, 1:]))
+    (True, True)
     """
     try:
         from scipy.stats.qmc import Sobol
@@ -56,12 +58,12 @@ def rows(samples: int, inputs: int, seed: int) -> Array:
         raise InputError(
             "Sobol's indices need scipy: pip install 'steptime[calibrate]'; without --sobol there is no need"
         ) from None
-    drawn = Sobol(2 * inputs, scramble=True, seed=np.random.default_rng(seed)).random(samples)
-    a, b = np.clip(drawn, 2.0**-40, 1 - 2.0**-40).reshape(samples, 2, inputs).transpose(1, 0, 2)
-    found: Array = np.concatenate([a[None], b[None], np.repeat(a[None], inputs, axis=0)])
+    sequence = Sobol(2 * inputs, scramble=True, seed=np.random.default_rng(seed)).random(samples)
+    a, b = np.clip(sequence, 2.0**-40, 1 - 2.0**-40).reshape(samples, 2, inputs).transpose(1, 0, 2)
+    matrices: Array = np.concatenate([a[None], b[None], np.repeat(a[None], inputs, axis=0)])
     for i in range(inputs):
-        found[2 + i, :, i] = b[:, i]
-    return found
+        matrices[2 + i, :, i] = b[:, i]
+    return matrices
 
 
 def first_index(a: Array, b: Array, ab: Array, variance: float) -> Array:
@@ -71,8 +73,8 @@ def first_index(a: Array, b: Array, ab: Array, variance: float) -> Array:
     >>> first_index(a, b, np.stack([b, a]), 1.0).tolist()
     [1.0, 0.0]
     """
-    found: Array = np.mean(b * (ab - a), axis=-1) / variance
-    return found
+    first_indices: Array = np.mean(b * (ab - a), axis=-1) / variance
+    return first_indices
 
 
 def total_index(a: Array, ab: Array, variance: float) -> Array:
@@ -82,8 +84,8 @@ def total_index(a: Array, ab: Array, variance: float) -> Array:
     >>> total_index(a, np.stack([b, a]), 1.0).tolist()
     [1.0, 0.0]
     """
-    found: Array = np.mean(np.square(a - ab), axis=-1) / 2 / variance
-    return found
+    total_indices: Array = np.mean(np.square(a - ab), axis=-1) / 2 / variance
+    return total_indices
 
 
 def _both(a: Array, b: Array, ab: Array) -> tuple[Array, Array]:
@@ -100,8 +102,8 @@ def indices(answers: Array, seed: int) -> Indices:
     a, b, ab = answers[0] - mean, answers[1] - mean, answers[2:] - mean
     first, total = _both(a, b, ab)
     draws = np.random.default_rng(seed).integers(0, len(a), (RESAMPLED, len(a)))
-    again = np.array([_both(a[drawn], b[drawn], ab[:, drawn]) for drawn in draws])
-    ends = np.quantile(again, ENDS, axis=0)
+    bootstrap_indices = np.array([_both(a[draw], b[draw], ab[:, draw]) for draw in draws])
+    ends = np.quantile(bootstrap_indices, ENDS, axis=0)
     return Indices(
         first=first,
         first_range=ends[:, 0],

@@ -17,7 +17,7 @@ from steptime.sweeps.executor import Progress, run
 from steptime.sweeps.point_grid import Job
 from steptime.sweeps.point_limits import check_points
 from steptime.sweeps.resume_log import Journal
-from steptime.sweeps.sweep_result import Sweep, columns_of
+from steptime.sweeps.sweep_result import Sweep, answer_columns
 
 BANDED: Final = 20_000  # points up to which ranges of arrays are told without being asked for
 
@@ -50,24 +50,34 @@ def sweep(
     A point that is refused (a layout that does not divide the model, limits that nothing meets) has a reason and no answer.
     Raises InputError for what is wrong with the question as a whole, and where every point is refused for one reason.
 
-    >>> found = sweep("blackboard.drain_seconds", {"bandwidth": [1e12, 4e12]}, capacity=80e9)
-    >>> found.answers["drain_seconds"].values.tolist()
+    >>> table = sweep("blackboard.drain_seconds", {"bandwidth": [1e12, 4e12]}, capacity=80e9)
+    >>> table.answers["drain_seconds"].values.tolist()
     [0.08, 0.02]
     """
-    asked = find_question(question, vectorised=vectorised)
+    declaration = find_question(question, vectorised=vectorised)
     expect("axes", axes, Mapping, 'a dict of values by input, such as {"batch": [1, 64]}')
-    held = in_base_units(asked, {plain_name(asked, name): value for name, value in fixed.items()})
-    seen = in_base_units(asked, {plain_name(asked, name): values for name, values in axes.items()})
-    known = {**held, **({"system": _first(seen["system"])} if "system" in seen else {})}
-    check_texts(asked, {name: values for name, values in seen.items() if isinstance(values, str)}, known)
-    made = [made_axis(name, _values(values), find_input(asked, name, known)) for name, values in seen.items()]
-    held = read_held(asked, held, known)
-    for name, value in held.items():
-        of = find_input(asked, name, known)
-        if of.kind == COUNT and isinstance(value, int | float | np.number) and not isinstance(value, bool):
-            held[name] = made_axis(name, [value], of).values[0]
-    return sweep_of(
-        asked, made, held, answers=answers, together=together, workers=workers, client=client, out=out, progress=progress
+    fixed_inputs = in_base_units(declaration, {plain_name(declaration, name): value for name, value in fixed.items()})
+    axis_values = in_base_units(declaration, {plain_name(declaration, name): values for name, values in axes.items()})
+    known_inputs = {**fixed_inputs, **({"system": _first(axis_values["system"])} if "system" in axis_values else {})}
+    check_texts(declaration, {name: values for name, values in axis_values.items() if isinstance(values, str)}, known_inputs)
+    grid_axes = [
+        made_axis(name, _values(values), find_input(declaration, name, known_inputs)) for name, values in axis_values.items()
+    ]
+    fixed_inputs = read_held(declaration, fixed_inputs, known_inputs)
+    for name, value in fixed_inputs.items():
+        spec = find_input(declaration, name, known_inputs)
+        if spec.kind == COUNT and isinstance(value, int | float | np.number) and not isinstance(value, bool):
+            fixed_inputs[name] = made_axis(name, [value], spec).values[0]
+    return sweep_axes(
+        declaration,
+        grid_axes,
+        fixed_inputs,
+        answers=answers,
+        together=together,
+        workers=workers,
+        client=client,
+        out=out,
+        progress=progress,
     )
 
 
@@ -84,8 +94,8 @@ def _first(values: Any) -> Any:
     return several[0] if several else None
 
 
-def sweep_of(
-    asked: Question,
+def sweep_axes(
+    question: Question,
     axes: Sequence[Axis],
     fixed: Mapping[str, Any],
     *,
@@ -104,19 +114,19 @@ def sweep_of(
     started = time.perf_counter()
     if not axes:
         raise InputError("a sweep needs an axis: the input that changes, with its values")
-    check_needs(asked, axes, fixed)
-    fixed = with_layout(asked, fixed, axes)
+    check_needs(question, axes, fixed)
+    fixed = with_layout(question, fixed, axes)
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         raise RangeError(f"workers must be a whole number of at least 1, not {workers}")
     if together and len({len(axis.values) for axis in axes}) > 1:
         lengths = ", ".join(f"{axis.name} {len(axis.values):,}" for axis in axes)
         raise RangeError(f"axes that go together must be of one length; they have {lengths}")
-    wanted = told(asked, tuple(answers))
-    job = Job(question=asked, axes=tuple(axes), fixed=fixed, wanted=frozenset(wanted), together=together)
-    check_points(job.shape, asked.seconds)
+    answer_names = select_answers(question, tuple(answers))
+    job = Job(question=question, axes=tuple(axes), fixed=fixed, answer_names=frozenset(answer_names), together=together)
+    check_points(job.shape, question.seconds)
     if (not answers if banded is None else banded) and job.points <= BANDED:
-        wanted = with_bands(asked, wanted)
-        job = Job(question=asked, axes=tuple(axes), fixed=fixed, wanted=frozenset(wanted), together=together)
+        answer_names = with_bands(question, answer_names)
+        job = Job(question=question, axes=tuple(axes), fixed=fixed, answer_names=frozenset(answer_names), together=together)
     slow = out is not None and not any(job.inner)
     journal = Journal(out, job) if out is not None and slow else None
     try:
@@ -130,35 +140,35 @@ def sweep_of(
             journal.close(finished=True)
         reasons = list(dict.fromkeys(gathered.reasons.values()))
         raise InputError(f"every point is refused{'; the first' if len(reasons) > 1 else ''}: {reasons[0]}")
-    found = Sweep(
-        question=asked.name,
-        meaning=asked.meaning,
+    sweep_table = Sweep(
+        question=question.name,
+        meaning=question.meaning,
         axes=tuple(axes),
         fixed=dict(fixed),
-        answers=columns_of(asked, gathered.arrays, wanted),
+        answers=answer_columns(question, gathered.arrays, answer_names),
         reasons=gathered.reasons,
         together=together,
         seconds=time.perf_counter() - started,
-        asked=asked,
+        declaration=question,
     )
     if out is not None:
-        found.save(out)
+        sweep_table.save(out)
     if journal is not None:
         journal.close(finished=True)
-    return found
+    return sweep_table
 
 
-def told(asked: Question, answers: tuple[str, ...]) -> tuple[str, ...]:
+def select_answers(question: Question, answers: tuple[str, ...]) -> tuple[str, ...]:
     """Return the answers that are told, in order; raise UnknownName for one that the question does not have."""
     for name in answers:
-        if asked.answers and name not in asked.answers:
-            raise UnknownName(f"answer of {asked.name}", name, asked.answers, f"It has {', '.join(asked.answers)}.")
-    return answers or asked.shows
+        if question.answers and name not in question.answers:
+            raise UnknownName(f"answer of {question.name}", name, question.answers, f"It has {', '.join(question.answers)}.")
+    return answers or question.shows
 
 
-def with_bands(asked: Question, wanted: tuple[str, ...]) -> tuple[str, ...]:
+def with_bands(question: Question, answer_names: tuple[str, ...]) -> tuple[str, ...]:
     """Return answers with the ends of their ranges behind them, where they have any."""
-    found: list[str] = []
-    for name in wanted:
-        found += [name, *(asked.bands.get(name, ()))]
-    return tuple(dict.fromkeys(found))
+    names: list[str] = []
+    for name in answer_names:
+        names += [name, *(question.bands.get(name, ()))]
+    return tuple(dict.fromkeys(names))

@@ -13,11 +13,11 @@ from steptime.errors import InputError, UnknownName
 from steptime.number_checks import Array
 from steptime.questions.declaration import Answer, Question
 from steptime.result_base import Tabular, json_key, unit
-from steptime.sweeps.axes import Axis, label, shape_of
+from steptime.sweeps.axes import Axis, grid_shape, label
 from steptime.units import counted, in_digits
 
 NUMBERS = re.compile(r"\d[\d.,]*")
-SHOWN = 5  # answers of which a short repr has the range
+HEADLINE_ANSWERS = 5  # answers of which a short repr has the range
 CASES = 8  # reasons that JSON and pages repeat
 
 
@@ -44,7 +44,7 @@ class Sweep(Tabular):
 
     SCHEMA: ClassVar[str] = "steptime.sweep/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "held": unit("", "inputs that did not change, numbers in base units", kind="object"),
+        "fixed_inputs": unit("", "inputs that did not change, numbers in base units", kind="object"),
         "table": unit("", "columns by name, a value for each point; units in the names", kind="object of lists"),
         "refused_because": unit("", f"reasons of points without an answer, {CASES} at most", kind="object of counts"),
     }
@@ -57,12 +57,12 @@ class Sweep(Tabular):
     reasons: Mapping[int, str] = field(metadata=unit("", "why a point has no answer, by its position", left_out=True))
     together: bool = field(default=False, metadata=unit("", "whether the axes go in step, a point a row"))
     seconds: float = field(default=0.0, metadata=unit("s", "time of the sweep", key="sweep_s"))
-    asked: Question = field(metadata=unit("", "the question itself", left_out=True))
+    declaration: Question = field(metadata=unit("", "the question itself", left_out=True))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Length of each axis; of all of them where they go in step."""
-        return shape_of(self.axes, together=self.together)
+        return grid_shape(self.axes, together=self.together)
 
     @property
     def points(self) -> int:
@@ -70,7 +70,7 @@ class Sweep(Tabular):
         return int(np.prod(self.shape))
 
     @property
-    def held(self) -> dict[str, Any]:
+    def fixed_inputs(self) -> dict[str, Any]:
         """What was held, by input: numbers, and names."""
         return {name: value if isinstance(value, str | int | float) else label(value) for name, value in self.fixed.items()}
 
@@ -89,11 +89,11 @@ class Sweep(Tabular):
     @property
     def refused_because(self) -> dict[str, int]:
         """The reasons of points without an answer, one of those that differ in numbers alone, and how many have each."""
-        alike: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for text in self.reasons.values():
-            alike.setdefault(NUMBERS.sub("#", text), []).append(text)
-        most = sorted(alike.values(), key=len, reverse=True)[:CASES]
-        return {texts[0]: len(texts) for texts in most}
+            groups.setdefault(NUMBERS.sub("#", text), []).append(text)
+        largest = sorted(groups.values(), key=len, reverse=True)[:CASES]
+        return {texts[0]: len(texts) for texts in largest}
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return what was asked over what, and the range of each answer."""
@@ -101,13 +101,13 @@ class Sweep(Tabular):
         figures = {"refused": counted(len(self.reasons), "point")} if self.reasons else {}
         if not self.fits.all():
             figures["beyond memory"] = f"{counted(int((~self.fits).sum()), 'point')}, left out below"
-        edges = {edge for pair in self.asked.bands.values() for edge in pair}
-        for name in [name for name in self.answers if name not in edges][:SHOWN]:
+        edges = {edge for pair in self.declaration.bands.values() for edge in pair}
+        for name in [name for name in self.answers if name not in edges][:HEADLINE_ANSWERS]:
             column = self.answers[name]
             able = self.fits if column.numeric else False
-            known = column.values[np.isfinite(column.values) & able] if column.numeric else np.zeros(0)
-            if known.size:
-                ends = f"{in_digits(float(known.min()), 4)} to {in_digits(float(known.max()), 4)}"
+            finite = column.values[np.isfinite(column.values) & able] if column.numeric else np.zeros(0)
+            if finite.size:
+                ends = f"{in_digits(float(finite.min()), 4)} to {in_digits(float(finite.max()), 4)}"
                 figures[name] = f"{ends} {column.unit}".rstrip()
         return f"Sweep of {self.question} over {over}: {counted(self.points, 'point')}", figures
 
@@ -132,13 +132,13 @@ class Sweep(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each point: where it lies on each axis, and what was answered there."""
-        found = {column_name(axis.name, axis.unit): values.ravel() for axis, values in zip(self.axes, self.grid(), strict=True)}
-        found |= {column_name(name, column.unit): column.values.ravel() for name, column in self.answers.items()}
-        if self.reasons and "reason" not in found:
+        table = {column_name(axis.name, axis.unit): values.ravel() for axis, values in zip(self.axes, self.grid(), strict=True)}
+        table |= {column_name(name, column.unit): column.values.ravel() for name, column in self.answers.items()}
+        if self.reasons and "reason" not in table:
             reasons = np.full(self.points, "", dtype=object)
             reasons[list(self.reasons)] = list(self.reasons.values())
-            found["reason"] = reasons
-        return found
+            table["reason"] = reasons
+        return table
 
     def to_xarray(self) -> Any:
         """Return the answers as an xarray.Dataset with labelled axes and units; raise InputError where xarray is missing."""
@@ -155,7 +155,7 @@ class Sweep(Tabular):
             name: (names, column.values, {"units": column.unit, "long_name": column.meaning})
             for name, column in self.answers.items()
         }
-        return xarray.Dataset(data, coordinates, {"question": self.question, "asked": self.meaning, **self.held})
+        return xarray.Dataset(data, coordinates, {"question": self.question, "asked": self.meaning, **self.fixed_inputs})
 
     def save(self, path: str, *, answer: str | None = None) -> None:
         """Write a file by its ending: .csv, .parquet, .nc, .zarr, .xlsx, .json, or a picture (.svg, .png, .pdf) of `answer`."""
@@ -170,7 +170,7 @@ class Sweep(Tabular):
         plot(self, path, answer=answer, against=against)
 
 
-def column_name(name: str, of: str) -> str:
+def column_name(name: str, unit_symbol: str) -> str:
     """Return what a column is called: the name with its unit behind it, unless it tells it.
 
     >>> [column_name(*pair) for pair in (("ttft", "s"), ("drain_seconds", "s"), ("usd_per_request", "USD"), ("bound", ""))]
@@ -185,14 +185,14 @@ def column_name(name: str, of: str) -> str:
         "tok/s": "tokens_per_s" in short,
         "requests/s": "requests_per_s" in short,
     }
-    return short if tells.get(of, False) else json_key(name, {"unit": of})
+    return short if tells.get(unit_symbol, False) else json_key(name, {"unit": unit_symbol})
 
 
-def columns_of(question: Question, arrays: Mapping[str, Array], wanted: tuple[str, ...]) -> dict[str, Column]:
+def answer_columns(question: Question, arrays: Mapping[str, Array], answer_names: tuple[str, ...]) -> dict[str, Column]:
     """Return answers as columns in the order in which they were wanted."""
     ends = {end for pair in question.bands.values() for end in pair}
     empty = {name for name in ends if name in arrays and not np.isfinite(arrays[name]).any()}  # as of the ideal, a bound
-    names = [name for name in wanted if name in arrays and name not in empty] if wanted else list(arrays)
+    names = [name for name in answer_names if name in arrays and name not in empty] if answer_names else list(arrays)
     plain = Answer()
     return {
         name: Column(

@@ -23,16 +23,16 @@ from steptime.sweeps.input_distribution import Unsure
 def points(inputs: Sequence[Unsure]) -> dict[str, Array]:
     """Return the values to ask with, by input: all at their base first, then each at its low and at its high value.
 
-    >>> one = Unsure(name="a", what="a", low=1.0, base=2.0, high=3.0, basis="")
-    >>> points([one])["a"].tolist()
+    >>> parameter = Unsure(name="a", description="a", low=1.0, base=2.0, high=3.0, basis="")
+    >>> points([parameter])["a"].tolist()
     [2.0, 1.0, 3.0]
     """
-    found = {}
-    for position, one in enumerate(inputs):
-        column = np.full(1 + 2 * len(inputs), one.base)
-        column[1 + 2 * position : 3 + 2 * position] = one.ends
-        found[one.name] = column
-    return found
+    columns = {}
+    for position, parameter in enumerate(inputs):
+        column = np.full(1 + 2 * len(inputs), parameter.base)
+        column[1 + 2 * position : 3 + 2 * position] = parameter.ends
+        columns[parameter.name] = column
+    return columns
 
 
 def logged(*answers: Array) -> tuple[Array, ...]:
@@ -41,9 +41,9 @@ def logged(*answers: Array) -> tuple[Array, ...]:
     >>> logged(np.array([1.0, np.e]))[0].tolist(), logged(np.array([-1.0, 2.0]))[0].tolist()
     ([0.0, 1.0], [-1.0, 2.0])
     """
-    if any(np.any(one <= 0) for one in answers):
+    if any(np.any(answer <= 0) for answer in answers):
         return answers
-    return tuple(np.log(one) for one in answers)
+    return tuple(np.log(answer) for answer in answers)
 
 
 def deviations(low: Array, high: Array, halves: Array) -> Array:
@@ -54,24 +54,24 @@ def deviations(low: Array, high: Array, halves: Array) -> Array:
     >>> deviations(np.array([1.0]), np.array([4.29]), np.array([1.645])).round(6).tolist()
     [1.0]
     """
-    found: Array = np.abs(high - low) / 2 / halves
-    return found
+    deviation: Array = np.abs(high - low) / 2 / halves
+    return deviation
 
 
-def shares(alone: Array) -> Array:
+def shares(sigmas: Array) -> Array:
     """Share of the sum of variances that each standard deviation has; what is not known has none.
 
     >>> shares(np.array([3.0, 4.0, np.nan])).tolist()
     [0.36, 0.64, 0.0]
     """
-    squares = np.square(np.nan_to_num(alone))
-    whole = squares.sum()
-    found: Array = squares / whole if whole > 0 else squares
-    return found
+    squares = np.square(np.nan_to_num(sigmas))
+    total = squares.sum()
+    share: Array = squares / total if total > 0 else squares
+    return share
 
 
 def correlated(signed: Mapping[str, float], names: Sequence[str], covariance: Array) -> float:
-    r"""Variance that correlated inputs make together over the sum of what each makes alone: $s^T R s / s^T s$.
+    r"""Variance that correlated inputs make together over the sum of what each makes by itself: $s^T R s / s^T s$.
 
     signed: the answer's change with each input by its own standard deviation, with its sign; covariance: of the inputs `names`.
     1 where they are independent, or make no difference.
@@ -83,5 +83,5 @@ def correlated(signed: Mapping[str, float], names: Sequence[str], covariance: Ar
     root = np.sqrt(np.diagonal(covariance))
     with np.errstate(divide="ignore", invalid="ignore"):
         correlation = np.nan_to_num(covariance / np.outer(root, root))
-    alone = float(s @ s)
-    return float(s @ correlation @ s) / alone if alone > 0 else 1.0
+    independent_variance = float(s @ s)
+    return float(s @ correlation @ s) / independent_variance if independent_variance > 0 else 1.0

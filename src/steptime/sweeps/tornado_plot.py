@@ -14,7 +14,7 @@ from steptime.units import in_digits
 if TYPE_CHECKING:
     from steptime.sweeps.sensitivity_result import Sensitivity, Swing
 
-MOST: Final = 15  # bars
+MAX_BARS: Final = 15  # bars
 TOTAL: Final = "#BBBBBB"
 STYLE: Final[Any] = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "svg.fonttype": "none",
@@ -24,80 +24,82 @@ STYLE: Final[Any] = {
 ABOVE: Final[Any] = {"bbox_to_anchor": (0.0, 1.0), "ncols": 2, "fontsize": 8, "frameon": False, "borderaxespad": 0.2}
 
 
-def plot(found: Sensitivity, path: str) -> None:
+def plot(analysis: Sensitivity, path: str) -> None:
     """Write a picture of the swings by its ending: .svg, .png or .pdf."""
-    save_picture(path, lambda: drawn(found))
+    save_picture(path, lambda: draw_figure(analysis))
 
 
-def drawn(found: Sensitivity) -> Any:
+def draw_figure(analysis: Sensitivity) -> Any:
     """Return the picture as a matplotlib figure."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    bars = found.mattering[:MOST]
+    bars = analysis.mattering[:MAX_BARS]
     if not bars:
         raise InputError("no input swings the answer, and there is nothing to draw")
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 1.6 + 0.34 * len(bars)))
-        swings, worth = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
-        _swings(swings, found, bars)
-        _shares(worth, found, bars)
-        figure.suptitle(_title(found), fontsize=10.5, x=0.01, ha="left")
+        swings, share_axes = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
+        _swings(swings, analysis, bars)
+        _shares(share_axes, analysis, bars)
+        figure.suptitle(_title(analysis), fontsize=10.5, x=0.01, ha="left")
     return figure
 
 
-def _title(found: Sensitivity) -> str:
-    names = [str(getattr(value, "name", value)) for key in ("model", "system") if (value := found.fixed.get(key))]
-    held = [
+def _title(analysis: Sensitivity) -> str:
+    names = [str(getattr(value, "name", value)) for key in ("model", "system") if (value := analysis.fixed.get(key))]
+    fixed_texts = [
         f"{key} {in_digits(float(value), 4) if isinstance(value, int | float) else getattr(value, 'name', value)}"
-        for key, value in found.fixed.items()
+        for key, value in analysis.fixed.items()
         if key not in ("model", "system", "catalog")
     ]
-    words = f"{found.question}: {', '.join([*names, *held])}" if names or held else found.question
+    words = f"{analysis.question}: {', '.join([*names, *fixed_texts])}" if names or fixed_texts else analysis.question
     return words if len(words) <= 100 else words[:97] + "..."
 
 
-def _swings(place: Any, found: Sensitivity, bars: list[Swing]) -> None:
+def _swings(place: Any, analysis: Sensitivity, bars: list[Swing]) -> None:
     """Draw a bar for each input, from the answer at its low end to that at its high end; hatching tells the parts apart too."""
     from matplotlib.patches import Patch
 
-    for row, one in enumerate(bars):
+    for row, bar in enumerate(bars):
         for end, colour, hatch, value, side in (
-            (one.at_met[0], COLOURS[0], "", one.met[0], one.at_met[1]),
-            (one.at_met[1], COLOURS[4], "////", one.met[1], one.at_met[0]),
+            (bar.at_met[0], COLOURS[0], "", bar.feasible_range[0], bar.at_met[1]),
+            (bar.at_met[1], COLOURS[4], "////", bar.feasible_range[1], bar.at_met[0]),
         ):  # fmt: skip
             if not math.isfinite(end):
                 continue
-            place.barh(row, end - found.base, left=found.base, height=0.62, color=colour, hatch=hatch, edgecolor="white", lw=0)
-            outward = end > found.base if end != found.base else side <= found.base
+            place.barh(
+                row, end - analysis.base, left=analysis.base, height=0.62, color=colour, hatch=hatch, edgecolor="white", lw=0
+            )
+            outward = end > analysis.base if end != analysis.base else side <= analysis.base
             place.annotate(
-                written(value, one.unit), (end, row), xytext=(3 if outward else -3, 0), textcoords="offset points",
+                written(value, bar.unit), (end, row), xytext=(3 if outward else -3, 0), textcoords="offset points",
                 fontsize=7, va="center", ha="left" if outward else "right", color="#444444",
             )  # fmt: skip
-    place.axvline(found.base, color="black", lw=0.9)
-    place.set_yticks(range(len(bars)), [one.name for one in bars])
+    place.axvline(analysis.base, color="black", lw=0.9)
+    place.set_yticks(range(len(bars)), [bar.name for bar in bars])
     place.invert_yaxis()
     place.margins(x=0.17)
     place.grid(axis="x", alpha=0.3)
     place.set_xlabel(
-        f"{found.answer.replace('_', ' ').replace('usd', 'USD')}" + (f" [{found.unit}]" if found.unit else "")
-        + f"; {written(found.base, found.unit)} as asked"
+        f"{analysis.answer.replace('_', ' ').replace('usd', 'USD')}" + (f" [{analysis.unit}]" if analysis.unit else "")
+        + f"; {written(analysis.base, analysis.unit)} as asked"
     )  # fmt: skip
     low = Patch(color=COLOURS[0], label="input at its low")
     high = Patch(facecolor=COLOURS[4], hatch="////", edgecolor="white", lw=0, label="input at its high")
     place.legend(handles=[low, high], loc="lower left", **ABOVE)
 
 
-def _shares(place: Any, found: Sensitivity, bars: list[Swing]) -> None:
+def _shares(place: Any, analysis: Sensitivity, bars: list[Swing]) -> None:
     """Draw the shares of the variance: first and total indices with their confidence, or shares by the swings alone."""
     rows = range(len(bars))
-    if not found.samples:
-        place.barh(rows, [100 * one.share for one in bars], height=0.62, color=COLOURS[2])
+    if not analysis.samples:
+        place.barh(rows, [100 * bar.share for bar in bars], height=0.62, color=COLOURS[2])
         place.set_xlabel("% of the variance")
     else:
         for offset, name, colour in ((-0.17, "first", COLOURS[2]), (0.17, "total", TOTAL)):
-            values = [100 * (getattr(one, name) or 0.0) for one in bars]
-            ends = [getattr(one, f"{name}_range") or (0.0, 0.0) for one in bars]
+            values = [100 * (getattr(bar, name) or 0.0) for bar in bars]
+            ends = [getattr(bar, f"{name}_range") or (0.0, 0.0) for bar in bars]
             errors = [
                 [max(value - 100 * end[0], 0.0) for value, end in zip(values, ends, strict=True)],
                 [max(100 * end[1] - value, 0.0) for value, end in zip(values, ends, strict=True)],

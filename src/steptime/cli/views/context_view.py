@@ -70,7 +70,7 @@ def _side_by_side(limits: ContextWalls) -> Grid:
             show(wall.cache, "B"),
             f"{wall.batch:,}" if wall.batch else "none",
             ranged(wall.step, wall.step_range, lambda value: show(value, "s")) if wall.batch else "-",
-            show(wall.read, "B"),
+            show(wall.read_bytes, "B"),
             show(wall.parameters),
             wall.binds or "-",
             wall.layout or "-",

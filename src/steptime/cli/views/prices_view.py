@@ -276,7 +276,16 @@ def _list(price_list: PriceList) -> Grid:
 
 def _readings(inversion: PriceReading) -> Grid:
     """Return the figures of what is read; why stands below (`_reasons`)."""
-    heads = ["What it says", "Value", "90 %", "At most", "Bits", "Held", "Bound held", *(["Known"] if inversion.true_values else [])]
+    heads = [
+        "What it says",
+        "Value",
+        "90 %",
+        "At most",
+        "Bits",
+        "Held",
+        "Bound held",
+        *(["Known"] if inversion.true_values else []),
+    ]
     grid = table(*heads, numbers=(1, 2, 3), first_to_go=(4, 6, 5))
     for estimate in inversion.readings:
         if estimate.identifiable and not estimate.words:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from steptime.cli.views.widgets import Grid, notes, ranged, table
-from steptime.sweeps.sensitivity_result import WORTH, Sensitivity, Swing, written
+from steptime.sweeps.sensitivity_result import NEGLIGIBLE_VARIANCE_SHARE, Sensitivity, Swing, written
 
 MAX_ROWS = 12  # rows
 ROOMY = 110  # columns from which ranges and what they rest on have columns of their own
@@ -135,13 +135,13 @@ def _minor_text(swings: list[Swing]) -> str:
 
 def _order(sensitivity: Sensitivity) -> list[RenderableType]:
     """Return what is worth measuring, the first first, and how each becomes known."""
-    ranked_swings = [swing for swing in sensitivity.ranked if swing.worth >= WORTH]
+    ranked_swings = [swing for swing in sensitivity.ranked if swing.variance_explained >= NEGLIGIBLE_VARIANCE_SHARE]
     if len(ranked_swings) < 2:
         return []
     lines: list[RenderableType] = [Text(), Text("What is worth measuring, by the variance that goes", style="bold")]
     for place, swing in enumerate(ranked_swings, start=1):
         how = f": {swing.learn}" if swing.learn else ""
-        lines.append(Text(f"  {place}. {swing.name}, {_percent(swing.worth)}{how}"))
+        lines.append(Text(f"  {place}. {swing.name}, {_percent(swing.variance_explained)}{how}"))
     return [*lines, Text()]
 
 

@@ -44,7 +44,7 @@ def sweep_view(sweep: Sweep, width: int, *, brief: bool = False) -> RenderableTy
     else:
         able = len(sweep.reasons) < sweep.points
         parts += [Text(), _extremes(sweep), *picture(sweep, width)] if able else []
-    banded = any(bound_name in sweep.answers for name in numbers(sweep) for bound_name in sweep.asked.bands.get(name, ()))
+    banded = any(bound_name in sweep.answers for name in numbers(sweep) for bound_name in sweep.declaration.bands.get(name, ()))
     parts += [Text("In brackets: 90 % ranges.", style="bright_black")] if banded and sweep.points <= MAX_TABLE_POINTS else []
     return Group(*parts, *refused(sweep))
 
@@ -55,7 +55,7 @@ def held_in_words(sweep: Sweep) -> str:
 
 
 def _fixed_text(sweep: Sweep, name: str, value: Any) -> str:
-    question_input = sweep.asked.inputs.get(name)
+    question_input = sweep.declaration.inputs.get(name)
     return (
         written(float(value), question_input.unit if question_input else "")
         if isinstance(value, int | float)
@@ -112,7 +112,7 @@ def _answer(sweep: Sweep, name: str, point: int) -> str:
     if not column.numeric:
         return str(value)
     text = written(float(value), column.unit, bare=True)
-    low, high = (sweep.answers.get(end) for end in sweep.asked.bands.get(name, ("", "")))
+    low, high = (sweep.answers.get(end) for end in sweep.declaration.bands.get(name, ("", "")))
     if low is None or high is None or not math.isfinite(low.values.ravel()[point]):
         return text
     ends = [written(float(bound.values.ravel()[point]), column.unit, bare=True) for bound in (low, high)]

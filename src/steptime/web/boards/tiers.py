@@ -96,7 +96,10 @@ def answer(inputs: Inputs) -> Answer:
 
 def _lines(inputs: Inputs, trade: HeldContext, rent: float) -> dict[str, tuple[float, float]]:
     """Return USD of a billion tokens, at once and for each second that they are held: in each tier, and made again."""
-    bytes_per_token, sold = trade.held_bytes / inputs.context, {storage.name: storage.usd_per_byte_second for storage in tiers()}
+    bytes_per_token, sold = (
+        trade.held_bytes / inputs.context,
+        {storage.name: storage.usd_per_byte_second for storage in tiers()},
+    )
     tier_costs = {}
     for tier in trade.tiers:
         is_chip_memory = tier.name == trade.tiers[0].name
