@@ -13,7 +13,7 @@ from steptime.errors import DataFileError, InputError
 PICTURES: Final = (".svg", ".png", ".pdf")
 # Okabe and Ito's colours, which the colour-blind tell apart (https://jfly.uni-koeln.de/color/).
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#888888"
-STYLE: Final = {
+STYLE: Final[Any] = {
     "font.size": 10,
     "axes.grid": True,
     "grid.alpha": 0.3,

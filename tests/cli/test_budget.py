@@ -12,9 +12,9 @@ from steptime.cli.main import EXAMPLES
 from tests.cli.test_commands import run
 from tests.cli.test_output import headers
 
-SPOKEN = "budget --quality-of 100B@200T --tokens-served 200T --lifetime 60d"
+SPOKEN = "budget --match-quality 100B@200T --tokens-served 200T --lifetime 60d"
 SERVED = (
-    "budget --quality-of llama-3.1-8b@15T --tokens-served 200T --lifetime 365d --law epoch --machine gb200-nvl72 --speed 50"
+    "budget --match-quality llama-3.1-8b@15T --tokens-served 200T --lifetime 365d --law epoch --machine gb200-nvl72 --speed 50"
 )
 RL = "rl qwen3-30b-a3b hgx-h100 --chips 32 --tp 2 --rollouts 2048 --output 3200 --longest 4096"
 
@@ -84,7 +84,7 @@ def test_tables_go_to_csv_and_pictures_to_files(tmp_path):
 
 
 def test_rl_without_traffic_has_its_picture_too():
-    shown = run("budget --quality-of 1B@20B --rl-tokens 4T --law epoch", columns=80)
+    shown = run("budget --match-quality 1B@20B --rl-tokens 4T --law epoch", columns=80)
     assert shown.returncode == 0, shown.stderr
     assert "+ RL" in shown.stdout
     assert "serving" not in shown.stdout
@@ -102,15 +102,15 @@ def test_two_modes_stand_side_by_side():
     ("words", "code", "told"),
     [
         ("budget", 2, "a budget aims at one thing, and nothing is given"),
-        ("budget --quality-of 1B@1T --loss 2", 2, "--quality-of and --loss are given"),
-        ("budget --quality-of 1B@1T --tokens-served 1M/s", 2, "'1M/s' is a rate: --lifetime says for how long"),
-        ("budget --quality-of 1B@1T --law epock", 2, "did you mean epoch"),
+        ("budget --match-quality 1B@1T --loss 2", 2, "--match-quality and --loss are given"),
+        ("budget --match-quality 1B@1T --tokens-served 1M/s", 2, "'1M/s' is a rate: --lifetime says for how long"),
+        ("budget --match-quality 1B@1T --law epock", 2, "did you mean epoch"),
         ("budget --loss 1.5 --law epoch", 1, "at a loss of 1.5: its floor is 1.817"),
-        ("budget --quality-of 1B@1T --input 5k", 2, "--input needs --machine"),
-        ("budget --quality-of 1B@1T --picture cost", 2, "--picture needs --plot"),
-        ("budget --quality-of 1B@1T --plot a.txt", 2, "--plot writes a picture"),
-        ("budget --quality-of 1B@1T --plot a.png --picture costs", 2, "did you mean cost or contours?"),
-        ("budget --quality-of 1B@1T --law epoch --experts 8", 2, "epoch knows nothing of experts"),
+        ("budget --match-quality 1B@1T --input 5k", 2, "--input needs --machine"),
+        ("budget --match-quality 1B@1T --picture cost", 2, "--picture needs --plot"),
+        ("budget --match-quality 1B@1T --plot a.txt", 2, "--plot writes a picture"),
+        ("budget --match-quality 1B@1T --plot a.png --picture costs", 2, "did you mean cost or contours?"),
+        ("budget --match-quality 1B@1T --law epoch --experts 8", 2, "epoch knows nothing of experts"),
         ("budget --usd many", 2, "--usd: 'many' is not a number"),
         ("budget --compute 1e25 --tokens-served 1e15 --law epoch --discard 2", 2, "discard must be a share"),
         ("laws --params 70B", 2, "--params and --tokens; give both"),
@@ -142,14 +142,14 @@ def test_help_has_examples_that_run(name, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        ("budget --quality-of 100@200", 2, "tokens must be at least 100,000"),
-        ("budget --quality-of 100@200k", 2, "parameters must be at least 10,000"),
+        ("budget --match-quality 100@200", 2, "tokens must be at least 100,000"),
+        ("budget --match-quality 100@200k", 2, "parameters must be at least 10,000"),
         ("budget --loss 100", 2, "loss must be at most 12"),
-        ("budget --quality-of 1B@1T --lifetime 60d", 2, "--lifetime needs --tokens-served"),
-        ("budget --quality-of 1B@1T --tokens-served 1M/s --lifetime 60", 2, "such as 60d or 24h"),
-        ("budget --quality-of 1B@1T --rl-flop 4", 2, "--rl-flop needs --rl-tokens"),
+        ("budget --match-quality 1B@1T --lifetime 60d", 2, "--lifetime needs --tokens-served"),
+        ("budget --match-quality 1B@1T --tokens-served 1M/s --lifetime 60", 2, "such as 60d or 24h"),
+        ("budget --match-quality 1B@1T --rl-flop 4", 2, "--rl-flop needs --rl-tokens"),
         ("budget --usd 100M --system hgx-h20", 2, "no rent of hgx-h20 is known"),
-        ("budget --quality-of 1B@1T --machine-rent 2", 2, "--machine-rent needs --machine"),
+        ("budget --match-quality 1B@1T --machine-rent 2", 2, "--machine-rent needs --machine"),
         ("rl deepseek-v3 hgx-h100 --chips 8", 1, "give more ways, such as --tp"),
         ("laws --params 70B", 2, "give both"),
     ],
@@ -192,6 +192,6 @@ def test_a_law_of_one_s_own_is_drawn(tmp_path):
     changed = re.sub(r"(?m)^A = \{ value = [\d.]+", "A = { value = 800", text)
     assert changed != text
     (tmp_path / "mine.toml").write_text(changed, encoding="utf-8")
-    words = "budget --quality-of 10B@1T --law ./mine.toml --tokens-served 1T --plot x.png"
+    words = "budget --match-quality 10B@1T --law ./mine.toml --tokens-served 1T --plot x.png"
     for kind in ("cost", "contours", "frontier"):
         assert run(f"{words} --picture {kind}", folder=tmp_path).returncode == 0, kind

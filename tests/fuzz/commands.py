@@ -34,14 +34,14 @@ USUAL: dict[str, tuple[str, ...]] = {
         "qwen3-30b-a3b hgx-h200 --chips 16 --seq 4096 --batch 64 --ep 8",
     ),
     "laws": ("epoch", "", "--moe 1B"),
-    "budget": ("--quality-of 1B@20B", "--compute 1e22 --law epoch"),
+    "budget": ("--match-quality 1B@20B", "--compute 1e22 --law epoch"),
     "rl": ("llama-3.2-1b hgx-h100 --chips 8 --rollouts 64",),
     "lecture": ("", "3"),
     "roofline": ("llama-3.2-1b hgx-h100",),
     "engines": ("vllm",),
     "calibrate": ("nowhere.csv --engine mine",),
     "validate": ("nowhere.csv",),
-    "prices": ("openai/gpt-6-sol --read", "anthropic/claude-opus-4-6 --read --at 2026-03-01", "--list nowhere.toml"),
+    "prices": ("openai/gpt-6-sol --read", "anthropic/claude-opus-4-6 --read --date 2026-03-01", "--list nowhere.toml"),
 }
 SHARES = {
     "step": 30,

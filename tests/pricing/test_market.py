@@ -350,8 +350,8 @@ def run(*words):
         ("qwen3-30b-a3b-fp4", "variant fp4 of qwen3-30b-a3b"),
         ("qwen3-30b-a3b-fp4 hgx-h100 --target-margin 2", "variant fp4 of qwen3-30b-a3b"),
         ("deepseek-v3 cs-3 --target-margin 2", "no rent"),
-        ("openai/gpt-6-sol --read --at 2020-01-01", "first row is of 2026-09-22"),
-        ("openai/gpt-6-sol --read --at yesterday", "--at takes a day"),
+        ("openai/gpt-6-sol --read --date 2020-01-01", "first row is of 2026-09-22"),
+        ("openai/gpt-6-sol --read --date yesterday", "--date takes a day"),
         ("openai/gpt-6-sol --read --margin 7..2", "say 2..7"),
         ("openai/gpt-6-sol --read --seed -1", "seed"),
         ("openai/gpt-6-sol --read --hold HBN=1", "did you mean HBM"),
@@ -359,7 +359,7 @@ def run(*words):
         ("deepseek-v3 --update --brief", "pip install 'steptime[prices]'"),
         ("deepseek-v3 --read --history", "different questions"),
         ("openai/gpt-6-sol --read --mix 1k:256", "--mix needs a model at its sellers or a proposal"),
-        ("glm-5.2 --history --at 2026-03-01", "--at needs a model at its sellers or a list, not --history"),
+        ("glm-5.2 --history --date 2026-03-01", "--date needs a model at its sellers or a list, not --history"),
         (
             "deepseek-v3 gb200-nvl72 --target-margin 2 --provider x",
             "--provider needs prices that are sold, not --target-margin",
@@ -393,7 +393,7 @@ def test_one_list_read_backward_in_text_and_json(monkeypatch):
 @pytest.mark.slow
 def test_the_maker_is_in_the_picture_among_many(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    found = run("deepseek-v4-flash", "--at", "2026-08-20")
+    found = run("deepseek-v4-flash", "--date", "2026-08-20")
     assert found.exit_code == 0, found.exception
     assert "◆ the maker's" in found.output
     assert "prices and rents of 2026-08-20" in " ".join(found.output.split())

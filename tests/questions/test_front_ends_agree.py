@@ -67,7 +67,7 @@ def drawn_train(draw):
 
 
 def drawn_budget(draw):
-    values = {"quality_of": draw.choice(("8B@15T", "70B@1T")), "tokens_served": draw.choice(("50M/s", "10T"))}
+    values = {"match_quality": draw.choice(("8B@15T", "70B@1T")), "tokens_served": draw.choice(("50M/s", "10T"))}
     values |= {"lifetime": "60d"} if values["tokens_served"] == "50M/s" else {}
     return values | draw.choice(({}, {"eta": 2.0}, {"discard": 0.3}, {"law": ["epoch"]}, {"rl_share": 0.2}))
 

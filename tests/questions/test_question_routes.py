@@ -16,7 +16,7 @@ BASE = {
     "roofline": PAIR,
     "reversible": PAIR,
     "laws": {"params": 10**9, "tokens": 10**11},
-    "budget": {"quality_of": "8B@1T"},
+    "budget": {"match_quality": "8B@1T"},
 }
 HOSTILE = ("x", ["x"], {"a": 1}, True, -1, 1e308, "", "../../etc/passwd", "/etc/passwd", "1:2", "NaN", 3.5, "x" * 300, "a.toml")
 

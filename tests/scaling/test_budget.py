@@ -161,7 +161,7 @@ def test_traffic_is_a_rate_over_a_life_or_a_sum():
     ("ask", "kind", "words"),
     [
         (read_target, RangeError, "a budget aims at one thing, and nothing is given"),
-        (lambda: read_target("1B@1T", loss=2.0), RangeError, "--quality-of and --loss are given"),
+        (lambda: read_target("1B@1T", loss=2.0), RangeError, "--match-quality and --loss are given"),
         (lambda: read_target("100B"), InputError, "a quality is MODEL@TOKENS"),
         (lambda: read_target("lama-3.1-8b@15T"), UnknownName, "did you mean .*Llama-3.1-8B"),
         (lambda: read_target("1B@many"), UnitError, "'many' is not a number"),

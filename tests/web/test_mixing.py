@@ -23,7 +23,7 @@ def test_its_curves_are_those_of_the_ciphers():
 
 
 def test_plain_layers_keep_all_of_each_and_reversible_ones_the_same_at_any_depth():
-    depths = client.post(ROUTE, json={"tokens": 1024, "width": 1024, "kept": 10}).json()["tables"]["depths"]
+    depths = client.post(ROUTE, json={"tokens": 1024, "width": 1024, "activation_ratio": 10}).json()["tables"]["depths"]
     stream = 1024 * 1024 * 2
     np.testing.assert_allclose(depths["plain"], 10 * stream * np.array(depths["layers"]), rtol=1e-12)
     np.testing.assert_allclose(depths["reversible"], 12 * stream, rtol=1e-12)

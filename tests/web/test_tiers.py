@@ -56,7 +56,7 @@ def test_a_cache_that_no_memory_pays_for_is_made_again():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "field"), [({"context": 4_000_000}, "context"), ({"held": 0}, "held"), ({"price": "x"}, "price")]
+    ("wrong", "field"), [({"context": 4_000_000}, "context"), ({"hold_seconds": 0}, "hold_seconds"), ({"price": "x"}, "price")]
 )
 def test_wrong_input_is_told_at_its_field(wrong, field):
     answer = client.post("/api/boards/tiers", json=PAIR | wrong)

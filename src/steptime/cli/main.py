@@ -65,7 +65,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "prices": (
         "prices deepseek-v3 --mix 4096:1024:0.5",
         "prices openai/gpt-6-sol --read --lecture",
-        "prices anthropic/claude-opus-4-6 --read --at 2026-03-01 --margin 1.2..7",
+        "prices anthropic/claude-opus-4-6 --read --date 2026-03-01 --margin 1.2..7",
         "prices deepseek-v3 gb200-nvl72 --target-margin 2",
         "prices glm-5.2 --history",
     ),
@@ -76,8 +76,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "simulate qwen3-32b hgx-h200 --tp 2 --replicas 2 --prefill-replicas 2 --trace requests.csv",
     ),
     "budget": (
-        "budget --quality-of 100B@200T --tokens-served 50M/s --lifetime 60d",
-        "budget --quality-of llama-3.1-8b@15T --tokens-served 200T --lifetime 365d --machine gb200-nvl72 --speed 50",
+        "budget --match-quality 100B@200T --tokens-served 50M/s --lifetime 60d",
+        "budget --match-quality llama-3.1-8b@15T --tokens-served 200T --lifetime 365d --machine gb200-nvl72 --speed 50",
         "budget --usd 100M --tokens-served 5M/s --lifetime 180d --law epoch,hoffmann --discard 0.3 --plot bill.png",
         "budget --compute 1e26 --experts 32 --rl-share 0.3",
     ),

@@ -34,7 +34,7 @@ class PriceQuery:
     provider: Annotated[str | None, option("One seller.", SOURCE, metavar="NAME")] = None
     date: Annotated[
         str | None,
-        option("Prices and rents of a day, 2026-03-01, or an hour, 2026-11-20T02:00Z.", SOURCE, "--at", metavar="DATE"),
+        option("Prices and rents of a day, 2026-03-01, or an hour, 2026-11-20T02:00Z.", SOURCE, "--date", metavar="DATE"),
     ] = None
     list_: Annotated[
         str | None, option("A list of your own as TOML, read backward (`--read`).", SOURCE, "--list", metavar="FILE.toml")
@@ -143,7 +143,7 @@ def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
         raise RangeError("--target-margin needs a system after the model: prices deepseek-v3 gb200-nvl72 --target-margin 2")
     for name, text, needs in (
         ("--provider", query.provider, "the name of a seller"),
-        ("--at", query.date, "a day, such as 2026-03-01"),
+        ("--date", query.date, "a day, such as 2026-03-01"),
     ):
         not_empty(name, text, needs)
     refuse_idle(
@@ -198,7 +198,7 @@ def _survey(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Tabular
     from steptime.questions.prices_question import solve as survey_prices
 
     values = {
-        "model": query.model, "provider": query.provider, "at": query.date, "speed": sold.speed, "mix": sold.mix,
+        "model": query.model, "provider": query.provider, "date": query.date, "speed": sold.speed, "mix": sold.mix,
         "mode": sold.mode, "hold": tuple(backward.hold or ()), "catalog": query.catalog,
     }  # fmt: skip
     with patience("steptime: planning on eight systems ..."):

@@ -111,7 +111,7 @@ def plan(
         _make_problem(resolve_model(model), resolve_system(system), workload, slo, chips, engine, anchor),
         sure=sure,
         front=front,
-        beside=diagnostics,
+        diagnostics=diagnostics,
     )
     layouts = fitting(case)
     if not layouts:
@@ -237,7 +237,7 @@ def _planned(
     )
     deployment = replace(
         deployment,
-        levers=by_saving([evaluate_alternative(case, candidate, modes, choice) for choice in choices]),
+        alternatives=by_saving([evaluate_alternative(case, candidate, modes, choice) for choice in choices]),
         elasticities={name: figure() for name, figure in figures.items()},
     )
     return replace(deployment, why=why(case, deployment) + alternative_sentence(deployment) if case.diagnostics else "")

@@ -131,7 +131,7 @@ def _from_package(seller: str, model: str, time: datetime | None, *, update: boo
     if ruled:  # the package knows the hours and no weekends: the shipped rule takes their place
         return None
     read_date = datetime.now(UTC).date().isoformat() if update else str(NEWEST)[:7]
-    return replace(price_list, at="" if time is None else price_list.price_time, as_of=read_date)
+    return replace(price_list, price_time="" if time is None else price_list.price_time, retrieval_date=read_date)
 
 
 def _from_rows(seller: str, model: str, time: datetime | None) -> PriceList:
@@ -254,7 +254,7 @@ def _dated_offers(family: str, time: datetime) -> list[Offer]:
             newest[row.provider, row.model] = row
     if not newest:
         reason = f"the first row is of {rows[0].since}" if rows else "it has no dated rows"
-        raise RangeError(f"no price of {family} is known on {time.date()}: {reason}; leave --at out for the newest")
+        raise RangeError(f"no price of {family} is known on {time.date()}: {reason}; leave --date out for the newest")
     roles = {row.provider: row.role for row in open_rows()}
     return [
         Offer(

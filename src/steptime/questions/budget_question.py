@@ -27,7 +27,7 @@ AIM, TRAFFIC, RL, LAWS, MIX, PRICE, MACHINE = (
 class BudgetInputs:
     """The size of a model for a quality and a traffic."""
 
-    quality_of: str | None = text(
+    match_quality: str | None = text(
         None, "the loss of a model trained on tokens, such as 100B@200T or llama-3.1-8b@15T", group=AIM, metavar="MODEL@TOKENS"
     )
     loss: Any = number(None, "a loss in nats per token, as each law defines it", group=AIM)
@@ -129,7 +129,7 @@ def solve(values: Mapping[str, Any]) -> Budget:
     if inputs.usd is not None:
         words = str(inputs.usd).lstrip("$").removesuffix("USD").strip()
         usd = float(read_count(words, "usd"))
-    target = read_target(inputs.quality_of, inputs.loss, inputs.compute, usd)
+    target = read_target(inputs.match_quality, inputs.loss, inputs.compute, usd)
     return budget(
         target, inputs.demand(), law=inputs.laws(), system=_rented(inputs.system, inputs.rent), mfu=inputs.mfu,
         training_days=inputs.training_days, machine=inputs.serving(), **inputs.mixture(),

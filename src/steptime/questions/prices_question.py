@@ -20,7 +20,7 @@ class PricesInputs:
 
     model: Any = text(MISSING, "a model with open weights, at all its sellers", positional=True)
     provider: str | None = text(None, "one seller", group=READ_GROUP, metavar="NAME")
-    at: str | None = text(
+    date: str | None = text(
         None, "prices and rents of a day, 2026-03-01, or an hour, 2026-11-20T02:00Z", group=READ_GROUP, metavar="DATE"
     )
     speed: Any = number(40.0, "output speed for each user [tok/s]", unit="tok/s", group=REQUEST_GROUP)
@@ -48,7 +48,7 @@ def solve(values: Mapping[str, Any], *, update: bool = False) -> Market:
     """
     inputs = bind(PricesInputs, values, "prices")
     return survey_prices(
-        str(inputs.model), provider=inputs.provider, price_time=inputs.at, speed=inputs.speed, mix=inputs.mix,
+        str(inputs.model), provider=inputs.provider, price_time=inputs.date, speed=inputs.speed, mix=inputs.mix,
         mode=read_modes(inputs.mode), hold=read_holds(list(inputs.hold) or None), catalog=inputs.catalog, update=update,
     )  # fmt: skip
 

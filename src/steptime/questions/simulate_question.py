@@ -199,7 +199,11 @@ RUN_ANSWERS = {
     "verdict": Answer(meaning="STABLE, SATURATED or OVERLOADED", text=True),
 }
 ANSWERS = {
-    **{f"{name}_{point}": Answer(meaning=f"{point} of {what}", unit="s") for name, what in TIMES.items() for point in POINTS},
+    **{
+        f"{name}_{point}": Answer(meaning=f"{point} of {meaning}", unit="s")
+        for name, meaning in TIMES.items()
+        for point in POINTS
+    },
     **RUN_ANSWERS,
 }
 

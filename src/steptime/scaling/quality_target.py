@@ -15,7 +15,7 @@ from steptime.scaling.lifetime_compute import MOST_SERVED
 from steptime.scaling.scaling_laws import Law, loss
 from steptime.units import count, parse, show
 
-TARGET_KINDS = ("quality_of", "loss", "compute", "usd")
+TARGET_KINDS = ("match_quality", "loss", "compute", "usd")
 MOST_FLOP = 1e32
 MOST_LOSS = 12.0  # nats a token: a guess among 128,256 tokens has 11.8
 LEAST_PARAMS, LEAST_TOKENS, LEAST_FLOP = 1e4, 1e5, 1e10  # below them laws tell losses of no language model
@@ -81,7 +81,7 @@ def read_target(
     if len(aims) != 1:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in aims) or "nothing"
         raise RangeError(
-            f"a budget aims at one thing, and {names} {'are' if len(aims) > 1 else 'is'} given: --quality-of 100B@200T, "
+            f"a budget aims at one thing, and {names} {'are' if len(aims) > 1 else 'is'} given: --match-quality 100B@200T, "
             "--loss 1.9, --compute 1e25 or --usd 100M"
         )
     if quality is not None:

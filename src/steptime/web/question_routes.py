@@ -116,7 +116,7 @@ def _check_texts(question: Question, name: str, value: object) -> None:
             continue
         if len(words) > LONGEST_TEXT:
             raise RangeError(f"{name} must be a text of at most {LONGEST_TEXT} characters, not {short_repr(words)}")
-        if name == "quality_of":
+        if name == "match_quality":
             size = words.partition("@")[0]
             if not size.rstrip("TBMk").replace(".", "", 1).isdigit():
                 catalogue_file("models", size)

@@ -48,7 +48,7 @@ def answer(inputs: Inputs) -> Answer:
     ratios = {law: _ratios(inputs.quality, law, rl, inputs.eta) for law in law_names}
     served: dict[str, Any] = {"served": SERVED, **ratios}
     command = (
-        f"steptime budget --quality-of {shlex.quote(inputs.quality)} --tokens-served {tokens:.0f} --law {inputs.law} "
+        f"steptime budget --match-quality {shlex.quote(inputs.quality)} --tokens-served {tokens:.0f} --law {inputs.law} "
         f"--eta {inputs.eta:g}" + (f" --rl-tokens {rl:.0f}" if rl else "")
     )
     demand_call = f"st.Demand(served={tokens!r}, rl_tokens={rl!r}, eta={inputs.eta:g})"

@@ -36,7 +36,9 @@ class Inputs(Shared):
 
     rounds: int = slider(3, 1, ROUNDS, "round", "", "After which ciphers are compared.", step=1)
     layers: int = slider(64, 1, 512, "layers", "layers", "Of a network that is trained.", log=True)
-    kept: float = slider(16, 4, 64, "a layer keeps", "x its input", "What a plain layer stores for the way back.", log=True)
+    activation_ratio: float = slider(
+        16, 4, 64, "a layer keeps", "x its input", "What a plain layer stores for the way back.", log=True
+    )
     tokens: int = slider(4096, 256, 65_536, "tokens", "tokens", "Of a micro-batch on a chip.", log=True, is_advanced=True)
     width: int = slider(8192, 256, 32_768, "width", "values", "Of what goes from layer to layer.", log=True, is_advanced=True)
 
@@ -47,7 +49,7 @@ def answer(inputs: Inputs) -> Answer:
     shares = {key: _padded(curve) for key, curve in curves.items()}
     index = inputs.rounds - 1
     stream = float(stream_bytes(inputs.tokens, inputs.width, VALUE_BYTES))
-    layer = inputs.kept * stream
+    layer = inputs.activation_ratio * stream
     depths = np.unique(np.append(LAYERS, inputs.layers))
     plain, undone = float(plain_bytes(inputs.layers, layer)), float(reversible_bytes(stream, layer))
     checks = float(_checkpointed(inputs.layers, stream, layer))
@@ -78,7 +80,7 @@ def answer(inputs: Inputs) -> Answer:
         ),
         formula=(
             "Feistel: (x, y) -> (x, y + f(x)), undone by y = z - f(x), whatever f is",
-            f"plain: layers x {inputs.kept:g} streams = {inputs.layers} x {show(layer, 'B')} = {show(plain, 'B')}",
+            f"plain: layers x {inputs.activation_ratio:g} streams = {inputs.layers} x {show(layer, 'B')} = {show(plain, 'B')}",
             f"reversible: 2 streams + 1 layer = 2 x {show(stream, 'B')} + {show(layer, 'B')} = {show(undone, 'B')}",
             f"arithmetic: (2 forward + 2) / (1 forward + 2) = {flop_ratio:.3g}",
         ),
@@ -130,6 +132,6 @@ def _sentence(inputs: Inputs, shares: dict[str, list[float | None]], plain: floa
 BOARD = Board(
     name="mixing", order=150, section=18, inputs=Inputs, answer=answer, bar=(),
     title="What do ciphers and networks share, and what does undoing save?",
-    spoken={"rounds": 3, "layers": 64, "kept": 16},
-    today={"rounds": 10, "layers": 126, "kept": 34, "tokens": 8192, "width": 16_384},
+    spoken={"rounds": 3, "layers": 64, "activation_ratio": 16},
+    today={"rounds": 10, "layers": 126, "activation_ratio": 34, "tokens": 8192, "width": 16_384},
 )  # fmt: skip

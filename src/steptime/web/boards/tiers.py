@@ -31,7 +31,9 @@ PAYS: Final = "Beyond it, making it again is cheaper; 0: reading it back is dear
 class Inputs(Shared):
     """A cache of one context that is held for a while."""
 
-    held: float = slider(300, MIN_SECONDS, MAX_SECONDS, "held for", "s", "Time until the cache is used again.", log=True)
+    hold_seconds: float = slider(
+        300, MIN_SECONDS, MAX_SECONDS, "held for", "s", "Time until the cache is used again.", log=True
+    )
     context: int = slider(8192, 64, 4_194_304, "context", "tokens", "Tokens of the cached prefix.", log=True)
     price: str = choice("memory", ("memory", "chip"), "a tier costs", "What its memory sells for, or a chip's rent.")
     waits: str = choice(
@@ -53,9 +55,9 @@ def answer(inputs: Inputs) -> Answer:
     if not trade.held_bytes:
         raise WrongField("model", f"{model.name} keeps no cache")
     lines = _lines(inputs, trade, rent)
-    times = np.unique(np.append(np.geomspace(MIN_SECONDS, MAX_SECONDS, POINTS), [*LIVES.values(), inputs.held]))
+    times = np.unique(np.append(np.geomspace(MIN_SECONDS, MAX_SECONDS, POINTS), [*LIVES.values(), inputs.hold_seconds]))
     costs = {name: once + second * times for name, (once, second) in lines.items()}
-    index = int(np.searchsorted(times, inputs.held))
+    index = int(np.searchsorted(times, inputs.hold_seconds))
     names = list(costs)
     every = np.stack(list(costs.values()))
     best = np.argmin(every, axis=0)
@@ -70,7 +72,7 @@ def answer(inputs: Inputs) -> Answer:
     model_text, system_text = loaded(inputs)
     return Answer(
         tables={"costs": {"seconds": times, **costs, "best": np.min(every, axis=0)}, "spans": _spans(times, best, names)},
-        marks={"held": inputs.held, "cost": cheapest, "tier": tier, "words": WORDS, "lives": LIVES, "again": recompute},
+        marks={"held": inputs.hold_seconds, "cost": cheapest, "tier": tier, "words": WORDS, "lives": LIVES, "again": recompute},
         sentence=_sentence(inputs, costs, index, tier, lives),
         figures=(
             Figure(name="cheapest", value=cheapest, unit="USD", words=f"A billion tokens: {WORDS[tier]}."),
@@ -83,7 +85,7 @@ def answer(inputs: Inputs) -> Answer:
             f"make it again = rent x t / L = {usd(rent * HOUR)}/h x {show(trade.recompute_seconds / inputs.reach, 's')} / "
             f"{inputs.context:,} = {usd(recompute)} a billion tokens",
             *(f"{WORDS[name]} = read back + hold x time = {usd(once)} + {usd(second * HOUR)}/h x "
-              f"{show(inputs.held, 's')} = {usd(float(costs[name][index]))}" for name, (once, second) in holding.items()),
+              f"{show(inputs.hold_seconds, 's')} = {usd(float(costs[name][index]))}" for name, (once, second) in holding.items()),
         ),
         notes=tuple(_notes(inputs, rent)),
         command=command("reversible", inputs, {"--context": inputs.context}).replace("reversible", "reversible cache", 1),
@@ -131,7 +133,7 @@ def _spans(times: Array, best: Array, names: list[str]) -> dict[str, list[object
 
 def _sentence(inputs: Inputs, costs: Mapping[str, Array], index: int, cheapest_tier: str, lives: Mapping[str, str]) -> str:
     recompute, here_costs = float(costs["again"][index]), float(costs[cheapest_tier][index])
-    words = f"After {show(inputs.held, 's')} "
+    words = f"After {show(inputs.hold_seconds, 's')} "
     if cheapest_tier == "again":
         words += f"it is cheapest to make the cache again, for {usd(recompute)} a billion tokens. "
     else:
@@ -145,7 +147,7 @@ def _sentence(inputs: Inputs, costs: Mapping[str, Array], index: int, cheapest_t
 
 BOARD = Board(
     name="tiers", title="Where should a cache wait?", order=120, section=15, inputs=Inputs, answer=answer,
-    spoken={"system": "gb200-nvl72", "held": 3600, "kv": "fp8"},
-    today={"system": "gb300-nvl72", "held": 300, "context": 32_768, "reach": 0.5},
+    spoken={"system": "gb200-nvl72", "hold_seconds": 3600, "kv": "fp8"},
+    today={"system": "gb300-nvl72", "hold_seconds": 300, "context": 32_768, "reach": 0.5},
     bar=("model", "system", "weights", "kv"),
 )  # fmt: skip

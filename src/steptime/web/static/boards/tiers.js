@@ -7,7 +7,7 @@ const LOOKS = {
 };
 const TICKS = [[1e-3, "1 ms"], [1, "1 s"], [60, "1 min"], [3600, "1 h"], [86400, "1 day"], [2592000, "30 days"]];
 
-export const drag = { input: "held", axis: "x" };
+export const drag = { input: "hold_seconds", axis: "x" };
 
 export function draw({ tables, marks }, { width, before }) {
   const { costs, spans } = tables;
