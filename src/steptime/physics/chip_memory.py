@@ -158,7 +158,7 @@ def op_bytes(op: Op, layout: Layout) -> Number:
 
 @lru_cache(maxsize=256)
 def _divided(model: Model) -> tuple[dict[float, float], tuple[tuple[Op, int], ...]]:
-    """Return the weight bytes of all layers by maximum number of shards, and routed experts."""
+    """Return weight bytes of all layers by maximum shards, and the routed experts."""
     plain: dict[float, float] = {}
     routed = []
     for layer, n in model.layers:

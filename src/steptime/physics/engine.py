@@ -288,7 +288,7 @@ def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
 
 
 def _is_figure(value: object) -> bool:
-    """Whether a value is a number in the range of factors and of variances of logarithms."""
+    """Whether a value is a number that a factor or a variance can have."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -MOST_FIGURE <= value <= MOST_FIGURE
 
 

@@ -72,7 +72,7 @@ class Kernels:
     attention_memory_efficiency: Number = _share(1.0, "share of memory bandwidth in reads of the KV cache")
     latent_contexts: Number = constant(
         math.inf,
-        "number of latents (MLA) that decode attention reads at once, each by one part of the chip; infinite: all parts share each",
+        "latents (MLA) that decode attention reads at once, each by one part of the chip; infinite: all parts share each",
         unit="sequences",
         least=1.0,
     )
@@ -152,11 +152,11 @@ class Scheduler:
         read_by=SIMULATOR,
     )
     prefill_first: Number = constant(
-        0.0, "1: prefill runs before decode continues; 0: chunked prefill runs together with decode", unit="0 or 1", maximum=1.0,
-        read_by=f"{SIMULATOR}, {FIT}",
+        0.0, "1: prefill runs before decode continues; 0: chunked prefill runs together with decode", unit="0 or 1",
+        maximum=1.0, read_by=f"{SIMULATOR}, {FIT}",
     )  # fmt: skip
     two_batch: Number = constant(
-        2.0, "overlap of two micro-batches of a stage: 2: always; 1: only with data-parallel and expert-parallel ranks; 0: never",
+        2.0, "overlap of two micro-batches of a stage: 2: always; 1: only with dp and ep above 1; 0: never",
         unit="0, 1 or 2", maximum=2.0, read_by=PLAN,
     )  # fmt: skip
     seconds_per_request: Number = _seconds(

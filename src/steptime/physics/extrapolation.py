@@ -1,4 +1,4 @@
-"""Extrapolation: how far a layout is from measured runs, and how much a range widens.
+"""Extrapolation: distance of a layout from measured runs, and wider ranges.
 
 The shipped engines are fitted to closed-loop runs on one node: replicas of up to eight chips, one pool, no
 pipeline stages.
@@ -40,7 +40,7 @@ MIN_RUNS_PER_SYSTEM: Final = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """One difference from the measured runs: its name, and the logarithms that it adds.
+    """One difference from the measured runs: name, and logarithms that it adds.
 
     low, high: Logarithms that the range gains below and above.
     late: Logarithm that the range of first tokens gains above, where it is more than `high`.
