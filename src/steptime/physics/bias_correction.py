@@ -4,7 +4,7 @@ Most of the error of a prediction is one constant of the group (model, system, e
 the kernels that a
 release has for a model on a chip. Take $k$ runs with $r_i = \log(\text{measured}_i / \text{predicted}_i)$. The
 factor of the
-group is
+group is:
 
 $$ f = e^{m s}, \quad m = \mathrm{median}(r_i), \quad s = \frac{k}{k + h}, \quad h = \frac{w^2}{b^2} $$
 
@@ -18,7 +18,7 @@ Without own runs a range covers both variances, $b^2 + w^2$. After the factor, a
 the variance
 $b^2 (1 - s)^2 + w^2 s^2 / k + w^2$. At the ends of the range, errors within a group have longer tails: there $u
 = w^2 / b^2$
-is larger than $h$. The logarithms of the range shrink by
+is larger than $h$. The logarithms of the range shrink by:
 
 $$ \sqrt{\frac{(1 - s)^2 + u (1 + s^2 / k)}{1 + u}}, \quad u = 2 \text{ (time per token)}, 1.1 \text{ (first
 token)} $$
@@ -112,7 +112,7 @@ class Factor(Result):
 class Anchor(Result):
     """The correction from your own runs of one group.
 
-    `tpot` and `ttft` are None where no run measured them.
+    Without measurements of a time, `tpot` or `ttft` has the value None.
     """
 
     source: str = field(metadata=unit("", "files with the runs"))

@@ -1,4 +1,4 @@
-"""Engine rules: layouts that engines refuse to start, with the source of each rule.
+"""Engine rules: layouts that engines refuse to start, each with its source.
 
 `layout_rules` has the whole table. The rules were read in the engines' sources and threads on 2026-11-21: files
 at the given
@@ -312,7 +312,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="divided contexts",
         scope=ENGINE,
         engines=("vllm",),
-        says="cp above 1 only for a latent, or where tp is a multiple of the KV heads and cp divides the query heads per KV head",
+        says="cp above 1 only for a latent, or with tp a multiple of the KV heads and cp a divisor of query heads per KV head",
         holds=_context_holds,
         reason=lambda f, x: (
             f"cp={x.cp} with tp={x.tp}: {_who(f)} divides contexts only where tp is a multiple of the {f.kv_heads} KV heads of "
@@ -368,7 +368,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="two batches of ranks that DeepEP has",
         scope=ENGINE,
         engines=("vllm", "sglang"),
-        says="two micro-batches per stage only over 2, 4 or 8 ranks of a host, or over whole hosts of 8, except in NVLink racks",
+        says="two micro-batches per stage only over 2, 4 or 8 ranks of a host, or whole hosts of 8, except in NVLink racks",
         holds=lambda f, x: (axis(x.microbatches) <= x.pp) | ~exchanges_experts(x) | deepep_counts(f.host, x.stage),
         reason=lambda f, x: f"{_who(f)} overlaps two micro-batches over DeepEP, which has no kernels for {x.stage} ranks here",
         sources={

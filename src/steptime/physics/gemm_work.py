@@ -1,4 +1,4 @@
-"""GEMM work: the demand of all products with weights, as arrays with one row per GEMM.
+"""GEMM work: the demand of all products with weights, one row per GEMM.
 
 For a few points, a step costs mostly Python overhead per product. All products share the same formulas, so that
 their figures
@@ -217,7 +217,7 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
             rows[row] = value
         return rows[which]
 
-    # Each term below is skipped where it is neutral for all products: with few points, one numpy call costs as much as the rest.
+    # Neutral terms are skipped: with few points, each numpy call counts.
     sharing = spread(shards, products.split)
     rows = context.rows
     if has_nonzero(products.logits):

@@ -60,7 +60,7 @@ def is_narrow(model: Model, fp4: bool) -> bool:
 
 
 def _multiplied_narrow(op: Op) -> bool:
-    """Whether any chip multiplies these weights in less than 16 bits (int4 is unpacked)."""
+    """Whether any chip multiplies these weights in less than 16 bits (not int4)."""
     return op.format.arithmetic[0] not in WIDE
 
 

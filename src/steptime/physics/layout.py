@@ -26,7 +26,7 @@ from steptime.result_base import Tabular, broadcast, in_words, unit
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Layout(Tabular):
-    """Degrees of each kind of parallelism; any field may be an array, and all broadcast.
+    """Degrees of each kind of parallelism; any field may be an array.
 
     tp: Tensor parallelism.
     pp: Pipeline stages.

@@ -1,4 +1,4 @@
-"""Layout constraints: the facts of a model, a system and an engine that rules check.
+"""Layout constraints: the facts of a model, system and engine that rules check.
 
 A `Rule` is one condition on layouts; `layout_rules` has all of them.
 """

@@ -61,10 +61,11 @@ DEGREES = tuple(name for name in NAMES if name != "replicas")
 
 
 def proposed(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield degrees to try, before rules: divisors of the heads, and sizes of every scale.
+    """Yield the degrees to try, before any rule excludes them.
 
-    More chips only add proposals, so that a larger deployment loses no layout. Chips that its replicas do not
-    use stay idle.
+    These are divisors of the heads, and sizes of every scale. More chips only add proposals, so that a larger
+    deployment loses no
+    layout. Chips that its replicas do not use stay idle.
 
     Args:
         facts: Facts of model and system.
@@ -144,7 +145,9 @@ def groups(largest: int, *, shared: bool, domain: Number = math.inf) -> list[int
 def expert_ways(stage: int, dp: int, experts: int) -> tuple[int, ...]:
     """Return the expert-parallel degrees to try: 1, or all chips of the stage.
 
-    With fewer experts than chips it is the largest divisor of the stage with at least one expert per chip.
+    A single data-parallel rank with fewer experts than chips also tries the largest divisor of the stage that
+    leaves one expert per
+    chip.
 
     Args:
         stage: Chips of a stage.

@@ -28,7 +28,7 @@ from steptime.number_checks import Number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """A cycle of micro-batches: `period` and `latency` [s], and the weight of each part.
+    """A cycle of micro-batches: `period` and `latency` [s], and weights of the parts.
 
     The weights times the seconds of the parts add up to the period. Collectives that overlap with operators
     have the weight 0.
