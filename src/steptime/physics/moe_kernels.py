@@ -65,7 +65,7 @@ FOUR, SIX, SIXTEEN = "fp4", "fp6", "bf16"
 
 
 def four_bits(vendor: str) -> tuple[str, ...]:
-    """Return the arithmetic that runs with both factors in four bits on a vendor's chips.
+    """Return the arithmetic with both factors in four bits on a vendor's chips.
 
     AMD runs formats for 6-bit arithmetic with 4-bit inputs, at the same rate (aiter, per_1x32).
 

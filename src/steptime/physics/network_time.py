@@ -108,7 +108,7 @@ def messages(link: Link, members: Number) -> Number:
 def all_reduce(
     system: System, size: Number, bytes_: Number, stride: Number = 1, *, overhead: Number = 0.0, efficiency: Number = 1.0
 ) -> Traffic:
-    r"""Sum `bytes_` over a group and give every member the sum, in the faster of two ways.
+    r"""Sum `bytes_` over a group and give every member the sum, by the faster method.
 
     Two phases, reduce-scatter and all-gather, at each level: $2 (g-1)/g \cdot n / W$ on a level of $g$ members,
     and $1/g$ of the

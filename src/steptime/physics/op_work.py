@@ -355,7 +355,7 @@ def shortness(op: Op, sharing: Number, instances: int) -> Number:
 
 
 def moved_values(op: Op, sharing: Number, instances: int, chain: Chain) -> Number:
-    """Return the 16-bit values that pass through memory for each row of routed experts.
+    """Return the 16-bit values through memory for each row of routed experts.
 
     Args:
         op: Routed experts of `instances` layers.
@@ -473,7 +473,7 @@ REACHED = {"memory": 0.77, "compute": 0.74}
 
 
 def chip_factor(system: System, kind: str, engine: Engine) -> Number:
-    """Return the factor of a chip's measured share of its data sheet against the usual one.
+    """Return a chip's measured share of its data sheet divided by the usual share.
 
     Shares were measured with single kernels. The constant `chip_departure` is the exponent: 0 for the ideal
     engine, which reaches
@@ -506,7 +506,7 @@ def slowness(system: System, engine: Engine) -> Number:
 
 
 def software_factor(system: System, engine: Engine) -> Number:
-    """Return the factor on an engine's times from the maturity of its software for a chip.
+    """Return the factor on an engine's times from its software for a chip.
 
     Args:
         system: The system.
@@ -535,7 +535,7 @@ SECOND = (*CLOSING, "wo_b", "output_linear", "linear_out")
 
 
 def _reads(op: Op) -> tuple[object, ...]:
-    """Return the identity of a product's input: products with one input share a kernel."""
+    """Return the identity of a product's input; products with one input share a kernel."""
     return op.inputs, op.term, op.rows, op.name in CLOSING
 
 

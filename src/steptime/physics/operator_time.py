@@ -52,7 +52,7 @@ class Operator:
 
 
 def run_layers(clock: Clock, totals: Ledger, model: Model, context: Pass, *, merged: bool) -> None:
-    """Add the operators and token mixers of all layers, and their overheads, to a clock.
+    """Add the operators, token mixers and overheads of all layers to a clock.
 
     Args:
         clock: Sums of seconds, which this function increases.

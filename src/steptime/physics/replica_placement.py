@@ -1,4 +1,4 @@
-"""Replica placement: the number of replicas of one or two sizes in scale-up domains.
+"""Replica placement: numbers of replicas of one or two sizes in scale-up domains.
 
 A replica that fits into a domain is inside one domain. A larger replica starts where another replica ended, so
 that it uses the
@@ -62,11 +62,11 @@ def stays_inside(domain: Number, *pools: tuple[int, int]) -> bool:
 
 @lru_cache(maxsize=8192)
 def pairs(domain: float, chips: int, first: int, second: int) -> tuple[Array, Array]:
-    """Return the numbers of replicas of two sizes that fit together, at least one of each.
+    """Return the numbers of replicas of two sizes that fit together.
 
-    Only maximal pairs are returned: neither number can rise without a decrease of the other. The arrays are
-    cached and read-only
-    for the caller.
+    There is at least one of each size. Only maximal pairs are returned: neither number can rise without a
+    decrease of the other. The
+    arrays are cached: do not write to them.
 
     Args:
         domain: Chips of a scale-up domain.

@@ -82,7 +82,7 @@ def overlap(compute: Number, memory: Number, norm: Number = np.inf) -> Number:
 
 
 def is_norm(norm: Number, value: float) -> bool:
-    """Whether a norm is the single number `value`, for which there is a faster formula.
+    """Whether a norm is the single number `value`, which has a faster formula.
 
     Args:
         norm: p of the p-norm, or an array.
