@@ -1,45 +1,33 @@
 r"""Bias correction from your own measured runs (an anchor).
 
-Most of the error of a prediction is one constant of the group (model, system, engine, version). It depends on
-the kernels that a
-release has for a model on a chip. Take $k$ runs with $r_i = \log(\text{measured}_i / \text{predicted}_i)$. The
-factor of the
-group is:
+Most of the error of a prediction is one constant of the group (model, system, engine, version). It depends on the kernels
+that a release has for a model on a chip. Take $k$ runs with $r_i = \log(\text{measured}_i / \text{predicted}_i)$. The
+factor of the group is:
 
 $$ f = e^{m s}, \quad m = \mathrm{median}(r_i), \quad s = \frac{k}{k + h}, \quad h = \frac{w^2}{b^2} $$
 
-This is the expected constant of the group after $k$ runs. Constants vary by $b$ between groups, and runs vary
-by $w$ within a
-group. Every step takes $f$ times as long. Time per token and time to first token have one factor each, with $h
-= 1$ and
+This is the expected constant of the group after $k$ runs. Constants vary by $b$ between groups, and runs vary by $w$ within
+a group. Every step takes $f$ times as long. Time per token and time to first token have one factor each, with $h = 1$ and
 $h = 0.3$.
 
-Without own runs a range covers both variances, $b^2 + w^2$. After the factor, another run of the group keeps
-the variance
-$b^2 (1 - s)^2 + w^2 s^2 / k + w^2$. At the ends of the range, errors within a group have longer tails: there $u
-= w^2 / b^2$
-is larger than $h$. The logarithms of the range shrink by:
+Without own runs a range covers both variances, $b^2 + w^2$. After the factor, another run of the group keeps the variance
+$b^2 (1 - s)^2 + w^2 s^2 / k + w^2$. At the ends of the range, errors within a group have longer tails: there $u = w^2 /
+b^2$ is larger than $h$. The logarithms of the range shrink by:
 
-$$ \sqrt{\frac{(1 - s)^2 + u (1 + s^2 / k)}{1 + u}}, \quad u = 2 \text{ (time per token)}, 1.1 \text{ (first
-token)} $$
+$$ \sqrt{\frac{(1 - s)^2 + u (1 + s^2 / k)}{1 + u}}, \quad u = 2 \text{ (time per token)}, 1.1 \text{ (first token)} $$
 
 For the time per token this is 0.96 after one run and 0.82 after many. For the first token it is 0.93 and 0.72.
 
 References:
-    2,666 public runs without speculative tokens on shared chips (InferenceX and others, nine models on seven
-    systems, 67
+    2,666 public runs without speculative tokens on shared chips (InferenceX and others, nine models on seven systems, 67
     groups). They were predicted with the whole model left out of the fit; measured, 2026-11-22.
 
-    Standard deviations of logarithms (robust): time per token 0.09 between groups and 0.08 within groups, so
-    $h$ is about 1
-    (0.6 to 2.5 are as good). First token: 0.46 and 0.24. Errors at the 5 % and 95 % points, after one run and
-    after four,
+    Standard deviations of logarithms (robust): time per token 0.09 between groups and 0.08 within groups, so $h$ is about 1
+    (0.6 to 2.5 are as good). First token: 0.46 and 0.24. Errors at the 5 % and 95 % points, after one run and after four,
     give $u$ of 2.0 and from 0.97 to 1.2.
 
-    Errors of the time per token are 8.3 % at the median and 23.4 % at the 90th percentile. After one run they
-    are 7.7 % and
-    22.8 %, after four 6.9 % and 21.2 % (docs/ablation.md). One run improves less where the engine was fitted to
-    the group:
+    Errors of the time per token are 8.3 % at the median and 23.4 % at the 90th percentile. After one run they are 7.7 % and
+    22.8 %, after four 6.9 % and 21.2 % (docs/ablation.md). One run improves less where the engine was fitted to the group:
     the fit contains most of its constant.
 """
 

@@ -1,10 +1,8 @@
 r"""Memory of one chip: weights, KV cache and activations, and whether they fit.
 
-With $P$ pipeline stages, a chip has $1/P$ of the layers, for all sequences in flight. So pipeline stages divide
-the weights.
-They do not divide the KV cache of a batch that grows with the number of stages: with $B = P b$ sequences a chip
-has
-$b L \kappa / E$ bytes of cache for every $P$ (lecture, section 10).
+With $P$ pipeline stages, a chip has $1/P$ of the layers, for all sequences in flight. So pipeline stages divide the
+weights. They do not divide the KV cache of a batch that grows with the number of stages: with $B = P b$ sequences a chip
+has $b L \kappa / E$ bytes of cache for every $P$ (lecture, section 10).
 """
 
 from __future__ import annotations
@@ -184,9 +182,8 @@ def _widest(model: Model) -> dict[float, float]:
 def weights_per_chip(model: Model, layout: Layout) -> Number:
     """Return the bytes of weights on the chip with the most weights.
 
-    The weights of multi-token-prediction layers are not included. Embedding and head are on the first and the
-    last stage, so that
-    with pipeline stages a chip has one of them.
+    The weights of multi-token-prediction layers are not included. Embedding and head are on the first and the last stage,
+    so that with pipeline stages a chip has one of them.
 
     Args:
         model: The model.

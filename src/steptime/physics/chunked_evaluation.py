@@ -118,10 +118,8 @@ def in_threads(work: Callable[[Part], Answer], parts: Iterable[Part], workers: i
 def keep_memory() -> None:
     """Keep some 60 MiB of freed memory in the process for the next arrays.
 
-    By default glibc returns freed memory to the system, which clears it page by page for the next array: up to
-    half of the time of
-    a formula. glibc keeps twice the size of the largest mapped block that was ever freed (mallopt(3),
-    M_TRIM_THRESHOLD). So this
-    function allocates one block and frees it untouched.
+    By default glibc returns freed memory to the system, which clears it page by page for the next array: up to half of the
+    time of a formula. glibc keeps twice the size of the largest mapped block that was ever freed (mallopt(3),
+    M_TRIM_THRESHOLD). So this function allocates one block and frees it untouched.
     """
     np.empty(RETAINED_BYTES, dtype=np.uint8)

@@ -103,9 +103,8 @@ def run_collective(
         engine: The engine.
         name: Name of the line in the ledger.
         count: Number of collectives in `traffic`.
-        pipelined: Whether the levels work at the same time, because tokens are forwarded as they arrive.
-            Otherwise the levels run
-            one after another.
+        pipelined: Whether the levels work at the same time, because tokens are forwarded as they arrive. Otherwise the
+            levels run one after another.
     """
     reached = engine.kernels.network_efficiency
     busy = {d.kind: b / reached for d, b in zip(system.domains, traffic.busy, strict=True) if has_nonzero(b)}

@@ -1,10 +1,8 @@
 """The default layout of a replica: the smallest conventional layout that fits.
 
-This is one chip where the model fits on one chip. A conventional layout is the layout of `vllm serve
---tensor-parallel-size N`:
-tensor parallelism inside the scale-up domain, experts over all chips, and pipeline stages beyond the domain.
-Sizes are powers
-of two.
+This is one chip where the model fits on one chip. A conventional layout is the layout of `vllm serve --tensor-parallel-size
+N`: tensor parallelism inside the scale-up domain, experts over all chips, and pipeline stages beyond the domain. Sizes are
+powers of two.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A serving engine: its losses against the physics, as a few constants.
 
-The engine `ideal` has no losses. A file in `engines/` contains the constants of a real engine and their
-sources, so that a
+The engine `ideal` has no losses. A file in `engines/` contains the constants of a real engine and their sources, so that a
 fitted engine is data.
 """
 
@@ -102,9 +101,8 @@ TYPICAL = "typical"
 def default_engine(system: System) -> str:
     """Return the name of the engine that a plan uses for a system by default.
 
-    It is `vllm` on NVIDIA chips, on which it was measured. Other chips (TPUs, Trainium, AMD and others) run
-    engines, or ports of
-    engines, without fitted constants. There it is `typical`, which stands for an unknown engine.
+    It is `vllm` on NVIDIA chips, on which it was measured. Other chips (TPUs, Trainium, AMD and others) run engines, or
+    ports of engines, without fitted constants. There it is `typical`, which stands for an unknown engine.
 
     Args:
         system: The system.
@@ -175,8 +173,7 @@ def load_engine(name: str | os.PathLike[str] | Engine, catalog: str | os.PathLik
         The engine.
 
     Raises:
-        UnknownName: There is no engine of that name.
-        DataFileError: The file is malformed.
+        UnknownName: There is no engine of that name. DataFileError: The file is malformed.
     """
     if isinstance(name, Engine):
         return name

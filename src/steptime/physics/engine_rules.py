@@ -1,10 +1,8 @@
 """Engine rules: layouts that engines refuse to start, each with its source.
 
-`layout_rules` has the whole table. The rules were read in the engines' sources and threads on 2026-11-21: files
-at the given
-commits, otherwise single lines. vLLM counts tp x cp of a data-parallel rank as its tensor parallel size, and
-divides contexts
-inside it. SGLang and TensorRT-LLM count the chips of a stage.
+`layout_rules` has the whole table. The rules were read in the engines' sources and threads on 2026-11-21: files at the
+given commits, otherwise single lines. vLLM counts tp x cp of a data-parallel rank as its tensor parallel size, and divides
+contexts inside it. SGLang and TensorRT-LLM count the chips of a stage.
 """
 
 from __future__ import annotations

@@ -1,18 +1,15 @@
 """Extrapolation: distance of a layout from measured runs, and wider ranges.
 
-The shipped engines are fitted to closed-loop runs on one node: replicas of up to eight chips, one pool, no
-pipeline stages.
-Layouts beyond were compared with 398 public disaggregated runs (InferenceX, DeepSeek-R1 on hgx-b200,
-gb200-nvl72 and mi355x-8,
-140 of them with speculative tokens). Ratios of measured to predicted time per token, for nine runs in ten:
+The shipped engines are fitted to closed-loop runs on one node: replicas of up to eight chips, one pool, no pipeline stages.
+Layouts beyond were compared with 398 public disaggregated runs (InferenceX, DeepSeek-R1 on hgx-b200, gb200-nvl72 and
+mi355x-8, 140 of them with speculative tokens). Ratios of measured to predicted time per token, for nine runs in ten:
 
 - NVIDIA, pools of up to eight chips: 0.8 to 1.5. Wider pools: 0.7 to 1.3.
 - AMD without data-parallel ranks: 0.7 to 1.3. With data-parallel ranks (MoRI's exchange, in no other run): 1.0
 to 3.5.
 - 144 runs with speculative tokens in one pool: 0.9 to 2.2 (SGLang on hgx-b200 is the slowest).
 
-First tokens of pools took 2.1 times the predicted time at the median. They wait in routers and queues that no
-column of the
+First tokens of pools took 2.1 times the predicted time at the median. They wait in routers and queues that no column of the
 tables describes. Three in four are in the range given here, not nine in ten.
 
 Each kind of distance widens the range by its observed error, as an independent error: logarithms add in

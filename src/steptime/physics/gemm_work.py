@@ -1,8 +1,7 @@
 """GEMM work: the demand of all products with weights, one row per GEMM.
 
-For a few points, a step costs mostly Python overhead per product. All products share the same formulas, so that
-their figures
-are columns, and each formula is evaluated once for all of them.
+For a few points, a step costs mostly Python overhead per product. All products share the same formulas, so that their
+figures are columns, and each formula is evaluated once for all of them.
 """
 
 from __future__ import annotations

@@ -17,9 +17,8 @@ SMALL = "fp8"
 def as_served(model: Model, system: System, engine: Engine) -> Model:
     """Return the model with the KV cache format of the engine.
 
-    A format that the user chose stays. An engine with `small_kv` uses 8 bits for models that are computed in 8
-    bits or fewer, and 16
-    bits for other models.
+    A format that the user chose stays. An engine with `small_kv` uses 8 bits for models that are computed in 8 bits or
+    fewer, and 16 bits for other models.
 
     Args:
         model: The model.

@@ -1,14 +1,10 @@
 """Layout: how a model is distributed over chips by each kind of parallelism.
 
-One replica has `tp * cp * dp * pp` chips: `pp` stages of `dp` data-parallel ranks of `tp * cp` chips. Attention
-and dense layers
-are divided inside a rank and repeated in each rank. `tp` divides heads. `cp` divides the cached context where
-there are not
-enough heads: each chip keeps every cp-th token, queries are gathered and partial outputs are scattered, as in
-vLLM's decode
-context parallelism. Routed experts are spread over all chips of a stage, `ep` ways. The `tp * cp * dp / ep`
-chips that share an
-expert divide it. Neighbours in tp are neighbours in the machine, then neighbours in cp, dp and pp.
+One replica has `tp * cp * dp * pp` chips: `pp` stages of `dp` data-parallel ranks of `tp * cp` chips. Attention and dense
+layers are divided inside a rank and repeated in each rank. `tp` divides heads. `cp` divides the cached context where there
+are not enough heads: each chip keeps every cp-th token, queries are gathered and partial outputs are scattered, as in
+vLLM's decode context parallelism. Routed experts are spread over all chips of a stage, `ep` ways. The `tp * cp * dp / ep`
+chips that share an expert divide it. Neighbours in tp are neighbours in the machine, then neighbours in cp, dp and pp.
 """
 
 from __future__ import annotations

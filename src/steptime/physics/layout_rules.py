@@ -1,8 +1,7 @@
 """Layout rules: one table of the conditions under which a layout can run.
 
-`check` raises the first broken rule; a search keeps the layouts that break no rule. A rule is evaluated for
-arrays of layouts at
-once. Its scope gives the meaning of a broken rule:
+`check` raises the first broken rule; a search keeps the layouts that break no rule. A rule is evaluated for arrays of
+layouts at once. Its scope gives the meaning of a broken rule:
 
 - "model": the layout cannot run.
 - "search": it could run, but another layout does the same at a lower cost.

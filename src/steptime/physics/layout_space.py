@@ -63,9 +63,8 @@ DEGREES = tuple(name for name in NAMES if name != "replicas")
 def proposed(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Yield the degrees to try, before any rule excludes them.
 
-    These are divisors of the heads, and sizes of every scale. More chips only add proposals, so that a larger
-    deployment loses no
-    layout. Chips that its replicas do not use stay idle.
+    These are divisors of the heads, and sizes of every scale. More chips only add proposals, so that a larger deployment
+    loses no layout. Chips that its replicas do not use stay idle.
 
     Args:
         facts: Facts of model and system.
@@ -116,8 +115,7 @@ def groups(largest: int, *, shared: bool, domain: Number = math.inf) -> list[int
     """Return the numbers of data-parallel ranks to try, up to `largest`.
 
     These are the odd numbers of `LADDER` times powers of two, and the divisors of a scale-up domain. Above
-    `LARGEST_REPLICA` they
-    are powers of two.
+    `LARGEST_REPLICA` they are powers of two.
 
     Args:
         largest: Largest number of ranks.
@@ -145,9 +143,8 @@ def groups(largest: int, *, shared: bool, domain: Number = math.inf) -> list[int
 def expert_ways(stage: int, dp: int, experts: int) -> tuple[int, ...]:
     """Return the expert-parallel degrees to try: 1, or all chips of the stage.
 
-    A single data-parallel rank with fewer experts than chips also tries the largest divisor of the stage that
-    leaves one expert per
-    chip.
+    A single data-parallel rank with fewer experts than chips also tries the largest divisor of the stage that leaves one
+    expert per chip.
 
     Args:
         stage: Chips of a stage.

@@ -1,20 +1,15 @@
 r"""Micro-batch pipeline: the period and the latency of a step over pipeline stages.
 
-Let $c$, $s$ and $n$ be the seconds of one micro-batch in all stages together: on operators of layers, on the
-stem (embedding and
-head) and on collectives. Let $h$ be its seconds on hops between stages, and $\varphi$ the share of the layers
-in the stage with
-the most layers. A stage must process all $m$ micro-batches, on its arithmetic and on its links. A micro-batch
-must pass all
-stages before its next token:
+Let $c$, $s$ and $n$ be the seconds of one micro-batch in all stages together: on operators of layers, on the stem
+(embedding and head) and on collectives. Let $h$ be its seconds on hops between stages, and $\varphi$ the share of the
+layers in the stage with the most layers. A stage must process all $m$ micro-batches, on its arithmetic and on its links. A
+micro-batch must pass all stages before its next token:
 
 $$ t = \max(m (\varphi c + s),\; m \varphi n,\; c + s + n + h) $$
 
-One micro-batch on one stage takes $c + s + n$. With two, the collectives of one overlap with the operators of
-the other
-(two-batch overlap), at the cost of reading the weights twice. With $P$ micro-batches on $P$ stages it is the
-looped pipeline of
-lecture section 10.
+One micro-batch on one stage takes $c + s + n$. With two, the collectives of one overlap with the operators of the other
+(two-batch overlap), at the cost of reading the weights twice. With $P$ micro-batches on $P$ stages it is the looped
+pipeline of lecture section 10.
 """
 
 from __future__ import annotations
@@ -56,14 +51,11 @@ class Cycle:
 def cycle(layers: Number, stem: Number, links: Number, hops: Number, *, microbatches: Number, share: Number) -> Cycle:
     r"""Return the cycle of `microbatches` micro-batches over pipeline stages.
 
-    The latency is from the start of the first micro-batch to the end of the last. One micro-batch spends
-    $a = \varphi (c + n) + s$ in the stage with the most layers, and the rest of its time elsewhere. That stage
-    processes all $m$,
-    each in $a$, or in $t / m$ where micro-batches overlap in it: $c + s + n + h - a + \min(t, m a)$. On one
-    stage the latency is the
-    period. The formula is exact without collectives where the stem is in the stage with the most layers. With
-    collectives it ignores
-    how those of neighbouring micro-batches interlock.
+    The latency is from the start of the first micro-batch to the end of the last. One micro-batch spends $a = \varphi (c +
+    n) + s$ in the stage with the most layers, and the rest of its time elsewhere. That stage processes all $m$, each in
+    $a$, or in $t / m$ where micro-batches overlap in it: $c + s + n + h - a + \min(t, m a)$. On one stage the latency is
+    the period. The formula is exact without collectives where the stem is in the stage with the most layers. With
+    collectives it ignores how those of neighbouring micro-batches interlock.
 
     Args:
         layers: Seconds of one micro-batch on operators of layers, in all stages together.

@@ -16,11 +16,9 @@ class Chain:
 
     extra_kernels: Kernels in addition to the products.
     quantising: Kernels that quantise inputs, where products run in 4 or 8 bits.
-    wide, narrow, per_matrix: Values of 16 bits that pass through memory for each row. `wide` counts the width
-    of the row. Each chip
-    that shares an expert moves it whole, because each chip has a part of every sum. `narrow` counts the
-    expert's columns on the
-    chip. `per_matrix` counts these columns once for each matrix of the expert.
+    wide, narrow, per_matrix: Values of 16 bits that pass through memory for each row. `wide` counts the width of the row.
+    Each chip that shares an expert moves it whole, because each chip has a part of every sum. `narrow` counts the expert's
+    columns on the chip. `per_matrix` counts these columns once for each matrix of the expert.
     source: Where the kernels were read.
     """
 

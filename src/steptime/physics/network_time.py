@@ -1,12 +1,9 @@
 r"""Network time: the cost of moving data between chips, on nested domains.
 
-The alpha-beta model: a message of $n$ bytes takes $\alpha + n/W$. A group of chips is packed: its members fill
-the inner domain
-first, and then further outer domains. Collectives are hierarchical: each level moves the data that the levels
-below cannot
-finish. Every function returns one `Traffic`: busy seconds of each link level and seconds of latency. The caller
-can overlap them
-or add them.
+The alpha-beta model: a message of $n$ bytes takes $\alpha + n/W$. A group of chips is packed: its members fill the inner
+domain first, and then further outer domains. Collectives are hierarchical: each level moves the data that the levels below
+cannot finish. Every function returns one `Traffic`: busy seconds of each link level and seconds of latency. The caller can
+overlap them or add them.
 
 References:
     Hockney 1994; Thakur, Rabenseifner and Gropp 2005.
@@ -57,9 +54,8 @@ class Traffic:
 def members_by_level(domains: tuple[Domain, ...], size: Number, stride: Number = 1) -> tuple[Number, ...]:
     """Return the members of a packed group that meet at each level.
 
-    A group of 144 on racks of 72 has 72 members in a rack, times 2 racks. A group that does not divide a domain
-    is spread evenly
-    over the minimum number of domains.
+    A group of 144 on racks of 72 has 72 members in a rack, times 2 racks. A group that does not divide a domain is spread
+    evenly over the minimum number of domains.
 
     Args:
         domains: Domains, inner to outer.
@@ -110,11 +106,9 @@ def all_reduce(
 ) -> Traffic:
     r"""Sum `bytes_` over a group and give every member the sum, by the faster method.
 
-    Two phases, reduce-scatter and all-gather, at each level: $2 (g-1)/g \cdot n / W$ on a level of $g$ members,
-    and $1/g$ of the
-    data on the next level. One phase, behind a switch: each member reads the data of the $g - 1$ others in
-    $(g-1) n / W$. This saves
-    one latency and is faster for the short messages of decode.
+    Two phases, reduce-scatter and all-gather, at each level: $2 (g-1)/g \cdot n / W$ on a level of $g$ members, and $1/g$
+    of the data on the next level. One phase, behind a switch: each member reads the data of the $g - 1$ others in $(g-1) n
+    / W$. This saves one latency and is faster for the short messages of decode.
 
     Args:
         system: The system.
@@ -193,9 +187,8 @@ def exchange(
 ) -> Traffic:
     """Send each token to the chips of its experts (dispatch), or back (combine).
 
-    A token crosses each outer link once for every domain that it needs, and is copied inside the domain, as in
-    DeepEP. So each level
-    carries one copy per distinct group with an active expert at that level.
+    A token crosses each outer link once for every domain that it needs, and is copied inside the domain, as in DeepEP. So
+    each level carries one copy per distinct group with an active expert at that level.
 
     Args:
         system: The system.

@@ -1,8 +1,7 @@
 """Operator work: the rows, FLOPs, bytes and kernel launches of a pass on one chip.
 
-Demand is work, not time. Two kinds of engine constants change the work itself and are used here: the imbalance
-of experts with
-the tiles that pad their rows, and the share of activations that passes through memory.
+Demand is work, not time. Two kinds of engine constants change the work itself and are used here: the imbalance of experts
+with the tiles that pad their rows, and the share of activations that passes through memory.
 """
 
 from __future__ import annotations
@@ -136,11 +135,9 @@ class Ledger:
 def ledger(model: Model, *, merged: bool) -> Ledger:
     """Return the distinct operators of a model, each with its number of instances.
 
-    The time of an operator is homogeneous: $n$ equal operators take the time of one with $n$ times the weights
-    and FLOPs. Where
-    activations and short sums cost nothing (`merged`), this also holds for all operators of one term, format
-    and split with one
-    ratio of FLOPs to weights. The bytes per weight of one format differ by the scales of matrices of other
+    The time of an operator is homogeneous: $n$ equal operators take the time of one with $n$ times the weights and FLOPs.
+    Where activations and short sums cost nothing (`merged`), this also holds for all operators of one term, format and
+    split with one ratio of FLOPs to weights. The bytes per weight of one format differ by the scales of matrices of other
     shapes; the mean counts.
 
     Args:
@@ -342,11 +339,9 @@ def shortness(op: Op, sharing: Number, instances: int) -> Number:
         The mean of 1 / K; 0 where the operator is not a plain product.
 
     References:
-        Products of sums over K bytes reached 1,418 TFLOP/s / (1 + 719 / K) on H800 in FP8, for K from 512 to
-        16,384 and 4,096 rows.
-        Grouped products are the same (github.com/deepseek-ai/DeepGEMM, README of 2025-02). Writing outputs of
-        two bytes takes 420 of
-        the 719.
+        Products of sums over K bytes reached 1,418 TFLOP/s / (1 + 719 / K) on H800 in FP8, for K from 512 to 16,384 and
+        4,096 rows. Grouped products are the same (github.com/deepseek-ai/DeepGEMM, README of 2025-02). Writing outputs of
+        two bytes takes 420 of the 719.
     """
     if not op.columns or not op.inputs or not op.flops_per_row:
         return 0.0
@@ -374,13 +369,10 @@ def moved_values(op: Op, sharing: Number, instances: int, chain: Chain) -> Numbe
 def in_blocks(op: Op) -> bool:
     """Whether 8-bit weights of an operator have block scales.
 
-    Routed experts always count as block-scaled. Tensor cores of chips with 4-bit arithmetic scale 16 or 32
-    values in a row. FP8
-    models of experts have sums over blocks of 128 x 128. Their scales are applied outside of tensor cores, by
-    units that are hardly
-    faster than on earlier chips. Kernels that round such scales to powers of two for the tensor cores are
-    faster on Blackwell too
-    (DeepGEMM, in wide deployments of SGLang).
+    Routed experts always count as block-scaled. Tensor cores of chips with 4-bit arithmetic scale 16 or 32 values in a row.
+    FP8 models of experts have sums over blocks of 128 x 128. Their scales are applied outside of tensor cores, by units
+    that are hardly faster than on earlier chips. Kernels that round such scales to powers of two for the tensor cores are
+    faster on Blackwell too (DeepGEMM, in wide deployments of SGLang).
 
     Args:
         op: The operator.
@@ -475,9 +467,8 @@ REACHED = {"memory": 0.77, "compute": 0.74}
 def chip_factor(system: System, kind: str, engine: Engine) -> Number:
     """Return a chip's measured share of its data sheet divided by the usual share.
 
-    Shares were measured with single kernels. The constant `chip_departure` is the exponent: 0 for the ideal
-    engine, which reaches
-    the data sheet on every chip.
+    Shares were measured with single kernels. The constant `chip_departure` is the exponent: 0 for the ideal engine, which
+    reaches the data sheet on every chip.
 
     Args:
         system: The system.
@@ -535,7 +526,7 @@ SECOND = (*CLOSING, "wo_b", "output_linear", "linear_out")
 
 
 def _reads(op: Op) -> tuple[object, ...]:
-    """Return the identity of a product's input; products with one input share a kernel."""
+    """Return the identity of a product's input; products of one input share a kernel."""
     return op.inputs, op.term, op.rows, op.name in CLOSING
 
 

@@ -1,8 +1,7 @@
 """Replica placement: numbers of replicas of one or two sizes in scale-up domains.
 
-A replica that fits into a domain is inside one domain. A larger replica starts where another replica ended, so
-that it uses the
-minimum number of domains. Its data-parallel ranks divide the domain, so that no rank spans two domains.
+A replica that fits into a domain is inside one domain. A larger replica starts where another replica ended, so that it uses
+the minimum number of domains. Its data-parallel ranks divide the domain, so that no rank spans two domains.
 """
 
 from __future__ import annotations
@@ -64,9 +63,8 @@ def stays_inside(domain: Number, *pools: tuple[int, int]) -> bool:
 def pairs(domain: float, chips: int, first: int, second: int) -> tuple[Array, Array]:
     """Return the numbers of replicas of two sizes that fit together.
 
-    There is at least one of each size. Only maximal pairs are returned: neither number can rise without a
-    decrease of the other. The
-    arrays are cached: do not write to them.
+    There is at least one of each size. Only maximal pairs are returned: neither number can rise without a decrease of the
+    other. The arrays are cached: do not write to them.
 
     Args:
         domain: Chips of a scale-up domain.
@@ -119,10 +117,9 @@ def _second_beside_first(chips: int, first: int, second: int) -> Array:
 def _counts_next_to_large(domain: int, chips: int, large: int, second_chips: int) -> Array:
     """Return the maximum number of another size, for each number of large replicas.
 
-    Large replicas exceed a domain and take the first chips, one after another. Other large replicas follow
-    directly where their
-    data-parallel ranks fit the rest of the last domain. These ranks divide a domain. Otherwise they start in
-    the next domain.
+    Large replicas exceed a domain and take the first chips, one after another. Other large replicas follow directly where
+    their data-parallel ranks fit the rest of the last domain. These ranks divide a domain. Otherwise they start in the next
+    domain.
     """
     used = large * np.arange(chips // large + 1)
     # Chips of the domains with at least one large replica.

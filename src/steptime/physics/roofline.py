@@ -1,10 +1,8 @@
 r"""Roofline: the time of one operator on one chip, from its FLOPs and bytes.
 
-An ideal chip computes and streams memory at once: $t = \max(F / P, Q / W)$ for $F$ FLOPs at peak rate $P$ and
-$Q$ bytes at
-bandwidth $W$. A real chip overlaps them imperfectly, which a $p$-norm of the two times describes: $p = \infty$
-is ideal, $p = 1$
-is no overlap.
+An ideal chip computes and streams memory at once: $t = \max(F / P, Q / W)$ for $F$ FLOPs at peak rate $P$ and $Q$ bytes at
+bandwidth $W$. A real chip overlaps them imperfectly, which a $p$-norm of the two times describes: $p = \infty$ is ideal, $p
+= 1$ is no overlap.
 
 References:
     Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
@@ -59,8 +57,7 @@ def memory_time(bytes_moved: Number, bandwidth: Number, efficiency: Number = 1.0
 def overlap(compute: Number, memory: Number, norm: Number = np.inf) -> Number:
     r"""Return the time of an operator whose arithmetic and traffic overlap.
 
-    The time is $(a^p + b^p)^{1/p}$, which is the larger of the two at $p = \infty$. For every norm >= 1 it is
-    between
+    The time is $(a^p + b^p)^{1/p}$, which is the larger of the two at $p = \infty$. For every norm >= 1 it is between
     max(compute, memory) and compute + memory.
 
     Args:

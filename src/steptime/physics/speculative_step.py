@@ -1,20 +1,15 @@
 r"""Speculative step: verify the previous speculative tokens, then draft new ones.
 
-The multi-token-prediction layers of a model draft one token at a time. A step with $N$ speculative tokens gives
-every sequence
-$N + 1$ tokens (the last accepted token and its drafts) in one pass of the model. Then it runs $N$ passes of the
-draft layers one
-after another, each with one token per sequence, behind embedding and head:
+The multi-token-prediction layers of a model draft one token at a time. A step with $N$ speculative tokens gives every
+sequence $N + 1$ tokens (the last accepted token and its drafts) in one pass of the model. Then it runs $N$ passes of the
+draft layers one after another, each with one token per sequence, behind embedding and head:
 
 $$ t = t_{model}(N + 1) + N\, t_{draft}(1) $$
 
-Prompts pass the draft layers once, because these have a separate KV cache. If a model has several modules,
-memory contains all
-of them, and each pass runs one module. With pipeline stages the draft layers are in the last stage, which
-drafts for one
-micro-batch after another. The model assumes that this is the stage with the most layers. The host works once
-per step, not once
-per pass.
+Prompts pass the draft layers once, because these have a separate KV cache. If a model has several modules, memory contains
+all of them, and each pass runs one module. With pipeline stages the draft layers are in the last stage, which drafts for
+one micro-batch after another. The model assumes that this is the stage with the most layers. The host works once per step,
+not once per pass.
 """
 
 from __future__ import annotations

@@ -1,31 +1,23 @@
 """One step (forward pass): decode, prefill, or both, as named terms.
 
-**Work.** A replica runs `batch` sequences of `context` tokens that each get `query` new tokens, and `prompts`
-prompts of
-`tokens` new tokens after a cached `prefix`. The batch is split into $m$ micro-batches, and each data-parallel
-rank takes its
-part.
+**Work.** A replica runs `batch` sequences of `context` tokens that each get `query` new tokens, and `prompts` prompts of
+`tokens` new tokens after a cached `prefix`. The batch is split into $m$ micro-batches, and each data-parallel rank takes
+its part.
 
-**Operators** overlap their arithmetic and memory traffic (`roofline.overlap`). They run one after another,
-because each needs
-the result of the previous one. **Collectives** follow the alpha-beta model (`network_time`) and wait for the
-operators of their
-micro-batch.
+**Operators** overlap their arithmetic and memory traffic (`roofline.overlap`). They run one after another, because each
+needs the result of the previous one. **Collectives** follow the alpha-beta model (`network_time`) and wait for the
+operators of their micro-batch.
 
-**A cycle** joins the micro-batches and stages (`microbatch_pipeline`). The terms are those of the limit that
-sets the cycle, so
-that they add up to it: collectives that overlap with operators are not included.
+**A cycle** joins the micro-batches and stages (`microbatch_pipeline`). The terms are those of the limit that sets the
+cycle, so that they add up to it: collectives that overlap with operators are not included.
 
 **Bounds.** `lower` is the time of the busiest resource, with full overlap. `upper` is the sum, with no overlap.
 
-**Images.** Prompts may contain images or recordings. The passes of the vision or audio towers are then added as
-separate terms
-(`vision_encoder`).
+**Images.** Prompts may contain images or recordings. The passes of the vision or audio towers are then added as separate
+terms (`vision_encoder`).
 
-Not included: norms and element-wise arithmetic (under 1 % of FLOPs), sampling, the write of new cache entries
-($1/L$ of the
-read), the all-reduce of the vocabulary-parallel embedding (one of some hundred), and in-switch reduction of
-collectives.
+Not included: norms and element-wise arithmetic (under 1 % of FLOPs), sampling, the write of new cache entries ($1/L$ of the
+read), the all-reduce of the vocabulary-parallel embedding (one of some hundred), and in-switch reduction of collectives.
 """
 
 from __future__ import annotations
@@ -76,13 +68,10 @@ PASS_SIZES = ("batch", "context", "query", "prompts", "tokens", "prefix")
 class Step(Tabular):
     """The time of one step [s]: by term and by resource, with bounds and latency.
 
-    `terms` give the work (projections, attention, experts, all-reduce, ...). `resources` give the limit
-    (compute, weights, kv,
-    activations, the domains of the network, latency, overhead). Both add up to `total`. `latency` is from the
-    start of the first
-    micro-batch to the end of the last: a pass of P micro-batches through P stages lasts longer than the period
-    between passes. All
-    arrays share one broadcast shape.
+    `terms` give the work (projections, attention, experts, all-reduce, ...). `resources` give the limit (compute, weights,
+    kv, activations, the domains of the network, latency, overhead). Both add up to `total`. `latency` is from the start of
+    the first micro-batch to the end of the last: a pass of P micro-batches through P stages lasts longer than the period
+    between passes. All arrays share one broadcast shape.
     """
 
     SCHEMA: ClassVar[str] = "steptime.step/2"
@@ -167,11 +156,10 @@ def _evaluate(
     merged: bool | None = None,
     parts: bool = True,
 ) -> tuple[Step, list[Entry]]:
-    """Return the step over micro-batches and stages, and the entries that add up to it.
+    """Return the step over micro-batches and stages, and its entries.
 
-    merged: Whether operators that take the same time together as separately are joined; by default where that
-    is exact. parts:
-    Whether the step has terms and resources.
+    merged: Whether operators that take the same time together as separately are joined; by default where that is exact.
+    parts: Whether the step has terms and resources.
     """
     is_mergeable = not has_nonzero(engine.kernels.activation_traffic) and not has_nonzero(engine.kernels.fill_bytes)
     explained, merged = merged is not None, is_mergeable if merged is None else merged
@@ -257,8 +245,7 @@ def mixed_step(
         its time.
 
     Raises:
-        LayoutError: The layout does not divide the model.
-        RangeError: A size is negative or too large.
+        LayoutError: The layout does not divide the model. RangeError: A size is negative or too large.
     """
     model, system = resolve_model(model), resolve_system(system)
     runs_on = engine_for(system, engine)

@@ -49,9 +49,8 @@ class Entry:
 class Clock:
     """Sums of one part of a pass for one micro-batch.
 
-    There are seconds by term and by resource, and busy seconds of each resource. `entries` are the lines behind
-    the sums, if
-    `explained`. Terms and resources are missing without `parts`, which takes half the time.
+    There are seconds by term and by resource, and busy seconds of each resource. `entries` are the lines behind the sums,
+    if `explained`. Terms and resources are missing without `parts`, which takes half the time.
     """
 
     def __init__(self, *, explained: bool = False, parts: bool = True) -> None:

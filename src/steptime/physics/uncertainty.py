@@ -2,27 +2,20 @@ r"""Uncertainty: the 90 % range of a predicted time.
 
 The range has two sources.
 
-**Scatter.** Runs are predicted with their model-system pair left out of a fit. For 90 % of them the measured
-time divided by the
-prediction is between two factors $e^{-q_-}$ and $e^{q_+}$. An engine file contains the factors by regime, for
-time per token and
-time to first token.
+**Scatter.** Runs are predicted with their model-system pair left out of a fit. For 90 % of them the measured time divided
+by the prediction is between two factors $e^{-q_-}$ and $e^{q_+}$. An engine file contains the factors by regime, for time
+per token and time to first token.
 
-**Constants.** Let $g = \partial \log f / \partial \log \theta$ be the gradient of a time $f$. Let $\Sigma$ be
-the covariance of
-the logarithms of the fitted constants $\theta$. Then $\log f$ has the variance $g^T \Sigma g$. The errors of
-left-out runs
-contain its mean $\bar v$ over the fitted runs already, so that only the excess widens the range:
+**Constants.** Let $g = \partial \log f / \partial \log \theta$ be the gradient of a time $f$. Let $\Sigma$ be the
+covariance of the logarithms of the fitted constants $\theta$. Then $\log f$ has the variance $g^T \Sigma g$. The errors of
+left-out runs contain its mean $\bar v$ over the fitted runs already, so that only the excess widens the range:
 
 $$ w_\pm = \sqrt{q_\pm^2 + z^2 \max(0, g^T \Sigma g - \bar v)}, \qquad f e^{-w_-} \le t \le f e^{w_+} $$
 
-A step like the measured steps gets the interval of left-out runs. A step that depends on an uncertain constant
-gets a wider
-interval. On chips of a vendor without fitted runs, and for an engine without a fit, the range is at least
-`WIDE`. Your own runs
-(`anchor`) narrow the scatter. They do not narrow the part of a step's constants or of its distance from
-measured runs. The ideal
-engine is a bound and not a prediction: it has no range.
+A step like the measured steps gets the interval of left-out runs. A step that depends on an uncertain constant gets a wider
+interval. On chips of a vendor without fitted runs, and for an engine without a fit, the range is at least `WIDE`. Your own
+runs (`anchor`) narrow the scatter. They do not narrow the part of a step's constants or of its distance from measured runs.
+The ideal engine is a bound and not a prediction: it has no range.
 """
 
 from __future__ import annotations
@@ -101,7 +94,7 @@ def has_range(engine: Engine) -> bool:
 
 
 def _nudged(engine: Engine, dimensions: int) -> Engine:
-    """Return the engine with a leading axis: its constants, then each one a little larger.
+    """Return the engine as it is and with each constant a little larger, in one axis.
 
     The shape of each constant is (1 + constants, 1, ...).
     """
@@ -120,9 +113,8 @@ def _gradient(values: Array) -> Array:
 def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimensions: int = 0) -> Array:
     """Return d log(function) / d log(constant) of each fitted constant of the engine.
 
-    There is one evaluation: `function` gets an engine whose constants are arrays with a leading axis, and
-    `dimensions` axes of
-    length one for the axes of its other input.
+    There is one evaluation: `function` gets an engine whose constants are arrays with a leading axis, and `dimensions` axes
+    of length one for the axes of its other input.
 
     Args:
         function: Function of an engine.
@@ -241,9 +233,8 @@ def interval_coverage_words(engine: Engine, system: System, *, drafts: bool, poo
         pools: Whether prefill and decode have separate pools.
 
     Returns:
-        Texts for all left-out runs and for runs of this kind. Empty for an engine that was not fitted to the
-        project's runs, or with
-        own runs.
+        Texts for all left-out runs and for runs of this kind. Empty for an engine that was not fitted to the project's
+        runs, or with own runs.
     """
     table = engine.fit.get("held", {})
     if not table or engine.anchor is not None:
@@ -295,9 +286,8 @@ def step_range(
 ) -> tuple[Number, Number] | None:
     """Return the 90 % range of the time of one step.
 
-    A step with prefill has the regime "mixed": no run with prefill only was measured. A layout that differs
-    from measured layouts
-    has a wider range (`extrapolation`), as in a plan.
+    A step with prefill has the regime "mixed": no run with prefill only was measured. A layout that differs from measured
+    layouts has a wider range (`extrapolation`), as in a plan.
 
     Args:
         model: A model, or its name.
