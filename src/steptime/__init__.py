@@ -4,8 +4,9 @@
 
     st.plan("deepseek-v3", "gb200-nvl72", st.Workload(input_tokens=8192, output_tokens=1024), st.Slo(tpot=0.02, ttft=2))
     st.decode_step("deepseek-v3", "gb200-nvl72", batch=8192, context=4096, layout=st.Layout(dp=72, ep=72)).total
-    st.read_prices("openai/gpt-6-sol")["kv_bytes_per_token"].interval st.simulate("llama-3.1-8b", "hgx-h100",
-    st.open_loop(20, 10_000, st.Lengths(mean=512), st.Lengths(mean=128))) st.budget("100B@200T", st.Demand(served=200e12))
+    st.read_prices("openai/gpt-6-sol")["kv_bytes_per_token"].interval
+    st.simulate("llama-3.1-8b", "hgx-h100", st.open_loop(20, 10_000, st.Lengths(mean=512), st.Lengths(mean=128)))
+    st.budget("100B@200T", st.Demand(served=200e12))
 
 A model, a system or an engine is given by its name, or by the result of `load_model`, `load_system` or `load_engine`. By
 default the engine is a real one; `engine="ideal"` gives the physical bound. Any number of a step may be an array. Every

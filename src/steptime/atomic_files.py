@@ -50,7 +50,7 @@ def write_bytes_atomically(path: FilePath, data: bytes, *, executable: bool = Fa
 
 @contextmanager
 def temporary_file(path: FilePath, *, executable: bool = False, follow_symlinks: bool = True) -> Iterator[Path]:
-    """Yield a temporary path in the folder of `path`, which replaces `path` at the end.
+    """Yield a temporary path next to `path`, which replaces `path` at the end.
 
     The caller writes a file or a folder there. The temporary path has the suffix of `path`. After an exception it is
     removed, and `path` stays unchanged. For a pipe or a device, `path` itself is yielded.

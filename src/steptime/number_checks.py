@@ -1,8 +1,9 @@
-"""Number checks: the number types of all formulas, and checks of numbers from outside.
+"""Number checks: number types of all formulas, and checks of numbers from outside.
 
-A check takes the name of a number, its value (a Python or numpy scalar, or an array) and its bounds. It returns the value:
-unchanged, but lists as arrays and numpy scalars as Python scalars. Or it raises RangeError with the name, the bound, the
-unit and the value. Booleans, texts, complex numbers, NaN and infinity are invalid. An array costs two passes.
+A check takes the name of a number, its value (a Python or numpy scalar, or an array) and its bounds. It returns the value
+unchanged, except that lists become arrays and numpy scalars become Python scalars. Or it raises RangeError with the name,
+the bound, the unit and the value. Booleans, texts, complex numbers, NaN and infinity are invalid. An array costs two
+passes.
 
 Bounds are far beyond today's hardware and requests. They are low enough that no sum, product or search of steptime
 overflows or runs forever.

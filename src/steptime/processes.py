@@ -80,7 +80,7 @@ def end_pool(pool: ProcessPoolExecutor) -> None:
 
 
 def map_in_processes(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """Evaluate `work` for each item: on all cores if `can_fork`, otherwise in sequence.
+    """Evaluate `work` for each item, on all cores if `can_fork`.
 
     If a worker dies, this process evaluates all items.
 
@@ -147,7 +147,7 @@ def _prepare_worker(parent: int, prepare: Callable[..., None] | None, arguments:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent dies; otherwise an orphan worker would wait forever."""
+    """End this process when its parent dies; an orphan worker would wait forever."""
     process = multiprocessing.parent_process()
     # On POSIX the parent's id changes at its death; on Windows the process object reports it.
     while os.getppid() == parent and (process is None or process.is_alive()):

@@ -1,4 +1,4 @@
-"""Result base: repr, dicts and JSON with units in keys, tables for pandas, CSV, HTML.
+"""Result base: repr, JSON with units in keys, tables for pandas, CSV and HTML.
 
 A result is a frozen dataclass on `Result`, or on `Tabular` for a table. The metadata of its fields describe them:
 `field(metadata=unit("s", "time per output token"))`. From this come the JSON key (`tpot_s`) and its line in docs/json.md.
@@ -83,7 +83,7 @@ class Entry:
 
 
 def entries(kind: type) -> Iterator[Entry]:
-    """Yield the JSON keys of a dataclass: its fields, then the properties in `DERIVED`.
+    """Yield the JSON keys of a dataclass: fields, then the properties in `DERIVED`.
 
     Args:
         kind: A dataclass.
@@ -117,6 +117,7 @@ def plain(value: Any) -> Any:
     >>> plain({"seconds": np.array([1.0, math.inf])})
     {'seconds': [1.0, None]}
     """
+    # Results first: their keys come from field metadata, not from the attribute names.
     if is_dataclass(value) and not isinstance(value, type):
         return {entry.key: plain(getattr(value, entry.name)) for entry in entries(type(value))}
     if isinstance(value, Mapping):
@@ -198,13 +199,13 @@ class Result(ABC):
         return ""
 
     def to_dict(self, **extra: Any) -> dict[str, Any]:
-        """Return the result as plain dicts, lists, numbers and texts, with units in the keys.
+        """Return the result as dicts, lists, numbers and texts, with units in the keys.
 
         Args:
             extra: Further values, which follow the result.
 
         Returns:
-            A plain dict; numbers that are not finite are None, because JSON has no other value for them.
+            A plain dict; a number that is not finite becomes None, because JSON has no other value for it.
         """
         schema = {"schema": self.SCHEMA} if self.SCHEMA else {}
         figures: dict[str, Any] = plain(self)

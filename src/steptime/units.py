@@ -232,7 +232,7 @@ _SMALL: Final = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 
 
 def _digits(value: float, digits: int) -> str:
-    """Write `value` with `digits` significant digits and no exponent from 1e-6 to 1e15."""
+    """Write `value` with `digits` digits, without an exponent from 1e-6 to 1e15."""
     if value == 0:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))

@@ -36,6 +36,7 @@ def read_electricity(price: str | float) -> float:
     >>> round(read_electricity("0.08/kWh") * 3.6e6, 6), round(read_electricity("80 USD/MWh") * 3.6e6, 6)
     (0.08, 0.08)
     """
+    # A bare number, and a number before a slash, get the unit that people leave out.
     if isinstance(price, str):
         text = "/".join(part.strip() for part in price.split("/"))
         bare = re.fullmatch(r"[-+0-9.,eE_]+", text)

@@ -109,8 +109,11 @@ FORMATS_OF_GGML: Final = {
 def packed_bytes(packing: Packing, inputs: int, outputs: int) -> int:
     r"""Return the bytes of a matrix in a checkpoint.
 
-    The formula is $\lceil b n / w \rceil w m + s \lceil n/c \rceil \lceil m/r \rceil + ...$ with $n$ inputs, $m$ outputs,
-    $b$ bits per value in words of $w$ bytes, and a scale of $s$ bytes for $c$ inputs of $r$ outputs.
+    The formula for $n$ inputs and $m$ outputs:
+
+    $$ \lceil b n / w \rceil w m + s \lceil n/c \rceil \lceil m/r \rceil + ... $$
+
+    A value has $b$ bits, in words of $w$ bytes. A scale has $s$ bytes, for $c$ inputs of $r$ outputs.
 
     Args:
         packing: Storage of the matrix.

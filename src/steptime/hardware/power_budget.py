@@ -69,6 +69,8 @@ def power_shares(system: System) -> dict[str, float]:
     if system.chip.hbm.name != "hbm":
         hint = "set your own shares with --within bandwidth=0.3,link=0.1"
         raise RangeError(f"{system.chip.hbm.name}: the energy per bit is known only for HBM; {hint}")
+
+    # Arithmetic gets the power that memory and links leave.
     memory = float(moving_watts(system.chip.hbm.bandwidth, MEMORY_JOULES_PER_BIT))
     links = float(moving_watts(system.scale_up.link.bandwidth, LINK_JOULES_PER_BIT))
     if memory + links >= watts:

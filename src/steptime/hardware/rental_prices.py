@@ -143,6 +143,8 @@ def with_rent(system: System, rent: str | float) -> System:
         raise InputError(f"rent: must be a kind, or USD per chip-hour such as 2.10 or '2.10 USD/h', got {short_repr(rent)}")
     if isinstance(rent, str) and (kind := kind_asked(rent)) in KINDS:
         return replace(system, rent=_rent_by_kind(system, kind))
+
+    # A number is USD per chip-hour, although figures are in USD/s elsewhere.
     value = _parse_rent(rent) if isinstance(rent, str) else rent / HOUR
     if value <= 0:
         raise RangeError(f"rent: must be greater than 0 USD/h, got {short_repr(rent)}")

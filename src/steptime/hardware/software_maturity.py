@@ -86,6 +86,7 @@ def software_day(system: System, row: Mapping[str, str]) -> str:
 
 def _with_software_share(system: System, day: str) -> System:
     periods = system.chip.software
+    # A day between two periods belongs to the next one, and a day after all of them to the newest.
     share = next((period.share for period in periods if day <= period.last), periods[-1].share)
     chip = system.chip
     return replace(system, chip=replace(chip, reached={**chip.reached, SOFTWARE: share}))

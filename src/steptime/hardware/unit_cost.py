@@ -82,6 +82,7 @@ def revenue(
     >>> round(revenue(608e9, 342e9, 168e9, price_in=0.55, price_cached=0.14, price_out=2.19))
     562100
     """
+    # Input tokens from a cache have a separate, lower price.
     fresh = tokens_in - cached_in
     return (fresh * price_in + cached_in * price_cached + tokens_out * price_out) / MILLION
 

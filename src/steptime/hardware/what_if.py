@@ -78,6 +78,8 @@ def read_figure(system: System, path: str) -> Number:
         return system.chip.power_w
     if head == "chip.peak":
         return system.chip.peak[key]
+
+    # Memory tiers of the chip and of the host, then the links between chips.
     for tier in (*system.chip.memory, *system.tiers):
         if head in (f"chip.{tier.name}", tier.name):
             figure: Number = getattr(tier, key)
@@ -158,6 +160,7 @@ def vary(system: System, changes: Mapping[str, Number]) -> System:
         if path == COUNTED:
             reached = {name: share for name, share in system.chip.reached.items() if name != "capacity"}
             system = replace(system, chip=replace(system.chip, reached=reached))
+        # The power of the machine follows the chip's only where `_vary_one` has changed it too.
         moved = ("power",) if path == "chip.power" and system.power.grade == USER_SET else ()
         for figure in (path, *moved):
             if figure in system.figures:
@@ -196,7 +199,7 @@ def scale(system: System, path: str, factor: Number) -> System:
 
 
 def read_changes(system: System, texts: tuple[str, ...]) -> dict[str, Number]:
-    """Read changes such as "chip.hbm.bandwidth=16TB/s", each in the unit of its figure.
+    """Read changes such as "chip.hbm.bandwidth=16TB/s", with the unit of each figure.
 
     Args:
         system: The system.
@@ -216,6 +219,7 @@ def read_changes(system: System, texts: tuple[str, ...]) -> dict[str, Number]:
         path = path.strip()
         if not equals:
             raise RangeError(f"change: must be KEY=VALUE, got {short_repr(text)}; use for example chip.hbm.bandwidth=16TB/s")
+        # Accept scale-up.size for scale_up.size.
         if path not in units and path.replace("-", "_") in units:
             path = path.replace("-", "_")
         _check_path(system, path)
@@ -261,6 +265,8 @@ def _vary_one(system: System, path: str, value: Number) -> System:
             chip=replace(system.chip, power_w=value),
             power=replace(draws, basis=system.power.basis or "chip") if includes_chip else system.power,
         )
+
+    # The other paths name a part of the chip, a host tier or a domain.
     if head == "chip.peak":
         return replace(system, chip=replace(system.chip, peak={**system.chip.peak, key: value}))
     if head.startswith("chip."):

@@ -78,6 +78,7 @@ def _copies_needed(facts: Facts, layout: Layout) -> Any:
 
 
 def _uneven(facts: Facts, layout: Layout) -> Any:
+    # A dense model, or one without expert parallelism, has nothing to divide.
     over = (facts.experts + axis(layout.redundant_experts)) % axis(layout.ep)
     return (facts.experts > 0) & (axis(layout.ep) > 1) & (over != 0)
 
@@ -310,7 +311,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="divided contexts",
         scope=ENGINE,
         engines=("vllm",),
-        says="cp above 1 only for a latent, or with tp a multiple of the KV heads and cp a divisor of query heads per KV head",
+        says="cp above 1 only for a latent, or if the KV heads divide tp and cp divides the query heads per KV head",
         holds=_context_holds,
         reason=lambda f, x: (
             f"cp={x.cp} with tp={x.tp}: {_who(f)} divides contexts only where tp is a multiple of the {f.kv_heads} KV heads of "

@@ -136,8 +136,8 @@ def ledger(model: Model, *, merged: bool) -> Ledger:
     """Return the distinct operators of a model, each with its number of instances.
 
     The time of an operator is homogeneous: $n$ equal operators take the time of one with $n$ times the weights and FLOPs.
-    Where activations and short sums cost nothing (`merged`), this also holds for all operators of one term, format and
-    split with one ratio of FLOPs to weights. The bytes per weight of one format differ by the scales of matrices of other
+    If activations and short sums cost nothing (`merged`), this is also true for different operators. These need one term,
+    format, split and ratio of FLOPs to weights. The bytes per weight of one format differ by the scales of matrices of other
     shapes; the mean counts.
 
     Args:
@@ -339,8 +339,8 @@ def shortness(op: Op, sharing: Number, instances: int) -> Number:
         The mean of 1 / K; 0 where the operator is not a plain product.
 
     References:
-        Products of sums over K bytes reached 1,418 TFLOP/s / (1 + 719 / K) on H800 in FP8, for K from 512 to 16,384 and
-        4,096 rows. Grouped products are the same (github.com/deepseek-ai/DeepGEMM, README of 2025-02). Writing outputs of
+        Products of sums over K bytes reached 1,418 TFLOP/s / (1 + 719 / K) on H800 in FP8 (K from 512 to 16,384; 4,096
+        rows). Grouped products are the same (github.com/deepseek-ai/DeepGEMM, README of 2025-02). Writing outputs of
         two bytes takes 420 of the 719.
     """
     if not op.columns or not op.inputs or not op.flops_per_row:

@@ -1,8 +1,8 @@
 r"""Speculative step: verify the previous speculative tokens, then draft new ones.
 
-The multi-token-prediction layers of a model draft one token at a time. A step with $N$ speculative tokens gives every
-sequence $N + 1$ tokens (the last accepted token and its drafts) in one pass of the model. Then it runs $N$ passes of the
-draft layers one after another, each with one token per sequence, behind embedding and head:
+The multi-token-prediction layers of a model draft one token at a time. A step with $N$ speculative tokens runs $N + 1$
+tokens per sequence (the last accepted token and its drafts) in one pass of the model. Then it runs $N$ passes of the draft
+layers one after another, each with one token per sequence, behind embedding and head:
 
 $$ t = t_{model}(N + 1) + N\, t_{draft}(1) $$
 

@@ -1,8 +1,8 @@
 """One step (forward pass): decode, prefill, or both, as named terms.
 
-**Work.** A replica runs `batch` sequences of `context` tokens that each get `query` new tokens, and `prompts` prompts of
-`tokens` new tokens after a cached `prefix`. The batch is split into $m$ micro-batches, and each data-parallel rank takes
-its part.
+**Work.** A replica decodes `batch` sequences of `context` tokens, each with `query` new tokens. It also prefills `prompts`
+prompts of `tokens` new tokens after a cached `prefix`. The batch is split into $m$ micro-batches, and each data-parallel
+rank takes its part.
 
 **Operators** overlap their arithmetic and memory traffic (`roofline.overlap`). They run one after another, because each
 needs the result of the previous one. **Collectives** follow the alpha-beta model (`network_time`) and wait for the
@@ -16,8 +16,12 @@ cycle, so that they add up to it: collectives that overlap with operators are no
 **Images.** Prompts may contain images or recordings. The passes of the vision or audio towers are then added as separate
 terms (`vision_encoder`).
 
-Not included: norms and element-wise arithmetic (under 1 % of FLOPs), sampling, the write of new cache entries ($1/L$ of the
-read), the all-reduce of the vocabulary-parallel embedding (one of some hundred), and in-switch reduction of collectives.
+Not included:
+
+- Norms and element-wise arithmetic (under 1 % of FLOPs), and sampling.
+- The write of new cache entries ($1/L$ of the read).
+- The all-reduce of the vocabulary-parallel embedding (one of some hundred).
+- In-switch reduction of collectives.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@ r"""Vision encoder: the passes of towers over images and recordings before prefi
 
 An engine runs a tower on the chips of the language model, with the same tensor parallelism (vLLM `--mm-encoder-tp-mode
 weights`, its default; SGLang without `--mm-enable-dp-encoder`). It runs before prefill: the times add up. Each
-data-parallel rank processes the images of its prompts, on the first pipeline stage. If the tensor-parallel degree does not
-divide the heads of a tower, the tower runs on the largest number of chips that divides both, and the other chips wait.
-Images of one size share a pass; each other size has a separate pass, with the overheads of a step.
+data-parallel rank processes the images of its prompts, on the first pipeline stage. Sometimes the tensor-parallel degree
+does not divide the heads of a tower. Then the tower runs on the largest number of chips that divides both, and the other
+chips wait. Images of one size share a pass; each other size has a separate pass, with the overheads of a step.
 
 A pass over a part of a prompt processes that part of its images. Take $p$ prompts of $n$ new tokens each, in a model whose
-prompts have $N$ tokens with images. The pass processes the images of $f = p n / N$ prompts in $t(\max(f, 1)) \min(f, 1)$
-seconds, where $t(f)$ is the time of their passes. Over the prefill chunks of a prompt this adds up to $t(1)$.
+prompts have $N$ tokens with images. The pass processes the images of $f = p n / N$ prompts. Let $t(f)$ be the time of their
+passes; then it takes $t(\max(f, 1)) \min(f, 1)$ seconds. Over the prefill chunks of a prompt this adds up to $t(1)$.
 
 Not included: decoding and scaling of images on the host, the transfer of pixels to the chips, and the
 activations of a tower.
