@@ -366,7 +366,7 @@ def test_keys_of_fields():
 
 def test_arrays_in_words():
     assert in_words(np.array([[1.0, 2.0], [3.0, 5.0]]), "{:g} s".format) == "1 s to 5 s, shape (2, 2)"
-    assert in_words(np.zeros((0, 3)), str) == "nothing known, shape (0, 3)"
+    assert in_words(np.zeros((0, 3)), str) == "unknown, shape (0, 3)"
     assert in_words(np.array([math.nan, 2.0]), "{:g}".format) == "2 to 2, shape (2,)"
 
 

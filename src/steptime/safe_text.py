@@ -12,7 +12,7 @@ FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 def replace_controls(text: str) -> str:
-    r"""Replace each control character of a text; tabs and line feeds stay.
+    """Replace each control character of a text; tabs and line feeds stay.
 
     Args:
         text: Text from outside.
@@ -27,7 +27,7 @@ def replace_controls(text: str) -> str:
 
 
 def escape_controls(json_text: str) -> str:
-    r"""Return JSON text with the control characters that JSON allows as \\u escapes.
+    """Return JSON text with the control characters that JSON allows as \\u escapes.
 
     Args:
         json_text: JSON text.

@@ -38,7 +38,7 @@ def words(text: str) -> str:
 def test_an_answer_says_what_it_rests_on(asked, runs):
     shown = run(f"{asked} --anchor {runs}")
     assert shown.returncode == 0, shown.stderr
-    said = "Anchored on 1 run of your own (runs.csv): time per token 1.30 times what was predicted, so x 1.14; first token 1.30"
+    said = "Corrected by 1 run that you measured (runs.csv): time per token measured at 1.30 times the prediction, factor 1.14;"
     assert words(said) in words(shown.stdout)
     assert "Anchored" not in run(asked).stdout
 
@@ -63,7 +63,7 @@ def test_a_result_tells_its_ways_behind_its_name(tmp_path):
     path = tmp_path / "result.json"
     path.write_text(json.dumps(VLLM))
     asked = f"{STEP} --anchor {path}"
-    assert "Anchored on 1 run of your own (result.json)" in words(run(f"{asked},tp=1,weights=bf16").stdout)
+    assert "Corrected by 1 run that you measured (result.json)" in words(run(f"{asked},tp=1,weights=bf16").stdout)
     assert "Anchored" in run(f"{asked},tp=1 --weights bf16").stdout  # the system, and here the format, as asked
     shown = run(asked)
     assert (shown.returncode, shown.stdout) == (2, "")
@@ -81,10 +81,13 @@ def test_a_result_tells_its_ways_behind_its_name(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("step llama-3.1-70b hgx-h100 --tp 8 --anchor {}", "asked is meta-llama/Llama-3.1-70B on hgx-h100 with engine vllm"),
-        ("step llama-3.1-8b hgx-h200 --anchor {}", "asked is meta-llama/Llama-3.1-8B on hgx-h200 with engine vllm"),
-        (f"{STEP} --engine sglang --anchor {{}}", "asked is meta-llama/Llama-3.1-8B on hgx-h100 with engine sglang"),
-        (f"{STEP} --engine ideal --anchor {{}}", "asked is meta-llama/Llama-3.1-8B on hgx-h100 with engine ideal"),
+        (
+            "step llama-3.1-70b hgx-h100 --tp 8 --anchor {}",
+            "has no runs of meta-llama/Llama-3.1-70B on hgx-h100 with engine vllm",
+        ),
+        ("step llama-3.1-8b hgx-h200 --anchor {}", "has no runs of meta-llama/Llama-3.1-8B on hgx-h200 with engine vllm"),
+        (f"{STEP} --engine sglang --anchor {{}}", "has no runs of meta-llama/Llama-3.1-8B on hgx-h100 with engine sglang"),
+        (f"{STEP} --engine ideal --anchor {{}}", "has no runs of meta-llama/Llama-3.1-8B on hgx-h100 with engine ideal"),
         (f"{STEP} --anchor nowhere.csv", "nowhere.csv: No such file or directory"),
         (f"{STEP} --anchor {{}} --no-anchor", "--anchor gives runs and --no-anchor leaves them out; keep one of the two"),
         (f"{STEP} --anchor {{}} --csv {{}}", "is what this command reads"),
@@ -105,7 +108,7 @@ def test_runs_that_are_kept_are_used_and_left_out(runs, tmp_path, monkeypatch):
     listed = json.loads(run("anchors --json").stdout)
     assert [one["source"] for one in listed["anchors"]] == ["mine"]
     said = words(run(STEP).stdout)
-    assert "Anchored on 1 run of your own (mine): " in said
+    assert "Corrected by 1 run that you measured (mine): " in said
     assert "; --no-anchor leaves them out." in said
     assert "Anchored" not in run(f"{STEP} --no-anchor").stdout
     assert "Anchored" not in run(f"{STEP} --engine ideal").stdout

@@ -11,10 +11,10 @@ from steptime.number_checks import Number, between
 from steptime.units import MILLION, parse, show
 
 BASES = {
-    "all-in": "all-in, its share of host, network and cooling counted",
-    "rack": "its share of the rack's, cooling not counted",
-    "whole": "the whole machine, cooling not counted",
-    "chip": "the limit of the chip alone, host, network and cooling not counted",
+    "all-in": "all-in, with its share of host, network and cooling",
+    "rack": "its share of the rack, without cooling",
+    "whole": "the whole machine, without cooling",
+    "chip": "limit of the chip, without host, network and cooling",
     "given": "as given",
 }
 
@@ -125,7 +125,7 @@ def power_in_words(power: Power) -> str:
         Text.
 
     >>> power_in_words(Power(watts=700.0, basis="chip", date="2022-03-22", grade="vendor"))
-    '700 W a chip (the limit of the chip alone, host, network and cooling not counted; vendor, 2022-03-22)'
+    '700 W a chip (limit of the chip, without host, network and cooling; vendor, 2022-03-22)'
     """
     origin = ", ".join(filter(None, (power.grade if power.grade != "given" else "", power.date)))
     basis = BASES.get(power.basis, power.basis) + (f"; {origin}" if origin else "")

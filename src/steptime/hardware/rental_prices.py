@@ -56,7 +56,7 @@ def kind_in_words(rent: Rent) -> str:
         return "cost of ownership" + (f" of a {rent.owner}" if rent.owner else "")
     if rent.kind == "ondemand":
         return "on demand" + (f" ({rent.term})" if rent.term else "")
-    return {"assumed": "assumed by its source, kind not stated", USER_SET: "given by you"}.get(rent.kind, "kind not stated")
+    return {"assumed": "assumed by its source, kind not stated", USER_SET: "as given"}.get(rent.kind, "kind not stated")
 
 
 def origin_in_words(rent: Rent) -> str:
@@ -162,8 +162,8 @@ def _rent_by_kind(system: System, kind: str) -> Rent:
     if kind in have:
         return have[kind]
     offered = ", ".join(f"{name} ({show(float(rent.typical), 'USD/s')})" for name, rent in have.items()) or "none"
-    hint = "use one of them, or USD per chip-hour such as --rent 2.10"
-    raise RangeError(f"rent: no {kind} rent of {system.chip.name} is known, only {offered}; {hint}")
+    hint = "use a known kind, or USD per chip-hour such as --rent 2.10"
+    raise RangeError(f"rent: no {kind} rent of {system.chip.name} is known; known: {offered}; {hint}")
 
 
 def _parse_rent(text: str) -> float:

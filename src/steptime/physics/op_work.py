@@ -547,7 +547,7 @@ def kernel_counts(
     """
 
     def launches(op: Op) -> tuple[int, int]:
-        """Return plain kernels, without those of `seconds_per_expert_layer`, and kernels that quantise inputs."""
+        """Return plain kernels (without those of expert layers) and quantising kernels."""
         stored = op.format.arithmetic
         kind = multiplied_in(computed_in(rules, stored, peak, vendor), peak)
         chain = kernel_chain(stored[0], kind, vendor)
