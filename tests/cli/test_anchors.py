@@ -40,7 +40,7 @@ def test_an_answer_says_what_it_rests_on(asked, runs):
     assert shown.returncode == 0, shown.stderr
     said = "Corrected by 1 run that you measured (runs.csv): time per token measured at 1.30 times the prediction, factor 1.14;"
     assert words(said) in words(shown.stdout)
-    assert "Anchored" not in run(asked).stdout
+    assert "Corrected by" not in run(asked).stdout
 
 
 def test_an_answer_says_what_it_was_before(runs):
@@ -109,12 +109,12 @@ def test_runs_that_are_kept_are_used_and_left_out(runs, tmp_path, monkeypatch):
     assert [one["source"] for one in listed["anchors"]] == ["mine"]
     said = words(run(STEP).stdout)
     assert "Corrected by 1 run that you measured (mine): " in said
-    assert "; --no-anchor leaves them out." in said
-    assert "Anchored" not in run(f"{STEP} --no-anchor").stdout
-    assert "Anchored" not in run(f"{STEP} --engine ideal").stdout
-    assert "Anchored" not in run("step llama-3.1-8b hgx-h200 --batch 64").stdout
+    assert "; --no-anchor ignores these runs." in said
+    assert "Corrected by" not in run(f"{STEP} --no-anchor").stdout
+    assert "Corrected by" not in run(f"{STEP} --engine ideal").stdout
+    assert "Corrected by" not in run("step llama-3.1-8b hgx-h200 --batch 64").stdout
     assert "Removed" in run("anchors remove mine").stderr
-    assert "Anchored" not in run(STEP).stdout
+    assert "Corrected by" not in run(STEP).stdout
 
 
 @pytest.mark.parametrize(

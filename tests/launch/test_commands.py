@@ -78,7 +78,7 @@ def test_trtllm_on_every_axis(build):
     )
     assert "--max_batch_size and --max_num_tokens count for one of the 2 micro-batches in flight" in notes(lines)
     assert any(
-        n.endswith("trtllm makes each chip a group of its own: it will not start so")
+        n.endswith("trtllm makes each chip a data-parallel rank: it will not start so")
         for n in notes(launch_commands(build(pool(tp=2, dp=2)), "trtllm"))
     )
     assert any(
@@ -452,7 +452,7 @@ def test_what_to_mind_of_a_whole_plan_stands_first(build):
     [
         ("decode", {"pp": 2, "microbatches": 2}, "pipeline stages in a decode pool"),
         ("prefill", {"pp": 2, "microbatches": 2}, ""),
-        ("decode", {"tp": 2, "cp": 2}, "all 4 chips of a group or none"),
+        ("decode", {"tp": 2, "cp": 2}, "all 4 chips of a data-parallel rank"),
         ("decode", {"cp": 4}, ""),
     ],
 )

@@ -32,7 +32,7 @@ class Packing:
     per_input: Bytes for each input (g_idx of GPTQ).
     fixed: Bytes for each matrix (its scale, its shape).
     flat: Whether scales pass through the matrix as one row of values, as in bitsandbytes.
-    nested: Values per second-level scale: each scale then has 1 byte, and each `nested` scales have 4 more
+    nested: Scales per second-level scale: each scale then has 1 byte, and each `nested` scales have 4 more
     bytes.
     state: Name of the format in a bitsandbytes state.
     """

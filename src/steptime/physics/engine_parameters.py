@@ -85,7 +85,7 @@ class Kernels:
     )
     roofline_norm: Number = constant(
         math.inf,
-        "p of the p-norm of an operator's compute and memory times: infinite: full overlap; 1: no overlap",
+        "p of the p-norm that joins an operator's compute and memory times; infinite: full overlap; 1: no overlap",
         least=1.0,
     )
     fill_bytes: Number = constant(
@@ -135,7 +135,7 @@ class Experts:
         maximum=1e4,
     )
     expert_evenness: Number = constant(
-        math.inf, "shape of the gamma distribution of expert popularity: infinite: uniform; 1: exponential", unit="shape"
+        math.inf, "shape of the gamma distribution of expert popularity; infinite: uniform; 1: exponential", unit="shape"
     )
     expert_tile_rows: Number = constant(0.0, "tile size to which the rows of an expert are padded", unit="rows", maximum=1e4)
 
@@ -156,7 +156,7 @@ class Scheduler:
         maximum=1.0, read_by=f"{SIMULATOR}, {FIT}",
     )  # fmt: skip
     two_batch: Number = constant(
-        2.0, "overlap of two micro-batches of a stage: 2: always; 1: only with dp and ep above 1; 0: never",
+        2.0, "overlap of two micro-batches of a stage; 2: always; 1: only with dp and ep above 1; 0: never",
         unit="0, 1 or 2", maximum=2.0, read_by=PLAN,
     )  # fmt: skip
     seconds_per_request: Number = _seconds(
@@ -181,7 +181,7 @@ class Scheduler:
     )  # fmt: skip
     steps_to_balance: Number = constant(
         0.0,
-        "extra delay of a first token with several data-parallel ranks, which wait for each other's prompts",
+        "extra delay of a first token where data-parallel ranks wait until each has a prompt",
         unit="decode steps",
         maximum=1e5,
         read_by=f"{PLAN}, {SIMULATOR}",

@@ -299,9 +299,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         engines=("trtllm",),
         says="with dp above 1, a data-parallel rank is one chip (tp x cp is 1)",
         holds=lambda _, x: (axis(x.dp) == 1) | (axis(x.group) == 1),
-        reason=lambda f, x: (
-            f"dp={x.dp} with tp x cp={x.group}: {_who(f)} makes each chip a data-parallel rank; use tp=1 and cp=1"
-        ),
+        reason=lambda f, x: f"dp={x.dp} with tp x cp={x.group}: {_who(f)} makes each chip a data-parallel rank",
         sources={
             "trtllm": f"{TRTLLM} tensorrt_llm/_torch/modules/attention.py: tp_size = 1 with enable_attention_dp; "
             "docs/source/features/parallel-strategy.md"

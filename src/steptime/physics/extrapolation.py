@@ -5,8 +5,7 @@ Layouts beyond were compared with 398 public disaggregated runs (InferenceX, Dee
 mi355x-8, 140 of them with speculative tokens). Ratios of measured to predicted time per token, for nine runs in ten:
 
 - NVIDIA, pools of up to eight chips: 0.8 to 1.5. Wider pools: 0.7 to 1.3.
-- AMD without data-parallel ranks: 0.7 to 1.3. With data-parallel ranks (MoRI's exchange, in no other run): 1.0
-to 3.5.
+- AMD without data-parallel ranks: 0.7 to 1.3. With data-parallel ranks (MoRI's exchange, in no other run): 1.0 to 3.5.
 - 144 runs with speculative tokens in one pool: 0.9 to 2.2 (SGLang on hgx-b200 is the slowest).
 
 First tokens of pools took 2.1 times the predicted time at the median. They wait in routers and queues that no column of the

@@ -98,9 +98,8 @@ def build_work(inputs: Mapping[str, Any], layout: Layout) -> Work:
 def busiest(count: Number, groups: Number) -> Number:
     """Return the number of sequences or prompts of the busiest rank.
 
-    They are distributed round-robin, so that it is at least one where there is any. A mean number between two
-    whole numbers is
-    interpolated: a step with one or two prompts does not always have two.
+    They are distributed round-robin, so that a positive number gives at least one. A mean number between two whole numbers
+    is interpolated, because a step with one or two prompts does not always have two.
 
     Args:
         count: Sequences or prompts, or their mean number.
