@@ -54,9 +54,10 @@ def simulation_view(title: str, simulation: Simulation, width: int, *, full: boo
     if a.classes:
         parts.append(_classes(a, simulation.limited))
     parts += [_latencies(a), *_rates(a, simulation), *own_runs(simulation.anchor), *notes(_notes(simulation))]
+    parts += _rent(simulation)
     if not full:
         return Group(*parts)
-    parts += [Text(MEANING, style="bright_black"), *_rent(simulation), Text()]
+    parts += [Text(MEANING, style="bright_black"), Text()]
     parts += [distribution_plot(latencies(simulation.requests), width), Text(), _timeline(simulation, width)]
     if simulation.cache is not None:
         parts += [Text(), _cache(simulation.cache)]
