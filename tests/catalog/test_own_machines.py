@@ -148,7 +148,7 @@ def test_sizes_are_checked(read, text, says):
 
 def test_a_chip_with_fp8_alone_says_which_peak_is_missing_and_where_it_goes(read):
     system = read(BOX + CHIP.replace('bf16 = "1 PFLOP/s"\n', ""))
-    with pytest.raises(InputError, match=r'peak rates for fp8 only.*add bf16 = "\.\.\. TFLOP/s" under \[peak\]'):
+    with pytest.raises(InputError, match=r'peak rates only for fp8.*add bf16 = "\.\.\. TFLOP/s" under \[peak\]'):
         st.decode_step(st.load_model("llama-3.1-8b"), system, batch=8, context=100)
 
 

@@ -101,7 +101,7 @@ def test_trtllm_on_every_axis(build):
 )
 def test_what_an_engine_cannot_overlap_is_said(build, engine, layout, unsaid):
     lines = launch_commands(build(pool(**layout)), engine)
-    where = "in no layout" if engine == "trtllm" else "only where data-parallel ranks exchange tokens"
+    where = "in no layout" if engine == "trtllm" else "only where data-parallel ranks exchange tokens (dp and ep above 1)"
     said = f"# {engine} overlaps two micro-batches of a stage {where}: expect slower steps"
     assert (said in lines) == (engine in unsaid)
     overlaps = layout.get("ep") == 2 and layout.get("microbatches") == 2
