@@ -120,17 +120,13 @@ def sequences_in_flight(tokens_per_second: Number, tokens_per_second_per_user: N
 
 
 def usd(value: float) -> str:
-<<<<<<< HEAD
-    """Write dollars: two decimals from one dollar on, otherwise three digits.
+    """Write dollars with three digits, millions and billions with a letter.
 
     Args:
         value: USD.
 
     Returns:
-        Text such as "$1,234.50".
-=======
-    """Write dollars with three digits, millions and billions with a letter.
->>>>>>> origin/main
+        Text such as "$1,230" or "$6.99 M".
 
     >>> usd(1234.5), usd(0.3), usd(0.05018), usd(0.0), usd(6_994_061.63), usd(217.73), usd(12)
     ('$1,230', '$0.300', '$0.0502', '$0.00', '$6.99 M', '$218', '$12.0')
