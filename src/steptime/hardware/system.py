@@ -135,8 +135,14 @@ class Domain:
 class Rent:
     """USD per chip-second: the typical quote of one kind, and the range of quotes.
 
-    kind: "owned" (cost of ownership), "contract" (for a term), "ondemand", "assumed" (the source does not state the kind),
-    "given" (by the user), or "" for an unknown rent.
+    Kinds:
+
+    - "owned": cost of ownership.
+    - "contract": rent for a term.
+    - "ondemand": rent on demand.
+    - "assumed": the source does not state the kind.
+    - "given": set by the user.
+    - "": unknown rent.
     """
 
     low: Number = field(default=math.nan, metadata=unit("USD/s", "lowest quote of this kind in the past year, per chip"))
@@ -158,8 +164,14 @@ class Rent:
 class Power:
     """Power of one chip, with a share of the machine around it by basis.
 
-    basis: "all-in" (with host, network and cooling), "rack" (a share of a rack, without cooling), "whole" (the machine,
-    without cooling), "chip" (the limit of the chip, without a host), "given" (by the user), or "" for an unknown power.
+    Bases:
+
+    - "all-in": with host, network and cooling.
+    - "rack": a share of a rack, without cooling.
+    - "whole": the machine, without cooling.
+    - "chip": the limit of the chip, without a host.
+    - "given": set by the user.
+    - "": unknown power.
     """
 
     watts: Number = field(default=math.nan, metadata=unit("W", "power of one chip", key="power_w"))
