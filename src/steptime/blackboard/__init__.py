@@ -1,6 +1,6 @@
 r"""Closed forms of the lecture on an ideal machine, one file per topic.
 
-An ideal machine is two numbers: $F$ multiply-accumulates per second (half of the dense FLOP/s of a data sheet) and $W$
+An ideal machine has two numbers: $F$ multiply-accumulates per second (half of the dense FLOP/s of a data sheet) and $W$
 bytes of memory traffic per second. A model has four numbers: $N_{act}$ and $N_{tot}$ parameters, $b_w$ bytes per parameter,
 and $\kappa$ bytes of KV cache per token.
 
@@ -11,9 +11,10 @@ Every formula follows from one equation for a decode step of $B$ sequences at co
 
 $$ \rho = t_{mem} / t_{comp} = B^*/B + L/L^*, \qquad B^* = R \sigma, \qquad L^* = b_w N_{act} / (R \kappa) $$
 
-with balance $R = F b_w / W$ and sparsity $\sigma = N_{tot}/N_{act}$. Section numbers are those of the lecture (Reiner Pope,
-"The math behind how LLMs are trained and served", 2026-04-29). Formulas marked *derived* follow from the equations of the
-lecture, which does not contain them.
+with balance $R = F b_w / W$ and sparsity $\sigma = N_{tot}/N_{act}$.
+
+Section numbers are those of the lecture: Reiner Pope, "The math behind how LLMs are trained and served", 2026-04-29.
+Formulas marked *derived* follow from the equations of the lecture, which does not contain them.
 """
 
 from steptime.blackboard.cache_tiers import (

@@ -70,7 +70,7 @@ def retrieve_cost(kv_bytes_per_token: Number, bandwidth: Number, rent: Number) -
 
 
 def break_even_hold(drain: Number, balanced: Number) -> Number:
-    """Return the time after which recomputing a token costs less than HBM space.
+    """Return the time for which HBM space costs as much as recomputing a token.
 
     The time is $t_{drain} L^*$.
 

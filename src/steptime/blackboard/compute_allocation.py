@@ -131,5 +131,6 @@ def cost_at_equality(falls: Number, rises: Number) -> Number:
     >>> cost_at_equality(1.0, 1.0), round(cost_at_equality(1.0, 3.0), 3)
     (1.0, 1.14)
     """
+    # Scaled to x = 1 at equality, the sum there is 2; the denominator is the minimum of x^-m + x^n.
     exponent_sum = falls + rises
     return 2 / (exponent_sum * falls ** (-falls / exponent_sum) * rises ** (-rises / exponent_sum))

@@ -112,6 +112,7 @@ def step_seconds(
     >>> round(float(step) * 1e3, 2)
     7.28
     """
+    # Weights and KV cache share the memory bandwidth, so that their times add; arithmetic overlaps with both.
     memory = weight_seconds(total, weight_bytes, bandwidth) + kv_read_seconds(batch, context, kv_bytes_per_token, bandwidth)
     return np.maximum(compute_seconds(batch, active, mac_rate), memory)
 

@@ -39,6 +39,7 @@ def experts_touched(experts: Number, active: Number, tokens: Number, evenness: N
     >>> round(float(experts_touched(256, 8, 96, evenness=1.0)), 1)
     192.0
     """
+    # expm1 and log1p keep the precision for many experts and few tokens.
     even = -experts * np.expm1(tokens * np.log1p(-np.minimum(active / experts, 1 - 1e-12)))
     if np.all(np.isinf(evenness)):
         return even
@@ -106,6 +107,7 @@ def nodes_hit(experts: int, active: int, groups: int, active_groups: int, nodes:
 
 @lru_cache(maxsize=1024)
 def _nodes_hit(nodes: float, experts: int, active: int, groups: int, active_groups: int) -> float:
+    # Overlap of each node with each group of experts, both contiguous ranges of experts.
     edges = np.arange(int(nodes) + 1) * experts / nodes
     starts = np.arange(groups) * experts / groups
     low = np.maximum(edges[:-1, None], starts)
@@ -114,6 +116,7 @@ def _nodes_hit(nodes: float, experts: int, active: int, groups: int, active_grou
     sets = np.array(list(combinations(range(groups), active_groups)))
     # Shape [nodes, sets].
     local = node_experts[:, sets].sum(axis=-1)
+    # Probability that none of the draws from the chosen groups is on the node.
     among = active_groups * experts / groups
     missed = np.ones_like(local)
     for draw in range(active):
@@ -124,8 +127,9 @@ def _nodes_hit(nodes: float, experts: int, active: int, groups: int, active_grou
 def expected_maximum(mean: Number, variance: Number, count: Number, skew: Number = 1.0) -> Array:
     r"""Return the expected largest of several counts with one mean and variance.
 
-    An example is the load of the busiest of `count` chips. The formula is: $m + b \sqrt v + \frac{b^2 - 3/4}{6} \gamma
-    \frac{m}{m + 1/2}$ with Blom's normal score $b = \Phi^{-1}\left(\frac{n - 3/8}{n + 1/4}\right)$.
+    An example is the load of the busiest of `count` chips. The formula is:
+    $m + b \sqrt v + \frac{b^2 - 3/4}{6} \gamma \frac{m}{m + 1/2}$ with Blom's normal score
+    $b = \Phi^{-1}\left(\frac{n - 3/8}{n + 1/4}\right)$.
 
     The last term is the next term of the Cornish-Fisher expansion for Poisson-like counts (`skew` $\gamma$ = 1). Its factor
     damps it where most chips have no count. For one chip the result is the mean.

@@ -13,8 +13,8 @@ from steptime.number_checks import Number
 def sparse_reads(context: Number, tokens_per_block: Number) -> Number:
     r"""Return the fewest entries that block-sparse attention reads, $2 \sqrt{m L}$.
 
-    Attention reads $L/s$ summaries of blocks of $s$ tokens, and $m$ selected blocks. The best block size is $s =
-    \sqrt{L/m}$.
+    Attention reads $L/s$ summaries of blocks of $s$ tokens, and $m$ selected blocks. The best block size is
+    $s = \sqrt{L/m}$.
 
     Args:
         context: Context $L$ [tokens].

@@ -52,6 +52,7 @@ def kv_bytes_per_chip(
     >>> [kv_bytes_per_chip(2400, 2e5, 1667, 64, p) for p in (1, 4)]
     [12502500000.0, 12502500000.0]
     """
+    # Each stage needs its own micro-batch in flight, which cancels the saving per chip.
     in_flight = microbatch * stages
     return in_flight * context * kv_bytes_per_token / (expert_ways * stages)
 

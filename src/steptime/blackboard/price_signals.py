@@ -124,6 +124,7 @@ def joint_balanced_context(ratio: Number, multiple: Number, short: Number, long:
     >>> round(joint_balanced_context(6, 1.5, 20e3, 400e3))
     126667
     """
+    # Solves r = B*/B + L1/L* and q r = B*/B + L2/L* for L*.
     return (long - short) / (ratio * (multiple - 1))
 
 

@@ -2,9 +2,9 @@ r"""Mixtures of experts against dense models, by several laws.
 
 Source: the lecture, section 6.
 
-For each law and number of experts, the table has the dense model of equal loss, the weights in memory, the batch $B^* = R
-\sigma$ at which arithmetic takes as long as weight reads, and the cost per token at equal quality. The machine is ideal,
-and the KV cache does not count.
+Each row is a law with a number of experts. It has the dense model of equal loss, the weights in memory, the optimal batch
+$B^* = R \sigma$, and the cost per token at equal quality. At the optimal batch, arithmetic takes as long as weight reads.
+The machine is ideal, and the KV cache does not count.
 
 Laws may disagree because they were fitted to different runs. `MoeRow.beyond` gives the extrapolation.
 """

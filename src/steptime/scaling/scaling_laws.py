@@ -30,7 +30,7 @@ from steptime.units import in_digits, show
 
 DOMAINS: Final = {
     "params": "parameters", "tokens": "tokens", "compute": "FLOP", "experts": "experts", "granularity": "granularity",
-    "sparsity": "sparsity", "bits": "bits", "ratio": "tokens a parameter",
+    "sparsity": "sparsity", "bits": "bits", "ratio": "tokens per parameter",
 }  # fmt: skip
 PLAIN: Final = LawInputs()
 MOST_EXPERTS: Final = 1e6

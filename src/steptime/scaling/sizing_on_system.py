@@ -325,7 +325,7 @@ def _priced_sizes(family: _Family, around: float) -> list[SizeServed]:
             if max_chips
             else f"all sizes near {show(around)} parameters are too small for the loss"
         )
-    # The smallest size needs the least memory, so that its reason is the most useful.
+    # The smallest size has the lowest memory need, so that its reason is the most useful.
     first = next(size for size in sizes if size.reason)
     raise Impossible(
         f"no size near {show(around)} parameters is served within the limits; for {show(first.params)}: {first.reason}"

@@ -1,12 +1,12 @@
 """Exchanges of data-parallel replicas, their overlap, and the optimizer time.
 
-A reduce-scatter of gradients of $g$ bytes and an all-gather of weights of 2 bytes take $(g + 2) P (D-1)/D$ bytes per chip,
-once per step. This is the same for sharded optimizer states (ZeRO-1) and sharded gradients (ZeRO-2). Without sharding it is
-an all-reduce of $2 g P$.
+Once per step, gradients of $g$ bytes are reduce-scattered and weights of 2 bytes are all-gathered. This moves
+$(g + 2) P (D-1)/D$ bytes per chip, for sharded optimizer states (ZeRO-1) as for sharded gradients (ZeRO-2). Without
+sharding it is an all-reduce of $2 g P$.
 
 With sharded gradients and accumulated micro-batches, each micro-batch is reduced; in a pipeline, each group of p
-micro-batches of a chunk. With sharded weights (ZeRO-3, FSDP) each micro-batch gathers the weights in the forward and the
-backward pass and scatters its gradients (Rajbhandari et al., arXiv 1910.02054, section 7).
+micro-batches of a chunk. With sharded weights (ZeRO-3, FSDP) each micro-batch gathers the weights in both passes and
+scatters its gradients. Source: Rajbhandari et al., arXiv 1910.02054, section 7.
 
 The reduction hides behind the backward pass of the last micro-batch. The gather hides behind the first forward pass of the
 next step.

@@ -1,13 +1,14 @@
 """Forward and backward pass of one layer, for one micro-batch, on one chip.
 
 A product costs its FLOPs in the forward pass. The backward pass costs twice as much: gradients of the input and of the
-weights (a frozen base needs the first only). Flash attention computes scores again, so that its backward pass takes 2.5
-times its forward pass (Dao, arXiv 2307.08691, section 3.1: five products against two). Element-wise operators move bytes,
-twice as many in the backward pass.
+weights (a frozen base needs the first only). Element-wise operators move bytes, twice as many in the backward pass.
+
+Flash attention computes scores again, so that its backward pass takes 2.5 times its forward pass: five products against
+two. Source: Dao, arXiv 2307.08691, section 3.1.
 
 Tensor parallelism with sequence parallelism gathers before and scatters after each block. A layer has four collectives in
-the forward pass and six in the backward pass, because sharded inputs are gathered again (Korthikanti et al., arXiv
-2205.05198, section 4.2.2).
+the forward pass and six in the backward pass, because sharded inputs are gathered again. Source: Korthikanti et al., arXiv
+2205.05198, section 4.2.2.
 
 Context parallelism sends keys and values to all ranks that share a sequence, once in the forward pass and twice in the
 backward pass. Experts exchange tokens: dispatch and combine, in both passes.

@@ -1,7 +1,7 @@
 """Failures, checkpoints and goodput of long runs.
 
-Chips fail independently at a rate per chip-second, so that a run on N chips has a mean time between failures $M = 1 / (N
-r)$. A checkpoint blocks the run for $d$ after every useful time $T$, and a restart takes $R$.
+Chips fail independently at a rate $r$ per chip-second. A run on $N$ chips has a mean time between failures $M = 1 / (N r)$.
+A checkpoint blocks the run for $d$ after every useful time $T$, and a restart takes $R$.
 
 With exponential failures, a useful time $T$ takes $M e^{R/M} (e^{(T+d)/M} - 1)$ in total. Source: Daly, "A higher order
 estimate of the optimum checkpoint interval", FGCS 22(3), 2006, equation 13.

@@ -32,7 +32,7 @@ class Row:
     """
 
     def __init__(self, first: Sequence[int] = (0,), limit: int = 1 << 60) -> None:
-        """Start with the first micro-batch of each chunk; leave out `limit` and later ones."""
+        """Start at the first micro-batch of each chunk; leave out `limit` and later ones."""
         self.items: list[Item] = []
         self._next = {kind: list(first) for kind in (FORWARD, INPUT)}
         self._pending: list[tuple[int, int]] = []
