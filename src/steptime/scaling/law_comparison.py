@@ -109,6 +109,7 @@ def _predict_loss(law: Law, params: float, tokens: float) -> LawPrediction:
         if law.form == "split" or law.tells_loss:
             best = optimal(law, compute)
             figures |= {"best_params": float(best.params), "best_tokens": float(best.tokens), "best_loss": float(best.loss)}
+        # A law that has only the split has no loss to compare.
         if law.tells_loss:
             figures["over_own"] = tokens / float(own_tokens(law, params))
         if law.form != "split":

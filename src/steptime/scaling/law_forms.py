@@ -153,6 +153,7 @@ def _repeated_tokens(c: Constants, params: Number, loss: Number, inputs: LawInpu
     In these cases the effective tokens or parameters decay, which has no closed form.
     """
     plain = _additive_tokens(c, params, loss, inputs)
+    # The plain form is exact while no token repeats and the parameters are below their optimum.
     none = np.isinf(plain)
     if np.all(none | ((plain <= inputs.unique) & (params <= _best_for(c, np.where(none, 1.0, plain))))):
         return plain
@@ -166,6 +167,7 @@ def _repeated_tokens(c: Constants, params: Number, loss: Number, inputs: LawInpu
 
 
 def _kaplan(c: Constants, params: Number, tokens: Number, _: LawInputs) -> Number:
+    # Kaplan et al. combine both terms under one exponent.
     inner = (c["N_c"] / np.asarray(params, dtype=float)) ** (np.asarray(c["alpha_N"]) / c["alpha_D"]) + c["D_c"] / tokens
     return inner ** c["alpha_D"]
 

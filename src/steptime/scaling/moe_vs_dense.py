@@ -138,6 +138,8 @@ def moe_board(
     positive("batch", batch)
     token_count = TOKENS_A_PARAMETER * active if tokens is None else positive("tokens", tokens)
     laws = load_laws(LAWS if law is None else law)
+
+    # The hardware balance gives the optimal batch of every row.
     machine = resolve_system(system)
     kind = number_format(weights)
     rate, width = float(peak_rate(machine.chip.peak, kind.arithmetic)), kind.bytes

@@ -133,6 +133,7 @@ def _of_quality(quality: str | tuple[float, float], load: Callable[[str], Model]
             params=positive("parameters", params, minimum=LEAST_PARAMS, maximum=MOST_COUNT),
             tokens=positive("tokens", tokens, minimum=LEAST_TOKENS, maximum=MOST_COUNT),
         )
+
     name, separator, written = quality.partition("@")
     if not separator or not name.strip() or not written.strip():
         raise InputError(f"quality: it is MODEL@TOKENS, such as 100B@200T or llama-3.1-8b@15T, got {short_repr(quality)}")
@@ -140,6 +141,8 @@ def _of_quality(quality: str | tuple[float, float], load: Callable[[str], Model]
     size = _size(name.strip())
     if size is not None:
         return Target(params=positive("parameters", size, minimum=LEAST_PARAMS), tokens=tokens)
+
+    # Laws of dense models have no experts: a mixture counts with its active parameters.
     model = load(name.strip())
     active, total = float(active_parameters(model)), float(total_parameters(model))
     note = ""

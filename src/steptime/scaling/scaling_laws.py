@@ -391,6 +391,8 @@ def _load(path: Path, _modified: float) -> Law:
         near = did_you_mean(entry.form, FORMS, max_names=1)
         hint = f"; did you mean {near[0]}?" if near else f"; the forms are {', '.join(FORMS)}"
         raise DataFileError(path, f"form: unknown form {short_repr(entry.form)}{hint}", reader.line("form"))
+
+    # A misspelled constant would otherwise count as unknown.
     for part in ("constants", "errors"):
         for name in getattr(entry, part):
             if name not in FORMS[entry.form].constants:
@@ -437,6 +439,7 @@ def _spread(entry: SpreadEntry, reader: Reader, constants: Mapping[str, Number])
     if wrong:
         problem = f"spread.deviations: must be standard deviations of at least 0, got {short_repr(wrong[0])}"
         raise DataFileError(reader.path, problem, reader.line("spread.deviations"))
+    # A matrix that is not symmetric would give wrong draws without an error.
     matrix = np.asarray(entry.correlations)
     if not np.allclose(matrix, matrix.T) or not np.allclose(np.diag(matrix), 1.0) or np.abs(matrix).max() > 1:
         raise DataFileError(reader.path, "spread.correlations: not a correlation matrix", line)

@@ -183,7 +183,7 @@ def served_size(model: Model, training_figures: dict[str, float], serving: Servi
                 usd_per_output_token=float(best_plan.decode_usd_per_million_tokens) / 1e6,
                 batch=float(batch),
             )
-        # More domains would not change a plan that fits and misses the limits.
+        # The smallest number of domains with enough memory decides, even if its plan misses the limits.
         reason = best_plan.reason
         break
     nothing: Any = {"usd_per_request": np.nan, "usd_per_output_token": np.nan, "batch": np.nan}

@@ -146,6 +146,7 @@ class _Family:
         """Plan a size, and return whether it is a new one."""
         model = self._shaped(target_params, self.serving.weights, self.serving.kv)
         params = float(active_parameters(model))
+        # The rule has discrete shapes, so that a new target may give a known size.
         if any(max(params / size, size / params) < LITTLE for size in self.sizes):
             return False
 
@@ -266,6 +267,7 @@ def _machine_budget(family: _Family, demand: Demand, optimum: _Best) -> MachineB
     serving, priced_sizes = family.serving, optimum.prices.sizes
     tokens, training, rl, served = (float(part) for part in optimum.bill(optimum.params))
     total = training + rl + served
+    # Figures without an interpolation come from the nearest planned size.
     nearest = _with_bill(min(priced_sizes, key=lambda size: abs(np.log(size.params / optimum.params))), optimum)
     a_request = serving.workload.input_tokens + serving.workload.output_tokens
     requests = demand.served * (1 - demand.discard) / a_request

@@ -138,7 +138,7 @@ def draw(budget: Budget, kind: str, path: str) -> None:
         DataFileError: If the file cannot be written.
     """
     if kind not in KINDS:
-        raise UnknownName("plot", kind, KINDS, f"Known: {', '.join(KINDS)}.")
+        raise UnknownName("picture", kind, KINDS, f"Known: {', '.join(KINDS)}.")
     _save(lambda axes: KINDS[kind](axes, budget), path)
 
 
@@ -182,6 +182,7 @@ def _cost(axes: Any, budget: Budget) -> None:
         if np.any(np.asarray(values) > 0):
             axes.loglog(curve.params, np.broadcast_to(values, np.shape(curve.params)), dash, color=colour, label=name)
     axes.plot(best.params, best.total_flop, "D", color="black", label=f"minimum: {show(best.params)}")
+    # Without served tokens there is no equality.
     if np.isfinite(best.equality_params):
         axes.plot(best.equality_params, best.equality_cost * best.total_flop, "o", color=COLOURS[4],
                   label=f"equality: {show(best.equality_params)}")  # fmt: skip
@@ -196,6 +197,7 @@ def _contours(axes: Any, budget: Budget) -> None:
     axes.set(xscale="log", yscale="log")
     lines = axes.contour(grid.tokens, grid.params, grid.losses, levels=14, cmap="cividis")
     axes.clabel(lines, fmt="%.3g", fontsize=8)
+    # Lines of equal training compute.
     for share in (0.01, 0.1, 1.0, 10.0):
         compute = best.training_flop * share
         axes.plot(grid.tokens, compute / 6 / grid.tokens, ":", color="grey", linewidth=1)

@@ -179,7 +179,7 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
             if op.term == term and op.rows == "tokens" and (latent is None or _is_latent_expansion(op) == latent)
         ]
 
-    # Saved activations by module, each with the side of the product that its reader saves.
+    # Saved activations by module: outputs of products, and inputs of products that close a block.
     activation_bytes = {
         "attention": ACTIVATION_BYTES * total(lambda op: op.inputs, [op for op in within("projections") if op.name in CLOSING])
         + SUM_BYTES * sum(a.heads for a in layer.attention if not a.state_bytes),
@@ -298,6 +298,7 @@ def _element_values(layer: Layer, norms: list[Op], width: int) -> float:
 
 def _products(matrices: list[Op]) -> tuple[Product, ...]:
     """Return the products of a layer; products that are divided alike are summed."""
+    # Few groups instead of many operators keep a search over layouts fast.
     groups: dict[tuple[float, bool, bool, bool], list[Op]] = {}
     for op in matrices:
         routed = op.rows == "routed"

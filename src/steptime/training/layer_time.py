@@ -208,6 +208,7 @@ def _attention_seconds(
     """Return the seconds of attention forward and backward, fused or unfused."""
     c = engine.constants
     peak = peak_rate(system.chip.peak, ("bf16", "fp16", "fp32"))
+    # Unaligned heads cannot use the matrix units, which limits unfused attention to the fp32 rate.
     unfused_rate = np.minimum(rate, peak_rate(system.chip.peak, ("fp32", "bf16", "fp16")))
     forward: Number = 0.0
     backward: Number = 0.0

@@ -121,6 +121,7 @@ def item_durations(order: Order, forward: Number, backward: Number, weight: Numb
     leading_shape = np.broadcast_shapes(*(t.shape[:-2] for t in times))
     shape = (*leading_shape, order.devices, order.chunks)
     forward_seconds, backward_seconds, weight_seconds, *pair_seconds = (np.broadcast_to(t, shape) for t in times)
+    # Items without a backward chunk have -1, which index 0 replaces; `select` discards its value.
     chunk_index = order.device, order.chunk
     backward_index = order.device, np.maximum(order.back_chunk, 0)
     seconds_by_kind = {

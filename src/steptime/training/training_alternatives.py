@@ -93,7 +93,7 @@ def _doubled(system: System, resource: str) -> System:
         return replace(system, domains=tuple(domains))
     if resource == "peak":
         rates = {kind: rate * 2 for kind, rate in chip.peak.items()}
-        # Twice the power too; otherwise the power limit would cancel the change.
+        # Twice the power too; otherwise the power limit would cancel a part of the change.
         return replace(system, chip=replace(chip, peak=rates, power_w=chip.power_w * 2))
     hbm = chip.hbm
     changed = replace(hbm, **{resource: getattr(hbm, resource) * 2})

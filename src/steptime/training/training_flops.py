@@ -88,12 +88,14 @@ def recompute_flops(model: Model, job: TrainingJob, recompute: str) -> Number:
     Returns:
         FLOPs per token.
     """
+    # The head is not inside a recomputed layer.
     if recompute in ("full", "reversible"):
         head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
         return forward_flops(model, job.seq, full=True) - head
     flops: Number = 0.0
     for (sheet, n), (layer, _) in zip(layer_profiles(model), model.layers, strict=True):
         if recompute == ALTERNATE:
+            # Selective checkpointing by operator recomputes every second product.
             flops = flops + n * sum(product.flops for product in sheet.products) / 2
             continue
         for module in recomputed_modules(recompute):

@@ -14,9 +14,9 @@ from steptime.training.training_layout import TASKS
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """Bytes per parameter of an optimizer in addition to weights and gradients.
+    """Bytes per parameter of an optimizer: master copy and moments.
 
-    master: master copy. moments: moments.
+    Weights and gradients come in addition.
     """
 
     name: str
@@ -128,6 +128,8 @@ def check_job(job: TrainingJob, system: System) -> TrainingJob:
     ):
         if value not in choices:
             raise UnknownName(parameter, value, choices, "Known: " + ", ".join(choices) + ".")
+
+    # 16-bit and 32-bit formats always run: `product_rates` falls back to another of them.
     if not supports_format(system, job.dtype) and job.dtype not in ("fp32", "bf16", "fp16"):
         supported_formats = [d for d in DTYPES if supports_format(system, d)]
         raise InputError(

@@ -132,6 +132,7 @@ def read_layers(text: str) -> tuple[int, ...]:
     counts: list[int] = []
     for part in text.split(","):
         count, repeats = (*part.replace("*", "x").split("x"), "1")[:2]
+        # Both "8x3" and "8*3" stand for 8,8,8.
         if part.count("x") + part.count("*") > 1 or not (
             _is_small_number(count) and _is_small_number(repeats) and int(repeats)
         ):

@@ -455,6 +455,7 @@ def add_layer_axes(axes: dict[str, Any], model: Model) -> dict[str, Any]:
 
 def _runner_up(search_result: SearchResult, best: TrainingLayout) -> tuple[str, float]:
     """Return the fastest layout with other degrees, and its slow-down."""
+    # Layouts with the same tp, pp and ep are variants of the best one, not alternatives.
     best_degrees = (best.tp, best.pp, best.ep)
     best_time, second = np.inf, (np.inf, "")
     for group in search_result.groups:

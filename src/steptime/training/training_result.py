@@ -41,6 +41,7 @@ def step_time_range(engine: TrainingEngine, system: System, *, experts: bool) ->
     """
     if engine.name == "ideal":
         return 1.0, 1.0
+    # The range of new systems comes from systems that were left out of the fit.
     intervals = engine.fit.get("interval", {})
     kind = (SPARSE if experts else DENSE) if engine.has_run_on(system.chip.name) else NEW_SYSTEM
     low, high = intervals.get(kind, DEFAULT_RANGE)

@@ -133,6 +133,8 @@ def check_layout(x: TrainingLayout, model: Model, system: System, job: TrainingJ
     check_words(x.recompute, x.sharding, x.schedule)
     check_degrees(x, model, system, job)
     check_batch(x, job)
+
+    # Schedules only matter with a pipeline.
     pp, v = int(x.pp), int(x.virtual_stages)
     schedule = schedule_named(x.schedule)
     if pp > 1:
@@ -144,6 +146,8 @@ def check_layout(x: TrainingLayout, model: Model, system: System, job: TrainingJ
         raise LayoutError(
             f"stack {engine.name} has no sharding {x.sharding}; it has {', '.join(engine.shardings)}; --engine typical has all"
         )
+
+    # Groups of hybrid sharding have equal size.
     group, sharing_ranks = int(x.sharding_group), int(x.dp * x.cp)
     if group and sharing_ranks % group:
         raise LayoutError(
@@ -225,6 +229,7 @@ def check_degrees(x: TrainingLayout, model: Model, system: System, job: Training
         raise LayoutError(
             f"tp={tp} neither divides the {kv} KV heads of {model.name} nor is a multiple; try {nearest_divisors(kv, tp)}"
         )
+    # Models may have dense layers and shared experts of different widths.
     for width in feed_forward_widths(model):
         if width % tp:
             raise LayoutError(

@@ -207,6 +207,7 @@ def on_chip(engine: TrainingEngine, system: System, *, experts: bool, date: str 
     chip = engine.chips.get(system.chip.name, {})
     last_year = float(engine.fit.get("until", REFERENCE_YEAR))
     years = (last_year if not date else min(decimal_year(date), last_year)) - REFERENCE_YEAR
+    # Software for experts improves faster than the rest, so that it has its own gain.
     constants = age_constants(engine.constants, years if experts else 0.0)
     speed = engine.speed * chip.get("speed", 1.0) * (1.0 if engine.has_run_on(system.chip.name) else engine.elsewhere)
     time_factor = np.exp(-constants.yearly_gain * years) / speed

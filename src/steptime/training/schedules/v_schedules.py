@@ -42,6 +42,7 @@ class Slots:
         }
         self.taken = np.zeros(length, dtype=bool)
         self.taken[list(self.slot.values())] = True
+        # Change of the activations per slot: one more at a forward pass, one less after the weight gradients.
         free_slot, change = 0, np.zeros(length + 1, dtype=np.int64)
         for start_slot, (kind, chunk, i) in sorted((start_slot, piece) for piece, start_slot in self.slot.items()):
             change[start_slot] += kind == FORWARD
