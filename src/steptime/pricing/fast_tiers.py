@@ -14,8 +14,10 @@ from steptime.pricing.open_model_market import costs_by_model
 from steptime.pricing.price_estimate import Coverage, Reading, unidentifiable
 from steptime.pricing.price_list import STANDARD, PriceList
 
-BASE_SPEED = 40.0  # tok/s of the standard service, where none is given
-LEAST_ACTIVE = 10e9  # parameters: smaller models are not what fast modes are sold of
+# tok/s of the standard service, where none is given
+BASE_SPEED = 40.0
+# parameters: smaller models are not what fast modes are sold of
+LEAST_ACTIVE = 10e9
 FAST = ("fast", "ultrafast", "priority")
 
 

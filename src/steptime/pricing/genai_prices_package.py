@@ -14,7 +14,8 @@ from steptime.errors import InputError
 from steptime.pricing.model_names import match_family
 from steptime.pricing.price_list import STANDARD, PriceList, Rates
 
-NAMES: Final = {"x-ai": "xai", "zhipuai": "zhipuai", "huggingface_fireworks-ai": "huggingface_fireworks"}  # package -> shipped
+# package -> shipped
+NAMES: Final = {"x-ai": "xai", "zhipuai": "zhipuai", "huggingface_fireworks-ai": "huggingface_fireworks"}
 FIELDS: Final = {
     "input": "input_mtok", "output": "output_mtok", "cache_read": "cache_read_mtok", "cache_write": "cache_write_mtok",
     "cache_write_long": "cache_write_1h_mtok",
@@ -44,7 +45,8 @@ def _fetched() -> Any:
 
     try:
         snapshot = UpdatePrices().fetch()
-    except Exception as problem:  # whatever the network does
+    # whatever the network does
+    except Exception as problem:
         raise InputError(f"--update could not fetch prices: {problem}; leave it out for those that are installed") from None
     if snapshot is None:
         raise InputError("--update found no prices; leave it out for those that are installed")

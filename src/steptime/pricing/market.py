@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from steptime.pricing.price_lookup import Offer
 
 
-MAX_NAMED_SELLERS = 3  # sellers that a note names, where there may be dozens
+# sellers that a note names, where there may be dozens
+MAX_NAMED_SELLERS = 3
 
 
 def market_caveats(market: Market) -> list[str]:
@@ -104,7 +105,8 @@ def _has_same_price(offer: Offer, other_offer: Offer) -> bool:
     )
 
 
-FAR = 32_768  # tokens of context at which bytes of a cache are told for holding it
+# tokens of context at which bytes of a cache are told for holding it
+FAR = 32_768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,7 +372,8 @@ def family_named(model: str) -> SoldModel:
     family, variant = match_family(model)
     rows = [row for row in open_rows() if row.family == family]
     if rows:
-        if variant == spelled(rows[0].catalogue)[1]:  # its only release
+        # its only release
+        if variant == spelled(rows[0].catalogue)[1]:
             variant = ""
         known_variants = {row.variant for row in rows}
         known_variants |= {match_family(row.model)[1] for row in dated_rows() if row.family == family}

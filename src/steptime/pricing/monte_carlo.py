@@ -21,7 +21,8 @@ from steptime.result_base import unit
 
 DRAWS: Final = 20_000
 LARGEST_SEED: Final = 2**63 - 1
-Z90: Final = 1.6448536269514722  # 95 % point of the standard normal
+# 95 % point of the standard normal
+Z90: Final = 1.6448536269514722
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

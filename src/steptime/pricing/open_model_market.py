@@ -15,9 +15,11 @@ from steptime.pricing.bundled_prices import RESELLER, Row, model_costs, open_row
 from steptime.pricing.serving_costs import HOPPER
 from steptime.units import MILLION
 
-CURRENT: Final = "2026-06"  # rows that were read after this month are of the present market
+# rows that were read after this month are of the present market
+CURRENT: Final = "2026-06"
 LEAST_SELLERS: Final = 3
-INPUT, OUTPUT = 4096, 1024  # tokens of the request that margins are told of
+# tokens of the request that margins are told of
+INPUT, OUTPUT = 4096, 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,8 @@ from steptime.pricing.serving_costs import HOPPER, token_costs
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import counted, show
 
-CHIP = "h100"  # whose rents stand beside prices: the one with the most dated lists
+# whose rents stand beside prices: the one with the most dated lists
+CHIP = "h100"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,8 @@ def price_history(
     request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
     family, _ = match_family(model)
     if family:
-        family_named(model)  # which refuses a variant that nobody sells
+        # which refuses a variant that nobody sells
+        family_named(model)
         rows = [row for row in dated_rows() if row.family == family]
     else:
         listed = find_list(model, provider)

@@ -173,8 +173,10 @@ def _check_line(name: str, line: Rates, *, asks: bool) -> None:
         )
 
 
-DOCUMENTED = "vendor"  # grade of a dated row that the maker's own page states
-NEAR = 0.05  # relative, of two prices that are one but for rounding: mistral-large-4 began at 0.68, or 0.70 in genai-prices
+# grade of a dated row that the maker's own page states
+DOCUMENTED = "vendor"
+# relative, of two prices that are one but for rounding: mistral-large-4 began at 0.68, or 0.70 in genai-prices
+NEAR = 0.05
 WORDS = {"cache_read": "hits", "cache_write": "cache writes", "cache_write_long": "long cache writes"}
 
 
@@ -278,7 +280,8 @@ def _differ(lead: PriceList, secondary: PriceList, service: str = "", *lines: Ra
 KEYS: Final = ("provider", "model", "unit", "currency", "tiers", "services", "hold", "hold_long", "storage", "longest", *PRICES)
 TIER_KEYS: Final = ("above_tokens", "service", *PRICES)
 SERVICE_KEYS: Final = ("name", "speed", "above_tokens", *PRICES)
-LARGEST: Final = 1e15  # of any figure of a list; a price or a context that is larger is none
+# of any figure of a list; a price or a context that is larger is none
+LARGEST: Final = 1e15
 
 
 def read_list(path: str) -> PriceList:

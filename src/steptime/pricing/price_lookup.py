@@ -18,7 +18,8 @@ from steptime.pricing.price_validity import NEWEST, base_rows, first_day, on_day
 from steptime.result_base import unit
 from steptime.units import parse
 
-_NOON: Final = datetime.combine(NEWEST, time_of_day(12), tzinfo=UTC)  # of the day on which prices were collected
+# of the day on which prices were collected
+_NOON: Final = datetime.combine(NEWEST, time_of_day(12), tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,8 @@ def _from_package(seller: str, model: str, time: datetime | None, *, update: boo
     if price_list is None or (time is not None and first and time.date() < date.fromisoformat(first)):
         return None
     ruled = any(fact["provider"] == seller and model in fact["models"] for fact in table("facts")["hours"])
-    if ruled:  # the package knows the hours and no weekends: the shipped rule takes their place
+    # the package knows the hours and no weekends: the shipped rule takes their place
+    if ruled:
         return None
     read_date = datetime.now(UTC).date().isoformat() if update else str(NEWEST)[:7]
     return replace(price_list, price_time="" if time is None else price_list.price_time, retrieval_date=read_date)

@@ -34,10 +34,14 @@ from steptime.processes import map_in_processes
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import HOUR, MILLION, show
 
-FASTER: Final = 2.5  # times the speed that a fast service is proposed at, as those that are sold promise
-TURNED: Final = 1.5  # times the cost of a tier's first doubling at which the next begins: what tiers that are sold ask
-FLAT_PRICE_RATIO: Final = 1.1  # times the cost of the request up to which longer ones are sold at its price
-LONGEST: Final = 262_144  # tokens of a prompt, of models that state no limit
+# times the speed that a fast service is proposed at, as those that are sold promise
+FASTER: Final = 2.5
+# times the cost of a tier's first doubling at which the next begins: what tiers that are sold ask
+TURNED: Final = 1.5
+# times the cost of the request up to which longer ones are sold at its price
+FLAT_PRICE_RATIO: Final = 1.1
+# tokens of a prompt, of models that state no limit
+LONGEST: Final = 262_144
 LIVES: Final = ((300.0, "5 minutes"), (3600.0, "an hour"))
 
 
@@ -152,7 +156,8 @@ def _loaded(model: ModelLike, catalog: str | None) -> Model:
     try:
         _, weights, catalogue, _ = family_named(model)
     except InputError:
-        if match_family(model)[0]:  # a variant that nobody sells
+        # a variant that nobody sells
+        if match_family(model)[0]:
             raise
         return load_model(model, catalog=catalog)
     return load_model(catalogue, weights="fp8" if weights == "fp8" else "", catalog=catalog)

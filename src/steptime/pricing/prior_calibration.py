@@ -24,7 +24,8 @@ from steptime.pricing.price_list import PriceList, Rates
 from steptime.pricing.serving_costs import HOPPER, plausible
 from steptime.units import MILLION
 
-HALF_BUSY: Final = 0.45  # of the peak FP8 rate: of DeepSeek's own pass of prompts (reported); others say up to 0.60
+# of the peak FP8 rate: of DeepSeek's own pass of prompts (reported); others say up to 0.60
+HALF_BUSY: Final = 0.45
 
 Fit = tuple[Array, float]
 """Coefficients of a logarithm to base 10, and the scatter about it."""

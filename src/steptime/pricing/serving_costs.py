@@ -36,15 +36,18 @@ from steptime.processes import map_in_processes
 from steptime.result_base import unit
 from steptime.units import MILLION
 
-MAX_SYSTEMS: Final = 8  # systems that are planned for
-CHIPS: Final = 64  # eight boxes of eight, or near a rack: DeepSeek decodes on 144 and reads prompts on 32 (open-infra-index)
+# systems that are planned for
+MAX_SYSTEMS: Final = 8
+# eight boxes of eight, or near a rack: DeepSeek decodes on 144 and reads prompts on 32 (open-infra-index)
+CHIPS: Final = 64
 HOPPER: Final = ("hgx-h100", "hgx-h200")
 """Systems that margins of the market are calibrated on: what most hosts of the rows rented in 2024 to 2026."""
 
 CALIBRATED_MODES: Final = (AGGREGATED,)
 """Modes of the shipped costs (`model_costs.csv`) that priors of margins were fitted on, by `docs/fit_prices.py`."""
 
-LISTED: Final = timedelta(days=90)  # rents older than the newest list by more are not of the same market
+# rents older than the newest list by more are not of the same market
+LISTED: Final = timedelta(days=90)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,10 @@ from steptime.pricing.prior_calibration import HALF_BUSY
 from steptime.pricing.serving_costs import HOPPER
 from steptime.units import MILLION
 
-BALANCE, WEIGHT_BYTES = 300.0, 1.0  # the lecture's machine, in FP8
-MEMORY_SHARE = 0.77  # of bandwidth, in figures that are told without draws
+# the lecture's machine, in FP8
+BALANCE, WEIGHT_BYTES = 300.0, 1.0
+# of bandwidth, in figures that are told without draws
+MEMORY_SHARE = 0.77
 
 
 def information_bits(name: str) -> float:

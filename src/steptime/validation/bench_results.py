@@ -42,11 +42,16 @@ OPTIONS = {
     "model": "--model NAME", "system": "--system NAME", "tp": "--tp WAYS", "pp": "--pp STAGES", "dp": "--dp GROUPS",
     "ep": "--ep WAYS", "weight_dtype": "--weights FORMAT", "expert_dtype": "--experts FORMAT", "kv_dtype": "--kv FORMAT",
 }  # fmt: skip
-MAY_LACK = {"pp": "1", "dp": "1", "ep": "1", "expert_dtype": "", "kv_dtype": ""}  # one way each; the engine's own formats
-ENGINES = {"vllm": "vllm", "openai": "vllm", "sglang": "sglang", "trt": "trtllm", "tensorrt": "trtllm"}  # by start of backend
-SUFFIXES = (".json", ".jsonl", ".csv")  # of what is read in a folder
-SMALLEST_CREDIBLE, LARGEST_CREDIBLE = 1e-9, 1e15  # of any time, length or count that is believed
-CACHED = 1.0  # per cent of prompts found in a prefix cache, from which a run is not one of fresh prompts
+# one way each; the engine's own formats
+MAY_LACK = {"pp": "1", "dp": "1", "ep": "1", "expert_dtype": "", "kv_dtype": ""}
+# by start of backend
+ENGINES = {"vllm": "vllm", "openai": "vllm", "sglang": "sglang", "trt": "trtllm", "tensorrt": "trtllm"}
+# of what is read in a folder
+SUFFIXES = (".json", ".jsonl", ".csv")
+# of any time, length or count that is believed
+SMALLEST_CREDIBLE, LARGEST_CREDIBLE = 1e-9, 1e15
+# per cent of prompts found in a prefix cache, from which a run is not one of fresh prompts
+CACHED = 1.0
 
 
 def read_files(
@@ -114,7 +119,8 @@ def _is_json(path: Path) -> bool:
             return file.read(4096).lstrip()[:1] in ("{", "[")
     except OSError as error:
         raise DataFileError(short_repr(str(path)).strip("'"), error.strerror or str(error)) from None
-    except ValueError:  # a zero byte in its name
+    # a zero byte in its name
+    except ValueError:
         raise DataFileError(short_repr(str(path)).strip("'"), "no such file") from None
 
 
@@ -242,7 +248,8 @@ def _spread(result: Mapping[str, Any]) -> float:
     lengths, ratio = result.get("output_lens"), result.get("random_range_ratio")
     if isinstance(lengths, list) and len(lengths) > 1 and all(isinstance(n, int) and n > 0 for n in lengths):
         return float(min(1.0, math.sqrt(3) * statistics.pstdev(lengths) / statistics.fmean(lengths)))
-    if isinstance(ratio, int | float) and 0 <= ratio <= 1:  # from this share of the longest to the longest
+    # from this share of the longest to the longest
+    if isinstance(ratio, int | float) and 0 <= ratio <= 1:
         return float((1 - ratio) / (1 + ratio))
     return DRAWN_SPREAD
 

@@ -42,9 +42,12 @@ from steptime.validation.published_deployments import with_contexts
 if TYPE_CHECKING:
     from steptime.validation.predictions import Runs
 
-STARTING = 0.1  # share of a closed loop's requests that start with it: benchmarks send ten for each one in flight
-DRIFT = 0.005  # of an output: requests of equal length drift apart by as much, since hosts and clients do not keep step
-STEP_TOKENS = 2048  # that engines read in a step by default: their activations take memory
+# share of a closed loop's requests that start with it: benchmarks send ten for each one in flight
+STARTING = 0.1
+# of an output: requests of equal length drift apart by as much, since hosts and clients do not keep step
+DRIFT = 0.005
+# that engines read in a step by default: their activations take memory
+STEP_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +125,8 @@ def closed_loop(
         model,
         system,
         tokens=input_tokens / chunks,
-        prefix=input_tokens * (1 - 1 / chunks) / 2,  # of a chunk in the mean
+        # of a chunk in the mean
+        prefix=input_tokens * (1 - 1 / chunks) / 2,
         batch=running,
         context=context,
         **arguments,

@@ -35,7 +35,8 @@ from steptime.validation.engine_fit import (
 )
 from steptime.validation.predictions import Runs, first_tokens, grouped, predict_runs
 
-LEFT_OUT = ("model", "system")  # what is left out whole, in every engine
+# what is left out whole, in every engine
+LEFT_OUT = ("model", "system")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

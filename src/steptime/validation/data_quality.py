@@ -43,12 +43,19 @@ if TYPE_CHECKING:
     from steptime.validation.predictions import Runs
 
 WRONG, DOUBTFUL = "cannot be right: ", "in doubt: "
-FASTER = 0.75  # of the plain prediction: repeats differ by 4 %, configurations by less than this
-NEAR = 1.3  # factor within which a run is like the prediction with drafts
-MOST_DRAFTED = 3  # tokens a step, that are usual
-FEW_CLIENTS = 32  # clients up to which drafts show
-LEAST_OF_SET, SHARE_OF_SET = 3, 0.6  # rows with few clients, and the share of them, that tell of a whole set
-SLOWER = 1.3  # times as long as with more clients: repeats differ by 4 %
+# of the plain prediction: repeats differ by 4 %, configurations by less than this
+FASTER = 0.75
+# factor within which a run is like the prediction with drafts
+NEAR = 1.3
+# tokens a step, that are usual
+MOST_DRAFTED = 3
+# clients up to which drafts show
+FEW_CLIENTS = 32
+# rows with few clients, and the share of them, that tell of a whole set
+LEAST_OF_SET, SHARE_OF_SET = 3, 0.6
+# times as long as with more clients: repeats differ by 4 %
+SLOWER = 1.3
+# what runs of a series may differ in
 OF_A_RUN = (
     "id",
     "concurrency",
@@ -57,7 +64,7 @@ OF_A_RUN = (
     "ttft_median_s",
     *RATES,
     *MEASURED,
-)  # what runs of a series may differ in
+)
 SET = ("model", "system", "engine", "engine_version", "measured", "weight_dtype", "expert_dtype")
 
 
@@ -108,9 +115,8 @@ class Doubts:
         self.looked[indices] = True
         self.verdicts[indices] = too_heavy(runs.model, runs.system, runs.layout, engine, runs.drafts, len(indices))
         self._chips(runs, indices)
-        suspects = np.flatnonzero(
-            np.isfinite(self.tpot[indices]) & (self.tpot[indices] < predicted)
-        )  # no bound lies above a prediction
+        # no bound lies above a prediction
+        suspects = np.flatnonzero(np.isfinite(self.tpot[indices]) & (self.tpot[indices] < predicted))
         if len(suspects):
             self._bound(runs.select(suspects), indices[suspects])
         if not runs.drafts and runs.model.draft:

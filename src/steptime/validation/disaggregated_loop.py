@@ -43,11 +43,16 @@ from steptime.validation.published_deployments import latent_contexts, with_cont
 from steptime.validation.run_kinds import PREFILL_WAYS, count_drafts, is_drafted
 from steptime.validation.run_table import AXES, MEANS, length_spread
 
-LEVELS = 16  # batches at which a decode replica is looked at, from one sequence to all
-CLOSER = 8  # times as many, where steps jump from one to the next
-HALVINGS = 40  # of the logarithm of the sequences in decode
-FEWEST = 1e-3  # sequences of a decode replica, in the mean
-REQUESTS_PER_CLIENT = 10  # requests of a run for each in flight, as of closed loops that benchmarks send
+# batches at which a decode replica is looked at, from one sequence to all
+LEVELS = 16
+# times as many, where steps jump from one to the next
+CLOSER = 8
+# of the logarithm of the sequences in decode
+HALVINGS = 40
+# sequences of a decode replica, in the mean
+FEWEST = 1e-3
+# requests of a run for each in flight, as of closed loops that benchmarks send
+REQUESTS_PER_CLIENT = 10
 SHARED = ("model", "system", "engine", "weight_dtype", "expert_dtype", "kv_dtype", "drafted", "acceptance", "spec")
 LENGTHS = ("input_tokens", "output_tokens", "length_spread", *MEANS[:2])
 
@@ -156,7 +161,8 @@ def collect_doubts(rows: list[dict[str, str]], pools: Pools, engine: Engine) -> 
     drafts, count = pools.speculation.drafts, len(rows)
     heavy = [too_heavy(pools.model, pools.system, layout, engine, drafts, count) for layout in (pools.decode, pools.prefill)]
     tpot, speed = (np.array([float(row.get(name) or "nan") for row in rows]) for name in ("tpot_s", "output_tok_s"))
-    batch = np.fmax(np.nan_to_num(speed * tpot) / pools.decode.replicas, 1.0)  # Little's law
+    # Little's law
+    batch = np.fmax(np.nan_to_num(speed * tpot) / pools.decode.replicas, 1.0)
     context = pools.workload.input_tokens + pools.workload.output_tokens / 2
     soonest = soonest_token(pools.model, pools.system, pools.decode, pools.speculation, batch, context)
     reasons = np.array([_odd_chips(row, pools, i) for i, row in enumerate(rows)], dtype=object)

@@ -25,17 +25,24 @@ from steptime.physics.uncertainty import REGIMES, with_variances
 from steptime.validation.predictions import Runs, can_simulate, grouped, predict_runs, resolve_engine, simulate_loops
 from steptime.validation.run_table import in_runs
 
-NOISE = 0.26  # scatter of log(TPOT) between groups of a model, system, engine and version; repeats of one run differ by 4 %
-ROBUST = 0.5  # in units of the noise: an error far beyond it hardly pulls, since some runs are not what their row says
+# scatter of log(TPOT) between groups of a model, system, engine and version; repeats of one run differ by 4 %
+NOISE = 0.26
+# in units of the noise: an error far beyond it hardly pulls, since some runs are not what their row says
+ROBUST = 0.5
+# one's own runs depart further from an engine, repeat better, and are true
 OWN_DEVIATION, OWN_NOISE, OWN_ROBUST = (
     12.0,
     0.05,
     10.0,
-)  # one's own runs depart further from an engine, repeat better, and are true
-PREFILL_FIRST = ("sglang",)  # engines whose scheduler reads waiting prompts before it goes on decoding
-TWO_BATCH = {"trtllm": 0.0}  # vLLM (--enable-dbo) and SGLang overlap two batches where attention groups exchange experts
-SMALL_KV = {"sglang": 0.0}  # engines that keep the KV cache in 16 bits unless told; the others' runs of 8-bit models were told
-STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}  # SGLang's chunks; TensorRT-LLM is built for a prompt and the batch in a step
+)
+# engines whose scheduler reads waiting prompts before it goes on decoding
+PREFILL_FIRST = ("sglang",)
+# vLLM (--enable-dbo) and SGLang overlap two batches where attention groups exchange experts
+TWO_BATCH = {"trtllm": 0.0}
+# engines that keep the KV cache in 16 bits unless told; the others' runs of 8-bit models were told
+SMALL_KV = {"sglang": 0.0}
+# SGLang's chunks; TensorRT-LLM is built for a prompt and the batch in a step
+STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +69,17 @@ PRIORS: dict[str, Prior] = {
     "seconds_per_collective": Prior(5e-6, 0.25, 0.2),
     "seconds_per_sequence": Prior(5e-6, 0.25, 0.0225),
 }
-FIXED_CONSTANTS: dict[str, Any] = {  # not fitted: runs as a whole say less of these than kernels measured alone
-    "unpack_rate": 4.5e12,  # of int4 experts: the one rate at which B200 and H200 are as far off as each other
-    "fp4_efficiency": 0.75,  # as far off as FP8 of one model: 0.68 to 0.70 at most throughput, 0.73 to 0.83 offline
-    "block_efficiency": 0.6,  # B200: 0.58 to 0.97 times as fast as in 16 bits, so 0.4 to 0.7 of what other 8-bit products reach
+# not fitted: runs as a whole say less of these than kernels measured alone
+FIXED_CONSTANTS: dict[str, Any] = {
+    # of int4 experts: the one rate at which B200 and H200 are as far off as each other
+    "unpack_rate": 4.5e12,
+    # as far off as FP8 of one model: 0.68 to 0.70 at most throughput, 0.73 to 0.83 offline
+    "fp4_efficiency": 0.75,
+    # B200: 0.58 to 0.97 times as fast as in 16 bits, so 0.4 to 0.7 of what other 8-bit products reach
+    "block_efficiency": 0.6,
     "roofline_norm": 2.5,
-    "fill_bytes": 300.0,  # of FP8 products measured alone on H800, without what writing their outputs takes
+    # of FP8 products measured alone on H800, without what writing their outputs takes
+    "fill_bytes": 300.0,
     "activation_traffic": 1.0,
     "attention_efficiency": 0.6,
     "network_efficiency": 0.65,
@@ -93,7 +105,8 @@ QUEUE_NAMES = ("seconds_per_request", "first_token_factor")
 QUEUE_USUAL = np.log([0.02, 1.5])
 QUEUE_DEVIATIONS = np.array([0.7, 0.4])
 QUEUE_NOISE = 0.3
-PASSES = 2  # simulations, the second with the waits that the first found
+# simulations, the second with the waits that the first found
+PASSES = 2
 
 
 LIMITS = np.array([[DESCRIPTIONS[name][end] for name in NAMES] for end in ("least", "most")])
@@ -342,7 +355,8 @@ def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
     lines.append("]")
     if "systems" in engine.fit:
         lines += ["", "[fit.systems]", *(f"{name} = {count}" for name, count in engine.fit["systems"].items())]
-    if "held" in engine.fit:  # the share of times per token in their range, and of how many runs
+    # the share of times per token in their range, and of how many runs
+    if "held" in engine.fit:
         lines += ["", "[fit.held]", *(f"{kind} = {list(value)}" for kind, value in engine.fit["held"].items())]
     for quantity, means in engine.fit.get("parameter_variance", {}).items():
         lines += ["", f"[fit.parameter_variance.{quantity}]"]

@@ -24,7 +24,8 @@ from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.step_time_model import sample_pace
 from steptime.simulation.traffic import Traffic
 
-PRIOR = {  # deviation of the logarithm of a deployment's constant about its engine's
+# deviation of the logarithm of a deployment's constant about its engine's
+PRIOR = {
     "memory_efficiency": 0.1,
     "compute_efficiency": 0.15,
     "attention_memory_efficiency": 0.2,
@@ -33,8 +34,10 @@ PRIOR = {  # deviation of the logarithm of a deployment's constant about its eng
     "seconds_per_step": 0.7,
     "seconds_per_sequence": 0.7,
 }
-NOISE = 0.02  # of a run's mean times: another run of the same requests differs by as much
-STEP = 0.02  # of a logarithm, for slopes: a replay is smooth only on the whole
+# of a run's mean times: another run of the same requests differs by as much
+NOISE = 0.02
+# of a logarithm, for slopes: a replay is smooth only on the whole
+STEP = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,9 +38,12 @@ from steptime.validation.run_kinds import HIGHEST, INTERACTIVE, OFFLINE, SERVER,
 from steptime.validation.run_table import LIMITS, length_spread
 from steptime.validation.tail_drain import Lengths, Replica
 
-LEVELS = 24  # batches that are tried, from one sequence to all that fit
-CHUNKS = (1024.0, 2048.0, 4096.0, 8192.0, 16384.0)  # prompt tokens of an attention group in a step
-TAIL = math.log(100)  # 99th percentile of an exponential tail over its mean
+# batches that are tried, from one sequence to all that fit
+LEVELS = 24
+# prompt tokens of an attention group in a step
+CHUNKS = (1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+# 99th percentile of an exponential tail over its mean
+TAIL = math.log(100)
 SHARED = (
     "model", "system", "engine", "weight_dtype", "expert_dtype", "kv_dtype", "input_tokens", "output_tokens", "input_mean",
     "output_mean", "tp", "pp", "dp", "ep", "chips", "concurrency", "requests", "part",
@@ -110,7 +113,8 @@ def _predicted(row: Mapping[str, str], engine: Engine, catalog: str | None) -> d
         best.pop(name)
     low, high = factors(engine, "tpot", best["regime"], system=system)
     first_low, first_high = factors(engine, "ttft", best["regime"], system=system)
-    if not math.isfinite(ttft):  # all requests at once wait for each other
+    # all requests at once wait for each other
+    if not math.isfinite(ttft):
         best["ttft"] = math.nan
     speed = best["output_tok_s"]
     bound = highest(model, system, work, layouts, IDEAL, ttft=ttft, tpot=tpot) if row.get("output_tok_s") else {}

@@ -41,9 +41,12 @@ from steptime.validation.published_deployments import as_launched, latent_contex
 from steptime.validation.run_kinds import DRAFTED, LOOPS, POOLS, count_drafts, run_kind
 from steptime.validation.run_table import AXES, MEANS, NUMBERS, REQUESTS, SPREAD, length_spread
 
-MOST_SIMULATED = 5000  # rows: a loop takes some milliseconds, a closed form some microseconds
-REQUESTS_PER_CLIENT = 10  # requests of a run for each in flight, unless it tells: what benchmarks send
-MOST_CLIENTS = 100_000  # of a loop that is simulated
+# rows: a loop takes some milliseconds, a closed form some microseconds
+MOST_SIMULATED = 5000
+# requests of a run for each in flight, unless it tells: what benchmarks send
+REQUESTS_PER_CLIENT = 10
+# of a loop that is simulated
+MOST_CLIENTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,11 +33,15 @@ from steptime.validation.run_kinds import HIGHEST, MLPERF, OFFLINE, PREFILL_WAYS
 
 SEPARATE_POOLS, ENGINE, SYSTEM, MODEL = "ix_disaggregated", "sglang", "gb200-nvl72", "deepseek-r1"
 DAY = len("2025-12-19")
-SINCE, UNTIL = "2025-12-19", "2025-12-31"  # days from which, and to which, they are of the second collection
-PAIRS = 76.0  # of the 152 multiprocessors that a GB200 reports (B200: 148)
-SHORT = ("1024", "1024")  # lengths
+# days from which, and to which, they are of the second collection
+SINCE, UNTIL = "2025-12-19", "2025-12-31"
+# of the 152 multiprocessors that a GB200 reports (B200: 148)
+PAIRS = 76.0
+# lengths
+SHORT = ("1024", "1024")
 LAUNCH_AXES = tuple(PREFILL_WAYS.values())
-GROUPED, LAUNCHED = ("1", "4", "4"), ("4", "1", "1")  # tp, dp and ep as columns have them, and as scripts do
+# tp, dp and ep as columns have them, and as scripts do
+GROUPED, LAUNCHED = ("1", "4", "4"), ("4", "1", "1")
 
 
 def as_launched(row: dict[str, str]) -> dict[str, str]:
@@ -184,7 +188,8 @@ DATA_SETS = (
 """github.com/mlcommons/inference, loadgen/mlperf.conf (Offline.min_query_count), language/*/README.md (longest outputs), and
 https://mlcommons.org/2025/09/deepseek-inference-5-1/ (20K)."""
 MOST_SETS = 1000
-LEAST_SECONDS = 600.0  # of an Offline run (loadgen/mlperf.conf, Offline.min_duration)
+# of an Offline run (loadgen/mlperf.conf, Offline.min_duration)
+LEAST_SECONDS = 600.0
 
 BENCHMARKED = {
     (128, 128): 30000, (128, 2048): 3000, (128, 4096): 1500, (500, 2000): 3000, (1000, 1000): 3000, (2048, 128): 3000,
@@ -230,9 +235,8 @@ def count_requests(row: Mapping[str, str], seconds: Callable[[float], float]) ->
     if data_set is None:
         return math.inf
     data_set_seconds = seconds(data_set.requests)
-    least = (
-        max(1, math.floor(LEAST_SECONDS / data_set_seconds)) if data_set_seconds > 0 else 1
-    )  # that many take less time than as many runs of one
+    # that many take less time than as many runs of one
+    least = max(1, math.floor(LEAST_SECONDS / data_set_seconds)) if data_set_seconds > 0 else 1
     enough = (n for n in count(least) if n > MOST_SETS or seconds(n * data_set.requests) >= LEAST_SECONDS)
     return float(data_set.requests * next(enough))
 

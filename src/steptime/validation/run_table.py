@@ -22,26 +22,36 @@ from steptime.physics.layout_rules import check
 from steptime.units import counted
 from steptime.validation.run_kinds import KIND_COLUMNS, LOOPS, POOLS, PREFILL_WAYS, run_kind, wrong_kind
 
-DRAWN_SPREAD = 1 / 9  # spread of lengths drawn evenly from 0.8 to 1.0 of nominal, as InferenceX and its like do
-DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg")  # how the public run sets name runs that draw them so; others fix them
+# spread of lengths drawn evenly from 0.8 to 1.0 of nominal, as InferenceX and its like do
+DRAWN_SPREAD = 1 / 9
+# how the public run sets name runs that draw them so; others fix them
+DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg")
 AXES = ("tp", "pp", "dp", "ep")
 NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
 COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_dtype")
 MEASURED = ("ttft_s", "tpot_s")
-LONGEST_SECONDS = {"ttft_s": 1e4, "ttft_median_s": 1e4, "tpot_s": 10.0}  # that is believed; longer ones were milliseconds
-MEANS = ("input_mean", "output_mean", "concurrency_mean")  # of the run, where they are known
+# that is believed; longer ones were milliseconds
+LONGEST_SECONDS = {"ttft_s": 1e4, "ttft_median_s": 1e4, "tpot_s": 10.0}
+# of the run, where they are known
+MEANS = ("input_mean", "output_mean", "concurrency_mean")
 SPREAD, REQUESTS = "length_spread", "requests"
-RATES = ("output_tok_s", "total_tok_s")  # measured throughputs of the whole deployment
+# measured throughputs of the whole deployment
+RATES = ("output_tok_s", "total_tok_s")
 LIMITS = ("ttft_limit_s", "tpot_limit_s")
 OPTIONAL = ("measured", "kv_dtype", *MEANS, SPREAD, REQUESTS, "ttft_median_s", *RATES, *LIMITS, *KIND_COLUMNS)
-UNREAD = ("engine_version", "note", "acceptance_assumed")  # columns that say where a run is from
-LARGEST = 1e8  # of a length, a number of requests or of ways
+# columns that say where a run is from
+UNREAD = ("engine_version", "note", "acceptance_assumed")
+# of a length, a number of requests or of ways
+LARGEST = 1e8
 QUOTE = "'"
-LARGEST_RATE = 1e12  # tokens a second
+# tokens a second
+LARGEST_RATE = 1e12
 POSITIVE = (*MEASURED, "ttft_median_s", *MEANS, REQUESTS, *RATES, *LIMITS)
 CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
-TOLD_ELSEWHERE = tuple(CHECKED.index(name) for name in ("concurrency", "tp"))  # where a scenario says the load
-ENGINES = (*READ_ENGINES, TYPICAL)  # that others are told from
+# where a scenario says the load
+TOLD_ELSEWHERE = tuple(CHECKED.index(name) for name in ("concurrency", "tp"))
+# that others are told from
+ENGINES = (*READ_ENGINES, TYPICAL)
 
 
 def read_runs(

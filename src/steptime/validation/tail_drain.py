@@ -30,7 +30,8 @@ from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
 
-POINTS = 257  # of a curve of what is left
+# of a curve of what is left
+POINTS = 257
 BISECTIONS = 60
 
 

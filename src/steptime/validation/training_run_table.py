@@ -38,8 +38,10 @@ STACKS: Final = {
     "llmboost (mlperf)": "rocm-mlperf", "megatron": "megatron",
 }  # fmt: skip
 """Frameworks as files name them, and the stacks that they are; others are `typical`."""
-FUSED_SINCE: Final = 2023.0  # flash attention reached training stacks at the end of 2022 (Dao et al., arXiv 2205.14135)
-SEQUENCE_SINCE: Final = 2022.35  # sequence parallelism was published in May 2022 (arXiv 2205.05198)
+# flash attention reached training stacks at the end of 2022 (Dao et al., arXiv 2205.14135)
+FUSED_SINCE: Final = 2023.0
+# sequence parallelism was published in May 2022 (arXiv 2205.05198)
+SEQUENCE_SINCE: Final = 2022.35
 REMAT: Final = {
     "": "", "none": "none", "full": "full", "selective": "selective", "minimal": "norms+activation",
     "minimal_with_context": "norms+activation", "qkv_proj_offloaded": "full", "core_attn": "attention",
@@ -51,7 +53,8 @@ MODULE_WORDS: Final = {
 }  # fmt: skip
 LEAST_RECOMPUTED: Final = ("none", "norms+activation", "mlp", "full")
 OUT_OF_MEMORY: Final = "OUT OF MEMORY"
-DROPPED: Final = "tokendrop"  # tokens beyond an expert's share are left out: not the same work
+# tokens beyond an expert's share are left out: not the same work
+DROPPED: Final = "tokendrop"
 PORTS: Final = re.compile(r"(\d{1,9})x(\d{1,9}) ?Gb/s")
 NODE: Final = re.compile(r"(\d{1,9}) ?Gbps node-node")
 CAP: Final = re.compile(r"(\d{1,9}) ?W cap")
@@ -229,7 +232,8 @@ def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float)
     if task == "rl":
         raise InputError("task: an RL step is rollout, training and refit together; only its training part is predicted")
     gradient = engine.gradient_bytes
-    if engine.name == "megatron-deepspeed":  # 16-bit gradients, and fp32 ones beside them with bf16 (DeepSpeed, BF16_Optimizer)
+    # 16-bit gradients, and fp32 ones beside them with bf16 (DeepSpeed, BF16_Optimizer)
+    if engine.name == "megatron-deepspeed":
         gradient = 6.0 if dtype == "bf16" else 2.0
     return TrainingJob(
         seq=_read_whole_number(row, "seq_len"),
@@ -261,7 +265,8 @@ def _layout(row: Mapping[str, str], job: TrainingJob, chips: int, stack: str) ->
         schedule = "interleaved" if virtual > 1 else "1f1b"
     micro = _read_whole_number(row, "micro_batch", 1)
     if not row.get("micro_batch") and stack == "torchtitan" and sizes["pp"] > 1:
-        micro = max(int(job.batch) // dp // sizes["pp"], 1)  # as many micro-batches as stages, its default
+        # as many micro-batches as stages, its default
+        micro = max(int(job.batch) // dp // sizes["pp"], 1)
     sharding = {"hsdp": "zero3", "": "zero1"}.get(row.get("sharding", ""), row.get("sharding", ""))
     if sharding not in SHARDINGS:
         raise InputError(f"sharding: {short_repr(sharding)} is none of {', '.join(SHARDINGS)}, hsdp")

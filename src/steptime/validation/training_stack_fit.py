@@ -52,8 +52,10 @@ NAMES: Final = tuple(PRIOR)
 SPREADS: Final = (("stack", "", 0.2), ("chip", "", 0.04), ("architecture", "", 0.06),
                   ("architecture", "attention_efficiency", 0.25), ("stack", "memory_efficiency", 0.15))  # fmt: skip
 """What differs by stack, chip and architecture: of which constant ("": all of the time), and how far, of its logarithm."""
-SCATTER: Final = 0.06  # of the logarithm of step times that nothing recorded explains: "noise floor" of repeated runs, 2 to 6 %
-FREEDOM: Final = 3.0  # of Student's t
+# of the logarithm of step times that nothing recorded explains: "noise floor" of repeated runs, 2 to 6 %
+SCATTER: Final = 0.06
+# of Student's t
+FREEDOM: Final = 3.0
 STEP: Final = 1e-3
 MOST_ROUNDS: Final = 12
 
@@ -74,7 +76,8 @@ def from_free(name: str, value: Any) -> Any:
 
 START: Final = np.array([to_free(name, PRIOR[name][0]) for name in NAMES])
 WIDTH: Final = np.array([PRIOR[name][1] for name in NAMES])
-Label = tuple[str, str, str]  # kind, constant, value
+# kind, constant, value
+Label = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +113,8 @@ class Runs:
     layouts: Sequence[TrainingLayout]
     architectures: Mapping[str, str]
     spreads: tuple[tuple[str, str, float], ...] = SPREADS
-    base: TrainingEngine = IDEAL  # whose factors for chips hold, where they are not fitted
+    # whose factors for chips hold, where they are not fitted
+    base: TrainingEngine = IDEAL
     groups: list[_Group] = field(init=False)
     labels: list[Label] = field(init=False)
     member: Array = field(init=False)

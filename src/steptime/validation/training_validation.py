@@ -70,7 +70,8 @@ def resolve_layout(run: TrainingRun, engine: TrainingEngine) -> TrainingLayout:
     if run.open and not run.experts:
         trials = [replace(layout, recompute=recompute) for recompute in LEAST_RECOMPUTED]
         layout = next((trial for trial in trials if bool(estimate_run_memory(run, engine, trial).fits)), trials[-1])
-    if run.any_order:  # interleaved as far as its layers can be dealt out
+    # interleaved as far as its layers can be dealt out
+    if run.any_order:
         fixed_fields = {
             name: getattr(layout, name)
             for name in (*DEGREES, "sharding", "sharding_group", "recompute")
@@ -105,7 +106,8 @@ def predict_training(run: TrainingRun | str, *, name: str = "", engine: Training
     step = float(breakdown.total)
     low, high = step_time_range(used, run.system, experts=run.experts)
     peak, fits = float(memory.allocated), bool(memory.fits)
-    if run.driver:  # what an allocator holds beside, as far as there is room
+    # what an allocator holds beside, as far as there is room
+    if run.driver:
         driver_peak = peak * (1 + used.cached) + float(memory.reserved)
         peak = min(driver_peak, float(memory.capacity)) if fits else driver_peak
     terms = {name: float(np.sum(value)) for name, value in breakdown.terms.items()}
@@ -151,7 +153,8 @@ GROUPINGS: dict[str, Callable[[TrainingRun], str]] = {
     "dtype": lambda run: run.job.dtype,
     "task": lambda run: run.job.task,
 }
-LEAST_WIDTH = 0.02  # of a constant's logarithm: what many shipped runs say of it does not bind one's own machine more tightly
+# of a constant's logarithm: what many shipped runs say of it does not bind one's own machine more tightly
+LEAST_WIDTH = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

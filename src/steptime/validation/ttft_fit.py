@@ -42,13 +42,20 @@ from steptime.simulation.traffic import Lengths, closed_loop
 from steptime.validation.closed_loop import DRIFT
 
 USUAL = np.log([0.012, 3e-6, 2.0, 2.0, 1.0])
-PRIOR_DEVIATIONS = np.array([0.5, 0.5, 0.3, 1.5, 1.0])  # of their logarithms, before any run
-LEAST = np.array([1e-4, 1e-8, 0.1, 0.1, 1e-3])  # of a prior: a constant that is zero has no logarithm
-OWN_DEVIATIONS = np.array([0.5, 0.5, 0.5, 0.5, 1.0])  # of a user's deployment about an engine
-MOST_PER_PAIR = 10.0  # runs that those of one model on one system count as, at most
-NOISE = 0.05  # scatter of log(TTFT) of runs that are what they seem: repeats of one run differ by 4 %
-STARTS = ((0.003, 1.0), (0.02, 3.0), (0.003, 8.0), (0.003, 30.0))  # of a [s] and n, for the fit
-STARTING = (0.03, 1.0, 3.0)  # of s [s], with each of those
+# of their logarithms, before any run
+PRIOR_DEVIATIONS = np.array([0.5, 0.5, 0.3, 1.5, 1.0])
+# of a prior: a constant that is zero has no logarithm
+LEAST = np.array([1e-4, 1e-8, 0.1, 0.1, 1e-3])
+# of a user's deployment about an engine
+OWN_DEVIATIONS = np.array([0.5, 0.5, 0.5, 0.5, 1.0])
+# runs that those of one model on one system count as, at most
+MOST_PER_PAIR = 10.0
+# scatter of log(TTFT) of runs that are what they seem: repeats of one run differ by 4 %
+NOISE = 0.05
+# of a [s] and n, for the fit
+STARTS = ((0.003, 1.0), (0.02, 3.0), (0.003, 8.0), (0.003, 30.0))
+# of s [s], with each of those
+STARTING = (0.03, 1.0, 3.0)
 # Rounds simulated with MANY_CLIENTS or more, and with fewer; the last stand for all others.
 ROUNDS, ROUNDS_OF_FEW_CLIENTS, MANY_CLIENTS = 4, 10, 16
 

@@ -37,7 +37,8 @@ from steptime.validation.run_kinds import LOOPS, POOLS, run_kind
 from steptime.validation.run_table import COLUMNS, read_runs
 from steptime.validation.validate_api import Place, Runs, read_rows
 
-ANCHOR_FOLDER = "anchors"  # the folder of the catalogue
+# the folder of the catalogue
+ANCHOR_FOLDER = "anchors"
 SKIP = re.compile("; --skip-bad leaves such (runs|rows) out")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 Row = Mapping[str, str]
