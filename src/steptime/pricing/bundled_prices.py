@@ -110,7 +110,7 @@ def dated_rows() -> tuple[Row, ...]:
     Returns:
         Rows, with the day of the price in `since`.
     """
-    rows = (_row(c, model=c["model"], since=c["date"], as_of=c["date"]) for c in _rows("price_history.csv"))
+    rows = (_row(c, model=c["model"], since=c["date"], retrieval_date=c["date"]) for c in _rows("price_history.csv"))
     return tuple(sorted(rows, key=lambda row: row.since))
 
 
