@@ -158,7 +158,7 @@ def test_error_figures():
         ({"kv_dtype": "fp9"}, "unknown KV format"),
         ({"input_mean": "-1"}, "input_mean must be a number greater than 0"),
         ({"concurrency_mean": "many"}, "concurrency_mean must be a number greater than 0"),
-        ({"length_spread": "1.5"}, "length_spread must be a share from 0 .all alike. to 1, not '1.5'"),
+        ({"length_spread": "1.5"}, "length_spread must be a share from 0 .equal lengths. to 1, not '1.5'"),
         ({"input_mean": "1e300"}, "input_mean must be at most 100,000,000, not '1e300'"),
         ({"concurrency_mean": "1e9"}, "concurrency_mean must be at most 100,000,000"),
         ({"requests": "none"}, "requests must be a number greater than 0"),
@@ -299,7 +299,7 @@ def test_ranges_of_runs_unlike_those_of_the_fit_are_wider():
 def test_calibration_needs_measured_times():
     from steptime.validation.engine_fit import calibrated_engine
 
-    with pytest.raises(InputError, match="needs tpot_s of every run; 1 have none, the first is 'b'"):
+    with pytest.raises(InputError, match="tpot_s: missing in 1 runs, the first is 'b'"):
         calibrated_engine([one(), one(id="b", tpot_s="")], name="mine", prior=load_engine("vllm"))
 
 

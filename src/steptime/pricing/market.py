@@ -102,9 +102,9 @@ def uncounted(market: Market) -> list[str]:
     # Each seller gets the first reason that applies.
     inside = {market.offers[index].provider for index in market.counted}
     reasons: dict[str, set[str]] = {
-        "resell it": set(),
-        "sell only another variant": set(),
-        "have no price since June 2026": set(),
+        "with the role reseller": set(),
+        "with another variant only": set(),
+        "without a price since June 2026": set(),
     }
     resells, other_variants, old = reasons.values()
     for name in {offer.provider for offer in market.offers} - inside:
@@ -113,7 +113,7 @@ def uncounted(market: Market) -> list[str]:
         kind = resells if all(offer.role == RESELLER for offer in mine) else old if same else other_variants
         kind.add(name)
     reason_clauses = [f"{len(names)} {why} ({', '.join(sorted(names))})" for why, names in reasons.items() if names]
-    return [f"not in the median: {'; '.join(reason_clauses)}"] if reason_clauses else []
+    return [f"sellers outside the median: {'; '.join(reason_clauses)}"] if reason_clauses else []
 
 
 def _has_same_price(offer: Offer, other_offer: Offer) -> bool:
