@@ -110,7 +110,7 @@ def test_flat_lists_and_odd_ones_are_answered():
     steep = read_prices({"input": 2, "output": 10, "tiers": [{"above_tokens": 200_000, "input": 4, "output": 15}]})
     assert "input price increases more than the output price" in steep["kv_bytes_per_token"].reason
     only = read_prices({"input": 2, "output": 10, "tiers": [{"above_tokens": 200_000, "input": 4, "output": 10}]})
-    assert "only input is dearer" in only["kv_bytes_per_token"].reason
+    assert "only the input price increases" in only["kv_bytes_per_token"].reason
     single = read_prices({"input": 1, "output": 1})
     assert single["active_parameters"].identifiable
     free_hits = read_prices({"input": 2, "output": 10, "cache_read": 0, "cache_write": 2.5})

@@ -160,7 +160,7 @@ def test_runs_are_kept_found_and_removed(tmp_path):
         user_calibration.remove("olde", catalog=catalog)
     with pytest.raises(UnknownName):
         user_calibration.remove("../old", catalog=catalog)
-    with pytest.raises(InputError, match="kept under a name of letters"):
+    with pytest.raises(InputError, match="must have letters"):
         user_calibration.keep(new, name="../new", catalog=catalog)
 
 

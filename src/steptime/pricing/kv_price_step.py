@@ -1,8 +1,8 @@
 r"""KV price step: KV bytes per token from a price that increases above a context length, in dollars.
 
-Above the threshold, an output token costs $\\Delta P$ more because it reads $\\Delta L$ more tokens of KV cache:
+Above the threshold, an output token costs $\Delta P$ more because it reads $\Delta L$ more tokens of KV cache:
 
-$$ \\kappa = \\frac{\\Delta P}{\\Delta L \\, c_{byte} \\, G} $$
+$$ \kappa = \frac{\Delta P}{\Delta L \, c_{byte} \, G} $$
 
 with $c_{byte}$ the dollars per byte read and $G$ the seller's margin. Only the first step is used: later steps have other
 reasons (the last steps of Alibaba are up to twelve times higher). Mean contexts below and above the step are drawn from the

@@ -163,9 +163,7 @@ def _hits(price_list: PriceList) -> list[Reading]:
             continue
         quantity = f"cache hits after which a cache write with the {name} lifetime saves money"
         if base.effective_cache_read >= base.input:
-            readings.append(
-                unidentifiable(f"hits_{name}", quantity, "a cache hit costs as much as new input, so no hit saves money")
-            )
+            readings.append(unidentifiable(f"hits_{name}", quantity, "no discount: a cache hit costs as much as new input"))
             continue
         hits = max(0.0, float(break_even_hits(write, base.input, base.effective_cache_read)))
         reason = (

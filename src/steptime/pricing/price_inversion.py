@@ -194,8 +194,8 @@ def not_identifiable(price_list: PriceList) -> list[Reading]:
         unidentifiable(
             "memory_bound_share",
             "memory-bound share of decode, from output price over input price",
-            f"the price ratio is a convention: for {facts['models']} known models, its rank correlation with the computed ratio "
-            f"is {facts['ratio_rank']:.2f} at the median of {facts['ratio_systems']} systems "
+            f"the price ratio is a convention: for {facts['models']} known models, its rank correlation with the computed "
+            f"ratio is {facts['ratio_rank']:.2f} at the median of {facts['ratio_systems']} systems "
             f"({facts['ratio_rank_low']:.2f} on {facts['ratio_rank_low_on']}, "
             f"{facts['ratio_rank_high']:.2f} on {facts['ratio_rank_high_on']}); "
             f"{facts['at_four']} models have a ratio of exactly 4",

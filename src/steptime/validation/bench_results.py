@@ -199,7 +199,7 @@ class NotTold(DataFileError):
 
 
 def objects(text: str) -> Iterator[tuple[int, Any]]:
-    r"""Parse a text of JSON values one after another.
+    """Parse a text of JSON values one after another.
 
     Args:
         text: JSON, JSON Lines, or several JSON values in sequence.
