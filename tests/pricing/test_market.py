@@ -351,7 +351,7 @@ def run(*words):
         ("qwen3-30b-a3b-fp4 hgx-h100 --target-margin 2", "variant fp4 of qwen3-30b-a3b"),
         ("deepseek-v3 cs-3 --target-margin 2", "no rent"),
         ("openai/gpt-6-sol --read --date 2020-01-01", "first known price is from 2026-09-22"),
-        ("openai/gpt-6-sol --read --date yesterday", "--date takes a day"),
+        ("openai/gpt-6-sol --read --date yesterday", "--date: must be a day"),
         ("openai/gpt-6-sol --read --margin 7..2", "give 2..7"),
         ("openai/gpt-6-sol --read --seed -1", "seed"),
         ("openai/gpt-6-sol --read --hold HBN=1", "did you mean HBM"),

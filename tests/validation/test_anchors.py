@@ -112,8 +112,8 @@ def test_a_result_of_a_load_generator_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"tpot_s": "0"}, "tpot_s must be a time greater than 0, not '0'"),
-        ({"tpot_s": "-1"}, "tpot_s must be a time greater than 0, not '-1'"),
+        ({"tpot_s": "0"}, "tpot_s must be a time greater than 0, got '0'"),
+        ({"tpot_s": "-1"}, "tpot_s must be a time greater than 0, got '-1'"),
         ({"tpot_s": ""}, "runs.csv: no usable run: r0: it has neither tpot_s nor ttft_s"),
         ({"tpot_s": "1e-5"}, "runs.csv: no usable run: r0: "),
         ({"model": "no-such"}, "unknown model 'no-such'"),

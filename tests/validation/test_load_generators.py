@@ -159,7 +159,7 @@ def test_a_kv_format_that_is_told_is_taken():
         (VLLM | {"ramp_up_strategy": "linear"}, "increased its request rate"),
         (VLLM | {"diffusion_steps_per_canvas": 8}, "diffusion"),
         ({k: v for k, v in VLLM.items() if "tpot" not in k}, "lacks mean_tpot_ms: run it with --percentile-metrics"),
-        (VLLM | {"mean_tpot_ms": 0.0}, "mean_tpot_ms must be a number greater than 0, not 0"),
+        (VLLM | {"mean_tpot_ms": 0.0}, "mean_tpot_ms must be a number greater than 0, got 0"),
         (VLLM | {"mean_tpot_ms": float("nan")}, "mean_tpot_ms must be"),
         (VLLM | {"mean_tpot_ms": True}, "mean_tpot_ms must be"),
         (VLLM | {"duration": "40"}, "duration must be"),

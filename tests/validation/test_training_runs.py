@@ -84,7 +84,7 @@ def test_hybrid_sharding_has_a_group(tmp_path):
     ("row", "says"),
     [
         ({"chips": ""}, "chips: is empty"),
-        ({"chips": "eight"}, "chips: 'eight' is not a number"),
+        ({"chips": "eight"}, "chips: must be a number, got 'eight'"),
         ({"chips": "0"}, "chips: must be more than 0"),
         ({"chips": "7.5"}, "chips: must be a whole number"),
         ({"tp": "2"}, "tp x pp x cp x dp = 16 is not the 8 chips of the row"),

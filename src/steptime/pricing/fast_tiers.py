@@ -49,7 +49,7 @@ def dearer_at(times: float, base: float = BASE_SPEED) -> tuple[Array, Array]:
         it.
     """
     speeds, costs, models = fronts()
-    # Costs are interpolated in logarithms, where the fronts are almost straight lines.
+    # Speeds and costs span orders of magnitude, so interpolate in logarithms.
     ends = np.log([base, base * times])
     with np.errstate(invalid="ignore"):
         logs = np.array([np.interp(ends, np.log(speeds), row, left=math.nan, right=math.nan) for row in np.log(costs)])

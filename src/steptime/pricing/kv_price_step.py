@@ -74,7 +74,7 @@ def drawn_bytes(price_list: PriceList, draws: Draws, random: np.random.Generator
         if math.isfinite(price_list.longest)
         else math.inf
     )
-    # No context of the first tier is longer than the next threshold, or than the longest context sold.
+    # Contexts above the step end at the next threshold, or at the longest context for sale.
     low, high = assumed("context_above")
     below = draws.log_uniform(random, *assumed("context_below"))
     above = draws.log_uniform(random, min(low, end), min(high, end))

@@ -236,5 +236,5 @@ def read_holds(texts: list[str] | None) -> dict[str, float]:
         if not equals:
             from steptime.errors import RangeError
 
-            raise RangeError(f"--hold takes TIER=USD per GB-hour, such as DRAM=0.0005, not {short_repr(text)}")
+            raise RangeError(f"--hold: must be TIER=USD per GB-hour, such as DRAM=0.0005, got {short_repr(text)}")
     return hold_costs

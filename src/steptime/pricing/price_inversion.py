@@ -190,6 +190,8 @@ def not_identifiable(price_list: PriceList) -> list[Reading]:
     """
     base, tiers, facts = price_list.base, price_list.service_rates(), table("priors")["blind"]
     ratio = base.output / base.input if base.input > 0 else math.nan
+
+    # The evidence comes from models with open weights, whose size is known.
     return [
         unidentifiable(
             "memory_bound_share",

@@ -181,7 +181,7 @@ def checked(price_list: PriceList, *, written_in: str = "") -> PriceList:
                 )
     for name, value in (("storage", price_list.storage), ("hold", price_list.hold), ("hold_long", price_list.hold_long)):
         if value < 0:
-            raise RangeError(f"{price_list.name}: {name} must not be below 0, not {short_repr(value)}")
+            raise RangeError(f"{price_list.name}: {name} must not be below 0, got {short_repr(value)}")
     return price_list
 
 
@@ -208,7 +208,7 @@ def _check_line(name: str, line: Rates, *, asks: bool) -> None:
             raise RangeError(f"{tier_name}: {price_name} is missing or not a number; give it in USD per million tokens")
         if value < 0 or math.isinf(value):
             raise RangeError(
-                f"{tier_name}: {price_name} must be a price of 0 or more USD per million tokens, not {short_repr(value)}"
+                f"{tier_name}: {price_name} must be a price of 0 or more USD per million tokens, got {short_repr(value)}"
             )
     if line.input == 0 and line.output == 0:
         raise RangeError(f"{tier_name}: input and output are 0; a free tier contains no information on costs. Give paid prices")
@@ -476,7 +476,7 @@ def _amount(data: Mapping[str, Any], name: str, place: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RangeError(f"{place}: {name} must be a number, got {short_repr(value)}")
     if not 0 <= value <= LARGEST:
-        raise RangeError(f"{place}: {name} must be 0 or more, and at most {LARGEST:g}, not {short_repr(value)}")
+        raise RangeError(f"{place}: {name} must be 0 or more, and at most {LARGEST:g}, got {short_repr(value)}")
     return float(value)
 
 

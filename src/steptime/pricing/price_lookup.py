@@ -220,6 +220,7 @@ def _outvoted(key: tuple[str, float], best: Mapping[tuple[str, float], Row]) -> 
 
 def _completed(price_list: PriceList, price_time: datetime) -> PriceList:
     """Return a list with values that only the shipped facts contain: lifetimes, storage, promised speeds, and a note on age."""
+    # Price lists contain neither lifetimes of caches nor promised speeds.
     facts, notes = table("facts"), list[str]()
     life: Mapping[str, Any] = next(
         (cache_fact for cache_fact in facts["caches"] if cache_fact["provider"] == price_list.provider), {}
@@ -291,6 +292,7 @@ def _dated_offers(family: str, time: datetime) -> list[Offer]:
     for row in rows:
         if date.fromisoformat(row.since) <= time.date():
             newest[row.provider, row.model] = row
+    # Never use a later price for an earlier day.
     if not newest:
         reason = f"its first known price is from {rows[0].since}" if rows else "it has no dated prices"
         raise RangeError(f"no price of {family} is known on {time.date()}: {reason}; leave --date out for the newest")

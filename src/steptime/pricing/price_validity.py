@@ -43,7 +43,7 @@ def read_time(text: str | date | datetime | None) -> datetime | None:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
         raise RangeError(
-            f"--date takes a day such as 2026-03-01, or an hour such as 2026-11-20T02:00Z, not {short_repr(text)}"
+            f"--date: must be a day such as 2026-03-01, or an hour such as 2026-11-20T02:00Z, got {short_repr(text)}"
         ) from None
     if re.fullmatch(r"\d{4}-?\d{2}-?\d{2}", text.strip()):
         moment = moment.replace(hour=12)

@@ -261,6 +261,8 @@ def blind_facts() -> dict[str, float | str]:
         for name, costs in _cost_ratios().items()
         for able in [np.isfinite(costs)]
     }
+
+    # Cache hits: does KV size explain their price beyond the input price?
     low, high = min(ranks, key=ranks.__getitem__), max(ranks, key=ranks.__getitem__)
     cached = {family.name: family.kv_bytes for family in families()}
     hits = [row for row in open_rows() if row.family in cached and row.cache_read > 0 and row.service == "standard"]

@@ -111,7 +111,7 @@ def plausible(catalog: str | None = None, max_systems: int = MAX_SYSTEMS) -> tup
     Returns:
         Systems with the fastest memory, and the reason for each other system by name.
     """
-    # Load only systems whose chip has a contract on a list; loading is slow.
+    # Load only systems whose chip has a contract rent on a list.
     offered: dict[str, set[str]] = {}
     for quote, _, _ in quotes(catalog):
         offered.setdefault(quote.chip, set()).add(quote.kind)

@@ -104,6 +104,8 @@ def kv_bytes(price_list: PriceList, margin: Margin, draws: Draws, active: float,
         return unidentifiable(
             name, quantity, f"{why}; KV bytes can only be inferred from output prices that increase with context", measure="B"
         )
+
+    # The lecture's formula, the draws, and one value at margin 1 for comparison.
     ideal = float(kv_bytes_from_tier(active, tiers[1].above_tokens, balance, WEIGHT_BYTES))
     values, bounds = calibrated(price_list, margin, draws)
     at_one = float(
@@ -111,6 +113,8 @@ def kv_bytes(price_list: PriceList, margin: Margin, draws: Draws, active: float,
             (tiers[1].output - tiers[0].output) / MILLION, tiers[1].above_tokens, float(usd_per_byte(MEMORY_SHARE)[0])
         )
     )
+
+    # KV reads belong to decode, so a steeper input price has another reason.
     rises = tiers[1].input / tiers[0].input > tiers[1].output / tiers[0].output if tiers[0].input and tiers[0].output else False
     steeper = "; the input price increases more than the output price, which KV reads do not explain" if rises else ""
     return Reading(

@@ -163,6 +163,7 @@ def read_results(
         raise DataFileError(path, f"is not UTF-8 text ({error.reason} at byte {error.start})") from None
     find_problem = checker(catalog)
     rows, problems = [], []
+    # One file may have several runs; then the number makes their ids unique.
     values = list(objects(text))
     for number, (line, value) in enumerate(values, 1):
         try:
@@ -256,6 +257,7 @@ def convert_result(result: Any, overrides: Mapping[str, str], *, id_: str) -> di
     tpot = _positive(result, "mean_tpot_ms") / 1e3
     ttft = _positive(result, "mean_ttft_ms") / 1e3 if result.get("mean_ttft_ms") else None
     rate = requests / _positive(result, "duration")
+    # Requests in flight are not in the file; they follow from the load and the measured times.
     flight, at_once = _in_flight(result, rate=rate, ttft=ttft, decoding=tpot * (means["output"] - 1))
     settings = dict.fromkeys(OPTIONS, "") | MAY_LACK | _read_server_info(server or {}) | _written(result) | dict(overrides)
     backend = str(result.get("backend") or result.get("endpoint_type") or "")
@@ -285,7 +287,7 @@ def _positive(result: Mapping[str, Any], key: str) -> float:
         hint = ": run it with --percentile-metrics ttft,tpot,itl" if key == "mean_tpot_ms" else ""
         raise InputError(f"lacks {key}{hint}")
     if isinstance(value, bool) or not isinstance(value, int | float) or not SMALLEST_CREDIBLE < value < LARGEST_CREDIBLE:
-        raise InputError(f"{key} must be a number greater than 0, not {short_repr(value)}")
+        raise InputError(f"{key} must be a number greater than 0, got {short_repr(value)}")
     return float(value)
 
 
@@ -305,6 +307,7 @@ def _refuse(result: Mapping[str, Any], server: Mapping[str, Any]) -> None:
     completed, errors = result["completed"], result.get("errors")
     sent = len(errors) if isinstance(errors, list) and errors else result.get("num_prompts")
     failed = result.get("failed")
+    # Old versions have no count of failed requests.
     if failed is None and isinstance(sent, int) and isinstance(completed, int):
         failed = sent - completed
     if completed == 0:

@@ -69,7 +69,7 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
     """
     groups = grouped(rows, small_kv={name: flag > 0 for name, flag in SMALL_KV.items()})
     target, first = log_tpot(rows), measured_first_tokens(rows)
-    # The typical engine is the prior of each engine: some engines have few runs.
+    # The typical engine is the prior of each engine, because engines differ little from it.
     names = sorted({row["engine"] for row in rows} - {TYPICAL})
     typical, deviation = fit(groups, target, USUAL, DEVIATIONS)
     logs, covariances = {TYPICAL: typical}, {TYPICAL: deviation}

@@ -6,8 +6,8 @@ load of its pool, and KV caches move between the pools. The requests in flight a
 $$ C = X \left(T_{first}(X) + (O - 1)\, t\right) $$
 
 (Little's law). One $X$ solves this equation. The time per token $t$ is that of a decode replica at its share of $N$, with the
-steps of `steady.decode_pool`. Prefill uses the passes of `steady.prefill_pool`. Near the maximum rate of the prefill pool,
-requests queue for it, and TTFT is the rest of $C / X$.
+steps of `steady_state.decode_pool`. Prefill uses the passes of `prefill_pool.prefill_pool`. Near the maximum rate of the
+prefill pool, requests queue for it, and TTFT is the rest of $C / X$.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def replay(run: Recorded, engine: Engine) -> Any:
         engine: Engine of the replay.
 
     Returns:
-        Requests with their times, as rows of `pool.REQUEST`.
+        Requests with their times, as rows of `loop_state.REQUEST`.
     """
     inputs, outputs = np.asarray(run.traffic.inputs), np.asarray(run.traffic.outputs)
     pace = sample_pace(

@@ -2,12 +2,12 @@
 
 In MLPerf's Offline scenario all requests are present at the start. Server and Interactive have Poisson arrivals, and 99 % of
 requests must meet the limits. Maximum throughput is the best result of a benchmark over all loads. Each is the highest rate of
-a steady state with prefill and decode on the same chips (`steady.aggregated`). The search covers batch sizes that fit in memory
-and prefill chunk sizes. If a run has no layout, it covers layouts too.
+a steady state with prefill and decode on the same chips (`steady_state.aggregated`). The search covers batch sizes that fit in
+memory and prefill chunk sizes. If a run has no layout, it covers layouts too.
 
 The number of replicas is the number that fits on the chips. `concurrency`, if present, is the maximum batch of a replica, as
 MLPerf submissions set it. A run that starts with all its requests takes longer than a steady state, because of its tail
-(`run_ends`).
+(`tail_drain`).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _predicted(row: Mapping[str, str], engine: Engine, catalog: str | None) -> d
         best.pop(name)
     low, high = factors(engine, "tpot", best["regime"], system=system)
     first_low, first_high = factors(engine, "ttft", best["regime"], system=system)
-    # If all requests arrive at once, TTFT depends on the number of requests, not on the engine.
+    # If all requests arrive at once, TTFT is mostly the wait for other requests.
     if not math.isfinite(ttft):
         best["ttft"] = math.nan
     speed = best["output_tok_s"]

@@ -1,4 +1,4 @@
-"""Predictions of measured serving runs: times and throughput of every kind (`kinds`).
+"""Predictions of measured serving runs: times and throughput of every kind (`run_kinds`).
 
 A closed loop keeps `concurrency` requests in flight in the whole deployment. Its nominal lengths are maxima: benchmarks draw
 lengths evenly from a range that ends there, or use one length for all requests. `length_spread` is the distance of the ends of
@@ -6,7 +6,7 @@ the range from the mean, as a share of the mean. Measured means have separate co
 
 TPOT has a closed form. TTFT comes from a simulation of the loop if numba is installed, because the burst at the start is a
 large part of it. Without numba TTFT has a closed form too. Throughput follows from both by Little's law. Separate pools use
-`pools`, scenarios use `highest`.
+`disaggregated_loop`, scenarios use `max_throughput`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def grouped(
     """Group rows of closed loops that share all but loads and lengths.
 
     Rows of separate pools become runs of the decode pool; Little's law gives its sequences. Rows are corrected to how they were
-    launched (`launches`).
+    launched (`published_deployments`).
 
     Args:
         rows: Runs.
@@ -206,10 +206,11 @@ def _runs(
     small_kv: Mapping[str, bool],
     catalog: str | None,
 ) -> Runs:
-    """Return one group; without a recorded format, its KV cache has 8 bits if the engine uses that by default (`served`)."""
+    """Return one group; without a recorded format, its KV cache has 8 bits if the engine uses that by default (`kv_dtype`)."""
     name, _, engine, weights, experts, kv, drafts, prompts, _, contexts = key
     weights = weights or "bf16"
     model = load_model(name, weights=weights, experts=experts or weights, kv=kv, catalog=catalog)
+    # Some engines use an 8-bit KV cache by default for models that compute in 8 bits or fewer.
     if not model.kv_told and small_kv.get(engine, True) and is_narrow(model, "fp4" in system.chip.peak):
         model = with_small_cache(model)
     return Runs(
@@ -263,7 +264,7 @@ def simulate_loops(runs: Runs, engine: Engine) -> Any:
         engine: Engine.
 
     Returns:
-        Simulated loops (`loops.Loops`).
+        Simulated loops (`ttft_fit.Loops`).
     """
     from steptime.validation.ttft_fit import closed_loops
 

@@ -115,16 +115,16 @@ def _wrong_whole(name: str, text: str, least: int) -> str:
     try:
         value = float(text)
     except ValueError:
-        return f"{name} is {short_repr(text)}, not a number"
+        return f"{name} must be a number, got {short_repr(text)}"
     if not (value >= least and value % 1 == 0):
-        return f"{name} must be a whole number of at least {least}, not {short_repr(text)}"
-    return f"{name} must be at most {LARGEST:,.0f}, not {short_repr(text)}" if value > LARGEST else ""
+        return f"{name} must be a whole number of at least {least}, got {short_repr(text)}"
+    return f"{name} must be at most {LARGEST:,.0f}, got {short_repr(text)}" if value > LARGEST else ""
 
 
 def _wrong_drafts(row: Mapping[str, str]) -> str:
     drafts, text = count_drafts(row), row.get("acceptance")
     if drafts > MOST_DRAFTS:
-        return f"drafted must be at most {MOST_DRAFTS} tokens, not {drafts}"
+        return f"drafted must be at most {MOST_DRAFTS} tokens, got {drafts}"
     if not text:
         return ""
     try:
@@ -132,7 +132,7 @@ def _wrong_drafts(row: Mapping[str, str]) -> str:
     except ValueError:
         good = False
     limit_text = f"drafted + 1 = {drafts + 1}"
-    return "" if good else f"acceptance must be the tokens that a step yields, from 1 to {limit_text}, not {short_repr(text)}"
+    return "" if good else f"acceptance must be the tokens that a step yields, from 1 to {limit_text}, got {short_repr(text)}"
 
 
 def _wrong_pools(row: Mapping[str, str]) -> str:

@@ -84,6 +84,7 @@ def read_runs(
             header += [name for name in CHECKED if name not in header]
             rows, problems = [], []
             for cells in filter(None, reader):
+                # Short rows get empty cells; long rows are an error, because their columns are ambiguous.
                 row = dict(zip(header, cells + [""] * (len(header) - len(cells)), strict=False))
                 beyond = f"it has {len(cells)} cells, the header {column_count}" if len(cells) > column_count else ""
                 problem = beyond or find_problem(row)
@@ -221,15 +222,15 @@ def _wrong_measure(row: Mapping[str, str]) -> str:
             good = False
         if not good:
             kind = "time" if name.endswith("_s") and name not in RATES else "number"
-            return f"{name} must be a {kind} greater than 0, not {short_repr(text)}"
+            return f"{name} must be a {kind} greater than 0, got {short_repr(text)}"
         if name in LONGEST_SECONDS and float(text) > LONGEST_SECONDS[name]:
             maximum = LONGEST_SECONDS[name]
-            return f"{name} must be at most {maximum:,.0f} s, not {short_repr(text)}: times are in seconds, not in milliseconds"
+            return f"{name} must be at most {maximum:,.0f} s, got {short_repr(text)}: times are in seconds, not in milliseconds"
         if name == REQUESTS and float(text) < 1:
-            return f"{name} must be at least 1, not {short_repr(text)}"
+            return f"{name} must be at least 1, got {short_repr(text)}"
         maximum = LARGEST_RATE if name in RATES else LARGEST
         if float(text) > maximum:
-            return f"{name} must be at most {maximum:,.0f}, not {short_repr(text)}"
+            return f"{name} must be at most {maximum:,.0f}, got {short_repr(text)}"
     return _wrong_spread(row.get(SPREAD) or "0")
 
 
@@ -238,7 +239,7 @@ def _wrong_spread(text: str) -> str:
         good = 0 <= float(text) <= 1
     except ValueError:
         good = False
-    return "" if good else f"{SPREAD} must be a share from 0 (equal lengths) to 1, not {short_repr(text)}"
+    return "" if good else f"{SPREAD} must be a share from 0 (equal lengths) to 1, got {short_repr(text)}"
 
 
 def length_spread(row: Mapping[str, str]) -> float:
@@ -268,11 +269,11 @@ def _wrong_cell(names: Callable[..., str], *cells: str) -> str:
         try:
             value = float(text)
         except ValueError:
-            return f"{name} is {short_repr(text)}, not a number"
+            return f"{name} must be a number, got {short_repr(text)}"
         if not (value >= 1 and value % 1 == 0):
-            return f"{name} must be a whole number of at least 1, not {short_repr(text)}"
+            return f"{name} must be a whole number of at least 1, got {short_repr(text)}"
         if value > LARGEST:
-            return f"{name} must be at most {LARGEST:,.0f}, not {short_repr(text)}"
+            return f"{name} must be at most {LARGEST:,.0f}, got {short_repr(text)}"
     return names(*cells[len(NUMBERS) - len(AXES) :])
 
 

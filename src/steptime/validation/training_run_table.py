@@ -3,7 +3,7 @@
 Missing values have the default of most stacks: parallel sizes of 1, distributed optimizer states, and one sequence per
 micro-batch. If the recomputation of a dense model is not recorded, it is the minimum that fits. Runs of mixture-of-experts
 models record it in other flags, so none is assumed. Without any layout, the layout is the fastest that fits
-(`training.search`).
+(`training_search.search`).
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def read_run(
         job=job,
         layout=layout,
         open=open_,
-        # Stacks since 2023 usually interleave stages, so an unrecorded schedule may be interleaved.
+        # Since 2023 stacks may interleave stages without a record of it.
         any_order=bool(
             layout
             and layout.pp > 1
@@ -365,9 +365,9 @@ def _number(row: Mapping[str, str], name: str) -> float:
     try:
         value = float(row[name])
     except ValueError:
-        raise InputError(f"{name}: {short_repr(row[name])} is not a number") from None
+        raise InputError(f"{name}: must be a number, got {short_repr(row[name])}") from None
     if not 0 < value < 1e15:
-        raise InputError(f"{name}: must be more than 0, not {short_repr(row[name])}")
+        raise InputError(f"{name}: must be more than 0, got {short_repr(row[name])}")
     return value
 
 
@@ -379,5 +379,5 @@ def _read_whole_number(row: Mapping[str, str], name: str, default: int | None = 
         raise InputError(f"{name}: is empty")
     value = _number(row, name)
     if value != int(value):
-        raise InputError(f"{name}: must be a whole number, not {short_repr(text)}")
+        raise InputError(f"{name}: must be a whole number, got {short_repr(text)}")
     return int(value)

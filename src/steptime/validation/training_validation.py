@@ -430,6 +430,7 @@ def format_toml(fitted_stack: TrainingEngine, base: TrainingEngine, solution: Fi
         "[fit.interval]",
     ]
     lines += [f"{json.dumps(kind)} = {json.dumps(list(limits))}" for kind, limits in base.fit.get("interval", {}).items()]
+    # The fitted deviations are the prior of the next fit.
     deviation = np.sqrt(np.diag(solution.covariance)[: len(NAMES)])
     lines += ["", "[fit.width]", *(f"{name} = {value:.3g}" for name, value in zip(NAMES, deviation, strict=True))]
     return "\n".join(lines) + "\n"

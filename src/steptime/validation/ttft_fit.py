@@ -130,8 +130,8 @@ def closed_loops(
     """Simulate closed loops of one model on one system.
 
     Parallel sizes and all arrays broadcast to one entry per run. Lengths are drawn evenly from (1 ± spread) times the mean,
-    with a spread of at least `closed.DRIFT`. Runs with the same layout share a model of step times. Free KV cache limits the
-    requests in flight. If no request fits by this estimate, there is no limit, because the run was measured. Prefill has
+    with a spread of at least `closed_loop.DRIFT`. Runs with the same layout share a model of step times. Free KV cache limits
+    the requests in flight. If no request fits by this estimate, there is no limit, because the run was measured. Prefill has
     priority if `engine.scheduler.prefill_first`.
 
     Args:
@@ -161,7 +161,7 @@ def closed_loops(
     longest = (1 + spreads) * np.stack([inputs, outputs])
     kind = engine_policy_kind(engine)
     queued, half, step, prompt = (np.full(n, np.nan) for _ in range(4))
-    # Sampling step times is the expensive part, so runs with one layout share it.
+    # Runs with one layout share one model of step times.
     for indices, run_layout in _group_by_layout(table[:, :4]):
         clients, long = table[indices, 4], longest.sum(axis=0)
         budget = [engine_token_budget(engine, prompt=float(longest[0, k]), batch=table[k, 4] / run_layout.dp) for k in indices]

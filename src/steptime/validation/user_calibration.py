@@ -1,7 +1,7 @@
-"""User calibration: anchors (`physics.anchor`) from a user's runs, which correct later predictions.
+"""User calibration: anchors (`physics.bias_correction`) from a user's runs, which correct later predictions.
 
-A run is a row of a CSV that `validate` accepts, or a result of a load generator (`load_generators`). A run needs a measured
-time per token or first token, and must pass the checks of `doubts`. Of several engine versions, the newest by date counts.
+A run is a row of a CSV that `validate` accepts, or a result of a load generator (`bench_results`). A run needs a measured time
+per token or first token, and must pass the checks of `data_quality`. Of several engine versions, the newest by date counts.
 Stored runs are CSV files in `anchors/` of the user's catalogue folder, one per set.
 """
 
@@ -129,6 +129,7 @@ def make_anchors(
     """
     anchors, reasons = [], []
     for group, members in _groups(_distinct(rows), catalog).items():
+        # Each group has its own engine; a given engine predicts the runs of its name only.
         name, own_engine = members[0]["engine"], engine if engine is not None and engine.name == group[2] else None
         predictions = predict(members, engine=resolve_engine(name, engine=own_engine, catalog=catalog), catalog=catalog)
         tpot, ttft = ratios(members, predictions)

@@ -293,7 +293,7 @@ def fitting(rows: list[dict[str, str]], *, catalog: str | None = None) -> tuple[
 
 def _origin(runs: Runs, count: int) -> str:
     if not isinstance(runs, str | os.PathLike | Iterable):
-        raise InputError(f"runs are files, folders, or rows as dicts by column, not {short_repr(runs)}")
+        raise InputError(f"runs: must be files, folders, or rows as dicts by column, got {short_repr(runs)}")
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     files = [Path(place).resolve().name for place in places if isinstance(place, str | os.PathLike)]
     if not files:
@@ -323,13 +323,15 @@ def read_rows(
             raise UnknownName("argument", name, SETTING_COLUMNS, f"Known: {', '.join(SETTING_COLUMNS)}.")
     overrides = {SETTING_COLUMNS[name]: str(value) for name, value in settings.items() if value not in ("", None)}
     if not isinstance(runs, str | os.PathLike | Iterable):
-        raise InputError(f"runs are files, folders, or rows as dicts by column, not {short_repr(runs)}")
+        raise InputError(f"runs: must be files, folders, or rows as dicts by column, got {short_repr(runs)}")
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     files = [place for place in places if isinstance(place, str | os.PathLike)]
     if files and len(files) == len(places):
         return read_files(files, overrides=overrides, skip_bad=skip_bad, catalog=catalog)
     if not places or not all(isinstance(row, Mapping) for row in places):
-        raise InputError("runs are files, folders, or rows as dicts by column; `steptime validate --columns` lists the columns")
+        raise InputError(
+            "runs: must be files, folders, or rows as dicts by column; `steptime validate --columns` lists the columns"
+        )
     if overrides:
         raise RangeError(f"{next(iter(settings))} applies to JSON results only; a row has a column for it")
     return _checked([row for row in places if isinstance(row, Mapping)], skip_bad, catalog)
