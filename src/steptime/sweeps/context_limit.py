@@ -353,7 +353,7 @@ def _layouts(model: Model, scenario: Scenario) -> Layout:
     layouts = [x for x in legal(model, scenario.system, scenario.chips, microbatches=(1,), engine=scenario.engine) if x.pp == 1]
     if not layouts:
         raise RangeError(
-            f"chips: {model.name} has no layout on {counted(scenario.chips, 'chip')} of {scenario.system.name}; give more or fewer"
+            f"chips: {model.name} has no layout on {counted(scenario.chips, 'chip')} of {scenario.system.name}; give more"
         )
     return stacked([replace(x, replicas=1) for x in layouts])
 

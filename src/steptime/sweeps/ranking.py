@@ -51,12 +51,12 @@ def compare(
         systems: One or several names, paths or systems; None: all systems of the catalogue.
         workload: Requests to serve.
         slo: Limits on mean latencies; None: no limits.
-        chips: Chips of each system; by default one scale-up domain. "any" searches the cheapest number among powers of two up to
-            the larger of a domain and `SCANNED`.
+        chips: Chips of each system; by default one scale-up domain. "any" searches the cheapest number among powers of two
+            up to the larger of a domain and `SCANNED`.
         engine: Engine of all plans; by default each system's own.
         modes: Deployment modes, as for `plan`.
-        rent: Kind of rent ("owned", "contract", "ondemand"), or USD per chip-hour for all systems. A system without that kind has
-            no cost.
+        rent: Kind of rent ("owned", "contract", "ondemand"), or USD per chip-hour for all systems. A system without that
+            kind has no cost.
         sure: Required probability that a plan meets each limit, as for `plan`.
         catalog: Folder that is searched before the packaged catalogue.
 
@@ -209,7 +209,7 @@ def _rests_on(best: Plan, system: System, engine: Engine | str | None) -> tuple[
 
 
 def _placed(standings: Iterable[Standing]) -> Iterator[Standing]:
-    """Yield standings in order, each with its place and whether it ties with the first."""
+    """Yield standings in order, each with its place and whether it ties the first."""
     ordered = sorted(standings, key=_order)
     able = [standing for standing in ordered if standing.feasible]
     priced = [standing for standing in able if math.isfinite(standing.usd_per_million_output_tokens)]

@@ -19,7 +19,7 @@ COST: Final = "usd_per_million_output_tokens"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The cheapest plan of one model on one system, or the reason why there is no plan."""
+    """The cheapest plan of one model on one system, or the reason why there is none."""
 
     place: int = field(
         default=0, metadata=unit("", "place from 1 by cost, or by output per chip if no rent is known at all; 0: no place")
@@ -74,8 +74,8 @@ class Standing:
 class Ranking(Tabular):
     """Pairs of models and systems, the cheapest first.
 
-    Pairs without a rent follow, ordered by output per chip, then pairs without a plan. `flips` lists changes of rent, format or engine
-    that would reverse the order of the first two.
+    Pairs without a rent follow, ordered by output per chip, then pairs without a plan. `flips` lists changes of rent, format or
+    engine that would reverse the order of the first two.
     """
 
     SCHEMA: ClassVar[str] = "steptime.ranking/2"

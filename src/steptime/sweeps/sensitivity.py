@@ -69,10 +69,12 @@ def sensitivity(
 ) -> Sensitivity:
     """Return how much each uncertain input changes one answer of a question.
 
-    The default ranges of steps and plans are: figures of the machine by the grade of their source, the engine's constants by the
-    covariance of their fit, the other errors of the engine by runs that the fit left out, rents by dated quotes, and the user's
-    traffic as assumed. Each input takes both ends of its range while the others stay at their base (tornado). A plan is searched
-    again at each point: the result is its cost if the input had that value, and the planner knew it.
+    The default ranges of steps and plans have these sources. Figures of the machine: the grade of their source. Constants of
+    the engine: the covariance of their fit. Other errors of the engine: runs that the fit left out. Rents: dated quotes. The
+    user's traffic: an assumption.
+
+    Each input takes both ends of its range while the others stay at their base (tornado). The planner runs again at each
+    point: the result is the cost if the input had that value, and the planner had it too.
 
     Args:
         question: "step", "plan", "blackboard.NAME", or a Python function, as for `sweep`.
@@ -164,6 +166,7 @@ def compute_sensitivity(
     plans = 1 + 2 * len(inputs)
     if not ask.quick:
         say(f"one input at a time: {counted(plans, 'point')}, about {ask.time(plans)} ...")
+    # The first point is the base; then each input takes its low and its high value.
     answers, reasons = ask(inputs, tornado.points(inputs))
     limit_reaches = _reached(ask, inputs, answers, input_values)
     swings = _swings(inputs, answers, reasons, limit_reaches)
@@ -198,7 +201,7 @@ def _memory_share(question: Question, fixed: Mapping[str, Any]) -> float:
 
 
 class _Asking:
-    """A question with fixed inputs: evaluates one answer at many points, and times itself."""
+    """A question with fixed inputs that evaluates one answer at many points."""
 
     def __init__(
         self, question: Question, input_values: Mapping[str, Any], answer: str, workers: int | None, progress: Progress | None
@@ -414,6 +417,7 @@ def _with_indices(
     analysis: Sensitivity, ask: _Asking, inputs: Sequence[Unsure], samples: int | None, seed: int, say: Announce
 ) -> Sensitivity:
     """Return the analysis with the indices of the inputs that matter."""
+    # Each index costs as many points as there are samples: slow questions skip inputs with a small swing.
     swings = {swing.name: swing for swing in analysis.swings}
     if not ask.quick:
         largest = max((swing.swing for swing in analysis.swings if not math.isnan(swing.swing)), default=0.0)

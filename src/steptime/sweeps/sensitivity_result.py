@@ -47,7 +47,7 @@ def written(value: float, unit: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swing:
-    """One uncertain input: its range, the answers at both ends, and its share of the variance."""
+    """One uncertain input with its range, its swing, and its share of the variance."""
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "swing": of("", "difference of the answers at both ends, or at the last values that meet the limits"),
@@ -167,7 +167,7 @@ class Sensitivity(Tabular):
 
     @property
     def mattering(self) -> list[Swing]:
-        """Inputs with at least `MATTERS` of the largest swing, or without an answer at an end."""
+        """Inputs with at least `MATTERS` of the largest swing, or an end without an answer."""
         largest = max((swing.swing for swing in self.swings if not math.isnan(swing.swing)), default=0.0)
         return [swing for swing in self.swings if not swing.swing <= MATTERS * largest]
 
