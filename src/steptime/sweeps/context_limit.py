@@ -188,7 +188,7 @@ def _variants(model: Model, techniques: Sequence[str] | None) -> tuple[list[tupl
 class Best:
     """The cheapest point at each length.
 
-    cost: USD per million tokens, infinite if there is none. batch: sequences. seconds: time of the step.
+    cost: USD per million tokens, infinite without a point. batch: sequences. seconds: time of the step.
     row: row of the layout.
     """
 

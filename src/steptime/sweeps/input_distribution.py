@@ -117,7 +117,7 @@ class Unsure:
         description: Noun phrase, such as "the rent".
         unit: Unit of low, base and high.
         low: Low end of the range.
-        base: Value that the question is asked with.
+        base: Value without uncertainty.
         high: High end of the range.
         basis: Basis of the range, in words.
         learn: How to learn the value, in words.

@@ -28,7 +28,7 @@ FATAL_ERRORS = (UnknownName, UnitError, DataFileError, ConfigError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionAnswers:
-    """Answers of one region as arrays of its shape, or the reason why there are none."""
+    """Answers of one region as arrays of its shape, or the reason for missing answers."""
 
     region: Region
     answers: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""A ranking of models and systems under one workload and one SLO: the cheapest plan of each pair, and what reverses the order."""
+"""A ranking of models and systems for one workload and one SLO: the cheapest plan of each pair, and what reverses the order."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ COST: Final = "usd_per_million_output_tokens"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The cheapest plan of one model on one system, or the reason why there is none."""
+    """The cheapest plan of one model on one system, or the reason for a missing plan."""
 
     place: int = field(
         default=0, metadata=unit("", "place from 1 by cost, or by output per chip if no rent is known at all; 0: no place")

@@ -486,6 +486,6 @@ def _sample_count(ask: _Asking, inputs: int, samples: int | None) -> int:
     if points > MOST_POINTS or points * ask.seconds_per_point > LONGEST:
         raise RangeError(
             f"samples: {samples:,} samples of {counted(inputs, 'input')} are {points:,} points, and would take about "
-            f"{ask.time(points)}{f'; at most {MOST_POINTS:,} fit in memory' if points > MOST_POINTS else ''}; give fewer samples"
+            f"{ask.time(points)}{f'; at most {MOST_POINTS:,} fit in memory' if points > MOST_POINTS else ''}; give fewer"
         )
     return samples

@@ -167,7 +167,7 @@ class Sensitivity(Tabular):
 
     @property
     def mattering(self) -> list[Swing]:
-        """Inputs with at least `MATTERS` of the largest swing, or an end without an answer."""
+        """Inputs with at least `MATTERS` of the largest swing, or an unanswered end."""
         largest = max((swing.swing for swing in self.swings if not math.isnan(swing.swing)), default=0.0)
         return [swing for swing in self.swings if not swing.swing <= MATTERS * largest]
 

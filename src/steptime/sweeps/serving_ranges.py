@@ -3,18 +3,18 @@ r"""The uncertain inputs of a step and of a plan: figures of the machine, the en
 **Figures** of the machine have the range of their grade (`input_distribution.HALF_WIDTHS`). A figure that the caller sets is
 certain. All peak rates of a chip follow one clock, and err together: `chip.peak` is a factor on them.
 
-**Constants** of the engine that were fitted have the (marginal) standard deviation of their logarithm from the covariance of the
-fit. Correlations between them are left out; `tornado.correlated` gives their effect. Constants that were fixed during the fit
-are part of the scatter.
+**Constants** of the engine that were fitted have the (marginal) standard deviation of their logarithm from the covariance of
+the fit. Correlations between them are left out; `tornado.correlated` gives their effect. Constants that were fixed during the
+fit are part of the scatter.
 
 **Scatter** is the error that remains in runs left out of the fit, in addition to the constants. It is a factor $x$ on the time
 of every step, whose 90 % range is $e^{-s_-}$ to $e^{s_+}$ with
 
 $$ s_\pm^2 = q_\pm^2 - Z^2 \bar v + d_\pm^2 $$
 
-The interval $q$ of the left-out runs is reduced by the mean variance $\bar v$ that the constants made in them, and widened by the
-distance $d$ of a layout from the measured ones (`physics/uncertainty`, `physics/extrapolation`). Scatter and constants together
-give the range of a plan, and of a step whose layout is similar to the measured ones. Errors of data sheets of measured
+Here $q$ is the interval of the left-out runs. The mean variance $\bar v$ that the constants made in these runs reduces it. The
+distance $d$ of a layout from the measured ones widens it (`physics/uncertainty`, `physics/extrapolation`). Scatter and constants
+together give the range of a plan, and of a step whose layout is similar to the measured ones. Errors of data sheets of measured
 machines are part of that scatter too, so that figures count slightly twice there.
 """
 
@@ -245,8 +245,8 @@ def _place_name(place: str) -> str:
 def _idle(model: Model, system: System, engine: Engine) -> set[str]:
     """Return the fitted constants without effect on a model.
 
-    The test steps on one chip are decode with few sequences and a long context, decode with many sequences, and a long prompt. Constants
-    of the exchange between chips have no effect on one chip, and always count.
+    The test passes run on one chip: decode of one sequence with a long context, decode of many sequences, and prefill of a long
+    prompt. Constants of the exchange between chips have no effect on one chip, and always count.
     """
     together = ("seconds_per_collective", "network_efficiency")
     # A constant without an effect on these passes, such as one of experts in a dense model, has no row in the result.
@@ -291,7 +291,7 @@ def _constants(model: Model, system: System, engine: Engine) -> Iterator[Unsure]
 def _scatter(
     engine: Engine, system: System, regime: Number | str, wider: tuple[Number, Number] = (0.0, 0.0)
 ) -> Iterator[Unsure]:
-    """Yield the error of an engine in addition to its constants, as a factor on every step."""
+    """Yield the remaining error of an engine, as a factor on the time of every step."""
     if not has_range(engine):
         return
     # The variance that the constants made in the left-out runs is already in the constants.
@@ -348,7 +348,7 @@ def _imbalance(model: Model, engine: Engine, input_values: InputValues) -> Itera
 def _rent(system: System, answer: str) -> Iterator[Unsure]:
     """Yield the rent, uniform between the quotes of its kind within a year.
 
-    There is none if the user gave the rent, or the answer is not money.
+    The rent is certain if the user gave it, and without effect if the answer is not money.
     """
     rent = system.rent
     if "usd" in answer and has_rent(rent) and np.ndim(rent.typical) == 0 and rent.high > rent.low:

@@ -28,7 +28,7 @@ Evaluate = Callable[[Sequence[Unsure], Mapping[str, Array]], Array]
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The last value of an input that meets the limits on the way to an end, with its answer."""
+    """The last value that meets the limits on the way to an end, with its answer."""
 
     value: float
     answer: float
@@ -38,7 +38,7 @@ def is_missed(answers: Array, base: float, *, lower_is_better: bool) -> Array:
     """Return whether answers count as missed limits.
 
     Args:
-        answers: Answers of any shape; NaN if there is none.
+        answers: Answers of any shape; NaN without an answer.
         base: Answer with every input at its base.
         lower_is_better: Whether a lower answer is better.
 

@@ -53,7 +53,7 @@ def sweep(
         out: File of results (`export.ending` lists the endings). A log next to it keeps the answers while the sweep runs, and a
             stopped sweep continues from there.
         progress: Called with the points done and the number of points.
-        **fixed: Other inputs; names with a dot as **{"chip.hbm.bandwidth": 8e12}. A rent without a unit is in USD per chip-hour.
+        **fixed: Other inputs; names with a dot as **{"chip.hbm.bandwidth": 8e12}. A bare rent is in USD per chip-hour.
 
     Returns:
         Answers as labelled arrays over the axes.

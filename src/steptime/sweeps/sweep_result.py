@@ -42,8 +42,8 @@ class Column:
 class Sweep(Tabular):
     """Answers to one question over axes.
 
-    `together`: whether the axes advance together, like the columns of a table of points. The table has one row per point, the last
-    axis fastest, with units in the names of its columns.
+    `together`: whether the axes advance together, like the columns of a table of points. The table has one row per point, the
+    last axis fastest, with units in the names of its columns.
     """
 
     SCHEMA: ClassVar[str] = "steptime.sweep/2"

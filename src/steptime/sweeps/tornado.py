@@ -1,13 +1,13 @@
 r"""One input at a time: the change of an answer if one input takes its low or high value, and the others their base.
 
-Let $\Delta_i = y(h_i) - y(l_i)$ be the swing of input $i$, and $k_i$ the number of standard deviations in half of its range (1.645,
-or $\sqrt 3$ for a uniform range). The variance of the answer is approximately the sum over single inputs,
+Let $\Delta_i = y(h_i) - y(l_i)$ be the swing of input $i$, and $k_i$ the standard deviations in half of its range (1.645, or
+$\sqrt 3$ for a uniform range). The variance of the answer is approximately the sum over single inputs,
 
 $$ \sigma_i = \frac{|\Delta_i|}{2 k_i}, \qquad \text{share}_i = \frac{\sigma_i^2}{\sum_j \sigma_j^2} $$
 
-If all answers are above 0, as for costs, times and rates, $y$ is the logarithm of the answer: products of inputs become sums. The
-result is exact if $y$ is linear in independent inputs. A swing ends at a missed limit (`slo_cliffs`), since the values beyond
-have no plan. For products and thresholds use Sobol's indices (`sobol`).
+If all answers are above 0, as for costs, times and rates, $y$ is the logarithm of the answer: products of inputs become sums.
+The result is exact if $y$ is linear in independent inputs. A swing ends at a missed limit (`slo_cliffs`): values beyond it are
+another question, and no variance. For products and thresholds use Sobol's indices (`sobol`).
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def _swings(place: Any, analysis: Sensitivity, bars: list[Swing]) -> None:
 
 
 def _shares(place: Any, analysis: Sensitivity, bars: list[Swing]) -> None:
-    """Draw the shares of the variance: both indices with ranges, or shares from the swings."""
+    """Draw the shares of the variance: both indices, or shares from the swings."""
     rows = range(len(bars))
     if not analysis.samples:
         place.barh(rows, [100 * bar.share for bar in bars], height=0.62, color=COLOURS[2])
