@@ -1,8 +1,8 @@
 """The longest context within a time per token and a price, by KV cache technique. Lecture, section 16.
 
-For each technique (`models.kv_compression`) and each length, the search tries the layouts of one replica that fit the chips,
-each with the largest batch that memory and the time per token allow. The cheapest layout is the result at that length. The
-longest context that meets the limits is the wall. Costs are those of decode; prefill is not part of them.
+For each technique (`models.kv_compression`) and each length, the search tries the layouts of one replica. Each layout gets the
+largest batch that memory and the time per token allow. The cheapest layout is the result at that length. The longest context
+that meets the limits is the wall. Costs are those of decode; prefill is not part of them.
 """
 
 from __future__ import annotations

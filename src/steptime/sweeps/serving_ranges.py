@@ -13,9 +13,9 @@ of every step, whose 90 % range is $e^{-s_-}$ to $e^{s_+}$ with
 $$ s_\pm^2 = q_\pm^2 - Z^2 \bar v + d_\pm^2 $$
 
 Here $q$ is the interval of the left-out runs. The mean variance $\bar v$ that the constants made in these runs reduces it. The
-distance $d$ of a layout from the measured ones widens it (`physics/uncertainty`, `physics/extrapolation`). Scatter and constants
-together give the range of a plan, and of a step whose layout is similar to the measured ones. Errors of data sheets of measured
-machines are part of that scatter too, so that figures count slightly twice there.
+distance $d$ of a layout from the measured ones widens it (`physics/uncertainty`, `physics/extrapolation`). Scatter and
+constants together give the range of a plan, and of a step whose layout is similar to the measured ones. Errors of data sheets
+of measured machines are part of that scatter too, so that figures count slightly twice there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 r"""Cliffs: the value of an input at which a limit starts to be missed.
 
 Near a limit the cost of a plan has a cliff: the batch falls to a few sequences per chip, and then no plan meets the limit. An
-end of a range counts as missed if it has no answer, or an answer worse than `BEYOND` times the base answer. The search for the
-last value that is not missed halves the interval from base to end `HALVINGS` times, in logarithms if both are above 0. Valid
-if the answer worsens monotonically on the way.
+end of a range counts as missed if it has no answer, or an answer worse than `BEYOND` times the base answer. A search then
+halves the interval from base to end `HALVINGS` times, in logarithms if both are above 0. It returns the last value that is
+not missed. Valid if the answer worsens monotonically on the way.
 """
 
 from __future__ import annotations

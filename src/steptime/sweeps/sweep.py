@@ -170,7 +170,7 @@ def sweep_axes(
         if journal is not None:
             journal.close(finished=True)
         reasons = list(dict.fromkeys(gathered.reasons.values()))
-        raise InputError(f"axes: every point is refused{'; the first reason' if len(reasons) > 1 else ''}: {reasons[0]}")
+        raise InputError(f"every point is refused{'; the first reason' if len(reasons) > 1 else ''}: {reasons[0]}")
     sweep_table = Sweep(
         question=question.name,
         meaning=question.meaning,
