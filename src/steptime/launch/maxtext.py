@@ -106,7 +106,7 @@ def _llama(run: Run) -> bool:
 
 
 def _policy(run: Run) -> str | None:
-    """Return the recomputation policy; None if there is none.
+    """Return the recomputation policy; None if MaxText has no such policy.
 
     Models with experts have other names of outputs, so that policies by name exist only for dense models.
     """

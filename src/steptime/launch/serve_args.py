@@ -1,4 +1,4 @@
-"""The requirements of a pool in numbers that are independent of the engine, and the common parts of server and router commands."""
+"""The requirements of a pool in numbers that are independent of the engine, and the common parts of its commands."""
 
 from __future__ import annotations
 
@@ -124,9 +124,9 @@ def serve_args_for_pool(plan: Plan, pool: Pool) -> ServeArgs:
 def longest_request(plan: Plan) -> int:
     """Return the longest request that every pool has room for.
 
-    The lengths of the workload are means, so that their sum as a limit would refuse longer requests. One request may take all the
-    KV cache that the plan leaves to a data-parallel rank. The result is rounded down to a multiple of 1,024 tokens; it is at least
-    the mean request, and at most the model's context.
+    The lengths of the workload are means, so that their sum as a limit would refuse longer requests. One request may take all
+    the KV cache that the plan leaves to a data-parallel rank. The result is rounded down to a multiple of 1,024 tokens; it is
+    at least the mean request, and at most the model's context.
 
     Args:
         plan: The plan.

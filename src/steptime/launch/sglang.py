@@ -124,7 +124,10 @@ def _counted(serve_args: ServeArgs) -> tuple[str, ...]:
 
 
 def _experts(serve_args: ServeArgs) -> Exchange:
-    """Return the flags of expert parallelism, exchange and balance, with environment and notes."""
+    """Return the flags of expert parallelism, exchange and balance.
+
+    The environment and notes follow.
+    """
     m = serve_args.layout
     if m.ep <= 1:
         return [], {}, []
@@ -144,9 +147,10 @@ def _experts(serve_args: ServeArgs) -> Exchange:
 def exchange(serve_args: ServeArgs) -> tuple[list[str], dict[str, str], list[str]]:
     """Return the flags of the expert exchange, its environment, and notes.
 
-    All back ends need as many expert-parallel ranks as a stage has chips. FlashInfer's back end runs inside a rack of Blackwell chips
-    if each chip is a data-parallel rank. DeepEP runs on hosts with NVLink: low-latency kernels for a decode pool, normal kernels
-    for prefill, and "auto" (both in turn) if chips do both. MoRI runs on AMD. Without a back end, ranks gather all rows.
+    All back ends need as many expert-parallel ranks as a stage has chips. FlashInfer's back end runs inside a rack of Blackwell
+    chips if each chip is a data-parallel rank. DeepEP runs on hosts with NVLink: low-latency kernels for a decode pool, normal
+    kernels for prefill, and "auto" (both in turn) if chips do both. MoRI runs on AMD. Without a back end, ranks gather all
+    rows.
 
     Args:
         serve_args: Requirements of the pool.
@@ -186,13 +190,13 @@ def exchange(serve_args: ServeArgs) -> tuple[list[str], dict[str, str], list[str
 
 
 def weights(served: Served) -> Flags:
-    """Return the flags of the weights' formats, the word that names the checkpoint, and notes.
+    """Return the flags of the weights' formats, the checkpoint, and notes.
 
     Args:
         served: Facts about the checkpoint.
 
     Returns:
-        Flags, checkpoint, and notes on it.
+        Flags, the word that names the checkpoint, and notes on it.
     """
     plain = {served.checkpoint_weights, served.checkpoint_experts} <= {"bf16", ""}
     changed = (served.weights, served.experts) != (served.checkpoint_weights, served.checkpoint_experts)

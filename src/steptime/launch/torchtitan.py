@@ -1,7 +1,7 @@
 """The command of a training run in torchtitan 0.3: `torchrun -m torchtitan.train`, with flags and a Python file.
 
-Release 0.3 reads no TOML. A run is a function that returns a configuration; flags can change its numbers. The written file takes
-the configuration of a built-in model, and changes settings that flags cannot: formats, recomputation and LoRA. Sources:
+Release 0.3 reads no TOML. A run is a function that returns a configuration; flags can change its numbers. The written file
+takes the configuration of a built-in model, and changes settings that flags cannot: formats, recomputation and LoRA. Sources:
 torchtitan/config/configs.py, torchtitan/models/*/config_registry.py, torchtitan/distributed/activation_checkpoint.py and
 torchtitan/components/ of the package; names of schedules: torch/distributed/pipelining/schedules.py of PyTorch.
 """
@@ -18,7 +18,7 @@ FILE: Final = "steptime_run"
 
 
 class BuiltIn(NamedTuple):
-    """A model of torchtitan: module, size, and the configuration that a run starts from."""
+    """A model of torchtitan: module, size, and the configuration to start from."""
 
     module: str
     size: str
@@ -53,8 +53,9 @@ MODELS: Final = {
 SCHEDULES: Final = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zbv": "ZBVZeroBubble", "dualpipev": "DualPipeV",
 }  # fmt: skip
-# Schedules that split the backward pass. PyTorch refuses compiled models in them, https://github.com/pytorch/pytorch/issues/161904.
-# Selective recomputation by operators does not work with them, https://github.com/areal-project/AReaL/pull/916.
+# Schedules that split the backward pass. PyTorch refuses compiled models in them,
+# https://github.com/pytorch/pytorch/issues/161904. Selective recomputation by operators does not work with them,
+# https://github.com/areal-project/AReaL/pull/916.
 SPLIT: Final = ("zbv", "dualpipev")
 # Settings of recomputation.
 CHECKPOINTING: Final = {"none": "None", "full": "FullAC.Config()", "alternate": "SelectiveAC.Config()"}
@@ -155,9 +156,7 @@ def commands(run: Run) -> list[Command]:
 
 
 def _notes(run: Run) -> tuple[str, ...]:
-    lines = [
-        f"it reads c4 with the tokenizer in hf_assets_path, and runs {STEPS} steps only to time a step: replace both for training"
-    ]
+    lines = [f"it reads c4 with the tokenizer in hf_assets_path, and {STEPS} steps only time a step: replace both for training"]
     if run.job.gradient_bytes < WIDE:
         lines.append(f"it reduces gradients in 4 bytes; the plan assumes {run.job.gradient_bytes:g}")
     if run.schedule in SPLIT:
@@ -174,7 +173,8 @@ def _notes(run: Run) -> tuple[str, ...]:
 def _flags(run: Run) -> list[str]:
     """Return the numbers of a run as flags.
 
-    The local batch is the batch of a data-parallel rank between two reductions: one micro-batch, or all of them with a pipeline.
+    The local batch is the batch of a data-parallel rank between two reductions: one micro-batch, or all of them with a
+    pipeline.
     """
     sharding, piped = run.layout.sharding, run.pp > 1
     local = run.micro_batch * run.micro_batches if piped else run.micro_batch

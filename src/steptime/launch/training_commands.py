@@ -1,7 +1,7 @@
 """The commands that start a training run in Megatron-LM, Megatron-Bridge, torchtitan or MaxText.
 
-If a stack cannot run a layout, one message gives all reasons. Nothing is left out without a message, and nothing else is started
-in its place.
+If a stack cannot run a layout, one message gives all reasons. Nothing is left out without a message, and nothing else is
+started in its place.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Run:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Names of the recomputed modules; "selective" is attention, () is none."""
+        """Names of the recomputed modules; () for none, "selective" means attention."""
         word = self.layout.recompute
         return () if word in ("", "none") else ("attention",) if word == "selective" else tuple(word.split("+"))
 

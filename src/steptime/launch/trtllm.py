@@ -75,8 +75,8 @@ def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int)
 def _own_chips(serve_args: ServeArgs, replica: Replica) -> list[str]:
     """Return the words that restrict each process of a replica to its own chips.
 
-    If all hosts use the same chips, the environment has one list. Otherwise each process picks the list of its host by its rank:
-    `mpirun` fills hosts in order under `--map-by slot`, as `srun` does.
+    If all hosts use the same chips, the environment has one list. Otherwise each process picks the list of its host by its
+    rank: `mpirun` fills hosts in order under `--map-by slot`, as `srun` does.
     """
     if replica.chips == serve_args.served.host_chips:
         return []
@@ -122,6 +122,7 @@ def _notes(serve_args: ServeArgs, replica: Replica) -> tuple[str, ...]:
     """Return notes on the scope of the limits, and on unsupported parts."""
     m, served = serve_args.layout, serve_args.served
     notes = []
+    # Both limits count for less than the whole server.
     if m.dp > 1:
         notes.append("--max_batch_size and --max_num_tokens count for one attention data-parallel rank")
     if serve_args.parts > 1:
@@ -140,7 +141,9 @@ def _notes(serve_args: ServeArgs, replica: Replica) -> tuple[str, ...]:
 
 
 def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int], port: int) -> Command:
-    """Return the command of the server between two pools, or of nginx for equal replicas.
+    """Return the command of the server between two pools, or of nginx.
+
+    nginx balances the load of equal replicas.
 
     Args:
         plan: The plan.

@@ -144,7 +144,10 @@ def _hosts(serve_args: ServeArgs, replica: Replica, rank: int | None) -> list[st
 
 
 def _experts(serve_args: ServeArgs) -> Exchange:
-    """Return the flags of expert parallelism, exchange and balance, with environment and notes."""
+    """Return the flags of expert parallelism, exchange and balance.
+
+    The environment and notes follow.
+    """
     m = serve_args.layout
     if m.ep <= 1:
         return [], {}, []
@@ -164,7 +167,7 @@ def _experts(serve_args: ServeArgs) -> Exchange:
 
 
 def _thresholds(serve_args: ServeArgs) -> list[str]:
-    """Return the thresholds of the overlap, if the defaults would exclude the plan's steps."""
+    """Return the thresholds of the overlap, if the defaults exclude the plan's steps."""
     decoding, reads = serve_args.tokens - serve_args.prompt_tokens, serve_args.prompt_tokens > 0
     words = [f"--dbo-decode-token-threshold {decoding}"] if 0 < decoding < DBO_DECODE else []
     return words + ([f"--dbo-prefill-token-threshold {serve_args.tokens}"] if reads and serve_args.tokens < DBO_PREFILL else [])
@@ -173,10 +176,11 @@ def _thresholds(serve_args: ServeArgs) -> list[str]:
 def exchange(serve_args: ServeArgs) -> tuple[str, dict[str, str], list[str]]:
     """Return the back end of the expert exchange, its environment, and notes.
 
-    Inside an NVLink rack, vLLM uses FlashInfer's kernels over multi-node NVLink, or DeepEP's for two micro-batches. On hosts with
-    NVLink and InfiniBand, it uses DeepEP: low-latency kernels for a decode pool, throughput kernels for a prefill pool. Chips that
-    do both use throughput kernels if the exchange leaves the host or overlaps; these have no CUDA graphs, so that all-gather
-    replaces them otherwise. AMD uses MoRI. All other machines use all-gather and reduce-scatter, which run on any link.
+    Inside an NVLink rack, vLLM uses FlashInfer's kernels over multi-node NVLink, or DeepEP's for two micro-batches. On hosts
+    with NVLink and InfiniBand, it uses DeepEP: low-latency kernels for a decode pool, throughput kernels for a prefill pool.
+    Chips that do both use throughput kernels if the exchange leaves the host or overlaps; these have no CUDA graphs, so that
+    all-gather replaces them otherwise. AMD uses MoRI. All other machines use all-gather and reduce-scatter, which run on any
+    link.
 
     Args:
         serve_args: Requirements of the pool.
@@ -209,7 +213,7 @@ def exchange(serve_args: ServeArgs) -> tuple[str, dict[str, str], list[str]]:
         return "deepep_low_latency", queues(serve_args.sequences), []
     if serve_args.role == "serve" and serve_args.hosts == 1 and not serve_args.two_batches:
         return plain, {}, []
-    note = "DeepEP's throughput kernels run without CUDA graphs; a prefill chunk of this size is too large for the low-latency kernels"
+    note = "DeepEP's throughput kernels run without CUDA graphs; its low-latency kernels are too small for this prefill chunk"
     return "deepep_high_throughput", {}, [note] if serve_args.role != "prefill" else []
 
 
@@ -227,7 +231,10 @@ def _in_a_rack(serve_args: ServeArgs, *, low: bool) -> tuple[str, dict[str, str]
 
 
 def _in_blocks(served: Served) -> bool:
-    """Return whether the experts are fp8 blocks of the checkpoint, not converted by vLLM."""
+    """Return whether the experts are fp8 blocks of the checkpoint itself.
+
+    vLLM's own conversion to fp8 has no blocks.
+    """
     return served.experts == served.checkpoint_experts == "fp8"
 
 
@@ -235,13 +242,13 @@ def _in_blocks(served: Served) -> bool:
 
 
 def weights(served: Served) -> Flags:
-    """Return the flags of the weights' formats, the word that names the checkpoint, and notes.
+    """Return the flags of the weights' formats, the checkpoint, and notes.
 
     Args:
         served: Facts about the checkpoint.
 
     Returns:
-        Flags, checkpoint, and notes on it.
+        Flags, the word that names the checkpoint, and notes on it.
     """
     dense, routed = served.weights, served.experts
     same_dense, same_routed = dense == served.checkpoint_weights, routed == served.checkpoint_experts
