@@ -265,4 +265,4 @@ def check_needs(question: Question, axes: Sequence[Axis], fixed: Mapping[str, An
             raise InputError(f"{name}: is on two axes; keep one of the two")
     missing = [name for name in question.needs if name not in axis_names and name not in fixed]
     if missing:
-        raise InputError(f"{question.name}: needs {listed(missing)}; fix a value, or give an axis")
+        raise InputError(f"{question.name} needs {listed(missing)}; fix a value, or give an axis")

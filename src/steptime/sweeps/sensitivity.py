@@ -293,7 +293,7 @@ def _check_needs(question: Question, fixed: Mapping[str, Any], ranged: Sequence[
     missing = [name for name in question.needs if name not in fixed and name not in ranged_names]
     if missing:
         raise InputError(
-            f"{question.name}: needs {listed(missing)}; give a value (--NAME VALUE), or a range (--vary NAME=LOW:HIGH)"
+            f"{question.name} needs {listed(missing)}; give a value (--NAME VALUE), or a range (--vary NAME=LOW:HIGH)"
         )
 
 
