@@ -172,7 +172,7 @@ def compute_sensitivity(
     swings = _swings(inputs, answers, reasons, limit_reaches)
     # A step is computed even if it does not fit, so that a note must say so.
     share = _memory_share(question, fixed)
-    over = (f"does not fit: needs {share:.0%} of the memory of a chip",) if share > 1 else ()
+    over = (f"the base case does not fit: it needs {share:.0%} of the memory of a chip",) if share > 1 else ()
     analysis = Sensitivity(
         question=question.name,
         meaning=question.meaning,
