@@ -18,8 +18,8 @@ from steptime.scaling.size_cost import Serving
 from steptime.units import count as read_count
 
 AIM, TRAFFIC, RL, LAWS, MIX, PRICE, MACHINE = (
-    "Target: one of these", "Traffic", "Reinforcement learning", "Scaling laws", "The model besides its size", "Price of FLOP",
-    "Serving costs by plans",
+    "Target (one of these)", "Traffic", "Reinforcement learning", "Scaling laws", "Architecture", "Price of compute",
+    "Serving costs from plans",
 )  # fmt: skip
 
 
@@ -33,7 +33,7 @@ class BudgetInputs:
         group=AIM,
         metavar="MODEL@TOKENS",
     )
-    loss: Any = number(None, "target: a loss [nats per token], as each scaling law defines it", group=AIM)
+    loss: Any = number(None, "target: a loss in nats per token, as each scaling law defines it", group=AIM)
     compute: Any = number(None, "target: the lowest loss for a lifetime budget of training FLOP, such as 1e26", group=AIM)
     usd: Any = text(None, "target: the lowest loss for a lifetime budget in USD, such as 100M", group=AIM, metavar="USD")
     tokens_served: str = text(
@@ -65,16 +65,16 @@ class BudgetInputs:
         None, "rent: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10", unit="USD/s",
         group=PRICE, default_words="the newest known of contract and on demand", metavar="KIND",
     )  # fmt: skip
-    training_days: Any = number(60.0, "duration of training [days], from which the number of chips follows", group=PRICE)
+    training_days: Any = number(60.0, "duration of training in days, from which the number of chips follows", group=PRICE)
     machine: Any = text(
         None, "serving system: compute the costs of serving and training from plans as well", group=MACHINE, metavar="SYSTEM"
     )
     input: Any = count(2048, "prompt tokens per request", unit="tokens", group=MACHINE)
     output: Any = count(512, "output tokens per request", unit="tokens", group=MACHINE)
     cached: Any = number(0.0, "share of the prompt that is in the prefix cache (0 to 1)", group=MACHINE)
-    speed: Any = number(None, "minimum output speed for each user [tok/s]", unit="tok/s", group=MACHINE)
-    ttft: Any = number(None, "maximum mean time to first token [s]", unit="s", group=MACHINE)
-    engine: Any = text(None, "serving engine, or ideal", group=MACHINE, metavar="NAME")
+    speed: Any = number(None, "minimum output speed for each user in tok/s", unit="tok/s", group=MACHINE)
+    ttft: Any = number(None, "maximum mean time to first token in seconds", unit="s", group=MACHINE)
+    engine: Any = text(None, "serving engine: a name, or ideal", group=MACHINE, metavar="NAME")
     training_chips: Any = count(
         None, "number of training chips", group=MACHINE, default_words="as many as finish in --training-days"
     )

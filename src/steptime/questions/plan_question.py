@@ -60,11 +60,11 @@ class RequestSizes:
 class LatencyLimits:
     """Limits on the mean latencies."""
 
-    speed: Any = number(None, "minimum output speed for each user [tok/s]", unit="tok/s", group=LIMITS_GROUP)
+    speed: Any = number(None, "minimum output speed for each user in tok/s", unit="tok/s", group=LIMITS_GROUP)
     tpot: Any = number(
-        None, "maximum mean time per output token, in place of a minimum speed [s]", unit="s", group=LIMITS_GROUP
+        None, "maximum mean time per output token in seconds, in place of a minimum speed", unit="s", group=LIMITS_GROUP
     )
-    ttft: Any = number(None, "maximum mean time to first token [s]", unit="s", group=LIMITS_GROUP)
+    ttft: Any = number(None, "maximum mean time to first token in seconds", unit="s", group=LIMITS_GROUP)
 
     def slo(self) -> Slo:
         """Return the limits as an SLO.
@@ -95,7 +95,7 @@ class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
     )  # fmt: skip
     mode: str = text(
         "any",
-        "deployment mode: aggregated (prefill and decode share chips), disaggregated (separate pools), or any of the two",
+        "deployment mode: aggregated (prefill and decode share chips), disaggregated (separate pools), or any",
         group=DEPLOYMENT_GROUP,
     )  # fmt: skip
     sure: Any = number(

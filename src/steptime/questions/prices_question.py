@@ -11,7 +11,7 @@ from steptime.pricing.market import Market, survey_prices
 from steptime.questions.declaration import Reader, bind, number, question_of_result, read_answers, text, texts
 from steptime.questions.plan_question import read_modes
 
-READ_GROUP, REQUEST_GROUP = "Prices", "Requests"
+READ_GROUP, REQUEST_GROUP = "What is read", "Requests"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class PricesInputs:
         metavar="DATE",
         default_words="the newest",
     )
-    speed: Any = number(40.0, "output speed for each user [tok/s]", unit="tok/s", group=REQUEST_GROUP)
+    speed: Any = number(40.0, "output speed for each user in tok/s", unit="tok/s", group=REQUEST_GROUP)
     mix: str = text(
         "4096:1024",
         "request mix: prompt tokens, output tokens, and cached share of the prompt (0 to 1)",

@@ -29,8 +29,8 @@ STEP_GROUP, PHASE_GROUP = "The step", "Phases"
 class RlInputs(ParallelSizes):
     """Inputs of `rl`: rollout, log-probabilities, training and transfer of weights."""
 
-    model: Any = text(MISSING, "catalogue name, Hugging Face id, or path to a config.json", positional=True)
-    system: Any = text(MISSING, "catalogue name, or path to a TOML file", positional=True)
+    model: Any = text(MISSING, "model: catalogue name, Hugging Face id, or path to a config.json", positional=True)
+    system: Any = text(MISSING, "system: catalogue name, or path to a TOML file", positional=True)
     chips: Any = count(64, "number of chips", maximum=MOST_CHIPS, group=STEP_GROUP)
     rollouts: Any = count(2048, "rollouts per step", group=STEP_GROUP)
     prompt: Any = count(256, "prompt tokens per rollout", unit="tokens", group=STEP_GROUP)

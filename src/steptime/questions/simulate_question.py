@@ -40,7 +40,7 @@ PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 class TrafficInputs:
     """Inputs that describe which requests arrive, and when."""
 
-    rate: Any = number(None, "arrival rate [requests/s]", unit="requests/s", group=TRAFFIC)
+    rate: Any = number(None, "arrival rate in requests/s", unit="requests/s", group=TRAFFIC)
     concurrency: Any = count(None, "number of clients of a closed loop, in place of an arrival rate", group=TRAFFIC)
     trace: str | None = text(None, "trace file: Azure CSV, Mooncake or vLLM JSONL", group=TRAFFIC, metavar="FILE")
     requests: Any = count(None, "number of requests", group=TRAFFIC, default_words="10,000; 10 per client; the whole trace")
@@ -137,9 +137,9 @@ class SchedulerInputs:
         None, ("continuous", "prefill-first", "static", "train"),
         "scheduling policy: continuous, prefill-first, static or train", group=POLICY, default_words="the engine's",
     )  # fmt: skip
-    max_sequences: Any = count(256, "max_num_seqs: slots for sequences in one replica", group=POLICY)
+    max_sequences: Any = count(256, "slots for sequences in one replica (max_num_seqs)", group=POLICY)
     token_budget: Any = count(
-        None, "max_num_batched_tokens: maximum tokens per step", group=POLICY, default_words="the engine's"
+        None, "maximum tokens per step (max_num_batched_tokens)", group=POLICY, default_words="the engine's"
     )
     kv_tokens: Any = count(
         None, "capacity of the KV cache of one replica in tokens", group=POLICY, default_words="the free memory of the chips"
@@ -151,9 +151,13 @@ class SchedulerInputs:
         group=POLICY,
     )
     interval: Any = number(
-        None, "time between two trains (policy train) [s]", unit="s", group=POLICY, default_words="time to read the HBM once"
+        None,
+        "time in seconds between two trains (policy train)",
+        unit="s",
+        group=POLICY,
+        default_words="time to read the HBM once",
     )
-    patience: Any = number(0.0, "maximum wait of a static batch for more requests [s]", unit="s", group=POLICY)
+    patience: Any = number(0.0, "maximum wait in seconds of a static batch for more requests", unit="s", group=POLICY)
     drafted: Any = count(0, "speculative tokens per step", minimum=0, group=POLICY)
     acceptance: Any = number(
         None, "acceptance length: output tokens per step, from 1 to drafted + 1 (a count, not a share)", group=POLICY
@@ -234,7 +238,7 @@ class PoolInputs(ParallelSizes):
         0, "additional replicas for the fast tier only; 0: both tiers share all replicas", minimum=0, group=LAYOUT_GROUP
     )
     fast_sequences: Any = count(
-        None, "max_num_seqs of the replicas for the fast tier", group=LAYOUT_GROUP, default_words="as max-sequences"
+        None, "slots per replica of the fast tier (max_num_seqs)", group=LAYOUT_GROUP, default_words="as max-sequences"
     )
     prefill_replicas: Any = count(
         0, "replicas for prefill only; 0: one pool for prefill and decode", minimum=0, group=LAYOUT_GROUP

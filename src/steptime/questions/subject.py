@@ -48,7 +48,7 @@ class Subject:
     )
     weights: str | None = text(
         None,
-        "number format of the weights: fp8, nvfp4, mxfp4, int4, bf16, ...",
+        "number format of the weights, such as fp8, nvfp4, mxfp4, int4 or bf16",
         default_words="as in the config",
         group=SUBJECT_GROUP,
         metavar="FORMAT",
@@ -58,7 +58,7 @@ class Subject:
     )
     kv: str | None = text(
         None,
-        "number format of the KV cache: fp8, bf16, ... (fp8_ds_mla: the latent of MLA)",
+        "number format of the KV cache, such as fp8 or bf16 (fp8_ds_mla: the latent of MLA)",
         default_words="the engine's",
         group=SUBJECT_GROUP,
         metavar="FORMAT",

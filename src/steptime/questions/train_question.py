@@ -32,7 +32,7 @@ from steptime.training.training_runs import Phase, Reliability
 from steptime.training.training_stack import training_engine
 from steptime.units import count as read_count
 
-JOB_GROUP, LAYOUT_GROUP, RUN_GROUP = "What is trained", "Layout (searched where not given)", "The run"
+JOB_GROUP, LAYOUT_GROUP, RUN_GROUP = "Training job", "Layout (searched if not given)", "Training run"
 # Seconds of a year.
 YEAR: Final = 365.25 * 86_400
 # Factors of the suffixes of token counts.
@@ -43,8 +43,8 @@ SUFFIXES: Final = {"T": 1e12, "B": 1e9, "M": 1e6, "k": 1e3}
 class TrainInputs:
     """Inputs of `train`: model, machine, training job, layout and run."""
 
-    model: Any = text(MISSING, "catalogue name, Hugging Face id, or path to a config.json", positional=True)
-    system: Any = text(MISSING, "catalogue name, or path to a TOML file", positional=True)
+    model: Any = text(MISSING, "model: catalogue name, Hugging Face id, or path to a config.json", positional=True)
+    system: Any = text(MISSING, "system: catalogue name, or path to a TOML file", positional=True)
     chips: Any = count(MISSING, "number of chips", maximum=MOST_CHIPS, group=JOB_GROUP)
     batch: Any = count(MISSING, "global batch: sequences per step, all chips together", unit="sequences", group=JOB_GROUP)
     seq: Any = count(4096, "sequence length in tokens", unit="tokens", group=JOB_GROUP)
@@ -72,12 +72,12 @@ class TrainInputs:
     )
     recompute: str | None = text(
         None,
-        "activation recomputation: none, selective, full, reversible, or modules joined by +: attention, norms, activation, "
-        "mlp, moe_act, ...",
+        "activation recomputation: none, selective, full, reversible, or modules joined by +, such as attention, norms, "
+        "activation, mlp or moe_act",
         group=LAYOUT_GROUP,
     )
     schedule: str | None = text(
-        None, "pipeline schedule: 1f1b, interleaved, gpipe, zb-h1, zbv, dualpipe, ...", group=LAYOUT_GROUP
+        None, "pipeline schedule, such as 1f1b, interleaved, gpipe, zb-h1, zbv or dualpipe", group=LAYOUT_GROUP
     )
     layers: str | None = text(
         None, "layers per pipeline chunk: pp x vpp counts such as 7,8x14,7", group=LAYOUT_GROUP, metavar="COUNTS",
@@ -96,9 +96,11 @@ class TrainInputs:
         None, "failures per chip and year", group=RUN_GROUP, minimum=0.0, maximum=1e6,
         default_words="0.172: 419 in 54 days on 16,384 H100, arXiv 2407.21783",
     )  # fmt: skip
-    checkpoint: Any = number(30.0, "pause of training per checkpoint [s]", unit="s", minimum=1e-3, maximum=1e6, group=RUN_GROUP)
+    checkpoint: Any = number(
+        30.0, "pause of training per checkpoint in seconds", unit="s", minimum=1e-3, maximum=1e6, group=RUN_GROUP
+    )
     restart: Any = number(
-        600.0, "time from a failure to the next step [s]", unit="s", minimum=0.0, maximum=1e6, group=RUN_GROUP
+        600.0, "time from a failure to the next step in seconds", unit="s", minimum=0.0, maximum=1e6, group=RUN_GROUP
     )
     spares: Any = count(0, "number of spare chips, rented in addition", minimum=0, maximum=MOST_CHIPS, group=RUN_GROUP)
     rent: Any = rent(

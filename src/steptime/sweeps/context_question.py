@@ -40,9 +40,9 @@ class ContextInputs(PricedSubject):
         131_072, "context at which techniques are compared, in tokens", unit="tokens", minimum=LEAST, maximum=LONGEST,
         group=CACHE_GROUP,
     )  # fmt: skip
-    speed: Any = number(20.0, "minimum output speed for each user [tok/s]", unit="tok/s", minimum=1e-6, group=LIMITS_GROUP)
+    speed: Any = number(20.0, "minimum output speed for each user in tok/s", unit="tok/s", minimum=1e-6, group=LIMITS_GROUP)
     usd: Any = number(
-        None, "maximum cost of decoding a million output tokens, without prefill [USD]", unit="USD", minimum=1e-12,
+        None, "maximum cost in USD of decode per million output tokens, without prefill", unit="USD", minimum=1e-12,
         group=LIMITS_GROUP, default_words="the cost of the unchanged model at --context",
     )  # fmt: skip
     chips: Any = count(
