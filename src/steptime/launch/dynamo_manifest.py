@@ -82,6 +82,7 @@ def manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Mapp
         "metadata": {"name": _label(plan.model)},
         "spec": {"components": components},
     }
+
     # A copy shares no lists, for which YAML would write anchors and aliases.
     text: str = yaml.safe_dump(json.loads(json.dumps(deployment)), sort_keys=False, width=2**20)
     return "".join(f"{line}\n" for line in comments(dict.fromkeys(notes))) + text

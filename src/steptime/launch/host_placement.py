@@ -147,6 +147,7 @@ def place_replicas(plan: Plan) -> tuple[Replica, ...]:
     kinds = [Kind(int(p.layout.replicas), *spread(int(p.layout.chips), host)) for p in plan.pools]
     order = sorted(range(len(kinds)), key=lambda n: (-kinds[n].nodes, -kinds[n].chips_per_place, n))
     places_by_kind = _in_domains([kinds[n] for n in order], host, plan.served.domain_chips)
+
     # Used chips of each host.
     used: dict[int, int] = {}
     slots: dict[int, int] = {}
@@ -154,6 +155,7 @@ def place_replicas(plan: Plan) -> tuple[Replica, ...]:
     for n, places in zip(order, places_by_kind, strict=True):
         for number, hosts in enumerate(places):
             devices = tuple(tuple(used.get(h, 0) + chip for chip in range(kinds[n].chips_per_place)) for h in hosts)
+
             # A slot gives each replica on a host its own ports.
             slot = max(slots.get(h, 0) for h in hosts)
             used |= {h: chips[-1] + 1 for h, chips in zip(hosts, devices, strict=True)}
@@ -185,6 +187,7 @@ def _in_domains(kinds: Sequence[Kind], host: int, domain: int) -> list[Places]:
         ]
         local_places = _on_hosts(domain_kinds, host)
         host_count = 1 + max(h for places in local_places for hosts in places for h in hosts)
+
         # Equal parts take more hosts than a domain has: replicas may leave their domain.
         if host_count * host > domain:
             return _on_hosts(kinds, host)
@@ -221,6 +224,7 @@ def _parts_per_place(first: Kind, second: Kind, host: int) -> list[tuple[int, in
             candidates[n, n:] = np.where(max_second[: len(max_second) - n] >= 0, max_second[: len(max_second) - n] + extra, -1)
         choices.append(np.argmax(candidates, axis=0))
         max_second = np.max(candidates, axis=0)
+
     # The choices are followed back from the last place to the first.
     unplaced, chosen_counts = first.parts, []
     for choice in reversed(choices):

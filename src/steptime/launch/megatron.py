@@ -231,6 +231,7 @@ def shape_flags(run: Run) -> list[str]:
     words += ["--add-qkv-bias"] if s.qkv_bias and not s.bias else []
     words += ["--qk-layernorm"] if s.query_norms or s.latent else []
     words += [] if s.tied else ["--untie-embeddings-and-output-weights"]
+
     # The default of both is 0.1.
     words += ["--attention-dropout 0", "--hidden-dropout 0"]
     words += [f"--mtp-num-layers {run.drafts}"] if run.drafts else []

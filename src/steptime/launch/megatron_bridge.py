@@ -84,6 +84,7 @@ def file_text(run: Run) -> str:
         Text of the file.
     """
     lora, needs_torch = run.job.task == "lora", any("torch." in line for line in OPTIMIZERS[run.job.optimizer])
+
     # The place may be a folder with any name, so that it enters the Python file only through `repr`.
     place = run.model.checkpoint.place
     trust = ", trust_remote_code=True" if run.model.checkpoint.remote_code else ""
@@ -176,6 +177,7 @@ def _sharding(run: Run) -> list[str]:
         ]
     if run.group < run.dp:
         lines.append(f"ddp.num_distributed_optimizer_instances = {run.dp // run.group}")
+
     # The recipe reduces gradients in fp32 by default.
     narrow = run.job.gradient_bytes <= megatron.NARROW
     return lines + ([f"ddp.grad_reduce_in_fp32 = {not narrow}"] if narrow else [])

@@ -101,6 +101,7 @@ def model_shape(model: Model, seq: float) -> Shape:
     experts = _experts(last)
     norms = [op for op in first.ops if op.term == "norms" and op.inputs == model.width and op.name not in ("q_norm", "k_norm")]
     head = int(query.outputs / model.heads) if query else 0
+
     # Without a key projection of that name, every head has its own keys.
     groups = int(keys.outputs / head) if keys and head else model.heads
     return Shape(
@@ -180,6 +181,7 @@ def _odd(model: Model, seq: float, norms: int, head: int) -> list[str]:
         oddities.append("sparse attention")
     if any(not a.stored for a in mixers):
         oddities.append("layers that share keys and values")
+
     # A dense prologue before layers with experts is plain; any other alternation is not.
     mixed = len(kinds) > 1 and len({layer.routed is None for layer in kinds}) > 1
     if len(kinds) > 2 or (len(kinds) > 1 and not (mixed and has_dense_prologue([n for _, n in model.layers]))):

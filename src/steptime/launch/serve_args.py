@@ -95,10 +95,12 @@ def serve_args_for_pool(plan: Plan, pool: Pool) -> ServeArgs:
         Numbers per data-parallel rank and micro-batch.
     """
     layout, workload = pool.layout, plan.workload
+
     # A plan counts sequences of a replica; engines count those of a data-parallel rank.
     parts, groups = int(layout.pp), int(layout.dp)
     sequences = -(-pool.max_num_seqs // groups)
     prefills = pool.role == "prefill"
+
     # A prefill pool runs whole prompts; other pools run prefill chunks.
     prefill_tokens = math.ceil(sequences * fresh_tokens(workload)) if prefills else max(pool.chunk, 0)
     decoding = 0 if prefills else math.ceil(pool.batch / groups)

@@ -89,6 +89,7 @@ def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int)
         counted=_counted(serve_args),
     )
     words = []
+
     # The window has the verified token and the speculative tokens.
     if serve_args.drafts:
         words += [f"--speculative-algorithm EAGLE --speculative-num-steps {serve_args.drafts}", "--speculative-eagle-topk 1"]
@@ -177,6 +178,7 @@ def exchange(serve_args: ServeArgs) -> tuple[list[str], dict[str, str], list[str
     if not rack and not deepep_runs(served, int(m.stage)):
         why = f"DeepEP has no kernels for {int(m.stage)} ranks on hosts of {served.host_chips}: rows are gathered instead"
         return [], {}, [why]
+
     # Low-latency buffers must hold the whole decode batch; a larger batch needs the normal kernels.
     environment: dict[str, str] = {}
     if mode != "normal" and DISPATCHED < serve_args.decoding <= LOW_LATENCY_TOKENS:

@@ -254,6 +254,7 @@ def _settings(run: Run) -> list[str]:
     """Return the settings of a configuration that are words, truth values or lists."""
     lines = [f'config.optimizer.implementation = "{IMPLEMENTATIONS[run.job.optimizer]}"']
     graphs = run.pp > 1 or (run.shape.experts is not None and run.ep > 1)
+
     # CUDA graphs do not work with pipeline stages, nor with expert parallelism.
     lines += ["config.training.disable_cuda_graphs = True"] if graphs else []
     lines += ['config.training.mixed_precision_param = "float32"'] if run.job.dtype == "fp32" else []

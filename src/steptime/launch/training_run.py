@@ -130,6 +130,7 @@ def training_run(model: Model, job: TrainingJob, layout: TrainingLayout, system:
         numbers[name] = int(value)
     host = host_chips(system)
     chips = numbers["tp"] * numbers["cp"] * numbers["pp"] * numbers["dp"]
+
     # The smallest number of hosts must divide the chips, since launchers start equal hosts.
     nodes = -(-chips // host)
     if chips % nodes:

@@ -48,6 +48,7 @@ def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int)
     place, missing = checkpoint(serve_args.served, quantises=False)
     name = f"{serve_args.role}.yaml"
     words = [f"trtllm-serve {place}", f"--tp_size {int(m.stage)}"]
+
     # With attention DP, TensorRT-LLM makes each chip a data-parallel rank.
     chips = int(m.group) if m.dp > 1 else 1
     sequences = -(-serve_args.sequences // (serve_args.parts * chips))
@@ -168,6 +169,7 @@ def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int],
             files={"router.conf": text},
             variables=variables,
         )
+
     # Prefill servers are context servers, decode servers are generation servers.
     sides = {
         side: {"num_instances": len(lines), "urls": lines}

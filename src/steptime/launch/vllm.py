@@ -189,6 +189,7 @@ def exchange(serve_args: ServeArgs) -> tuple[str, dict[str, str], list[str]]:
         Back end, environment by name, and notes on an unexpected choice.
     """
     plain, served, stage = "allgather_reducescatter", serve_args.served, int(serve_args.layout.stage)
+
     # The low-latency buffers must hold one step of all sequences.
     low = serve_args.role == "decode" and serve_args.sequences <= LOW_LATENCY_TOKENS
     if served.vendor == AMD and serve_args.two_batches:

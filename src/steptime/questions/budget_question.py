@@ -125,6 +125,7 @@ class BudgetInputs:
         """
         if self.machine is None:
             return None
+
         # One rent serves both systems only if they are the same: a rent in USD belongs to one chip.
         same = self.machine == self.system
         return Serving(

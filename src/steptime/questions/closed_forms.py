@@ -102,6 +102,7 @@ def of_function(function: Callable[..., Any], *, vectorised: bool = False) -> Qu
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         raise InputError(f"function: {function!r} has no signature; wrap it in a function with named parameters") from None
+
     # A sweep gives values by name, which positional-only parameters do not accept.
     positional = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
     if positional:

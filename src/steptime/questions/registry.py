@@ -163,6 +163,7 @@ def ask(question: str, **values: Any) -> Mapping[str, Any]:
     missing = [name for name in declaration.needs if values.get(name) is None]
     if missing:
         raise InputError(f"{question} needs {listed(missing)}")
+
     # Front ends choose the smallest layout that holds the model if the user gives none.
     if question == "step":
         from steptime.questions.step_question import with_layout

@@ -309,17 +309,21 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     inputs = bind_declared(SimulateInputs, values, "simulate")
     model, system, engine = read_subject(values)
     model, gained = with_prompt_media(model, inputs, inputs.input)
+
     # A search draws its own traffic at each rate; a trace has its own lengths in any case.
     draws_for_search = searches_rate and inputs.trace is None
     traffic = None if draws_for_search else inputs.traffic(gained)
+
     # The mean prompt of a trace replaces the input, so that the media are weighed against the real text.
     if traffic is not None and gained:
         model, gained = with_prompt_media(read_subject(values)[0], inputs, max(1.0, float(traffic.inputs.mean()) - gained))
+
     # The scheduler and the layout must fit the longest request, not the mean.
     longest = float(inputs.input + gained if traffic is None else max(traffic.inputs))
     policy = inputs.schedule(engine, system, longest)
     context = longest + (inputs.output if traffic is None else max(traffic.outputs))
     layout = _layout(inputs, model, system, engine, context)
+
     # The prefill pool takes the tensor-parallel size of the decode pool by default.
     tp = layout.tp if inputs.prefill_tp is None else inputs.prefill_tp
     prefill = Layout(tp=tp, replicas=inputs.prefill_replicas) if inputs.prefill_replicas else None
@@ -327,6 +331,7 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
         "layout": layout, "engine": engine, "policy": policy, "slo": inputs.slo(), "prefill": prefill,
         "cache": inputs.cache(system, prefill or layout), "percentile": inputs.quantile,
     }  # fmt: skip
+
     # Replicas of the fast tier run the same policy with their own number of slots.
     if inputs.fast_replicas:
         slots = policy.max_num_seqs if inputs.fast_sequences is None else inputs.fast_sequences

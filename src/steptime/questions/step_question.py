@@ -221,8 +221,10 @@ def pass_sizes(inputs: StepInputs, layout: Layout) -> dict[str, Any]:
             raise RangeError(
                 f"query: must be at most the context of {short_repr(inputs.context)}, got {short_repr(inputs.query)}"
             )
+
         # As many micro-batches as stages is the default, which a smaller batch leaves partly empty.
         parts, fewest = int(np.max(layout.microbatches)), int(np.min(inputs.batch))
+
         # More micro-batches than stages need a batch of at least one sequence each.
         if parts > int(np.max(layout.pp)) and parts > fewest:
             raise LayoutError(f"a batch of {fewest:,} cannot be cut into {parts:,} micro-batches")
@@ -294,9 +296,11 @@ def step_summary(
     engine = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
     work: dict[str, Any] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0, **sizes}
     step, limits = step_and_range(model, system, **work, layout=layout, engine=engine)
+
     # The ideal engine is a bound without a range, so that no distance from measured runs applies.
     flags = () if limits is None else distances(engine, system, layout)
     decodes, prefills = bool(np.any(work["batch"] > 0)), bool(np.any(work["prompts"] * work["tokens"] > 0))
+
     # A `StepSummary` is a `Step` with more fields, so that all terms are copied.
     terms: dict[str, Any] = {f.name: getattr(step, f.name) for f in fields(Step)}
     return StepSummary(
@@ -384,6 +388,7 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
     sizes = pass_sizes(inputs, layout)
     step = mixed_step(model, system, **sizes, layout=layout, engine=engine)
     tokens = sizes["prompts"] * sizes["tokens"] + sizes["batch"] * sizes["query"]
+
     # Rates and costs count all chips of the replica.
     rent_rate = deployment_rent(layout.chips, system.rent.typical)
     answers = {
@@ -392,6 +397,7 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
         "tokens_per_second_per_chip": tokens / layout.chips / step.total,
         COST: usd_per_million(rent_rate, tokens / step.total),
     }
+
     # Ranges and memory cost more than the step itself, so that they are computed only if a caller wants them.
     if answer_names & RANGES:
         ends = step_range(model, system, **sizes, layout=layout, engine=engine) if has_range(engine) else None
@@ -434,10 +440,12 @@ def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any
         model, system, engine = read_subject({name: value for name, value in fixed.items() if name != WITHIN})
     except InputError:
         return dict(fixed)  # the question itself reports the error
+
     # The KV cache that the layout must hold depends on the question: a prompt, a context, or prompt and output.
     lengths = ("tokens", "prefix") if values.get("phase") == "prefill" else ("context",)
     if "output" in question.inputs:
         lengths = ("input", "output")
+
     # Defaults of the questions that have these inputs.
     usual = {"context": 4096, "tokens": 8192, "prefix": 0, "input": 1024, "output": 256}
     context = sum(float(np.min(values.get(name, usual[name]))) for name in lengths)

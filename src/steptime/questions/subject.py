@@ -219,6 +219,7 @@ def read_subject(values: Mapping[str, Any]) -> tuple[Model, System, Engine]:
         RangeError: If a format, an architecture field or another input does not suit the model or the engine.
     """
     catalog = values.get("catalog")
+
     # Names are loaded once per process: a sweep asks for the same model many times.
     formats = {name: values.get(name) or "" for name in FORMATS}
     arch = {name.removeprefix(ARCH): value for name, value in values.items() if name.startswith(ARCH)}
@@ -286,6 +287,7 @@ def _scaled(system: System, values: Mapping[str, Any]) -> System:
     if within is not None:
         if FLOPS in times:
             raise RangeError(f"{TIMES}{FLOPS}: follows from the other parts within {within}; leave one of the two out")
+
         # Within a budget, arithmetic takes the rest that memory and links leave.
         flops_scale = flops_left(budget_shares(_as_it_is(values, within), within), times)
         if np.any(np.asarray(flops_scale) < LEAST_LEFT):
@@ -333,6 +335,7 @@ def _as_it_is(values: Mapping[str, Any], within: str) -> System:
     """Return the system whose parts share a budget, without changed figures of parts."""
     system = read_system(values)
     memory = system.chip.hbm.name
+
     # A budget trades these figures; a second value for one of them would contradict it.
     traded = (
         f"chip.{memory}.bandwidth",
@@ -367,6 +370,7 @@ def budget_shares(system: System, within: str) -> dict[str, float]:
     if within == POWER:
         return power_shares(system)
     shares = dict.fromkeys(PARTS, 0.0)
+
     # Shares that are not given stay 0: these parts take nothing of the budget.
     for part in within.split(","):
         name, equals, value = part.strip().partition("=")

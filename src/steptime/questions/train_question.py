@@ -143,6 +143,7 @@ class TrainInputs:
             ramped, first = read_tokens("ramp", parts[0]), read_count(parts[1], "ramp")
             if ramped > tokens or first > self.batch:
                 raise RangeError(f"ramp: must have at most the tokens and the batch of the run, got {self.ramp!r}")
+
             # The tokens of the ramp are part of the run, so that the main phase gets the rest.
             phases.append(Phase(tokens=ramped, seq=self.seq, batch=self.batch, first=int(first)))
             tokens -= ramped

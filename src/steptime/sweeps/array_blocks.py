@@ -43,6 +43,7 @@ def in_blocks(
     arrays = {name: np.asarray(values) for name, values in points.items()}
     total = _length(arrays)
     size, threads = whole_number("block", block), None if workers is None else whole_number("workers", workers)
+
     # Threads finish in any order, so that each block writes into its own slice of the whole.
     assembly = Assembly(total)
     lock, done = threading.Lock(), 0
@@ -52,6 +53,7 @@ def in_blocks(
         part = slice(first, min(first + size, total))
         answer = function(**{name: values[part] for name, values in arrays.items()})
         assembly.put(part, answer if isinstance(answer, Mapping) else {None: answer})
+
         # The callback and its counter are shared by all threads.
         with lock:
             done += part.stop - part.start

@@ -84,6 +84,7 @@ def read_axes(
         if names.count(name) > 1 or name in preset_values:
             raise InputError(f"{name}: is given twice; keep one of the two")
     texts = {name: text for name, text, wide in pairs if wide}
+
     # Figures such as chip.hbm.bandwidth exist only once their system is known.
     pairs.sort(key=lambda pair: "." in pair[0])
     axes: dict[str, Axis] = {}
@@ -147,8 +148,10 @@ def made_axis(name: str, values: Any, spec: Input) -> Axis:
     """
     if isinstance(values, str):
         values = read_values(name, values, spec)
+
     # A text input may still be swept over numbers, such as the objects of a Python function.
     numbers = spec.kind != TEXT or (not isinstance(values, np.ndarray) and _all_numbers(values))
+
     # Kinds of rent (owned, contract, ondemand) are names; other rents are numbers.
     if spec.kind == RENT and not isinstance(values, np.ndarray):
         numbers = not any(value in KINDS for value in values if isinstance(value, str))

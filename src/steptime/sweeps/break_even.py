@@ -50,16 +50,19 @@ def flips(ranking: Ranking, pairs: list[tuple[Model, System, str]], plan_options
     subjects = [by_name[standing.model, standing.system, standing.label] for standing in both]
     if subjects[0][1] != subjects[1][1]:
         yield from _rent_flips(ranking, first, second, [system for _, system in subjects])
+
     # The plans of both entries name their cheaper formats only with alternatives.
     with_levers = plan_options | {"alternatives": True}
     jobs: list[Job] = [(*subject, standing.chips, with_levers) for subject, standing in zip(subjects, both, strict=True)]
     engines = [name for name in _common(first, second) if name != first.engine or name != second.engine]
+
     # An engine that the user chose is not in question.
     if plan_options["engine"] is None:
         jobs += [(*job[:3], plan_options | {"engine": name}) for name in engines for job in jobs[:2]]
     else:
         engines = []
     find_plan = partial(_feasible_plan, workload=ranking.workload, slo=ranking.slo)
+
     # All plans are found in one call, so that processes share the work.
     plans = map_in_processes(find_plan, jobs)
     yield from _format_flips(jobs[:2], plans[:2], find_plan)

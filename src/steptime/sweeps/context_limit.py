@@ -135,10 +135,12 @@ def context_walls(
             f"rent: {resolved_system.name} has no known rent, so that the price cannot be limited; "
             "give a rent, such as 2.50 USD per chip-hour"
         )
+
     # The engine may store the cache in another format than the checkpoint; techniques change the served model.
     served = as_served(resolved_model, resolved_system, runs_on)
     scenario = Scenario(resolved_system, runs_on, chips, context, tpot, usd_per_million, rent)
     variants, left_out = _variants(served, techniques)
+
     # The unchanged model comes first: its cost is the price limit of the others by default.
     base, curve = _wall(AS_IS, served, scenario)
     price_limit = usd_per_million
@@ -168,6 +170,7 @@ def _variants(model: Model, techniques: Sequence[str] | None) -> tuple[list[tupl
             continue
         if not kv_bytes_per_token(model):
             return [], (f"all: {model.name} has no KV cache",)
+
         # A technique may shrink the stored cache or only the part that a step reads; both count.
         before, after = (
             cache_bytes(candidate, CONTEXT) + cache_bytes_read(candidate, CONTEXT) for candidate in (model, variant)
@@ -204,6 +207,7 @@ def _named_wall(variant: tuple[str, Model], scenario: Scenario) -> tuple[Context
 
 def _wall(name: str, model: Model, scenario: Scenario) -> tuple[ContextWall, tuple[Array, Array]]:
     every = _layouts(model, scenario)
+
     # A coarse search over all layouts keeps the few that are cheapest somewhere; the fine search tries only those.
     octaves = round(math.log2(LONGEST / LEAST))
     coarse = np.unique(np.append(np.geomspace(LEAST, LONGEST, octaves + 1).round(), scenario.context))
@@ -219,8 +223,9 @@ def _wall(name: str, model: Model, scenario: Scenario) -> tuple[ContextWall, tup
     end = partial(_end, beyond=float(LONGEST) if growing_kv_bytes_per_token(model) else math.inf)
     longest = end(cheapest, lengths, best, math.inf)
     rented = math.isfinite(scenario.rent)
-    # Rounding must not exclude the point whose own cost is the limit.
     price_limit = scenario.usd if scenario.usd is not None else float(best.cost[context_index]) if rented else math.inf
+
+    # Rounding must not exclude the point whose own cost is the limit.
     priced = end(cheapest, lengths, best, price_limit * (1 + 1e-9))
     common: dict[str, Any] = {
         "technique": name, "words": describe_technique(name) if name else "unchanged", "parameters": total_parameters(model),
@@ -232,6 +237,7 @@ def _wall(name: str, model: Model, scenario: Scenario) -> tuple[ContextWall, tup
     curve = (lengths[np.isfinite(best.cost)], best.cost[np.isfinite(best.cost)])
     if 0 < longest < LONGEST:
         factors = _factors(model, scenario, layouts, longest, cheapest(np.array([longest])), 0)
+
         # A step that is slower or faster by the ends of its range moves the wall.
         if factors is not None:
             fast, slow = (
@@ -293,6 +299,7 @@ def _cheapest(model: Model, scenario: Scenario, layouts: Layout, contexts: Array
     context_grid = contexts[None, :, None]
     room = np.asarray(sequences_that_fit(model, scenario.system, context=context_grid, layout=wide, engine=scenario.engine))
     max_batch = np.clip(np.broadcast_to(room, (np.size(layouts.tp), len(contexts), 1)), 1.0, MOST_BATCH)
+
     # Without a rent, cost is in chip time, which has the same order.
     rent = scenario.rent if math.isfinite(scenario.rent) else 1.0
     low, high = np.ones_like(max_batch), max_batch
@@ -303,6 +310,7 @@ def _cheapest(model: Model, scenario: Scenario, layouts: Layout, contexts: Array
         seconds = np.asarray(step.total)
         good = (seconds <= tpot) & (room >= 1)
         last = np.maximum(GRID - 1 - np.argmax(good[..., ::-1], axis=-1), 0)[..., None]
+
         # The next evaluation refines the interval between the last batch that meets the limits and the next one.
         low = np.take_along_axis(batch, last, axis=-1)
         high = np.take_along_axis(batch, np.minimum(last + 1, GRID - 1), axis=-1)

@@ -92,6 +92,7 @@ class ContextWalls(Tabular):
         )
         if not base.longest:
             return f"{self.model} on {self.system} reaches no context at {speed}: {self.reason}."
+
         # A range narrower than 1 % comes from memory, which has no uncertainty.
         if base.longest_range and base.longest_range[1] < 1.01 * base.longest_range[0]:
             first = f"At {speed} {self.model} on {self.system} reaches {tokens(base.longest)} of context, limited by memory"

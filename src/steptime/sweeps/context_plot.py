@@ -50,6 +50,7 @@ def draw_figure(limits: ContextWalls) -> Any:
             colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
             name = wall.technique or "unchanged"
             axes.loglog(lengths, cost, color=colour, ls=dash, lw=2.4 if not wall.technique else 1.5, label=name)
+
             # A mark ends each curve at the limit of memory or time.
             if len(lengths) and math.isfinite(wall.longest):
                 axes.plot(lengths[-1], cost[-1], marker="|", ms=11, mew=2, color=colour)

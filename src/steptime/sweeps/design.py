@@ -293,6 +293,7 @@ def _front(sweep: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
                 f"aims: {len(aims)} aims compare at most {MOST_COMPARED:,} designs, got {len(places):,}; "
                 "give two aims or fewer designs"
             )
+
         # Of equal designs only the first stays, so that ties do not fill the front.
         _, first = np.unique(table, axis=1, return_index=True)
         best = np.array([column for column in np.sort(first) if not _beaten(table, int(column))])

@@ -56,6 +56,7 @@ def run(
         for region_answers in journal.done.values():
             gathered.take(region_answers)
             done += size(region_answers.region)
+
     # Points that the journal already has are not asked again.
     regions = list(job.regions() if journal is None else journal.pending_regions(job.regions()))
     if progress is not None:

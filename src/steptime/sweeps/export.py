@@ -152,6 +152,7 @@ def _xlsx(sweep: Sweep, path: str) -> None:
     def text_cell(sheet: Any, value: Any) -> Any:
         if not isinstance(value, str):
             return value
+
         # A text that begins with "=" would become a formula.
         cell = WriteOnlyCell(sheet, replace_controls(value))
         cell.data_type = "s"
@@ -168,6 +169,7 @@ def _xlsx(sweep: Sweep, path: str) -> None:
         number = isinstance(value, int | float | np.number)
         content = float(value) if number else text_cell(about, label(value))
         about.append([text_cell(about, name), content, spec.unit if spec else ""])
+
         # Some parameters of a closed form must be numbers; a cell cannot take their place.
         is_number_only = spec is not None and not spec.broadcasts
         cells[name] = value if is_number_only else Cell(f"held!$B${about.max_row}")

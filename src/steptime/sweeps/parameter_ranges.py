@@ -91,6 +91,7 @@ def with_ranges(
                 f"{name}: the value {value} is outside its range from {lower} to {upper}; widen the range, or give another "
                 f"{name}"
             )
+
         # A range of the user says nothing about its middle, so that all values are equally likely.
         attributes: dict[str, Any] = {"low": low, "base": float(middle), "high": high, "basis": basis, "even": True}
         if base is not None:
@@ -178,6 +179,7 @@ def _base_value(question: Question, input_values: Mapping[str, Any], name: str) 
         if not isinstance(value, int | float | np.number) or isinstance(value, bool):
             raise RangeError(f"{name}: must be one number to have a range, got {short_repr(value)}")
         return float(value)
+
     # Values that the user did not give come from the engine, the machine, or the default of the closed form.
     system = input_values.get("system")
     if name in CONSTANTS:

@@ -180,6 +180,7 @@ def _over_axes(make: Any, sweep: Sweep, name: str) -> Any:
     if sweep.together:
         raise RangeError("plot: axes that advance together have no plot over them; give --against ANSWER to plot two answers")
     order = sorted(range(len(sweep.axes)), key=lambda index: (not sweep.axes[index].numeric, -len(sweep.axes[index].values)))
+
     # Axes with one value need no place in the plot.
     order = [index for index in order if len(sweep.axes[index].values) > 1] or order[:1]
     if len(order) > 3 or (len(order) == 3 and len(sweep.axes[order[2]].values) > MOST_PANELS):
@@ -191,6 +192,7 @@ def _over_axes(make: Any, sweep: Sweep, name: str) -> Any:
     wide = min(panels, 3)
     figure = make(figsize=(7.5 if panels == 1 else 4.2 * wide, 4.8 if panels == 1 else 3.6 * -(-panels // wide)))
     axes = figure.subplots(-(-panels // wide), wide, squeeze=False, sharex=True, sharey=True).ravel()
+
     # The last row of panels may not be full.
     for place in axes[panels:]:
         place.set_visible(False)
@@ -251,6 +253,7 @@ def _curves(place: Any, sweep: Sweep, name: str, order: list[int], selection: tu
     has_memory = "memory_share" in sweep.answers
     share = _part(sweep, "memory_share", order, selection).reshape(values.shape) if has_memory else None
     x = first.values if first.numeric else np.arange(len(first.values))
+
     # The legend mentions ranges only if at least one is drawn.
     banded_at_all = low is not None and len(x) > 1 and bool(np.isfinite(low).any())
     rising = np.argsort(x, kind="stable")
@@ -267,6 +270,7 @@ def _curves(place: Any, sweep: Sweep, name: str, order: list[int], selection: tu
             continue
         marker = mark if len(x) <= FEW_MARKS else None
         place.plot(x[rising], values[rising, curve], DASHES[curve % 4], color=colour, marker=marker, ms=4, label=curve_label)
+
         # Points beyond memory stay on the curve, with a red cross.
         if share is not None and (share[:, curve] > 1).any():
             over = share[:, curve] > 1
@@ -304,6 +308,7 @@ def _map(figure: Any, place: Any, sweep: Sweep, name: str, order: list[int], sel
     if not finite.size:
         raise InputError(f"answer: {name} has no value at any point; plot another answer")
     log = spread_out(finite)
+
     # Among many points a few outliers would take the whole colour scale.
     ends = np.quantile(finite, (0.002, 0.998)) if finite.size > MANY_POINTS else (finite.min(), finite.max())
     norm = (LogNorm if log else Normalize)(*ends)
@@ -315,6 +320,7 @@ def _map(figure: Any, place: Any, sweep: Sweep, name: str, order: list[int], sel
     outside = "both" if finite.size > MANY_POINTS else "neither"
     bar = figure.colorbar(mesh, ax=place, extend=outside, format=_plainly if log else None)
     bar.set_label(_label(name, sweep.column(name)))
+
     # Contour lines need two values on each axis.
     if min(values.shape) > 1:
         levels = (LogLocator(subs=(1, 2, 5)) if log else MaxNLocator(8)).tick_values(*ends)
@@ -357,6 +363,7 @@ def _front(place: Any, sweep: Sweep, name: str, against: str) -> None:
     valid &= sweep.fits.ravel()
     if not valid.any():
         raise InputError(f"plot: no point that fits in memory has both {name} and {against}; plot other answers")
+
     # Colours show the shortest axis, names before numbers.
     short_axes = [axis for axis in sweep.axes if 1 < len(axis.values) <= MOST_LINES and not sweep.together]
     groups = min(short_axes, key=lambda axis: (axis.numeric, len(axis.values)), default=None)

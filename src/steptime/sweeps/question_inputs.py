@@ -137,6 +137,7 @@ def _parsed(name: str, part: str, spec: Input) -> _Values:
             f"{name}: must be LOW:HIGH:N, such as 1k:128k:log2 (doubling), 10:100:10 (10 values) or 10:100:10log, "
             f"got {short_repr(part)}"
         )
+
     # "4:32TB/s:9" has one unit, which belongs to both ends.
     unit = re.sub(r"^[-+0-9.,_eE ]*", "", ends[1]) if spec.kind != COUNT else ""
     bare = re.fullmatch(r"[-+0-9.,_eE ]*", ends[0]) is not None
@@ -146,6 +147,7 @@ def _parsed(name: str, part: str, spec: Input) -> _Values:
     values = _spread(name, part, low, high, ends[2].strip())
     if spec.kind != COUNT:
         return values
+
     # Counts are rounded, and duplicates dropped.
     return _Values(values.max_count, lambda: np.unique(np.round(values.build())).astype(np.int64))
 
@@ -158,6 +160,7 @@ def _spread(name: str, part: str, low: float, high: float, how: str) -> _Values:
         base = _plain(name, part, ratio[1])
         if not base > 1:
             raise RangeError(f"{name}: a ratio must be above 1, got {ratio[1]} in {short_repr(part)}")
+
         # The small factors accept a HIGH that is a whole power apart from rounding.
         steps = math.floor(math.log(high / low) / math.log(base) * (1 + 1e-12) + 1e-9)
 

@@ -76,10 +76,12 @@ def compare(
     slo = slo or Slo()
     if chips is not None and chips != ANY:
         whole_number("chips", chips, maximum=MOST_CHIPS)
+
     # Inputs of all pairs are checked here, since errors of one plan are only reasons.
     check_limits(sure, slo)
     engine = load_engine(engine, catalog) if isinstance(engine, str) else engine
     machines = [_rented(system, rent) for system in distinct_systems]
+
     # Alternatives and elasticities are computed later, and only for the first two.
     plan_options: dict[str, Any] = {
         "engine": engine,
@@ -144,6 +146,7 @@ def _standing(
         "model": model.name, "system": system.name, "vendor": system.chip.vendor, "year": system.chip.year, "rent": system.rent,
         "label": label,
     }  # fmt: skip
+
     # A number of chips without a plan is skipped; the last reason stays if all have none.
     best, reason = None, ""
     for count in _counts(system, chips):

@@ -70,6 +70,7 @@ class Journal:
             answers = {name: _array(value, shape) for name, value in record["answers"].items()}
             self.done[region] = RegionAnswers(region=region, answers=answers, reason=record.get("reason", ""))
             valid_lines.append(line)
+
         # New lines are appended, so that a broken last line must go first.
         if len(valid_lines) < len(lines):
             write_text_atomically(self.path, "".join(f"{line}\n" for line in valid_lines))

@@ -152,6 +152,7 @@ def compute_sensitivity(
         raise RangeError(f"workers: must be a whole number of at least 1, got {short_repr(workers)}")
     answer_name = choose_answer(question, answer)
     ranges = list(ranges)
+
     # A default layout would change from point to point if sizes or subject vary.
     if not {plain_name(question, name) for name, _ in ranges} & {*SIZES, "model", "system"}:
         fixed = with_layout(question, fixed)
@@ -166,10 +167,12 @@ def compute_sensitivity(
     plans = 1 + 2 * len(inputs)
     if not ask.quick:
         say(f"one input at a time: {counted(plans, 'point')}, about {ask.time(plans)} ...")
+
     # The first point is the base; then each input takes its low and its high value.
     answers, reasons = ask(inputs, tornado.points(inputs))
     limit_reaches = _reached(ask, inputs, answers, input_values)
     swings = _swings(inputs, answers, reasons, limit_reaches)
+
     # A step is computed even if it does not fit, so that a note must say so.
     share = _memory_share(question, fixed)
     over = (f"the base case does not fit: it needs {share:.0%} of the memory of a chip",) if share > 1 else ()
@@ -351,6 +354,7 @@ def _swings(
     """
     low, high = answers[1::2].copy(), answers[2::2].copy()
     feasible_ends = [list(parameter.ends) for parameter in inputs]
+
     # An end beyond a limit is replaced by the last value that meets it: the rest is no variance.
     for (index, side), reach in limit_reaches.items():
         (low, high)[side][index] = reach.answer
@@ -395,6 +399,7 @@ def _notes(swings: Sequence[Swing], input_values: Mapping[str, Any], inputs: Seq
     fit = engine.fit if isinstance(engine, Engine) else {}
     names = list(fit.get("names", ()))
     as_fitted = {parameter.name for parameter in inputs if parameter.basis.startswith("fitted")}
+
     # The sign of each effect matters, since correlated errors may cancel.
     signed = {
         swing.name: math.copysign(math.sqrt(swing.share), swing.at_met[1] - swing.at_met[0])
@@ -436,6 +441,7 @@ def _with_indices(
     }
     answers, reasons = ask(inputs, values)
     table = answers.reshape(len(inputs) + 2, samples)
+
     # An index needs the answers of all matrices in a row.
     complete = np.isfinite(table).all(axis=0)
     lost = 1 - float(np.mean(complete))

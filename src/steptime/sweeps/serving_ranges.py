@@ -155,6 +155,7 @@ def of_step(input_values: InputValues, answer: str) -> tuple[InputValues, list[U
     inputs, model, system, engine = settled(input_values)
     phase = inputs.get("phase", "decode")
     lengths = LENGTHS.get(phase, LENGTHS["decode"])
+
     # Errors of decode and of prefill were fitted separately.
     regime = REGIMES[0] if phase == "decode" else REGIMES[1]
     degrees = {name: float(np.max(inputs.get(name, 1))) for name in SIZES}
@@ -168,6 +169,7 @@ def of_step(input_values: InputValues, answer: str) -> tuple[InputValues, list[U
     parameters += [*_imbalance(model, engine, input_values), *_rent(system, answer)]
     for name, usual in lengths.items():
         base = inputs.get(name, usual)
+
         # An array is an axis of the user, and certain.
         if np.ndim(base) == 0 and base > 0:
             parameters.append(_assumed(name, float(base), f"the {name}", is_count=True))
@@ -365,6 +367,7 @@ def _acceptance(input_values: Mapping[str, Any], model: Model) -> Iterator[Unsur
     if not drafts or input_values.get("acceptance") is not None:
         return
     base = choose_speculation(model, int(drafts)).acceptance
+
     # Curves of typical values are averages of the others, and no measurement.
     every = [
         curve.tokens[drafts - 1]

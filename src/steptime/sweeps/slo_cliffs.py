@@ -72,6 +72,7 @@ def reaches(
     missed = {(index, side): inputs[index].ends[side] for index, side in ends}
     for _ in range(HALVINGS):
         middle = {end: _middle(reach_by_end[end].value, missed[end]) for end in ends}
+
         # All ends are evaluated together: one point per end, with the other inputs at their base.
         points = {parameter.name: np.full(len(ends), parameter.base) for parameter in inputs}
         for row, (index, side) in enumerate(ends):

@@ -69,6 +69,7 @@ def sweep(
     expect("axes", axes, Mapping, 'a dict of values by input, such as {"batch": [1, 64]}')
     fixed_inputs = in_base_units(declaration, {plain_name(declaration, name): value for name, value in fixed.items()})
     axis_values = in_base_units(declaration, {plain_name(declaration, name): values for name, values in axes.items()})
+
     # The first system of an axis stands for all: its figures are the inputs of the sweep.
     known_inputs = {**fixed_inputs, **({"system": _first(axis_values["system"])} if "system" in axis_values else {})}
     check_texts(declaration, {name: values for name, values in axis_values.items() if isinstance(values, str)}, known_inputs)
@@ -156,6 +157,7 @@ def sweep_axes(
     if (not answers if banded is None else banded) and job.points <= BANDED:
         answer_names = with_bands(question, answer_names)
         job = Job(question=question, axes=tuple(axes), fixed=fixed, answer_names=frozenset(answer_names), together=together)
+
     # A log costs time for each region: questions that take arrays are faster without one.
     slow = out is not None and not any(job.inner)
     journal = Journal(out, job) if out is not None and slow else None
@@ -165,6 +167,7 @@ def sweep_axes(
         if journal is not None:
             journal.close(finished=not journal.kept)
         raise
+
     # A sweep without any answer is an error, and its log is of no use.
     if len(gathered.reasons) == job.points and not gathered.arrays:
         if journal is not None:

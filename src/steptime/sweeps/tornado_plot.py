@@ -90,6 +90,7 @@ def _swings(place: Any, analysis: Sensitivity, bars: list[Swing]) -> None:
             place.barh(
                 row, end - analysis.base, left=analysis.base, height=0.62, color=colour, hatch=hatch, edgecolor="white", lw=0
             )
+
             # The value of the input stands outside its bar.
             outward = end > analysis.base if end != analysis.base else side <= analysis.base
             place.annotate(
