@@ -66,6 +66,8 @@ def _before(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> tuple[str
             f"these are commands of {started}, but the plan and its times are for {planned_engine}; {started} may refuse it; "
             f"plan with --engine {engine}"
         )
+
+    # Replicas that do not divide evenly over hosts leave chips idle.
     hosts, host = len({h for r in replicas for h in r.hosts}), plan.served.host_chips
     if hosts > -(-plan.chips // host):
         notes.append(
@@ -96,6 +98,8 @@ def _replica(engine: str, serve_args: ServeArgs, replica: Replica, port: int) ->
         lines.append("# NODE_ADDRESS: address of this host")
     if replica.nodes == 1 or engine == "trtllm":
         return lines + spoken(head)
+
+    # All hosts after the first run one command that depends only on NODE_RANK.
     worker = _visible(writer.server(serve_args, replica, None, port), engine, serve_args, replica, None)
     worker_ranks = in_words(range(1, replica.nodes))
     device_notes = [f"# DEVICES: chips of this host: {_devices(replica)}"] if "$DEVICES" in worker.environment.values() else []
@@ -207,6 +211,8 @@ def _script(command: Command, addresses: tuple[str, ...]) -> str:
         if any(word.endswith(VARIABLE) for word in command.words)
         else []
     )
+
+    # A missing checkpoint ends the script with a message before the engine starts.
     lines = [
         "#!/bin/sh",
         *comments(command.notes),
@@ -242,6 +248,7 @@ def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mappi
             hosts, chips = [", ".join(hosts)], ["; ".join(chips if not r.is_symmetric else chips[:1])]
         rows += [f"| `{script}` | {host} | {devices} |" for script, host, devices in zip(scripts, hosts, chips, strict=True)]
     first = "; start a script for several hosts only on the first one" if engine == "trtllm" else ""
+
     steps = [
         "Write the addresses of the hosts into `addresses.sh`, and copy this folder to each host.",
         f"Start the scripts of each host{first}:",

@@ -81,6 +81,8 @@ def unable(run: Run) -> list[str]:
         problems.append(f"it has no GEMMs in {job.dtype} on these chips; use {', '.join(formats)}")
     if job.dtype in ("mxfp8", "nvfp4") and run.system.chip.vendor == "NVIDIA" and not run.blackwell:
         problems.append(f"{job.dtype} needs Blackwell or later; use fp8")
+
+    # Narrow optimizer states have no equivalent: MaxText narrows only the first moment.
     if job.optimizer not in OPTIMIZERS:
         narrow = "; mu_dtype narrows only the first moment" if job.optimizer.startswith("adamw-") else ""
         problems.append(f"it has no optimizer {job.optimizer}{narrow}; use {', '.join(OPTIMIZERS)}")
@@ -129,6 +131,8 @@ def _axes_cannot(run: Run) -> list[str]:
             problems.append(f"its expert axis spans data-parallel ranks: ep {run.ep} must divide {run.group} ranks")
         if run.etp != run.tp:
             problems.append(f"its tensor parallelism divides experts like all other weights; use etp {run.tp}")
+
+    # Axes must fill whole slices, since each axis is inside or between slices.
     slice_chips = _slice(run)
     if run.chips % slice_chips:
         problems.append(
@@ -144,6 +148,8 @@ def _pipeline_cannot(run: Run) -> list[str]:
         return ["virtual stages need a pipeline; use vpp 1"] if run.virtual > 1 else []
     if run.schedule not in SCHEDULES:
         return [f"it has no schedule {run.schedule}; its bubble equals that of {', '.join(SCHEDULES)}"]
+
+    # The pipeline is a loop over equal stages of one kind of layer.
     problems = []
     if not run.even:
         chunks = run.pp * run.virtual

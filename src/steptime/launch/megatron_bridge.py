@@ -119,6 +119,8 @@ def settings(run: Run) -> list[str]:
         Assignments to fields of the configuration.
     """
     experts = run.shape.experts is not None
+
+    # The tokenizer is a stub, because the data are synthetic.
     lines = [
         'tokenizer.tokenizer_type = "NullTokenizer"',
         f"tokenizer.vocab_size = {run.shape.vocabulary}",

@@ -96,6 +96,8 @@ def unable(run: Run) -> list[str]:
         problems.append("it has no unfused attention")
     if run.layout.recompute not in CHECKPOINTING:
         problems.append(f"it cannot recompute {run.layout.recompute!r}; use {', '.join(CHECKPOINTING)}")
+
+    # Some built-in models lack features that torchtitan has in general.
     if run.cp > 1 and run.model.name.startswith("openai/"):
         problems.append("context parallelism does not work with the attention of its gpt-oss configurations; use cp 1")
     if run.drafts and MODELS.get(run.model.name, BuiltIn("", "", "")).module != "deepseek_v3":
@@ -120,6 +122,8 @@ def _axes(run: Run) -> list[str]:
             problems.append(f"without expert parallelism, tp divides experts like all other weights; use etp {run.tp}")
         if within % run.ep:
             problems.append(f"ep {run.ep} is not a divisor of the {within} chips that shard the states")
+
+    # Context parallelism splits a sequence in 2 cp parts, sequence parallelism in tp parts.
     every = (run.tp if run.job.sequence_parallel else 1) * (2 * run.cp if run.cp > 1 else 1)
     if run.seq % every:
         problems.append(f"a sequence of {run.seq} is not a multiple of {every}, as tensor and context parallelism require")
@@ -178,6 +182,7 @@ def _flags(run: Run) -> list[str]:
     """
     sharding, piped = run.layout.sharding, run.pp > 1
     local = run.micro_batch * run.micro_batches if piped else run.micro_batch
+    # Without sharding, FSDP has one rank, and all others replicate.
     shard = 1 if sharding == "none" else run.group
     modules: dict[str, object] = {
         "training.local_batch_size": local,
@@ -230,6 +235,8 @@ def file_text(run: Run) -> str:
     policy = CHECKPOINTING[run.layout.recompute]
     if policy != "None":
         lines.append(f"from torchtitan.distributed.activation_checkpoint import {policy.partition('.')[0]}")
+
+    # PyTorch cannot compile a model whose backward pass the schedule splits.
     components = '["loss"]' if run.schedule in SPLIT else '["model", "loss"]'
     size_literal = f"{built_in.size!r}".replace("'", '"')
     arguments = [size_literal] + ([f"converters=[{', '.join(converter_lines)}]"] if converter_lines else [])

@@ -107,6 +107,8 @@ def options(serve_args: ServeArgs) -> dict[str, Any]:
     settings["kv_cache_config"] = {"dtype": CACHE.get(served.kv, "auto")} | (
         {"enable_block_reuse": True} if serve_args.cached else {}
     )
+
+    # The load balancer counts slots: the routed experts and their redundant copies.
     if m.redundant_experts > 0:
         slots = served.routed_experts + int(m.redundant_experts)
         settings["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": LAYER_UPDATES}}

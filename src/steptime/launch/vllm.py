@@ -120,6 +120,8 @@ def _hosts(serve_args: ServeArgs, replica: Replica, rank: int | None) -> list[st
     """
     if replica.nodes == 1:
         return []
+
+    # A data-parallel rank that fits on one host needs no network inside itself.
     ranks_per_host = int(serve_args.layout.group * serve_args.layout.pp)
     later = [] if rank == 0 else ["--headless"]
     if serve_args.layout.dp > 1 and replica.chips % ranks_per_host == 0:
@@ -152,6 +154,8 @@ def _experts(serve_args: ServeArgs) -> Exchange:
     if m.ep <= 1:
         return [], {}, []
     words, environment, notes = ["--enable-expert-parallel"], dict[str, str](), list[str]()
+
+    # Without an exchange, every rank has all tokens, and needs no back end.
     if serve_args.exchanges:
         backend, environment, why = exchange(serve_args)
         words.append(f"--all2all-backend {backend}")

@@ -239,6 +239,8 @@ def compare_designs(
             "axes: a design needs an axis of the model (arch.kv_heads, arch.attention, arch.layers, ...) or of the chip "
             "(times.bandwidth, times.link, ... or a figure of the machine)"
         )
+
+    # The layout is chosen once, so that all designs run on the same number of chips.
     fixed = with_layout(question, fixed, axes)
     inputs = {**fixed, **({} if within is None else {WITHIN: within})}
     answer_names = tuple(dict.fromkeys([*aim_names, *question.shows, *DESIGN_ANSWERS]))

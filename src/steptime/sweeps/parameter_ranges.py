@@ -124,6 +124,8 @@ def _input(question: Question, input_values: Mapping[str, Any], parameter: Unsur
             broadcasts=True,
             bare=not parameter.unit or parameter.place is put_constant,
         )
+
+    # Constants of the engine have no declaration: the unit is the first word of their description.
     if name in CONSTANTS and "engine" in question.inputs:
         description = DESCRIPTIONS[name]
         unit = "s" if description["unit"].startswith("s ") or description["unit"] == "s" else ""

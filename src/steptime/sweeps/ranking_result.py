@@ -104,6 +104,8 @@ class Ranking(Tabular):
             return f"No plan meets the limits: {self.standings[0].reason.rstrip('.')}."
         if not feasible:
             return f"No plan meets the limits, for {len(self.standings)} pairs of model and system."
+
+        # Without any rent the order is by output per chip, so that no cost can be named.
         first, priced = feasible[0], self.priced
         if not priced:
             return (

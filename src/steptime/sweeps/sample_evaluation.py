@@ -102,6 +102,8 @@ def answers_at(
         )
         for parameter in inputs
     )
+
+    # All inputs advance together: one point per position of their values.
     names = {parameter.name for parameter in inputs}
     fixed = {name: value for name, value in input_values.items() if name not in names}
     job = Job(question=varied(question, inputs), axes=axes, fixed=fixed, answer_names=frozenset({answer}), together=True)

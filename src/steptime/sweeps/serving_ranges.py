@@ -275,6 +275,8 @@ def _constants(model: Model, system: System, engine: Engine) -> Iterator[Unsure]
     if not names:
         return
     idle = _idle(model, system, engine)
+
+    # The diagonal of the covariance has the marginal variances.
     deviation = np.sqrt(np.diagonal(np.asarray(engine.fit.get("covariance", np.zeros((len(names), len(names)))))))
     runs = engine.fit.get("runs")
     basis = f"fitted to {runs:,} runs" if runs else "fitted"

@@ -118,6 +118,7 @@ def _shares(place: Any, analysis: Sensitivity, bars: list[Swing]) -> None:
         place.barh(rows, [100 * bar.share for bar in bars], height=0.62, color=COLOURS[2])
         place.set_xlabel("% of the variance")
     else:
+        # First and total index of an input lie side by side, each with its 90 % range.
         for offset, name, colour in ((-0.17, "first", COLOURS[2]), (0.17, "total", TOTAL)):
             values = [100 * (getattr(bar, name) or 0.0) for bar in bars]
             ends = [getattr(bar, f"{name}_range") or (0.0, 0.0) for bar in bars]
