@@ -12,7 +12,7 @@ from steptime.hardware.unit_cost import usd
 from steptime.planning.plan_result import Plan
 from steptime.planning.workload import Slo, Workload
 from steptime.result_base import Tabular, columns_by_key, unit
-from steptime.units import show
+from steptime.units import counted, show
 
 COST: Final = "usd_per_million_output_tokens"
 
@@ -113,7 +113,9 @@ class Ranking(Tabular):
                 f"{show(first.tokens_per_second_per_chip, 'tok/s')} per chip."
             )
         ties = sum(standing.tied for standing in priced[1:])
-        tie_note = f"; {ties} of the {len(priced) - 1} others may cost the same, since their ranges overlap" if ties else ""
+        tie_note = (
+            f"; {ties} of {counted(len(priced) - 1, 'other pair')} may cost the same, since the ranges overlap" if ties else ""
+        )
         span = "" if first.cost_range is None else f" (90 % range {usd(first.cost_range[0])} to {usd(first.cost_range[1])})"
         cost = f"{usd(first.usd_per_million_output_tokens)} per million output tokens, prefill included{span}"
         return f"{self.called(first)} is the cheapest: {cost}{tie_note}."
