@@ -99,6 +99,7 @@ def config_card(fields: Mapping[str, Any], *, name: str = "", folder: Path | Non
     Raises:
         InputError: The config has no known architecture.
     """
+    # Headers of weight files add exact shapes where they are present.
     understanding = understand(fields, name=name, headers=None if folder is None else read_headers(folder))
     model = understanding.model
     return ConfigCard(

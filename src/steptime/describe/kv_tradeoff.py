@@ -118,6 +118,7 @@ def cache_trade(models: Iterable[ModelLike], system: SystemLike, contexts: Seque
         RangeError: A model has no such context, or no model or context is given.
     """
     machine = resolve_system(system)
+    # One entry per pair, so that the table compares models at the same context.
     caches = tuple(_held_context(resolve_model(model), machine, context) for model in models for context in contexts)
     if not caches:
         raise RangeError("a cache trade needs at least one model and one context")
@@ -131,6 +132,7 @@ def _held_context(model: Model, system: System, context: int) -> HeldContext:
     held_bytes, flops = float(cache_bytes(model, context)), float(prefill_flops(model, context))
     recompute_time = recompute_seconds(model, system, context)
     rate = float(exchange_rate(flops, held_bytes))
+    # The rate includes the mix of number formats, so both sides of the trade use the same seconds.
     own_memory = _tier(system.chip.hbm, held_bytes, rate, flops / recompute_time, is_own=True)
     return HeldContext(
         model=model.name, context=context, held_bytes=held_bytes, flop_saved=flops, flop_per_byte=rate,
@@ -172,6 +174,7 @@ def recompute_seconds(model: Model, system: System, context: int) -> float:
             # Attention has no weights: it computes per pair of tokens.
             flops = a.flops_per_pair_prefill * pairs(a, context, 0) + a.state_flops_per_token * context
             seconds += count * float(flops) / peak_rate(peak, a.arithmetic)
+    # The stem is outside the layers: it counts once.
     for op in model.stem:
         if op.rows in ("tokens", "routed", "outputs"):
             tokens = 1 if op.rows == "outputs" else context

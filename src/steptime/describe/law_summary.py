@@ -95,6 +95,7 @@ def law_card(law: Law) -> LawCard:
         counts=law.counts,
         takes=law.kind.takes,
         lacks=law.lacks,
+        # Constants may be numpy scalars; JSON needs floats.
         constants={name: float(np.asarray(value)) for name, value in law.constants.items()},
         errors=dict(law.errors),
         drawn_together=law.spread is not None,

@@ -264,6 +264,7 @@ def parts(model: Model) -> dict[str, float]:
             parameters_by_part[op.term] = parameters_by_part.get(op.term, 0.0) + n * op.total_weights
     for op in model.stem:
         parameters_by_part[op.term] = parameters_by_part.get(op.term, 0.0) + op.total_weights
+    # Parts without weights, such as attention scores, are left out.
     return {name: value for name, value in parameters_by_part.items() if value}
 
 
@@ -278,6 +279,7 @@ def stored_formats(model: Model) -> dict[str, float]:
     """
     bytes_by_format: dict[str, float] = {}
     for op, n in [(op, n) for layer, n in model.layers for op in layer.ops] + [(op, 1) for op in model.stem]:
+        # Bytes of a weight include the scales of block formats.
         bytes_by_format[op.format.name] = bytes_by_format.get(op.format.name, 0.0) + n * op.total_weights * op.format.bytes
     return {name: float(round(value)) for name, value in bytes_by_format.items() if value}
 
@@ -313,7 +315,9 @@ def model_card(model: Model, *, context: int) -> ModelCard:
         Parameters, formats, KV cache, FLOP and the smallest system that fits.
     """
     total, active = total_parameters(model), active_parameters(model)
+    # All systems of the catalogue are candidates.
     holds = smallest_system(model, [load_system(name) for name in files("systems")])
+    # Some makers publish only one of both counts.
     counted = {"total": total, "active": active}
     return ModelCard(
         name=model.name,
@@ -448,6 +452,7 @@ def model_table(like: str = "", catalog: str | None = None) -> ModelTable:
         if like.casefold() in name.casefold():
             try:
                 rows.append(model_row(load_model(str(path))))
+            # One bad file must not hide the rest of the list.
             except InputError as problem:
                 rows.append(ModelRow(name=name, problem=str(problem)))
     return ModelTable(models=tuple(rows))

@@ -69,6 +69,7 @@ class SystemTable(Tabular):
         Returns:
             Columns by name, each with one value per system.
         """
+        # Systems differ in their arithmetics, so the mapping becomes one column per arithmetic of any system.
         table_columns = columns_by_key(SystemRow, self.systems)
         peaks = table_columns.pop("peak_flop_per_s", [])
         kinds = dict.fromkeys(kind for peak in peaks for kind in peak)
@@ -198,6 +199,7 @@ def system_table(systems: Iterable[System], *, rent: str | None = None) -> Syste
 
 def _rented(system: System, rent: str | None) -> System:
     """Return a system with a rent of one kind, or without a rent if it is not known."""
+    # A fixed rent applies to every system; a kind of rent only where it is known.
     lacks = rent is not None and kind_asked(rent) in set(KINDS) - set(rents_by_kind(system))
     return system if rent is None else replace(system, rent=Rent()) if lacks else with_rent(system, rent)
 
@@ -219,6 +221,7 @@ def scale_up_links(system: System) -> dict[str, Any]:
     if not math.isfinite(domain.size):
         return {"count": 0.0, "basis": "no scale-up domain"}
     if "links" in rack:
+        # A cable between neighbours serves two chips; a cable to a switch serves one.
         shared = domain.link.topology in ("mesh", "torus", "ring")
         basis = f"{domain.size:,.0f} chips x {rack['links']:,.0f}" + (", each shared by two" if shared else " to switches")
         return {"count": domain.size * rack["links"] / (2 if shared else 1), "basis": basis}
@@ -246,6 +249,7 @@ def physical_limits(system: System) -> dict[str, Any]:
     for name, (has, limit) in LIMITS.items():
         value, bound = system.rack.get(has), system.rack.get(limit)
         if value is not None or bound is not None:
+            # A value without a limit, or a limit without a value, is shown without a share.
             share = value / bound if value is not None and bound is not None else None
             used[name] = {"value": value, "limit": bound, "unit": UNITS[name], "share": share}
     shares = {name: entry["share"] for name, entry in used.items() if entry["share"] is not None}
@@ -264,6 +268,7 @@ def system_card(system: System) -> SystemCard:
     hbm = system.chip.hbm
     # Bytes of a weight by arithmetic, without the scales of block formats.
     weights = {"fp4": 0.5, "fp8": 1.0, "int8": 1.0, "bf16": 2.0, "fp16": 2.0}
+    # The card repeats all columns of the list.
     line = system_row(system)
     return SystemCard(
         **{f.name: getattr(line, f.name) for f in fields(line)},
