@@ -93,7 +93,7 @@ def answer(inputs: Inputs) -> Answer:
         notes=(
             f"a knee at the lecture's {SPOKEN:,} tokens needs a KV cache of {show(spoken, 'B')} per token; this model reads "
             f"{show(pair.kv_bytes, 'B')}",
-            *((f"the longest context of the model is {model.max_context:,.0f} tokens",) if inputs.context > model.max_context else ()),
+            *((f"longest context: {model.max_context:,.0f} tokens",) if inputs.context > model.max_context else ()),
         ),
         command=command("step", inputs, {"--batch": inputs.batch, "--context": inputs.context, **layout_options(layout)}),
         python=python(decode_call(inputs, layout, batch=inputs.batch, context=inputs.context)),

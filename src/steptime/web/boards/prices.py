@@ -135,7 +135,7 @@ def answer(inputs: Inputs) -> Answer:
             "estimate = st.read_prices(prices, ideal=ideal)\n"
             'estimate.ideal.kv_bytes, estimate["kv_bytes_per_token"].interval'
         ),
-        notes=(f"on models of known size such ranges {kv.interval_held}, such bounds {kv.bound_held}",) if kv.bound_held else (),
+        notes=(f"on models of known size: ranges {kv.interval_held}, bounds {kv.bound_held}",) if kv.bound_held else (),
     )  # fmt: skip
 
 

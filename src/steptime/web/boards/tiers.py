@@ -97,7 +97,8 @@ def answer(inputs: Inputs) -> Answer:
             f"recompute = rent x t / L = {usd(rent * HOUR)}/h x {show(trade.recompute_seconds / inputs.reach, 's')} / "
             f"{inputs.context:,} = {usd(recompute)} per billion tokens",
             *(f"{WORDS[name]} = read back + storage x time = {usd(once)} + {usd(second * HOUR)}/h x "
-              f"{show(inputs.hold_seconds, 's')} = {usd(float(costs[name][index]))}" for name, (once, second) in holding.items()),
+              f"{show(inputs.hold_seconds, 's')} = {usd(float(costs[name][index]))}"
+              for name, (once, second) in holding.items()),
         ),
         notes=tuple(_notes(inputs, rent)),
         command=command("reversible", inputs, {"--context": inputs.context}).replace("reversible", "reversible cache", 1),
