@@ -1,8 +1,7 @@
-"""Writes docs/ablation.md, what each fitted constant is worth: `python docs/fit_ablation.py RUNS.csv ...` (some minutes).
+"""Write docs/ablation.md, the effect of each fitted constant: `python docs/fit_ablation.py RUNS.csv ...` (some minutes).
 
-Each constant in turn is held where it costs nothing, and the others are fitted anew without each whole model in every engine.
-What runs of one's own are worth: of each run the error that is left where others of its model, system, engine and release are
-known, whose error is taken off as far as an anchor trusts them.
+Each constant in turn is set to its value without cost. The others are fitted again with each model left out in every engine.
+The effect of your own runs is the error of a run after correction by other runs of its model, system, engine and release.
 """
 
 from __future__ import annotations

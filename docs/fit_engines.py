@@ -38,31 +38,30 @@ TITLES = {
 }
 NOT_MODELLED = """## What is not modelled
 
-- Settings that a row does not state: the KV format, the prefill chunk, max_num_seqs. Some runs at a concurrency of 512 have a TTFT of
-  tens of seconds, because max_num_seqs limited them; their TPOT is that of far fewer sequences.
-- Speculative tokens that no column records. Some runs of DeepSeek-R1 (TensorRT-LLM 1.2.0rc6.post3 on hgx-b200) and of Qwen3.5 (SGLang in
-  fp8 on four chips) take half the time of the same configuration elsewhere, and less at longer outputs, as with
-  multi-token prediction.
-- Fused kernels of one engine for one model (attention with its projection, all-reduce with the norm). One rule counts the launches of
-  all models, so gpt-oss has the largest error when it is left out.
+- Settings that a row does not state: the KV format, the prefill chunk, max_num_seqs. Some runs at a concurrency of 512 have
+  a TTFT of tens of seconds, because max_num_seqs limited them; their TPOT is that of far fewer sequences.
+- Speculative tokens that no column records. Some runs of DeepSeek-R1 (TensorRT-LLM 1.2.0rc6.post3 on hgx-b200) and of
+  Qwen3.5 (SGLang in fp8 on four chips) take half the time of the same configuration elsewhere, and less at longer outputs,
+  as with multi-token prediction.
+- Fused kernels of one engine for one model (attention with its projection, all-reduce with the norm). One rule counts the
+  launches of all models, so gpt-oss has the largest error when it is left out.
 - Waves: engines with prefill-first scheduling keep requests of equal length together. The drift of such requests is a guess
-  (`closed.DRIFT`, half a per cent of their length; from 0.3 to 2 % the error of first tokens changes by less than a point).
-  The name of a public data set shows whether its runs have random lengths.
+  (`closed_loop.DRIFT`, half a per cent of their length; from 0.3 to 2 % the error of first tokens changes by less than a
+  point). The name of a public data set shows whether its runs have random lengths.
 - Boards of two chips. MLPerf's seven results of Intel Arc Pro B60 are refused because they exceed the physical bound. Their
-  four accelerators are dual boards, so eight chips. Even eight chips reach at most 2,891 tok/s for Llama-2-70B in bf16, but 3,009
-  were measured, so the 4-bit weights are multiplied in int8. As eight chips in int8, all seven are inside the range: the median
-  prediction is 8 % too fast for Llama-3.1-8B and 31 % too slow for Llama-2-70B.
-- Flags that no column records and that change TTFT most. In runs of SGLang on hgx-b200 and hgx-b300 with a median TTFT, first tokens come
-  9 decode steps late at the median below 16 clients, and 17 steps from 16 clients on. In runs with a mean TTFT they come two to three
-  times as late. InferenceMAX starts these with a scheduler that polls for requests every 10 steps, or every 30 from 16 clients on
-  (`--scheduler-recv-interval`, default 1). A file of runs states it as `stream_interval`; those runs have no such column, so their
-  first tokens are neither fitted nor scored here. `validate` takes 10 and 20 for them
-  (`validation/published_deployments.py`):
-  the median error is 12 % for runs with a median TTFT and 31 % for runs with a mean TTFT. First tokens of
-  TensorRT-LLM with Llama-3.1-70B at 1024 in and out come 20 late on up to four chips and in time on
-  eight. With DP attention its public runs wait until each rank has a prompt, at most 60 steps
-  (`settings.balance_period`); those of December 2025 waited up to twice as long. First requests of SGLang with DeepSeek in
-  nvfp4 wait 5 to 9 s on average.
+  four accelerators are dual boards, so eight chips. Even eight chips reach at most 2,891 tok/s for Llama-2-70B in bf16, but
+  3,009 were measured, so the 4-bit weights are multiplied in int8. As eight chips in int8, all seven are inside the range:
+  the median prediction is 8 % too fast for Llama-3.1-8B and 31 % too slow for Llama-2-70B.
+- Flags that no column records and that change TTFT most. In runs of SGLang on hgx-b200 and hgx-b300 with a median TTFT,
+  first tokens come 9 decode steps late at the median below 16 clients, and 17 steps from 16 clients on. In runs with a mean
+  TTFT they come two to three times as late. InferenceMAX starts these with a scheduler that polls for requests every 10
+  steps, or every 30 from 16 clients on (`--scheduler-recv-interval`, default 1). A file of runs states it as
+  `stream_interval`; those runs have no such column, so their first tokens are neither fitted nor scored here. `validate`
+  takes 10 and 20 for them (`validation/published_deployments.py`): the median error is 12 % for runs with a median TTFT and
+  31 % for runs with a mean TTFT. First tokens of TensorRT-LLM with Llama-3.1-70B at 1024 in and out come 20 late on up to
+  four chips and in time on eight. With DP attention its public runs wait until each rank has a prompt, at most 60 steps
+  (`published_deployments.balance_period`); those of December 2025 waited up to twice as long. First requests of SGLang with
+  DeepSeek in nvfp4 wait 5 to 9 s on average.
 """
 
 
@@ -118,9 +117,7 @@ def reasons(rows: list[dict[str, str]], errors: Number, first: Number) -> dict[i
         same = np.array([k for k in range(len(rows)) if pair[k] == pair[i] and k != i], dtype=int)
         good = int(np.sum(np.abs(np.expm1(errors[same])) <= 0.25))
         if measured < ideal[i]:
-            why = (
-                f"less than the physical bound of {1e3 * ideal[i]:.1f} ms: fewer sequences ran than the row states"
-            )
+            why = f"less than the physical bound of {1e3 * ideal[i]:.1f} ms: fewer sequences ran than the row states"
             why += f" (first tokens after {delay:.0f} s)" if delay > 5 else ""
         elif any(max(other, measured) > 1.3 * min(other, measured) for other in others):
             why = f"the same configuration measured {', '.join(f'{1e3 * x:.1f}' for x in others)} ms elsewhere"
@@ -140,11 +137,11 @@ def page(rows: list[dict[str, str]], found: Calibration) -> str:
         "# Predictions against measurements",
         "",
         f"{len(rows):,} public serving runs: closed loops without speculative tokens, one engine on a node or rack, from",
-        f"[AIConfigurator's sample]({URL}) and [InferenceX]({MORE}),",
-        "without the runs that `steptime validate` reports as wrong or doubtful. Errors are |predicted / measured - 1|, bias is its",
-        "median with its sign. *Left out*: constants are fitted again without all runs of the model, or of the system, in every",
-        "engine. *Inside 90 %*: measured values inside the engine's 90 % range, which is derived from both. Written by",
-        "`docs/fit_engines.py`, with the engine files.",
+        f"[AIConfigurator's sample]({URL}) and [InferenceX]({MORE}), without the runs that `steptime validate` reports as",
+        "wrong or doubtful. Errors are |predicted / measured - 1|, bias is its median with its sign. *Left out*: constants",
+        "are fitted again without all runs of the model, or of the system, in every engine. *Inside 90 %*: measured values",
+        "inside the engine's 90 % range, which is derived from both. Written by `docs/fit_engines.py`, with the engine",
+        "files.",
         "",
     ]
     quantities = (
@@ -165,12 +162,23 @@ def page(rows: list[dict[str, str]], found: Calibration) -> str:
             lines += table(HEADINGS.get(key, key.replace("_", " ")), errors, inside, labels)
         pairs = [f"{row['engine']}, {row['model'].rpartition('/')[2]} on {row['system']}" for row in rows]
         lines += table("engine, model and system", errors, inside, pairs)
-    lines += ["## The 90 % interval", "", "90 % of left-out runs are between these two factors times the prediction, by regime.", ""]
+    lines += [
+        "## The 90 % interval",
+        "",
+        "90 % of left-out runs are between these two factors times the prediction, by regime.",
+        "",
+    ]
     lines += [f"| engine | {' | '.join(f'{q} {r}' for q in ('TPOT', 'TTFT') for r in REGIMES)} |", "|---|---|---|---|---|"]
     for name, one in found.engines.items():
         spans = [factors(one, quantity, regime) for quantity in ("tpot", "ttft") for regime in REGIMES]
         lines.append(f"| {name} | " + " | ".join(f"{float(low):.2f} to {float(high):.2f}" for low, high in spans) + " |")
-    lines += ["", "## The ten largest errors, with the reason", "", "| id | measured | predicted, left out | why |", "|---|---:|---:|---|"]
+    lines += [
+        "",
+        "## The ten largest errors, with the reason",
+        "",
+        "| id | measured | predicted, left out | why |",
+        "|---|---:|---:|---|",
+    ]
     errors = found.left_out["model"]
     for i, why in reasons(rows, errors, found.left_out_ttft).items():
         measured = 1e3 * float(rows[i]["tpot_s"])
@@ -194,7 +202,7 @@ def _told(row: dict[str, str]) -> dict[str, str]:
 def held(every: list[dict[str, str]], rows: list[dict[str, str]], found: Calibration) -> dict[str, dict[str, list[float]]]:
     """Return the coverage of the TPOT range and the number of runs, by engine and kind of run.
 
-    every: all rows of the files; those with separate pools or speculative tokens are not in the fit. rows: rows of the fit, which
+    every: all rows of the files, also those outside the fit (separate pools, speculative tokens). rows: rows of the fit, which
     count as left out.
     """
     engine = np.array([row["engine"] for row in rows])
