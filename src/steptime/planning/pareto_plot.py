@@ -63,8 +63,8 @@ def draw_pareto_front(plan: Plan) -> Any:
             axis.set_major_locator(matplotlib.ticker.FixedLocator([tick for tick in TICKS if ends[0] <= tick <= ends[1]]))
             axis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
             axis.set_minor_locator(matplotlib.ticker.NullLocator())
-        axes.set_xlabel("output tokens per second of each user")
-        axes.set_ylabel("USD per million output tokens" if with_cost else "output tokens per second of a chip")
+        axes.set_xlabel("output tokens per second per user")
+        axes.set_ylabel("USD per million output tokens" if with_cost else "output tokens per second per chip")
         axes.legend(fontsize=8.5, frameon=False, loc="upper left" if with_cost else "upper right")
         lengths = f"{plan.workload.input_tokens:,} tokens in, {plan.workload.output_tokens:,} out"
         title = f"{plan.model} on {plan.chips} chips of {plan.system}, {lengths}"
