@@ -32,9 +32,9 @@ PATIENCE = 0.25
 class Occupancy:
     """Occupancy of the slots of a replica: arrays of one shape.
 
-    `share` is the mean share of the batch that is in flight, `wait` the mean wait for a slot [s], and
-    `capped` whether requests queue for a slot. `max_num_seqs` counts sequences per replica. `memory` is that
-    of a chip [B]. Where `capped`, all slots are taken; otherwise it has the slots of the state.
+    `share` is the mean share of the batch that is in flight. `wait` is the mean wait for a slot [s], and
+    `capped` says whether requests queue for one. `max_num_seqs` counts sequences per replica. `memory` is
+    that of a chip [B]. Where `capped`, all slots are taken; otherwise it has the slots of the state.
     """
 
     share: Array

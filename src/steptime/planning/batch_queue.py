@@ -161,7 +161,7 @@ class PassTime:
 class Passes:
     """Passes of a batch server that starts when it is free and a request waits.
 
-    Arrays of one shape. `prompts` is the mean number in a pass, `seconds` the mean time of a pass [s], and
+    Arrays of one shape. `prompts` is the mean number in a pass. `seconds` is the mean time of a pass [s], and
     `busy` the share of time in which a pass runs. `wait` is the mean time from arrival to the start of the
     pass [s]. `service` is the mean time of the pass of a request [s]. It is longer than `seconds`, because
     long passes take more requests.
@@ -221,7 +221,7 @@ def _rows(row_passes: Passes, number: Array, kink: Number, seats: Number, replic
 
     With more than `kink` requests a pass takes longer, so that more requests arrive during it. The server
     stays in this state until few arrive by chance. The number in a pass is taken as normal about the mean $k$
-    of its state, with the variance $k / R$ of arrivals that go to replicas in turn. $u_r$ is the probability
+    of its state. Its variance is $k / R$, because arrivals go to replicas in turn. $u_r$ is the probability
     that it is beyond row $r$, and $d_r$ that it is below. The share $w_r$ of all passes has $r$ rows,
     $w_{r+1} = w_r u_r / d_{r+1}$.
 

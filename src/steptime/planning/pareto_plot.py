@@ -80,7 +80,7 @@ def _mark_plan(axes: Any, plan: Plan, *, with_cost: bool) -> None:
     if plan.speed_range and limits:
         axes.hlines(height, *plan.speed_range, color=ORANGE, lw=1.2, alpha=0.8)
         axes.vlines(speed, *limits, color=ORANGE, lw=1.2, alpha=0.8)
-    words = f"{usd(height)} at {in_digits(speed, 3)} tok/s" if with_cost else f"{in_digits(height, 3)} tok/s a chip"
+    words = f"{usd(height)} at {in_digits(speed, 3)} tok/s" if with_cost else f"{in_digits(height, 3)} tok/s per chip"
     ranges = ", with 90 % ranges" if plan.speed_range and limits else ""
     axes.plot(speed, height, "D", color=ORANGE, ms=8, mec="white", mew=1.2, zorder=5, label=f"this plan: {words}{ranges}")
     if plan.ideal is not None:

@@ -43,7 +43,7 @@ WAITS = {
     "scale-up": "waits for the scale-up network",
     "pod": "waits for the pod network",
     "scale-out": "waits for the scale-out network",
-    "latency": "waits for messages to arrive",
+    "latency": "waits for network latency",
     "overhead": "waits for the engine's overhead",
 }
 BETTER = {"kv_bytes": "10 % fewer KV bytes per token", "rent": "10 % lower rent"}

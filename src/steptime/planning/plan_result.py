@@ -124,9 +124,7 @@ class Drafted:
     batch: float = field(metadata=unit("sequences", "sequences per replica"))
     tpot_without: float = field(metadata=unit("s", "time per output token without speculative tokens"))
     tpot: float = field(metadata=unit("s", "time per output token with speculative tokens"))
-    rate_without: float = field(
-        metadata=unit("tok/s", "output tokens per second and chip without speculative tokens", key=f"{PER_CHIP}_without")
-    )
+    rate_without: float = field(metadata=unit("tok/s", "output per chip without speculative tokens", key=f"{PER_CHIP}_without"))
     rate: float = field(metadata=unit("tok/s", "output per chip with speculative tokens", key=PER_CHIP))
     speed_up: float = field(metadata=unit("", "ratio of the two times; below 1: speculative tokens cost more than they save"))
 
@@ -140,8 +138,8 @@ class Plan(Tabular):
     divide the rent by the chip-time of prefill and decode. `tpot_bounds` and `cost_bounds` reach from full
     overlap to no overlap.
 
-    `tpot_range`, `ttft_range` [s] and `cost_range` [USD per million output tokens] are the engine's 90 %
-    ranges at the same layout, batch and utilization of the prefill queue. The ideal engine has no ranges.
+    `tpot_range` [s], `ttft_range` [s] and `cost_range` [USD per million output tokens] are 90 % ranges. They
+    apply to the same layout, batch and utilization of the prefill queue. The ideal engine has no ranges.
     `ideal` is the same layout and batch without losses. As a table, a plan is its `front`.
     """
 

@@ -253,6 +253,8 @@ def _read_beside(
     m, b = np.nonzero(selection)
     batch, layouts_taken = sequences[m, b], select_layouts(table, m[:, None])
     taken_up = in_flight(batch, np.asarray(table.replicas)[m])[:, None]
+
+    # All layouts, batches and chunk sizes of the selection are evaluated in one call.
     state = aggregated(
         case.model,
         case.system,
@@ -267,10 +269,14 @@ def _read_beside(
     )
     loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], load[m, b][:, None], np.asarray(layouts_taken.dp))
     loaded = loaded * taken_up
+
+    # A candidate is feasible with spare slots or with a queue for slots; both need memory and a stable prefill queue.
     aim = effective_targets(case, layouts_taken, None, state.input_share)[1]
     seats = capped_occupancy(case, state, batch[:, None], layouts_taken, aim)
     is_feasible = readable(workload, sizes[None, :], layouts_taken) & ((loaded <= MOST_LOADED) | seats.capped)
     is_feasible &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & seats.memory.fits
+
+    # Only feasible candidates become rows of the table.
     i, j = np.nonzero(is_feasible)
     replicas = np.asarray(table.replicas)[m[i]]
     memory = np.asarray(seats.memory.used / seats.memory.capacity)

@@ -253,12 +253,16 @@ def _planned(
         served=what_is_served(case.model, case.system),
         anchor=case.engine.anchor,
     )
+
+    # Without a feasible candidate, the plan explains which limit fails.
     candidates = ranked(case, tables)
     if not candidates:
         return replace(common, reason=unreachable(case, modes, layouts))
     candidate, *other_finalists = finalists = [peak.candidate for peak in best(case, candidates)]
     choices = list_choices(case, modes) if alternatives else ()
     figures = worths(case, finalists, ranked(relaxed(case), tables)) if elasticities else {}
+
+    # The sentences of a plan need its figures, and are added last.
     deployment = replace(
         common,
         feasible=True,
@@ -404,6 +408,8 @@ def _pools(case: PlanProblem, candidate: Candidate, state: State, prefill: Prefi
         memory=seats.memory,
         tokens_per_second=float(rate * workload.output_tokens),
     )
+
+    # A disaggregated plan has a prefill pool in front of the decode pool.
     if prefill is None or candidate.prefill_layout is None:
         return (server,)
     first = Pool(
@@ -444,6 +450,8 @@ def _front(case: PlanProblem, tables: list[Table]) -> tuple[Point, ...]:
         speeds.append(np.where(good, 1 / table.tpot, np.nan))
         rates.append(table.rate)
         starts.append(starts[-1] + len(table))
+
+    # Points of all tables compete; the index of a point gives its table and row.
     speed, rate = np.concatenate(speeds), np.concatenate(rates)
     points = []
     for position in pareto(speed, rate):

@@ -135,6 +135,8 @@ def prefill_pool(
         "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": speculation.drafts, "layout": layout,
         "engine": engine, "legal": legal,
     }  # fmt: skip
+
+    # A few passes with different numbers of prompts are evaluated in one call and interpolated.
     shape = np.broadcast_shapes(np.shape(seats), np.shape(layout.chips), engine.shape)
     looked_at = _looked_at(layout.dp, np.broadcast_to(seats, shape))
     passes_ = drafted_step(model, system, prompts=np.stack(looked_at), **arguments, parts=np.ndim(seats) == 0)

@@ -405,6 +405,8 @@ def _peaks(case: PlanProblem, mode: str, candidates: Iterable[Candidate], *, clo
     batch = _with_less(batches, unit) if closer else batches
     arguments: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
     arguments |= {"speculation": case.speculation, "legal": True}
+
+    # Aggregated arrays have a chunk axis, disaggregated ones have not.
     if mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
         state = aggregated(**arguments, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
@@ -435,6 +437,8 @@ def _peaks(case: PlanProblem, mode: str, candidates: Iterable[Candidate], *, clo
     steady = load * (occupied if mode == DISAGGREGATED else occupied[:, :, None]) <= MOST_LOADED
     steady = np.logical_or(steady, seats.capped)
     rate = np.where(np.logical_and(within(case, state, seats, around, reading), steady), rate, 0.0)
+
+    # The best chunk per batch, then the best batch per candidate.
     by_batch = rate if mode == DISAGGREGATED else np.max(rate, axis=2)
     top = np.argmax(by_batch, axis=1)
     rows = np.arange(len(candidates_of_mode))

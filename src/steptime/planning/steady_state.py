@@ -366,6 +366,8 @@ def decode_pool(
     }  # fmt: skip
     step, gained = drafted_step(model, system, batch=batch, **arguments), step_yield(workload, speculation)
     nothing = np.zeros_like(step.total)
+
+    # A decode pool needs slots for more than the mean number of sequences.
     growing = grown(step, step.total, batch)
     seats = seats_for(workload, batch, growing)
     memory = drafted_memory(model, system, batch=seats, **arguments)

@@ -214,6 +214,8 @@ def equations(
         + (f", in {int(pool.layout.microbatches)} micro-batches" if pool.layout.microbatches > 1 else ""),
         f"mean context {mean_context(workload):,.0f} = input + output / 2",
     ]
+
+    # A pool with chunked prefill has a mean over two kinds of steps.
     if pool.mixed is not None:
         mixed, share = float(pool.mixed.total), pool.chunk_share
         mean = (1 - share) * step + share * mixed

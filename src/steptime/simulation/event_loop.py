@@ -474,7 +474,7 @@ def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following
         p: Replicas.
         rules: Scheduling rules.
         rates: Coefficients of the step time.
-        route: Replica of each request; empty for the least loaded.
+        route: Replica of each request; empty for the lowest load.
         following: Next request of the clients of each replica, then the successor of each request.
         begin: First request.
         end: Request after the last.

@@ -179,6 +179,8 @@ def replay_pools(
         "prefill_policy": None if prefill is None else prefill_policy(pools[0], prompts.fresh, speculation),
     }
     settings["policy"] = decode_policy(server, prompts.fresh, has_prefill_pool=prefill is not None, speculation=speculation)
+
+    # Reduce the rate geometrically until a settled run meets the limits.
     traffic, run = partial(workload_traffic, workload, seed=seed), partial(simulate, model, system, **settings)
     now, attempts, good = rate, 0, False
     while not good and attempts < tries:

@@ -239,11 +239,14 @@ def _requests_in_window(run: Simulation) -> Any:
 
 def _comparison(plan: Plan, run: Simulation, in_window: Any, engine: Engine) -> Compared:
     """Return the figures of the counted requests next to those of the plan."""
+    # The engine's delays before the answer are added here, because the run shows tokens as they are made.
     q = run.requests
     groups = int(plan.pools[-1].layout.dp)
     answer = float(engine.scheduler.steps_before_answer) + (float(engine.scheduler.steps_to_balance) if groups > 1 else 0.0)
     observed = user_visible_times(q, replace(run.pace, answer=answer), accepted=plan.speculation.acceptance)[in_window]
     generated = q[in_window]
+
+    # Throughput counts the tokens of all requests in the window of the counted arrivals.
     begin, end = float(generated["arrival"][0]), float(generated["arrival"][-1])
     window = end - begin
     tokens = (_tokens_generated_by(q, end) - _tokens_generated_by(q, begin)) / window

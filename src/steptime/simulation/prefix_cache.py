@@ -6,7 +6,7 @@ the front of the next tier, and the last tier discards it. A block of a slower t
 faster than computing it again.
 
 Requests are looked up in order of arrival. A block counts as cached from the arrival of the request that
-makes it, which is too early by the wait and prefill of that request. Loads of a request run tier by tier and
+makes it. This is too early by the wait and prefill of that request. Loads of a request run tier by tier and
 delay the step that admits it.
 """
 
@@ -189,6 +189,8 @@ def use_cache(
     block_bytes = bytes_per_token * traffic.block_tokens
     if not block_bytes > 0:
         raise RangeError("model: a prefix cache needs a KV cache that grows with tokens, got a model without one")
+
+    # Blocks are numbered from 0, so that the compiled loop can use arrays instead of a dictionary.
     capacity = np.array([min(int(tier.capacity // block_bytes), 1 << 40) for tier in cache.tiers], dtype=np.int64)
     names, ids = np.unique(traffic.blocks, return_inverse=True)
     n, tiers = len(traffic), len(cache.tiers)
@@ -222,6 +224,8 @@ def use_cache(
         skipped,
         np.zeros(replicas),
     )
+
+    # The compiled loop has filled the arrays in place.
     tokens = hits.sum(axis=0) * traffic.block_tokens
     return CacheUse(
         cached=cached,

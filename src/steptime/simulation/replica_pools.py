@@ -83,6 +83,8 @@ def serve(
     n = len(traffic)
     if int(np.max(traffic.ranks, initial=0)) >= policy.ranks:
         policy = replace(policy, ranks=1 + int(np.max(traffic.ranks)))
+
+    # Pool and requests are arrays that the compiled loop changes in place.
     rules = policy.rules(closed=traffic.clients > 0, groups=pace.groups)
     rules = rules._replace(before=pace.before, before_token=pace.before_token, extra_delay=pace.extra_delay)
     requests = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, traffic.ranks, cached, load)
@@ -93,6 +95,8 @@ def serve(
     elif route is None:
         least = policy.route == "least-loaded" and replicas > 1
         route = np.zeros(0, dtype=np.int64) if least else np.arange(n, dtype=np.int64) % replicas
+
+    # Portions allow reports of progress; a closed loop has no portions, because clients continue across them.
     rates = pace.rates
     portion = n + 1 if traffic.clients else PORTION
     for begin in range(0, n + 1, portion):

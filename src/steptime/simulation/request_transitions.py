@@ -168,6 +168,8 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
         rank -= 1
     i = p.lists[r, rank, SEAT + 1]
     output_tokens = q[i].made
+
+    # A decoding request leaves the heap, one in prefill leaves the list of partial prompts.
     if q[i].status == DECODING:
         drop(q, p.heap, r, p.count[r, LIVE], i)
         p.count[r, LIVE] -= 1

@@ -118,6 +118,8 @@ def write_chrome_trace(path: str | os.PathLike[str], simulation: Simulation, *, 
                     },
                 }
             )
+
+    # Counters of the timeline are shown in addition to the requests.
     line = simulation.timeline
     for name in ("decoding", "waiting", "kv"):
         events += [

@@ -107,6 +107,8 @@ class Policy:
             # A narrow numpy integer would overflow.
             if isinstance(number, np.generic):
                 object.__setattr__(self, name, number.item())
+
+        # Bounds keep the arrays of the event loop small enough.
         whole_number("max_num_seqs", self.max_num_seqs, maximum=MAX_NUM_SEQS)
         whole_number("max_num_batched_tokens", self.max_num_batched_tokens, maximum=MAX_STEP_TOKENS)
         whole_number("block", self.block, maximum=MAX_BLOCK_TOKENS, unit="token")

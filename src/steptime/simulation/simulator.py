@@ -180,6 +180,8 @@ def simulate(
     cached, fast_replicas = _check_counts(
         cached, fast_replicas, slowness, has_prefill_or_cache=prefill is not None or cache is not None
     )
+
+    # Each pool gets a policy that fits its memory, and sampled step times.
     _check_pools(model, system, layout, prefill, fast_replicas)
     pool = partial(_server, model, system, runs_on, traffic, slowness)
     server = reader = pool(layout, policy, int(layout.replicas))
@@ -189,6 +191,8 @@ def simulate(
         reader = pool(prefill, prefill_policy or default_prefill_policy, int(prefill.replicas))
     quick = pool(layout, fast or server.policy, fast_replicas) if fast_replicas else None
     use = None if cache is None else _use_prefix_cache(cache, traffic, model, reader)
+
+    # Serve the requests, then add the delays that users see.
     chips = _chips(layout, prefill, fast_replicas)
     sent = _transfer_seconds(model, system, layout, prefill, reader, drafts=server.policy.speculative_tokens)
     served, pools = _serve_pools(traffic, server, reader, quick, use, cached, progress, sent=sent)

@@ -102,6 +102,8 @@ def judge(answers: Answers, slo: Slo | tuple[Slo, ...], percentile: str = DEFAUL
             if math.isfinite(limit) and not math.isnan(value):
                 late |= value > limit
                 figures.append(f"{name}{metric} {show(value, 's')} (limit {show(limit, 's')}{', missed' * (value > limit)})")
+
+    # A run that rejects or accumulates requests meets no limit, even if the served ones are fast.
     if short := answers.served < share * answers.sent or not answers.served:
         figures.append(f"{answers.rejected / max(answers.sent, 1):.1%} rejected: {answers.rejected_why}")
     if grows := answers.verdict == OVERLOADED and answers.served > 0:

@@ -272,6 +272,8 @@ def sample_pace(
         )
     runs_on = engine_for(system, engine)
     settings = {"layout": layout, "engine": runs_on, "drafts": query - 1, "has_draft_term": False}
+
+    # Each coefficient comes from its own sample of steps.
     decode, slope = _decode_coefficients(model, system, settings, max_num_seqs, np.linspace(low, high, 5))
     rows = _prefill_seconds(model, system, settings, int(min(MAX_ROWS, max_num_seqs + max_num_batched_tokens * layout.dp)))
     pair, key = _attention_coefficients(model, system, settings, max_num_batched_tokens * int(layout.dp), high)
@@ -292,6 +294,8 @@ def sample_pace(
         answer=float(runs_on.scheduler.steps_before_answer)
         + (float(runs_on.scheduler.steps_to_balance) if groups > 1 else 0.0),
     )
+
+    # The joint factor corrects the sum of the parts, so that it needs the other coefficients.
     pace = replace(
         pace, joint=_joint_factors(model, system, settings, pace, (low, high), max_num_seqs, max_num_batched_tokens * groups)
     )

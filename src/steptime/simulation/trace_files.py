@@ -72,6 +72,8 @@ def read_trace(path: str | os.PathLike[str], *, max_requests: int | None = None)
             break
         name, value = _pick(place, line, row, TIMES, "time")
         seconds, date = _time(place, line, name, value)
+
+        # The first row sets the format; all other rows must agree with it.
         if not times:
             hashed, dated, mooncake = "hash_ids" in row, date, row.keys() >= MOONCAKE
         if ("hash_ids" in row) != hashed:
@@ -89,6 +91,8 @@ def read_trace(path: str | os.PathLike[str], *, max_requests: int | None = None)
         starts.append(len(blocks))
     if not times:
         raise DataFileError(path, "contains no requests")
+
+    # Arrivals start at 0 s.
     arrival = np.array(times)
     return Traffic(
         arrival=arrival - arrival[0],
@@ -164,7 +168,7 @@ def _pick(path: Path, line: int, row: dict[str, Any], names: tuple[str, ...], qu
     if mark:
         raise DataFileError(path, f"separates its columns by {mark!r}; separate them by commas", line)
     raise DataFileError(
-        path, f"has no {quantity}: none of {', '.join(names)} is among {short_repr(', '.join(map(str, row)))}", line
+        path, f"has no {quantity}: needs one of {', '.join(names)}, got {short_repr(', '.join(map(str, row)))}", line
     )
 
 
