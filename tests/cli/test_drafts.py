@@ -50,7 +50,7 @@ def test_commands_of_all_engines_draft():
     [
         ("--acceptance 1.8", "needs a number of drafts"),
         ("--drafts many", "from 0 to 8, or auto, got 'many'"),
-        ("--drafts 2 --acceptance 0.85", "from 1 to 3 with drafts 2"),
+        ("--drafts 2 --acceptance 0.85", "with drafts 2 (drafts + 1), got 0.85"),
         ("--drafts auto --acceptance 1.8", "got auto"),
         ("--drafts 9", "at most 8"),
     ],
