@@ -157,5 +157,5 @@ def test_pools_and_points_in_words():
     assert title == "Point: text, batch 1,234"
     assert list(figures) == ["speed", "output", "cost"]
     assert figures["speed"].endswith("tok/s per user")
-    assert figures["output"] == "200 tok/s a chip"
+    assert figures["output"] == "200 tok/s per chip"
     assert figures["cost"] == "2.50 USD per million output tokens"
