@@ -1,4 +1,4 @@
-"""The Pareto front of a plan as a picture: what each speed per user costs, and where the plan stands."""
+"""Pareto front of a plan as a picture: the cost of each speed, and the plan itself."""
 
 from __future__ import annotations
 
