@@ -241,7 +241,7 @@ def test_a_plan_is_of_one_machine_and_one_workload():
     asked = st.Workload(input_tokens=100, output_tokens=100)
     many = vary(system, {"chip.hbm.bandwidth": np.array([1e12, 2e12])})
     for machine, work in ((many, asked), (system, st.Workload(input_tokens=np.array([1, 2]), output_tokens=1))):
-        with pytest.raises(RangeError, match="one machine, one workload"):
+        with pytest.raises(RangeError, match="one system, one workload"):
             st.plan(model, machine, work)
     assert st.plan(model, system, asked, chips=2.0).chips == 2
 

@@ -106,7 +106,7 @@ def test_a_box_is_planned_as_the_same_chips_with_a_network_that_is_not_used(read
 
 def test_nothing_lies_beyond_a_box(read):
     box, model = read(BOX + CHIP), st.load_model("llama-3.1-8b")
-    with pytest.raises(RangeError, match="mybox has 72 chips and no network beyond them; 80 are too many"):
+    with pytest.raises(RangeError, match="at most 72, because mybox has no network beyond them, got 80"):
         st.plan(model, box, ASKED, chips=80, alternatives=False)
     with pytest.raises(InputError, match="128 chips are more than the 72 of mybox"):
         st.decode_step(model, box, batch=8, context=100, layout=st.Layout(tp=32, pp=4))

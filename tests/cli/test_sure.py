@@ -21,7 +21,7 @@ def test_a_probability_out_of_bounds_is_refused(sure):
     shown = run(f"{PLAN}--sure {sure}")
     assert (shown.returncode, shown.stdout) == (2, "")
     assert shown.stderr.startswith(
-        ("steptime: --sure is a probability from 0.5 to 0.99", "steptime: --sure must be a finite number")
+        ("steptime: --sure: must be a probability from 0.5 to 0.99", "steptime: --sure must be a finite number")
     )
 
 

@@ -109,7 +109,7 @@ def test_an_explanation_adds_up_and_names_the_factor():
     lines = explain_step(MODEL, SYSTEM, sizes=STEP, layout=st.Layout(), engine=own)
     total = st.decode_step(MODEL, SYSTEM, **STEP, engine=own).total
     assert sum(line.seconds for line in lines) == pytest.approx(float(total), rel=1e-12)
-    assert all(line.formula.endswith(" x 1.14 of own runs") for line in lines)
+    assert all(line.formula.endswith(" x 1.14 (your own runs)") for line in lines)
 
 
 @pytest.mark.slow
