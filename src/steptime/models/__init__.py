@@ -1,4 +1,4 @@
-"""Models: what a forward pass does, independent of any chip, and how a config.json becomes a model.
+"""Models: what a forward pass does on any chip, and how a config.json becomes one.
 
 `families/` has one file per family.
 """

@@ -1,4 +1,4 @@
-"""Families of models, how they are found, and the architectures that steptime refuses.
+"""Families of models, how they are found, and the refused architectures.
 
 An architecture is refused if it is not a decoder with a cache.
 """
@@ -63,7 +63,7 @@ def refuse(c: Config) -> None:
 
 
 class Family(ABC):
-    """Models whose config.json has one of `model_types` and whose layers follow one plan.
+    """Models with the same plan of layers, selected by `model_type`.
 
     A family is one file of `families` with one final class. The class defines the parts of layer `index`. The stem is an
     embedding, a final norm and a head unless the family overrides it.

@@ -233,7 +233,7 @@ class Model(Result):
         return f"Model {self.name}" + (f" ({self.family})" if self.family else ""), {
             "parameters": f"{show(total_parameters(self))}, {show(active_parameters(self))} active per token",
             "weights": show(weight_bytes(self), "B"),
-            "layers": f"{self.depth} layers, width {self.width:,}, {self.heads} heads",
+            "layers": f"{self.depth}, width {self.width:,}, {self.heads} heads",
             "KV cache": cache + (f", and {show(state, 'B')} of state" if state else ""),
             "context": f"{self.max_context:,.0f} tokens" if math.isfinite(self.max_context) else "no published limit",
         }
@@ -491,7 +491,7 @@ def decode_flops_per_token(model: Model, context: Number) -> Number:
 
 
 def prefill_flops(model: Model, tokens: Number, prefix: Number = 0.0) -> Number:
-    """Return the FLOPs of the prefill of one prompt, with logits of the last token only.
+    """Return the FLOPs of the prefill of one prompt, with logits of its last token.
 
     Args:
         model: The model.
