@@ -1,4 +1,4 @@
-"""The parts of a family's layers: matrices, norms, feed-forward, experts, attention.
+"""The parts of a layer: matrices, norms, feed-forward, experts, attention.
 
 Each part returns operators with exact parameter counts. Dimensions come from the model's config. The placement on chips
 and the number formats of the arithmetic are decided elsewhere.

@@ -1,4 +1,4 @@
-r"""Mixers with a state of fixed size per sequence: state-space models, linear attention.
+r"""Mixers with a state of fixed size per sequence, such as state-space models.
 
 The recurrent state is in FP32, as in the reference implementations, unless the config names another format. The short
 convolution keeps the last `kernel` - 1 inputs in the format of the model. The FLOPs are those of the recurrence; a multiply

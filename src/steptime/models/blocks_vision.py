@@ -330,9 +330,10 @@ def conformer(
 
 
 def subsampling(c: Config, *, features: int, first: int, second: int, width: int) -> tuple[Op, ...]:
-    """Return two 3 x 3 convolutions with stride 2 over time and features, and a matrix.
+    """Return two convolutions of stride 2 over time and features, and a matrix.
 
-    Four spectra become one row: the first convolution makes two times `features`/2 values of `first` channels for it.
+    The kernels are 3 x 3. Four spectra become one row: the first convolution makes two times `features`/2 values of `first`
+    channels for it.
 
     Args:
         c: Config of the tower.

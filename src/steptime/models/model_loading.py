@@ -104,7 +104,7 @@ def read_model(
 
 
 def _bits(c: Config) -> int:
-    """Return the bits of an integer if several share a word: MLX's field or the default."""
+    """Return the bits of an integer if several share a word, from MLX's field or else."""
     mlx = c.raw("quantization", default=None)
     bits = mlx.get("bits") if isinstance(mlx, Mapping) else None
     return bits if bits in (2, 3, 4, 6, 8) else c.quantization.bits
@@ -278,7 +278,7 @@ def _holds_weights(path: Path) -> bool:
 
 
 def _config_at(path: Path) -> Path:
-    """Return the config of a path: in the folder, next to the weights, or the path itself."""
+    """Return the config of a folder, of a file of weights, or the path itself."""
     return path / "config.json" if is_dir(path) else _config_path(path) if _holds_weights(path) else path
 
 

@@ -1,4 +1,4 @@
-"""The rows, prompt tokens and FLOPs of images and recordings in the towers of a model."""
+"""Rows, prompt tokens and FLOPs of images and recordings in a model's towers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEDIA_NAMES = {"image": "images", "audio": "recordings"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Images or recordings of one size in a prompt, their rows and tokens, and their tower."""
+    """Images or recordings of one size in a prompt, with their cut and their tower."""
 
     medium: Medium
     cut: Cut
@@ -78,9 +78,7 @@ def find_tower(model: Model, kind: str) -> Tower:
     # The family counts the towers but does not describe their passes.
     if any(op.term == "vision" for op in model.stem) and not model.towers:
         size = show(sum(op.total_weights for op in model.stem if op.term == "vision"))
-        raise InputError(
-            f"{kind}: {model.name} has towers of {size} parameters, but steptime does not model how they read {MEDIA_NAMES[kind]}"
-        )
+        raise InputError(f"{kind}: {model.name} has towers of {size} parameters, but steptime does not model their time")
     having = " and ".join(MEDIA_NAMES[tower.kind] for tower in model.towers)
     reads = f"text and {having}" if having else "text"
     raise InputError(f"{kind}: {model.name} reads {reads} only; its config has no {NAMES[kind]} for {MEDIA_NAMES[kind]}")
@@ -114,7 +112,7 @@ def tower_parameters(readings: Iterable[Reading]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Media:
-    """Images and recordings of a prompt, and all its `tokens`, including those of text."""
+    """Images and recordings of a prompt, and all its `tokens` including text."""
 
     readings: tuple[Reading, ...]
     tokens: float
@@ -169,7 +167,7 @@ def with_media(model: Model, readings: tuple[Reading, ...], text: float) -> Mode
 
 
 def media_notes(media: Media) -> tuple[str, ...]:
-    """Return notes about the tokens of images, the settings, and the accuracy of the time.
+    """Return notes about image tokens, settings, and the accuracy of the time.
 
     Args:
         media: Images and recordings of a prompt.
