@@ -1,4 +1,4 @@
-"""Joins a config and the headers of its checkpoint: bytes, formats and differences."""
+"""Joins a config with the headers of its checkpoint: bytes, formats, differences."""
 
 from __future__ import annotations
 

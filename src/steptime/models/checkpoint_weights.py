@@ -1,4 +1,4 @@
-"""Assembles the tensors of a checkpoint into weights: values of a module with scales.
+"""Assembles the tensors of a checkpoint into weights: values and their scales.
 
 Tools mark the role of a tensor by the ending of its name: `weight`, `weight_scale_inv`, `qweight`, `qzeros`, `g_idx`,
 `weight_packed`, `weight.absmax`, `gate_up_proj_blocks` and others. The ending shows whether a tensor has values, or data to

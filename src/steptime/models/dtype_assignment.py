@@ -1,4 +1,4 @@
-"""The storage of quantized matrices, and the assignment of stored formats to operators.
+"""Storage of quantized matrices, and assignment of stored formats to operators.
 
 Values, scales and zero points are counted as the tools store them. Sources: DeepSeek-V3's inference/fp8_cast_bf16.py,
 NVIDIA
@@ -219,13 +219,13 @@ class Fit:
 
 
 def model_part(op: Op) -> str:
-    """Return the part of a model of an operator, with the names of `checkpoint_weights`.
+    """Return the part of a model to which an operator belongs.
 
     Args:
         op: The operator.
 
     Returns:
-        Name of the part.
+        Name of the part, as in `checkpoint_weights`.
     """
     if op.term == "experts":
         return "routed experts" if op.rows == "routed" else "router"
@@ -277,6 +277,8 @@ def fitted_ops(ops: Sequence[Op], weights: Iterable[Weight], fit: Fit, layer: in
         if matches := next((w for w in pool if w.parameters == open_ops[index].total_weights), None):
             give([index], [matches])
     meet(lambda _: "", lambda _: "")
+
+    # An operator without matching weights gets the format of other weights of its part, as a guess.
     for index, op in open_ops.items():
         part_weights = [weight for weight in pool if weight.part == model_part(op)]
         formats[index] = _format(op, part_weights) if part_weights else op.format
@@ -356,7 +358,8 @@ def fitted_layers(layers: Iterable[Layer], weights: Sequence[Weight], fit: Fit) 
 def count_layer_kinds(layers: Iterable[Layer]) -> Counted:
     """Count equal layers.
 
-    If the bytes per parameter differ by less than `BYTES_TOLERANCE`, the kind has their mean.
+    Layers are equal if their bytes per parameter round to the same multiple of `BYTES_TOLERANCE`; the kind then has
+    their mean.
 
     Args:
         layers: The layers in order.
@@ -426,13 +429,13 @@ def fitted_draft(draft: Counted, weights: Sequence[Weight], fit: Fit) -> Counted
 
 
 def differences(fit: Fit) -> tuple[Difference, ...]:
-    """Return the unmatched operators and weights, one entry per name without layer number.
+    """Return the unmatched operators and weights.
 
     Args:
         fit: The rest of the match.
 
     Returns:
-        The differences, the largest first.
+        One difference per name without layer number, the largest first.
     """
     totals: dict[tuple[str, str], list[int]] = {}
     for weight in fit.over:

@@ -299,7 +299,7 @@ def _with_change(model: Model, change: Change) -> Model:
 
 
 def _changed_layer(model: Model, change: Change, layer: Layer, mixers: tuple[Attention, ...], value: Any) -> LayerParts:
-    """Return the operators and mixers of a layer after a change of its selected mixers."""
+    """Return the operators and mixers of a layer after changes of selected mixers."""
     apply = CHANGE_KINDS[change.name].apply
     ops, attention = layer.ops, layer.attention
     for number, mixer in enumerate(mixers):

@@ -194,7 +194,7 @@ class Quantization:
             self._default = self._algorithm(inner.get("quant_algo"), inner)
 
     def _read_layers(self, fields: Mapping[str, Any]) -> bool:
-        """Read the formats that are listed per module; return whether there is such a list."""
+        """Read the formats that are listed per module; return whether the list exists."""
         layers = fields.get("quantized_layers")
         if layers is None:
             return False
