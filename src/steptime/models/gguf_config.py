@@ -1,8 +1,8 @@
-"""Turns the metadata of a GGUF file into fields of a config.json, checked by shapes.
+"""Turns the metadata of a GGUF file into the fields of a config.json.
 
-The names of modules and the keys are those of gguf-py/gguf/constants.py of llama.cpp (TENSOR_NAMES). The meaning of the
-keys
-for each architecture is in convert_hf_to_gguf.py of llama.cpp.
+The metadata are checked against the shapes of tensors. The names of modules and the keys are those of
+gguf-py/gguf/constants.py of llama.cpp (TENSOR_NAMES). The meaning of the keys for each architecture is in
+convert_hf_to_gguf.py of llama.cpp.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """The metadata of a file, read by keys of its architecture, and its tensors by name."""
+    """The metadata of a GGUF file by keys of its architecture, and its tensors."""
 
     path: Path
     architecture: str

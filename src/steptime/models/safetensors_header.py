@@ -1,4 +1,4 @@
-"""Reads the headers of safetensors files: names, dtypes, shapes and bytes of tensors.
+"""Reads safetensors headers: names, dtypes, shapes and bytes of tensors.
 
 The weights are not read. A file is 8 bytes with the length of the header, the header as a JSON object, and the tensors one
 after another without gaps (https://github.com/huggingface/safetensors, "Format"). Every claim of a header is checked.

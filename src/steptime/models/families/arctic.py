@@ -1,4 +1,4 @@
-"""Snowflake Arctic: a dense transformer with 128 experts beside each of its layers."""
+"""Snowflake Arctic: a dense transformer with 128 experts in parallel to its layers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from steptime.models.model import Layer
 
 @final
 class Arctic(Family):
-    """Arctic (Snowflake, 2024-04; `modeling_arctic.py` of its checkpoint): the dense block is as wide as the model."""
+    """Arctic (Snowflake, 2024-04; `modeling_arctic.py` of its checkpoint).
+
+    The dense block is as wide as the model.
+    """
 
     model_types = ("arctic",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, norms, and experts with a dense residual block, or a dense block."""
+        """Return attention, and a dense block or experts with a dense residual block."""
         bias, hidden = c.flag("attention_bias", default=False), c.integer("intermediate_size")
         attention = blocks.grouped_query(
             c,

@@ -1,4 +1,7 @@
-"""Ling and Ring of the hybrid kind: five layers of Kimi delta attention to one of gated latent attention, and experts."""
+"""Ling and Ring with linear attention: delta and latent attention, and experts.
+
+Five layers of Kimi delta attention alternate with one layer of gated latent attention.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ KINDS = ("linear_attention", "full_attention")
 class BailingHybrid(Family):
     """Ling and Ring with linear attention: `bailing_hybrid` of transformers.
 
-    Its delta attention decays each channel by itself (arXiv 2510.26692) and has gates of full rank; latent attention has
-    one gate a head.
+    The delta attention has one decay per channel (arXiv 2510.26692) and gates of full rank. Latent attention has one
+    gate per
+    head.
     """
 
     model_types = ("bailing_hybrid",)

@@ -1,4 +1,7 @@
-"""Command R, R+ and A: attention beside the feed-forward block, one norm for both, tied embeddings."""
+"""Command R, R+ and A: attention in parallel to feed-forward, with one norm.
+
+The embedding is tied.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from steptime.models.model import Layer, Op
 
 @final
 class Cohere(Family):
-    """Command R and R+ (cohere), Command R7B and A (cohere2, arXiv 2504.00698, where three layers of four slide).
+    """Command R and R+ (cohere), Command R7B and A (cohere2, arXiv 2504.00698).
 
-    With experts (`cohere2_moe` of transformers) the first layers may be dense, and shared experts stand beside the routed.
+    Three of four layers of cohere2 have a sliding window. With experts (`cohere2_moe` of transformers) the first layers
+    may be
+    dense, and shared experts run together with the routed ones.
     """
 
     model_types = ("cohere", "cohere2", "cohere2_moe")
@@ -25,7 +30,10 @@ class Cohere(Family):
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention and feed-forward with their one norm; R+ has gains for each head's queries and keys."""
+        """Return attention and feed-forward with one norm.
+
+        Command R+ has gains for the queries and keys of each head.
+        """
         first, bias = c.text("model_type", default="cohere2") == "cohere", c.flag("attention_bias", default=False)
         block = blocks.grouped_query(
             c,

@@ -17,7 +17,7 @@ class Dbrx(Family):
     model_types = ("dbrx",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and experts, whose sizes are in tables of their own."""
+        """Return attention, two norms and experts; their sizes are in nested configs."""
         module, ffn = f"blocks.{index}", c.inner("ffn_config")
         attention = blocks.grouped_query(
             c,

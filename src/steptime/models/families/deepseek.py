@@ -1,4 +1,7 @@
-"""DeepSeek MoE, V2, V3, R1, Kimi K2, GLM-4.5, Mistral Large 3: a few dense layers, then shared and routed experts."""
+"""DeepSeek and models with its layers: a few dense layers, then experts.
+
+They are DeepSeek MoE, V2, V3 and R1, Kimi K2, GLM-4.5 and Mistral Large 3, with shared and routed experts.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ BIASED = ("minicpm3", "deepseek_v2")
 
 @final
 class DeepSeek(Family):
-    """DeepSeekMoE, V2 and V3 (arXiv 2401.06066, 2405.04434, 2412.19437), and models with the same layers.
+    """DeepSeekMoE, V2 and V3, and models with the same layers.
 
-    Attention is latent where the config has a `kv_lora_rank`, else grouped-query (DeepSeekMoE, GLM-4.5). MiniCPM 3 and Youtu
-    have no experts; A.X K1 normalises what they return.
+    Papers: arXiv 2401.06066, 2405.04434, 2412.19437. Attention is latent if the config has a `kv_lora_rank`, and otherwise
+    grouped-query (DeepSeekMoE, GLM-4.5). MiniCPM 3 and Youtu have no experts. A.X K1 has a norm after the experts.
     """
 
     model_types = (
@@ -37,7 +40,7 @@ class DeepSeek(Family):
         return self._layer(c, index, sparse=self._is_sparse(c, index))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the multi-token-prediction layers: two norms, a projection of two widths to one, and a full layer."""
+        """Return the multi-token-prediction layers: norms, a projection, a full layer."""
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         return blocks_decoder.multi_token(c, self._layer(c, c.depth, sparse=True), count) if count else ()
 

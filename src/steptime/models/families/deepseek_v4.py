@@ -1,4 +1,4 @@
-"""DeepSeek-V4: a sliding window beside a compressed cache, experts, and several residual streams."""
+"""DeepSeek-V4: a sliding window with a compressed cache, experts, residual streams."""
 
 from __future__ import annotations
 
@@ -21,28 +21,32 @@ SCALED = 64  # values of a cached entry that share one scale
 
 @final
 class DeepSeekV4(Family):
-    r"""DeepSeek-V4 Flash and Pro: `deepseek_v4` of transformers; formats and buffers as in DeepSeek's inference code.
+    r"""DeepSeek-V4 Flash and Pro: `deepseek_v4` of transformers.
 
-    Keys and values are one head of $d$ values. Every layer attends over the last `sliding_window` tokens and, by its
-    entry in `compress_ratios`, over nothing else (0), over the `index_topk` best of one entry for each 4 tokens
-    (compressed sparse attention), or over all of one entry for each 128 tokens (heavily compressed attention). An entry
-    is a gated mean over its tokens; with ratio 4 over the tokens before them too. A compressor buffers the FP32 inputs
-    of the entry that it is working on: the entries "buffer" below, of which each token reads `selected` rows on
-    average.
+    Formats and buffers are those of DeepSeek's inference code.
+
+    Keys and values are one head of $d$ values. Every layer attends to the last `sliding_window` tokens. Its entry in
+    `compress_ratios` adds nothing (0), the `index_topk` best of one entry per 4 tokens (compressed sparse attention),
+    or all of
+    one entry per 128 tokens (heavily compressed attention). An entry is a gated mean over its tokens; with ratio 4, the
+    tokens
+    before them are included. A compressor buffers the FP32 inputs of its unfinished entry. These are the entries
+    "buffer" below;
+    each token reads `selected` rows of them on average.
 
     With the KV format "fp8_ds_mla" an entry of 512 values takes 584 B: 448 in FP8, 64 rotary ones in BF16, 7 scales and
     one byte of padding (vLLM pull request 56893). The indexer's keys are 128 B in FP8 with a 4-byte scale; FP4 keys
-    would halve them. At 1M tokens this makes, a token, 8.9 kB (Pro) and 6.2 kB (Flash) in BF16, and 5.5 and 3.9 kB in
+    would take half. At 1M tokens the cache takes 8.9 kB (Pro) and 6.2 kB (Flash) per token in BF16, and 5.5 and 3.9 kB in
     "fp8_ds_mla".
 
-    The residual is `hc_mult` streams that FP32 maps mix before and after each block (hyper-connections). Projections of
-    compressors stay in the base format. The hash routers of the first layers store a table of indices, no parameters.
+    The residual is `hc_mult` streams. FP32 maps mix them before and after each block (hyper-connections). Projections of
+    compressors stay in the base format. The hash routers of the first layers store a table of indices and no parameters.
     """
 
     model_types = ("deepseek_v4", "deepseek_ref")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return window and compressed attention, experts, two norms and two hyper-connections."""
+        """Return window and compressed attention, experts, norms and hyper-connections."""
         return self._layer(c, index, self._ratios(c, c.depth)[index])
 
     def iter_layers(self, c: Config) -> Iterator[Layer]:
@@ -50,11 +54,14 @@ class DeepSeekV4(Family):
         return (self._layer(c, index, ratio) for index, ratio in enumerate(self._ratios(c, c.depth)))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, the map that joins the streams, final norm and head."""
+        """Return embedding, final norm, head, and the map that joins the streams."""
         return (*super().stem(c), self._joiner(c))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the multi-token-prediction layers: norms, two projections, a layer, a joining map of their own."""
+        """Return the multi-token-prediction layers.
+
+        Each has norms, two projections, a layer, and its own map that joins the streams.
+        """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         if not count:
             return ()

@@ -1,4 +1,7 @@
-"""ERNIE 4.5: grouped-query attention, and dense layers alone or at the start before experts, shared ones or not."""
+"""ERNIE 4.5: grouped-query attention, with a dense block or experts.
+
+The first layers of the models with experts are dense.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from steptime.models.model import Layer, Op
 
 @final
 class Ernie(Family):
-    """ERNIE 4.5, dense and mixtures of experts (Baidu, ERNIE 4.5 technical report, 2025)."""
+    """ERNIE 4.5, dense and with experts (Baidu, ERNIE 4.5 technical report, 2025)."""
 
     model_types = ("ernie4_5", "ernie4_5_moe")
 
@@ -21,7 +24,10 @@ class Ernie(Family):
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a feed-forward block or experts, whose router has a bias for balance."""
+        """Return attention, two norms, and a feed-forward block or experts.
+
+        The router has a bias that balances the experts.
+        """
         bias, module = c.flag("use_bias", default=False), f"layers.{index}.mlp"
         attention = blocks.grouped_query(
             c,
@@ -48,7 +54,7 @@ class Ernie(Family):
         return blocks_decoder.decoder(c, attention, experts + blocks.Block((balance,)))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, final norm and head, which has a bias where all matrices do."""
+        """Return embedding, final norm and head, which has a bias if the matrices have."""
         embedding, norm, _ = super().stem(c)
         moe = c.text("model_type", default="ernie4_5_moe") == "ernie4_5_moe"
         return embedding, norm, blocks.head(c, bias=moe and c.flag("use_bias", default=False))

@@ -1,4 +1,7 @@
-"""Falcon: multi-query or grouped-query attention beside a plain feed-forward block."""
+"""Falcon: attention in parallel to a plain feed-forward block.
+
+Attention is multi-query or grouped-query.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ class Falcon(Family):
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention and feed-forward, with one norm where they run in parallel and two in the newer decoder."""
+        """Return attention and feed-forward with one norm or two.
+
+        In parallel blocks they share one norm. The newer decoder and sequential blocks have two.
+        """
         module, bias = f"h.{index}", c.flag("bias", default=False)
         newer = c.flag("new_decoder_architecture", default=False)
         multi_query = c.flag("multi_query", default=True)

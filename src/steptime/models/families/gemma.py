@@ -1,4 +1,7 @@
-"""Gemma 1 to 3 and VaultGemma: local and global attention layers, two or four norms a layer, tied embeddings."""
+"""Gemma 1 to 3 and VaultGemma: local and global attention, two or four norms.
+
+The embedding is tied.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,11 @@ NORMS: Final[tuple[str, ...]] = ("input_norm", "post_attention_norm", "pre_norm"
 
 @final
 class Gemma(Family):
-    """Gemma (arXiv 2403.08295), Gemma 2 (arXiv 2408.00118), Gemma 3 (arXiv 2503.19786) and VaultGemma (arXiv 2510.15001).
+    """Gemma, Gemma 2, Gemma 3 and VaultGemma.
 
-    The first has no windows; it and VaultGemma, a Gemma 2 besides, have no norms behind their blocks.
+    Papers: arXiv 2403.08295, 2408.00118, 2503.19786 and 2510.15001. Gemma 1 has no windows. Gemma 1 and VaultGemma have
+    no norms
+    after their blocks; VaultGemma otherwise equals Gemma 2.
     """
 
     model_types = ("gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma")
@@ -51,7 +56,7 @@ class Gemma(Family):
         )
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the SigLIP tower and its projector, which runs on pooled patches, if the config has them."""
+        """Return SigLIP and its projector, which runs on pooled patches, if present."""
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
@@ -75,6 +80,6 @@ class Gemma(Family):
         return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _pooling_head(self, width: int, hidden: int) -> float:
-        """Parameters of SigLIP's head, which pools an image to one vector and which no language model asks for."""
+        """Return the parameters of SigLIP's pooling head, which language models do not use."""
         attention = width + dense(width, 3 * width) + dense(width, width) + 2 * width
         return attention + dense(width, hidden) + dense(hidden, width)

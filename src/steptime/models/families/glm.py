@@ -1,4 +1,4 @@
-"""GLM-4: grouped-query attention with few KV heads, a gated feed-forward block, two norms a layer or four."""
+"""GLM-4: grouped-query attention with few KV heads, and two or four norms."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ NORMS: Final = (*blocks_decoder.PRE, "post_self_attn_norm", "post_mlp_norm")
 
 @final
 class Glm(Family):
-    """GLM-4 (`glm`, arXiv 2406.12793) and GLM-4-0414 (`glm4`), which normalises what each block returns, too.
+    """GLM-4 (`glm`, arXiv 2406.12793) and GLM-4-0414 (`glm4`).
 
-    Queries, keys and values have biases, the output has none; gate and up matrices are one.
+    GLM-4-0414 also has norms after its blocks. Queries, keys and values have biases, the output has none. Gate and up
+    matrices
+    are fused.
     """
 
     model_types = ("glm", "glm4")

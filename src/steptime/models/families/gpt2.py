@@ -1,4 +1,7 @@
-"""GPT-1, GPT-2 and GPT-Neo, StarCoder 1: a plain GELU feed-forward block, biases, learned positions, tied embeddings."""
+"""GPT-1, GPT-2, GPT-Neo and StarCoder 1: plain feed-forward, learned positions.
+
+They have biases and a tied embedding.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from steptime.models.model import Layer, Op
 
 @final
 class Gpt2(Family):
-    """GPT-1 (`openai-gpt`), GPT-2 in its four sizes, GPT-Neo, StarCoder 1 (`gpt_bigcode`, 2305.06161), CTRL.
+    """GPT-1, GPT-2 in its four sizes, GPT-Neo, StarCoder 1 and CTRL.
 
-    StarCoder 1 has one KV head for all queries. Every second layer of GPT-Neo has a window, and only its output has a bias.
-    CTRL (arXiv 1909.05858) computes its positions and has a bias on its head.
+    Kinds: `openai-gpt`, `gpt2`, `gpt_neo`, `gpt_bigcode` (arXiv 2305.06161) and `ctrl`. StarCoder 1 has one KV head for all
+    queries. Every second layer of GPT-Neo has a window, and only its output projection has a bias. CTRL (arXiv 1909.05858)
+    computes its positions and has a bias on its head.
     """
 
     model_types = ("gpt2", "gpt-sw3", "openai-gpt", "gpt_bigcode", "gpt_neo", "ctrl")
@@ -46,7 +50,7 @@ class Gpt2(Family):
         return Layer(name="attention + feed-forward", ops=block.ops, attention=block.attention)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return the embedding, learned positions, the final norm and the tied head."""
+        """Return the embedding, learned positions, the final norm and the head."""
         positions = c.integer("n_positions", "max_position_embeddings")
         kind = c.text("model_type", default="gpt2")
         return (

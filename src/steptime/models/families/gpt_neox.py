@@ -1,4 +1,7 @@
-"""GPT-NeoX and Pythia: attention beside a plain feed-forward block, two norms, rotary positions."""
+"""GPT-NeoX and Pythia: attention in parallel to a plain feed-forward block.
+
+They have two norms and rotary positions.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from steptime.models.model import Layer
 
 @final
 class GptNeox(Family):
-    """GPT-NeoX-20B (arXiv 2204.06745), Pythia (arXiv 2304.01373) and the Japanese NeoX, with one bias in its last layer."""
+    """GPT-NeoX-20B (arXiv 2204.06745), Pythia (arXiv 2304.01373) and Japanese NeoX.
+
+    The Japanese NeoX has one bias in its last layer.
+    """
 
     model_types = ("gpt_neox", "gpt_neox_japanese")
     norm_bias = True

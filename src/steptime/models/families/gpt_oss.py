@@ -1,4 +1,4 @@
-"""gpt-oss: alternating full and sliding-window attention with sinks, experts in MXFP4."""
+"""gpt-oss: full and sliding-window attention with sinks, experts in MXFP4."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GptOss(Family):
     model_types = ("gpt_oss",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention with a sink for each head, two norms, and experts with biases."""
+        """Return attention with one sink per head, two norms, and experts with biases."""
         module = f"layers.{index}"
         kinds = (
             c.choices("layer_types", valid_names=("full_attention", "sliding_attention"), length=index + 1)

@@ -1,4 +1,7 @@
-"""GPT-J: attention beside a plain feed-forward block, one norm for both, a head with a bias."""
+"""GPT-J: attention in parallel to a plain feed-forward block, with one norm.
+
+The head has a bias.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class GptJ(Family):
     model_types = ("gptj", "codegen")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention without and a feed-forward block with biases, and their one norm."""
+        """Return attention without biases, feed-forward with biases, and one norm."""
         module = f"h.{index}"
         attention = blocks.grouped_query(c, f"{module}.attn", heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim)
         feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("n_inner", default=4 * c.width), bias=True)

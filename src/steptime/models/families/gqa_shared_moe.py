@@ -1,4 +1,7 @@
-"""Grouped-query attention beside shared and routed experts: EXAONE MoE, Hunyuan V3, Solar Open, dots.llm1, Trinity, Laguna."""
+"""Grouped-query attention with shared and routed experts.
+
+Models: EXAONE MoE, Hunyuan V3, Solar Open, dots.llm1, Trinity, Laguna and others.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ SHARED: Final = ("n_shared_experts", "num_shared_experts", "moe_num_shared_exper
 
 @dataclass(frozen=True)
 class Kind:
-    """What one of these models has beside the plain layer; `gated`: a gate of each value or of each head (Laguna)."""
+    """The parts in which one of these models differs from the plain layer.
+
+    gated: whether attention has a gate per value, or per head (Laguna).
+    """
 
     qk_norm: bool = True
     sinks: bool = False
@@ -47,10 +53,13 @@ KINDS: Final = {
 
 @final
 class ExpertsBeside(Family):
-    """EXAONE MoE, Hunyuan V3, dots.llm1 (arXiv 2506.05767), Solar Open, Mellum, Trinity (`afmoe`), Laguna, Ling, Aria.
+    """EXAONE MoE, Hunyuan V3, dots.llm1, Solar Open, Mellum, Trinity, Laguna, Ling, Aria.
 
-    They differ in a few parts of a layer, which `KINDS` lists: norms on queries and keys and behind the blocks, sinks, a
-    gate on what attention returns, and biases that balance the experts where the checkpoint counts them as parameters.
+    dots.llm1: arXiv 2506.05767; Trinity is `afmoe`. `KINDS` lists the parts in which they differ: norms on queries and
+    keys,
+    norms after the blocks, sinks, a gate on the attention output, and biases that balance the experts. These biases are
+    counted
+    if the checkpoint stores them as parameters.
     """
 
     model_types = tuple(KINDS)
@@ -59,11 +68,11 @@ class ExpertsBeside(Family):
         """Return attention, norms, and a dense block or experts."""
         model_type = c.text("model_type")
         if model_type not in KINDS:
-            raise c.error("model_type", f"is {model_type!r}; known: {', '.join(KINDS)}")
+            raise c.error("model_type", f"must be one of {', '.join(KINDS)}, got {model_type!r}")
         kind, module = KINDS[model_type], f"layers.{index}"
         heads = blocks_decoder.entry(c, "num_attention_heads_per_layer", index, default=c.heads)
         if heads % c.kv_heads:
-            raise c.error("num_attention_heads_per_layer", f"must be multiples of the {c.kv_heads} KV heads, not {heads}")
+            raise c.error("num_attention_heads_per_layer", f"must be multiples of the {c.kv_heads} KV heads, got {heads}")
         bias = c.flag("attention_bias", "use_qkv_bias", default=False)
         block = blocks.grouped_query(
             c,

@@ -1,4 +1,7 @@
-"""Granite 4: nine layers of Mamba-2 to one of attention, a shared block in each and experts in most models."""
+"""Granite 4: nine layers of Mamba-2 per layer of attention, and experts.
+
+Each layer has a shared block. Most models have experts.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,15 @@ from steptime.models.model import Layer
 
 @final
 class GraniteHybrid(Family):
-    """Granite 4.0-H: `granitemoehybrid` of transformers; gate and up matrices of the shared block are fused."""
+    """Granite 4.0-H: `granitemoehybrid` of transformers.
+
+    Gate and up matrices of the shared block are fused.
+    """
 
     model_types = ("granitemoehybrid",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return Mamba-2 or attention, two norms, the shared block and, unless there are none, experts."""
+        """Return Mamba-2 or attention, two norms, the shared block, and experts if present."""
         module, full = f"layers.{index}", self._is_full_attention(c, index)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         if full:

@@ -1,4 +1,4 @@
-"""Granite with windows and sinks, and with shared experts."""
+"""Granite with sliding windows and sinks, and Granite with shared experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from steptime.models.model import Layer
 
 @final
 class GraniteSwa(Family):
-    """Granite with three windows to one full layer and sinks (`granite_swa`, `granitemoe_swa`), or with shared experts."""
+    """Granite with sinks and sliding windows in three of four layers, or shared experts.
+
+    Kinds: `granite_swa`, `granitemoe_swa`, and `granitemoeshared` without windows.
+    """
 
     model_types = ("granite_swa", "granitemoe_swa", "granitemoeshared")
 

@@ -1,4 +1,7 @@
-"""Hunyuan-Large and Hunyuan-A13B: shared and routed experts in every layer, caches that layers may share."""
+"""Hunyuan-Large and Hunyuan-A13B: shared and routed experts in every layer.
+
+Layers may share caches.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ class Hunyuan(Family):
     """Hunyuan-Large (arXiv 2411.02265) and Hunyuan-A13B.
 
     With cross-layer attention, only each `cla_share_factor`th layer has keys and values; the others read its cache.
-    Heads of Hunyuan-Large have width / heads values, those of A13B `attention_head_dim`.
+    Heads of Hunyuan-Large have width / heads values, those of A13B have `attention_head_dim`.
     """
 
     model_types = ("hunyuan", "hunyuan_v1_moe")

@@ -1,4 +1,4 @@
-"""Inkling: attention with relative positions as a table, short convolutions everywhere, shared and routed experts."""
+"""Inkling: relative positions from a table, short convolutions, and experts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ LAYER_TYPES = ("hybrid", "hybrid_sliding")
 class Inkling(Family):
     """Inkling (`inkling_text` of transformers).
 
-    Keys, values and what both blocks return pass a depthwise causal convolution. A query maps to `d_rel` values a head, and
-    these by a table to a bias for each distance up to `rel_extent` (or the window).
+    Keys, values and the outputs of both blocks pass a depthwise causal convolution. Each head maps its query to `d_rel`
+    values.
+    A table maps these to a bias for each distance up to `rel_extent` (or the window).
     """
 
     model_types = ("inkling_text",)
