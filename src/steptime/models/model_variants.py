@@ -165,7 +165,7 @@ def _key(config: Mapping[str, Any], field: str) -> str:
 
 
 def _with_field(config: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
-    """Return a config with one field changed; lists per layer continue in their pattern."""
+    """Return a config with one field changed; per-layer lists repeat their pattern."""
     if field in ("kv_heads", "head_dim") and "kv_lora_rank" in config:
         raise InputError(f"{field}: not used in latent attention; use attention=grouped for KV heads")
     if field == "head_dim" and not _has(config, field):

@@ -191,7 +191,10 @@ def _heads(keys: Any) -> int:
 
 
 def _position(stored: Any) -> float:
-    """Return the values of one position of a cache (sequences, heads, positions, values)."""
+    """Return the values of one position of a cache.
+
+    The axes of the cache are sequences, heads, positions and values.
+    """
     return float(stored.numel() / stored.shape[-2]) if getattr(stored, "ndim", 0) == 4 and stored.shape[-2] else 0.0
 
 

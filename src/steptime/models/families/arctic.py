@@ -1,4 +1,4 @@
-"""Snowflake Arctic: a dense transformer with 128 experts in parallel to its layers."""
+"""Snowflake Arctic: a dense transformer with 128 experts parallel to its layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ class Arctic(Family):
     model_types = ("arctic",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, and a dense block or experts with a dense residual block."""
+        """Return attention, and a dense block or experts with a dense residual block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         bias, hidden = c.flag("attention_bias", default=False), c.integer("intermediate_size")
         attention = blocks.grouped_query(
             c,

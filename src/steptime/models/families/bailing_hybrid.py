@@ -27,11 +27,26 @@ class BailingHybrid(Family):
     model_types = ("bailing_hybrid",)
 
     def tied(self, c: Config) -> bool:  # noqa: ARG002 - whatever the config says
-        """The reference keeps both matrices."""
+        """Return False, because the reference stores both matrices.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return False
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return delta or latent attention, two norms, and a dense block or experts."""
+        """Return delta or latent attention, two norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, full, sparse = f"layers.{index}", self._is_full_attention(c, index), blocks_decoder.is_sparse(c, index, dense=2)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         block += self._latent(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.self_attn")

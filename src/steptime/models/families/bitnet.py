@@ -20,7 +20,15 @@ class BitNet(Family):
     model_types = ("bitnet",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention and a gated feed-forward block with four norms."""
+        """Return attention and a gated feed-forward block with four norms.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, hidden, bias = f"layers.{index}", c.integer("intermediate_size"), c.flag("attention_bias", default=False)
         block = blocks.grouped_query(
             c,

@@ -26,13 +26,27 @@ class Cohere(Family):
     model_types = ("cohere", "cohere2", "cohere2_moe")
 
     def tied(self, c: Config) -> bool:
-        """Cohere shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention and feed-forward with one norm.
 
         Command R+ has gains for the queries and keys of each head.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
         """
         first, bias = c.text("model_type", default="cohere2") == "cohere", c.flag("attention_bias", default=False)
         block = blocks.grouped_query(

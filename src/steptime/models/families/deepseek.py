@@ -32,20 +32,51 @@ class DeepSeek(Family):
     )  # fmt: skip
 
     def tied(self, c: Config) -> bool:
-        """MiniCPM 3 and Youtu share embedding and head where their configs are silent."""
+        """Return whether embedding and head share one matrix.
+
+        MiniCPM 3 and Youtu share it by default.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=c.fields.get("model_type") in DENSE)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms, and a dense block or experts."""
+        """Return attention, two norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         return self._layer(c, index, sparse=self._is_sparse(c, index))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the multi-token-prediction layers: norms, a projection, a full layer."""
+        """Return the multi-token-prediction layers: norms, a projection, a full layer.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Pairs of layer and count; empty without such layers.
+        """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         return blocks_decoder.multi_token(c, self._layer(c, c.depth, sparse=True), count) if count else ()
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return MoonViT and its projector (Kimi K2.5), if the config has them."""
+        """Return MoonViT and its projector (Kimi K2.5), if the config has them.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")

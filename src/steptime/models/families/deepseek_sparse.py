@@ -32,11 +32,26 @@ class DeepSeekSparse(Family):
     model_types = ("deepseek_v32", "glm_moe_dsa")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return latent attention, perhaps an indexer, norms, and a dense block or experts."""
+        """Return latent attention, an indexer if full, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         return self._layer(c, index, full=self._is_full_attention(c, index), sparse=blocks_decoder.is_sparse(c, index, dense=3))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the multi-token-prediction layers: norms, a projection, a full layer."""
+        """Return the multi-token-prediction layers: norms, a projection, a full layer.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Pairs of layer and count; empty without such layers.
+        """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         return blocks_decoder.multi_token(c, self._layer(c, c.depth, full=True, sparse=True), count) if count else ()
 

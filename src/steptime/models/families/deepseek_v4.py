@@ -1,4 +1,4 @@
-"""DeepSeek-V4: a sliding window with a compressed cache, experts, residual streams."""
+"""DeepSeek-V4: a sliding window with a compressed cache, and residual streams."""
 
 from __future__ import annotations
 
@@ -46,21 +46,49 @@ class DeepSeekV4(Family):
     model_types = ("deepseek_v4", "deepseek_ref")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return window and compressed attention, experts, norms and hyper-connections."""
+        """Return window and compressed attention, experts, norms and hyper-connections.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         return self._layer(c, index, self._ratios(c, c.depth)[index])
 
     def iter_layers(self, c: Config) -> Iterator[Layer]:
-        """Yield the layers; the ratios are read once."""
+        """Yield the layers; the ratios are read once.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Iterator over the layers.
+        """
         return (self._layer(c, index, ratio) for index, ratio in enumerate(self._ratios(c, c.depth)))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, final norm, head, and the map that joins the streams."""
+        """Return embedding, final norm, head, and the map that joins the streams.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         return (*super().stem(c), self._joiner(c))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return the multi-token-prediction layers.
 
         Each has norms, two projections, a layer, and its own map that joins the streams.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Pairs of layer and count; empty without such layers.
         """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         if not count:

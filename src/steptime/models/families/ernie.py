@@ -20,13 +20,27 @@ class Ernie(Family):
     model_types = ("ernie4_5", "ernie4_5_moe")
 
     def tied(self, c: Config) -> bool:
-        """ERNIE shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms, and a feed-forward block or experts.
 
         The router has a bias that balances the experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
         """
         bias, module = c.flag("use_bias", default=False), f"layers.{index}.mlp"
         attention = blocks.grouped_query(
@@ -54,7 +68,14 @@ class Ernie(Family):
         return blocks_decoder.decoder(c, attention, experts + blocks.Block((balance,)))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, final norm and head, which has a bias if the matrices have."""
+        """Return embedding, final norm and head, which has a bias if the matrices have.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         embedding, norm, _ = super().stem(c)
         moe = c.text("model_type", default="ernie4_5_moe") == "ernie4_5_moe"
         return embedding, norm, blocks.head(c, bias=moe and c.flag("use_bias", default=False))

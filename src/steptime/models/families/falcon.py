@@ -21,13 +21,27 @@ class Falcon(Family):
     norm_bias = True
 
     def tied(self, c: Config) -> bool:
-        """Falcon shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention and feed-forward with one norm or two.
 
         In parallel blocks they share one norm. The newer decoder and sequential blocks have two.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
         """
         module, bias = f"h.{index}", c.flag("bias", default=False)
         newer = c.flag("new_decoder_architecture", default=False)

@@ -30,11 +30,26 @@ class Gemma(Family):
     model_types = ("gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma")
 
     def tied(self, c: Config) -> bool:
-        """Gemma shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two or four norms and a gated feed-forward block."""
+        """Return attention, two or four norms and a gated feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         kind = c.text("model_type", default="gemma3_text")
         third = kind.startswith("gemma3")
         period = c.integer("sliding_window_pattern", "_sliding_window_pattern", default=6 if third else 2)
@@ -56,7 +71,14 @@ class Gemma(Family):
         )
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return SigLIP and its projector, which runs on pooled patches, if present."""
+        """Return SigLIP and its projector, which runs on pooled patches, if present.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
@@ -80,6 +102,6 @@ class Gemma(Family):
         return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _pooling_head(self, width: int, hidden: int) -> float:
-        """Return the parameters of SigLIP's pooling head, which language models do not use."""
+        """Return the parameters of SigLIP's pooling head, which is not used here."""
         attention = width + dense(width, 3 * width) + dense(width, width) + 2 * width
         return attention + dense(width, hidden) + dense(hidden, width)

@@ -1,6 +1,6 @@
-"""Gemma 3n: several residual streams, low-rank bypass, per-layer inputs, shared caches.
+"""Gemma 3n: several residual streams, per-layer inputs and shared caches.
 
-The streams are AltUp, and the bypass is LAuReL.
+The streams are AltUp. Each layer has a low-rank bypass, LAuReL.
 """
 
 from __future__ import annotations
@@ -35,11 +35,26 @@ class Gemma3n(Family):
     model_types = ("gemma3n", "gemma3n_text")
 
     def tied(self, c: Config) -> bool:
-        """Gemma shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, a feed-forward block, AltUp, LAuReL and the per-layer input."""
+        """Return attention, a feed-forward block, AltUp, LAuReL and the per-layer input.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, width = f"layers.{index}", c.width
         attention = blocks.grouped_query(
             c,
@@ -66,7 +81,14 @@ class Gemma3n(Family):
         return blocks_decoder.decoder(c, attention, feed_forward + blocks.Block(extras), norms=norms)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return the embeddings, the maps between streams, the final norm and the head."""
+        """Return the embeddings, the maps between streams, the final norm and the head.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         streams = range(1, c.integer("altup_num_inputs", maximum=DEEPEST))
         unembed = "altup_unembed_projections"
         return (
@@ -79,7 +101,14 @@ class Gemma3n(Family):
         )
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the towers for images and sound with their embedders, if present."""
+        """Return the towers for images and sound with their embedders, if present.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         text, towers = self.text(c).width, []
         if c.has("vision_config"):
             v = c.inner("vision_config")

@@ -33,13 +33,27 @@ class Gemma4(Family):
     model_types = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 
     def tied(self, c: Config) -> bool:
-        """Gemma shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, norms, a feed-forward block, and experts if present.
 
         The layer also has its per-layer input if the model has one.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
         """
         module, hidden = f"layers.{index}", c.integer("intermediate_size")
         has_cache = index < c.depth - c.integer("num_kv_shared_layers", default=0, least=0)
@@ -58,13 +72,27 @@ class Gemma4(Family):
         return blocks_decoder.decoder(c, self._attention(c, index, has_cache=has_cache), feed_forward, norms=norms)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return the token and per-layer embeddings, the final norm and the head."""
+        """Return the token and per-layer embeddings, the final norm and the head.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         inputs = blocks_decoder.layer_inputs(c) if c.integer("hidden_size_per_layer_input", default=0, least=0) else ()
         token = blocks.embedding(c, tied=self.tied(c))
         return (token, *inputs, blocks.norm(c, "final_norm", c.width), blocks.head(c))
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the towers for images and sound with their embedders, if present."""
+        """Return the towers for images and sound with their embedders, if present.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         unified, text = c.text("model_type", default="gemma4") == "gemma4_unified", self.text(c).width
         towers: list[Tower] = []
         if c.has("vision_config"):

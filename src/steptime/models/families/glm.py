@@ -24,7 +24,15 @@ class Glm(Family):
     model_types = ("glm", "glm4")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, norms and a gated feed-forward block."""
+        """Return attention, norms and a gated feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",

@@ -27,11 +27,26 @@ class Gpt2(Family):
     norm_bias = True
 
     def tied(self, c: Config) -> bool:
-        """GPT-2 shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms with biases and a plain feed-forward block."""
+        """Return attention, two norms with biases and a plain feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, kind = f"h.{index}", c.text("model_type", default="gpt2")
         hidden = c.integer("n_inner", "intermediate_size", "dff", default=4 * c.width)
         single = kind == "gpt_bigcode" and c.flag("multi_query", default=True)
@@ -50,7 +65,14 @@ class Gpt2(Family):
         return Layer(name="attention + feed-forward", ops=block.ops, attention=block.attention)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return the embedding, learned positions, the final norm and the head."""
+        """Return the embedding, learned positions, the final norm and the head.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         positions = c.integer("n_positions", "max_position_embeddings")
         kind = c.text("model_type", default="gpt2")
         return (

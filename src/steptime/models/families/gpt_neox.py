@@ -24,11 +24,28 @@ class GptNeox(Family):
     norm_bias = True
 
     def tied(self, c: Config) -> bool:
-        """The Japanese NeoX shares embedding and head where its config is silent."""
+        """Return whether embedding and head share one matrix.
+
+        The Japanese NeoX shares it by default.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=self._is_japanese(c))
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a plain feed-forward block, all with biases."""
+        """Return attention, two norms and a plain feed-forward block, all with biases.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         japanese = self._is_japanese(c)
         bias = not japanese and c.flag("attention_bias", default=True)
         attention = blocks.grouped_query(

@@ -18,7 +18,15 @@ class GptOss(Family):
     model_types = ("gpt_oss",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention with one sink per head, two norms, and experts with biases."""
+        """Return attention with one sink per head, two norms, and experts with biases.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module = f"layers.{index}"
         kinds = (
             c.choices("layer_types", valid_names=("full_attention", "sliding_attention"), length=index + 1)

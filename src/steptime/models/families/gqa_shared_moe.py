@@ -53,19 +53,26 @@ KINDS: Final = {
 
 @final
 class ExpertsBeside(Family):
-    """EXAONE MoE, Hunyuan V3, dots.llm1, Solar Open, Mellum, Trinity, Laguna, Ling, Aria.
+    """Grouped-query attention with shared and routed experts, in several variants.
 
-    dots.llm1: arXiv 2506.05767; Trinity is `afmoe`. `KINDS` lists the parts in which they differ: norms on queries and
-    keys,
-    norms after the blocks, sinks, a gate on the attention output, and biases that balance the experts. These biases are
-    counted
-    if the checkpoint stores them as parameters.
+    Models: EXAONE MoE, Hunyuan V3, dots.llm1 (arXiv 2506.05767), Solar Open, Mellum, Trinity (`afmoe`), Laguna, Ling, Aria.
+    `KINDS` lists the parts in which they differ: norms on queries and keys, norms after the blocks, sinks, a gate on the
+    attention output, and biases that balance the experts. These biases are counted if the checkpoint stores them as
+    parameters.
     """
 
     model_types = tuple(KINDS)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, norms, and a dense block or experts."""
+        """Return attention, norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         model_type = c.text("model_type")
         if model_type not in KINDS:
             raise c.error("model_type", f"must be one of {', '.join(KINDS)}, got {model_type!r}")

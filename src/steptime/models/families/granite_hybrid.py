@@ -23,7 +23,15 @@ class GraniteHybrid(Family):
     model_types = ("granitemoehybrid",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return Mamba-2 or attention, two norms, the shared block, and experts if present."""
+        """Return Mamba-2 or attention, two norms, the shared block, and perhaps experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, full = f"layers.{index}", self._is_full_attention(c, index)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         if full:

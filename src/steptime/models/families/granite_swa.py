@@ -12,19 +12,36 @@ from steptime.models.model import Layer
 
 @final
 class GraniteSwa(Family):
-    """Granite with sinks and sliding windows in three of four layers, or shared experts.
+    """Granite with sinks and sliding windows, or with shared experts.
 
-    Kinds: `granite_swa`, `granitemoe_swa`, and `granitemoeshared` without windows.
+    Kinds: `granite_swa` and `granitemoe_swa` have windows in three of four layers; `granitemoeshared` has none.
     """
 
     model_types = ("granite_swa", "granitemoe_swa", "granitemoeshared")
 
     def tied(self, c: Config) -> bool:
-        """The dense Granite shares embedding and head where its config is silent."""
+        """Return whether embedding and head share one matrix.
+
+        The dense Granite shares it by default.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=c.text("model_type", default="granite_swa") == "granite_swa")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a feed-forward block or experts."""
+        """Return attention, two norms and a feed-forward block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         kind, module, bias = c.text("model_type", default="granite_swa"), f"layers.{index}", c.flag("attention_bias")
         local = kind.endswith("_swa")
         block = blocks.grouped_query(

@@ -26,7 +26,15 @@ class Grok(Family):
     architectures = ("Grok1ForCausalLM", "Grok1ModelForCausalLM")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, four norms and experts, with a dense block if `residual_moe`."""
+        """Return attention, four norms and experts, with a dense block if `residual_moe`.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         attention = blocks.grouped_query(
             c, f"layers.{index}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim
         )

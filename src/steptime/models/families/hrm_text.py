@@ -25,7 +25,14 @@ class HrmText(Family):
     model_types = ("hrm_text",)
 
     def depth(self, c: Config) -> int:
-        """Return the number of layers that run, each as often as it runs."""
+        """Return the number of layers that run, each as often as it runs.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Number of layers.
+        """
         low, high = c.integer("L_cycles", default=3, maximum=DEEPEST), c.integer("H_cycles", default=2, maximum=DEEPEST)
         layers = self._stack(c) * (low + 1) * high
         if layers > DEEPEST:
@@ -33,13 +40,28 @@ class HrmText(Family):
         return layers
 
     def iter_layers(self, c: Config) -> Iterator[Layer]:
-        """Yield the layers of both stacks, then their repeated runs with stored weights."""
+        """Yield the layers of both stacks, then their repeated runs with stored weights.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Iterator over the layers.
+        """
         first, stored = self.layer(c, 0), 2 * self._stack(c)
         repeated_layer = replace(first, name=f"{first.name}, again", ops=tuple(replace(op, stored=False) for op in first.ops))
         return chain(repeat(first, stored), repeat(repeated_layer, self.depth(c) - stored))
 
     def layer(self, c: Config, index: int) -> Layer:  # noqa: ARG002 - all are alike
-        """Return gated attention and a gated feed-forward block."""
+        """Return gated attention and a gated feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         bias, inner = c.flag("attention_bias", default=False), c.heads * c.head_dim
         block = blocks.grouped_query(
             c,
@@ -58,7 +80,14 @@ class HrmText(Family):
         return Layer(name="gated attention + feed-forward", ops=block_and_mlp.ops, attention=block_and_mlp.attention)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, the first state of the low stack, and head."""
+        """Return embedding, the first state of the low stack, and head.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         return blocks.embedding(c, tied=self.tied(c)), blocks.small(c, "z_L_init", c.width), blocks.head(c)
 
     def _stack(self, c: Config) -> int:

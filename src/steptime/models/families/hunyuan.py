@@ -24,7 +24,15 @@ class Hunyuan(Family):
     model_types = ("hunyuan", "hunyuan_v1_moe")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms, shared and routed experts."""
+        """Return attention, two norms, shared and routed experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         large = c.text("model_type", default="hunyuan_v1_moe") == "hunyuan"
         head_dim = c.head_dim if large else c.integer("attention_head_dim", "head_dim", default=c.head_dim)
         shared_cache = c.flag("use_cla", default=False) and index % c.integer("cla_share_factor", default=1) != 0

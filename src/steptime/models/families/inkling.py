@@ -25,7 +25,15 @@ class Inkling(Family):
     model_types = ("inkling_text",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms, convolutions, and a dense block or experts."""
+        """Return attention, two norms, convolutions, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         kinds = c.choices("layer_types", valid_names=LAYER_TYPES, length=index + 1)
         local, module = kinds[index] == "hybrid_sliding", f"layers.{index}"
         attention = self._attention(c, f"{module}.self_attn", local=local)
@@ -37,7 +45,14 @@ class Inkling(Family):
         return blocks_decoder.decoder(c, attention, feed_forward + scale)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding with its norm, final norm and head."""
+        """Return embedding with its norm, final norm and head.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         embedding, norm, head = super().stem(c)
         return embedding, blocks.norm(c, "embed_norm", c.width), norm, head
 

@@ -1,4 +1,4 @@
-"""Jamba: seven layers of Mamba to one of attention, experts in every other layer."""
+"""Jamba: seven layers of Mamba per layer of attention; half of them have experts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,23 @@ from steptime.models.model import Layer
 
 @final
 class Jamba(Family):
-    """Jamba and Jamba-1.5 (arXiv 2403.19887, 2408.12570): `jamba` of transformers; Mamba-1 with norms on step, B, C."""
+    """Jamba and Jamba-1.5 (arXiv 2403.19887, 2408.12570): `jamba` of transformers.
+
+    The layers are Mamba-1 with norms on step, B and C.
+    """
 
     model_types = ("jamba",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention or Mamba, two norms, and a dense block or experts."""
+        """Return attention or Mamba, two norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module = f"layers.{index}"
         full = self._is_selected(c, "attn_layer", index, (8, 4))
         sparse = c.integer("num_experts", default=16) > 1 and self._is_selected(c, "expert_layer", index, (2, 1))

@@ -1,4 +1,7 @@
-"""MiMo-V2-Flash: one layer of full attention to five with a short window, keys wider than values, and experts."""
+"""MiMo-V2-Flash: full attention in one of six layers, short windows in the others.
+
+Keys are wider than values. Most layers have experts.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,24 @@ from steptime.models.model import Layer
 
 @final
 class MiMoV2(Family):
-    """MiMo-V2-Flash (arXiv 2601.02780): `mimo_v2_flash` of transformers, 309B parameters and 15B active.
+    """MiMo-V2-Flash: `mimo_v2_flash` of transformers, 309B parameters and 15B active.
 
-    Window layers have KV heads of their own number and a sink for each head. The config names no multi-token-prediction
-    layers, though the checkpoint has some; they are not counted.
+    Paper: arXiv 2601.02780. Window layers have another number of KV heads, and one sink per head. The config has no
+    multi-token-prediction layers, although the checkpoint has some; they are not counted.
     """
 
     model_types = ("mimo_v2_flash",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return full or window attention, two norms, and a dense block or experts."""
+        """Return full or window attention, two norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, local, sparse = f"layers.{index}", self._is_local(c, index), self._is_sparse(c, index)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         block += self._attention(c, f"{module}.self_attn", local=local)

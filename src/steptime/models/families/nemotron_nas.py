@@ -1,4 +1,4 @@
-"""Llama-Nemotron: a Llama whose layers an architecture search has thinned, each in its own way."""
+"""Llama-Nemotron: a Llama whose layers were reduced by an architecture search."""
 
 from __future__ import annotations
 
@@ -9,18 +9,30 @@ from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
-MULTIPLE = 256  # hidden sizes are rounded up to it (`modeling_decilm.py` of the checkpoint)
+# Hidden sizes are rounded up to a multiple of it (`modeling_decilm.py` of the checkpoint).
+MULTIPLE = 256
 
 
 @final
 class NemotronNas(Family):
-    """Llama-Nemotron Super and Ultra (arXiv 2505.00949); `block_configs` says what each layer has."""
+    """Llama-Nemotron Super and Ultra (arXiv 2505.00949).
+
+    `block_configs` describes each layer.
+    """
 
     model_types = ("nemotron-nas",)
     architectures = ("DeciLMForCausalLM",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return what the search left of attention and feed-forward block, each with its norm."""
+        """Return the remaining attention and feed-forward block, each with its norm.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         field = f"block_configs[{index}]"
         block = Config({field: c.items("block_configs", length=index + 1)[index]}, name=c.name, lookups=c.lookups).inner(field)
         attention, norms = self._attention(c, block.inner("attention"), f"layers.{index}.self_attn")

@@ -1,4 +1,7 @@
-"""OLMo Hybrid: three layers of gated DeltaNet to one of attention with norms behind its blocks."""
+"""OLMo Hybrid: gated DeltaNet in three of four layers, attention in the fourth.
+
+Attention layers have norms after their blocks.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,23 @@ KINDS = ("linear_attention", "full_attention")
 
 @final
 class OlmoHybrid(Family):
-    """OLMo Hybrid: `olmo_hybrid` of transformers; gated DeltaNet (arXiv 2412.06464) with projections of their own."""
+    """OLMo Hybrid: `olmo_hybrid` of transformers.
+
+    Gated DeltaNet (arXiv 2412.06464) has a separate projection for each input.
+    """
 
     model_types = ("olmo_hybrid",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return DeltaNet or attention, two norms and a gated feed-forward block."""
+        """Return DeltaNet or attention, two norms and a gated feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, full = f"layers.{index}", self._is_full_attention(c, index)
         block = blocks.Block((blocks.norm(c, "first_norm", c.width), blocks.norm(c, "second_norm", c.width)))
         block += self._attention(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.linear_attn")

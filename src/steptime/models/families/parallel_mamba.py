@@ -1,4 +1,7 @@
-"""Falcon-H1 and Bamba: Mamba-2 beside attention in every layer, or instead of it in most, and gated feed-forward blocks."""
+"""Falcon-H1 and Bamba: Mamba-2 with attention, and gated feed-forward blocks.
+
+In Falcon-H1 both run in parallel in every layer. In Bamba each layer has one of them, mostly Mamba-2.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,23 @@ LAYER_TYPES = ("mamba", "attention", "linear_attention", "full_attention")
 
 @final
 class MambaBeside(Family):
-    """Falcon-H1 (arXiv 2507.22448: both mixers read the same norm in every layer) and Bamba (one mixer a layer)."""
+    """Falcon-H1 (arXiv 2507.22448) and Bamba.
+
+    In Falcon-H1 both mixers read the same norm in every layer. In Bamba each layer has one mixer.
+    """
 
     model_types = ("falcon_h1", "bamba")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return Mamba-2, attention or both, two norms, and a gated feed-forward block."""
+        """Return Mamba-2, attention or both, two norms, and a gated feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, parallel = f"layers.{index}", c.text("model_type", default="bamba") == "falcon_h1"
         full = parallel or self._is_full_attention(c, index)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "pre_ff_norm", c.width)))
@@ -38,7 +52,7 @@ class MambaBeside(Family):
             )
         bias = c.flag("mlp_bias", default=False)
         block += blocks.gated(c, f"{module}.feed_forward", c.integer("intermediate_size"), bias=bias)
-        name = "Mamba-2 beside attention" if parallel else "attention" if full else "Mamba-2"
+        name = "Mamba-2 and attention" if parallel else "attention" if full else "Mamba-2"
         return Layer(name=f"{name} + feed-forward", ops=block.ops, attention=block.attention)
 
     def _mamba(self, c: Config, module: str, *, parallel: bool) -> blocks.Block:

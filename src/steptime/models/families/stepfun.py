@@ -1,4 +1,7 @@
-"""Step3, Step-3.5 and Step-3.7: multi-matrix factorised attention, or gated attention with windows, and experts."""
+"""Step3, Step-3.5 and Step-3.7: factorized or gated attention, and experts.
+
+Step3 has multi-matrix factorized attention. The others have gated attention with windows.
+"""
 
 from __future__ import annotations
 
@@ -20,28 +23,52 @@ KINDS = ("full_attention", "sliding_attention")
 
 @final
 class StepFun(Family):
-    """Step3 (arXiv 2507.19427), Step-3.5-Flash and Step-3.7-Flash (`step3p7` of transformers).
+    """Step3 (arXiv 2507.19427), Step-3.5-Flash and Step-3.7-Flash.
 
-    Step3 has one KV head, and queries that pass a norm and a matrix of their own behind a narrow projection. It has
-    316B parameters without its tower and 321B with it (https://github.com/stepfun-ai/Step3); a config without
-    `vision_config` gives the former. Step-3.5 and 3.7 have norms on queries and keys, a gate of one value a head, and
-    more query heads in window layers where `attention_other_setting` says so. Their multi-token-prediction layers are
-    counted without the copies of embedding and head that some checkpoints hold.
+    Step-3.7 is `step3p7` of transformers. Step3 has one KV head. Its queries pass a narrow projection, a norm and a
+    second matrix.
+    It has 316B parameters without its tower and 321B with it (https://github.com/stepfun-ai/Step3). A config without
+    `vision_config` gives 316B. Step-3.5 and 3.7 have norms on queries and keys, a gate of one value per head, and more
+    query
+    heads in window layers if `attention_other_setting` says so. Their multi-token-prediction layers are counted without the
+    copies of embedding and head in some checkpoints.
     """
 
     model_types = ("step3_vl", "step3_text", "step3p5", "step3p7")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms, and a dense block or experts."""
+        """Return attention, two norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         return self._layer(c, index, self._is_sparse(c, index))
 
     def iter_layers(self, c: Config) -> Iterator[Layer]:
-        """Yield the layers; the list of layers with experts is read once."""
+        """Yield the layers; the list of layers with experts is read once.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Iterator over the layers.
+        """
         sparse = self._sparse_layers(c)
         return (self._layer(c, index, index in sparse) for index in range(c.depth))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the multi-token-prediction layers: two norms, a projection of two widths to one, and a layer."""
+        """Return the multi-token-prediction layers: norms, a projection and a layer.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Pairs of layer and count; empty without such layers.
+        """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         if count > c.depth:
             raise c.error("num_nextn_predict_layers", f"must be at most the {c.depth} layers, not {count}")
@@ -56,7 +83,14 @@ class StepFun(Family):
         return tuple(counts.items())
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the tower, its convolutions of stride 2 that merge patches, and the projector."""
+        """Return the tower, its merging convolutions of stride 2, and the projector.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         if not c.has("vision_config"):
             return ()
         v, text = c.inner("vision_config"), self.text(c)
@@ -94,7 +128,7 @@ class StepFun(Family):
             ),
         )
         cuts = rule(
-            crops, side=side, crop=504, patch=patch, settings="crops of 504 pixels, as the processor of transformers has it"
+            crops, side=side, crop=504, patch=patch, settings="crops of 504 pixels, as in the processor of transformers"
         )
         layers = ((layer, v.integer("layers", "num_hidden_layers")),)
         return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)

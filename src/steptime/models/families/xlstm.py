@@ -1,4 +1,4 @@
-"""xLSTM: a matrix memory for each head in every layer and a gated feed-forward block, no attention."""
+"""xLSTM: a matrix memory per head and a gated feed-forward block, no attention."""
 
 from __future__ import annotations
 
@@ -14,17 +14,32 @@ from steptime.models.model import Layer
 class Xlstm(Family):
     r"""xLSTM-7B (arXiv 2503.13427): mLSTM layers only.
 
-    A head keeps a matrix of $d_k \times d_v$, a normaliser of $d_k$ values and one largest exponent, in FP32.
+    A head keeps a matrix of $d_k \times d_v$, a normalizer of $d_k$ values and one largest exponent, in FP32.
     """
 
     model_types = ("xlstm",)
 
     def depth(self, c: Config) -> int:
-        """Number of blocks."""
+        """Return the number of blocks.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Number of layers.
+        """
         return c.integer("num_blocks", "num_hidden_layers", maximum=1000)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return the matrix memory, two norms and a gated feed-forward block."""
+        """Return the matrix memory, two norms and a gated feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, bias = f"blocks.{index}", c.flag("use_bias", default=False)
         hidden = self._hidden(c)
         block = blocks.Block(
@@ -34,7 +49,14 @@ class Xlstm(Family):
         return Layer(name="matrix memory + feed-forward", ops=block.ops, attention=block.attention)
 
     def tied(self, c: Config) -> bool:  # noqa: ARG002 - whatever the config says
-        """The reference keeps both matrices."""
+        """Return False, because the reference stores both matrices.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return False
 
     def _memory(self, c: Config, module: str, *, bias: bool) -> blocks.Block:
