@@ -195,8 +195,7 @@ def line_number(path: Path, place: str) -> int | None:
     Args:
         path: Path of the file.
         place: Keys joined by dots. An entry of a list of tables has its number from 0, its name or its kind as key. A
-            file of
-            a chip has no table "chip", so the "chip" at the start of a place may be missing there.
+            file of a chip has no table "chip", so the "chip" at the start of a place may be missing there.
 
     Returns:
         Line number from 1, of the place or of the nearest table above it; None if the file has neither.

@@ -377,11 +377,11 @@ def experts(
     """
     width = width or c.width
     if active > count + zero:
-        raise c.error("num_experts_per_tok", f"must be at most the {count + zero} experts, not {active}")
+        raise c.error("num_experts_per_tok", f"must be at most the {count + zero} experts, got {active}")
     if count % groups[0]:
-        raise c.error("n_group", f"must divide the {count} experts, not {groups[0]}")
+        raise c.error("n_group", f"must divide the {count} experts, got {groups[0]}")
     if groups[1] > groups[0]:
-        raise c.error("topk_group", f"must be at most the {groups[0]} groups, not {groups[1]}")
+        raise c.error("topk_group", f"must be at most the {groups[0]} groups, got {groups[1]}")
     outputs = count + zero
     # Each chip decides for its own tokens, so every chip has the whole router.
     router = linear(

@@ -228,8 +228,7 @@ def indexer(c: Config, module: str) -> blocks.Block:
     r"""Return the indexer of sparse attention.
 
     With $H$ heads of $d$ values, the score of a cached token costs $2H(d + 1)$ FLOPs. The indexer caches one key per
-    token in
-    FP8 with a 4-byte scale per 128 values, for any format of the latent.
+    token in FP8 with a 4-byte scale per 128 values, for any format of the latent.
 
     Args:
         c: Config of the language model.

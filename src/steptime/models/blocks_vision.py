@@ -1,10 +1,10 @@
 """Towers: models that turn images or sound into rows for the language model.
 
 A tower is stored with the language model and runs before a prompt with images or sound. A `Tower` has its own `Model`,
-whose
-rows are patches of an image or frames of sound. Its `Rule` gives the rows and prompt tokens of an image or a recording.
-Attention in a tower is not causal: each row reads all rows of its image, or those of its window. Operators on merged rows,
-such as a projector, have `share` of an operator's arithmetic per row: a quarter if four patches become one token.
+whose rows are patches of an image or frames of sound. Its `Rule` gives the rows and prompt tokens of an image or a
+recording. Attention in a tower is not causal: each row reads all rows of its image, or those of its window. Operators
+on merged rows, such as a projector, have `share` of an operator's arithmetic per row: a quarter if four patches become
+one token.
 
 The last functions are common to the variants of MoonViT, the tower of Kimi models.
 """
@@ -286,9 +286,8 @@ def conformer(
     """Return the layers of a Conformer (arXiv 2303.01037).
 
     A layer is half a feed-forward block, attention in chunks, a convolution, and the other half. Queries of a chunk
-    read the
-    chunk, `past` - 1 rows before it and `future` rows after it. One matrix per layer encodes distances; it runs once per
-    distance, not per row.
+    read the chunk, `past` - 1 rows before it and `future` rows after it. One matrix per layer encodes distances; it
+    runs once per distance, not per row.
 
     Args:
         c: Config of the tower.

@@ -1,7 +1,7 @@
 """Typed, checked access to a model's config.json.
 
-Every getter names the field in its error. A config without a field, or with a wrong kind of value, gives an error with
-cause and place, never a traceback or a silent zero.
+Every getter names the field in its error. A missing field or a wrong kind of value gives an error with cause and place,
+never a traceback or a silent zero.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ class Config:
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self._error(names[0], f"must be a whole number, not {short_repr(value)}")
+            raise self._error(names[0], f"must be a whole number, got {short_repr(value)}")
         if not least <= value <= maximum:
             bounds = f"at least {least}" + ("" if value < least else f" and at most {maximum:g}")
-            raise self._error(names[0], f"must be {bounds}, not {short_repr(value)}")
+            raise self._error(names[0], f"must be {bounds}, got {short_repr(value)}")
         return value
 
     def number(self, *names: str, default: Any = _MISSING) -> float:
@@ -137,7 +137,7 @@ class Config:
         """
         value = self.raw(*names, default=default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST:
-            raise self._error(names[0], f"must be a number greater than 0, not {short_repr(value)}")
+            raise self._error(names[0], f"must be a number greater than 0, got {short_repr(value)}")
         return value
 
     def flag(self, *names: str, default: bool = False) -> bool:
@@ -155,7 +155,7 @@ class Config:
         """
         value = self.raw(*names, default=default)
         if not isinstance(value, bool):
-            raise self._error(names[0], f"must be true or false, not {short_repr(value)}")
+            raise self._error(names[0], f"must be true or false, got {short_repr(value)}")
         return value
 
     def text(self, *names: str, default: Any = _MISSING) -> str:
@@ -173,7 +173,7 @@ class Config:
         """
         value = self.raw(*names, default=default)
         if not isinstance(value, str):
-            raise self._error(names[0], f"must be a text, not {short_repr(value)}")
+            raise self._error(names[0], f"must be a text, got {short_repr(value)}")
         return value
 
     def items(self, *names: str, length: int | None = None, default: Any = _MISSING) -> list[Any]:
@@ -192,7 +192,7 @@ class Config:
         """
         value = self.raw(*names, default=default)
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise self._error(names[0], f"must be a list, not {short_repr(value)}")
+            raise self._error(names[0], f"must be a list, got {short_repr(value)}")
         if length is not None and len(value) < length:
             raise self._error(names[0], f"must have at least {length} items, one per layer, got {len(value)}")
         return list(value)
@@ -251,7 +251,7 @@ class Config:
         """
         mark = self.items(name, length=index + 1)[index]
         if mark not in (0, 1):
-            raise self._error(f"{name}[{index}]", f"must be 0 or 1, not {short_repr(mark)}")
+            raise self._error(f"{name}[{index}]", f"must be 0 or 1, got {short_repr(mark)}")
         return bool(mark)
 
     def inner(self, field: str) -> Config:
@@ -270,7 +270,7 @@ class Config:
         """
         value = self.raw(field)
         if not isinstance(value, Mapping):
-            raise self._error(field, f"must be a table of fields, not {short_repr(value)}")
+            raise self._error(field, f"must be a table of fields, got {short_repr(value)}")
 
         # Vision-language configs often state these fields only at the top.
         fields = dict(value)
@@ -298,7 +298,7 @@ class Config:
             return self
         layer_tables = self.raw("per_layer_config")
         if not isinstance(layer_tables, Mapping):
-            raise self._error("per_layer_config", f"must be a table of layers, not {short_repr(layer_tables)}")
+            raise self._error("per_layer_config", f"must be a table of layers, got {short_repr(layer_tables)}")
 
         # Keys may have leading zeros, such as "007".
         layer_fields = next(
@@ -307,7 +307,7 @@ class Config:
         if layer_fields is None:
             return self
         if not isinstance(layer_fields, Mapping):
-            raise self._error(f"per_layer_config.{index}", f"must be a table of fields, not {short_repr(layer_fields)}")
+            raise self._error(f"per_layer_config.{index}", f"must be a table of fields, got {short_repr(layer_fields)}")
         fields = {key: value for key, value in self.fields.items() if key != "per_layer_config"}
         return Config(
             fields | dict(layer_fields), name=self.name, kv_format=self.kv_name, within=self.within, lookups=self.lookups
@@ -333,7 +333,7 @@ class Config:
         """Number of key and value heads."""
         kv_heads = self.integer("num_key_value_heads", default=self.heads)
         if self.heads % kv_heads:
-            raise self._error("num_key_value_heads", f"must divide the {self.heads} query heads, not {kv_heads}")
+            raise self._error("num_key_value_heads", f"must divide the {self.heads} query heads, got {kv_heads}")
         return kv_heads
 
     @property
@@ -343,7 +343,7 @@ class Config:
             return self.integer("head_dim")
         # Without head_dim, the heads share the width equally.
         if self.width % self.heads:
-            problem = f"must divide the width {self.width}, not {self.heads}, unless 'head_dim' is given"
+            problem = f"must divide the width {self.width}, got {self.heads}; or give 'head_dim'"
             raise self._error("num_attention_heads", problem)
         return self.width // self.heads
 
@@ -357,7 +357,7 @@ class Config:
         """Format of all weights that are not quantized."""
         value = self.raw("torch_dtype", "dtype", default="bfloat16")
         if not isinstance(value, str):
-            raise self._error("torch_dtype", f"must be a text, not {short_repr(value)}")
+            raise self._error("torch_dtype", f"must be a text, got {short_repr(value)}")
         format = number_format(value.removeprefix("torch."))
         # Engines serve FP32 checkpoints in BF16.
         return number_format("bf16") if format.name == "fp32" else format

@@ -1,9 +1,8 @@
 """Storage of quantized matrices, and assignment of stored formats to operators.
 
 Values, scales and zero points are counted as the tools store them. Sources: DeepSeek-V3's inference/fp8_cast_bf16.py,
-NVIDIA
-Model Optimizer (export/quant_utils.py), transformers' mxfp4, AutoGPTQ and GPTQModel (QuantLinear), AutoAWQ (WQLinear_GEMM),
-compressed-tensors, bitsandbytes (QuantState.as_dict).
+NVIDIA Model Optimizer (export/quant_utils.py), transformers' mxfp4, AutoGPTQ and GPTQModel (QuantLinear), AutoAWQ
+(WQLinear_GEMM), compressed-tensors, bitsandbytes (QuantState.as_dict).
 
 For a model with a checkpoint, each operator gets the format and the bytes of its tensors. Operators and weights of a layer
 are matched by name if their parameters are equal, and otherwise by the part of the model, all together. The rest on both
@@ -139,8 +138,7 @@ def state_bytes(kind: str, shape: tuple[int, int], dtype: str, *, nested: bool) 
     """Return the bytes of the JSON state that bitsandbytes stores with a matrix.
 
     If the scales are nested, the state has their mean in decimal digits. No config gives their number; most means have
-    17 to 20
-    characters.
+    17 to 20 characters.
 
     Args:
         kind: "nf4" or "fp4".

@@ -1,10 +1,8 @@
 """Reads a model from the code of transformers, without weights.
 
 The module tree is built without weights, and two prompts run through it. This is the generic way for architectures
-without a
-family, and the reference for the tests of families. The parameters equal those of the code by construction. A family
-remains
-the readable description of an architecture.
+without a family, and the reference for the tests of families. The parameters equal those of the code by construction. A
+family remains the readable description of an architecture.
 """
 
 from __future__ import annotations
@@ -125,8 +123,7 @@ def _traced_model(torch: Any, transformers: Any, fields: Mapping[str, Any], trus
     """Build the model without weights and run its prompts.
 
     They run on the meta device. If the code needs the values of tensors that it made itself, they run with fake
-    tensors, which
-    have only shapes.
+    tensors, which have only shapes.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 

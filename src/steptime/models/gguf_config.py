@@ -367,7 +367,7 @@ def _meta(path: Path) -> tuple[Meta, int]:
     metadata, tensors, files = read_shards(path)
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
-        problem = "is missing" if architecture is None else f"must be a text, not {short_repr(architecture)}"
+        problem = "is missing" if architecture is None else f"must be a text, got {short_repr(architecture)}"
         raise DataFileError(path, f"general.architecture {problem}")
     if architecture not in ARCHITECTURES:
         hint = f"Known: {', '.join(sorted(ARCHITECTURES))}. A config.json of the same model works instead."

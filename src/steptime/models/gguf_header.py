@@ -195,7 +195,7 @@ def _gguf_file(cursor: _Cursor) -> GgufFile:
     tensor_places = [_tensor(cursor, number + 1) for number in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise DataFileError(cursor.path, f"general.alignment must be a power of two, not {short_repr(alignment)}")
+        raise DataFileError(cursor.path, f"general.alignment must be a power of two, got {short_repr(alignment)}")
 
     # The tensors begin at the next multiple of the alignment.
     data_offset = -(-cursor.at // alignment) * alignment

@@ -1,10 +1,10 @@
 """Turns the pixels of an image or the seconds of a recording into rows and tokens.
 
-Every family scales and cuts images by its own rule, which is that of its processor in transformers or in its repository. A
-rule is a function with the settings of that processor. Its `Cut` gives the sequences and rows in the tower and the
-tokens in
-the prompt. The tokens are those that the processor writes in place of an image: patches after merging, and marks between
-rows and tiles. The one or two marks that a chat template puts around an image are not included.
+Every family scales and cuts images by its own rule, which is that of its processor in transformers or in its
+repository. A rule is a function with the settings of that processor. Its `Cut` gives the sequences and rows in the
+tower and the tokens in the prompt. The tokens are those that the processor writes in place of an image: patches after
+merging, and marks between rows and tiles. The one or two marks that a chat template puts around an image are not
+included.
 
 If no config.json has the settings, those of the published preprocessor are used, and `settings` says so.
 """
@@ -342,10 +342,8 @@ def tiles(medium: Medium, *, side: int, patch: int, shuffled: int, max_tiles: in
     """Cut an image as Llama 4 does.
 
     The image is put on the best canvas of tiles. With several tiles, the whole image is added in one more tile. Each
-    tile is a
-    sequence of its patches and a class token, and becomes one token per `shuffled` patches. The prompt has a mark after
-    every
-    tile, one before the whole image, and one at each end.
+    tile is a sequence of its patches and a class token, and becomes one token per `shuffled` patches. The prompt has a
+    mark after every tile, one before the whole image, and one at each end.
 
     Args:
         medium: The image.
@@ -411,10 +409,8 @@ def crops(medium: Medium, *, side: int, crop: int, patch: int, largest: int = 30
     """Cut an image as Step3 does: one square view, and crops of large or long images.
 
     The window of the crops is the short side of long images. Each side is rounded to whole windows, upwards if more
-    than a fifth
-    of a window is left. Four by four patches become a token. Each view has a mark at both ends. Each line of crops
-    except the
-    last has a mark after it.
+    than a fifth of a window is left. Four by four patches become a token. Each view has a mark at both ends. Each line
+    of crops except the last has a mark after it.
 
     Args:
         medium: The image.
@@ -490,8 +486,7 @@ def frames(medium: Medium, *, longest: float = 30.0, max_tokens: int = 750) -> C
     """Cut a recording as Gemma 4 does.
 
     There is one spectrum per 10 ms. Two convolutions of stride 2 keep one in four as a row and a token. The processor
-    cuts off a
-    recording after `longest`; steptime refuses it.
+    cuts off a recording after `longest`; steptime refuses it.
 
     Args:
         medium: The recording.

@@ -1,11 +1,10 @@
 r"""Techniques that make a KV cache smaller or read less of it.
 
-They are number formats, windows, shared caches, fewer heads, latents and selection. A technique is one or several changes
-of a model's attention, such as "window=1024@5of6+share=2+kv=int8": windows in five of six layers, caches shared by two
-layers, eight bits. The changes are made in the order of `CHANGE_KINDS`, in any order of the text. Layers with a state
-or with
-compressed entries instead of keys and values stay as they are. Lecture, section 16. The effect on the quality of answers is
-not computed.
+They are number formats, windows, shared caches, fewer heads, latents and selection. A technique is one or several
+changes of a model's attention, such as "window=1024@5of6+share=2+kv=int8": windows in five of six layers, caches shared
+by two layers, eight bits. The changes are made in the order of `CHANGE_KINDS`, in any order of the text. Layers with a
+state or with compressed entries instead of keys and values stay as they are. Lecture, section 16. The effect on the
+quality of answers is not computed.
 """
 
 from __future__ import annotations

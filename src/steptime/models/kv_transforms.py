@@ -202,8 +202,7 @@ def in_low_rank(layer: Layer, a: Attention, share: float) -> LayerParts:
     """Return a layer that caches its keys and values in a lower rank.
 
     The second factor of the values is merged into the output projection. Keys are expanded again for each entry that is
-    read,
-    because rotary positions apply after the expansion: 2 x rank x key FLOPs per KV head.
+    read, because rotary positions apply after the expansion: 2 x rank x key FLOPs per KV head.
 
     Args:
         layer: The layer.

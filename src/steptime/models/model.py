@@ -46,12 +46,11 @@ replicated: every chip of the group stores them. experts: expert parallel.
 class Op(Result):
     """An operator with weights.
 
-    weights [parameters] is for one instance (one expert for routed experts); flops_per_row [FLOP]; `inputs` and `outputs`
-    [values per row] are the activations that it reads and writes. Routed experts have `experts` instances; each token uses
-    `active` of them, and each is `columns` wide inside (0: unknown). `format` is the number format of the stored weights.
-    An operator with `stored=False` runs with the weights of an earlier operator, as in a block that several layers
-    share. It
-    reads these weights again, but they are not counted again.
+    weights [parameters] is for one instance (one expert for routed experts); flops_per_row [FLOP]; `inputs` and
+    `outputs` [values per row] are the activations that it reads and writes. Routed experts have `experts` instances;
+    each token uses `active` of them, and each is `columns` wide inside (0: unknown). `format` is the number format of
+    the stored weights. An operator with `stored=False` runs with the weights of an earlier operator, as in a block that
+    several layers share. It reads these weights again, but they are not counted again.
     """
 
     name: str
@@ -95,18 +94,16 @@ class Op(Result):
 class Attention:
     r"""A token mixer that reads a cache.
 
-    A query at context $L$ reads $\min(L/s, w, k)$ entries: $s$ = `stride` tokens share an entry, $w$ = `window` limits the
-    stored entries, and $k$ = `selected` limits the entries that are read. Each entry has `kv_bytes` [B]; tensor parallelism
-    can divide it `kv_shards` ways (KV heads; 1 for a latent). The FLOPs per entry differ if decode works on the latent and
-    prefill on expanded heads; `expand_flops` [FLOP per cached token] is the cost of the expansion of a cached prefix.
-    In decode, chips that divide a context exchange `query_values` and `output_values` [values per token].
-    A mixer with a state instead of a cache reads and writes `state_bytes` [B per sequence] at every step.
-    Chips that divide the heads all-reduce `summed` [values per token] before the mixer: sums of squares for norms over all
-    heads. Or they gather `gathered` [values per token]: all queries and keys.
-    A layer that reads the cache of another layer has `stored=False`. `kv_format` is the format of entries that do not
-    follow
-    the model's format. In a tower, attention is not `causal`: each query reads all entries of its image, or `window` of
-    them.
+    A query at context $L$ reads $\min(L/s, w, k)$ entries: $s$ = `stride` tokens share an entry, $w$ = `window` limits
+    the stored entries, and $k$ = `selected` limits the entries that are read. Each entry has `kv_bytes` [B]; tensor
+    parallelism can divide it `kv_shards` ways (KV heads; 1 for a latent). The FLOPs per entry differ if decode works on
+    the latent and prefill on expanded heads; `expand_flops` [FLOP per cached token] is the cost of the expansion of a
+    cached prefix. In decode, chips that divide a context exchange `query_values` and `output_values` [values per
+    token]. A mixer with a state instead of a cache reads and writes `state_bytes` [B per sequence] at every step. Chips
+    that divide the heads all-reduce `summed` [values per token] before the mixer: sums of squares for norms over all
+    heads. Or they gather `gathered` [values per token]: all queries and keys. A layer that reads the cache of another
+    layer has `stored=False`. `kv_format` is the format of entries that do not follow the model's format. In a tower,
+    attention is not `causal`: each query reads all entries of its image, or `window` of them.
     """
 
     name: str
@@ -159,12 +156,9 @@ class Checkpoint:
     """The location of a model's weights, and their stored formats.
 
     place: Hugging Face id or local folder; "" if unknown. weights, experts ("" without experts) and kv: formats of the
-    dense
-    layers, of the routed experts and of the KV cache. remote_code: whether the repository has its own code, from
-    `auto_map` in
-    its config or from the source in a file of the catalogue. bytes: exact size of all tensors of its files; 0 unless a
-    complete
-    checkpoint is in the same folder as the config. summary: content of the files.
+    dense layers, of the routed experts and of the KV cache. remote_code: whether the repository has its own code, from
+    `auto_map` in its config or from the source in a file of the catalogue. bytes: exact size of all tensors of its
+    files; 0 unless a complete checkpoint is in the same folder as the config. summary: content of the files.
     """
 
     place: str = ""

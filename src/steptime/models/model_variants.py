@@ -1,10 +1,8 @@
 """Variants of a model with some other fields in its config.
 
 The fields are heads, depth, latent rank, experts and so on; all other fields stay. With `equal`, one more field makes
-up for
-the change, so that the variants have equal total or active parameters. This field is the width of experts or of
-feed-forward
-blocks unless another is named.
+up for the change, so that the variants have equal total or active parameters. This field is the width of experts or of
+feed-forward blocks unless another is named.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 It covers the methods of published checkpoints: fp8 (block or tensor scales), modelopt (FP8, NVFP4, mixed),
 compressed-tensors, mxfp4, gptq, awq and bitsandbytes. Embeddings, head, norms and routers stay in the base format
-unless the
-config lists them.
+unless the config lists them.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Quantization:
         if not fields:
             return
         if not isinstance(fields, Mapping):
-            raise error("quantization_config", f"must be a table of fields, not {short_repr(fields)}")
+            raise error("quantization_config", f"must be a table of fields, got {short_repr(fields)}")
         self._error = error
         method = quantization_method(fields)
         readers: dict[str, Callable[[Mapping[str, Any]], None]] = {
@@ -116,7 +115,7 @@ class Quantization:
             value = fields.get(name)
             if value is not None:
                 if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                    raise self._error(f"quantization_config.{name}", f"must be a list of module names, not {short_repr(value)}")
+                    raise self._error(f"quantization_config.{name}", f"must be a list of module names, got {short_repr(value)}")
                 return tuple(value)
         return ()
 
@@ -141,7 +140,7 @@ class Quantization:
             )
             return
         if not isinstance(block, list) or not block or not all(isinstance(n, int) and n > 0 for n in block):
-            raise self._error("quantization_config.weight_block_size", f"must be two whole numbers, not {short_repr(block)}")
+            raise self._error("quantization_config.weight_block_size", f"must be two whole numbers, got {short_repr(block)}")
         self._default = dtype_assignment.fp8_blocks((block[0], block[-1]) if len(block) > 1 else (1, block[0]))
 
     def _read_mxfp4(self, fields: Mapping[str, Any]) -> None:
@@ -159,7 +158,7 @@ class Quantization:
     def _read_bits(self, fields: Mapping[str, Any]) -> None:
         bits = fields.get("bits", 4)
         if bits not in (4, 8):
-            raise self._error("quantization_config.bits", f"must be 4 or 8, not {short_repr(bits)}")
+            raise self._error("quantization_config.bits", f"must be 4 or 8, got {short_repr(bits)}")
         group = fields.get("group_size", 128)
         # A group of -1 means one scale per output.
         values = group if isinstance(group, int) and group > 0 else 0
@@ -174,7 +173,7 @@ class Quantization:
             return
         kind = fields.get("bnb_4bit_quant_type", "fp4")
         if kind not in ("nf4", "fp4"):
-            raise self._error("quantization_config.bnb_4bit_quant_type", f"must be nf4 or fp4, not {short_repr(kind)}")
+            raise self._error("quantization_config.bnb_4bit_quant_type", f"must be nf4 or fp4, got {short_repr(kind)}")
         self._default = dtype_assignment.bitsandbytes_4bit(kind, nested=bool(fields.get("bnb_4bit_use_double_quant")))
 
     def _read_modelopt(self, fields: Mapping[str, Any]) -> None:
@@ -186,7 +185,7 @@ class Quantization:
         # ModelOpt nests its fields in hf_quant_config.json and not in config.json.
         inner = fields.get("quantization", fields)
         if not isinstance(inner, Mapping):
-            raise self._error("quantization_config.quantization", f"must be a table of fields, not {short_repr(inner)}")
+            raise self._error("quantization_config.quantization", f"must be a table of fields, got {short_repr(inner)}")
         self._skipped = self._strings(inner, "exclude_modules", "ignore")
         self.kv_format = self._kv(inner.get("kv_cache_quant_algo") or fields.get("kv_cache_scheme"))
         self._cache_scale = 4 if self.kv_format else 0
@@ -199,7 +198,7 @@ class Quantization:
         if layers is None:
             return False
         if not isinstance(layers, Mapping):
-            raise self._error("quantization_config.quantized_layers", f"must be a table of modules, not {short_repr(layers)}")
+            raise self._error("quantization_config.quantized_layers", f"must be a table of modules, got {short_repr(layers)}")
         for module, entry in layers.items():
             self._layers[str(module)] = self._algorithm(entry.get("quant_algo") if isinstance(entry, Mapping) else entry)
         return True
@@ -235,7 +234,7 @@ class Quantization:
             weights = group.get("weights") if isinstance(group, Mapping) else None
             if not isinstance(weights, Mapping):
                 raise self._error(
-                    f"quantization_config.config_groups.{name}.weights", f"must be a table, not {short_repr(weights)}"
+                    f"quantization_config.config_groups.{name}.weights", f"must be a table, got {short_repr(weights)}"
                 )
             inputs = group.get("input_activations")
             fixed = isinstance(inputs, Mapping) and not inputs.get("dynamic", False)
@@ -269,7 +268,7 @@ class Quantization:
             ordered = weights.get("actorder") in ("group", True)
             zeros = weights.get("symmetric") is False
             return dtype_assignment.integers(4, 0 if is_per_channel else group or 128, zeros=zeros, index=ordered, fixed=16)
-        raise self._error(f"{place}.num_bits", f"must be 4 or 8, not {short_repr(bits)}")
+        raise self._error(f"{place}.num_bits", f"must be 4 or 8, got {short_repr(bits)}")
 
     def _eight_bits(self, name: str, weights: Mapping[str, Any], *, fixed: bool) -> Format:
         """Return an 8-bit format of compressed-tensors, whose scales have 16 bits."""

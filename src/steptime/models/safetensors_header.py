@@ -1,7 +1,7 @@
 """Reads safetensors headers: names, dtypes, shapes and bytes of tensors.
 
-The weights are not read. A file is 8 bytes with the length of the header, the header as a JSON object, and the tensors one
-after another without gaps (https://github.com/huggingface/safetensors, "Format"). Every claim of a header is checked.
+The weights are not read. A file is the length of the header in 8 bytes, the header as a JSON object, and the tensors
+without gaps (https://github.com/huggingface/safetensors, "Format"). Every claim of a header is checked.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _tensor(path: Path, name: str, entry: Any) -> tuple[Tensor, int]:
     if not isinstance(dtype, str) or dtype not in BITS:
         raise wrong(f": dtype: unknown, got {short_repr(dtype)}; known: {', '.join(BITS)}")
     if not _is_whole_numbers(shape) or len(shape) > 16:
-        raise wrong(f": shape must be a list of whole numbers from 0, not {short_repr(shape)}")
+        raise wrong(f": shape must be a list of whole numbers from 0, got {short_repr(shape)}")
     if not _is_whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise wrong(f": data_offsets must be its first and end byte, got {short_repr(offsets)}")
 

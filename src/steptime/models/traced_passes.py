@@ -1,8 +1,8 @@
 """Measures the rows, FLOPs and caches of a PyTorch module tree in two prompts.
 
 Tensors are on the meta device, which computes only shapes. Two prompts of different lengths separate the parts that
-grow with
-tokens ($a$), with pairs ($b$) and with neither: $F(n) = a n + b n^2$ for FLOPs, $s + g n$ for the values of a cache.
+grow with tokens ($a$), with pairs ($b$) and with neither: $F(n) = a n + b n^2$ for FLOPs, $s + g n$ for the values of a
+cache.
 """
 
 from __future__ import annotations

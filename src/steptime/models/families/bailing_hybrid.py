@@ -20,13 +20,12 @@ class BailingHybrid(Family):
     """Ling and Ring with linear attention: `bailing_hybrid` of transformers.
 
     The delta attention has one decay per channel (arXiv 2510.26692) and gates of full rank. Latent attention has one
-    gate per
-    head.
+    gate per head.
     """
 
     model_types = ("bailing_hybrid",)
 
-    def tied(self, c: Config) -> bool:  # noqa: ARG002 - whatever the config says
+    def tied(self, c: Config) -> bool:  # noqa: ARG002 - the config does not matter
         """Return False, because the reference stores both matrices.
 
         Args:

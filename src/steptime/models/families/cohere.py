@@ -19,8 +19,7 @@ class Cohere(Family):
     """Command R and R+ (cohere), Command R7B and A (cohere2, arXiv 2504.00698).
 
     Three of four layers of cohere2 have a sliding window. With experts (`cohere2_moe` of transformers) the first layers
-    may be
-    dense, and shared experts run together with the routed ones.
+    may be dense, and shared experts run together with the routed ones.
     """
 
     model_types = ("cohere", "cohere2", "cohere2_moe")

@@ -16,16 +16,11 @@ class DeepSeekSparse(Family):
     r"""DeepSeek sparse attention (arXiv 2512.02556, section 2.1).
 
     Each layer is one of DeepSeek-V3 with an indexer of $H$ heads of $d$ values. The score of a cached token costs $2H(d
-    + 1)$
-    FLOPs. The indexer caches one key per token in FP8 with a 4-byte scale per 128 values, for any format of the latent:
-    132 B
-    for 128 values. Attention then reads the `index_topk` best tokens. Prefill also runs in the latent space, because
-    each query
-    has its own selection. The masked multi-head form for prompts shorter than `index_topk` is left out. It would save
-    13 % of the
-    FLOPs of 2048 tokens in DeepSeek-V3.2, and less for shorter prompts. In GLM-5.2, "shared" layers use the selection
-    of the
-    "full" layer before them, and have neither an indexer nor its cache.
+    + 1)$ FLOPs. The indexer caches one key per token in FP8 with a 4-byte scale per 128 values, for any format of the
+    latent: 132 B for 128 values. Attention then reads the `index_topk` best tokens. Prefill also runs in the latent
+    space, because each query has its own selection. The masked multi-head form for prompts shorter than `index_topk` is
+    left out. It would save 13 % of the FLOPs of 2048 tokens in DeepSeek-V3.2, and less for shorter prompts. In GLM-5.2,
+    "shared" layers use the selection of the "full" layer before them, and have neither an indexer nor its cache.
     Structure: `deepseek_v32` and `glm_moe_dsa` of transformers.
     """
 
@@ -76,7 +71,8 @@ class DeepSeekSparse(Family):
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
     def _attention(self, c: Config, module: str, *, full: bool) -> blocks.Block:
-        c.integer("q_lora_rank")  # the indexer reads the queries' latent
+        # The indexer reads the latent of the queries, so the config must have one.
+        c.integer("q_lora_rank")
         block = blocks_decoder.selecting(blocks.latent(c, module), c.integer("index_topk"))
         return block + blocks_decoder.indexer(c, f"{module}.indexer") if full else block
 
@@ -87,7 +83,7 @@ class DeepSeekSparse(Family):
             pattern = c.raw("index_topk_pattern")
             marks = list(pattern) if isinstance(pattern, str) else c.items("index_topk_pattern")
             if len(marks) <= index or marks[index] not in ("F", "S", "full", "shared"):
-                raise c.error("index_topk_pattern", f"must say F or S for each layer, not {short_repr(pattern)}")
+                raise c.error("index_topk_pattern", f"must have F or S for each layer, got {short_repr(pattern)}")
             return marks[index] in ("F", "full")
         offset = c.integer("index_skip_topk_offset", default=2, least=0)
         return max(index - offset + 1, 0) % c.integer("index_topk_freq", default=1) == 0

@@ -16,7 +16,8 @@ from steptime.models.model import Attention, Layer, Op
 
 SPARSE, HEAVY = 4, 128
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": SPARSE, "heavily_compressed_attention": HEAVY}
-SCALED = 64  # values of a cached entry that share one scale
+# Values of a cached entry that share one scale.
+SCALED = 64
 
 
 @final
@@ -26,13 +27,10 @@ class DeepSeekV4(Family):
     Formats and buffers are those of DeepSeek's inference code.
 
     Keys and values are one head of $d$ values. Every layer attends to the last `sliding_window` tokens. Its entry in
-    `compress_ratios` adds nothing (0), the `index_topk` best of one entry per 4 tokens (compressed sparse attention),
-    or all of
-    one entry per 128 tokens (heavily compressed attention). An entry is a gated mean over its tokens; with ratio 4, the
-    tokens
-    before them are included. A compressor buffers the FP32 inputs of its unfinished entry. These are the entries
-    "buffer" below;
-    each token reads `selected` rows of them on average.
+    `compress_ratios` adds one of three things: nothing (0), the `index_topk` best of one entry per 4 tokens (compressed
+    sparse attention), or all of one entry per 128 tokens (heavily compressed attention). An entry is a gated mean over
+    its tokens; with ratio 4, the tokens before them are included. A compressor buffers the FP32 inputs of its
+    unfinished entry. These are the entries "buffer" below; each token reads `selected` rows of them on average.
 
     With the KV format "fp8_ds_mla" an entry of 512 values takes 584 B: 448 in FP8, 64 rotary ones in BF16, 7 scales and
     one byte of padding (vLLM pull request 56893). The indexer's keys are 128 B in FP8 with a 4-byte scale; FP4 keys
@@ -117,7 +115,7 @@ class DeepSeekV4(Family):
         heads, dim, rank = c.heads, c.head_dim, c.integer("q_lora_rank")
         groups, inner = c.integer("o_groups"), heads * dim
         if inner % groups:
-            raise c.error("o_groups", f"must divide the {inner} outputs of all heads, not {groups}")
+            raise c.error("o_groups", f"must divide the {inner} outputs of all heads, got {groups}")
         middle, term = groups * c.integer("o_lora_rank"), "projections"
         ops = (
             blocks.linear(c, f"{module}.wq_a", c.width, rank, term=term, split="replicated"),
@@ -241,7 +239,7 @@ class DeepSeekV4(Family):
             return c.head_dim * c.kv_format.bytes
         rotary = c.integer("qk_rope_head_dim")
         if rotary > c.head_dim:
-            raise c.error("qk_rope_head_dim", f"must be at most the {c.head_dim} values of a head, not {rotary}")
+            raise c.error("qk_rope_head_dim", f"must be at most the {c.head_dim} values of a head, got {rotary}")
         plain = c.head_dim - rotary
         return plain + 2 * rotary + math.ceil(plain / SCALED) + 1
 
@@ -250,7 +248,7 @@ class DeepSeekV4(Family):
             ratios = c.items("compress_ratios", length=length)
             for position, ratio in enumerate(ratios):
                 if isinstance(ratio, bool) or ratio not in RATIOS.values():
-                    raise c.error(f"compress_ratios[{position}]", f"must be 0, {SPARSE} or {HEAVY}, not {short_repr(ratio)}")
+                    raise c.error(f"compress_ratios[{position}]", f"must be 0, {SPARSE} or {HEAVY}, got {short_repr(ratio)}")
         else:
             ratios = [RATIOS[kind] for kind in c.choices("layer_types", valid_names=tuple(RATIOS), length=length)]
         return [int(ratio) for ratio in (ratios[:length] if length else ratios)]

@@ -23,8 +23,7 @@ class Gemma(Family):
     """Gemma, Gemma 2, Gemma 3 and VaultGemma.
 
     Papers: arXiv 2403.08295, 2408.00118, 2503.19786 and 2510.15001. Gemma 1 has no windows. Gemma 1 and VaultGemma have
-    no norms
-    after their blocks; VaultGemma otherwise equals Gemma 2.
+    no norms after their blocks; VaultGemma otherwise equals Gemma 2.
     """
 
     model_types = ("gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma")
@@ -86,7 +85,7 @@ class Gemma(Family):
         patch, side = v.integer("patch_size"), v.integer("image_size")
         patches, tokens = (side // patch) ** 2, c.integer("mm_tokens_per_image", default=256)
         if not patches:
-            raise v.error("image_size", f"must be at least one patch of {patch}, not {side}")
+            raise v.error("image_size", f"must be at least one patch of {patch}, got {side}")
         stem = (
             matrix(v, "patch_embedding", v.integer("num_channels", default=3) * patch**2, width, term="patches"),
             positions(v, patches * width, width),

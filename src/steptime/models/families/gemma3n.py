@@ -28,8 +28,7 @@ class Gemma3n(Family):
     """Gemma 3n (`gemma3n` of transformers).
 
     AltUp: arXiv 2301.13310, LAuReL: arXiv 2411.07501. The last `num_kv_shared_layers` layers read the cache of the last
-    earlier
-    layer of their kind.
+    earlier layer of their kind.
     """
 
     model_types = ("gemma3n", "gemma3n_text")

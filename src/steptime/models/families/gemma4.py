@@ -24,10 +24,9 @@ class Gemma4(Family):
     """Gemma 4 (`gemma4` and `gemma4_unified` of transformers).
 
     With `attention_k_eq_v` global layers have no value matrix. Keys and values are still cached separately, because
-    only keys
-    are rotated. The last `num_kv_shared_layers` layers read the cache of the last earlier layer of their kind. A prompt
-    needs
-    these layers for its last token only, but the time here assumes that engines run them for all tokens.
+    only keys are rotated. The last `num_kv_shared_layers` layers read the cache of the last earlier layer of their
+    kind. A prompt needs these layers for its last token only, but the time here assumes that engines run them for all
+    tokens.
     """
 
     model_types = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")

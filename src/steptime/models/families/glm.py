@@ -17,8 +17,7 @@ class Glm(Family):
     """GLM-4 (`glm`, arXiv 2406.12793) and GLM-4-0414 (`glm4`).
 
     GLM-4-0414 also has norms after its blocks. Queries, keys and values have biases, the output has none. Gate and up
-    matrices
-    are fused.
+    matrices are fused.
     """
 
     model_types = ("glm", "glm4")

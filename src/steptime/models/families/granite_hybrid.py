@@ -67,10 +67,10 @@ class GraniteHybrid(Family):
     def _mamba(self, c: Config, module: str) -> blocks.Block:
         inner, heads = c.integer("mamba_expand", default=2) * c.width, c.integer("mamba_n_heads", default=128)
         if inner % heads:
-            raise c.error("mamba_n_heads", f"must divide the {inner} inner values, not {heads}")
+            raise c.error("mamba_n_heads", f"must divide the {inner} inner values, got {heads}")
         if c.raw("mamba_d_head", default="auto") != "auto" and c.integer("mamba_d_head") * heads != inner:
             raise c.error(
-                "mamba_d_head", f"times {heads} heads must be the {inner} inner values, not {c.integer('mamba_d_head')}"
+                "mamba_d_head", f"times {heads} heads must be the {inner} inner values, got {c.integer('mamba_d_head')}"
             )
         return blocks_state_space.mamba2(
             c,

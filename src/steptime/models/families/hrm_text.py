@@ -18,8 +18,7 @@ class HrmText(Family):
     """HRM-Text (`hrm_text` of transformers; hierarchical reasoning, arXiv 2506.21734).
 
     The low stack runs `L_cycles` times, then the high stack runs once; this repeats `H_cycles` times. Each run reads
-    the weights
-    again and has its own cache. The weights are stored once. Norms have no gains.
+    the weights again and has its own cache. The weights are stored once. Norms have no gains.
     """
 
     model_types = ("hrm_text",)

@@ -18,8 +18,7 @@ class Inkling(Family):
     """Inkling (`inkling_text` of transformers).
 
     Keys, values and the outputs of both blocks pass a depthwise causal convolution. Each head maps its query to `d_rel`
-    values.
-    A table maps these to a bias for each distance up to `rel_extent` (or the window).
+    values. A table maps these to a bias for each distance up to `rel_extent` (or the window).
     """
 
     model_types = ("inkling_text",)

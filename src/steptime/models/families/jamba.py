@@ -65,5 +65,5 @@ class Jamba(Family):
         period = c.integer(f"{name}_period", default=default[0])
         offset = c.integer(f"{name}_offset", default=default[1], least=0)
         if offset >= period:
-            raise c.error(f"{name}_offset", f"must be less than the period {period}, not {offset}")
+            raise c.error(f"{name}_offset", f"must be less than the period {period}, got {offset}")
         return index % period == offset

@@ -24,22 +24,19 @@ class KimiLinear(Family):
 
     Papers: arXiv 2510.26692 (`kimi_linear` of transformers) and arXiv 2607.24653.
 
-    Kimi delta attention has one state of $d \times d$ per head, like gated DeltaNet, but one decay per channel: 7 FLOPs per
-    value. Full layers have latent attention without rotary positions. Kimi K3 adds a gate to both kinds. Its routed
-    experts work
-    on a latent of `routed_expert_hidden_size` values, with a norm before the projection back. It also has attention
-    residuals:
-    each block of a layer, and the head, weighs the outputs of earlier groups of `attn_res_block_size` layers by a norm
-    and a
-    vector. The sums over these groups are left out; they are activations, at most nine vectors of the width that are
-    read twice
-    per layer. K3's structure is that of its checkpoint's tensors. Published: 2.8T parameters and 104B active
+    Kimi delta attention has one state of $d \times d$ per head, like gated DeltaNet, but one decay per channel: 7 FLOPs
+    per value. Full layers have latent attention without rotary positions. Kimi K3 adds a gate to both kinds. Its routed
+    experts work on a latent of `routed_expert_hidden_size` values, with a norm before the projection back. It also has
+    attention residuals: each block of a layer, and the head, weighs the outputs of earlier groups of
+    `attn_res_block_size` layers by a norm and a vector. The sums over these groups are left out; they are activations,
+    at most nine vectors of the width that are read twice per layer. K3's structure is that of its checkpoint's tensors.
+    Published: 2.8T parameters and 104B active
     (https://docs.nvidia.com/nemo/automodel/model-coverage/large-language-models/moonshotai/kimi-k3.md).
     """
 
     model_types = ("kimi_linear", "kimi_k3")
 
-    def tied(self, c: Config) -> bool:  # noqa: ARG002 - whatever the config says
+    def tied(self, c: Config) -> bool:  # noqa: ARG002 - the config does not matter
         """Return False, because the reference stores both matrices.
 
         Args:
@@ -107,7 +104,7 @@ class KimiLinear(Family):
         )
         merge = v.items("merge_kernel_size", default=(2, 2))
         if len(merge) != 2 or not all(isinstance(n, int) and 0 < n < 1000 for n in merge):
-            raise v.error("merge_kernel_size", f"must be two whole numbers, not {short_repr(merge)}")
+            raise v.error("merge_kernel_size", f"must be two whole numbers, got {short_repr(merge)}")
         merged, share = v.integer("mm_hidden_size", default=width) * merge[0] * merge[1], 1 / (merge[0] * merge[1])
         text = v.integer("text_hidden_size", default=self.text(c).width)
         stem = (

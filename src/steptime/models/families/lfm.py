@@ -20,10 +20,9 @@ LAYER_TYPES = ("conv", "full_attention", "sliding_attention")
 class Lfm(Family):
     """LFM2 (arXiv 2511.23404), LFM2-MoE and LFM3 of Liquid AI.
 
-    A convolution layer projects its input to two gates and values. The product of the values with one gate passes a causal
-    convolution of `conv_L_cache` taps. Between tokens, the layer keeps all inputs of the taps except one. LFM3 has a
-    gate per
-    head and norms after its blocks.
+    A convolution layer projects its input to two gates and values. The product of the values with one gate passes a
+    causal convolution of `conv_L_cache` taps. Between tokens, the layer keeps all inputs of the taps except one. LFM3
+    has a gate per head and norms after its blocks.
     """
 
     model_types = ("lfm2", "lfm2_moe", "lfm3")

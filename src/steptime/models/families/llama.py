@@ -19,12 +19,9 @@ class Llama(Family):
     """Llama 1-3, Mistral, Mixtral, SmolLM 3, Granite 3-5, InternLM 2 and 3, and others.
 
     Seed-OSS has biases on queries, keys and values, and on the output with `attention_out_bias`. Helium never has a
-    bias on the
-    output. HyperCLOVA X may have two more norms. CWM has windows in three of four layers. DiffLlama (arXiv 2410.05258)
-    takes the
-    difference of two softmaxes: each head weighs values of both halves of the KV heads, with separate scores for each
-    half, as
-    in the reference.
+    bias on the output. HyperCLOVA X may have two more norms. CWM has windows in three of four layers. DiffLlama (arXiv
+    2410.05258) takes the difference of two softmaxes: each head weighs values of both halves of the KV heads, with
+    separate scores for each half, as in the reference.
     """
 
     model_types = (

@@ -76,7 +76,7 @@ class Llama4(Family):
         patch, side = v.integer("patch_size"), v.integer("image_size")
         patches, shuffled = (side // patch) ** 2, round(v.number("pixel_shuffle_ratio", default=0.5) ** -2)
         if not patches:
-            raise v.error("image_size", f"must be at least one patch of {patch}, not {side}")
+            raise v.error("image_size", f"must be at least one patch of {patch}, got {side}")
         # One row more, for the class token.
         rows = patches + 1
         inner, outputs, share = v.integer("projector_input_dim"), v.integer("projector_output_dim"), patches / shuffled / rows

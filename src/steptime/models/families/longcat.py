@@ -18,12 +18,9 @@ class LongcatFlash(Family):
     """LongCat-Flash (arXiv 2509.01322).
 
     A layer is two blocks in sequence, each of latent attention and a dense block. The experts read after the first
-    attention, and
-    their output is added at the end. Of a token's experts, the `zero_expert_num` that return their input cost nothing.
-    If all
-    experts are equally popular, 8 of 12 compute, and 27 B parameters are active on average (published: 18.6 to 31.3 B,
-    27 B on
-    average).
+    attention, and their output is added at the end. Of a token's experts, the `zero_expert_num` that return their input
+    cost nothing. If all experts are equally popular, 8 of 12 compute, and 27 B parameters are active on average
+    (published: 18.6 to 31.3 B, 27 B on average).
     """
 
     model_types = ("longcat_flash",)

@@ -61,7 +61,7 @@ class MiMoV2(Family):
         heads = c.integer("swa_num_attention_heads", default=c.heads) if local else c.heads
         kv_heads = c.integer("swa_num_key_value_heads", default=2 * c.kv_heads) if local else c.kv_heads
         if heads % kv_heads:
-            raise c.error("swa_num_key_value_heads", f"must divide the {heads} query heads, not {kv_heads}")
+            raise c.error("swa_num_key_value_heads", f"must divide the {heads} query heads, got {kv_heads}")
         block = blocks.grouped_query(
             c,
             module,

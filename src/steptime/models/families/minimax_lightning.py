@@ -21,8 +21,7 @@ class MiniMaxLightning(Family):
     r"""MiniMax-Text-01 (arXiv 2501.08313): `minimax` of transformers.
 
     A lightning layer keeps $d \times d$ values per head, in FP32 as in MiniMax's own code. A token decays them, adds an
-    outer
-    product and multiplies them by its query.
+    outer product and multiplies them by its query.
     """
 
     model_types = ("minimax_text_01", "minimax")

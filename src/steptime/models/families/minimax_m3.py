@@ -19,10 +19,9 @@ class MiniMaxM3(Family):
     """MiniMax-M3: `minimax_m3_vl` of transformers, with the text part `minimax_m3`.
 
     In sparse layers an indexer of a few heads scores every cached token. It takes the best score in each block of 128
-    and keeps
-    the best blocks for each KV group, always with the last one. It caches one key per token in the format of the KV
-    cache. The
-    multi-token-prediction layer is assumed to equal the last layer of the model, after two norms and a projection.
+    and keeps the best blocks for each KV group, always with the last one. It caches one key per token in the format of
+    the KV cache. The multi-token-prediction layer is assumed to equal the last layer of the model, after two norms and
+    a projection.
     """
 
     model_types = ("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text")

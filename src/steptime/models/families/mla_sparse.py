@@ -21,14 +21,10 @@ class LatentSparse(Family):
     """Hunyuan V4 (`hy_v4`), A.X K2 (`axk2`) and the text part of dots.3 Note.
 
     Kinds are those of transformers; dots.3 Note is `dots3_note`. All have a gate on the output of latent attention.
-    Hunyuan has
-    a gate per value, sinks, and residual streams mixed as in hyper-connections (arXiv 2409.19606). A.X has a gate per
-    value from
-    the latent of the queries, and norms gated by a low-rank matrix. dots has a gate per head. An indexer as in
-    DeepSeek-V3.2
-    selects tokens (arXiv 2512.02556). Most layers of dots have a window instead. "Shared" layers of Hunyuan use the
-    selection of
-    the layer before them.
+    Hunyuan has a gate per value, sinks, and residual streams mixed as in hyper-connections (arXiv 2409.19606). A.X has
+    a gate per value from the latent of the queries, and norms gated by a low-rank matrix. dots has a gate per head. An
+    indexer as in DeepSeek-V3.2 selects tokens (arXiv 2512.02556). Most layers of dots have a window instead. "Shared"
+    layers of Hunyuan use the selection of the layer before them.
     """
 
     model_types = ("hy_v4", "axk2", "dots3_note", "dots3_note_text")

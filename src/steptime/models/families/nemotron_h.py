@@ -22,15 +22,13 @@ class NemotronH(Family):
     """Nemotron-H (arXiv 2504.03624) and Nemotron 3 (arXiv 2512.20848).
 
     Kind: `nemotron_h` of transformers. Feed-forward blocks and experts have two matrices with a squared ReLU between
-    them. With
-    `moe_latent_size` the routed experts work on a projection of the residual stream, and their output is projected
-    back. The
-    router and the shared expert work on the full width.
+    them. With `moe_latent_size` the routed experts work on a projection of the residual stream, and their output is
+    projected back. The router and the shared expert work on the full width.
     """
 
     model_types = ("nemotron_h",)
 
-    def tied(self, c: Config) -> bool:  # noqa: ARG002 - whatever the config says
+    def tied(self, c: Config) -> bool:  # noqa: ARG002 - the config does not matter
         """Return False, because the reference stores both matrices.
 
         Args:
@@ -121,7 +119,7 @@ class NemotronH(Family):
                 )
             kinds = [MARKS[mark] for mark in marks]
         if not 0 < len(kinds) <= DEEPEST:
-            raise c.error(listed if c.has(listed) else pattern, f"must name 1 to {DEEPEST} layers, not {len(kinds)}")
+            raise c.error(listed if c.has(listed) else pattern, f"must name 1 to {DEEPEST} layers, got {len(kinds)}")
         return kinds
 
     def _mamba(self, c: Config, module: str) -> blocks.Block:

@@ -47,7 +47,7 @@ class NemotronNas(Family):
             return blocks.Block((matrix,)), ("input_norm",)
         group, bias = a.integer("n_heads_in_group"), c.flag("attention_bias", default=False)
         if c.heads % group:
-            raise a.error("n_heads_in_group", f"must divide the {c.heads} query heads, not {group}")
+            raise a.error("n_heads_in_group", f"must divide the {c.heads} query heads, got {group}")
         block = blocks.grouped_query(
             c,
             module,

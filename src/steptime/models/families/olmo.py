@@ -19,8 +19,7 @@ class Olmo(Family):
     """OLMo, OLMo 2 and 3, OLMoE, FlexOLMo and EXAONE 4.0.
 
     Papers: arXiv 2402.00838, 2501.00656, 2409.02060 (OLMoE), 2507.07024 (FlexOLMo) and 2507.11407 (EXAONE 4.0). OLMo
-    normalizes
-    queries and keys over all heads together, EXAONE per head. The norms of OLMo 1 have no gains.
+    normalizes queries and keys over all heads together, EXAONE per head. The norms of OLMo 1 have no gains.
     """
 
     model_types = ("olmo", "olmo2", "olmo3", "olmoe", "flex_olmo", "exaone4")

@@ -58,7 +58,7 @@ class OlmoHybrid(Family):
         key_heads = c.integer("linear_num_key_heads", default=c.heads)
         value_heads = c.integer("linear_num_value_heads", default=c.heads)
         if value_heads % key_heads:
-            raise c.error("linear_num_value_heads", f"must be a multiple of the {key_heads} key heads, not {value_heads}")
+            raise c.error("linear_num_value_heads", f"must be a multiple of the {key_heads} key heads, got {value_heads}")
         key_dim, value_dim = c.integer("linear_key_head_dim"), c.integer("linear_value_head_dim")
         keys, values, term = key_heads * key_dim, value_heads * value_dim, "projections"
         convolution, decays, state = blocks_state_space.delta(

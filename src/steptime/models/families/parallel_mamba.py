@@ -59,9 +59,9 @@ class MambaBeside(Family):
         inner = c.integer("mamba_d_ssm", default=c.integer("mamba_expand", default=2) * c.width)
         heads = c.integer("mamba_n_heads", default=128)
         if inner % heads:
-            raise c.error("mamba_n_heads", f"must divide the {inner} inner values, not {heads}")
+            raise c.error("mamba_n_heads", f"must divide the {inner} inner values, got {heads}")
         if c.raw("mamba_d_head", default="auto") != "auto" and c.integer("mamba_d_head") * heads != inner:
-            problem = f"times {heads} heads must be the {inner} inner values, not {c.integer('mamba_d_head')}"
+            problem = f"times {heads} heads must be the {inner} inner values, got {c.integer('mamba_d_head')}"
             raise c.error("mamba_d_head", problem)
         bias = c.flag("mamba_proj_bias", default=False)
         return blocks_state_space.mamba2(

@@ -23,10 +23,8 @@ class QwenHybrid(Family):
     r"""Gated DeltaNet (arXiv 2412.06464) and gated attention.
 
     Kinds: `qwen3_next`, `qwen3_5`, `qwen3_5_moe` of transformers. A DeltaNet layer keeps one state of $d_k \times d_v$
-    per value
-    head. A token decays it, reads it with its key, adds the corrected outer product, and reads it with its query: 7
-    FLOPs per
-    value. The queries, keys and values pass a short convolution.
+    per value head. A token decays it, reads it with its key, adds the corrected outer product, and reads it with its
+    query: 7 FLOPs per value. The queries, keys and values pass a short convolution.
     """
 
     model_types = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
@@ -99,7 +97,7 @@ class QwenHybrid(Family):
         key_heads, value_heads = c.integer("linear_num_key_heads"), c.integer("linear_num_value_heads")
         key_dim, value_dim = c.integer("linear_key_head_dim"), c.integer("linear_value_head_dim")
         if value_heads % key_heads:
-            raise c.error("linear_num_value_heads", f"must be a multiple of the {key_heads} key heads, not {value_heads}")
+            raise c.error("linear_num_value_heads", f"must be a multiple of the {key_heads} key heads, got {value_heads}")
         keys, values, kernel = key_heads * key_dim, value_heads * value_dim, c.integer("linear_conv_kernel_dim")
         fused = c.text("model_type", default="qwen3_next") == "qwen3_next"
         outputs = (

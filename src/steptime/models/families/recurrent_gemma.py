@@ -20,9 +20,8 @@ class RecurrentGemma(Family):
     """RecurrentGemma (arXiv 2404.07839; Griffin, arXiv 2402.19427).
 
     A recurrent layer has two branches. One branch passes a convolution and the RG-LRU, whose state is one FP32 value
-    per channel.
-    The two gates of the RG-LRU are block matrices, with one block per head. `intermediate_size` counts gate and value
-    together.
+    per channel. The two gates of the RG-LRU are block matrices, with one block per head. `intermediate_size` counts
+    gate and value together.
     """
 
     model_types = ("recurrent_gemma",)
@@ -71,7 +70,7 @@ class RecurrentGemma(Family):
     def _recurrent(self, c: Config, module: str) -> blocks.Block:
         channels, kernel, term = c.integer("lru_width", default=c.width), c.integer("conv1d_width", default=4), "projections"
         if channels % c.heads:
-            raise c.error("lru_width", f"must be a multiple of the {c.heads} heads, not {channels}")
+            raise c.error("lru_width", f"must be a multiple of the {c.heads} heads, got {channels}")
         gates = (
             blocks.linear(c, f"{module}.{name}", channels // c.heads, channels, term=term, bias=True, split_limit=c.heads)
             for name in ("input_gate", "recurrent_gate")

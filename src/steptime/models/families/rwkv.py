@@ -24,12 +24,9 @@ class Rwkv(Family):
     r"""RWKV-4 and RWKV-7.
 
     Papers: arXiv 2305.13048 (`rwkv` of transformers) and arXiv 2503.14456 (`rwkv7` of flash-linear-attention). Both
-    blocks mix
-    each input with that of the token before, which is stored with the state. RWKV-7 keeps a matrix of $d \times d$ per
-    head,
-    under a generalized delta rule. Decay, learning rate, value residual and gate come from low-rank matrices. The first
-    layer has
-    no value residual.
+    blocks mix each input with that of the token before, which is stored with the state. RWKV-7 keeps a matrix of $d
+    \times d$ per head, under a generalized delta rule. Decay, learning rate, value residual and gate come from low-rank
+    matrices. The first layer has no value residual.
     """
 
     model_types = ("rwkv", "rwkv7")
@@ -98,7 +95,7 @@ class Rwkv(Family):
     def _time_mix7(self, c: Config, module: str, *, first: bool) -> blocks.Block:
         width, dim, term = c.width, c.integer("head_dim", default=64), "projections"
         if width % dim:
-            raise c.error("head_dim", f"must divide the width {width}, not {dim}")
+            raise c.error("head_dim", f"must divide the width {width}, got {dim}")
         ranks = {"w": "decay_low_rank_dim", "a": "a_low_rank_dim", "g": "gate_low_rank_dim"}
         ranks |= {} if first else {"v": "v_low_rank_dim"}
         narrow = tuple(

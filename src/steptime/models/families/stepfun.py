@@ -26,12 +26,10 @@ class StepFun(Family):
     """Step3 (arXiv 2507.19427), Step-3.5-Flash and Step-3.7-Flash.
 
     Step-3.7 is `step3p7` of transformers. Step3 has one KV head. Its queries pass a narrow projection, a norm and a
-    second matrix.
-    It has 316B parameters without its tower and 321B with it (https://github.com/stepfun-ai/Step3). A config without
-    `vision_config` gives 316B. Step-3.5 and 3.7 have norms on queries and keys, a gate of one value per head, and more
-    query
-    heads in window layers if `attention_other_setting` says so. Their multi-token-prediction layers are counted without the
-    copies of embedding and head in some checkpoints.
+    second matrix. It has 316B parameters without its tower and 321B with it (https://github.com/stepfun-ai/Step3). A
+    config without `vision_config` gives 316B. Step-3.5 and 3.7 have norms on queries and keys, a gate of one value per
+    head, and more query heads in window layers if `attention_other_setting` says so. Their multi-token-prediction
+    layers are counted without the copies of embedding and head in some checkpoints.
     """
 
     model_types = ("step3_vl", "step3_text", "step3p5", "step3p7")
@@ -71,7 +69,7 @@ class StepFun(Family):
         """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         if count > c.depth:
-            raise c.error("num_nextn_predict_layers", f"must be at most the {c.depth} layers, not {count}")
+            raise c.error("num_nextn_predict_layers", f"must be at most the {c.depth} layers, got {count}")
         sparse = self._sparse_layers(c)
         counts: dict[Layer, int] = {}
         for index in range(c.depth, c.depth + count):
@@ -99,7 +97,7 @@ class StepFun(Family):
         patch, side = v.integer("patch_size", default=14), v.integer("image_size", default=728)
         patches = (side // patch) ** 2
         if not patches:
-            raise v.error("image_size", f"must be at least one patch of {patch}, not {side}")
+            raise v.error("image_size", f"must be at least one patch of {patch}, got {side}")
         pixels, heads = v.integer("num_channels", default=3) * patch**2, v.integer("heads", "num_attention_heads", default=16)
         if older:
             hidden, out = v.integer("intermediate_size", default=3072), v.integer("output_hidden_size", default=4096)
@@ -182,7 +180,7 @@ class StepFun(Family):
         elif local:
             heads = c.integer("num_sliding_attention_heads", default=heads)
         if heads % kv_heads:
-            raise c.error("num_attention_groups", f"must divide the {heads} query heads, not {kv_heads}")
+            raise c.error("num_attention_groups", f"must divide the {heads} query heads, got {kv_heads}")
         bias = c.flag("attention_bias", default=False)
         block = blocks.grouped_query(
             c,
@@ -216,6 +214,6 @@ class StepFun(Family):
                 [item for item in listed.split(",") if item.strip()] if isinstance(listed, str) else c.items("moe_layers_enum")
             )
             if not all(isinstance(item, int) or (isinstance(item, str) and item.strip().isdecimal()) for item in items):
-                raise c.error("moe_layers_enum", f"must list layers, such as '3,4,5', not {short_repr(listed)}")
+                raise c.error("moe_layers_enum", f"must list layers, such as '3,4,5', got {short_repr(listed)}")
             return frozenset(int(item) for item in items)
         return frozenset(index for index in range(c.depth) if blocks_decoder.is_sparse(c, index, dense=3))

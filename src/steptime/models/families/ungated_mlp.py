@@ -20,10 +20,8 @@ class Plain(Family):
     """Apertus, Arcee's AFM, Nemotron-4, Minitron, Jais 2, nanochat, Persimmon and Fuyu.
 
     Papers: arXiv 2509.14233 (Apertus) and arXiv 2402.16819 (Nemotron-4). The activation between the two matrices is a
-    squared
-    ReLU; in Apertus it is an xIELU with two learned values per layer. The norms of nanochat have no gains. Those of
-    Nemotron,
-    Jais and Persimmon are layer norms with biases.
+    squared ReLU; in Apertus it is an xIELU with two learned values per layer. The norms of nanochat have no gains.
+    Those of Nemotron, Jais and Persimmon are layer norms with biases.
     """
 
     model_types = ("apertus", "arcee", "nemotron", "jais2", "nanochat", "persimmon", "fuyu")

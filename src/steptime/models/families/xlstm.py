@@ -48,7 +48,7 @@ class Xlstm(Family):
         block += blocks.gated(c, f"{module}.ffn", hidden, bias=bias)
         return Layer(name="matrix memory + feed-forward", ops=block.ops, attention=block.attention)
 
-    def tied(self, c: Config) -> bool:  # noqa: ARG002 - whatever the config says
+    def tied(self, c: Config) -> bool:  # noqa: ARG002 - the config does not matter
         """Return False, because the reference stores both matrices.
 
         Args:
@@ -66,7 +66,7 @@ class Xlstm(Family):
             int(c.number("v_dim_factor", default=1.0) * c.width),
         )
         if keys % heads or values % heads:
-            raise c.error("num_heads", f"must divide the {keys} values of keys and the {values} of values, not {heads}")
+            raise c.error("num_heads", f"must divide the {keys} values of keys and the {values} of values, got {heads}")
         sizes = {"q": keys, "k": keys, "v": values, "ogate_preact": values}
         ops = (
             *(

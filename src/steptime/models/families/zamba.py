@@ -20,10 +20,9 @@ class Zamba(Family):
     """Zamba (arXiv 2405.16712; Mamba-1) and Zamba 2 (arXiv 2411.15242; Mamba-2).
 
     In a hybrid layer the shared block reads the residual stream and the embedding together, twice the width. Its output
-    passes a
-    matrix of this layer before Mamba. The weights of the block are stored once and read in each hybrid layer. Each
-    hybrid layer
-    has its own cache. Zamba 2 has `num_mem_blocks` such blocks in turn, and low-rank adapters per layer.
+    passes a matrix of this layer before Mamba. The weights of the block are stored once and read in each hybrid layer.
+    Each hybrid layer has its own cache. Zamba 2 has `num_mem_blocks` such blocks in turn, and low-rank adapters per
+    layer.
     """
 
     model_types = ("zamba", "zamba2")
@@ -118,7 +117,7 @@ class Zamba(Family):
     def _mamba2(self, c: Config, module: str) -> parts.Block:
         inner, heads = c.integer("mamba_expand", default=2) * c.width, c.integer("n_mamba_heads", default=8)
         if inner % heads:
-            raise c.error("n_mamba_heads", f"must divide the {inner} inner values, not {heads}")
+            raise c.error("n_mamba_heads", f"must divide the {inner} inner values, got {heads}")
         return blocks_state_space.mamba2(
             c,
             module,

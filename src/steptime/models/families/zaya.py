@@ -16,10 +16,9 @@ class Zaya(Family):
     """ZAYA1 (arXiv 2511.17127): `zaya` of transformers.
 
     It has compressed convolutional attention (arXiv 2510.04476). Queries and keys pass a depthwise and a grouped
-    convolution.
-    Half of the values come from the token before. A sequence keeps the inputs that the convolutions still need. The
-    router is
-    three matrices at `router_hidden_size`, with one class more than experts; this class does nothing.
+    convolution. Half of the values come from the token before. A sequence keeps the inputs that the convolutions still
+    need. The router is three matrices at `router_hidden_size`, with one class more than experts; this class does
+    nothing.
     """
 
     model_types = ("zaya",)
