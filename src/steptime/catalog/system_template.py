@@ -29,7 +29,7 @@ NOTES: Final = {
     "domains": """
 # The network, from the inner to the outer domain: size in chips, bandwidth in GB/s or Gb/s, latency in us.
 # kind: scale-up, pod or scale-out. topology: switch, mesh, torus or ring.
-# The outermost domain has no size. A single domain with a size is one box.""",
+# The outermost domain has no size. A single domain with a size is a box.""",
     "tiers": "\n# Host memory per chip, fastest first: capacity in GB, bandwidth in GB/s, latency in us.",
     "rack": "\n# One rack: power in kW, weight in kg, cables, the limit of each, chips. links: scale-up links of\n"
     "# one chip. host_chips: chips that one operating system manages.",
