@@ -73,7 +73,7 @@ def test_a_file_is_taken_wherever_a_model_is(tmp_path):
     assert load_config_fields(file)["quantization_config"] == {"quant_method": "gguf", "type": "q8_0"}
     assert st.load_model(load_config_fields(file)).checkpoint.experts == "q8_0"
     gguf_files.written(tmp_path / "other.gguf", *gguf_files.llama())
-    with pytest.raises(DataFileError, match="has 2 GGUF models.*: other, small"):
+    with pytest.raises(DataFileError, match=r"has 2 GGUF models.*: other, small"):
         st.load_model(tmp_path)
 
 
@@ -215,7 +215,7 @@ def test_metadata_that_cannot_be_is_refused(changes, problem, tmp_path):
 
 def test_paths_that_are_no_file_are_refused(tmp_path):
     (tmp_path / "folder.gguf").mkdir()
-    with pytest.raises(DataFileError, match="neither a config.json"):
+    with pytest.raises(DataFileError, match="neither a config"):
         st.load_model(tmp_path / "folder.gguf")
     (tmp_path / "broken.gguf").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe.gguf")

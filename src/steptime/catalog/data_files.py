@@ -20,12 +20,14 @@ FOLDERS = (
 )  # fmt: skip
 # Label of a kind in messages, and the command that lists it, where they differ from the name of the folder.
 LABEL_AND_COMMAND: Final = {"stacks": ("training stack", "engines")}
+# Endings of data files that are not TOML.
 SUFFIXES = {"models": ".json", "anchors": ".csv"}
 # Largest file [B]; real files have a thousandth to a tenth of it.
 LARGEST: Final = {".json": 16_000_000, ".toml": 1_000_000}
 # Most parts of a TOML key; the time of tomllib grows with their square.
 DEEPEST_KEY: Final = 32
 UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
+# A key with `DEEPEST_KEY` dots or more; possessive, so the search takes linear time.
 _KEY = re.compile(r"(?:(?<![^\s.=\[\]{},#])[^\s.=\[\]{},#]++[ \t]*+\.[ \t]*+)" + f"{{{DEEPEST_KEY}}}")
 
 # Kinds of files, each with keys that only this kind has.
@@ -214,6 +216,7 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
     if kind == "chips":
         # No command lists chips; only the file of a system names one.
         hint = "A chip is a name of the catalogue, a file in the folder of the system's file, or a table [chip]."
+
     raise UnknownName(singular, name, [*paths, *aliases], hint)
 
 
@@ -255,8 +258,10 @@ def _parse_file(path: Path, _modified: float) -> dict[str, Any]:
         ) from None
     except ValueError:
         raise DataFileError(path, "has a number with too many digits to read") from None
+
     if not isinstance(data, dict):
         raise DataFileError(path, f"must be a table of keys, got {short_repr(data)}", 1)
+
     return data
 
 
@@ -266,7 +271,9 @@ def _text(path: Path) -> str:
     if size > largest:
         problem = f"has {size / 1e6:,.1f} MB; files of this kind have at most {largest / 1e6:g} MB: is it the right file?"
         raise DataFileError(path, problem)
+
     raw = path.read_bytes()
+
     # Windows PowerShell writes UTF-16 by default.
     if raw[:2] in UTF16:
         raise DataFileError(path, "is UTF-16 text; save it as UTF-8")
@@ -274,11 +281,14 @@ def _text(path: Path) -> str:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataFileError(path, f"is not UTF-8 text ({error.reason} at byte {error.start})") from None
+
     text = text.replace("\r\n", "\n")
+
     # Refuse deep keys before tomllib spends a long time on them.
     if not _is_json(path, text) and (deep := _KEY.search(text)):
         line = text.count("\n", 0, deep.start()) + 1
         raise DataFileError(path, f"has a key of more than {DEEPEST_KEY} parts", line)
+
     return text
 
 

@@ -61,6 +61,7 @@ class Reader:
             DataFileError: The source is not in the file, the unit is wrong, or the value is out of range.
         """
         entry = figure_entry(entry)
+
         # A figure without a source counts as a guess.
         source = SourceEntry(url="", date="", grade="guess")
         if entry.source:
@@ -70,12 +71,14 @@ class Reader:
                 problem = f"{place}: source {short_repr(entry.source)} is not in [sources]{hint}"
                 raise DataFileError(self.path, problem, self.line(place))
             source = self.sources[entry.source]
+
         try:
             value = float(gate(place, parse(entry.value, unit), unit))
         except UnitError as error:
             raise DataFileError(self.path, f"{place}: {error}", self.line(place)) from None
         except RangeError as error:
             raise DataFileError(self.path, str(error), self.line(place)) from None
+
         self.figures[place] = Figure(
             value=value,
             unit=unit,
@@ -85,6 +88,7 @@ class Reader:
             grade=entry.grade or source.grade,
             note=entry.note or source.note,
         )
+
         return value
 
     def line(self, place: str) -> int | None:
@@ -137,10 +141,12 @@ def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
         raise DataFileError(
             reader.path, 'peak: needs at least one rate, such as bf16 = "989 TFLOP/s"', reader.line("chip.peak")
         )
+
     _unique(reader, "memory", [tier.name for tier in entry.memory])
 
     # A chip without its own limit uses the limit of the machine around it.
     limit = entry.power.get("tdp") or entry.power.get("whole")
+
     # The usable capacity may exceed the label, the rates may not.
     gates = {"capacity": _of_label}
     reached = {
@@ -158,9 +164,11 @@ def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
         reached=reached | ({SOFTWARE: software[-1].share} if software else {}),
         software=software,
     )
+
     # The all-in power belongs to the system, see `_power`; the reader only keeps its figure.
     if "all_in" in entry.power:
         reader.number("power", entry.power["all_in"], "W")
+
     return chip, reader.figures
 
 
@@ -220,10 +228,12 @@ def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | 
     }
     if entry.rack.chips:
         rack["chips"] = entry.rack.chips
+
     # Figures of the system's file replace those of the chip's file with the same path.
     figures |= reader.figures
     power, power_figures = _power(figures, rack, is_machine_limit="whole" in chip_entry.power)
     rents = find_rents(chip.name, catalog)
+
     return System(
         name=entry.name,
         title=entry.title,
@@ -369,6 +379,7 @@ def _check_sizes(reader: Reader, entry: SystemEntry, domains: tuple[Domain, ...]
             f"chips: must be at most {sizes[-1]:,}, the size of the outermost domain {domains[-1].name}, got {entry.chips:,}"
         )
         raise DataFileError(reader.path, problem, reader.line("chips"))
+
     # One domain with a size has no network to a second box.
     if len(domains) == 1 and entry.chips < sizes[-1] < math.inf:
         problem = (
@@ -442,6 +453,7 @@ def _newest(entries: list[tuple[QuoteEntry, str, Figure]]) -> list[tuple[QuoteEn
 def _rent(mine: list[tuple[QuoteEntry, str, Figure]]) -> Rent:
     """Return the rent that the quotes of one kind give."""
     newest_quotes = _newest(mine)
+
     # A hyperscaler and a neocloud have different costs, so their quotes are not mixed.
     owner = min((quote.owner for quote, _, _ in newest_quotes), key=OWNERS.index)
     newest_quotes = [entry for entry in newest_quotes if entry[0].owner == owner]
@@ -454,6 +466,7 @@ def _rent(mine: list[tuple[QuoteEntry, str, Figure]]) -> Rent:
         for same_owner_quote, date, figure in mine
         if year_before <= date <= newest and same_owner_quote.owner == owner
     ]
+
     return Rent(
         low=min(rates),
         typical=median(figure.value for _, _, figure in newest_quotes),

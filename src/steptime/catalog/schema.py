@@ -68,6 +68,7 @@ class _Thing(_Strict, kw_only=True):
 
 # Below it a float represents every integer exactly.
 LARGEST_EXACT_INTEGER: Final = 2.0**53
+# Names that other figures have in their paths, so no memory tier may have them.
 RESERVED_NAMES: Final = ("chip", "rack", "rent", "peak", "power", "reached", "scale_up", "pod", "scale_out")
 
 
@@ -134,6 +135,7 @@ class RackEntry(_Strict, kw_only=True):
     chips: Chips | None = None
 
 
+# Base units of the figures of a rack.
 RACK_UNITS = {
     "power": "W", "weight": "kg", "cables": "", "links": "", "power_limit": "W", "weight_limit": "kg", "cable_limit": "",
     "host_chips": "",
@@ -268,10 +270,12 @@ def validated(schema: type[Schema], path: Path) -> Schema:
     expected_kind = NAMES[schema]
     if not data:
         raise DataFileError(path, f"is empty; expected the file of {expected_kind}")
+
     # A wrong kind of file gets one clear message instead of a list of missing keys.
     kind = looks_like(data)
     if kind and kind != expected_kind and not {"a chip", "a system"} >= {kind, expected_kind}:
         raise DataFileError(path, f"is not the file of {expected_kind}: it looks like {kind}")
+
     # TOML has dates, and the schema has texts; msgspec refuses 8.0 as an integer.
     data = _texts(data)
     try:

@@ -76,6 +76,7 @@ def _problem(message: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
     # Any other reason is a wrong value.
     words = _in_words(reason, schema, parts)
     value_words = "" if words in (EMPTY, reason) else _value_in_words(_value_at(data, parts))
+
     return f"{_place(parts)}: {words}{value_words}", ".".join(parts)
 
 
@@ -98,6 +99,7 @@ def _in_words(reason: str, schema: type[Struct], parts: Sequence[str]) -> str:
     if kinds := re.match(r"Expected `(.*?)`", reason):
         kind_names = [kind for kind in kinds[1].split(" | ") if kind != "null" and not (kind == "int" and "float" in kinds[1])]
         return f"must be {_join_alternatives([KINDS.get(kind, kind) for kind in kind_names])}"
+
     return reason
 
 

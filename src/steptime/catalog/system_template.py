@@ -66,6 +66,7 @@ def template(name: str, catalog: str | os.PathLike[str] | None = None) -> str:
     rack = _filled(system.rack)
     lines += [NOTES["rack"], "[rack]", *_pairs(rack)] if rack else []
     lines += [NOTES["chip"], "[chip]", *_plain(chip, ("name", "title", "vendor", "year"))]
+
     # A source that the system has too is written once.
     lines += _sources({key: value for key, value in chip.sources.items() if system.sources.get(key) != value}, "chip.sources")
     lines += [NOTES["peak"], "[chip.peak]", *_pairs(chip.peak)]
@@ -73,6 +74,7 @@ def template(name: str, catalog: str | os.PathLike[str] | None = None) -> str:
     for key, figures in (("power", chip.power), ("reached", chip.reached)):
         lines += [NOTES[key], f"[chip.{key}]", *_pairs(figures)] if figures else []
     lines += _tables("chip.software", chip.software, NOTES["software"])
+
     return "\n".join(lines) + "\n"
 
 

@@ -182,12 +182,15 @@ def grouped_query(
         ops.append(linear(c, f"{module}.k_proj", width, k, term=term, bias=bias, split_limit=kv_heads))
         if not shared_key_value:
             ops.append(linear(c, f"{module}.v_proj", width, v, term=term, bias=bias, split_limit=kv_heads))
+
     ops.append(linear(c, f"{module}.o_proj", heads * value_dim, width, term=term, bias=output_bias))
+
     # Engines that split the heads need a collective only for norms over all heads.
     if qk_norm:
         ops.append(norm(c, "q_norm", q, weights=qk_norm))
         if stored:
             ops.append(norm(c, "k_norm", k, weights=min(qk_norm, k)))
+
     attention = Attention(
         name="attention",
         kv_bytes=(k + v) * c.kv_format.bytes,
@@ -203,6 +206,7 @@ def grouped_query(
         gathered=q + k if qk_norm > head_dim and gathers else 0.0,
         arithmetic=c.kv_format.arithmetic,
     )
+
     return Block(tuple(ops), (attention,))
 
 
@@ -235,6 +239,7 @@ def latent(c: Config, module: str, *, heads: int | None = None, selected: float 
     plain, value = c.integer("qk_nope_head_dim"), c.integer("v_head_dim")
     bias = c.flag("attention_bias", default=False)
     term, width = "projections", c.width
+
     # The down-projections are narrow, so every chip has them; the heads are split after them.
     if c.has("q_lora_rank"):
         q_rank = c.integer("q_lora_rank")
@@ -246,6 +251,7 @@ def latent(c: Config, module: str, *, heads: int | None = None, selected: float 
     else:
         # Small DeepSeek models have no latent of the queries.
         ops = [linear(c, f"{module}.q_proj", width, heads * (plain + rotary), term=term, split_limit=heads)]
+
     ops += [
         linear(c, f"{module}.kv_a_proj_with_mqa", width, rank + rotary, term=term, bias=bias, split="replicated"),
         norm(c, "kv_a_norm", rank),
@@ -265,6 +271,7 @@ def latent(c: Config, module: str, *, heads: int | None = None, selected: float 
         output_values=heads * rank,
         arithmetic=(number_format("fp8") if c.kv_name == LATENT_FP8_MIXED else c.kv_format).arithmetic,
     )
+
     return Block(tuple(ops), (attention,))
 
 
@@ -383,12 +390,14 @@ def experts(
     if groups[1] > groups[0]:
         raise c.error("topk_group", f"must be at most the {groups[0]} groups, got {groups[1]}")
     outputs = count + zero
+
     # Each chip decides for its own tokens, so every chip has the whole router.
     router = linear(
         c, f"{module}.router", router_width or c.width, outputs, term="experts", bias=router_bias, split="replicated"
     )
     matrix = width * hidden
     biases = bias * ((matrices - 1) * hidden + width)
+
     # The bytes of scales depend on the shapes of the matrices.
     shapes = [(width, hidden)] * (matrices - 1) + [(hidden, width)]
     routed = Op(
@@ -407,6 +416,7 @@ def experts(
         active_groups=groups[1],
         columns=hidden,
     )
+
     return Block((router, routed))
 
 

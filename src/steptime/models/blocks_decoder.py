@@ -15,7 +15,9 @@ from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.model import Attention, Layer, Op
 
+# Norms of a layer that normalizes the input of each block.
 PRE = ("input_norm", "post_norm")
+# Norms of a multi-token-prediction layer.
 DRAFT = ("enorm", "hnorm", "shared_head_norm")
 
 
@@ -259,4 +261,5 @@ def indexer(c: Config, module: str) -> blocks.Block:
         arithmetic=number_format("fp8").arithmetic,
         kv_format="fp8",
     )
+
     return blocks.Block(ops, (index,))

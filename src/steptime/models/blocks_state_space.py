@@ -60,7 +60,7 @@ def state(
     Returns:
         The token mixer.
     """
-    # vLLM and SGLang take the format of the state from these fields.
+    # Some configs name the format of the state; otherwise it is FP32.
     recurrent = number_format(c.text("mamba_ssm_cache_dtype", "mamba_ssm_dtype", default="float32"))
     return Attention(
         name=name,
@@ -207,4 +207,5 @@ def mamba2(
         channels=channels,
         kernel=kernel,
     )
+
     return blocks.Block(ops, (scan,))

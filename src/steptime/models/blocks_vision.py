@@ -325,6 +325,7 @@ def conformer(
     # Relative positions and the depthwise convolution run per row, but not as a matrix on the rows.
     relative_flops = 2 * width * distances + 2 * kernel * width
     attention = bidirectional(c, width, width, heads, window=reach, flops_per_row=relative_flops)
+
     return ((Layer(name="Conformer", ops=ops, attention=(attention,)), depth),)
 
 

@@ -64,6 +64,7 @@ def fitted(
         return Fitted(
             layers=grouped(plain_layers), stem=stem, draft=draft, summary=summary, notes=(_missing_files_note(headers),)
         )
+
     fit = Fit()
     weights, dtype_differences = _weights_in_bf16(weights, headers)
 
@@ -81,6 +82,7 @@ def fitted(
         *_unmatched_ops_note(fit),
     )
     notes = (*notes, *_index_size_note(headers))
+
     return Fitted(
         layers=fitted_kinds,
         stem=fitted_stem,
@@ -97,13 +99,16 @@ def _summary(headers: Headers, weights: Iterable[Weight]) -> CheckpointSummary:
         counts = groups.setdefault(weight.group, [0, 0, 0, 0])
         for i, value in enumerate((len(weight.names), weight.parameters, weight.bytes, weight.scale_bytes)):
             counts[i] += value
+
     dtypes: dict[str, list[int]] = {}
     for tensor in headers.tensors:
         count_and_bytes = dtypes.setdefault(tensor.dtype, [0, 0])
         count_and_bytes[0] += 1
         count_and_bytes[1] += tensor.bytes
+
     parts = [HeldGroup(name=k, tensors=n, parameters=p, bytes=b, scales=s) for k, (n, p, b, s) in groups.items()]
     kinds = [HeldDtype(name=name, tensors=n, bytes=size) for name, (n, size) in dtypes.items()]
+
     return CheckpointSummary(
         kind=headers.kind,
         files=headers.files,

@@ -16,7 +16,9 @@ from typing import Final
 
 from steptime.models.safetensors_header import BITS, Tensor
 
+# Endings of tensors with values.
 VALUES: Final = r"weight|_?weight_qdata|weight_packed|qweight|blocks|bias"
+# Endings of tensors that unpack values.
 AUXILIARY_ROLES: Final = (
     r"weight_scale_inv|_?weight_scale(?:_2)?|weight_global_scale|input_scale(?:_inv|_ub)?|input_global_scale|input_amax|"
     r"_?weight_zero_point|weight_shape|weight_g_idx|g_idx|scales|biases|qzeros|zeros|SCB|weight_format|_?weight_block_size|"
@@ -28,6 +30,7 @@ LOOSE: Final = ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale", "outp
 """Roles of tensors whose module has no values: scales of the KV cache and of activations."""
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 _VALUES: Final = re.compile(VALUES)
+# Names of fused experts, whose ending is joined with "_" instead of ".".
 FUSED: Final = re.compile(rf"(.+\.(?:gate_up_proj|up_proj|gate_proj|down_proj|w[123]))_({AUXILIARY_ROLES}|scale|blocks|bias)")
 # dtypes that may contain several packed values.
 PACKED: Final = ("U8", "I8", "I32", "U32")
@@ -37,8 +40,10 @@ OF_DTYPE: Final = {
 }  # fmt: skip
 """Formats of unpacked values by dtype; types of GGUF keep their names."""
 
+# Layer number in the name of a module.
 LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|blk)\.(\d+)(?:\.|$)")
 VISION, DRAFT = "vision tower", "draft layers"
+# Parts of a model in order of precedence, with a pattern of module names.
 GROUPS: Final = (
     (VISION, r"vision|visual|vit\b|image|multi_modal|mm_projector|\bmerger\b|audio|speech|patch_"),
     (DRAFT, r"\bmtp|\bnextn|\beagle|eh_proj|\benorm\b|\bhnorm\b|shared_head"),
@@ -163,11 +168,13 @@ def _weight(module: str, roles: dict[str, Tensor], depth: int, bits: int) -> Wei
     numbered = LAYER.search(module)
     layer = int(numbered[1]) if numbered and len(numbered[1]) < 6 else -1
     group, part = _groups(_NUMBER.sub("0", module))
+
     # Layers of a tower have numbers too, which are not those of the language model.
     if group == VISION:
         layer = -1
     elif layer >= depth:
         group = DRAFT
+
     weight = Weight(module, group, part, layer, names=[tensor.name for tensor in roles.values()])
 
     # The largest tensor of values decides the format of the module.
@@ -187,6 +194,7 @@ def _weight(module: str, roles: dict[str, Tensor], depth: int, bits: int) -> Wei
     # A module with only a bias has the format of the bias.
     if largest < 0 and "bias" in roles:
         weight.format = _values("bias", roles["bias"], roles, bits)[1]
+
     return weight
 
 
@@ -231,6 +239,7 @@ def _per_value(role: str, tensor: Tensor, roles: dict[str, Tensor], bits: int) -
     """Return the parameters per stored value: 2 in a byte, 8 in a word, 1 unpacked."""
     if role == "bias" or tensor.dtype not in PACKED:
         return 1
+
     # MLX calls packed values "weight", but stores "scales" with them.
     words = role in ("qweight", "weight_packed") or role.endswith("_qdata") or "scales" in roles
     if words and tensor.dtype in ("I32", "U32"):
@@ -246,6 +255,7 @@ def _per_value(role: str, tensor: Tensor, roles: dict[str, Tensor], bits: int) -
         # ModelOpt's W4A16 packs along the outputs.
         if scales.shape[0] == 2 * tensor.shape[0]:
             return 2
+
     return 1
 
 

@@ -309,6 +309,7 @@ class Config:
         if not isinstance(layer_fields, Mapping):
             raise self._error(f"per_layer_config.{index}", f"must be a table of fields, got {short_repr(layer_fields)}")
         fields = {key: value for key, value in self.fields.items() if key != "per_layer_config"}
+
         return Config(
             fields | dict(layer_fields), name=self.name, kv_format=self.kv_name, within=self.within, lookups=self.lookups
         )

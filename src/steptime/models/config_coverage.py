@@ -126,6 +126,7 @@ def _compared_with_headers(understanding: Understanding, fields: Mapping[str, An
     if not summary.differences:
         sure = LIKELY if understanding.sure == GUESS else understanding.sure
         return replace(understanding, sure=sure, why=f"{understanding.why}; the files next to it have exactly its tensors")
+
     first = summary.differences[0]
     mismatches = (
         f"{first.name} ({first.bytes:+,} B) and {len(summary.differences) - 1} more"
@@ -133,6 +134,7 @@ def _compared_with_headers(understanding: Understanding, fields: Mapping[str, An
         else first.name
     )
     why = f"{understanding.why}; the files next to it have other tensors: {mismatches}"
+
     return replace(understanding, sure=LIKELY if understanding.sure == EXACT else understanding.sure, why=why)
 
 
@@ -209,6 +211,7 @@ def _understood_fields(fields: Mapping[str, Any], name: str) -> Understanding:
         sure = EXACT
         configs = "the one compared config" if compared == 1 else f"all {compared} compared configs"
         why = f"{configs} of {kind!r} {'has' if compared == 1 else 'have'} exactly the parameters of transformers"
+
     return Understanding(
         model=model, read_as=kind, kinds=(), fields=sum(1 for _ in leaves(fields)), ignored=ignored,
         sure=sure, why=why, compared=compared, lacking=len(lacking),
@@ -239,7 +242,7 @@ def _kinds(family: Family, c: Config, model: Model) -> tuple[Kind, ...]:
         layers = list(family.iter_layers(inner))
     except (InputError, NotImplementedError):
         layers = []
-    # Formats of a checkpoint may split kinds, so the order is no longer known.
+    # The kinds of the model may differ from those of the family; then the order is unknown.
     if Counter(layers) != Counter(dict(model.layers)):
         return tuple(Kind(layer=layer, count=count) for layer, count in model.layers)
     places: dict[Layer, list[int]] = {}
@@ -417,6 +420,7 @@ def described(layer: Layer) -> str:
         groups = f" in {routed.active_groups} of {routed.expert_groups} groups" if routed.expert_groups > 1 else ""
         wide = f" of {routed.columns:,}" if routed.columns else ""
         words.append(f"{routed.experts} experts{wide}, {routed.active:g} active{groups}")
+
     for term in ("shared experts", "feed-forward"):
         up = next(
             (
@@ -428,8 +432,10 @@ def described(layer: Layer) -> str:
         )
         if up is not None:
             words.append(f"{'shared experts' if term == 'shared experts' else 'feed-forward'} of {up.outputs:,.0f}")
+
     if any(name in ops for name in ("q_norm", "k_norm")):
         words.append("norms on queries and keys")
+
     return "; ".join(words) or layer.name
 
 

@@ -193,9 +193,11 @@ def stored(format: Format, matrices: Iterable[tuple[int, int]], *, base: Format,
             total_bytes += sum(state_bytes(packing.state, (m, n), dtype, nested=nested) for n, m in matrices)
     if not values + bias:
         return format
+
     return replace(format, bytes=(total_bytes + bias * base.bytes + scale_bytes) / (values + bias), packing=None)
 
 
+# Part of a model, by the term of an operator.
 PARTS: Final = {
     "projections": "attention", "feed-forward": "feed-forward", "shared experts": "shared experts", "norms": "norms",
     "embedding": "embedding", "head": "head", "vision": "vision tower",
@@ -274,6 +276,7 @@ def fitted_ops(ops: Sequence[Op], weights: Iterable[Weight], fit: Fit, layer: in
     for index in list(open_ops):
         if matches := next((w for w in pool if w.parameters == open_ops[index].total_weights), None):
             give([index], [matches])
+
     meet(lambda _: "", lambda _: "")
 
     # An operator without matching weights gets the format of other weights of its part, as a guess.
@@ -281,7 +284,9 @@ def fitted_ops(ops: Sequence[Op], weights: Iterable[Weight], fit: Fit, layer: in
         part_weights = [weight for weight in pool if weight.part == model_part(op)]
         formats[index] = _format(op, part_weights) if part_weights else op.format
         fit.short.append((layer, op))
+
     fit.over += pool
+
     return tuple(replace(op, format=formats[index]) if index in formats else op for index, op in enumerate(ops))
 
 
@@ -407,6 +412,7 @@ def fitted_draft(draft: Counted, weights: Sequence[Weight], fit: Fit) -> Counted
     if not draft or not weights:
         fit.over += weights
         return draft
+
     numbers = sorted({weight.layer for weight in weights if weight.layer >= 0})
     plain_layers = [layer for layer, n in draft for _ in range(n)]
 
@@ -420,6 +426,7 @@ def fitted_draft(draft: Counted, weights: Sequence[Weight], fit: Fit) -> Counted
         fit.over += weights
         fit.short += [(-1, op) for layer in plain_layers for op in layer.ops if op.total_weights]
         return draft
+
     return count_layer_kinds(
         replace(layer, ops=fitted_ops(layer.ops, layer_weights, fit))
         for layer, layer_weights in zip(plain_layers, sets, strict=True)

@@ -23,11 +23,13 @@ from steptime.models.traced_passes import LayerCache, Trace, input_width, trace
 
 # Names of the number of experts per token.
 TOP_K_FIELDS: Final = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
+# Names of modules with experts, shared experts, and token mixers.
 EXPERT: Final = re.compile(r"expert", re.IGNORECASE)
 SHARED: Final = re.compile(r"shared", re.IGNORECASE)
 MIXER: Final = re.compile(r"attn|attention|mixer|mamba|conv|rec|time_mix|temporal|mlstm", re.IGNORECASE)
 # Parameters of a recurrent state that are not used in a matrix multiply.
 DECAY: Final = re.compile(r"A(_log)?$|D$|dt_bias$")
+# Fields of caches with entries of many tokens.
 COMPRESSED: Final = re.compile(r"compress")
 AGREES: Final = 0.01
 """Relative difference between traced FLOPs and FLOPs of the modules above which a note reports it."""
@@ -86,6 +88,7 @@ def read_from_code(fields: Mapping[str, Any], *, name: str, kv_format: str = "",
         raise InputError(
             f"{type(model).__name__} has attention but returns no cache, so the bytes of the cache cannot be read from code"
         )
+
     layers, stem, active = _ops(tree)
     model_read = Model(
         name=name,
@@ -103,6 +106,7 @@ def read_from_code(fields: Mapping[str, Any], *, name: str, kv_format: str = "",
     checkpoint = Checkpoint(
         weights=dense, experts=routed, kv=c.quantization.kv_format or "bf16", remote_code="auto_map" in fields
     )
+
     return replace(model_read, checkpoint=checkpoint, notes=_notes(transformers, tree, model_read, active))
 
 
@@ -182,6 +186,7 @@ def _built(
     transformers: Any, fields: Mapping[str, Any], trusted_place: str, device: Callable[[], AbstractContextManager[Any]]
 ) -> Any:
     trusted = bool(trusted_place)
+
     # A config must not say where code comes from, so fields that transformers takes as a place are left out.
     left_out = ("quantization_config", "auto_map", "_name_or_path", "name_or_path")
     plain = {key: _as_json(value) for key, value in fields.items() if key not in left_out}
@@ -217,6 +222,7 @@ def _built(
         raise InputError(
             f"transformers {transformers.__version__} cannot build {kind} from this config: {first[:160]}"
         ) from None
+
     return model
 
 
@@ -262,9 +268,11 @@ def _ops(tree: Tree) -> tuple[list[Layer], tuple[Op, ...], float]:
             ops = [replace(op, stored=False) for op in ops]
         inside = re.match(re.escape(tree.container) + r"\.(\d+)\.?", name)
         (by_layer.setdefault(int(inside[1]), []) if inside else stem).extend(ops)
+
     depth = len(tree.model.get_submodule(tree.container))
     layers = [_layer(tree, index, tuple(by_layer.get(index, ())), depth) for index in range(depth)]
     traced = tree.trace.per_token.get("Global", 0.0)
+
     return layers, tuple(stem), traced
 
 
@@ -306,6 +314,7 @@ def _module_ops(tree: Tree, name: str, module: Any, parameters: Mapping[str, Any
     if not wide or "norm" in kind.lower():
         norm = "norm" in kind.lower()
         return [replace(base, term="norms" if norm else base.term, split="replicated", format=c.base_format)]
+
     inputs = input_width(module)
     if (
         inputs
@@ -318,6 +327,7 @@ def _module_ops(tree: Tree, name: str, module: Any, parameters: Mapping[str, Any
             base, flops_per_row=matrix * calls.rows / repeats, inputs=inputs, outputs=module.weight.numel() / inputs
         )
         return [first, *[replace(first, stored=False)] * (repeats - 1)]
+
     parent = _parents(name)[0] if "." in name else ""
     if (
         calls is None
@@ -330,6 +340,7 @@ def _module_ops(tree: Tree, name: str, module: Any, parameters: Mapping[str, Any
     # Parameters of a state have two dimensions, but are used element by element.
     of_state = all(DECAY.match(n) for n, p in parameters.items() if p.ndim >= 2)
     traced = 0.0 if of_state else max(tree.trace.exclusive_flops(name, tree.children(name)), 0.0)
+
     return [replace(base, flops_per_row=traced, format=c.base_format)]
 
 
@@ -347,6 +358,7 @@ def _experts(tree: Tree, name: str, base: Op, parameters: Mapping[str, Any]) -> 
     traced = tree.trace.exclusive_flops(name, tree.children(name)) / (2 * matrices)
     if SHARED.search(name):
         return [replace(base, term="shared experts", flops_per_row=2 * matrices * traced)]
+
     # The trace counts experts that run; a config may name the number under several names.
     active = _count(tree.c, TOP_K_FIELDS, round(traced)) or traced
     routed = replace(
@@ -364,6 +376,7 @@ def _experts(tree: Tree, name: str, base: Op, parameters: Mapping[str, Any]) -> 
         format=tree.c.weight_format(f"{name.removeprefix('model.')}.0.up_proj"),
     )
     unused_ops = (replace(base, name="not used", weights=other_parameters, rows="none", active=0),) if other_parameters else ()
+
     return [routed, *unused_ops]
 
 
@@ -422,6 +435,7 @@ def _mixers(tree: Tree, name: str, cache: LayerCache, sharing: int) -> tuple[Att
         )
     if cache.state_bytes > 0:
         mixers.append(Attention(name="state", state_bytes=cache.state_bytes, heads=cache.heads))
+
     return tuple(mixers)
 
 

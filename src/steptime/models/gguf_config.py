@@ -187,6 +187,7 @@ def _common(m: Meta) -> Fields:
     columns = m.rows("token_embd.weight", axis=-1)
     if columns != width:
         raise m.error("embedding_length", f"is {width:,}, but token_embd has {columns:,} columns")
+
     return fields
 
 

@@ -39,6 +39,7 @@ STRING, ARRAY = 8, 9
 MOST_ARRAY_VALUES: Final = 4096
 # Values of all arrays together. The largest vocabularies with their merges have a fifth of it.
 MOST_VALUES: Final = 5_000_000
+# Limits on keys, tensors, characters of a name, and nested arrays.
 MOST_KEYS, MOST_GGUF_TENSORS, LONGEST_NAME, DEEPEST = 10_000, 100_000, 65_535, 4
 # Bytes of texts and numbers in memory. Vocabularies and merges do not count, because only their lengths are kept.
 MOST_KEPT_BYTES: Final = 10_000_000
@@ -114,6 +115,7 @@ class _Cursor:
 
     def _array(self, label: str, depth: int) -> Any:
         kind, length = self.take("I", f"the type of {label}"), self.take("Q", f"the length of {label}")
+
         # An array of arrays takes more time per element, so it counts a hundredfold.
         weight = 100 if kind == ARRAY else 1
         self.values += length * weight
@@ -132,8 +134,10 @@ class _Cursor:
         if kind == STRING:
             self._pass_texts(length, label)
             return Long(length)
+
         for _ in range(length):
             self.value(kind, label, depth + 1)
+
         return Long(length)
 
     def _pass_texts(self, count: int, label: str) -> None:
@@ -176,6 +180,7 @@ def read_gguf(path: Path) -> GgufFile:
 def _gguf_file(cursor: _Cursor) -> GgufFile:
     cursor.at = 4
     version = cursor.take("I", "the version")
+
     # A version with zero low bytes is a big-endian file.
     if version & 0xFFFF == 0 and version:
         cursor.order, cursor.at = ">", 4
@@ -186,12 +191,14 @@ def _gguf_file(cursor: _Cursor) -> GgufFile:
     for count, limit, noun in ((tensors, MOST_GGUF_TENSORS, "tensors"), (keys, MOST_KEYS, "keys of metadata")):
         if count > limit:
             raise DataFileError(cursor.path, f"claims {short_repr(count)} {noun}; the limit is {limit:,}")
+
     metadata: dict[str, Any] = {}
     for number in range(keys):
         key = cursor.text(f"the name of key {number + 1}", LONGEST_NAME)
         if key in metadata:
             raise DataFileError(cursor.path, f"has the key {short_repr(key)} twice")
         metadata[key] = cursor.value(cursor.take("I", f"the type of {short_repr(key)}"), f"the value of {short_repr(key)}")
+
     tensor_places = [_tensor(cursor, number + 1) for number in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
@@ -200,6 +207,7 @@ def _gguf_file(cursor: _Cursor) -> GgufFile:
     # The tensors begin at the next multiple of the alignment.
     data_offset = -(-cursor.at // alignment) * alignment
     _check(cursor, tensor_places, data_offset, alignment)
+
     return GgufFile(
         version=version,
         big_endian=cursor.order == ">",
@@ -231,6 +239,7 @@ def _tensor(cursor: _Cursor, number: int) -> tuple[Tensor, int]:
             f"tensor {short_repr(name)} has rows of {short_repr(sizes[0])} values, and {NAMES[kind]} has blocks of {values}"
         )
         raise DataFileError(cursor.path, problem)
+
     return Tensor(name, NAMES[kind], tuple(reversed(sizes)), math.prod(sizes) // values * size), offset
 
 
@@ -249,11 +258,13 @@ def _check(cursor: _Cursor, tensor_places: list[tuple[Tensor, int]], begin: int,
             raise DataFileError(
                 cursor.path, f"tensor {short_repr(tensor.name)}: offset must be a multiple of {alignment}, got {offset:,}"
             )
+
     end = 0
     for tensor, offset in sorted(tensor_places, key=lambda item: (item[1], item[0].bytes)):
         if offset < end:
             raise DataFileError(cursor.path, f"tensor {short_repr(tensor.name)} overlaps the tensor before it, at {offset:,}")
         end = offset + tensor.bytes
+
     if end and begin + end > cursor.size:
         extent = f"its tensors end at byte {short_repr(begin + end)}, but it has {cursor.size:,} bytes"
         raise DataFileError(cursor.path, f"is truncated: {extent}")
@@ -317,4 +328,5 @@ def read_shards(path: Path) -> tuple[Mapping[str, Any], tuple[Tensor, ...], int]
             if tensor.name in tensors:
                 raise DataFileError(file, f"has the tensor {short_repr(tensor.name)}, but another file has it too")
             tensors[tensor.name] = tensor
+
     return metadata, tuple(tensors.values()), len(files)

@@ -33,7 +33,9 @@ from steptime.models.model_loading import KV_FORMATS, ModelLike, resolve_model
 from steptime.number_checks import MOST_TOKENS
 from steptime.units import count as read_count
 
+# Changes that can be made once per technique.
 ONCE: Final = ("kv_heads", "latent", "rank", "share")
+# A share of the layers, such as 5of6.
 PARTS: Final = re.compile(r"(\d+)of(\d+)")
 
 
@@ -170,17 +172,21 @@ def _change(part: str, technique: str) -> Change:
             CHANGE_KINDS,
             f"Known: {', '.join(CHANGE_KINDS)}; join several with '+', as in window=1024@5of6+kv=int8.",
         )
+
     figures, separator, scope = setting.partition("@")
     if not equals or not figures or (separator and not scope):
         form = f"{name}={CHANGE_KINDS[name].figures.upper().replace(' ', '_')}"
         raise InputError(f"technique: change must be {form}, got {short_repr(part)} in {short_repr(technique)}")
+
     try:
         CHANGE_KINDS[name].parse(figures)
     except InputError as error:
         if isinstance(error, UnknownName):
             raise
         raise InputError(f"{name}={figures[:40]}: {error}") from None
+
     _fraction(scope)
+
     return Change(name, figures, scope)
 
 
@@ -290,10 +296,12 @@ def _with_change(model: Model, change: Change) -> Model:
             layers.append((replace(layer, name=name, ops=ops, attention=attention), changed))
         if n > changed:
             layers.append((layer, n - changed))
+
     if tuple(layers) == model.layers:
         raise InputError(
             f"{change.name}={change.figures} changes nothing in {model.name}: {_unchanged_reason(mixers_by_layer)}"
         )
+
     return replace(model, layers=tuple(layers), notes=(*model.notes, _words(change)))
 
 
@@ -342,6 +350,7 @@ def _with_kv_format(model: Model, change: Change) -> Model:
     counts = [n if _mixers(layer, change.scope, stored=False) else 0 for layer, n in model.layers]
     if not any(counts):
         raise InputError(f"kv={change.figures} changes nothing in {model.name}: {_unchanged_reason([])}")
+
     # Layers that differ from the model carry the name of their format.
     format_name = new_format.name if change.scope else ""
 
@@ -356,10 +365,12 @@ def _with_kv_format(model: Model, change: Change) -> Model:
             layers.append((replace(layer, attention=tuple(map(with_format, layer.attention))), count))
         if n > count:
             layers.append((layer, n - count))
+
     notes = (*model.notes, _words(change))
     if change.scope:
         return replace(model, layers=tuple(layers), notes=notes)
     draft = tuple((replace(layer, attention=tuple(map(with_format, layer.attention))), n) for layer, n in model.draft)
+
     return replace(model, layers=tuple(layers), draft=draft, kv_format=new_format.name, kv_told=True, notes=notes)
 
 

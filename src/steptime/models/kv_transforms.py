@@ -1,4 +1,7 @@
-"""Changes of one layer by the techniques of `kv_compression`: operators and one mixer."""
+"""Changes of one layer by the techniques of `kv_compression`.
+
+Each function returns the operators and the mixers of the layer after a change of one mixer.
+"""
 
 from __future__ import annotations
 
@@ -171,6 +174,7 @@ def with_latent(layer: Layer, a: Attention, rank: int) -> LayerParts:
     )  # fmt: skip
     gone: dict[str, Op | None] = {"k_proj": None, "v_proj": None, "q_norm": None, "k_norm": None}
     added = (down_projection, norm, expand) if a.stored else (expand,)
+
     return _ops(layer, {"q_proj": q, **gone}, added), (mixer, *_other_mixers(layer, a))
 
 
@@ -195,6 +199,7 @@ def _with_lower_rank(layer: Layer, a: Attention, rank: int) -> LayerParts:
         flops_per_pair_prefill=decode if absorbed else a.flops_per_pair_prefill,
         query_values=heads * (rank + rotary), output_values=heads * rank,
     )  # fmt: skip
+
     return _ops(layer, changed), (mixer, *_other_mixers(layer, a))
 
 
@@ -218,6 +223,7 @@ def in_low_rank(layer: Layer, a: Attention, share: float) -> LayerParts:
     _check_grouped(layer)
     key, value = a.query_values / a.heads, a.output_values / a.heads
     k, v, o = _op(layer, "k_proj"), _op(layer, "v_proj"), _op(layer, "o_proj")
+
     # Parameters of the second factor of the keys.
     factor_weights = a.kv_shards * share * key * key
     changed = {
@@ -230,6 +236,7 @@ def in_low_rank(layer: Layer, a: Attention, share: float) -> LayerParts:
         a, kv_bytes=a.kv_bytes * share, flops_per_pair_decode=a.flops_per_pair_decode + added,
         output_values=a.output_values * share,
     )  # fmt: skip
+
     return _ops(layer, changed), (mixer, *_other_mixers(layer, a))
 
 
@@ -279,6 +286,7 @@ def selecting(layer: Layer, a: Attention, tokens: int) -> LayerParts:
         name="indexer", kv_bytes=INDEX_BYTES, flops_per_pair_decode=flops, flops_per_pair_prefill=flops, window=a.window,
         query_values=INDEX_HEADS * INDEX_DIM, arithmetic=number_format("fp8").arithmetic, kv_format="fp8", stored=a.stored,
     )  # fmt: skip
+
     return (*layer.ops, *added), (main, *_other_mixers(layer, a), index)
 
 

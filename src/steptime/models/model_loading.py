@@ -24,9 +24,11 @@ from steptime.units import counted
 ModelLike = Model | str | os.PathLike[str] | Mapping[str, Any]
 
 GGUF, SAFETENSORS = ".gguf", ".safetensors"
+# Hugging Face ids: owner and model.
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 # Prefix of a name: read the model from the code of transformers.
 CODE = "transformers:"
+# Names of the longest context in configs.
 CONTEXTS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
 KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "nvfp4", "mxfp8", "mxfp4", LATENT_FP8_MIXED)
 
@@ -65,11 +67,13 @@ def read_model(
     name = name or next(filter(is_entry_name, names), "model")
     if kv_format and kv_format not in KV_FORMATS:
         raise UnknownName("KV format", kv_format, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")
+
     # The headers give the formats, so an unreadable quantization in the config does not matter.
     fields, doubts = _reliable_fields(fields, name, headers)
     outer = Config(fields, name=name, kv_format="" if kv_format == LATENT_FP8_MIXED else kv_format, lookups=lookups)
     outer.kv_name = kv_format
     family = find_family(outer)
+
     # Vision-language models nest the config of the language part.
     c = family.text(outer)
     plain_layers = () if headers is None else tuple(family.iter_layers(c))
@@ -83,6 +87,7 @@ def read_model(
         fit = fitted(plain_layers, stem, draft, headers, vocabulary=c.vocabulary, bits=_bits(c), rename=renamed)
         layers, stem, draft, notes = fit.layers, fit.stem, fit.draft, (*notes, *doubts, *fit.notes)
         checkpoint = Checkpoint(bytes=0 if headers.missing else fit.summary.bytes, summary=fit.summary)
+
     model = Model(
         name=name,
         family=c.text("model_type", default=outer.text("model_type", default=type(family).__name__)),
@@ -100,6 +105,7 @@ def read_model(
     )
     dense, routed = stored_formats(model)
     kv, code = c.quantization.kv_format or "bf16", "auto_map" in fields
+
     return replace(model, checkpoint=replace(checkpoint, weights=dense, experts=routed, kv=kv, remote_code=code))
 
 
@@ -170,10 +176,12 @@ def model_kind(c: Config) -> str:
     for kind in kinds:
         if isinstance(kind, str) and (family_named(kind) is not None or kind in known_families()):
             return kind
+
     families = known_families()
     if not any(isinstance(kind, str) and kind for kind in kinds):
         raise c.error("model_type", "is missing or not a text; it selects the family; known: " + ", ".join(sorted(families)))
     kind = next(kind for kind in kinds if isinstance(kind, str) and kind)
+
     # An encoder gets a better message than an unknown architecture.
     refuse(c)
     hint = (
@@ -238,6 +246,7 @@ def load_model(
             weights=number_format(weights) if weights else None,
             experts=number_format(experts or weights),
         )
+
     return model
 
 
@@ -252,18 +261,21 @@ def _from_path(name: str | os.PathLike[str], kv_format: str, catalog: str | os.P
 
         gguf_file = gguf_path(path)
         return model_of_file(gguf_file, signature(gguf_file), kv_format)
+
     direct = _holds_weights(path)
     config = _config_at(path)
     is_given = is_file(config)
     config = config if is_given else _config_path_by_name(str(name), catalog)
     in_folder = config.name == "config.json"
     weights = path if direct else config.parent
+
     # The cache of `_load` is keyed by these, so changed files are read again.
     file_stats = signature(weights) if in_folder else ()
     model = _load(config, config.stat().st_mtime, kv_format, weights, file_stats)
     if not is_given and in_folder:
         # The cache of Hugging Face names the folder by a hash, so the id is used as the name.
         model = _with_place(replace(model, name=str(name)), str(name))
+
     return model
 
 
@@ -455,6 +467,7 @@ def _load(path: Path, _modified: float, kv_format: str, weights: Path, file_stat
     model = read_model(data["config"], name=name, kv_format=kv_format)
     trusted = replace(model.checkpoint, remote_code=model.checkpoint.remote_code or bool(data.get("remote_code")))
     model = replace(model, source=data.get("source", {}), published=data.get("published", {}), checkpoint=trusted)
+
     return _with_place(model, model.name) if "/" in model.name else model
 
 
@@ -496,12 +509,13 @@ def fetch(name: str) -> Path | str:
         name: The id, owner/model.
 
     Returns:
-        Path of the file in the cache of Hugging Face, or a text with the reason why there is none.
+        Path of the file in the cache of Hugging Face, or a text that explains why there is no file.
     """
     try:
         from huggingface_hub import errors, hf_hub_download
     except ImportError:
         return "after `pip install 'steptime[hub]'` and with a network, any Hugging Face id works"
+
     hint = "any Hugging Face id works, but"
     try:
         return Path(hf_hub_download(name, "config.json"))

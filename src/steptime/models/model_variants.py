@@ -119,12 +119,14 @@ def _variant(name: str, frozen: tuple[tuple[str, Any], ...], weights: str, exper
                 f"{field}: {short_repr(value)} changes nothing in {base.name}; its layers do not depend on this field"
             )
         config, plain = changed, built(changed)
+
     if equal is None:
         if balance_field is not None:
             raise RangeError(f"by: {short_repr(balance_field)} needs equal=total or equal=active")
         return plain
     if equal not in COUNTED:
         raise UnknownName("count of parameters", equal, COUNTED, "Known: total, active.")
+
     return _balanced(base, config, built, equal, _balance_field(config, changes, balance_field))
 
 
@@ -170,6 +172,7 @@ def _with_field(config: dict[str, Any], field: str, value: Any) -> dict[str, Any
         return {**config, "head_dim": value}
     key = _key(config, field)
     changed = {**config, key: value}
+
     # The head width follows from heads and width; keep it fixed.
     if field in ("heads", "width") and not _has(config, "head_dim") and "kv_lora_rank" not in config:
         changed["head_dim"] = config[_key(config, "width")] // config[_key(config, "heads")]
@@ -187,6 +190,7 @@ def _with_field(config: dict[str, Any], field: str, value: Any) -> dict[str, Any
             raise InputError(
                 "layers: cannot change, because the quantization lists layers; use a config without it and --weights FORMAT"
             )
+
     return changed
 
 
@@ -227,6 +231,7 @@ def _latent(config: dict[str, Any], name: str) -> dict[str, Any]:
             f"attention: latent works for models with equal layers and full attention, of the kinds "
             f"{', '.join((*DENSE, *SPARSE))} and DeepSeek's, not for {name}"
         )
+
     latent_fields: dict[str, Any] = {
         "model_type": "deepseek_v3",
         "architectures": ["DeepseekV3ForCausalLM"],
@@ -236,6 +241,7 @@ def _latent(config: dict[str, Any], name: str) -> dict[str, Any]:
     else:
         # Longer than any model, since the number of layers may change afterwards.
         latent_fields["mlp_layer_types"] = ["dense"] * MOST_LAYERS
+
     return {**config, **latent_fields, **of_latent}
 
 
@@ -286,4 +292,5 @@ def _balanced(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if count(model_at(middle)) <= target else (low, middle)
+
     return min((model_at(low), model_at(high)), key=lambda model: abs(count(model) - target))

@@ -153,6 +153,7 @@ def _match_count(text: str, position: int, depth: int) -> tuple[float, int, int]
     """Return (ways without repeats, repeats, end) of the alternatives at `position`."""
     if depth > DEEPEST_GROUP:
         return inf, 0, len(text)
+
     # Sum of the ways of the alternatives so far, and the most repeats of one alternative.
     branches, most_repeats = 0.0, 0
     branch, repeats = 1.0, 0
@@ -184,6 +185,7 @@ def _match_count(text: str, position: int, depth: int) -> tuple[float, int, int]
             repeat = _REPEAT.match(text, position)
         branch *= inner
         repeats += within
+
     return branches + branch, max(most_repeats, repeats), position
 
 

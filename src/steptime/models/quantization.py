@@ -51,6 +51,7 @@ class Quantization:
 
     def __init__(self, fields: Any, error: Callable[[str, str], Exception]) -> None:
         self.kv_format = ""
+
         # Bytes of a KV cache scale of the keys or values; 0 if the checkpoint has none.
         self._cache_scale = 0
         self._default: Format | None = None
@@ -219,6 +220,7 @@ class Quantization:
             return dtype_assignment.per_output("fp8", scale=4)
         if kind == "int4":
             return number_format(kind, values_per_scale=self._positive(fields or {}, "group_size", 128), scale_bytes=2)
+
         return number_format(kind)
 
     def _read_groups(self, fields: Mapping[str, Any]) -> None:
@@ -227,6 +229,7 @@ class Quantization:
             raise self._error("quantization_config.config_groups", "must be a table with at least one group")
         self._skipped = self._strings(fields, "ignore")
         self.kv_format = self._kv(fields.get("kv_cache_scheme"))
+
         # Bytes of a scale of a whole matrix.
         self._scalar = 2 if quantization_method(fields) == "compressed-tensors" else 4
         self._cache_scale = self._scalar if self.kv_format else 0
@@ -268,6 +271,7 @@ class Quantization:
             ordered = weights.get("actorder") in ("group", True)
             zeros = weights.get("symmetric") is False
             return dtype_assignment.integers(4, 0 if is_per_channel else group or 128, zeros=zeros, index=ordered, fixed=16)
+
         raise self._error(f"{place}.num_bits", f"must be 4 or 8, got {short_repr(bits)}")
 
     def _eight_bits(self, name: str, weights: Mapping[str, Any], *, fixed: bool) -> Format:

@@ -26,12 +26,14 @@ MOST_TENSORS: Final = 300_000
 # Values, lists and objects of one JSON text. A tensor has about nine of them; each takes up to 200 bytes of memory.
 MOST_JSON_VALUES: Final = 1_000_000
 MOST_SHARDS: Final = 10_000
+# Bits per value, by dtype.
 BITS: Final = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16,
     "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F4": 4,
     "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
 INDEX: Final = ".safetensors.index.json"
+# Name of a shard: base, number, count, format.
 SHARD: Final = re.compile(r"(.*)-(\d{5,6})-of-(\d{5,6})\.(safetensors|gguf)")
 # Prefixes of files with copies of the weights, or with other data.
 IGNORED_PREFIXES: Final = ("consolidated", "adapter_", "original", "training_args", "optimizer")
@@ -100,6 +102,7 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
             text = file.read(length)
     except OSError as error:
         raise DataFileError(path, error.strerror or str(error)) from None
+
     return _tensors(path, _entries(path, text), size - 8 - length)
 
 
@@ -152,8 +155,10 @@ def _json(path: Path, text: bytes, place: str, skipped: int = 0, *, max_values: 
         raise DataFileError(path, f"{place}has the key {short_repr(str(key))} twice in one object") from None
     except ValueError as error:
         raise DataFileError(path, f"{place}is not valid JSON: {error!s:.100}") from None
+
     if not isinstance(fields, dict):
         raise DataFileError(path, f"{place}must be an object, got {short_repr(fields)}")
+
     return fields
 
 
@@ -163,6 +168,7 @@ def _tensors(path: Path, fields: Mapping[str, Any], room: int) -> tuple[Tensor, 
     for name, entry in fields.items():
         tensor, begin = _tensor(path, name, entry)
         places.append((begin, tensor))
+
     # Empty tensors may share the first byte of the next one, so they come first.
     places.sort(key=lambda item: (item[0], item[1].bytes))
     end = 0
@@ -171,10 +177,12 @@ def _tensors(path: Path, fields: Mapping[str, Any], room: int) -> tuple[Tensor, 
             problem = "overlaps the tensor before it" if begin < end else f"has {begin - end:,} unused bytes before it"
             raise DataFileError(path, f"tensor {short_repr(tensor.name)} {problem}, at byte {begin:,} of {room:,}")
         end = begin + tensor.bytes
+
     if end > room:
         raise DataFileError(path, f"is truncated: its header lists {end:,} bytes of tensors, but only {room:,} are present")
     if end < room:
         raise DataFileError(path, f"has {room - end:,} bytes after its tensors that its header does not list")
+
     return tuple(tensor for _, tensor in places)
 
 
@@ -205,6 +213,7 @@ def _tensor(path: Path, name: str, entry: Any) -> tuple[Tensor, int]:
     if bits != 8 * stored:
         expected = f"{bits // 8:,}" if bits < 1 << 63 else short_repr(bits // 8)
         raise wrong(f": {dtype} of shape {short_repr(shape)} takes {expected} bytes, but data_offsets cover {stored:,}")
+
     return Tensor(name, dtype, tuple(shape), stored), offsets[0]
 
 
@@ -232,6 +241,7 @@ def checkpoint_files(path: Path) -> tuple[list[Path], dict[str, str], int]:
     if path.name.endswith(INDEX):
         return _indexed(path)
     folder = path if is_dir(path) else path.parent
+
     # transformers uses this index if it exists.
     index = folder / f"model{INDEX}"
     if is_file(index):
@@ -250,6 +260,7 @@ def checkpoint_files(path: Path) -> tuple[list[Path], dict[str, str], int]:
 
     # Without an index, leave out copies and adapters.
     model_files = [file for file in weight_files if not file.name.startswith(IGNORED_PREFIXES)]
+
     return _siblings(model_files or [file for file in weight_files if not file.name.startswith("adapter_")]), {}, 0
 
 
@@ -280,6 +291,7 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str], int]:
         data = _json(index, index.read_bytes(), "", max_values=MOST_TENSORS + MOST_SHARDS)
     except OSError as error:
         raise DataFileError(index, error.strerror or str(error)) from None
+
     places, metadata = data.get("weight_map"), data.get("metadata")
     if not isinstance(places, dict) or not places:
         raise DataFileError(index, f"weight_map: must be a table of tensors and their files, got {short_repr(places)}")
@@ -288,6 +300,7 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str], int]:
             raise DataFileError(
                 index, f"weight_map: {short_repr(name)} must be in a file in the folder of the index, got {short_repr(shard)}"
             )
+
     shards = sorted(set(places.values()))
     if len(shards) > MOST_SHARDS:
         raise DataFileError(index, f"weight_map: must name at most {MOST_SHARDS:,} files, got {len(shards):,}")
@@ -295,6 +308,7 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str], int]:
     # Some tools write the total as a float, or leave it out.
     total = metadata.get("total_size") if isinstance(metadata, dict) else 0
     is_valid = isinstance(total, int | float) and not isinstance(total, bool) and 0 < total < 1e18
+
     return [index.parent / shard for shard in shards], places, int(total) if is_valid and total else 0
 
 
@@ -331,7 +345,9 @@ def read_headers(path: Path, _signature: tuple[tuple[str, int, int], ...] = ()) 
             by_name[tensor.name] = tensor
         if len(by_name) > MOST_TENSORS:
             raise DataFileError(file, f"has, with the shards before it, more than {MOST_TENSORS:,} tensors, which is the limit")
+
     _check_index(present, by_name, places)
+
     return Headers(kind="safetensors", tensors=tuple(by_name.values()), files=len(present), missing=missing, total=total)
 
 

@@ -106,11 +106,13 @@ def _run(
             f"the code of {type(model).__name__} cannot be traced without weights; it needs the values of tensors or fails: "
             f"{first[:160]}"
         ) from None
+
     prefix = f"{type(model).__name__}."
     flops: dict[str, float] = {}
     for name, by_operator in counter.get_flop_counts().items():
         module = name.removeprefix(prefix)
         flops[module] = sum(n for operator, n in by_operator.items() if str(operator).rpartition(".")[2] in PLAIN)
+
     return calls, flops, _layers(torch, output)
 
 
@@ -167,6 +169,7 @@ def _layers(torch: Any, output: Any) -> list[dict[str, Any]]:
         parts = cache if isinstance(cache, list | tuple) else list(vars(cache).values())
         layers = {str(i): {"values": part} for i, part in enumerate(_tensors(torch, parts))}
         return [{"tensors": {f"{k}.{n}": v for k, t in layers.items() for n, v in t.items()}, "window": None, "all": True}]
+
     return [
         {
             "tensors": {str(i): value for i, value in enumerate(_tensors(torch, vars(layer)))},

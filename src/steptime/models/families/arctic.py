@@ -40,11 +40,16 @@ class Arctic(Family):
             output_bias=bias,
         )
         module, period = f"layers.{index}.block_sparse_moe", c.integer("moe_layer_frequency", default=2)
+
+        # Only every `period`th layer has experts.
         if (index + 1) % period:
             return blocks_decoder.decoder(c, attention, blocks.gated(c, f"{module}.mlp", hidden))
         count, active = c.integer("num_local_experts"), c.integer("num_experts_per_tok")
         experts = blocks.experts(c, module, hidden, count=count, active=active)
+
+        # With this flag a dense block runs together with the experts, with its own norm.
         if not c.flag("parallel_attn_mlp_res", default=False):
             return blocks_decoder.decoder(c, attention, experts)
         residual = blocks.gated(c, f"layers.{index}.residual_mlp", c.width)
+
         return blocks_decoder.decoder(c, attention, experts + residual, norms=(*blocks_decoder.PRE, "residual_norm"))

@@ -65,10 +65,13 @@ class BailingHybrid(Family):
             )
         else:
             block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+
         name = f"{'latent attention' if full else 'delta attention'} + {'experts' if sparse else 'feed-forward'}"
+
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
     def _latent(self, c: Config, module: str) -> blocks.Block:
+        # One gate per head, not per value.
         gate = blocks.linear(c, f"{module}.g_proj", c.width, c.heads, term="projections", split_limit=c.heads)
         return blocks.latent(c, module) + blocks.Block((gate,))
 
@@ -95,9 +98,11 @@ class BailingHybrid(Family):
             blocks.norm(c, "output_norm", inner, weights=dim),
             blocks.linear(c, f"{module}.o_proj", inner, c.width, term=term),
         )
+
         return blocks.Block(ops, (state,))
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
             return c.choices("layer_types", valid_names=KINDS, length=index + 1)[index] == "full_attention"
+        # The last layer of each group has full attention.
         return (index + 1) % c.integer("layer_group_size", default=6) == 0

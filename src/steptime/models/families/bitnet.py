@@ -39,5 +39,6 @@ class BitNet(Family):
             bias=bias,
             output_bias=bias,
         )
+        # The norms before the output matrices keep the activations in range for low-bit weights.
         block += blocks.Block((blocks.norm(c, "attn_sub_norm", c.width), blocks.norm(c, "ffn_sub_norm", hidden)))
         return blocks_decoder.decoder(c, block, blocks.gated(c, f"{module}.mlp", hidden))

@@ -60,14 +60,18 @@ class Cohere(Family):
             if first
             else blocks_decoder.window(c, index, period=c.integer("sliding_window_pattern", default=4)),
         )
+
+        # Command R+ has separate gains per head, so the norms are as wide as all heads.
         if first and c.flag("use_qk_norm", default=False):
             block += blocks.Block(self._norms(c))
+
         return blocks_decoder.decoder(c, block, self._feed_forward(c, index), norms=("input_norm",))
 
     def _feed_forward(self, c: Config, index: int) -> blocks.Block:
         module = f"layers.{index}.mlp"
         if c.text("model_type", default="cohere2") != "cohere2_moe":
             return blocks.gated(c, module, c.integer("intermediate_size"))
+        # Leading dense layers may have another hidden width.
         if not blocks_decoder.is_sparse(c, index):
             return blocks.gated(c, module, c.integer("prefix_dense_intermediate_size", "intermediate_size"))
         hidden = c.integer("intermediate_size")

@@ -41,4 +41,5 @@ class Dbrx(Family):
             count=ffn.integer("moe_num_experts"),
             active=ffn.integer("moe_top_k"),
         )
+
         return blocks_decoder.decoder(c, attention, experts)

@@ -81,6 +81,8 @@ class DeepSeek(Family):
             return ()
         v = c.inner("vision_config")
         width, hidden, heads = v.integer("vt_hidden_size"), v.integer("vt_intermediate_size"), moonvit_heads(v)
+
+        # The field is one number, or a list with one per axis.
         merge = [blocks_decoder.entry(v, "merge_kernel_size", axis, default=2) for axis in range(2)]
         outputs, share = v.integer("mm_hidden_size", default=width), 1 / math.prod(merge)
         merged = outputs * math.prod(merge)
@@ -93,6 +95,7 @@ class DeepSeek(Family):
         )
         layers = ((encoder(v, width, hidden, heads), v.integer("vt_num_hidden_layers")),)
         rule = moonvit_rule(v, merge[0], 16384, "as the published preprocessor of Kimi K2.5 has it")
+
         return (tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _layer(self, c: Config, index: int, *, sparse: bool) -> Layer:
@@ -123,6 +126,7 @@ class DeepSeek(Family):
             kv_heads=c.kv_heads,
             head_dim=c.head_dim,
             bias=bias,
+            # GLM-4.5 has biases on queries, keys and values only.
             output_bias=bias and not c.text("model_type").startswith("glm"),
             qk_norm=c.head_dim if c.flag("use_qk_norm", default=False) else 0,
         )

@@ -66,8 +66,11 @@ class DeepSeekSparse(Family):
             )
         else:
             block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+
+        # Layers without an indexer must differ in name.
         indexer = " + indexer" if full else ""
         name = f"sparse latent attention{indexer} + {'experts' if sparse else 'feed-forward'}"
+
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
     def _attention(self, c: Config, module: str, *, full: bool) -> blocks.Block:
@@ -85,5 +88,6 @@ class DeepSeekSparse(Family):
             if len(marks) <= index or marks[index] not in ("F", "S", "full", "shared"):
                 raise c.error("index_topk_pattern", f"must have F or S for each layer, got {short_repr(pattern)}")
             return marks[index] in ("F", "full")
+        # Without a list, the first layers and each `freq`th layer after them have an indexer.
         offset = c.integer("index_skip_topk_offset", default=2, least=0)
         return max(index - offset + 1, 0) % c.integer("index_topk_freq", default=1) == 0

@@ -147,9 +147,11 @@ class DeepSeekV4(Family):
         compressed = replace(
             window, name="compressed", window=math.inf, stride=ratio, selected=selected, query_values=0, output_values=0
         )
+
         return blocks.Block(ops, (window, compressed))
 
     def _compressor(self, c: Config, module: str, dim: int, ratio: int) -> blocks.Block:
+        # With ratio 4, two series of entries overlap.
         series = 2 if ratio == SPARSE else 1
         ops = (
             *(
@@ -169,6 +171,7 @@ class DeepSeekV4(Family):
             selected=series,
             state_flops_per_token=2 * series * dim,
         )
+
         return blocks.Block(ops, (buffer,))
 
     def _indexer(self, c: Config, module: str, ratio: int) -> blocks.Block:
@@ -190,6 +193,7 @@ class DeepSeekV4(Family):
             arithmetic=number_format("fp8").arithmetic,
             kv_format="fp8",
         )
+
         return blocks.Block(ops, (index,)) + self._compressor(c, f"{module}.compressor", dim, ratio)
 
     def _experts(self, c: Config, module: str) -> blocks.Block:
@@ -203,6 +207,7 @@ class DeepSeekV4(Family):
             shared=c.integer("n_shared_experts", default=1, least=0) * hidden,
         )
         stored = c.weight_format(f"{module}.experts.0.w1")
+        # The quantization names FP8 although the experts are in FP4, which only `expert_dtype` shows.
         if stored.name == "fp8" and c.text("expert_dtype", default="fp8") == "fp4":
             stored = number_format("mxfp4")
         return blocks.Block(tuple(replace(op, format=stored) if op.rows == "routed" else op for op in block.ops))
@@ -240,6 +245,7 @@ class DeepSeekV4(Family):
         rotary = c.integer("qk_rope_head_dim")
         if rotary > c.head_dim:
             raise c.error("qk_rope_head_dim", f"must be at most the {c.head_dim} values of a head, got {rotary}")
+        # One scale per 64 FP8 values, and one byte of padding.
         plain = c.head_dim - rotary
         return plain + 2 * rotary + math.ceil(plain / SCALED) + 1
 

@@ -65,6 +65,7 @@ class Ernie(Family):
             shared_bias=bias,
         )
         balance = blocks.small(c, "e_score_correction_bias", count, term="experts")
+
         return blocks_decoder.decoder(c, attention, experts + blocks.Block((balance,)))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
@@ -84,6 +85,7 @@ class Ernie(Family):
         if c.text("model_type", default="ernie4_5_moe") == "ernie4_5":
             return False
         last = c.raw("moe_layer_end_index", default=-1)
+        # -1 means the last layer.
         last = c.depth - 1 if last == -1 else c.integer("moe_layer_end_index", least=0)
         first = c.integer("moe_layer_start_index", default=1, least=0)
         return first <= index <= last and (index + 1) % c.integer("moe_layer_interval", default=1) == 0

@@ -47,6 +47,8 @@ class Falcon(Family):
         newer = c.flag("new_decoder_architecture", default=False)
         multi_query = c.flag("multi_query", default=True)
         kv_heads = c.integer("num_kv_heads", "n_head_kv", default=c.heads) if newer else 1 if multi_query else c.heads
+
+        # The newer decoder may use one norm for both blocks.
         two = newer and c.integer("num_ln_in_parallel_attn", default=2) == 2
         parallel = c.flag("parallel_attn", default=True)
         norms = ("ln_attn", "ln_mlp") if two or not parallel else ("input_norm",)
@@ -61,4 +63,5 @@ class Falcon(Family):
             output_bias=bias,
         )
         block += blocks.plain(c, f"{module}.mlp", c.integer("ffn_hidden_size", default=4 * c.width), bias=bias)
+
         return Layer(name="attention + feed-forward", ops=block.ops, attention=block.attention)

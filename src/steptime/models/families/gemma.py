@@ -51,6 +51,8 @@ class Gemma(Family):
         """
         kind = c.text("model_type", default="gemma3_text")
         third = kind.startswith("gemma3")
+
+        # Gemma 3 has one global layer per five local ones, Gemma 2 one per local one.
         period = c.integer("sliding_window_pattern", "_sliding_window_pattern", default=6 if third else 2)
         bias = c.flag("attention_bias", default=False)
         attention = blocks.grouped_query(
@@ -65,6 +67,7 @@ class Gemma(Family):
             window=math.inf if kind == "gemma" else blocks_decoder.window(c, index, period=period),
         )
         feed_forward = blocks.gated(c, f"layers.{index}.mlp", c.integer("intermediate_size"))
+
         return blocks_decoder.decoder(
             c, attention, feed_forward, norms=blocks_decoder.PRE if kind in ("gemma", "vaultgemma") else NORMS
         )
@@ -98,6 +101,7 @@ class Gemma(Family):
             square, side=side, patch=patch, tokens=tokens, settings="no pan and scan, as the published preprocessor has it"
         )
         layers = ((encoder(v, width, hidden, heads), v.depth),)
+
         return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _pooling_head(self, width: int, hidden: int) -> float:

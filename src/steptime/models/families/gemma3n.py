@@ -77,6 +77,7 @@ class Gemma3n(Family):
         )
         feed_forward = blocks.gated(c, f"{module}.mlp", blocks_decoder.entry(c, "intermediate_size", index))
         norms = (*NORMS, "altup_scale", "altup_router_norm", "laurel_norm", "per_layer_input_norm")
+
         return blocks_decoder.decoder(c, attention, feed_forward + blocks.Block(extras), norms=norms)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
@@ -169,4 +170,5 @@ class Gemma3n(Family):
         convolutions = subsampling(a, features=a.integer("input_feat_size"), first=first, second=second, width=width)
         stem = (*convolutions, *self._embedder(a, text, 1 / reduced))
         cuts = rule(padded, tokens=c.integer("audio_soft_tokens_per_image", default=188), reduced=reduced)
+
         return tower(a, "audio", cuts, width=width, heads=heads, layers=layers, stem=stem)

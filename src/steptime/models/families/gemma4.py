@@ -56,18 +56,22 @@ class Gemma4(Family):
         """
         module, hidden = f"layers.{index}", c.integer("intermediate_size")
         has_cache = index < c.depth - c.integer("num_kv_shared_layers", default=0, least=0)
+
+        # Layers without their own cache may have a feed-forward block of twice the width.
         if not has_cache and c.flag("use_double_wide_mlp", default=False):
             hidden *= 2
         feed_forward, norms = blocks.gated(c, f"{module}.mlp", hidden), NORMS
         if c.flag("enable_moe_block", default=False):
             feed_forward += self._experts(c, module)
             norms += ("post_norm_1", "post_norm_2", "pre_norm_2")
+
         inputs = c.integer("hidden_size_per_layer_input", default=0, least=0)
         if inputs:
             gate = blocks.linear(c, f"{module}.per_layer_input_gate", c.width, inputs, term="feed-forward")
             projection = blocks.linear(c, f"{module}.per_layer_projection", inputs, c.width, term="feed-forward")
             feed_forward += blocks.Block((gate, projection))
             norms += ("per_layer_input_norm",)
+
         return blocks_decoder.decoder(c, self._attention(c, index, has_cache=has_cache), feed_forward, norms=norms)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
@@ -108,7 +112,10 @@ class Gemma4(Family):
         local = math.isfinite(window)
         same = not local and c.flag("attention_k_eq_v", default=False)
         head_dim = c.head_dim if local else c.integer("global_head_dim", default=c.head_dim)
+
+        # Global layers with one matrix for keys and values have another number of KV heads.
         kv_heads = c.integer("num_global_key_value_heads", default=c.kv_heads) if same else c.kv_heads
+
         return blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
@@ -150,6 +157,7 @@ class Gemma4(Family):
             head_gains=2 * v.head_dim,
         )
         cuts = rule(pooled, patch=patch, pool=pool, max_tokens=tokens, settings=SOFT.format(tokens))
+
         return tower(v, "image", cuts, width=width, heads=heads, layers=((layer, v.depth),), stem=stem)
 
     def _patches(self, v: Config, text: int) -> Tower:
@@ -199,4 +207,5 @@ class Gemma4(Family):
             matrix(a, "output_proj", width, outputs),
             matrix(a, "embedding_projection", outputs, text, bias=False, term="merger"),
         )
+
         return tower(a, "audio", rule(frames), width=width, heads=a.heads, layers=layers, stem=stem)

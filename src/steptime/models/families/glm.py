@@ -41,5 +41,6 @@ class Glm(Family):
             bias=c.flag("attention_bias", default=True),
         )
         feed_forward = blocks.gated(c, f"layers.{index}.mlp", c.integer("intermediate_size"))
+        # Only GLM-4-0414 has the two norms after the blocks.
         newer = c.text("model_type", default="glm4") == "glm4"
         return blocks_decoder.decoder(c, attention, feed_forward, norms=NORMS if newer else blocks_decoder.PRE)

@@ -62,6 +62,7 @@ class Gpt2(Family):
             window=self._window(c, index) if kind == "gpt_neo" else math.inf,
         )
         block += blocks.plain(c, f"{module}.mlp", hidden, bias=True)
+
         return Layer(name="attention + feed-forward", ops=block.ops, attention=block.attention)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
@@ -86,5 +87,6 @@ class Gpt2(Family):
         if c.has("attention_layers"):
             local = c.choices("attention_layers", valid_names=("global", "local"), length=index + 1)[index] == "local"
         else:
+            # GPT-Neo alternates global and local layers, and begins with a global one.
             local = index % 2 == 1
         return c.integer("window_size", default=256) if local else math.inf

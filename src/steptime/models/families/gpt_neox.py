@@ -57,11 +57,14 @@ class GptNeox(Family):
             bias=bias,
             output_bias=bias,
         )
+
+        # The Japanese NeoX adds the bias of its attention output only in the last layer.
         if japanese and index == c.depth - 1:
             attention += blocks.Block((blocks.small(c, "dense_bias", c.width),))
         multiple = c.integer("intermediate_multiple_size", default=4) * c.width
         hidden = multiple if japanese else c.integer("intermediate_size")
         feed_forward = blocks.plain(c, f"layers.{index}.mlp", hidden, bias=not japanese)
+
         return blocks_decoder.decoder(c, attention, feed_forward, norm_bias=True)
 
     def _is_japanese(self, c: Config) -> bool:

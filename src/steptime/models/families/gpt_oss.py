@@ -28,6 +28,8 @@ class GptOss(Family):
             The layer.
         """
         module = f"layers.{index}"
+
+        # Without `layer_types`, even layers slide, as in the reference.
         kinds = (
             c.choices("layer_types", valid_names=("full_attention", "sliding_attention"), length=index + 1)
             if c.has("layer_types")
@@ -62,4 +64,5 @@ class GptOss(Family):
             router_bias=True,
         )
         window = f", window {c.integer('sliding_window')}" if local else ""
+
         return Layer(name=f"attention{window} + experts", ops=block.ops, attention=block.attention)

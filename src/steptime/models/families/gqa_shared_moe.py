@@ -98,9 +98,11 @@ class ExpertsBeside(Family):
         if kind.sinks:
             block += blocks.Block((blocks.small(c, "sinks", heads),))
         norms = (*blocks_decoder.PRE, *SANDWICH) if kind.sandwich else blocks_decoder.PRE
+
         return blocks_decoder.decoder(c, block, self._feed_forward(c, f"{module}.mlp", index, kind), norms=norms)
 
     def _gate(self, c: Config, module: str, heads: int) -> Op:
+        # Only Laguna has a gate per head; the others have one per value.
         wide = c.raw("gating", default="per-head") not in (True, "per-head") or c.text("model_type") != "laguna"
         outputs = heads * c.head_dim if wide else heads
         return blocks.linear(c, f"{module}.gate_proj", c.width, outputs, term="projections", split_limit=heads)
@@ -122,10 +124,12 @@ class ExpertsBeside(Family):
             shared_bias=bias,
             groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
         )
+
         return block + blocks.Block((blocks.small(c, "balance", count, term="experts"),)) if kind.balance else block
 
     def _is_sparse(self, c: Config, index: int) -> bool:
         dense_layers = c.indices("mlp_only_layers", default=())
+        # Configs list dense layers, or give their number at the start.
         if index in dense_layers or index < c.integer("num_dense_layers", default=0, least=0):
             return False
         return blocks_decoder.is_sparse(c, index) and (index + 1) % c.integer("decoder_sparse_step", default=1) == 0

@@ -47,7 +47,10 @@ class GraniteHybrid(Family):
             )
         else:
             block += self._mamba(c, f"{module}.mamba")
+
         count = c.integer("num_local_experts", default=8, least=0)
+
+        # Without experts, the shared block is the feed-forward block of the layer.
         shared, term = (
             c.integer("shared_intermediate_size", default=1024),
             "shared experts" if count else "feed-forward",
@@ -61,7 +64,9 @@ class GraniteHybrid(Family):
         if count:
             active = c.integer("num_experts_per_tok", default=2)
             block += blocks.experts(c, f"{module}.block_sparse_moe", c.integer("intermediate_size"), count=count, active=active)
+
         name = f"{'attention' if full else 'Mamba-2'} + {'experts' if count else 'feed-forward'}"
+
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
     def _mamba(self, c: Config, module: str) -> blocks.Block:
@@ -72,6 +77,7 @@ class GraniteHybrid(Family):
             raise c.error(
                 "mamba_d_head", f"times {heads} heads must be the {inner} inner values, got {c.integer('mamba_d_head')}"
             )
+
         return blocks_state_space.mamba2(
             c,
             module,

@@ -54,6 +54,8 @@ class GraniteSwa(Family):
             output_bias=bias,
             window=blocks_decoder.window(c, index, period=4) if local else float("inf"),
         )
+
+        # The variants with windows have one sink per head.
         if local:
             block += blocks.Block((blocks.small(c, "sinks", c.heads),))
         hidden = c.integer("intermediate_size")
@@ -69,4 +71,5 @@ class GraniteSwa(Family):
                 shared=c.integer("shared_intermediate_size", default=0, least=0),
                 shared_module="shared_mlp",
             )
+
         return blocks_decoder.decoder(c, block, feed_forward)

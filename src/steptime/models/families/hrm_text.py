@@ -47,6 +47,7 @@ class HrmText(Family):
         Returns:
             Iterator over the layers.
         """
+        # All layers are equal; only the first run of each stack stores weights.
         first, stored = self.layer(c, 0), 2 * self._stack(c)
         repeated_layer = replace(first, name=f"{first.name}, again", ops=tuple(replace(op, stored=False) for op in first.ops))
         return chain(repeat(first, stored), repeat(repeated_layer, self.depth(c) - stored))
@@ -76,6 +77,7 @@ class HrmText(Family):
         )
         feed_forward = blocks.gated(c, "layers.mlp", c.integer("intermediate_size"), bias=c.flag("mlp_bias", default=False))
         block_and_mlp = block + blocks.Block((gate,)) + feed_forward
+
         return Layer(name="gated attention + feed-forward", ops=block_and_mlp.ops, attention=block_and_mlp.attention)
 
     def stem(self, c: Config) -> tuple[Op, ...]:

@@ -48,6 +48,8 @@ class Hunyuan(Family):
             qk_norm=head_dim if c.flag("use_qk_norm", default=True) else 0,
             stored=not shared_cache,
         )
+
+        # The config gives one number, or a list with one per layer.
         hidden = blocks_decoder.entry(c, "intermediate_size", index)
         experts = blocks_decoder.shared_and_routed(
             c,
@@ -58,4 +60,5 @@ class Hunyuan(Family):
             shared=hidden * blocks_decoder.entry(c, "num_shared_expert", index, default=1),
             shared_module="shared_mlp",
         )
+
         return blocks_decoder.decoder(c, attention, experts)

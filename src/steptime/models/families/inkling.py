@@ -71,6 +71,8 @@ class Inkling(Family):
             window=window,
         )
         relative, extent = c.integer("d_rel", default=16), int(window) if local else c.integer("rel_extent")
+
+        # Every query multiplies its own values by the table of all distances.
         table = Op(
             name="rel_logits_proj",
             term="projections",
@@ -90,6 +92,7 @@ class Inkling(Family):
         state = blocks_state_space.state(
             c, heads=kv_heads, values=0, flops_per_value=0, channels=channels, kernel=kernel, name="convolution"
         )
+
         return block + blocks.Block(ops, (state,))
 
     def _experts(self, c: Config, module: str) -> blocks.Block:
@@ -102,6 +105,7 @@ class Inkling(Family):
             active=c.integer("num_experts_per_tok"),
             shared=shared * hidden,
         )
+        # A second router weighs the shared experts.
         if not shared:
             return block
         weighing = blocks.linear(c, f"{module}.shared_router", c.width, shared, term="shared experts", split="replicated")

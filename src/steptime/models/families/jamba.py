@@ -31,6 +31,8 @@ class Jamba(Family):
             The layer.
         """
         module = f"layers.{index}"
+
+        # The defaults are those of Jamba: periods 8 and 2, offsets 4 and 1.
         full = self._is_selected(c, "attn_layer", index, (8, 4))
         sparse = c.integer("num_experts", default=16) > 1 and self._is_selected(c, "expert_layer", index, (2, 1))
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "pre_ff_norm", c.width)))
@@ -38,13 +40,16 @@ class Jamba(Family):
             block += blocks.grouped_query(c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
         else:
             block += self._mamba(c, f"{module}.mamba")
+
         hidden = c.integer("intermediate_size")
         if sparse:
             count, active = c.integer("num_experts", default=16), c.integer("num_experts_per_tok", default=2)
             block += blocks.experts(c, f"{module}.feed_forward", hidden, count=count, active=active)
         else:
             block += blocks.gated(c, f"{module}.feed_forward", hidden)
+
         name = f"{'attention' if full else 'Mamba'} + {'experts' if sparse else 'feed-forward'}"
+
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
     def _mamba(self, c: Config, module: str) -> blocks.Block:

@@ -116,6 +116,7 @@ class KimiLinear(Family):
         )
         rule = moonvit_rule(v, merge[0], 65536, "reported for the preprocessor of Kimi K3")
         layers = ((layer, v.integer("vt_num_hidden_layers")),)
+
         return (tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _latent(self, c: Config, module: str) -> blocks.Block:
@@ -157,6 +158,7 @@ class KimiLinear(Family):
             channels=channels,
             kernel=kernel,
         )
+
         return blocks.Block(ops, (state,))
 
     def _experts(self, c: Config, module: str) -> blocks.Block:
@@ -179,13 +181,16 @@ class KimiLinear(Family):
         down = blocks.linear(c, f"{module}.routed_expert_down_proj", c.width, latent, term="experts")
         up = blocks.linear(c, f"{module}.routed_expert_up_proj", latent, c.width, term="experts")
         norms = (blocks.norm(c, "latent_norm", latent),) if c.flag("latent_moe_use_norm", default=False) else ()
+
         # The checkpoint quantizes only the routed experts.
         projections = (replace(op, format=c.base_format) for op in (down, up))
+
         return block + blocks.Block((*projections, *norms))
 
     def _residual(self, c: Config, name: str) -> tuple[Op, ...]:
         if not c.has("attn_res_block_size"):
             return ()
+        # Check the field; its value changes only activations.
         c.integer("attn_res_block_size")
         return (blocks.norm(c, name, c.width, weights=2 * c.width),)
 

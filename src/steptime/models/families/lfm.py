@@ -72,6 +72,7 @@ class Lfm(Family):
         gate: tuple[Op, ...] = ()
         if self._is_version_3(c) and c.flag("use_attention_gate", default=True):
             gate = (blocks.linear(c, f"{module}.g_proj", c.width, c.heads, term="projections", split_limit=c.heads),)
+
         return block + blocks.Block(gate)
 
     def _convolution(self, c: Config, module: str) -> blocks.Block:
@@ -97,12 +98,15 @@ class Lfm(Family):
                 active=c.integer("num_experts_per_tok"),
                 shared=0,
             )
+
         hidden = c.integer("block_ff_dim", "intermediate_size")
         if kind == "lfm2" and c.flag("block_auto_adjust_ff_dim", default=True):
+            # The reference shrinks the width for three matrices, then rounds it up.
             hidden = 2 * hidden // 3
             if c.has("block_ffn_dim_multiplier"):
                 multiple = c.integer("block_multiple_of", default=256)
                 hidden = -(-int(c.number("block_ffn_dim_multiplier") * hidden) // multiple) * multiple
+
         return blocks.gated(c, module, hidden)
 
     def _kind(self, c: Config, index: int) -> str:

@@ -16,7 +16,7 @@ from steptime.models.model import Layer
 
 @final
 class Llama(Family):
-    """Llama 1-3, Mistral, Mixtral, SmolLM 3, Granite 3-5, InternLM 2 and 3, and others.
+    """Llama 1-3, Mistral, Mixtral, SmolLM 3, Granite 3-5, InternLM 2 and 3, and so on.
 
     Seed-OSS has biases on queries, keys and values, and on the output with `attention_out_bias`. Helium never has a
     bias on the output. HyperCLOVA X may have two more norms. CWM has windows in three of four layers. DiffLlama (arXiv
@@ -80,8 +80,10 @@ class Llama(Family):
         else:
             module = f"layers.{index}.{'feed_forward' if internlm else 'mlp'}"
             feed_forward = blocks.gated(c, module, hidden, bias=c.flag("mlp_bias", default=False))
+
         sandwich = kind == "hyperclovax" and c.flag("use_post_norm", default=False)
         norms = (*blocks_decoder.PRE, "post_norm1", "post_norm2") if sandwich else blocks_decoder.PRE
+
         return blocks_decoder.decoder(c, attention, feed_forward, norms=norms)
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
@@ -112,9 +114,11 @@ class Llama(Family):
         layer = encoder(v, width, v.integer("intermediate_size"), heads, bias=False, norm_bias=False, gated=True)
         longest = v.integer("image_size", default=1540)
         cuts = rule(longest_edge, patch=patch, merge=merge, longest=longest, settings=f"a longest edge of {longest:,} pixels")
+
         return (tower(v, "image", cuts, width=width, heads=heads, layers=((layer, v.depth),), stem=stem),)
 
     def _differential(self, c: Config, block: blocks.Block) -> blocks.Block:
+        # Twice the FLOPs of plain attention: two softmaxes per head.
         flops = 2 * (2 * c.heads * (c.head_dim + c.head_dim))
         main = replace(block.attention[0], flops_per_pair_decode=flops, flops_per_pair_prefill=flops)
         return blocks.Block((*block.ops, blocks.small(c, "lambdas", 4 * c.head_dim)), (main,))

@@ -49,6 +49,8 @@ class Llama4(Family):
         module, hidden = f"layers.{index}.feed_forward", c.integer("intermediate_size")
         if not self._is_sparse(c, index):
             return blocks_decoder.decoder(c, attention, blocks.gated(c, module, c.integer("intermediate_size_mlp")))
+
+        # The shared expert is as wide as a routed one.
         experts = blocks_decoder.shared_and_routed(
             c,
             module,
@@ -58,6 +60,7 @@ class Llama4(Family):
             shared=hidden,
             shared_module="shared_expert",
         )
+
         return blocks_decoder.decoder(c, attention, experts)
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
@@ -77,6 +80,7 @@ class Llama4(Family):
         patches, shuffled = (side // patch) ** 2, round(v.number("pixel_shuffle_ratio", default=0.5) ** -2)
         if not patches:
             raise v.error("image_size", f"must be at least one patch of {patch}, got {side}")
+
         # One row more, for the class token.
         rows = patches + 1
         inner, outputs, share = v.integer("projector_input_dim"), v.integer("projector_output_dim"), patches / shuffled / rows
@@ -100,6 +104,7 @@ class Llama4(Family):
             settings="at most 16 tiles, as in the published preprocessor",
         )
         layers = ((encoder(v, width, hidden, heads), v.depth),)
+
         return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def notes(self, c: Config) -> tuple[str, ...]:

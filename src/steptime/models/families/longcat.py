@@ -51,6 +51,8 @@ class LongcatFlash(Family):
             block += blocks.Block(tuple(blocks.norm(c, f"{name}.{half}", c.width) for name in ("input_norm", "post_norm")))
             block += blocks.latent(c, f"{module}.self_attn.{half}")
             block += blocks.gated(c, f"{module}.mlps.{half}", c.integer("ffn_hidden_size", "intermediate_size"))
+
+        # The experts run once per layer, not once per half.
         block += blocks.experts(
             c,
             f"{module}.mlp",
@@ -60,4 +62,5 @@ class LongcatFlash(Family):
             zero=c.integer("zero_expert_num", default=0, least=0),
             router_bias=c.flag("router_bias", default=False),
         )
+
         return Layer(name="2 x (latent attention + feed-forward) + experts", ops=block.ops, attention=block.attention)

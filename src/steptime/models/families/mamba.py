@@ -75,8 +75,11 @@ class Mamba(Family):
     def _mamba2(self, c: Config, module: str) -> blocks.Block:
         heads, head_dim = c.integer("num_heads", default=128), c.integer("head_dim", default=64)
         inner = c.integer("expand", default=2) * c.width
+
+        # The config states all three, so they must agree.
         if heads * head_dim != inner:
             raise c.error("num_heads", f"times {head_dim} values must be the {inner} inner values, got {heads}")
+
         return blocks_state_space.mamba2(
             c,
             module,

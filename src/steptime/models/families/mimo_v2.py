@@ -50,7 +50,9 @@ class MiMoV2(Family):
             )
         else:
             block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+
         window = f", window {block.attention[0].window:.0f}" if local else ""
+
         return Layer(
             name=f"attention{window} + {'experts' if sparse else 'feed-forward'}",
             ops=block.ops,
@@ -73,6 +75,7 @@ class MiMoV2(Family):
             window=c.integer("sliding_window", "sliding_window_size") if local else math.inf,
         )
         name = "add_swa_attention_sink_bias" if local else "add_full_attention_sink_bias"
+
         return block + blocks.Block((blocks.small(c, "sinks", heads),)) if c.flag(name, default=local) else block
 
     def _is_local(self, c: Config, index: int) -> bool:
@@ -81,6 +84,7 @@ class MiMoV2(Family):
             return bool(kinds[index] == "sliding_attention")
         if c.has("hybrid_layer_pattern"):
             return c.marked("hybrid_layer_pattern", index)
+        # Without a list: layer 0 and every sixth layer have full attention.
         return index > 0 and (index + 1) % 6 != 0
 
     def _is_sparse(self, c: Config, index: int) -> bool:

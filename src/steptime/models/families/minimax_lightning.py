@@ -42,6 +42,7 @@ class MiniMaxLightning(Family):
             block += blocks.grouped_query(c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
         else:
             block += self._lightning(c, f"{module}.self_attn")
+
         block += blocks_decoder.shared_and_routed(
             c,
             f"{module}.block_sparse_moe",
@@ -50,6 +51,7 @@ class MiniMaxLightning(Family):
             active=c.integer("num_experts_per_tok"),
             shared=c.integer("shared_intermediate_size", default=0, least=0),
         )
+
         return Layer(
             name=f"{'attention' if full else 'lightning attention'} + experts", ops=block.ops, attention=block.attention
         )

@@ -87,6 +87,7 @@ class MiniMaxM3(Family):
         settings = "3,136 to 451,584 pixels, as in the processor of transformers"
         cuts = rule(resized, patch=patch, merge=merge, min_pixels=4 * 28**2, max_pixels=672**2, settings=settings)
         layers = ((encoder(v, width, v.integer("intermediate_size"), heads), v.integer("num_hidden_layers")),)
+
         return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _attention(self, c: Config, module: str, *, indexed: bool) -> parts.Block:
@@ -100,6 +101,7 @@ class MiniMaxM3(Family):
         )
         if not indexed:
             return block
+
         # transformers writes these fields at the top.
         s = c.inner("sparse_attention_config") if c.has("sparse_attention_config") else c
         heads, dim = s.integer("sparse_num_index_heads", "index_n_heads"), s.integer("sparse_index_dim", "index_head_dim")
@@ -121,6 +123,7 @@ class MiniMaxM3(Family):
             heads=heads,
             arithmetic=c.kv_format.arithmetic,
         )
+
         return parts.Block(block.ops + ops, (main, index))
 
     def _experts(self, c: Config, module: str) -> parts.Block:
@@ -133,6 +136,7 @@ class MiniMaxM3(Family):
             active=c.integer("num_experts_per_tok"),
             shared=c.integer("n_shared_experts", default=1, least=0) * c.integer("shared_intermediate_size", default=hidden),
         )
+        # The checkpoint names the matrices of experts w1 to w3, and its patterns use these names.
         stored = c.weight_format(f"{module}.experts.0.w1")
         return parts.Block(tuple(replace(op, format=stored) if op.rows == "routed" else op for op in block.ops))
 

@@ -59,6 +59,7 @@ class LatentSparse(Family):
             )
         else:
             feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+
         return blocks_decoder.decoder(c, block, feed_forward, mixer="gated latent attention")
 
     def stem(self, c: Config) -> tuple[Op, ...]:
@@ -82,6 +83,7 @@ class LatentSparse(Family):
         rank, values = c.integer("q_lora_rank"), c.heads * c.integer("v_head_dim")
         if kind == "axk2":
             queries = c.heads * (c.integer("qk_nope_head_dim") + c.integer("qk_rope_head_dim"))
+            # A.X makes queries and gate from the latent of the queries in one matrix.
             fused = blocks.linear(c, f"{module}.q_gate_proj", 2 * rank, queries + values, term=term, split_limit=c.heads)
             block = blocks.Block(tuple(fused if op.name == "q_b_proj" else op for op in block.ops), block.attention)
         else:
@@ -89,6 +91,7 @@ class LatentSparse(Family):
             gate = blocks.linear(c, f"{module}.g_proj", c.width, outputs, term=term, split_limit=c.heads)
             extra = blocks.small(c, "sinks", c.heads) if kind == "hy_v4" else blocks.norm(c, "k_norm", self._rotary(c))
             block += blocks.Block((gate, extra))
+
         listed = (
             c.choices("layer_types", valid_names=LAYER_TYPES, length=index + 1)[index]
             if c.has("layer_types")
@@ -99,6 +102,7 @@ class LatentSparse(Family):
         if listed == "full_attention":
             return block
         block = blocks_decoder.selecting(block, c.integer("index_topk"))
+
         return block + blocks_decoder.indexer(c, f"{module}.indexer") if self._is_full_attention(c, index) else block
 
     def _gated_norms(self, c: Config, *, count: int) -> tuple[Op, ...]:

@@ -1,4 +1,7 @@
-"""MPT: attention with ALiBi and a plain feed-forward block, no biases, tied embeddings."""
+"""MPT: attention with ALiBi and a plain feed-forward block, no biases.
+
+The embedding is tied.
+"""
 
 from __future__ import annotations
 

@@ -95,6 +95,7 @@ class NemotronH(Family):
             *(blocks.norm(c, name, c.width) for name in ("enorm", "hnorm", "final_norm")),
         )
         layers = [self._layer(c, kind, f"mtp.layers.{index}") for index, kind in enumerate(kinds)]
+
         return (
             (Layer(name="multi-token prediction: projection", ops=joined), count),
             *((layer, count) for layer in layers),
@@ -109,6 +110,7 @@ class NemotronH(Family):
     def _kinds(self, c: Config, listed: str, pattern: str) -> list[str]:
         if c.has(listed) or not c.has(pattern):
             kind_names = (*MARKS.values(), *NAMES)
+            # transformers uses two sets of names for the mixers.
             kinds = [NAMES.get(kind, kind) for kind in c.choices(listed, valid_names=kind_names)]
         else:
             marks = c.text(pattern)

@@ -33,6 +33,7 @@ class NemotronNas(Family):
         Returns:
             The layer.
         """
+        # A small config names the entry of the list in its errors.
         field = f"block_configs[{index}]"
         block = Config({field: c.items("block_configs", length=index + 1)[index]}, name=c.name, lookups=c.lookups).inner(field)
         attention, norms = self._attention(c, block.inner("attention"), f"layers.{index}.self_attn")
@@ -45,6 +46,7 @@ class NemotronNas(Family):
         if a.flag("replace_with_linear", default=False):
             matrix = blocks.linear(c, f"{module}.linear_attn", c.width, c.width, term="projections")
             return blocks.Block((matrix,)), ("input_norm",)
+
         group, bias = a.integer("n_heads_in_group"), c.flag("attention_bias", default=False)
         if c.heads % group:
             raise a.error("n_heads_in_group", f"must divide the {c.heads} query heads, got {group}")
@@ -58,6 +60,7 @@ class NemotronNas(Family):
             output_bias=bias,
             window=blocks_decoder.window(a, 0, field="window_length"),
         )
+
         return block, ("input_norm",)
 
     def _feed_forward(self, c: Config, f: Config, module: str) -> tuple[blocks.Block, tuple[str, ...]]:
@@ -66,5 +69,6 @@ class NemotronNas(Family):
         if f.flag("replace_with_linear", default=False):
             matrix = blocks.linear(c, f"{module}.linear_mlp", c.width, c.width, term="feed-forward")
             return blocks.Block((matrix,)), ("post_norm",)
+        # As in the reference: two thirds of a multiple of the width, rounded up.
         hidden = -(-int(2 * f.number("ffn_mult") * c.width / 3) // MULTIPLE) * MULTIPLE
         return blocks.gated(c, module, hidden, bias=c.flag("mlp_bias", default=False)), ("post_norm",)

@@ -52,7 +52,9 @@ class Olmo(Family):
         if kind not in ("olmoe", "flex_olmo"):
             norms = () if kind == "olmo" else blocks_decoder.PRE
             return blocks_decoder.decoder(c, attention, blocks.gated(c, module, hidden), norms=norms)
+
         count, active = c.integer("num_experts", "num_local_experts"), c.integer("num_experts_per_tok")
+
         return blocks_decoder.decoder(c, attention, blocks.experts(c, module, hidden, count=count, active=active))
 
     def stem(self, c: Config) -> tuple[Op, ...]:

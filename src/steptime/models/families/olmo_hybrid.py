@@ -81,9 +81,11 @@ class OlmoHybrid(Family):
             blocks.norm(c, "output_norm", values, weights=value_dim),
             blocks.linear(c, f"{module}.o_proj", values, c.width, term=term),
         )
+
         return blocks.Block(ops, (state,))
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
             return c.choices("layer_types", valid_names=KINDS, length=index + 1)[index] == "full_attention"
+        # Without a list, every fourth layer has full attention.
         return index % 4 == 3

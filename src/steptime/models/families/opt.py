@@ -63,10 +63,12 @@ class Opt(Family):
             The operators.
         """
         width = c.integer("word_embed_proj_dim", default=c.width)
+        # OPT reserves two positions before the first token.
         rows = c.integer("max_position_embeddings") + 2 if c.text("model_type", default="opt") != "xglm" else 0
         positions = (blocks.table(c, "positions", rows * c.width),) if rows else ()
         head = blocks.linear(c, "lm_head", width, c.vocabulary, term="head", rows="outputs")
         ops = [blocks.embedding(c, tied=self.tied(c), width=width), *positions]
+        # OPT-350M has narrower embeddings than layers.
         if width != c.width:
             ops.append(blocks.linear(c, "project_in", width, c.width, term="projections"))
             ops.append(blocks.linear(c, "project_out", c.width, width, term="projections"))

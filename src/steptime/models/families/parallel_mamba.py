@@ -50,9 +50,11 @@ class MambaBeside(Family):
                 bias=bias,
                 output_bias=bias,
             )
+
         bias = c.flag("mlp_bias", default=False)
         block += blocks.gated(c, f"{module}.feed_forward", c.integer("intermediate_size"), bias=bias)
         name = "Mamba-2 and attention" if parallel else "attention" if full else "Mamba-2"
+
         return Layer(name=f"{name} + feed-forward", ops=block.ops, attention=block.attention)
 
     def _mamba(self, c: Config, module: str, *, parallel: bool) -> blocks.Block:
@@ -60,10 +62,14 @@ class MambaBeside(Family):
         heads = c.integer("mamba_n_heads", default=128)
         if inner % heads:
             raise c.error("mamba_n_heads", f"must divide the {inner} inner values, got {heads}")
+
+        # The config may state the size of a head, which must then agree with the others.
         if c.raw("mamba_d_head", default="auto") != "auto" and c.integer("mamba_d_head") * heads != inner:
             problem = f"times {heads} heads must be the {inner} inner values, got {c.integer('mamba_d_head')}"
             raise c.error("mamba_d_head", problem)
+
         bias = c.flag("mamba_proj_bias", default=False)
+
         return blocks_state_space.mamba2(
             c,
             module,

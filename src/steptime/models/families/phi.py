@@ -46,6 +46,7 @@ class Phi(Family):
             feed_forward = blocks.experts(c, f"layers.{index}.block_sparse_moe", hidden, count=count, active=active)
         else:
             feed_forward = blocks.gated(c, f"layers.{index}.mlp", hidden)
+
         return blocks_decoder.decoder(c, attention, feed_forward, norm_bias=moe)
 
     def stem(self, c: Config) -> tuple[Op, ...]:

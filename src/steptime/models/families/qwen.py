@@ -102,11 +102,13 @@ class Qwen(Family):
         if not shared:
             return experts
         gate = blocks.linear(c, f"{module}.shared_expert_gate", c.width, 1, term="shared experts", split="replicated")
+
         return experts + blocks.Block((gate,))
 
     def _window(self, c: Config, index: int) -> float:
         if not c.flag("use_sliding_window", default=False):
             return math.inf
+        # Without a list, layers from `max_window_layers` on slide.
         first = 0 if c.has("layer_types") else c.integer("max_window_layers", default=0, least=0)
         return blocks_decoder.window(c, index) if index >= first else math.inf
 
@@ -117,6 +119,8 @@ class Qwen(Family):
         """
         width, hidden, heads = v.width, v.integer("intermediate_size"), v.integer("num_heads", default=16)
         patch, merge, depth = v.integer("patch_size"), v.integer("spatial_merge_size"), v.integer("depth")
+
+        # A window covers `side` by `side` patches.
         side = max(1, v.integer("window_size", default=112) // patch)
         full_attention_layers = v.indices("fullatt_block_indexes", default=(7, 15, 23, 31))
         full = len({index for index in full_attention_layers if index < depth})
@@ -134,6 +138,7 @@ class Qwen(Family):
         )
         settings = "3,136 to 12,845,056 pixels, as in the published preprocessor of Qwen2.5-VL"
         cuts = rule(resized, patch=patch, merge=merge, min_pixels=56**2, max_pixels=16384 * 28**2, settings=settings)
+
         return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)
 
 
@@ -166,6 +171,7 @@ def third_tower(v: Config) -> Tower:
     settings = "65,536 to 16,777,216 pixels, as in the published preprocessors of Qwen3-VL and Qwen3.5"
     cuts = rule(resized, patch=patch, merge=merge, min_pixels=256**2, max_pixels=4096**2, settings=settings)
     layers = ((encoder(v, width, hidden, heads), v.integer("depth", "num_hidden_layers")),)
+
     return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)
 
 

@@ -56,6 +56,7 @@ class QwenHybrid(Family):
         layer = self._layer(c, "mtp.layers.0", full=True, sparse=self._is_sparse(c, c.depth - 1))
         joined = blocks.linear(c, "mtp.fc", 2 * c.width, c.width, term="projections")
         norms = tuple(blocks.norm(c, name, c.width) for name in ("embedding_norm", "hidden_norm", "mtp_norm"))
+        # The projection and its norms run once, before the first layer.
         first = replace(layer, name=f"multi-token prediction: {layer.name}", ops=(joined, *norms, *layer.ops))
         return ((first, 1), (layer, count - 1)) if count > 1 else ((first, 1),)
 
@@ -100,6 +101,8 @@ class QwenHybrid(Family):
             raise c.error("linear_num_value_heads", f"must be a multiple of the {key_heads} key heads, got {value_heads}")
         keys, values, kernel = key_heads * key_dim, value_heads * value_dim, c.integer("linear_conv_kernel_dim")
         fused = c.text("model_type", default="qwen3_next") == "qwen3_next"
+
+        # Qwen3-Next fuses the projections by inputs, Qwen3.5 separates them.
         outputs = (
             {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * value_heads}
             if fused
@@ -132,6 +135,7 @@ class QwenHybrid(Family):
             channels=channels,
             kernel=kernel,
         )
+
         return blocks.Block(ops, (state,))
 
     def _experts(self, c: Config, module: str) -> blocks.Block:

@@ -91,6 +91,7 @@ class RecurrentGemma(Family):
             channels=channels,
             kernel=kernel,
         )
+
         return blocks.Block(ops, (state,))
 
     def _window(self, c: Config) -> int:
@@ -98,6 +99,7 @@ class RecurrentGemma(Family):
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layers_block_type") or c.has("_block_types") or c.has("block_types"):
+            # The config may give one period of the pattern, so the index wraps around.
             kinds = c.choices("layers_block_type", "_block_types", "block_types", valid_names=LAYER_TYPES)
             if not kinds:
                 raise c.error("block_types", "must name at least one kind of layer")

@@ -97,7 +97,11 @@ class Rwkv(Family):
         if width % dim:
             raise c.error("head_dim", f"must divide the width {width}, got {dim}")
         ranks = {"w": "decay_low_rank_dim", "a": "a_low_rank_dim", "g": "gate_low_rank_dim"}
+
+        # The value residual adds the values of the first layer, so that layer has none.
         ranks |= {} if first else {"v": "v_low_rank_dim"}
+
+        # Each vector comes from two low-rank matrices, at steps 0 and 2 of a sequence of modules.
         narrow = tuple(
             blocks.linear(c, f"{module}.{name}_lora.{step}", *sizes, term=term, bias=step == 2 and name != "g")
             for name, rank in ((name, c.integer(field)) for name, field in ranks.items())
@@ -110,6 +114,7 @@ class Rwkv(Family):
         state = blocks_state_space.state(
             c, heads=width // dim, values=width * dim, flops_per_value=GENERALISED, channels=2 * width, kernel=2
         )
+
         return blocks.Block((*wide, *narrow, *vectors), (state,))
 
     def _channel_mix7(self, c: Config, module: str) -> blocks.Block:

@@ -42,5 +42,6 @@ class StableLm(Family):
         if c.flag("qk_layernorm", default=False):
             block += blocks.head_norms(c, c.heads, c.kv_heads, c.width // c.heads, shared=False, bias=False)
         feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+        # Parallel blocks share one norm.
         norms = ("input_norm",) if c.flag("use_parallel_residual", default=False) else blocks_decoder.PRE
         return blocks_decoder.decoder(c, block, feed_forward, norms=norms, norm_bias=True)

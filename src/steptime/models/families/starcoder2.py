@@ -1,4 +1,4 @@
-"""StarCoder2: grouped-query attention, a plain feed-forward block, biases everywhere."""
+"""StarCoder2: grouped-query attention, a plain feed-forward block, and biases."""
 
 from __future__ import annotations
 

@@ -110,7 +110,10 @@ class StepFun(Family):
             hidden = int(width * v.number("mlp_ratio", default=8960 / 1536))
             convolutions, merged = ((9 * width, 2 * width), (9 * 2 * width, 4 * width)), 4 * width
             extra_ops = (norm(v, "pre_norm", width),)
+
         layer = encoder(v, width, hidden, heads)
+
+        # The newer tower scales the output of each block by a vector.
         if not older:
             layer = replace(layer, ops=(*layer.ops, stored(v, "layer scales", 2 * width)))
         stem = (
@@ -129,6 +132,7 @@ class StepFun(Family):
             crops, side=side, crop=504, patch=patch, settings="crops of 504 pixels, as in the processor of transformers"
         )
         layers = ((layer, v.integer("layers", "num_hidden_layers")),)
+
         return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _layer(self, c: Config, index: int, sparse: bool) -> Layer:
@@ -150,8 +154,10 @@ class StepFun(Family):
             block += blocks.gated(c, f"{module}.share_expert", shared, term="shared experts") if shared else blocks.Block(())
         else:
             block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+
         window = block.attention[0].window
         local = f", window {window:.0f}" if math.isfinite(window) else ""
+
         return Layer(
             name=f"attention{local} + {'experts' if sparse else 'feed-forward'}",
             ops=block.ops,
@@ -177,6 +183,7 @@ class StepFun(Family):
                 window_heads.integer("num_attention_heads"),
                 window_heads.integer("num_attention_groups", default=kv_heads),
             )
+        # transformers writes the heads of window layers at the top.
         elif local:
             heads = c.integer("num_sliding_attention_heads", default=heads)
         if heads % kv_heads:
@@ -196,6 +203,7 @@ class StepFun(Family):
         if not c.flag("use_head_wise_attn_gate", default=True):
             return block
         gate = blocks.linear(c, f"{module}.g_proj", c.width, heads, term="projections", split_limit=heads)
+
         return block + blocks.Block((gate,))
 
     def _is_local(self, c: Config, index: int) -> bool:
@@ -210,6 +218,7 @@ class StepFun(Family):
     def _sparse_layers(self, c: Config) -> frozenset[int]:
         if c.has("moe_layers_enum"):
             listed = c.raw("moe_layers_enum")
+            # The field is a text such as "3,4,5", or a list.
             items = (
                 [item for item in listed.split(",") if item.strip()] if isinstance(listed, str) else c.items("moe_layers_enum")
             )

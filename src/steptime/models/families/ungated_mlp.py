@@ -17,7 +17,7 @@ from steptime.models.model import Layer, Op
 
 @final
 class Plain(Family):
-    """Apertus, Arcee's AFM, Nemotron-4, Minitron, Jais 2, nanochat, Persimmon and Fuyu.
+    """Apertus, Arcee's AFM, Nemotron-4, Minitron, Jais 2, nanochat, Persimmon, Fuyu.
 
     Papers: arXiv 2509.14233 (Apertus) and arXiv 2402.16819 (Nemotron-4). The activation between the two matrices is a
     squared ReLU; in Apertus it is an xIELU with two learned values per layer. The norms of nanochat have no gains.
@@ -51,11 +51,14 @@ class Plain(Family):
         )
         if fused and c.flag("qk_layernorm", default=True):
             block += blocks.head_norms(c, c.heads, c.heads, c.head_dim)
+
+        # xIELU has two learned values per layer.
         if kind == "apertus" and c.text("hidden_act", default="xielu") == "xielu":
             block += blocks.Block((blocks.small(c, "activation", 2),))
         mlp_bias = fused or c.flag("mlp_bias", default=kind == "jais2")
         feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("intermediate_size"), bias=mlp_bias)
         norms = () if kind == "nanochat" else blocks_decoder.PRE
+
         return blocks_decoder.decoder(c, block, feed_forward, norms=norms, norm_bias=self._has_layer_norms(c))
 
     def stem(self, c: Config) -> tuple[Op, ...]:

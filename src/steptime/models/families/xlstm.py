@@ -86,8 +86,10 @@ class Xlstm(Family):
             values=keys * values / heads + keys + heads,
             flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER + blocks_state_space.READOUT,
         )
+
         return blocks.Block(ops, (state,))
 
     def _hidden(self, c: Config) -> int:
+        # As in the reference: round the width up to a multiple.
         unit = c.integer("ffn_round_up_to_multiple_of", default=64)
         return -(-int(c.number("ffn_proj_factor", default=2.667) * c.width) // unit) * unit

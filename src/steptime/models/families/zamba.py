@@ -83,6 +83,7 @@ class Zamba(Family):
             c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=head_dim, width=wide
         )
         output = parts.linear(c, f"{module}.o_proj", c.heads * head_dim, c.width, term="projections")
+        # The output matrix maps from twice the width to the width of the model.
         ops = (*(op for op in attention.ops if op.name != "o_proj"), output)
         bias = c.flag("add_bias_linear", default=False) and self._is_version_2(c)
         hidden = c.integer("ffn_hidden_size", "intermediate_size")
@@ -138,6 +139,7 @@ class Zamba(Family):
             return ["hybrid" if index in hybrid else "mamba" for index in range(c.depth)]
         period = c.integer("attn_layer_period", default=6, maximum=DEEPEST)
         offset = c.integer("attn_layer_offset", default=4, least=0)
+        # Zamba 1 puts its first hybrid layer at 2, and the others in a period after it.
         return ["hybrid" if i == 2 or (i > 2 and (i - 3) % period == offset) else "mamba" for i in range(c.depth)]
 
     def _is_version_2(self, c: Config) -> bool:

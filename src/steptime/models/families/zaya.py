@@ -86,7 +86,10 @@ class Zaya(Family):
         state = blocks_state_space.state(
             c, heads=c.kv_heads, values=0, flops_per_value=0, channels=channels, kernel=first + second - 1, name="convolution"
         )
+
+        # The values that come from the token before need its input.
         delayed = state.state_bytes + c.width * c.base_format.bytes
+
         return block + blocks.Block(ops, (replace(state, state_bytes=delayed, state_flops_per_token=2 * channels * first),))
 
     def _experts(self, c: Config, module: str, *, first: bool) -> blocks.Block:
@@ -97,6 +100,7 @@ class Zaya(Family):
             c.integer("moe_intermediate_size"),
             count=c.integer("num_experts", "num_local_experts"),
             active=c.integer("num_experts_per_tok", default=1),
+            # One class of the router does nothing.
             zero=1,
             router_width=narrow,
         )
@@ -107,4 +111,5 @@ class Zaya(Family):
             blocks.linear(c, f"{module}.gate.fc2", narrow, narrow, term=term, bias=True, split="replicated"),
             *(() if first else (blocks.small(c, "router_states_scale", narrow),)),
         )
+
         return blocks.Block(router) + block
