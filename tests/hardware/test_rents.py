@@ -146,7 +146,7 @@ def test_vary_with_a_rent_in_usd_per_second_is_refused():
 def test_with_rent_without_a_system_or_a_kind_is_refused():
     with pytest.raises(st.InputError, match="known: none"):
         st.with_rent("cs-3", "owned")
-    with pytest.raises(st.InputError, match="a system is a name"):
+    with pytest.raises(st.InputError, match="system: must be a name"):
         st.with_rent(3, "owned")
 
 

@@ -78,5 +78,5 @@ def test_days_of_a_file_that_are_none_or_overlap_are_named(before, after, tmp_pa
     assert before in text
     path = tmp_path / "mine.toml"
     path.write_text(text.replace(before, after), encoding="utf-8")
-    with pytest.raises(DataFileError, match="period after period"):
+    with pytest.raises(DataFileError, match="in order of the periods"):
         st.load_system(path)

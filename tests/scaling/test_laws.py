@@ -299,7 +299,7 @@ beta = { value = 0.3, from = "own" }
     [
         ('form = "additive"', 'form = "aditive"', r"mine.toml:3: form: unknown form 'aditive'; did you mean additive\?"),
         ("alpha =", "alfa =", r"mine.toml:14: constants.alfa: the form additive has E, A, B, alpha, beta"),
-        ('value = 1.5, from = "own"', 'value = 1.5, from = "onw"', r"source 'onw' is not among \[sources\]; did you mean own"),
+        ('value = 1.5, from = "own"', 'value = 1.5, from = "onw"', r"source 'onw' is not in \[sources\]; did you mean own"),
         ('counts = "active"', 'counts = "some"', r"mine.toml:5: counts: must be active"),
         ("year = 2026", "", "year: is missing"),
     ],
