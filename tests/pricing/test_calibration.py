@@ -200,10 +200,7 @@ def test_why_a_multiple_tells_nothing():
     multiples, truths = zip(*told, strict=True)
     rank = np.corrcoef(ranks(multiples), ranks(truths))[0, 1]
     reason = read_prices({"input": 2, "output": 10})["tier_multiplier"].reason
-    assert (
-        f"{len(told)} known models of one seller have factors of {min(multiples):.2g} to {max(multiples):.2g}"
-        in reason
-    )
+    assert f"{len(told)} known models of one seller have factors of {min(multiples):.2g} to {max(multiples):.2g}" in reason
     assert f"by up to {max(truths) / min(truths):.2g} times (rank correlation {rank:.2f})" in reason
     assert {one["provider"] for one in table("tier_models")["models"] if one["model"].startswith("qwen")} == {"alibaba"}
 

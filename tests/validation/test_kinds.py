@@ -118,7 +118,7 @@ def test_a_fit_takes_closed_loops_and_pools_that_decode_and_says_what_it_leaves_
     told = dict(line.split(": ", 1) for line in found.left_out)
     assert told["q"].startswith("not in the fit: the batch of its decode pool")
     assert told["w"].startswith("cannot be right: faster than physics")
-    assert told["m"] .startswith("not in the fit: its throughput (maximum)")
+    assert told["m"].startswith("not in the fit: its throughput (maximum)")
 
 
 @pytest.mark.slow
