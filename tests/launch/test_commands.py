@@ -166,8 +166,8 @@ def test_trtllm_in_pools(build):
 def test_equal_replicas_stand_behind_a_router(build, engine):
     lines = launch_commands(build(pool(tp=2, replicas=3)), engine)
     assert (
-        "# replicas 1 to 2: the same command on other chips of the host, ports up to 8102; --launch-dir writes one script per host"
-        in lines
+        "# replicas 1 to 2: the same command on other chips of the host, ports up to 8102; "
+        "--launch-dir writes one script per host" in lines
     )
     assert lines[0].startswith("# 3 x 2 chips: each")
     assert "8102" in words(lines[-8:])

@@ -121,7 +121,10 @@ def test_odd_widths_are_refused_with_the_even_ones_beside(width):
         (lambda: couple(np.zeros(4), np.zeros(4), np.cos, lambda half: half.sum()), "round 2 .* has no inverse"),
         (lambda: forward(np.array([math.nan]), np.zeros(1), [np.cos], ADD), "left half must be finite .* NaN"),
         (lambda: forward(1.0, math.nan, [math.cos], ADD), "right half must be finite .* NaN"),
-        (lambda: forward(np.zeros(1), np.zeros(1), [lambda half: half * math.nan], ADD), "function of round 1 must be finite .* NaN"),
+        (
+            lambda: forward(np.zeros(1), np.zeros(1), [lambda half: half * math.nan], ADD),
+            "function of round 1 must be finite .* NaN",
+        ),
         (lambda: modular(0), "bits must be at least 1"),
         (lambda: recovery_bound(3, magnitude=math.nan, lipschitz=0.0), "magnitude must be a finite number"),
         (lambda: recovery_bound(3, magnitude=1.0, lipschitz=0.0, dtype="float8"), "unknown format of floats 'float8'"),

@@ -249,7 +249,7 @@ def test_unknown_laws_and_inputs_name_the_nearest():
         loss("ludziejewski", 1e9, 1e11, expert=8)
     with pytest.raises(InputError, match="hoffmann has no input for experts"):
         loss("hoffmann", 1e9, 1e11, experts=8)
-    with pytest.raises(RangeError, match="krajewski .*64 experts, got 8"):
+    with pytest.raises(RangeError, match=r"krajewski .*64 experts, got 8"):
         loss("krajewski", 1e9, 1e11, experts=8)
     with pytest.raises(RangeError, match="parameters must be greater than 0"):
         loss("epoch", -1, 1e11)
