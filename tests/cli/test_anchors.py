@@ -64,7 +64,7 @@ def test_a_result_tells_its_ways_behind_its_name(tmp_path):
     assert "Corrected by" in run(f"{asked},tp=1 --weights bf16").stdout  # the system, and here the format, as asked
     shown = run(asked)
     assert (shown.returncode, shown.stdout) == (2, "")
-    assert "does not tell the tp of the run: give tp=WAYS behind the file, as in --anchor result.json,tp=4" in shown.stderr
+    assert "has no tp of the run: give tp=WAYS behind the file, as in --anchor result.json,tp=4" in shown.stderr
     for wrong, says in (
         (",tp", "'tp' is not NAME=VALUE"),
         (",tq=1", "unknown name in --anchor 'tq'; did you mean tp?"),
@@ -121,7 +121,7 @@ def test_runs_that_are_kept_are_used_and_left_out(runs, tmp_path, monkeypatch):
         ("anchors add", "anchors add needs a file of runs"),
         ("anchors remove", "anchors remove needs the name of runs that are kept"),
         ("anchors --tp 4", "--tp needs add FILE"),
-        ("anchors remove none", "unknown kept runs 'none'"),
+        ("anchors remove none", "unknown stored runs 'none'"),
         ("anchors add nowhere.csv", "nowhere.csv"),
     ],
 )
