@@ -61,7 +61,7 @@ def test_a_result_tells_its_ways_behind_its_name(tmp_path):
     path.write_text(json.dumps(VLLM))
     asked = f"{STEP} --anchor {path}"
     assert "Corrected by 1 run that you measured (result.json)" in words(run(f"{asked},tp=1,weights=bf16").stdout)
-    assert "Anchored" in run(f"{asked},tp=1 --weights bf16").stdout  # the system, and here the format, as asked
+    assert "Corrected by" in run(f"{asked},tp=1 --weights bf16").stdout  # the system, and here the format, as asked
     shown = run(asked)
     assert (shown.returncode, shown.stdout) == (2, "")
     assert "has no tp of the run: give tp=WAYS behind the file, as in --anchor result.json,tp=4" in shown.stderr

@@ -94,7 +94,7 @@ def run_stem(clock: Clock, model: Model, context: Pass, *, merged: bool) -> None
     if has_nonzero(engine.overheads.seconds_per_step):
         clock.wait("step", 1, engine.overheads.seconds_per_step)
     if has_nonzero(engine.overheads.seconds_per_sequence):
-        clock.wait("sequences of a group", context.work.decode, engine.overheads.seconds_per_sequence)
+        clock.wait("tokens of a data-parallel rank", context.work.decode, engine.overheads.seconds_per_sequence)
 
 
 def _products(model: Model, context: Pass, *, merged: bool, stem: bool) -> Products:
