@@ -160,4 +160,4 @@ def test_the_choice_that_is_named_does_what_it_says():
     assert first["option"]
     typed = json.loads(run(f"{PLAN} {first['option']} --json").stdout)
     assert typed["usd_per_million_output_tokens"] == pytest.approx(first["usd_per_million_output_tokens"], rel=0.03)
-    assert f"({first['option']}) would help most" in flat(PLAN)
+    assert f"({first['option']}): about" in flat(PLAN)

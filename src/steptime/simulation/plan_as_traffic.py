@@ -160,7 +160,7 @@ def load_plan_inputs(
         Model, system and engine.
 
     Raises:
-        InputError: A name cannot be loaded, or the plan's steps take another time with what it loads (other
+        InputError: A name cannot be loaded, or the plan's steps take another time with the loaded input (other
             weight formats, other hardware figures). Give the argument then.
         RangeError: The plan is not feasible.
     """
