@@ -262,7 +262,7 @@ def mixed_step(
     # Large inputs run in blocks that fit in cache, on all cores.
     blocks = split_blocks(arrays)
     if len(blocks) == 1 or not is_scalar(system):
-        return _one_block(model, system, runs_on, arrays, parts=parts, legal=legal)
+        return _one_layout(model, system, runs_on, arrays, parts=parts, legal=legal)[0]
     return _filled(model, system, runs_on, arrays, blocks, parts=parts)
 
 
@@ -323,7 +323,7 @@ def _filled(
     }
 
     def fill(number: int) -> tuple[list[str], list[str]]:
-        step = _one_block(model, system, engine, blocks[number], parts=parts)
+        step = _one_layout(model, system, engine, blocks[number], parts=parts)[0]
         assemblies["terms"].put(places[number], step.terms)
         assemblies["resources"].put(places[number], step.resources)
         assemblies[""].put(places[number], {name: getattr(step, name) for name in TIMES})
@@ -336,12 +336,6 @@ def _filled(
         resources={name: assemblies["resources"].arrays[name] for name in resources},
         **{name: assemblies[""].arrays[name] for name in TIMES},
     )
-
-
-def _one_block(
-    model: Model, system: System, engine: Engine, arrays: dict[str, Any], *, parts: bool, legal: bool = False
-) -> Step:
-    return _one_layout(model, system, engine, arrays, parts=parts, legal=legal)[0]
 
 
 def _one_layout(

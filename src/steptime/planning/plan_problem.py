@@ -184,11 +184,18 @@ def evaluate_state(case: PlanProblem, candidate: Candidate, batch: Number, chunk
 
     # Only single points are stored: grids differ in each call.
     key = (candidate.mode, candidate.layout, batch, chunk) if np.ndim(batch) == np.ndim(chunk) == 0 else None
+    if key is not None and key in case.memo:
+        stored: State = case.memo[key]
+        return stored
     if candidate.mode == DISAGGREGATED:
-        return memoize(case, key, lambda: decoding(case, candidate.layout, batch))
-    arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk, "legal": True}
-    arguments |= {"engine": case.engine, "speculation": case.speculation}
-    return memoize(case, key, lambda: aggregated(case.model, case.system, case.workload, **arguments))
+        state = decoding(case, candidate.layout, batch)
+    else:
+        arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk, "legal": True}
+        arguments |= {"engine": case.engine, "speculation": case.speculation}
+        state = aggregated(case.model, case.system, case.workload, **arguments)
+    if key is not None:
+        case.memo[key] = state
+    return state
 
 
 def decoding(case: PlanProblem, layout: Layout, batch: Number) -> State:
@@ -248,12 +255,13 @@ def evaluate_prefill(case: PlanProblem, candidate: Candidate, tpot: Number = 0.0
     layout, prompts = candidate.prefill_layout, candidate.prompts
     arguments: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "speculation": case.speculation}
     arguments["legal"] = True
-    pool = memoize(
-        case, ("prefill", layout, prompts), lambda: prefill_pool(case.model, case.system, case.workload, **arguments)
-    )
+    key = ("prefill", layout, prompts)
+    if key not in case.memo:
+        case.memo[key] = prefill_pool(case.model, case.system, case.workload, **arguments)
+    pool = case.memo[key]
     limit = pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft)
-    key = ("within", layout, prompts, float(limit)) if np.ndim(limit) == 0 else None
-    return memoize(case, key, lambda: within_limit(pool, limit, layout.replicas))
+    within_key = ("within", layout, prompts, float(limit)) if np.ndim(limit) == 0 else None
+    return memoize(case, within_key, lambda: within_limit(pool, limit, layout.replicas))
 
 
 def moving(case: PlanProblem, layout: Layout) -> Transfer:
