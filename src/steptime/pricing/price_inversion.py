@@ -159,10 +159,12 @@ def read_prices(
             raise RangeError(f"fast speed: must be above 1, the speed of the standard service, got {times:g}")
         services = {line.service for line in price_list.rates} & set(FAST)
         price_list = replace(price_list, speeds={**price_list.speeds, **dict.fromkeys(services, times)})
+
     # Draws come in mirrored pairs, so their number is even.
     sampler = Draws(seed=seed, count=max(2, draws - draws % 2))
     prior, memory, ideal_machine = read_margin(margin), tiers(hold), ideal or Ideal()
     kv = kv_bytes(price_list, prior, sampler, ideal_machine.active, ideal_machine.balance)
+
     # Estimates first; quantities that no list determines are last.
     readings = [
         size(price_list, "active", "active parameters"),
