@@ -269,13 +269,13 @@ class Market(Tabular):
             variant_words = (
                 f" only as {' and '.join(sorted(variant or 'the model itself' for variant in variants))}" if variants else ""
             )
-            return f"{self.provider} sells {self.product}{variant_words}"
+            return f"{self.provider} offers {self.product}{variant_words}"
         if self.sold:
-            verb = "sells" if len(self.sold) == 1 else "sell"
+            verb = "offers" if len(self.sold) == 1 else "offer"
             return f"{counted(len(self.sold), 'seller')} {verb} {self.product}"
         providers = {self.offers[index].provider for index in self.counted}
         why = (
-            f"Only resellers sell {self.product}"
+            f"Only resellers offer {self.product}"
             if all(self.offers[index].role == RESELLER for index in self.counted)
             else f"No seller of {self.product} has a price since June 2026"
         )

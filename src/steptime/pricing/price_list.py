@@ -305,7 +305,7 @@ def _filled(lead: PriceList, secondary: PriceList) -> PriceList:
         for rate_line in secondary.rates
         if not any(_same(rate_line, line.service, line.above_tokens) for line in lead.rates)
     ]
-    source_notes = [f"{name} of {', '.join(dict.fromkeys(services))}" for name, services in lacked.items()]
+    source_notes = [f"{name} for {', '.join(dict.fromkeys(services))}" for name, services in lacked.items()]
     source_notes += dict.fromkeys(_line_name(rate_line) for rate_line in extra_rates)
     notes = [f"not in {lead.source}, from the shipped rows: {'; '.join(source_notes)}"] if source_notes else []
 

@@ -245,7 +245,7 @@ class _Maker:
         load = bytes_ / width * float(self.machine.rent.typical) * MILLION
         prices = {"input": self.fresh, "output": self.base.output_usd_per_million}
         lines = [
-            Line(name=name, usd=cost * times, reason=f"chip-time of {name} tokens {usd(cost)} {multiplier}")
+            Line(name=name, usd=cost * times, reason=f"chip time of {name} tokens: {usd(cost)} {multiplier}")
             for name, cost in prices.items()
         ]
         stays = hold_cost_by_life(memory)
@@ -302,13 +302,13 @@ class _Maker:
         lines = []
         for step, rates in step_rates:
             ratio = step.output / self.base.output_usd_per_million
-            name, context_words = f"above {step.above:,.0f} tokens", f"at up to {step.end:,.0f} tokens"
+            name, context_words = f"above {step.above:,.0f} tokens", f"at contexts up to {step.end:,.0f} tokens"
             lines += [
-                Line(name=f"input {name}", usd=rates.input, reason=f"chip-time of prompts {context_words}"),
+                Line(name=f"input {name}", usd=rates.input, reason=f"chip time of prefill {context_words}"),
                 Line(
                     name=f"output {name}",
                     usd=rates.output,
-                    reason=f"{context_words} an output token costs {ratio:.2f} times as much",
+                    reason=f"{context_words}, an output token costs {ratio:.2f} times the base",
                 ),
             ]
         longest_tokens = points[-1].tokens if points else self.request.input_tokens
