@@ -172,20 +172,20 @@ def test_the_median_is_of_the_sellers_that_are_counted_in_the_sentence():
     """a at 1, b at 3 (two sources tell it), c at 4: not the variant of d, nor e of May, nor the reseller f."""
     found = market(*SOLD)
     assert found.median_price == 3
-    assert found.text.startswith("3 sellers sell m; ")
+    assert found.text.startswith("3 sellers offer m; ")
     (note,) = uncounted(found)
     for words in ("1 with the role reseller (f)", "1 with another variant only (d)", "1 without a price since June 2026 (e)"):
         assert words in note
     turbo = market(*SOLD, variant="turbo")
     assert turbo.median_price == 9
-    assert turbo.text.startswith("1 seller sells m turbo; ")
+    assert turbo.text.startswith("1 seller offers m turbo; ")
 
 
 def test_one_seller_that_is_asked_for():
-    assert market(SOLD[0], provider="a").text.startswith("a sells m; a request")
+    assert market(SOLD[0], provider="a").text.startswith("a offers m; a request")
     assert "at the median" not in market(SOLD[0], provider="a").text
-    assert market(SOLD[4], provider="d").text.startswith("d sells m only as turbo; ")
-    assert market(SOLD[6]).text.startswith("Only resellers sell m (f); ")
+    assert market(SOLD[4], provider="d").text.startswith("d offers m only as turbo; ")
+    assert market(SOLD[6]).text.startswith("Only resellers offer m (f); ")
 
 
 def test_notes_of_sources_name_what_others_say():

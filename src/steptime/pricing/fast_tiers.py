@@ -49,6 +49,7 @@ def dearer_at(times: float, base: float = BASE_SPEED) -> tuple[Array, Array]:
         it.
     """
     speeds, costs, models = fronts()
+
     # Speeds and costs span orders of magnitude, so interpolate in logarithms.
     ends = np.log([base, base * times])
     with np.errstate(invalid="ignore"):
@@ -99,6 +100,7 @@ def _fast(price_list: PriceList, service: str, base: float) -> list[Reading]:
     )
     times = price_list.speeds.get(service, math.nan)
     name = f"{service}_mode"
+
     # Without a promised speed, or at the price of the standard service, the list contains no information.
     if not math.isfinite(times) or not dearer > 1:
         why = "the seller promises no speed" if dearer > 1 else "it is not more expensive than standard"

@@ -135,6 +135,7 @@ def build_price_list(seller: Any, model: Any, price_time: datetime) -> PriceList
         Price list; None for a free model, or a model that is not sold by tokens.
     """
     rates = _tiers(STANDARD, model.get_prices(price_time))
+
     # Variants are services such as batch; only those that apply at the time count.
     for variant in model.price_variants or ():
         service = next(iter(variant.when.values()), "")

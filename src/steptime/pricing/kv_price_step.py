@@ -74,6 +74,7 @@ def drawn_bytes(price_list: PriceList, draws: Draws, random: np.random.Generator
         if math.isfinite(price_list.longest)
         else math.inf
     )
+
     # Contexts above the step end at the next threshold, or at the longest context for sale.
     low, high = assumed("context_above")
     below = draws.log_uniform(random, *assumed("context_below"))
@@ -95,6 +96,7 @@ def calibrated(price_list: PriceList, margin: Margin, draws: Draws) -> tuple[Arr
     """
     random = draws.generator()
     bytes_read = drawn_bytes(price_list, draws, random)
+
     # A seller with an FP8 cache reads half the bytes that a BF16 cache has.
     halves = random.random(draws.count // 2) < assumed("fp8_cache")[0]
     wide = np.where(np.concatenate([halves, halves]), 2.0, 1.0)

@@ -104,6 +104,7 @@ def read_ideal(price_list: PriceList, ideal: Ideal) -> IdealReading:
     ratio = base.output / base.input if base.input > 0 else math.nan
     figures: dict[str, float] = {"ratio": ratio, "decode_utilisation": float(decode_utilisation(ratio))}
     consistent = True
+
     # Sections 13 and 14 need a step of the output price over context.
     if len(tiers) > 1 and tiers[1].output > tiers[0].output > 0 and math.isfinite(ratio):
         threshold, multiple = tiers[1].above_tokens, tiers[1].output / tiers[0].output

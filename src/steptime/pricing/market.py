@@ -69,6 +69,7 @@ def market_caveats(market: Market) -> list[str]:
     if len(offers) < LEAST_SELLERS and not market.provider:
         seller_words = f"only {counted(len(offers), 'seller')} in the current market"
         notes.append(f"{seller_words}: calibrations use models with at least {LEAST_SELLERS}")
+
     # Equal prices are not independent evidence of a market price.
     makers = [offer for offer in offers if offer.role == FIRST_PARTY]
     hosts = [offer for offer in offers if offer.role != FIRST_PARTY]
@@ -268,13 +269,13 @@ class Market(Tabular):
             variant_words = (
                 f" only as {' and '.join(sorted(variant or 'the model itself' for variant in variants))}" if variants else ""
             )
-            return f"{self.provider} sells {self.product}{variant_words}"
+            return f"{self.provider} offers {self.product}{variant_words}"
         if self.sold:
-            verb = "sells" if len(self.sold) == 1 else "sell"
+            verb = "offers" if len(self.sold) == 1 else "offer"
             return f"{counted(len(self.sold), 'seller')} {verb} {self.product}"
         providers = {self.offers[index].provider for index in self.counted}
         why = (
-            f"Only resellers sell {self.product}"
+            f"Only resellers offer {self.product}"
             if all(self.offers[index].role == RESELLER for index in self.counted)
             else f"No seller of {self.product} has a price since June 2026"
         )
@@ -306,6 +307,7 @@ class Market(Tabular):
         if "hopper" in margins:
             margin = margins["hopper"]
             comparisons.append(f"{margin.median:.1f} times ({margin.range[0]:.1f} to {margin.range[1]:.1f}) on Hopper")
+
         # The mode changes the margin, so mention the calibrated mode if it differs.
         text = f"{sellers}; {request_price}, {' and '.join(comparisons)}."
         if (
@@ -376,6 +378,7 @@ def survey_prices(
     """
     family, weights, catalogue, variant = family_named(model)
     request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
+
     # Offers at the time of the prices; a seller filter applies after the note on undated sellers.
     offers = find_offers(family, price_time, update=update)
     if not offers:
@@ -400,6 +403,7 @@ def survey_prices(
         offers=offers, prices=prices, costs=tuple(costs), margins=(), left_out=excluded_systems,
         active=active_parameters(loaded), total=total_parameters(loaded), kv_bytes=bytes_,
     )  # fmt: skip
+
     # Storage of a KV cache competes with a new prefill and is paid for by cache hits.
     remake = math.nan if best is None else min(c.input_usd_per_million for c in costs if c.feasible)
     cache_read_prices = [offers[index].cache_read for index in market.sold if math.isfinite(offers[index].cache_read)]
@@ -464,6 +468,7 @@ def family_named(model: str) -> SoldModel:
             )
         return SoldModel(family, rows[0].weights, rows[0].catalogue, variant)
     names = sorted({row.family for row in open_rows()})
+
     # The name is not an open model with a price: find out why, for a useful message.
     closed = next(
         (row for row in closed_rows() if model.strip().casefold() in (row.model, f"{row.provider}/{row.model}")), None
@@ -524,6 +529,7 @@ def system_margins(market: Market) -> list[Margins]:
         (token_cost.system, token_cost.usd_per_request, ends[token_cost.system])
         for token_cost in sorted(able, key=lambda token_cost: token_cost.usd_per_request)
     ]
+
     # The range of the margin comes from the cost; prices are exact.
     middle = float(np.median(prices))
     return [
@@ -555,6 +561,7 @@ def rent_on(chip: str, day: date, catalog: str | None = None) -> tuple[float, st
     known_rents = sorted((d, value) for d, value in mine if date.fromisoformat(d) <= day)
     if not known_rents:
         return math.nan, min((d for d, _ in mine), default="")
+
     # Several lists may have the same date; their median is the rent of that day.
     last = known_rents[-1][0]
     return float(np.median([value for d, value in known_rents if d == last])), last

@@ -37,6 +37,7 @@ def spelled(name: str) -> tuple[str, str]:
     """
     text = name.strip().casefold().rsplit("/", 1)[-1].partition(":")[0]
     text = _PART.sub("-", text.replace("_", "-").replace(".", "-").replace(" ", "-")).removeprefix("meta-")
+
     # Remove endings from the right, but never a part of a family name.
     mode = date = ""
     while True:
@@ -75,6 +76,7 @@ def known_names() -> Mapping[str, str]:
     for family, aliases in table("names")["families"].items():
         for alias in aliases:
             names.setdefault(spelled(alias)[0], family)
+
     # A catalogue name counts only if it belongs to one family.
     catalogued: dict[str, set[str]] = {}
     for row in open_rows():

@@ -130,6 +130,7 @@ def known_figures(family: str) -> dict[str, float]:
 def _family(name: str, rows: list[Row]) -> Family | None:
     sold = one_each(rows)
     costs = costs_by_model().get((rows[0].catalogue, rows[0].weights))
+
     # The median of fewer sellers is not a market price.
     if len(sold) < LEAST_SELLERS or not costs:
         return None

@@ -134,6 +134,7 @@ def price_history(
     cost = _cost(family, request, speed, catalog) if any(row.family == family for row in open_rows()) else math.nan
     now = float(load_system(HOPPER[0], catalog).rent.typical)
     dated_prices = tuple(_dated(row, request, cost, now, catalog) for row in rows)
+
     # A cost is known for models with open weights only; it scales with the rent of the day.
     notes = ["rents before the first dated list are unknown, so margins before it are missing"] if any(
         not math.isfinite(dated_price.rent) for dated_price in dated_prices

@@ -58,22 +58,22 @@ class PriceReading(Tabular):
 
     @property
     def text(self) -> str:
-        """The answer in one sentence."""
+        """The answer in a few sentences."""
         active, kv = self["active_parameters"], self["kv_bytes_per_token"]
         size_claims = []
         if active.identifiable and active.interval:
             size_claims.append(f"{active.ends} active parameters")
         if kv.identifiable and kv.interval:
-            size_claims.append(
-                f"{kv.ends} of KV cache per token in BF16 (at most {kv.written(kv.bound)}; "
-                f"such bounds were {kv.bound_held} known models)"
+            size_claims.append(f"{kv.ends} of KV cache per token in BF16")
+        summary = " and ".join(size_claims) + " (90 % ranges)" if size_claims else "nothing about the model's size"
+        sentences = [f"The prices of {self.list.name} imply {summary}."]
+        if math.isfinite(kv.bound):
+            sentences.append(
+                f"The KV cache has at most {kv.written(kv.bound)} per token (such bounds were {kv.bound_held} known models)."
             )
         blind = sum(not reading.identifiable for reading in self.readings)
-        summary = " and ".join(size_claims)
-        estimate = f"The prices of {self.list.name} imply {summary} (90 % range)"
-        if not size_claims:
-            estimate = f"The prices of {self.list.name} imply nothing about the model's size"
-        return f"{estimate}; {blind} of {len(self.readings)} quantities are not identifiable."
+        sentences.append(f"{blind} of {len(self.readings)} quantities are not identifiable.")
+        return " ".join(sentences)
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the list and the estimates of the model's size.
@@ -159,10 +159,12 @@ def read_prices(
             raise RangeError(f"fast speed: must be above 1, the speed of the standard service, got {times:g}")
         services = {line.service for line in price_list.rates} & set(FAST)
         price_list = replace(price_list, speeds={**price_list.speeds, **dict.fromkeys(services, times)})
+
     # Draws come in mirrored pairs, so their number is even.
     sampler = Draws(seed=seed, count=max(2, draws - draws % 2))
     prior, memory, ideal_machine = read_margin(margin), tiers(hold), ideal or Ideal()
     kv = kv_bytes(price_list, prior, sampler, ideal_machine.active, ideal_machine.balance)
+
     # Estimates first; quantities that no list determines are last.
     readings = [
         size(price_list, "active", "active parameters"),

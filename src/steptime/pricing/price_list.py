@@ -212,6 +212,7 @@ def _check_line(name: str, line: Rates, *, asks: bool) -> None:
             )
     if line.input == 0 and line.output == 0:
         raise RangeError(f"{tier_name}: input and output are 0; a free tier contains no information on costs. Give paid prices")
+
     # Without a stated unit, a price far from the market's is probably per token or per thousand.
     if asks:
         for price_name in ("input", "output"):
@@ -304,9 +305,10 @@ def _filled(lead: PriceList, secondary: PriceList) -> PriceList:
         for rate_line in secondary.rates
         if not any(_same(rate_line, line.service, line.above_tokens) for line in lead.rates)
     ]
-    source_notes = [f"{name} of {', '.join(dict.fromkeys(services))}" for name, services in lacked.items()]
+    source_notes = [f"{name} for {', '.join(dict.fromkeys(services))}" for name, services in lacked.items()]
     source_notes += dict.fromkeys(_line_name(rate_line) for rate_line in extra_rates)
     notes = [f"not in {lead.source}, from the shipped rows: {'; '.join(source_notes)}"] if source_notes else []
+
     # Tiers that only one source has are a disagreement, not a gap.
     lead_only = [
         rate_line
@@ -416,8 +418,10 @@ def list_from(data: Mapping[str, Any]) -> PriceList:
         raise UnknownName("unit of prices", written, UNITS, f"Known: {', '.join(UNITS)}.")
     if str(data.get("currency", "USD")).upper() != "USD":
         raise RangeError(f"currency: must be USD, got {short_repr(data['currency'])}; convert the prices")
+
     # Convert all prices to USD per million tokens here, so that the rest of the package has one unit.
     factor = UNITS.get(written, UNITS[PER_MILLION])
+
     # Standard rates first, then context tiers, then services, each of which may have its own prices.
     tiers, services = _tables(data, "tiers", TIER_KEYS), _tables(data, "services", SERVICE_KEYS)
     in_order(
@@ -459,7 +463,7 @@ def _check_keys(data: Mapping[str, Any], keys: Sequence[str], section: str) -> N
 
 
 def _tables(data: Mapping[str, Any], name: str, keys: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Return the tables with a name; empty if there are none."""
+    """Return the tables with a name; empty if missing."""
     entries = data.get(name, ())
     if not isinstance(entries, list | tuple) or not all(isinstance(entry, Mapping) for entry in entries):
         raise RangeError(f"{name}: must be a list of tables, [[{name}]], got {short_repr(entries)}")

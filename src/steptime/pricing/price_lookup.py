@@ -72,6 +72,7 @@ def find_list(
     time = read_time(price_time)
     price_time = time or _NOON
     listed = _from_package(seller, model, time, update=update) if genai_prices_package.installed() else None
+
     # Join the package with the shipped rows, then apply the rules of the day to the result.
     try:
         shipped = _from_rows(seller, model, time)
@@ -98,6 +99,7 @@ def _split(name: str, provider: str | None) -> tuple[str, str]:
     seller = (provider or front).strip().casefold().replace("x-ai", "xai")
     if provider and front and front.casefold() not in (seller, provider.casefold()):
         model = name.strip()
+
     # Without a seller, a closed model belongs to its maker, and an open model to its maker if it sells the model.
     if not seller:
         having = sorted({row.provider for row in rows if row.model == model.casefold()})
@@ -161,6 +163,7 @@ def _from_rows(seller: str, model: str, time: datetime | None) -> PriceList:
     """Return the list of the shipped rows: the newest, or the dated rows of a time."""
     rows = [row for row in closed_rows() if (row.provider, row.model) == (seller, model)]
     rows = rows or _open_at(seller, model)
+
     # Dated rows may spell the model id with other capitals.
     ids = {row.model for row in dated_rows() if row.provider == seller and row.model.casefold() == model.casefold()}
     dated = next(iter(ids), model)
@@ -267,6 +270,7 @@ def find_offers(family: str, price_time: str | datetime | None = None, *, update
     if update:
         genai_prices_package.snapshot(update=True)
     offers = [_offer(row) for row in open_rows() if _standard(row, family)] if time is None else _dated_offers(family, time)
+
     # The package has no start dates, so it counts only for the month of the collection and later.
     if genai_prices_package.installed() and (time is None or time.date() >= NEWEST.replace(day=1)):
         offers += _package_offers(family, time, offers, update=update)
@@ -292,6 +296,7 @@ def _dated_offers(family: str, time: datetime) -> list[Offer]:
     for row in rows:
         if date.fromisoformat(row.since) <= time.date():
             newest[row.provider, row.model] = row
+
     # Never use a later price for an earlier day.
     if not newest:
         reason = f"its first known price is from {rows[0].since}" if rows else "it has no dated prices"
@@ -319,6 +324,7 @@ def _package_offers(family: str, time: datetime | None, have: list[Offer], *, up
     roles = {row.provider: row.role for row in open_rows()}
     known_offers = {(offer.provider, offer.variant, offer.input, offer.output) for offer in have}
     other_offers = []
+
     # Offers that the shipped rows already contain are not repeated.
     for variant, listed in genai_prices_package.find_family(family, price_time, update=update):
         base = listed.base

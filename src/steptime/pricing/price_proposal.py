@@ -147,6 +147,7 @@ def propose_prices(
         raise InputError(
             f"no rent of {machine.chip.name} is known, so costs are unknown; choose a system with a rent, such as hgx-h100"
         )
+
     # Geometric mean of the reported range of utilization.
     low, high = assumed("utilisation")
     busy = math.sqrt(low * high)
@@ -157,11 +158,13 @@ def propose_prices(
         raise Impossible(f"{machine.name} cannot serve {loaded.name} at {speed:g} tok/s: {base.reason}")
     maker = _Maker(margin=margin, busy=busy, base=base, machine=machine, model=loaded, request=request)
     lines, rates = maker.plain(tiers(hold))
+
     # Longer contexts cost more; plans at doubled prompt lengths give the tiers.
     points = context_points(work[1:], longer)
     steps_ = maker.long(points, rates)
     refused_tokens = next((workload.input_tokens for workload in work[1 + len(points) :]), math.nan)
     lines += maker.long_lines(points, steps_, refused_tokens, speed)
+
     # Each tier has a fast and a batch service.
     services = list[Rates]()
     for cost, paid_rates in ((base, rates), *((step.cost, paid_rates) for step, paid_rates in steps_)):
@@ -234,6 +237,7 @@ class _Maker:
         """Return the prices of input, output, cached input, cache writes and storage."""
         times = self.margin / self.busy
         multiplier = f"x {self.margin:g} / {100 * self.busy:.0f} % busy"
+
         # A cache hit costs the transfer of KV bytes from host memory, plus their storage.
         bytes_ = float(cache_bytes_read(self.model, 32_768.0)) / 32_768
         host = self.machine.tiers[0] if self.machine.tiers else None
@@ -241,10 +245,11 @@ class _Maker:
         load = bytes_ / width * float(self.machine.rent.typical) * MILLION
         prices = {"input": self.fresh, "output": self.base.output_usd_per_million}
         lines = [
-            Line(name=name, usd=cost * times, reason=f"chip-time of {name} tokens {usd(cost)} {multiplier}")
+            Line(name=name, usd=cost * times, reason=f"chip time of {name} tokens: {usd(cost)} {multiplier}")
             for name, cost in prices.items()
         ]
         stays = hold_cost_by_life(memory)
+
         # Storage is busy all day, so its price does not include idle time.
         hold_prices = [self.margin * bytes_ * usd_per_byte * MILLION for usd_per_byte, _ in stays]
         back = self.margin * load + hold_prices[0]
@@ -297,13 +302,13 @@ class _Maker:
         lines = []
         for step, rates in step_rates:
             ratio = step.output / self.base.output_usd_per_million
-            name, context_words = f"above {step.above:,.0f} tokens", f"at up to {step.end:,.0f} tokens"
+            name, context_words = f"above {step.above:,.0f} tokens", f"at contexts up to {step.end:,.0f} tokens"
             lines += [
-                Line(name=f"input {name}", usd=rates.input, reason=f"chip-time of prompts {context_words}"),
+                Line(name=f"input {name}", usd=rates.input, reason=f"chip time of prefill {context_words}"),
                 Line(
                     name=f"output {name}",
                     usd=rates.output,
-                    reason=f"{context_words} an output token costs {ratio:.2f} times as much",
+                    reason=f"{context_words}, an output token costs {ratio:.2f} times the base",
                 ),
             ]
         longest_tokens = points[-1].tokens if points else self.request.input_tokens
@@ -327,6 +332,7 @@ class _Maker:
         why = f"cost at this speed: {fast:.2f} times standard" if sold else f"the maximum speed of a plan is {top:,.0f} tok/s"
         if sold and least.get("fast", 0.0) > fast:
             fast, why = least["fast"], f"{why}; raised to the factor of shorter contexts"
+
         # Batch runs in the idle time of interactive chips, so it pays for a busy chip only.
         share = max(slow * self.busy, least.get("batch", 0.0))
         filled = (
@@ -354,8 +360,8 @@ def hold_cost_by_life(memory: tuple[Tier, ...]) -> list[tuple[float, str]]:
     """Return the storage cost of a byte for each lifetime, and its tiers.
 
     A cache may be read at any time, and moves to cheaper tiers as it ages. For the first five minutes it is in the cheapest
-    tier that can be read within five minutes, then in the cheapest tier that can be read within an hour. A longer lifetime
-    therefore costs more.
+    tier that can be read within five minutes. After that it is in the cheapest tier that can be read within an hour. A longer
+    lifetime therefore costs more.
 
     Args:
         memory: Tiers.

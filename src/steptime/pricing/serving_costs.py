@@ -126,6 +126,7 @@ def plausible(catalog: str | None = None, max_systems: int = MAX_SYSTEMS) -> tup
     newest = max(
         (date.fromisoformat(machine.rent.date) for machine in machines if machine.rent.kind == "contract"), default=date.max
     )
+
     # Systems of one maker with equal memory bandwidth have similar costs; keep one of them.
     groups: dict[tuple[str, float], list[System]] = {}
     for machine in machines:
@@ -190,6 +191,7 @@ def cost_on(
         return TokenCost(feasible=False, reason=best_plan.reason.rstrip("."), chips=best_plan.chips, **shared_fields)
     per_request = float(workload.output_tokens) / MILLION
     ends = best_plan.cost_range
+
     # Margins are calibrated in aggregated mode, so a second plan may be necessary.
     same = best_plan
     if aggregated and best_plan.mode != AGGREGATED:

@@ -52,6 +52,7 @@ def size(price_list: PriceList, which: str, quantity: str) -> Reading:
     constant, power_in, power_out = fit["log10"]
     centre = constant + power_in * math.log10(base.input) + power_out * math.log10(base.output)
     half = Z90 * fit["scatter"]
+
     # Upper bound: the seller spends the whole input price on arithmetic.
     bound = math.nan
     if which == "active":

@@ -81,6 +81,7 @@ def read_files(
     """
     run_files = [path for name in paths for path in _files(Path(name))]
     results = [path for path in run_files if _is_json(path)]
+
     # A CSV has a column for each of these values, so an override would contradict it.
     if overrides and not results:
         raise RangeError(
@@ -163,6 +164,7 @@ def read_results(
         raise DataFileError(path, f"is not UTF-8 text ({error.reason} at byte {error.start})") from None
     find_problem = checker(catalog)
     rows, problems = [], []
+
     # One file may have several runs; then the number makes their ids unique.
     values = list(objects(text))
     for number, (line, value) in enumerate(values, 1):
@@ -257,6 +259,7 @@ def convert_result(result: Any, overrides: Mapping[str, str], *, id_: str) -> di
     tpot = _positive(result, "mean_tpot_ms") / 1e3
     ttft = _positive(result, "mean_ttft_ms") / 1e3 if result.get("mean_ttft_ms") else None
     rate = requests / _positive(result, "duration")
+
     # Requests in flight are not in the file; they follow from the load and the measured times.
     flight, at_once = _in_flight(result, rate=rate, ttft=ttft, decoding=tpot * (means["output"] - 1))
     settings = dict.fromkeys(OPTIONS, "") | MAY_LACK | _read_server_info(server or {}) | _written(result) | dict(overrides)
@@ -307,6 +310,7 @@ def _refuse(result: Mapping[str, Any], server: Mapping[str, Any]) -> None:
     completed, errors = result["completed"], result.get("errors")
     sent = len(errors) if isinstance(errors, list) and errors else result.get("num_prompts")
     failed = result.get("failed")
+
     # Old versions have no count of failed requests.
     if failed is None and isinstance(sent, int) and isinstance(completed, int):
         failed = sent - completed

@@ -4,14 +4,14 @@ A new request follows each request that ends. With $C$ requests of $O$ output to
 Their prefill $P$ delays all decoding sequences. If the engine runs prefill first, $P$ is a separate pass. With chunked prefill,
 $P$ is the time that the chunks add to the decode step. Plans and the simulator use the same rule.
 
-A step with $k$ speculative tokens yields $a$ tokens per sequence on average. The time per token is then:
+A step with $k$ speculative tokens yields $a$ tokens per sequence on average. This gives the time per token.
 
 $$ t = t_{step} / a + (C/O) P $$
 
-An engine that runs prefill first starts the requests of a burst together, and they end together unless their lengths differ.
-In the $r$-th round of all clients the share $1 / (1 + r x)$ is still together, with $x = s O t_{step} / (a C P)$. Here $s$ is
+An engine that runs prefill first starts the requests of a burst together. They end together unless their lengths differ.
+In the $r$-th round of all clients the share $1 / (1 + r x)$ is still together. Here $x = s O t_{step} / (a C P)$, and $s$ is
 the spread of lengths as a share of the mean, at least `DRIFT`. The average share $\omega$ over $R$ rounds waits for half of the
-prefill burst before the first token:
+prefill burst before the first token.
 
 $$ \omega = \frac{1}{x (R - 1)} \ln \frac{1 + R x}{1 + x} $$
 
@@ -160,6 +160,7 @@ def closed_loop(
         **arguments,
         parts=False,
     )
+
     # Prefill first: a separate pass. Chunked prefill: the time that the chunks add to decode steps.
     first = np.asarray(engine.scheduler.prefill_first) > 0.5
     prefill, prompt_seconds = (
@@ -172,6 +173,7 @@ def closed_loop(
     busy = burst / (burst + decoding)
     median = decode.total / 2 + prompt_seconds + prefill * busy + together * burst / 2
     mean = median + (1 - together) * starting * burst / 2
+
     # Requests without a slot wait until a running one ends.
     later = (concurrency - running) / running * output_tokens * tpot + (interval - 1) * decode.total
     return ClosedLoop(

@@ -69,6 +69,7 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
     """
     groups = grouped(rows, small_kv={name: flag > 0 for name, flag in SMALL_KV.items()})
     target, first = log_tpot(rows), measured_first_tokens(rows)
+
     # The typical engine is the prior of each engine, because engines differ little from it.
     names = sorted({row["engine"] for row in rows} - {TYPICAL})
     typical, deviation = fit(groups, target, USUAL, DEVIATIONS)
@@ -86,6 +87,7 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
     for runs in groups:
         tpot, _, bound[runs.index], regime[runs.index] = predict_runs(runs, fitted_engines[runs.engine])
         fitted[runs.index] = np.log(tpot) - target[runs.index]
+
     # Errors on a model or system that the fit has not seen give the 90 % range.
     out = {dimension: np.full(len(rows), np.nan) for dimension in LEFT_OUT}
     for dimension, label in _left_out(groups) if leave_out else ():

@@ -8,7 +8,7 @@ r"""Data quality: measured runs that contradict physics, or other rows.
 
 $$ t \ge t_{lower}(N), \qquad T_{first} + (O - 1)\, t \ge (O - 1)\, t_{lower}(N) + N P_{lower} $$
 
-  $N$ is the number of the $C$ sequences that fit in memory, with an 8-bit KV cache unless the run has a format. A faster run
+  Here $N$ of the $C$ sequences fit in memory, with an 8-bit KV cache unless the run has a format. A faster run
   had fewer requests in flight than recorded, or found its prompts in a prefix cache.
 - **Looks speculative.** A plain run of a model with MTP layers is much faster than predicted, and as fast as predicted with
   speculative tokens. Rows of one set share model, system, engine, version, date and formats. If most rows with few clients look
@@ -89,6 +89,7 @@ def too_heavy(model: Model, system: System, layout: Layout, engine: Engine, draf
     weight_bytes = np.broadcast_to(weight_bytes, count)
     reasons = np.full(count, "", dtype=object)
     used = f"of which {engine.name} uses {room / 1e9:,.1f}"
+
     # Above the engine's default share the run is possible, with another setting.
     for i in np.flatnonzero(weight_bytes > room):
         sure = WRONG if weight_bytes[i] > capacity else DOUBTFUL
@@ -158,6 +159,7 @@ class Doubts:
         self.looked[indices] = True
         self.verdicts[indices] = too_heavy(runs.model, runs.system, runs.layout, engine, runs.drafts, len(indices))
         self._chips(runs, indices)
+
         # A lower bound never exceeds the prediction, so slower runs need no check.
         suspects = np.flatnonzero(np.isfinite(self.tpot[indices]) & (self.tpot[indices] < predicted))
         if len(suspects):

@@ -200,6 +200,7 @@ def collect_doubts(rows: list[dict[str, str]], pools: Pools, engine: Engine) -> 
     drafts, count = pools.speculation.drafts, len(rows)
     heavy = [too_heavy(pools.model, pools.system, layout, engine, drafts, count) for layout in (pools.decode, pools.prefill)]
     tpot, speed = (np.array([float(row.get(name) or "nan") for row in rows]) for name in ("tpot_s", "output_tok_s"))
+
     # Little's law gives the measured batch of a decode replica.
     batch = np.fmax(np.nan_to_num(speed * tpot) / pools.decode.replicas, 1.0)
     context = pools.workload.input_tokens + pools.workload.output_tokens / 2
@@ -237,6 +238,7 @@ def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
     state = decode_pool(pools.model, pools.system, work, layout=shaped(pools.decode, 1), batch=batches, **arguments)
     prompts = max(1.0, float(engine.scheduler.step_tokens) // work.input_tokens)
     reads = prefill_pool(pools.model, pools.system, work, layout=pools.prefill, prompts=prompts, **arguments)
+
     # KV caches move within the scale-up domain if both pools fit in it.
     near = pools.decode.chips * replicas + pools.prefill.chips * pools.prefill.replicas <= pools.system.scale_up.size
     moves = [
@@ -261,6 +263,7 @@ def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
     later = (pools.interval - 1) * tpot * pools.speculation.acceptance
     median = pools.concurrency / rate - owed * tpot + later
     queued = np.maximum(median - later - first(np.full_like(rate, 1e-9), tpot), 0.0)
+
     # The mean includes the burst at the start of a run; the median does not.
     burst = np.maximum(pools.concurrency / (pools.prefill.replicas * reads.rate) / 2 - queued, 0.0) / REQUESTS_PER_CLIENT
     burst = burst + engine.scheduler.seconds_to_start / REQUESTS_PER_CLIENT

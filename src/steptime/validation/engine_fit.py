@@ -471,6 +471,7 @@ def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
     lines.append("]")
     if "systems" in engine.fit:
         lines += ["", "[fit.systems]", *(f"{name} = {count}" for name, count in engine.fit["systems"].items())]
+
     # Coverage of the range of times per token, and the number of runs.
     if "held" in engine.fit:
         lines += ["", "[fit.held]", *(f"{kind} = {list(value)}" for kind, value in engine.fit["held"].items())]

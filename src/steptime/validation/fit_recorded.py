@@ -120,6 +120,7 @@ def fit(run: Recorded, prior: Engine) -> Engine:
         from scipy.optimize import least_squares
     except ImportError:
         raise InputError("fitting needs scipy: pip install 'steptime[simulate]'") from None
+
     # A constant of zero has no logarithm, so it is not fitted.
     names = [n for n in PRIOR if float(constant(prior, n)) > 0]
     mean, deviation = np.log([float(constant(prior, n)) for n in names]), np.array([PRIOR[n] for n in names])

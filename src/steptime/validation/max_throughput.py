@@ -78,6 +78,7 @@ def predict_highest(
         for name, value in _predicted(row, engines[row["engine"]], catalog).items():
             empty = np.full(len(rows), "", dtype=object) if isinstance(value, str) else np.full(len(rows), np.nan)
             out.setdefault(name, empty)[index] = value
+
         # A throughput above that of the ideal engine cannot be right.
         bound = out.get("most", np.full(len(rows), np.nan))[index]
         for i in np.array(index)[bound < [float(rows[i].get("output_tok_s") or "nan") for i in index]]:
@@ -125,6 +126,7 @@ def _predicted(row: Mapping[str, str], engine: Engine, catalog: str | None) -> d
         best.pop(name)
     low, high = factors(engine, "tpot", best["regime"], system=system)
     first_low, first_high = factors(engine, "ttft", best["regime"], system=system)
+
     # If all requests arrive at once, TTFT is mostly the wait for other requests.
     if not math.isfinite(ttft):
         best["ttft"] = math.nan
@@ -196,6 +198,7 @@ def possible_layouts(
     ]
     if not layouts:
         return [], f"{WRONG}a replica has {tp_sizes[0] * pp * dp} chips, but the run has {chips}"
+
     # Keep layouts that divide the model and leave memory for at least one sequence.
     can = allowed(stacked(layouts), collect_facts(model, system), scopes=(MODEL,))
     layouts = [layout for layout, good in zip(layouts, can, strict=True) if good]
@@ -255,6 +258,7 @@ def highest(
     good = (state.utilisation < 1) & (state.tpot <= tpot) & (late <= ttft)
     speed = np.where(good, state.rate * layout.replicas * work.output_tokens, -np.inf)
     best_index = np.unravel_index(np.argmax(speed), speed.shape)
+
     # Upper bound: the same batch if every resource overlapped perfectly.
     overlapped = np.where(good, speed * state.tpot / state.lower, 0.0)
     if not good[best_index]:

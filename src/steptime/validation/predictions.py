@@ -156,6 +156,7 @@ def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
         name: np.array([float(row.get(name) or "nan") for row in rows]) for name in (REQUESTS, "chips", "stream_interval")
     }
     chips_per_replica = columns["tp"] * columns["pp"] * columns["dp"]
+
     # Clients and requests are divided evenly among the replicas.
     columns["replicas"] = np.maximum(1.0, np.floor(np.nan_to_num(optional_columns["chips"], nan=1.0) / chips_per_replica))
     columns["concurrency"] = np.maximum(1.0, columns["concurrency"] / columns["replicas"])
@@ -210,6 +211,7 @@ def _runs(
     name, _, engine, weights, experts, kv, drafts, prompts, _, contexts = key
     weights = weights or "bf16"
     model = load_model(name, weights=weights, experts=experts or weights, kv=kv, catalog=catalog)
+
     # Some engines use an 8-bit KV cache by default for models that compute in 8 bits or fewer.
     if not model.kv_told and small_kv.get(engine, True) and is_narrow(model, "fp4" in system.chip.peak):
         model = with_small_cache(model)
@@ -335,6 +337,7 @@ def predict(
     out: dict[str, Any] = {key: np.full(len(rows), np.nan) for key in FIGURES}
     out |= {key: np.full(len(rows), "", dtype=object) for key in ("bound", "regime", "reason")}
     simulated = can_simulate() and len(rows) <= MOST_SIMULATED if by_simulation is None else by_simulation
+
     # Each kind of run has a predictor; closed loops are predicted in groups.
     doubts = Doubts(rows)
     for kind, predicted in ((POOLS, predict_pools), (None, predict_highest)):
@@ -348,6 +351,7 @@ def predict(
         for key, values in _predicted(runs, engines[runs.engine], simulated).items():
             out[key][loops[runs.index]] = values
         doubts.look(runs, loops[runs.index], out["tpot"][loops[runs.index]], engines[runs.engine])
+
     # Without an acceptance length, the time per token is unknown.
     for i in np.flatnonzero(kinds == DRAFTED):
         if not count_drafts(rows[i]) or not np.isfinite(out["tpot"][i]):

@@ -3,10 +3,10 @@
 InferenceX's runs of DeepSeek-R1 on SGLang behind Dynamo on GB200, until December 2025, used two collections of scripts
 (github.com/SemiAnalysisAI/InferenceX, benchmarks/dsr1_fp8_gb200_dynamo-sglang_slurm.sh and its history):
 
-- **Attention that does not split contexts.** Until 2025-12-18, runs in FP8, except those of 1,024 + 1,024 tokens, were launched
-  from github.com/Elnifio/dynamo, branch update-result-file-name,
-  components/backends/sglang/slurm_jobs/scripts/gb200-fp8.sh: `--attention-backend cutlass_mla`. This back end calls its kernel
-  with `num_kv_splits=1` (github.com/sgl-project/sglang, layers/attention/cutlass_mla_backend.py;
+- **Attention that does not split contexts.** This applies to runs in FP8 until 2025-12-18, except those of 1,024 + 1,024
+  tokens. Their script is in github.com/Elnifio/dynamo, branch update-result-file-name,
+  components/backends/sglang/slurm_jobs/scripts/gb200-fp8.sh. It has `--attention-backend cutlass_mla`. This back end calls its
+  kernel with `num_kv_splits=1` (github.com/sgl-project/sglang, layers/attention/cutlass_mla_backend.py;
   sgl-kernel/csrc/attention/cutlass_mla_kernel.cu: "Split_kv=1 will perform worse with larger context length and smaller batch
   sizes"). One pair of multiprocessors, with a tile of all 128 heads, reads the whole context of a sequence. A step therefore
   takes the same time for 4 sequences as for 76. Later runs used github.com/ai-dynamo/dynamo at b7107d0, with `trtllm_mla`,
@@ -306,6 +306,7 @@ def count_requests(row: Mapping[str, str], seconds: Callable[[float], float]) ->
     if data_set is None:
         return math.inf
     data_set_seconds = seconds(data_set.requests)
+
     # Start the search here: n data sets in one run take less time than n runs of one data set.
     least = max(1, math.floor(LEAST_SECONDS / data_set_seconds)) if data_set_seconds > 0 else 1
     enough = (n for n in count(least) if n > MOST_SETS or seconds(n * data_set.requests) >= LEAST_SECONDS)

@@ -98,7 +98,7 @@ def wrong_kind(row: Mapping[str, str]) -> str:
         row: Run.
 
     Returns:
-        Description of the problem; "" if there is none.
+        Description of the problem; "" if there is no problem.
     """
     if not any(map(row.get, KIND_COLUMNS)):
         return ""

@@ -106,7 +106,7 @@ def read_runs(
 
 
 def _wrong_header(header: list[str]) -> str:
-    """Return the problem with the column names; "" if there is none."""
+    """Return the problem with the column names; "" if there is no problem."""
     if not any(header):
         return "is empty: its first line names the columns"
     missing = [name for name in COLUMNS if name not in header]
@@ -151,7 +151,7 @@ def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:
         catalog: Folder of additional catalogue entries.
 
     Returns:
-        Function from a row to a description of its problem; "" if there is none.
+        Function from a row to a description of its problem; "" if there is no problem.
     """
     # Files have thousands of rows but few distinct names and cells, so the checks are cached.
     system = lru_cache(maxsize=None)(partial(load_system, catalog=catalog))
@@ -264,7 +264,7 @@ def length_spread(row: Mapping[str, str]) -> float:
 
 
 def _wrong_cell(names: Callable[..., str], *cells: str) -> str:
-    """Return the problem with the cells of `CHECKED`; "" if there is none."""
+    """Return the problem with the cells of `CHECKED`; "" if there is no problem."""
     for name, text in zip(NUMBERS, cells, strict=False):
         try:
             value = float(text)
@@ -278,7 +278,7 @@ def _wrong_cell(names: Callable[..., str], *cells: str) -> str:
 
 
 def _wrong_name(system: Callable[..., System], model: Callable[..., Model], *cells: str) -> str:
-    """Return the problem with the parallel sizes, names and formats of a run; "" if there is none."""
+    """Return the problem with the parallel sizes, names and formats of a run; "" if there is no problem."""
     *sizes, machine, name, weights, experts, kv = cells
     try:
         described = model(name, weights=weights or "bf16", experts=experts or weights or "bf16", kv=kv)

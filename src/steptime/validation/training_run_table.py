@@ -287,6 +287,7 @@ def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float)
     if task == "rl":
         raise InputError("task: an RL step is rollout, training and refit together; only its training part is predicted")
     gradient = engine.gradient_bytes
+
     # DeepSpeed keeps 16-bit gradients, and with bf16 also fp32 gradients (BF16_Optimizer).
     if engine.name == "megatron-deepspeed":
         gradient = 6.0 if dtype == "bf16" else 2.0

@@ -1,7 +1,8 @@
 """Training stack fit: constants of training stacks from measured runs.
 
 All stacks share one set of constants. Deviations from it have normal priors. They are factors on the speed of a stack, a chip
-and a chip architecture, the attention rate of an architecture, and the element-wise traffic of a stack.
+and a chip architecture. There are also factors on the attention rate of an architecture and the element-wise traffic of a
+stack.
 
 Residuals of log step times have heavy tails (Student's t), so a run with an unrecorded flag has little influence. Runs of one
 source, model and chip share their errors. Their total weight is the square root of their number. The fit is the maximum a
@@ -159,6 +160,7 @@ class Runs:
             [[labels_by_kind[label[0]] == label[2] for label in self.labels] for labels_by_kind in kinds], dtype=float
         )
         self.logs = np.log([run.step or np.nan for run in self.runs])
+
         # n runs of one source, model and chip have the total weight sqrt(n).
         cluster_sizes = Counter((run.source, run.model.name, run.system.chip.name) for run in self.runs)
         self.weights = np.array([cluster_sizes[run.source, run.model.name, run.system.chip.name] ** -0.5 for run in self.runs])
@@ -256,12 +258,14 @@ def fit(
         logs, slopes = predicted(data, free, dict(zip(data.labels, differs, strict=True)), slopes=True)
         columns = [slopes[:, NAMES.index(name)] if name else np.ones(len(logs)) for _, name, _ in data.labels]
         x = np.hstack([slopes, data.member * np.array(columns).T.reshape(data.member.shape)])
+
         # Weights of Student's t: a run far from its prediction has little influence.
         off = data.logs - logs
         weight = data.weights * (FREEDOM + 1) / (FREEDOM + (off / SCATTER) ** 2)
         information = x.T @ (weight[:, None] * x) / SCATTER**2 + np.diag(np.concatenate([width**-2.0, data.widths**-2.0]))
         pull = x.T @ (weight * off) / SCATTER**2
         pull -= np.concatenate([(free - believed) / width**2, differs / data.widths**2])
+
         # Limit each step, because the model is not linear in the logarithms.
         step = np.clip(np.linalg.solve(information, pull), -0.4, 0.4)
         free, differs = free + step[:constant_count], differs + step[constant_count:]

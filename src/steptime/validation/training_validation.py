@@ -81,8 +81,10 @@ def resolve_layout(run: TrainingRun, engine: TrainingEngine) -> TrainingLayout:
     layout = run.layout
     if run.open and not run.experts:
         trials = [replace(layout, recompute=recompute) for recompute in LEAST_RECOMPUTED]
+
         # Users recompute as little as memory allows.
         layout = next((trial for trial in trials if bool(estimate_run_memory(run, engine, trial).fits)), trials[-1])
+
     # Try all numbers of virtual stages that divide the layers.
     if run.any_order:
         fixed_fields = {
@@ -137,6 +139,7 @@ def predict_training(run: TrainingRun | str, *, name: str = "", engine: Training
     step = float(breakdown.total)
     low, high = step_time_range(used, run.system, experts=run.experts)
     peak, fits = float(memory.allocated), bool(memory.fits)
+
     # The driver's peak includes the cache of the allocator, up to the capacity of the chip.
     if run.driver:
         driver_peak = peak * (1 + used.cached) + float(memory.reserved)
@@ -282,6 +285,7 @@ def validate_training(
     runs, rows = read_training_runs(path, catalog=catalog, stack=engine)
     names = [row.get("id") or f"line {place + 2}" for place, row in enumerate(rows)]
     predictions = tuple(predict_training(run, name=name) for run, name in zip(runs, names, strict=True))
+
     # Runs that ran out of memory are no evidence of a layout that fits.
     ran = [
         prediction
@@ -372,6 +376,7 @@ def calibrate_training(
     runs = [replace(run, stack=name) for run in runs]
     layouts = [resolve_layout(run, base) for run in runs]
     start, width = make_prior(base)
+
     # A user has one stack, so only its speed deviates; chips and architectures stay as shipped.
     stack_spreads = tuple((kind, constant, spread) for kind, constant, spread in SPREADS if kind == "stack" and not constant)
     solution = fit(Runs(runs, layouts, {}, stack_spreads, base), prior=(start, width))
@@ -430,6 +435,7 @@ def format_toml(fitted_stack: TrainingEngine, base: TrainingEngine, solution: Fi
         "[fit.interval]",
     ]
     lines += [f"{json.dumps(kind)} = {json.dumps(list(limits))}" for kind, limits in base.fit.get("interval", {}).items()]
+
     # The fitted deviations are the prior of the next fit.
     deviation = np.sqrt(np.diag(solution.covariance)[: len(NAMES)])
     lines += ["", "[fit.width]", *(f"{name} = {value:.3g}" for name, value in zip(NAMES, deviation, strict=True))]

@@ -161,6 +161,7 @@ def closed_loops(
     longest = (1 + spreads) * np.stack([inputs, outputs])
     kind = engine_policy_kind(engine)
     queued, half, step, prompt = (np.full(n, np.nan) for _ in range(4))
+
     # Runs with one layout share one model of step times.
     for indices, run_layout in _group_by_layout(table[:, :4]):
         clients, long = table[indices, 4], longest.sum(axis=0)
@@ -208,6 +209,7 @@ def _loop(
     traffic = closed_loop(clients, n, Lengths(mean=inputs, **shape), Lengths(mean=outputs, **shape), seed=seed)
     requests, _, _ = serve(traffic, policy, pace)
     served = requests["status"] == DONE
+
     # The first round has the start burst; the other simulated rounds represent the rest of the run.
     weight = served * np.where(np.arange(n) < clients, 1.0, (total - clients) / max(n - clients, 1))
     if not weight.any():

@@ -327,6 +327,7 @@ def keep(
         rows, _ = read_rows(runs, settings, False, catalog)
     except DataFileError as problem:
         raise DataFileError(problem.path, SKIP.sub("", problem.problem), problem.line) from None
+
     # Later questions may start in another folder, so relative paths become absolute.
     rows = [row | {name: _lasting(row[name]) for name in ("model", "system")} for row in rows]
     anchors = make_anchors(rows, called, is_stored=True, catalog=catalog)

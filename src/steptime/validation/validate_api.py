@@ -45,7 +45,7 @@ class Validation(Tabular):
         metadata=unit(
             "",
             "errors of the time per output token: all, and by kind of run, model, system, engine, weight_dtype, concurrency, "
-            "bound; each has runs, median, mean and p90 of abs(predicted / measured - 1), bias, within_25 (share within 25 %), "
+            "bound; each has runs, median, mean and p90 of abs(predicted / measured - 1); bias; within_25 (share within 25 %); "
             "coverage (share inside the 90 % range); null if not measured",
             key="tpot",
         )
