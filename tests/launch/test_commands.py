@@ -436,7 +436,9 @@ def test_memory_that_the_plan_leaves_to_the_engine(build):
 
 def test_what_to_mind_of_a_whole_plan_stands_first(build):
     plan = replace(build(pool(tp=8)), engine="sglang")
-    other = "# these are commands of vLLM, but the plan and its times are for SGLang; vLLM may refuse it; plan with --engine vllm"
+    other = (
+        "# these are commands of vLLM, but the plan and its times are for SGLang; vLLM may refuse it; plan with --engine vllm"
+    )
     assert launch_commands(plan, "vllm")[0] == other
     assert other not in launch_commands(plan, "sglang")
     odd = replace(build(pool(dp=12, ep=12, replicas=2)), chips=24)
@@ -457,8 +459,6 @@ def test_what_to_mind_of_a_whole_plan_stands_first(build):
     ],
 )
 def test_vllm_says_which_pools_its_connector_refuses(build, role, layout, refused):
-    said = [
-        note for note in notes(launch_commands(build(pool(role, chunk=0, **layout)), "vllm")) if "will not start" in note
-    ]
+    said = [note for note in notes(launch_commands(build(pool(role, chunk=0, **layout)), "vllm")) if "will not start" in note]
     assert len(said) == bool(refused)
     assert refused in "".join(said)

@@ -157,9 +157,7 @@ def test_megatron_is_told_the_layers_of_chunks_that_are_given(layers, virtual, s
 
 def test_maxtext_has_no_stages_but_equal_ones():
     layout = TrainingLayout(pp=2, dp=8, layers="15,17", schedule="gpipe", sharding="zero3")
-    assert "layers=15,17 are not" in unable(
-        model("llama-3.1-8b"), JOB, layout, system("hgx-h100"), "maxtext"
-    )
+    assert "layers=15,17 are not" in unable(model("llama-3.1-8b"), JOB, layout, system("hgx-h100"), "maxtext")
 
 
 def test_ways_of_experts_are_always_said_as_megatron_would_divide_them_by_tp():
