@@ -78,7 +78,7 @@ def test_trtllm_on_every_axis(build):
     )
     assert "--max_batch_size and --max_num_tokens count for one of the 2 micro-batches in flight" in notes(lines)
     assert any(
-        n.endswith("trtllm makes each chip a group of its own: the engine will not start with this layout")
+        "makes each chip a data-parallel rank" in n and "will not start" in n
         for n in notes(launch_commands(build(pool(tp=2, dp=2)), "trtllm"))
     )
     assert any(
@@ -101,7 +101,7 @@ def test_trtllm_on_every_axis(build):
 )
 def test_what_an_engine_cannot_overlap_is_said(build, engine, layout, unsaid):
     lines = launch_commands(build(pool(**layout)), engine)
-    where = "in no layout" if engine == "trtllm" else "only where attention groups exchange experts"
+    where = "in no layout" if engine == "trtllm" else "only where data-parallel ranks exchange tokens (dp and ep above 1)"
     said = f"# {engine} overlaps two micro-batches of a stage {where}: expect slower steps"
     assert (said in lines) == (engine in unsaid)
     overlaps = layout.get("ep") == 2 and layout.get("microbatches") == 2
@@ -166,8 +166,8 @@ def test_trtllm_in_pools(build):
 def test_equal_replicas_stand_behind_a_router(build, engine):
     lines = launch_commands(build(pool(tp=2, replicas=3)), engine)
     assert (
-        "# replicas 1 to 2: the same command on other chips of the host, ports up to 8102; --launch-dir writes one script per host"
-        in lines
+        "# replicas 1 to 2: the same command on other chips of the host, ports up to 8102; "
+        "--launch-dir writes one script per host" in lines
     )
     assert lines[0].startswith("# 3 x 2 chips: each")
     assert "8102" in words(lines[-8:])
@@ -454,7 +454,7 @@ def test_what_to_mind_of_a_whole_plan_stands_first(build):
     [
         ("decode", {"pp": 2, "microbatches": 2}, "pipeline stages in a decode pool"),
         ("prefill", {"pp": 2, "microbatches": 2}, ""),
-        ("decode", {"tp": 2, "cp": 2}, "all 4 chips of a group or none"),
+        ("decode", {"tp": 2, "cp": 2}, "all 4 chips of a data-parallel rank"),
         ("decode", {"cp": 4}, ""),
     ],
 )

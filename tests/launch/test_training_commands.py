@@ -376,11 +376,11 @@ def test_bad_input_is_named():
     with pytest.raises(LayoutError, match="1f1b has no virtual stages"):
         training_commands(model("llama-3.1-8b"), JOB, replace(fine, pp=4, virtual_stages=2), system("hgx-h100"), "megatron")
     laid = replace(fine, pp=4, virtual_stages=5, schedule="zbv")
-    with pytest.raises(LayoutError, match="zbv has just 2 virtual stages"):
+    with pytest.raises(LayoutError, match="zbv has 2 virtual stages"):
         training_commands(model("llama-3.1-8b"), JOB, laid, system("hgx-h100"), "torchtitan")
     with pytest.raises(InputError, match="use 1020"):
         training_commands(model("llama-3.1-8b"), JOB, replace(fine, dp=12), system("hgx-h100"), "megatron")
-    with pytest.raises(InputError, match="dp: .* array of 2"):
+    with pytest.raises(InputError, match=r"dp: .* array of 2"):
         training_commands(model("llama-3.1-8b"), JOB, replace(fine, dp=np.array([8, 16])), system("hgx-h100"), "megatron")
     with pytest.raises(InputError, match="2 hosts of 8"):
         training_commands(model("llama-3.1-8b"), replace(JOB, batch=9), replace(fine, dp=9), system("hgx-h100"), "megatron")

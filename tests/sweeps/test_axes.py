@@ -97,7 +97,7 @@ def test_figures_of_a_machine_are_axes_with_their_units():
 
 
 def test_an_input_is_given_once():
-    with pytest.raises(InputError, match="batch.* twice"):
+    with pytest.raises(InputError, match=r"batch.* twice"):
         read_axes(STEP, ["batch=1,2"], ["batch=3"], ON)
     with pytest.raises(UnknownName, match="did you mean batch"):
         read_axes(STEP, ["bacth=1,2"], [], ON)

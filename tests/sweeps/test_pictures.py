@@ -64,7 +64,7 @@ def test_files(tmp_path):
         found.plot(str(tmp_path / f"a.{ending}"))
         assert (tmp_path / f"a.{ending}").stat().st_size > 1000
     assert "batch [sequences]" in (tmp_path / "a.svg").read_text()
-    with pytest.raises(InputError, match="a picture is written to"):
+    with pytest.raises(InputError, match="not a picture file"):
         found.plot(str(tmp_path / "a.csv"))
 
 

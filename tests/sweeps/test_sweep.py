@@ -42,7 +42,7 @@ def test_prefill_counts_what_is_read():
     step = st.prefill_step("llama-3.1-8b", "hgx-h100", tokens=4096)
     assert found.answers["time"].values[1] == pytest.approx(float(step.total), rel=1e-12)
     assert found.answers["tokens_per_second_per_chip"].values[1] == pytest.approx(4096 / float(step.total), rel=1e-12)
-    with pytest.raises(InputError, match="batch: .*phase prefill"):
+    with pytest.raises(InputError, match=r"batch: .*phase prefill"):
         sweep("step", {"batch": [1, 2]}, **ON, phase="prefill")
 
 
@@ -120,7 +120,7 @@ def test_part_of_a_block_may_be_refused():
 
 
 def test_what_is_wrong_for_every_point_is_an_error():
-    with pytest.raises(InputError, match="every point is refused; the first reason: batch.* at least 1"):
+    with pytest.raises(InputError, match=r"every point is refused; the first reason: batch.* at least 1"):
         sweep("step", {"batch": [-1, -2]}, **ON)
     with pytest.raises(UnknownName, match=r"llama-3\.1-8c"):
         sweep("step", {"batch": [1]}, model="llama-3.1-8c", system="hgx-h100")

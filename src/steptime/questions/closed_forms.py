@@ -78,7 +78,8 @@ def _apply(function: Callable[..., Any], name: str, values: Mapping[str, Any], a
 
 
 def _first_line(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or function.__name__).splitlines()[0].partition(":")[0].strip().rstrip(".")
+    line = (inspect.getdoc(function) or function.__name__).splitlines()[0].partition(":")[0].strip().rstrip(".")
+    return line.removeprefix("Return the ").removeprefix("Return ")
 
 
 def of_function(function: Callable[..., Any], *, vectorised: bool = False) -> Question:
