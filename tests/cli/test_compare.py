@@ -17,7 +17,7 @@ def test_the_answer_comes_first_then_a_table_a_picture_and_what_would_flip_it(co
     found = run(ASKED, columns=columns)
     assert found.returncode == 0
     lines = found.stdout.splitlines()
-    assert lines[0].startswith("hgx-b200 is cheapest: $")
+    assert lines[0].startswith("hgx-b200 is the cheapest: $")
     assert all(len(line) <= columns for line in lines)
     text = " ".join(found.stdout.split())
     for words in (

@@ -88,7 +88,7 @@ def cannot(run: Run) -> list[str]:
         problems.append("mxfp8 needs Blackwell or later; use fp8")
     if job.optimizer not in OPTIMIZERS:
         problems.append(f"it has no optimizer {job.optimizer}; use {', '.join(OPTIMIZERS)}")
-    # Context parallelism splits a sequence in 2 cp parts, sequence parallelism in tp parts.
+    # Context parallelism needs a multiple of 2 cp; together with sequence parallelism, also of tp x cp.
     every = math.lcm(2 * run.cp if run.cp > 1 else 1, run.tp * run.cp if job.sequence_parallel else 1)
     if run.seq % every:
         problems.append(f"a sequence of {run.seq} is not a multiple of {every}, as tensor and context parallelism require")

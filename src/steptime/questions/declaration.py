@@ -26,7 +26,6 @@ from steptime.units import parse
 
 # Kinds of inputs.
 COUNT, NUMBER, TEXT, RENT, SWITCH, TEXTS = "count", "number", "text", "rent", "switch", "texts"
-# Largest count that is taken where an input declares no bound of its own.
 # Largest count that an input accepts if its declaration has no maximum.
 LARGEST_COUNT: Final = 10**18
 Form = TypeVar("Form")

@@ -415,7 +415,8 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
 def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any] = ()) -> dict[str, Any]:
     """Return fixed inputs with the default layout of their model and system.
 
-    The inputs stay as they are if the user gives a parallel size, if the model fits on one chip, or if model or system vary.
+    The inputs stay as they are in three cases: the user gives a parallel size, the model fits on one chip, or model or system
+    vary.
 
     Args:
         question: A question with a layout; the inputs of any other question stay as they are.

@@ -149,7 +149,7 @@ def made_axis(name: str, values: Any, spec: Input) -> Axis:
     if isinstance(values, str):
         values = read_values(name, values, spec)
 
-    # A text input may still be swept over numbers, such as the objects of a Python function.
+    # Inputs of a Python function are declared as texts, since their kind is unknown; they may be numbers.
     numbers = spec.kind != TEXT or (not isinstance(values, np.ndarray) and _all_numbers(values))
 
     # Kinds of rent (owned, contract, ondemand) are names; other rents are numbers.

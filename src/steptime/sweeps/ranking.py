@@ -82,7 +82,7 @@ def compare(
     engine = load_engine(engine, catalog) if isinstance(engine, str) else engine
     machines = [_rented(system, rent) for system in distinct_systems]
 
-    # Alternatives and elasticities are computed later, and only for the first two.
+    # Alternatives cost time: they are computed later, and only for the first two.
     plan_options: dict[str, Any] = {
         "engine": engine,
         "modes": modes,

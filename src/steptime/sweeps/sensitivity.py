@@ -355,7 +355,7 @@ def _swings(
     low, high = answers[1::2].copy(), answers[2::2].copy()
     feasible_ends = [list(parameter.ends) for parameter in inputs]
 
-    # An end beyond a limit is replaced by the last value that meets it: the rest is no variance.
+    # An end beyond a limit is replaced by the last value that meets it; the rest does not count as variance.
     for (index, side), reach in limit_reaches.items():
         (low, high)[side][index] = reach.answer
         feasible_ends[index][side] = reach.value

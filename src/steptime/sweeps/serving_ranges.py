@@ -370,7 +370,7 @@ def _acceptance(input_values: Mapping[str, Any], model: Model) -> Iterator[Unsur
         return
     base = choose_speculation(model, int(drafts)).acceptance
 
-    # Curves of typical values are averages of the others, and no measurement.
+    # The curve "typical" stands for models without a measured curve, and is no measurement of one model.
     every = [
         curve.tokens[drafts - 1]
         for curve in curves()
