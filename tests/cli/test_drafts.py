@@ -13,12 +13,11 @@ ASKED = "plan deepseek-v3 hgx-h200 --input 2000 --output 500 --speed 30 --mode a
 
 @pytest.mark.slow
 def test_a_plan_says_what_is_drafted_and_what_that_does_at_each_batch():
-    said = " ".join(run(f"{ASKED} --drafts 2").stdout.split())
-    assert "Drafts: 2 drafts a step, 2.18 tokens accepted (reported: DeepSeek-V3 in SGLang" in said
-    assert "What drafts do at each batch" in said
-    assert "Drafts: " not in run(ASKED + " --brief").stdout
-    own = run(f"{ASKED} --drafts 1 --acceptance 1.7 --brief").stdout
-    assert "Drafts: 1 draft a step, 1.7 tokens accepted (acceptance as given)." in own
+    said = " ".join(run(f"{ASKED} --drafts 2 --full").stdout.split())
+    assert "Speculative decoding: 2 " in said
+    assert "(reported: DeepSeek-V3 in SGLang" in said
+    assert "Speculative decoding at each batch" in said
+    assert "Speculative decoding" not in run(ASKED).stdout
 
 
 def test_json_has_the_drafting_and_explained_steps_that_add_up():
@@ -31,7 +30,7 @@ def test_json_has_the_drafting_and_explained_steps_that_add_up():
         for step in pool["passes"]:
             assert sum(line["seconds"] for line in step["lines"]) == pytest.approx(step["total_s"], rel=1e-6)
             assert any(line["term"] == "drafts" for line in step["lines"])
-        assert any("2.18 tokens accepted" in rule for rule in pool["equations"])
+        assert any("2.18" in rule for rule in pool["equations"])
 
 
 @pytest.mark.slow
@@ -42,17 +41,17 @@ def test_commands_of_all_engines_draft():
         "--speculative-algorithm EAGLE --speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3"
     )
     assert window in said
-    assert "speculative_config: decoding_type: MTP num_nextn_predict_layers: 2" in said
+    assert '"speculative_config": { "decoding_type": "MTP", "num_nextn_predict_layers": 2' in said
     assert "speculative" not in run(f"{ASKED} --launch all").stdout
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--acceptance 1.8", "goes with a number of drafts"),
-        ("--drafts many", "from 0 to 8, or auto, not 'many'"),
-        ("--drafts 2 --acceptance 0.85", "from 1 to 3 with drafts 2"),
-        ("--drafts auto --acceptance 1.8", "which auto searches"),
+        ("--acceptance 1.8", "needs a number of drafts"),
+        ("--drafts many", "from 0 to 8, or auto, got 'many'"),
+        ("--drafts 2 --acceptance 0.85", "with drafts 2 (drafts + 1), got 0.85"),
+        ("--drafts auto --acceptance 1.8", "got auto"),
         ("--drafts 9", "at most 8"),
     ],
 )

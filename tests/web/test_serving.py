@@ -27,11 +27,11 @@ from steptime.web.board import Board, load_boards
 from steptime.web.request_limits import Limits
 from steptime.web.server import Patience, serve
 
-def frozen(asked):
+def frozen(inputs):
     # The matcher of regular expressions lets no other thread run.
     re.match("(a+)+$", "a" * 60 + "!")
 
-def spinning(asked):
+def spinning(inputs):
     while True:
         pass
 
