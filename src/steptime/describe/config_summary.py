@@ -116,6 +116,7 @@ def config_card(fields: Mapping[str, Any], *, name: str = "", folder: Path | Non
         state_bytes=state_bytes(model),
         layers=tuple(
             ConfigLayers(
+                # The indices of some groups of layers are not known.
                 layers=places(kind.layer_indices) if kind.layer_indices else "",
                 count=kind.count,
                 description=described(kind.layer),

@@ -79,6 +79,7 @@ def engine_card(engine: Engine) -> EngineCard:
         Constants, fit and source.
     """
     constants = {name: float(constant(engine, name)) for name in CONSTANTS}
+    # Engines without a fit, such as the ideal one, have none of these keys.
     fit = {key: engine.fit[key] for key in ("runs", "vendors", "interval", "parameter_variance") if key in engine.fit}
     # The covariance has one row per fitted constant; its diagonal holds the variances.
     variances = zip(engine.fit.get("names", ()), engine.fit.get("covariance", ()), strict=True)

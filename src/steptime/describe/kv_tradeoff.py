@@ -127,9 +127,11 @@ def cache_trade(models: Iterable[ModelLike], system: SystemLike, contexts: Seque
 
 def _held_context(model: Model, system: System, context: int) -> HeldContext:
     context = whole_number("the context", context, unit="token")
+    # A context beyond the model's limit has no meaning for its cache.
     if context > model.max_context:
         raise RangeError(f"{model.name} has a context of at most {model.max_context:,.0f} tokens, not {context:,}")
     held_bytes, flops = float(cache_bytes(model, context)), float(prefill_flops(model, context))
+    # The FLOP over this time are the rate of the trade, because formats have different peaks.
     recompute_time = recompute_seconds(model, system, context)
     rate = float(exchange_rate(flops, held_bytes))
     # The rate includes the mix of number formats, so both sides of the trade use the same seconds.

@@ -295,6 +295,7 @@ def context_of_equal_reads(model: Model) -> float:
     """
     need = weight_bytes(model)
     low, high = 1.0, 1e12
+    # With windows or recurrent layers the bytes read may never reach the weights.
     if float(cache_bytes_read(model, high)) < need:
         return math.inf
     # Bisect on a logarithmic scale: the bytes read grow with the context.
@@ -361,6 +362,7 @@ def model_card(model: Model, *, context: int) -> ModelCard:
 
 def _smallest(system: System, chips: int) -> SmallestSystem:
     rent = system.rent
+    # The rent is that of the chips in use, not of the whole system.
     total_rent = float(deployment_rent(chips, rent.typical))
     return SmallestSystem(
         name=system.name, chips=chips, title=system.title, rent=total_rent, rent_kind=rent.kind, rent_term=rent.term

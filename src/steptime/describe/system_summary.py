@@ -72,6 +72,7 @@ class SystemTable(Tabular):
         # Systems differ in their arithmetics, so the mapping becomes one column per arithmetic of any system.
         table_columns = columns_by_key(SystemRow, self.systems)
         peaks = table_columns.pop("peak_flop_per_s", [])
+        # A dict keeps the order of the first system.
         kinds = dict.fromkeys(kind for peak in peaks for kind in peak)
         return table_columns | {
             f"peak_{kind}_flop_per_s": [float(peak.get(kind, math.nan)) for peak in peaks] for kind in kinds
