@@ -172,7 +172,7 @@ def test_an_own_file_of_measured_acceptances_comes_first(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPTIME_CATALOG", str(tmp_path))
     assert choose_speculation(st.load_model("deepseek-v3"), 1).acceptance == 1.7
     own.write_text(text.format(2.7))
-    with pytest.raises(DataFileError, match=r"from 1 to 2 tokens, not 2\.7"):
+    with pytest.raises(DataFileError, match=r"from 1 to 2 tokens, got 2\.7"):
         choose_speculation(st.load_model("deepseek-v3"), 1)
 
 

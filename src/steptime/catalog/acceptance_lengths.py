@@ -63,7 +63,7 @@ def _curve(reader: Reader, place: str, entry: CurveEntry) -> Curve:
         value = reader.number(figure_place, figure, "")
         # A step yields its own token and at most every speculative token.
         if not 1 <= value <= count + 1:
-            problem = f"{place}: a step with {count} drafts yields from 1 to {count + 1} tokens, got {value:g}"
+            problem = f"{place}: a step with {count} speculative tokens yields from 1 to {count + 1} tokens, got {value:g}"
             raise DataFileError(reader.path, problem, reader.line(place))
     figures = tuple(reader.figures[f"{place}.tokens.{count}"] for count in range(1, len(entry.tokens) + 1))
     return Curve(models=tuple(entry.models), method=entry.method, words=entry.words, figures=figures)

@@ -122,7 +122,7 @@ def _place(parts: Sequence[str]) -> str:
 def _parts(place: str, message: str, data: Any, schema: type[Struct]) -> list[str]:
     """Return the keys of a place such as ".memory[0].bandwidth".
 
-    For "[...]", msgspec hides the key; the key is the one that alone causes the same message.
+    For "[...]", msgspec hides the key. The key is the only one that causes the same message.
     """
     parts: list[str] = []
     for part in re.findall(r"[^.\[\]]+|\[\.\.\.\]", place):

@@ -35,7 +35,7 @@ NOTES: Final = {
     "# one chip. host_chips: chips that one operating system manages.",
     "chip": "\n# The chip.",
     "peak": "\n# Dense arithmetic in TFLOP/s: fp32, tf32, bf16 (needed by most models), fp16, fp8, int8, fp6, fp4, int4.",
-    "memory": "\n# Memory of the chip, fastest first; the last holds weights and KV cache. capacity in GB, bandwidth in TB/s.",
+    "memory": "\n# Memory of the chip, fastest first; the last stores weights and KV cache. capacity in GB, bandwidth in TB/s.",
     "power": """
 # Power of one chip in W. tdp: its limit. whole: its limit including the machine. all_in: with its share of host, network
 # and cooling.""",

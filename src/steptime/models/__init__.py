@@ -1,4 +1,4 @@
-"""Models: what a forward pass does on any chip, and how a config.json becomes one.
+"""Models: the work of a forward pass on any chip, and how to read a config.json.
 
 `families/` has one file per family.
 """

@@ -22,7 +22,7 @@ class HeldGroup:
 class HeldDtype:
     """The tensors of one dtype."""
 
-    name: str = field(metadata=unit("", "dtype as the header names it"))
+    name: str = field(metadata=unit("", "dtype in the header"))
     tensors: int = field(metadata=unit("", "number of tensors"))
     bytes: int = field(metadata=unit("B", "bytes of its tensors", key="bytes"))
 

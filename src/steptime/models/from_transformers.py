@@ -73,7 +73,7 @@ def read_from_code(fields: Mapping[str, Any], *, name: str, kv_format: str = "",
         The model, with notes about the trace.
 
     Raises:
-        InputError: transformers is missing, does not know the architecture, or its code cannot be traced.
+        InputError: transformers is missing or lacks the architecture, or its code cannot be traced.
     """
     c = Config(fields, name=name, kv_format=kv_format)
     refuse(c)

@@ -49,7 +49,7 @@ LONGEST_PATH: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Long:
-    """A metadata array of which only the length is kept."""
+    """The length of a metadata array whose values are not kept."""
 
     length: int
 
@@ -141,7 +141,7 @@ class _Cursor:
         return Long(length)
 
     def _pass_texts(self, count: int, label: str) -> None:
-        """Skip texts of which only the number is kept.
+        """Skip texts and keep only their number.
 
         A vocabulary has hundreds of thousands of texts.
         """

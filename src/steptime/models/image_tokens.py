@@ -2,9 +2,8 @@
 
 Every family scales and cuts images by its own rule, which is that of its processor in transformers or in its
 repository. A rule is a function with the settings of that processor. Its `Cut` gives the sequences and rows in the
-tower and the tokens in the prompt. The tokens are those that the processor writes in place of an image: patches after
-merging, and marks between rows and tiles. The one or two marks that a chat template puts around an image are not
-included.
+tower and the tokens in the prompt. The processor writes these tokens in place of an image: patches after merging, and
+marks between rows and tiles. The one or two marks that a chat template puts around an image are not included.
 
 If no config.json has the settings, those of the published preprocessor are used, and `settings` says so.
 """

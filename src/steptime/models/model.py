@@ -1,4 +1,4 @@
-r"""Models: what a forward pass does, independent of any chip.
+r"""Models: the work of a forward pass, independent of any chip.
 
 A `Model` is layers and a stem (embedding, final norm, head, multi-token prediction). A `Layer` is matrix multiplies and
 other operators with weights (`Op`) and token mixers that read a cache (`Attention`). All counts are exact integers in
@@ -534,7 +534,7 @@ def with_kv(model: Model, format: Format) -> Model:
     old_format = number_format(model.kv_format)
 
     def with_format(a: Attention) -> Attention:
-        # Buffers hold FP32 inputs, and indexes have a fixed format.
+        # Buffers store FP32 inputs, and indexes have a fixed format.
         keeps_format = a.name == "buffer" or a.kv_format or not a.kv_bytes
         return a if keeps_format else in_format(a, old_format, format)
 

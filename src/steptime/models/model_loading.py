@@ -59,7 +59,7 @@ def read_model(
 
     Raises:
         ConfigError: A field is missing or wrong; the error names it.
-        UnknownName: steptime does not know the architecture; the error lists the known families.
+        UnknownName: No family reads the architecture; the error lists the known families.
     """
 
     # A name from a file may contain characters that scripts must not repeat.

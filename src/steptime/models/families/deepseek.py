@@ -94,7 +94,7 @@ class DeepSeek(Family):
             matrix(v, "projector_down_proj", merged, self.text(c).width, share=share, term="merger"),
         )
         layers = ((encoder(v, width, hidden, heads), v.integer("vt_num_hidden_layers")),)
-        rule = moonvit_rule(v, merge[0], 16384, "as the published preprocessor of Kimi K2.5 has it")
+        rule = moonvit_rule(v, merge[0], 16384, "as in the published preprocessor of Kimi K2.5")
 
         return (tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem),)
 

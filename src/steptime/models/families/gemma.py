@@ -97,9 +97,7 @@ class Gemma(Family):
             norm(v, "soft_norm", width, bias=False, share=tokens / patches),
             matrix(v, "projector", width, self.text(c).width, bias=False, share=tokens / patches, term="merger"),
         )
-        cuts = rule(
-            square, side=side, patch=patch, tokens=tokens, settings="no pan and scan, as the published preprocessor has it"
-        )
+        cuts = rule(square, side=side, patch=patch, tokens=tokens, settings="no pan and scan, as in the published preprocessor")
         layers = ((encoder(v, width, hidden, heads), v.depth),)
 
         return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
