@@ -16,10 +16,10 @@ def test_the_best_comes_first_then_the_front_beside_what_stands_today(columns):
     found = run(CHIP, columns=columns)
     assert found.returncode == 0
     lines = found.stdout.splitlines()
-    assert lines[0].startswith("Least USD per million tokens of 46 designs: ")
+    assert lines[0].startswith("Lowest USD per million tokens of 46 designs: ")
     assert all(len(line) <= columns for line in lines)
     text = " ".join(found.stdout.split())
-    assert "less than as it is" in text
+    assert "less than today" in text
     assert "Note: within power, at the same rent: FLOP/s make room for the other parts of the chip." in text
     assert "1 design of 46 that no other beats in USD per million tokens and tokens per second per user" in text
     assert "(times.bandwidth)" in text
@@ -55,7 +55,7 @@ def test_files(tmp_path):
         ("design step llama-3.3-70b hgx-h100 --over arch.experts=8,16", "has layers, width, heads, kv_heads, ffn"),
         (f"{CHIP} --aim usd", "unknown aim 'usd'"),
         (f"{CHIP} --withn power", "did you mean --within"),
-        (CHIP.replace("power", "money"), "within is power, or shares of a budget"),
+        (CHIP.replace("power", "money"), "within: must be power, or shares"),
         (f"{CHIP} --csv /nonexistent/a.csv", "its folder does not exist"),
     ],
 )
@@ -77,8 +77,8 @@ def test_limits_that_nothing_meets_and_memory_that_nothing_fits_are_answers_with
 
 def test_designs_that_are_as_good_are_told():
     found = run("design step llama-3.3-70b hgx-b200 --tp 8 --over arch.kv_heads=1,2,4,8 --batch 64")
-    assert "as it is now" in " ".join(found.stdout.split())
-    assert "3 more are as good" in " ".join(found.stdout.split())
+    assert "the same as today" in " ".join(found.stdout.split())
+    assert "3 other designs are equally good" in " ".join(found.stdout.split())
 
 
 def test_what_stands_today_says_at_which_batch():

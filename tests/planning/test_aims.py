@@ -55,8 +55,8 @@ def test_the_larger_of_two_pools_counts():
         [one.words for one, there in extrapolation_flags(CASE, decode, reader) if there]
         for decode, reader in ((Layout(), Layout(tp=16)), (Layout(tp=16), Layout()), (Layout(), Layout(pp=2)))
     ]
-    assert words[0] == words[1] == ["prefill and decode in pools of their own", "replicas of more than 8 chips"]
-    assert words[2] == ["prefill and decode in pools of their own", "pipeline stages"]
+    assert words[0] == words[1] == ["separate prefill and decode pools", "replicas of more than 8 chips"]
+    assert words[2] == ["separate prefill and decode pools", "pipeline stages"]
 
 
 SURES = (None, 0.5, 0.7, 0.9, 0.99)

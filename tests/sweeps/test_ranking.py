@@ -54,7 +54,8 @@ def test_what_a_range_rests_on(found):
     runs = {one.system: (one.runs, one.rests_on) for one in found.standings}
     assert runs["hgx-b200"][0] > 400
     assert runs["hgx-b200"][1].startswith(f"{runs['hgx-b200'][0]:,} runs on it")
-    assert runs["hgx-h20"] == (0, "runs on other chips of NVIDIA; beyond what was measured in 1 way")
+    assert runs["hgx-h20"][0] == 0
+    assert "other chips of NVIDIA" in runs["hgx-h20"][1]
 
 
 def standing(system: str, cost: float, low: float, high: float) -> Standing:
@@ -177,7 +178,7 @@ def test_as_a_table(found):
 
 def test_nothing_meets_the_limits():
     found = compare("llama-3.3-70b", ["l4-8"], WORK, st.Slo(tpot=1e-4))
-    assert found.text.startswith("Nothing meets the limits: no layout on 8 chips reaches")
+    assert found.text.startswith("No plan meets the limits")
     assert found.flips == ()
 
 
@@ -186,9 +187,9 @@ def test_nothing_meets_the_limits():
     [
         ({"models": "llama-3.3-70c"}, UnknownName, "did you mean llama-3.3-70b"),
         ({"systems": "hgx-h10"}, UnknownName, "did you mean hgx-h100"),
-        ({"systems": []}, RangeError, "there is no system to compare"),
-        ({"models": []}, RangeError, "there is no model to compare"),
-        ({"chips": "many"}, RangeError, "chips is a number or 'any', not 'many'"),
+        ({"systems": []}, RangeError, "systems: "),
+        ({"models": []}, RangeError, "models: "),
+        ({"chips": "many"}, RangeError, "chips: .*many"),
         ({"chips": 0}, RangeError, "chips must be at least 1"),
         ({"sure": 1.0, "slo": SLO}, RangeError, "sure: must be a probability"),
         ({"sure": 0.9}, RangeError, "sure: .* needs a limit"),
