@@ -179,7 +179,7 @@ class Plan(Tabular):
     concurrency: float = field(default=math.nan, metadata=unit("requests", "mean requests in flight in the whole deployment"))
     usd_per_second: float = field(default=math.nan, metadata=unit("USD/s", "rent of all chips", key="rent_usd_per_s"))
     rent: Rent = field(default=Rent(), metadata=unit("", "rent per chip: kind, term, date, grade and source"))
-    power: Power = field(default=Power(), metadata=unit("", "power per chip, and the parts that it includes"))
+    power: Power = field(default=Power(), metadata=unit("", "power per chip, and what it includes"))
     electricity: float = field(default=math.nan, metadata=unit("USD/J", "price of electricity; null: not given"))
     usd_per_million_output_tokens: float = field(default=math.nan, metadata=unit("USD", WHOLE_COST, key=COST))
     cost_bounds: tuple[float, float] = field(
