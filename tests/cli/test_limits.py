@@ -41,7 +41,7 @@ def words(text: str) -> str:
     [
         ("--ttft 1", "MET at p99: first token"),
         ("--ttft 0.01 --speed 50", "MISSED at p99: first token"),
-        ("--ttft 0.01 --quantile mean", "MISSED on average: first token"),
+        ("--ttft 0.01 --percentile mean", "MISSED on average: first token"),
     ],
 )
 def test_limits_are_answered_before_whether_it_keeps_up(limits, says, more, columns):
@@ -93,7 +93,7 @@ def test_without_limits_the_highest_rate_speaks_of_none():
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_highest_rate_of_a_trace_is_one_the_trace_meets(trace, columns):
-    asked = "simulate llama-3.1-8b hgx-h100 --trace t.csv --ttft 0.3 --quantile p95"
+    asked = "simulate llama-3.1-8b hgx-h100 --trace t.csv --ttft 0.3 --percentile p95"
     shown = run(f"{asked} --find-rate", folder=trace, columns=columns)
     assert shown.returncode == 0, shown.stderr
     text = words(shown.stdout)
@@ -163,8 +163,8 @@ def test_the_csv_of_clients_has_their_number(tmp_path):
         ("--concurrency 3 --find-rate --speed 20", "needs a limit on TTFT"),
         ("--concurrency 0 --find-rate --ttft 1", "concurrency must be at least 1"),
         ("--concurrency 3 --find-rate --ttft 1 --export a.csv", "--export needs a run at one rate"),
-        ("--rate 1 --quantile p50", "--quantile needs --speed or --ttft"),
-        ("--rate 1 --ttft 1 --quantile p98", "unknown quantile 'p98'; did you mean"),
+        ("--rate 1 --percentile p50", "--percentile needs --speed or --ttft"),
+        ("--rate 1 --ttft 1 --percentile p98", "unknown percentile 'p98'; did you mean"),
     ],
 )
 def test_wrong_questions_name_the_nearest_right_one(asked, says, trace):

@@ -11,7 +11,7 @@ from tests.cli.test_commands import run
 
 PLAN = "plan llama-3.1-8b hgx-h100 --chips 2 --input 1024 --output 256 --mode aggregated --simulate "
 GOOD = PLAN + "--speed 50 --ttft 1"
-REFUSED = PLAN + "--speed 50 --ttft 0.075 --quantile p99"
+REFUSED = PLAN + "--speed 50 --ttft 0.075 --percentile p99"
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_refused_plan_as_json():
     assert found["launch"] == {}
     assert found["simulated"]["good"] is False
     assert found["simulated"]["limits"]["verdict"] == "MISSED"
-    alone = json.loads(run(REFUSED.replace(" --simulate", "").replace(" --quantile p99", "") + " --json").stdout)
+    alone = json.loads(run(REFUSED.replace(" --simulate", "").replace(" --percentile p99", "") + " --json").stdout)
     assert alone["feasible"] is True
     for key in ("tpot_s", "ttft_s", "layout", "requests_per_s", "usd_per_million_output_tokens", "pools", "why"):
         assert found[key] == alone[key]

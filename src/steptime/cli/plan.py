@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class PlanOutput:
     """How a plan is replayed, and what is printed of it."""
 
-    quantile: Annotated[str, option("Percentile for --simulate: mean, p50, p90, p95 or p99.", LIMITS)] = "p90"
+    percentile: Annotated[str, option("Percentile for --simulate: mean, p50, p90, p95 or p99.", LIMITS)] = "p90"
     simulate: Annotated[
         bool,
         option("Replay it with random arrivals, and lower the rate until percentiles hold.", "Deployment", "--simulate"),
@@ -69,7 +69,7 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
     refuse_idle(
         ctx,
         {
-            "--simulate": (output.simulate, "quantile"),
+            "--simulate": (output.simulate, "percentile"),
             "text, not --json, which has the commands of all engines": (not output.json, "launch"),
             "text, not --json": (not output.json, "full"),
             "--launch ENGINE": (output.launch is not None, "launch_dir"),
@@ -83,9 +83,9 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
         check_picture(output.plot)
     check_folder("--launch-dir", output.launch_dir)
     if output.simulate:
-        from steptime.cli.simulate_common import known_quantile, need_numba
+        from steptime.cli.simulate_common import check_percentile, need_numba
 
-        known_quantile(output.quantile)
+        check_percentile(output.percentile)
         need_numba()
     inputs.slo()
     values = changes.values(ctx, PlanInputs)
@@ -97,7 +97,7 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
     except DoesNotFit as problem:
         raise DoesNotFit(f"{problem}{_smallest_system_hint(model, inputs.catalog)}") from None
     replayed = (
-        _replayed(model, system, deployment, engine, output.quantile) if output.simulate and deployment.feasible else None
+        _replayed(model, system, deployment, engine, output.percentile) if output.simulate and deployment.feasible else None
     )
     if output.csv is not None:
         write_csv(output.csv, deployment)
@@ -159,13 +159,13 @@ def _rent_words(system: "System", chips: int) -> str:
     return f", {in_units(float(chips * system.rent.typical), 'USD/s')}, {kind_in_words(system.rent)}"
 
 
-def _replayed(model: "Model", system: "System", deployment: "Plan", engine: "Engine", quantile: str) -> "Replay":
+def _replayed(model: "Model", system: "System", deployment: "Plan", engine: "Engine", percentile: str) -> "Replay":
     """Return what random arrivals make of a plan."""
     from steptime.cli.simulate_common import compiling
     from steptime.simulation.plan_replay import replay
 
     with compiling():
-        return replay(deployment, model, system, engine, percentile=quantile)
+        return replay(deployment, model, system, engine, percentile=percentile)
 
 
 def _data(

@@ -84,7 +84,7 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
         "--trace without --find-rate, which searches the scale itself": (once or is_synthetic, "rate_scale"),
         "--rate, --concurrency or --find-rate; a trace has its own": (is_synthetic, "input output lengths spread"),
         "arrivals that are drawn, or --prefixes": (is_synthetic or prefixes, "seed"),
-        "--speed or --ttft, the limits that hold at it, or --find-rate": (limited or not once, "quantile"),
+        "--speed or --ttft, the limits that hold at it, or --find-rate": (limited or not once, "percentile"),
         "--find-rate; --export writes the requests of a run": (not once, "csv"),
         "--rate, --find-rate or --trace; clients stay with their replica": (inputs.concurrency is None, "route"),
         "--prefix-cache": (cached, "prefixes"),

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from steptime.simulation.simulation_result import Simulation
 
 
-def known_quantile(quantile: str) -> None:
-    """Raise UnknownName for a quantile that no limit can be held at."""
-    quantiles = ("mean", "p50", "p90", "p95", "p99")
-    if quantile not in quantiles:
-        raise UnknownName("quantile", quantile, quantiles, f"Known: {', '.join(quantiles)}.")
+def check_percentile(percentile: str) -> None:
+    """Raise UnknownName for a percentile that no limit can be held at."""
+    percentiles = ("mean", "p50", "p90", "p95", "p99")
+    if percentile not in percentiles:
+        raise UnknownName("percentile", percentile, percentiles, f"Known: {', '.join(percentiles)}.")
 
 
 def need_numba() -> None:

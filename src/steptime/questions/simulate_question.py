@@ -250,7 +250,7 @@ class PoolInputs(ParallelSizes):
 class SimulateInputs(PricedSubject, PromptMedia, TrafficInputs, SchedulerInputs, PoolInputs, LatencyLimits):
     """Inputs of `simulate`: model, machine, traffic, scheduler, replicas and limits."""
 
-    quantile: str = choice(
+    percentile: str = choice(
         "p99", PERCENTILES, "statistic that the limits apply to: mean, p50, p90, p95 or p99", group=LIMITS_GROUP
     )
 
@@ -329,7 +329,7 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     prefill = Layout(tp=tp, replicas=inputs.prefill_replicas) if inputs.prefill_replicas else None
     arguments: dict[str, Any] = {
         "layout": layout, "engine": engine, "policy": policy, "slo": inputs.slo(), "prefill": prefill,
-        "cache": inputs.cache(system, prefill or layout), "percentile": inputs.quantile,
+        "cache": inputs.cache(system, prefill or layout), "percentile": inputs.percentile,
     }  # fmt: skip
 
     # Replicas of the fast tier run the same policy with their own number of slots.
