@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from steptime.cli.option_groups import grouped, typed_values
-from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, option, refuse_idle
+from steptime.cli.options import FULL, CSV, JSON, OUTPUT, option, refuse_idle
 from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv, wrote
 from steptime.errors import InputError, RangeError
 from steptime.questions.budget_question import BudgetInputs, solve, summary
@@ -21,7 +21,7 @@ def budget(
     picture: Annotated[
         str, option("What is drawn: cost, contours, open (models), experts or frontier.", OUTPUT, metavar="KIND")
     ] = "cost",
-    brief: BRIEF = False,
+    full: FULL = False,
     csv: CSV = None,
     json: JSON = False,
 ) -> None:
@@ -38,7 +38,7 @@ def budget(
             "--tokens-served": (has_traffic, "lifetime discard"),
             "--tokens-served or --rl-tokens": (has_traffic or inputs.rl_tokens > 0, "eta"),
             "--rl-tokens": (inputs.rl_tokens > 0, "rl_flop"),
-            "text, not --json": (not json, "brief"),
+            "text, not --json": (not json, "full"),
         },
     )
     check_outputs({"--csv": csv, "--plot": plot}, ())
@@ -55,10 +55,10 @@ def budget(
     if json:
         print_json(result.to_dict(summary=summary(result)))
         return
-    from steptime.cli.views.budget_view import budget_view
+    from steptime.cli.views.scaling_view import budget_view
 
     console = make_console()
-    show(budget_view(result, console.width, brief=brief), console=console)
+    show(budget_view(result, width=console.width, full=full), console=console)
 
 
 def check_picture(path: str) -> None:

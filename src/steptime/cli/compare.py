@@ -7,7 +7,7 @@ import typer
 
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import (
-    BRIEF,
+    FULL,
     CATALOG,
     CSV,
     EXPERTS,
@@ -129,7 +129,7 @@ class CompareOptions(Load):
         ),
     ] = None
     mode: Annotated[str, option("aggregated, disaggregated, or any.", "Deployment")] = "any"
-    brief: BRIEF = False
+    full: FULL = False
     csv: CSV = None
     json: JSON = False
 
@@ -142,7 +142,7 @@ class CompareOptions(Load):
 @grouped
 def compare(ctx: typer.Context, rivals: Rivals, options: CompareOptions) -> None:
     """Hold models and systems against one another: the cheapest plan of each pair, ties, and what would flip the order."""
-    refuse_idle(ctx, {"text, not --json": (not options.json, "brief")})
+    refuse_idle(ctx, {"text, not --json": (not options.json, "full")})
     names = _parts("models", rivals.models)
     check_outputs({"--csv": options.csv}, [*names, *([] if rivals.systems == ALL else _parts("systems", rivals.systems))])
     modes = read_modes(options.mode)
@@ -180,7 +180,7 @@ def compare(ctx: typer.Context, rivals: Rivals, options: CompareOptions) -> None
         from steptime.cli.views.ranking_view import ranking_view
 
         console = make_console()
-        show(ranking_view(ranking, console.width, brief=options.brief), console=console)
+        show(ranking_view(ranking, width=console.width, full=options.full), console=console)
     if not any(standing.feasible for standing in ranking.standings):
         raise typer.Exit(1)
 

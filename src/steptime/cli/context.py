@@ -6,7 +6,7 @@ import typer
 
 from steptime.cli.budget import check_picture
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import CSV, JSON, OUTPUT, SubjectChanges, option
+from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SubjectChanges, option, refuse_idle
 from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, wrote
 from steptime.sweeps.context_question import ContextInputs, solve, summary
 
@@ -21,9 +21,11 @@ def context(
         option("Draw cost against length of context, by technique, to a PNG, SVG or PDF file.", OUTPUT, metavar="FILE"),
     ] = None,
     csv: CSV = None,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
     """Tell how long a context may be for a speed and a price, and what windows, latents or selection would change."""
+    refuse_idle(ctx, {"text, not --json": (not json, "full")})
     check_outputs({"--csv": csv, "--plot": plot}, changes.files(vars(inputs)))
     if plot is not None:
         check_picture(plot)
@@ -43,6 +45,6 @@ def context(
         from steptime.cli.views.context_view import contexts_view
 
         console = make_console()
-        show(contexts_view(walls, console.width), console=console)
+        show(contexts_view(walls, width=console.width, full=full), console=console)
     if walls.reason:
         raise typer.Exit(1)

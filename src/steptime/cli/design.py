@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, option, refuse_idle
+from steptime.cli.options import FULL, CSV, JSON, OUTPUT, option, refuse_idle
 from steptime.cli.output import make_console, print_json, show, write_csv
 from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.sweep import AXES, EXECUTION, OUT, OVER, PLOT_OPTION, SET, check_files, wrote_all
@@ -31,7 +31,7 @@ WITHIN = Annotated[
         metavar="BUDGET",
     ),
 ]
-OPTIONS = ("over", "set", "within", "aim", "out", "csv", "plot", "against", "workers", "brief", "json")
+OPTIONS = ("over", "set", "within", "aim", "out", "csv", "plot", "against", "workers", "full", "json")
 
 
 def design(
@@ -49,7 +49,7 @@ def design(
     plot: Annotated[str | None, option("Draw the first aim over the axes.", OUTPUT, metavar="FILE")] = None,
     against: Annotated[str | None, option("Draw it against this answer, with the front.", OUTPUT, metavar="NAME")] = None,
     workers: Annotated[int | None, option("Processes of this machine; by default one a core.", EXECUTION, metavar="N")] = None,
-    brief: BRIEF = False,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
     """Find models and chips that are not built yet and that no other beats: heads, experts, depth; bandwidth against FLOP/s."""
@@ -57,7 +57,7 @@ def design(
     from steptime.sweeps.design import compare_designs
 
     question, subject, settings = read_question("design", _question(words or []), "--over", OPTIONS)
-    refuse_idle(ctx, {"text, not --json": (not json, "brief"), PLOT_OPTION: (plot is not None, "against")})
+    refuse_idle(ctx, {"text, not --json": (not json, "full"), PLOT_OPTION: (plot is not None, "against")})
     files = check_files(out or [], plot, csv)
     axes, fixed_inputs = read_axes(question, over or [], [*settings, *(set_ or [])], subject)
     if not axes:
@@ -83,7 +83,7 @@ def design(
     wrote_all(study.sweep, files, plot, study.aims[0], against)
     if csv is not None:
         write_csv(csv, study)
-    _print(study, brief=brief, json=json)
+    _print(study, full=full, json=json)
 
 
 def _question(words: list[str]) -> list[str]:
@@ -94,11 +94,11 @@ def _question(words: list[str]) -> list[str]:
     return words if words[0] in ("step", "plan") and plain != 2 else ["plan", *words]
 
 
-def _print(study: "Design", *, brief: bool, json: bool) -> None:
+def _print(study: "Design", *, full: bool, json: bool) -> None:
     if json:
         print_json(study)
         return
     from steptime.cli.views.design_view import design_view
 
     console = make_console()
-    show(design_view(study, console.width, brief=brief), console=console)
+    show(design_view(study, width=console.width, full=full), console=console)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.options import CATALOG, CSV, JSON, OUTPUT, count, not_empty, option, refuse_idle
+from steptime.cli.options import CATALOG, CSV, FULL, JSON, OUTPUT, count, not_empty, option, refuse_idle
 from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
 from steptime.errors import RangeError
 
@@ -35,6 +35,7 @@ def laws(
     plot: Annotated[str | None, option("Draw the board to a file: .png, .svg or .pdf.", OUTPUT, metavar="FILE")] = None,
     catalog: CATALOG = None,
     csv: CSV = None,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
     """List scaling laws, show one with its sources, tell a model's loss, or hold mixtures of experts against dense models."""
@@ -47,6 +48,7 @@ def laws(
             "--moe, the board of mixtures": (moe is not None, "experts batch weights system plot"),
             "the list or a board, not the NAME of a law": (name is None or moe is not None or params is not None, "csv"),
             "no board of mixtures": (moe is None, "params"),
+            "a list, a loss or a board, as text": (not json and (name is None or moe is not None or params is not None), "full"),
         },
     )
     not_empty("NAME", name, "the name of a law, such as epoch")
@@ -58,14 +60,15 @@ def laws(
 
         check_picture(plot)
     if moe is not None:
-        _board(moe, tokens, name, experts, system, weights, batch, plot, csv, json)
+        _board(moe, tokens, name, experts, system, weights, batch, plot, csv, json, full)
         return
     scaling_laws = [load_law(law_name, catalog) for law_name in ([name] if name else files("laws", catalog))]
-    _print(scaling_laws, name is None, params, tokens, csv, json)
+    _print(scaling_laws, name is None, params, tokens, csv, json, full)
 
 
 def _print(
-    scaling_laws: "list[Law]", listed: bool, params: int | None, tokens: int | None, csv: str | None, json: bool
+    scaling_laws: "list[Law]", listed: bool, params: int | None, tokens: int | None, csv: str | None, json: bool,
+    full: bool,
 ) -> None:
     from steptime.describe.law_summary import law_card, law_table
     from steptime.questions.laws_question import summary
@@ -84,17 +87,17 @@ def _print(
         )
         print_json((table if listed else law_card(scaling_laws[0])).to_dict(**extra_fields))
         return
-    from steptime.cli.views.laws_view import law_view, laws_view, losses_view
+    from steptime.cli.views.scaling_view import law_view, laws_view, losses_view
 
     if loss_table is not None:
-        show(losses_view(loss_table))
+        show(losses_view(loss_table, full=full))
         return
-    show(laws_view(table.laws) if listed else law_view(table.laws[0]))
+    show(laws_view(table.laws, full=full) if listed else law_view(table.laws[0]))
 
 
 def _board(
     moe: int, tokens: int | None, law: str | None, experts: str | None, system: str, weights: str, batch: int, plot: str | None,
-    csv: str | None, json: bool,
+    csv: str | None, json: bool, full: bool,
 ) -> None:  # fmt: skip
     from steptime.scaling.moe_vs_dense import EXPERTS, LAWS, moe_board
     from steptime.units import count as read_count
@@ -120,7 +123,7 @@ def _board(
     if json:
         print_json(board)
         return
-    from steptime.cli.views.laws_view import board_view
+    from steptime.cli.views.scaling_view import board_view
 
     console = make_console()
-    show(board_view(board, console.width), console=console)
+    show(board_view(board, width=console.width, full=full), console=console)

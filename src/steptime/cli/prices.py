@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import BRIEF, CATALOG, CSV, JSON, not_empty, option, read_modes, refuse_idle
+from steptime.cli.options import FULL, CATALOG, CSV, JSON, not_empty, option, read_modes, refuse_idle
 from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv
 from steptime.errors import InputError, RangeError, short_repr
 
@@ -85,7 +85,7 @@ class Backward:
     ] = "20k"
     long: Annotated[str, option("Usual context above it.", INVERSION, metavar="TOKENS")] = "400k"
     seed: Annotated[int, option("Of the draws.", INVERSION)] = 0
-    brief: BRIEF = False
+    full: FULL = False
     csv: CSV = None
     json: JSON = False
 
@@ -152,9 +152,9 @@ def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
             "--read or --list": (reading, "margin fast_speed lecture balance active short long seed"),
             "--lecture": (backward.lecture or not reading, "short long"),
             "a model at its sellers or a proposal, not a list that is read": (not reading, "mode mix catalog"),
-            "a model at its sellers or a list, not --history": (not query.history, "mode date hold update brief"),
-            "prices that are sold, not --target-margin": (query.target_margin is None, "provider date update brief"),
-            "text, not --json": (not backward.json, "brief"),
+            "a model at its sellers or a list, not --history": (not query.history, "mode date hold update full"),
+            "prices that are sold, not --target-margin": (query.target_margin is None, "provider date update full"),
+            "text, not --json": (not backward.json, "full"),
         },
     )
     read_modes(sold.mode)
@@ -189,7 +189,7 @@ def _invert_list(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Ta
     def view(width: int) -> "RenderableType":
         from steptime.cli.views.prices_view import reading_view
 
-        return reading_view(inversion, width, lecture=backward.lecture, brief=backward.brief)
+        return reading_view(inversion, width, lecture=backward.lecture, full=backward.full)
 
     return inversion, view
 
@@ -207,7 +207,7 @@ def _survey(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Tabular
     def view(width: int) -> "RenderableType":
         from steptime.cli.views.prices_view import market_view
 
-        return market_view(market, width, brief=backward.brief)
+        return market_view(market, width, full=backward.full)
 
     return market, view
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, count, option, refuse_idle
+from steptime.cli.options import FULL, CSV, JSON, OUTPUT, count, option, refuse_idle
 from steptime.cli.output import check_outputs, make_console, print_json, say, show, write_csv, wrote
 from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.simulate_common import compile_first
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from steptime.sweeps.sensitivity_result import Sensitivity
 
 INPUTS, INDICES = "Unsure inputs", "Sobol's indices"
-OPTIONS = ("of", "vary", "set", "sobol", "samples", "seed", "workers", "plot", "csv", "brief", "json")
+OPTIONS = ("of", "vary", "set", "sobol", "samples", "seed", "workers", "plot", "csv", "full", "json")
 WORDS = Annotated[
     list[str] | None,
     typer.Argument(
@@ -63,7 +63,7 @@ def sensitivity(
     workers: Annotated[int | None, option("Processes of this machine; by default one a core.", INDICES, metavar="N")] = None,
     plot: Annotated[str | None, option("Draw the tornado into a .svg, .png or .pdf file.", OUTPUT, metavar="FILE")] = None,
     csv: CSV = None,
-    brief: BRIEF = False,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
     """Tell which unsure input swings an answer most, and what is worth measuring first."""
@@ -71,7 +71,7 @@ def sensitivity(
     from steptime.sweeps.sensitivity import compute_sensitivity
 
     question, subject, settings = read_question("sensitivity", words or [], "--vary", OPTIONS)
-    refuse_idle(ctx, {"text, not --json": (not json, "brief")})
+    refuse_idle(ctx, {"text, not --json": (not json, "full")})
     check_outputs({"--csv": csv}, subject.values())
     _check_picture(plot, csv)
     ranges = [_range(text) for text in vary or []]
@@ -91,7 +91,7 @@ def sensitivity(
     from steptime.cli.views.sensitivity_view import sensitivity_view
 
     console = make_console()
-    show(sensitivity_view(study, console.width, brief=brief), console=console)
+    show(sensitivity_view(study, width=console.width, full=full), console=console)
     if not study.fits:
         raise typer.Exit(1)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steptime.cli.options import BRIEF, JSON, OUTPUT, not_empty, option, refuse_idle
+from steptime.cli.options import FULL, JSON, OUTPUT, not_empty, option, refuse_idle
 from steptime.cli.output import make_console, print_json, say, show, wrote
 from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.simulate_common import compile_first
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 AXES, EXECUTION = "Axes", "Where it runs"
 PLOT_OPTION = "--plot, the picture that it is drawn in"
-OPTIONS = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "brief", "json")
+OPTIONS = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "full", "json")
 OVER = Annotated[
     list[str] | None,
     typer.Option(
@@ -82,7 +82,7 @@ def sweep(
     cluster: Annotated[
         str | None, option("Dask cluster that does the work, such as tcp://127.0.0.1:8786.", EXECUTION, metavar="ADDRESS")
     ] = None,
-    brief: BRIEF = False,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
     """Ask the same question over many values: tables, files and pictures of how answers change."""
@@ -92,7 +92,7 @@ def sweep(
     from steptime.sweeps.sweep import sweep_axes
 
     question, subject, settings = read_question("sweep", words or [], "--over", OPTIONS)
-    refuse_idle(ctx, {"text, not --json": (not json, "brief"), PLOT_OPTION: (plot is not None, "against")})
+    refuse_idle(ctx, {"text, not --json": (not json, "full"), PLOT_OPTION: (plot is not None, "against")})
     files, answer_names = check_files(out or [], plot), _answers(question, answer or [], against)
     plotted_answer = answer[0].partition(",")[0].strip() if answer else None
     axes, fixed_inputs = read_axes(question, over or [], [*settings, *(set_ or [])], subject)
@@ -123,7 +123,7 @@ def sweep(
         from steptime.cli.views.sweep_view import sweep_view
 
         console = make_console()
-        show(sweep_view(study, console.width, brief=brief), console=console)
+        show(sweep_view(study, width=console.width, full=full), console=console)
     share = study.answers.get("memory_share")
     if len(study.reasons) == study.points or (share is not None and not (share.values <= 1).any()):
         raise typer.Exit(1)

@@ -97,7 +97,7 @@ def _source_fields(cells: Mapping[str, str]) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def dated_rows() -> tuple[Row, ...]:
     """Return first prices and changes of prices, by their day (`since`), the oldest first."""
-    rows = (_row(c, model=c["model"], since=c["date"], as_of=c["date"]) for c in _rows("price_history.csv"))
+    rows = (_row(c, model=c["model"], since=c["date"], retrieval_date=c["date"]) for c in _rows("price_history.csv"))
     return tuple(sorted(rows, key=lambda row: row.since))
 
 
