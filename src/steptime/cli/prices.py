@@ -11,8 +11,6 @@ from steptime.cli.output import check_outputs, make_console, patience, print_jso
 from steptime.errors import InputError, RangeError, short_repr
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from steptime.pricing.price_list import PriceList
     from steptime.result_base import Tabular
 
@@ -94,26 +92,30 @@ class Backward:
 def prices(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward) -> None:
     """Hold a model's prices against what its tokens cost; or read a price list backward, or propose one."""
     from steptime.pricing.market import Market
+    from steptime.pricing.price_history import price_history
     from steptime.questions.prices_question import summary
 
     reading = query.is_inversion or query.list_ is not None
     _check(ctx, query, sold, backward, reading=reading)
     if query.target_margin is not None:
-        table, view = _propose(query, sold, backward)
+        table: Tabular = _propose(query, sold, backward)
     elif reading:
-        table, view = _invert_list(query, sold, backward)
+        table = _invert_list(query, sold, backward)
     elif query.history:
-        table, view = _history(query, sold)
+        table = price_history(
+            str(query.model), provider=query.provider, speed=sold.speed, mix=sold.mix, catalog=query.catalog
+        )
     else:
-        table, view = _survey(query, sold, backward)
+        table = _survey(query, sold, backward)
     if backward.csv is not None:
         write_csv(backward.csv, table)
     if backward.json:
-        survey = table if isinstance(table, Market) else None
-        print_json(table if survey is None else survey.to_dict(summary=summary(survey)))
-    else:
-        console = make_console()
-        show(view(console.width), console=console)
+        print_json(table.to_dict(summary=summary(table)) if isinstance(table, Market) else table)
+        return
+    from steptime.cli.views.prices_view import prices_view
+
+    console = make_console()
+    show(prices_view(table, width=console.width, lecture=backward.lecture, full=backward.full), console=console)
 
 
 def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward, *, reading: bool) -> None:
@@ -152,8 +154,8 @@ def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
             "--read or --list": (reading, "margin fast_speed lecture balance active short long seed"),
             "--lecture": (backward.lecture or not reading, "short long"),
             "a model at its sellers or a proposal, not a list that is read": (not reading, "mode mix catalog"),
-            "a model at its sellers or a list, not --history": (not query.history, "mode date hold update full"),
-            "prices that are sold, not --target-margin": (query.target_margin is None, "provider date update full"),
+            "a model at its sellers or a list, not --history": (not query.history, "mode date hold update"),
+            "prices that are sold, not --target-margin": (query.target_margin is None, "provider date update"),
             "text, not --json": (not backward.json, "full"),
         },
     )
@@ -161,7 +163,7 @@ def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
     check_outputs({"--csv": backward.csv}, [query.list_] if query.list_ else [])
 
 
-def _invert_list(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Tabular, _View]":
+def _invert_list(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular":
     from steptime.pricing.kv_storage_cost import read_holds
     from steptime.pricing.lecture_inversion import Ideal
     from steptime.pricing.price_inversion import read_prices
@@ -173,7 +175,7 @@ def _invert_list(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Ta
         float(count(text, name))
         for text, name in ((backward.active, "--active"), (backward.short, "--short"), (backward.long, "--long"))
     )
-    inversion = read_prices(
+    return read_prices(
         source,
         provider=query.provider,
         price_time=query.date,
@@ -186,15 +188,9 @@ def _invert_list(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Ta
         update=query.update,
     )
 
-    def view(width: int) -> "RenderableType":
-        from steptime.cli.views.prices_view import reading_view
-
-        return reading_view(inversion, width, lecture=backward.lecture, full=backward.full)
-
-    return inversion, view
 
 
-def _survey(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Tabular, _View]":
+def _survey(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular":
     from steptime.questions.prices_question import solve as survey_prices
 
     values = {
@@ -202,35 +198,16 @@ def _survey(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Tabular
         "mode": sold.mode, "hold": tuple(backward.hold or ()), "catalog": query.catalog,
     }  # fmt: skip
     with patience("steptime: planning on eight systems ..."):
-        market = survey_prices(values, update=query.update)
-
-    def view(width: int) -> "RenderableType":
-        from steptime.cli.views.prices_view import market_view
-
-        return market_view(market, width, full=backward.full)
-
-    return market, view
+        return survey_prices(values, update=query.update)
 
 
-def _history(query: PriceQuery, sold: Sold) -> "tuple[Tabular, _View]":
-    from steptime.pricing.price_history import price_history
 
-    history = price_history(str(query.model), provider=query.provider, speed=sold.speed, mix=sold.mix, catalog=query.catalog)
-
-    def view(width: int) -> "RenderableType":
-        from steptime.cli.views.prices_view import history_view
-
-        return history_view(history, width)
-
-    return history, view
-
-
-def _propose(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Tabular, _View]":
+def _propose(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular":
     from steptime.pricing.kv_storage_cost import read_holds
     from steptime.pricing.price_proposal import propose_prices
 
     with patience("steptime: planning at several speeds and contexts ..."):
-        proposal = propose_prices(
+        return propose_prices(
             str(query.model),
             str(query.system),
             margin=float(query.target_margin or 0),
@@ -240,16 +217,3 @@ def _propose(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Tabula
             hold=read_holds(backward.hold),
             catalog=query.catalog,
         )
-
-    def view(width: int) -> "RenderableType":
-        from steptime.cli.views.prices_view import proposal_view
-
-        return proposal_view(proposal, width)
-
-    return proposal, view
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    _View = Callable[[int], RenderableType]

@@ -61,8 +61,8 @@ class Answer:
         for part in self.body:
             shown = [part] if isinstance(part, Text) else self._fitted(part, room, console, options)
             room -= 0 if isinstance(part, Text) else sum(_height(piece, console, options) for piece in shown)
-            if not shown and "charts" not in " ".join(self.hidden):
-                self.hidden.append("charts")
+            if not shown and not any("chart" in words for words in self.hidden):
+                self.hidden.append("remaining tables and charts")
             yield from shown
         yield from warnings
         yield self._last_line()
