@@ -9,6 +9,7 @@ from steptime.cli.options import (
     CATALOG,
     CSV,
     EXPERTS,
+    FULL,
     IMAGES,
     JSON,
     KV,
@@ -58,6 +59,7 @@ def models(
     audio: AUDIO = None,
     catalog: CATALOG = None,
     csv: CSV = None,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
     """List the models, compare some of them, or show what one is made of."""
@@ -69,7 +71,7 @@ def models(
         if compare or like or context != 8192 or any((weights, experts, kv, image, audio)):
             excluded_options = "--table, --like, --context, --weights, --experts, --kv, --image and --audio"
             raise InputError(f"--new tells of a config as it stands: {excluded_options} do not go with it")
-        _show_new(requested_names, catalog, csv, json=json)
+        _show_new(requested_names, catalog, csv, full=full, json=json)
         return
     refuse_idle(
         ctx,
@@ -79,6 +81,7 @@ def models(
             "one model": (len(requested_names) == 1 and not compare, "image audio"),
             "the list or a table": (len(requested_names) != 1 or compare or bool(image or audio), "csv"),
             "another answer than --image": (not (image or audio), "context"),
+            "text, not --json": (not json, "full"),
         },
     )
     whole_number("--context", context, unit="token")
@@ -89,17 +92,17 @@ def models(
         _show_images(loaded_models[0], image or [], audio or [], csv, json=json)
         return
     if len(loaded_models) == 1 and not compare:
-        _show_one(cards.model_card(loaded_models[0], context=context), json=json)
+        _show_one(cards.model_card(loaded_models[0], context=context), full=full, json=json)
         return
     from steptime.cli.views.catalog_view import comparison_view, models_view
 
     console = make_console()
     if lists:
         listed = cards.model_table(like, catalog)
-        _show_table(listed, models_view(listed.models), csv, json=json)
+        _show_table(listed, models_view(listed.models, full=full), csv, json=json)
     else:
         compared = cards.compared(loaded_models, context=context)
-        _show_table(compared, comparison_view(compared.models, console.width), csv, json=json)
+        _show_table(compared, comparison_view(compared.models, width=console.width, full=full), csv, json=json)
 
 
 def _show_images(model: "Model", images: list[str], audio: list[str], csv: str | None, *, json: bool) -> None:
@@ -111,7 +114,7 @@ def _show_images(model: "Model", images: list[str], audio: list[str], csv: str |
     _show_table(cost, image_view(cost), csv, json=json)
 
 
-def _show_new(names: list[str], catalog: str | None, csv: str | None, *, json: bool) -> None:
+def _show_new(names: list[str], catalog: str | None, csv: str | None, *, full: bool, json: bool) -> None:
     """Print what is understood of each config; of several, those that cannot be read at the end, as an error."""
     from steptime.describe.config_summary import config_card
     from steptime.models.model_loading import config_folder, load_config_fields, model_label
@@ -138,7 +141,7 @@ def _show_new(names: list[str], catalog: str | None, csv: str | None, *, json: b
 
         console = make_console()
         for index, card in enumerate(cards):
-            show(*([""] if index else []), config_view(card), console=console)
+            show(*([""] if index else []), config_view(card, full=full), console=console)
     if refused:
         raise InputError("; ".join(refused))
 
@@ -166,7 +169,7 @@ def _matching_names(like: str, catalog: str | None) -> list[str]:
     return matches
 
 
-def _show_one(card: "ModelCard", *, json: bool) -> None:
+def _show_one(card: "ModelCard", *, full: bool, json: bool) -> None:
     """Print the card of one model."""
     if json:
         print_json(card)
@@ -174,4 +177,4 @@ def _show_one(card: "ModelCard", *, json: bool) -> None:
     from steptime.cli.views.catalog_view import model_view
 
     console = make_console()
-    show(model_view(card, console.width), console=console)
+    show(model_view(card, width=console.width, full=full), console=console)
