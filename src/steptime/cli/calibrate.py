@@ -47,8 +47,7 @@ def calibrate(
         tables = {candidate.name: report(rows, predict(rows, engine=candidate, catalog=catalog)) for candidate in engines}
     with writing(path):
         write_text_atomically(path, calibration.toml)
-    show(calibration_view(*engines, tables, len(rows), list(calibration.left_out)))
-    show(f"Written to {path}: use it with --engine {path}")
+    show(calibration_view(*engines, tables, len(rows), list(calibration.left_out), path))
 
 
 def _place(engine: str, out: str | None, force: bool) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import CATALOG, CSV, JSON, not_empty
+from steptime.cli.options import CATALOG, CSV, FULL, JSON, not_empty, refuse_idle
 from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, writing, wrote
 from steptime.cli.run_files import FILES, SKIP, RunSettings, training_file, validate_training_file
 from steptime.errors import RangeError
@@ -14,6 +14,7 @@ from steptime.errors import RangeError
 
 @grouped
 def validate(
+    ctx: typer.Context,
     run_settings: RunSettings,
     files: Annotated[list[str] | None, typer.Argument(metavar="FILE...", help=FILES, show_default=False)] = None,
     predictions: Annotated[
@@ -30,6 +31,7 @@ def validate(
     columns: Annotated[bool, typer.Option("--columns", help="List the columns of the file and exit.")] = False,
     catalog: CATALOG = None,
     csv: CSV = None,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
     """Hold predictions against measured serving or training runs: how far off, how biased, and do the intervals hold?"""
@@ -37,6 +39,7 @@ def validate(
     from steptime.validation.error_summary import write_predictions
     from steptime.validation.validate_api import validate as hold
 
+    refuse_idle(ctx, {"text, not --json": (not json, "full")})
     if columns:
         if files or predictions or engine or csv or json:
             raise RangeError("--columns stands alone: it lists the columns and reads no file")
@@ -71,6 +74,7 @@ def validate(
             console.width,
             scripted=validation.scripted,
             unread=validation.unread,
+            full=full,
         ),
         console=console,
     )

@@ -358,11 +358,11 @@ def system_view(card: SystemCard, *, full: bool = False) -> RenderableType:
     rack = ((path, figure) for path, figure in card.figures.items() if path.startswith("rack."))
     rows += [(path, figure.text, figure.grade, figure.date, figure.url) for path, figure in rack]
     hbm = card.memory[0]
-    rent = f", {show(card.rent_range.typical, 'USD/s')} per chip" if has_rent(card.rent_range) else ""
+    rent = f", rent {show(card.rent_range.typical, 'USD/s')}" if has_rent(card.rent_range) else ""
     return Answer(
         sentence=f"{card.title or card.name}. Per chip: {show(hbm.capacity, 'B')} of {hbm.name.upper()} at "
         f"{show(hbm.bandwidth, 'B/s')}{rent}.",
-        body=[facts(pairs), memory, network],
+        body=[memory, network, facts(pairs)],
         details=[sourced("Figure (--set)", rows)],
         more="every figure with its source",
         files="",
