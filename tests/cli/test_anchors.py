@@ -27,11 +27,8 @@ def words(text: str) -> str:
     "asked",
     [
         STEP,
-        f"{STEP} --brief",
         "plan llama-3.1-8b hgx-h100 --chips 1 --speed 50",
-        "plan llama-3.1-8b hgx-h100 --chips 1 --brief",
         "simulate llama-3.1-8b hgx-h100 --rate 2 --requests 50",
-        "simulate llama-3.1-8b hgx-h100 --rate 2 --requests 50 --brief",
         "simulate llama-3.1-8b hgx-h100 --find-rate --requests 50 --input 256 --output 32 --ttft 1",
     ],
 )
@@ -54,9 +51,9 @@ def test_an_answer_says_what_it_was_before(runs):
     assert (told["source"], told["runs"], told["tpot"]["runs"]) == ("runs.csv", ["r0"], 1)
     assert told["tpot"]["factor"] == pytest.approx(1.3 ** (1 / 2), rel=1e-6)
     assert (before["anchor"], before["unanchored"]) == (None, None)
-    assert "Before your own runs" in run(f"{STEP} --anchor {runs}").stdout
+    assert "Without your runs" in run(f"{STEP} --anchor {runs}").stdout
     plan = words(run(f"plan llama-3.1-8b hgx-h100 --chips 1 --anchor {runs}").stdout)
-    assert "Before them, the same layout and batch: " in plan
+    assert "Without your runs, the same layout and batch: " in plan
 
 
 def test_a_result_tells_its_ways_behind_its_name(tmp_path):

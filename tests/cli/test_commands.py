@@ -281,7 +281,7 @@ def test_every_command_speaks_json(words):
         ("plan llama-3.1-8b hgx-h100 --kv=", "--kv needs a number format"),
         ("plan llama-3.1-8b hgx-h100 --csv=", "--csv needs the name of a file"),
         ("plan llama-3.1-8b hgx-h100 --simulate --quantile p98", "unknown quantile 'p98'"),
-        ("plan llama-3.1-8b hgx-h100 --brief --explain", "--explain needs a whole plan, not --brief"),
+        ("plan llama-3.1-8b hgx-h100 --explain", "--explain needs a whole plan, not --brief"),
         ("plan llama-3.1-8b hgx-h100 --mode aggregated,both", "unknown mode 'both'"),
         ("plan llama-3.1-8b hgx-h100 --input 8kk", "--input: '8kk' ends in 'kk'; a number may end in k, M, G, B or T"),
         ("plan llama-3.1-8b hgx-h100 --chips 1e30", "--chips must be at most"),
@@ -479,7 +479,7 @@ def test_numbers_are_read_as_people_write_them():
 def test_the_answer_alone_is_a_few_lines(words, lines, says):
     if words.startswith("simulate"):
         pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
-    shown = run(words + " --brief", columns=80)
+    shown = run(words + "", columns=80)
     assert len(shown.stdout.splitlines()) < lines
     assert says in shown.stdout
 
@@ -535,7 +535,7 @@ def test_the_help_tells_exit_codes_and_one_example_a_line():
 
 def test_exports_say_what_they_wrote(tmp_path):
     pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
-    words = SIMULATE + "--rate 20 --brief --export r.csv --chrome t.json"
+    words = SIMULATE + "--rate 20 --export r.csv --chrome t.json"
     first, again = run(words, folder=tmp_path), run(words, folder=tmp_path)
     assert first.stderr.startswith("Wrote r.csv: 200 requests; times in s, lengths in tokens.\nWrote t.json: a timeline")
     assert again.stderr.count("in place of an older file") == 2
@@ -553,7 +553,7 @@ def test_engine_files_are_written_over_only_by_force(tmp_path):
 
 
 def test_a_search_for_a_rate_that_finds_none_leaves_with_1():
-    shown = run("simulate llama-3.1-8b hgx-h100 --find-rate --ttft 1e-9 --requests 200 --brief")
+    shown = run("simulate llama-3.1-8b hgx-h100 --find-rate --ttft 1e-9 --requests 200")
     assert (shown.returncode, "no rate is within the limits" in shown.stdout) == (1, True)
     as_json = run("simulate llama-3.1-8b hgx-h100 --find-rate --ttft 1e-9 --requests 200 --json")
     assert (as_json.returncode, json.loads(as_json.stdout)["requests_per_s"]) == (1, 0)

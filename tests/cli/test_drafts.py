@@ -13,12 +13,11 @@ ASKED = "plan deepseek-v3 hgx-h200 --input 2000 --output 500 --speed 30 --mode a
 
 @pytest.mark.slow
 def test_a_plan_says_what_is_drafted_and_what_that_does_at_each_batch():
-    said = " ".join(run(f"{ASKED} --drafts 2").stdout.split())
-    assert "Drafts: 2 drafts a step, 2.18 tokens accepted (reported: DeepSeek-V3 in SGLang" in said
-    assert "What drafts do at each batch" in said
-    assert "Drafts: " not in run(ASKED + " --brief").stdout
-    own = run(f"{ASKED} --drafts 1 --acceptance 1.7 --brief").stdout
-    assert "Drafts: 1 draft a step, 1.7 tokens accepted (acceptance as given)." in own
+    said = " ".join(run(f"{ASKED} --drafts 2 --full").stdout.split())
+    assert "Speculative decoding: 2 " in said
+    assert "(reported: DeepSeek-V3 in SGLang" in said
+    assert "Speculative decoding at each batch" in said
+    assert "Speculative decoding" not in run(ASKED).stdout
 
 
 def test_json_has_the_drafting_and_explained_steps_that_add_up():
@@ -42,7 +41,7 @@ def test_commands_of_all_engines_draft():
         "--speculative-algorithm EAGLE --speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3"
     )
     assert window in said
-    assert "speculative_config: decoding_type: MTP num_nextn_predict_layers: 2" in said
+    assert '"speculative_config": { "decoding_type": "MTP", "num_nextn_predict_layers": 2' in said
     assert "speculative" not in run(f"{ASKED} --launch all").stdout
 
 

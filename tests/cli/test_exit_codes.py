@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.test_commands import run
 
-SMALL = "simulate llama-3.1-8b hgx-h100 --output 20 --brief"
+SMALL = "simulate llama-3.1-8b hgx-h100 --output 20"
 needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="the simulator needs the extra 'simulate'")
 
 
@@ -66,6 +66,6 @@ def test_option_that_contradicts_or_means_no_machine_is_refused(words, names):
 
 def test_option_of_several_values_may_be_repeated():
     assert (
-        run("step llama-3.1-8b hgx-h100 --batch 1 --set chip.hbm.bandwidth=4TB/s --set rent=2USD/h --brief --brief").returncode
+        run("step llama-3.1-8b hgx-h100 --batch 1 --set chip.hbm.bandwidth=4TB/s --set rent=2USD/h --full --full").returncode
         == 0
     )

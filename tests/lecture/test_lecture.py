@@ -91,6 +91,7 @@ def test_check_prints_all_and_leaves_with_one_where_a_verdict_changed(monkeypatc
     assert {row["verdict"] for row in json.loads(changed.output)["rows"]} == {"fails"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(1, 19))
 def test_sections_are_played(number):
     done = run("lecture", str(number))

@@ -37,7 +37,7 @@ def taken(model: str, file: str, *names: str) -> SimpleNamespace:
     """Return functions, and methods without their classes, of a file of transformers, by their source."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    import torch
+    torch = pytest.importorskip("torch")
 
     spec = importlib.util.find_spec("transformers")
     assert spec is not None
@@ -83,7 +83,7 @@ def kimi(width: int, height: int) -> int:
 
 
 def llama4(width: int, height: int) -> int:
-    import torch
+    torch = pytest.importorskip("torch")
 
     names = ("get_factors", "find_supported_resolutions", "get_best_fit")
     functions = taken("llama4", "image_processing", *names)
@@ -157,7 +157,7 @@ def test_tokens_of_sound_equal_those_of_the_processor() -> None:
 
 def counted(run: Any) -> float:
     """Return the FLOPs of what `run` computes, on the meta device."""
-    import torch
+    torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

@@ -84,6 +84,7 @@ def test_header_that_claims_more_than_the_limit_is_refused_before_it_is_read(tmp
         read_header(path)
 
 
+@pytest.mark.slow
 def test_index_of_the_most_tensors_takes_little_memory_and_one_of_more_is_refused(tmp_path):
     named = [f"model.layers.{n % 61}.mlp.experts.{n // 61}.down_proj.weight_scale_2" for n in range(MOST_TENSORS)]
     index = tmp_path / "model.safetensors.index.json"

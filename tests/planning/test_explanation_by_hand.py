@@ -31,7 +31,7 @@ def pool(role="serve", batch=64, chunk=500, reads=1.0, mixed=True, **layout) -> 
         role=role,
         batch=batch,
         chunk=chunk,
-        reads=reads,
+        chunks_per_mixed_step=reads,
         layout=Layout(**layout),
         mixed=PLAN.pools[0].mixed if mixed else None,
     )

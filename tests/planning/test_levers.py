@@ -24,7 +24,7 @@ OUTPUT = st.Workload(input_tokens=1, output_tokens=1000)
 
 
 def by_option(found) -> dict[str, Alternative]:
-    return {lever.option.partition(" ")[0]: lever for lever in found.levers}
+    return {lever.option.partition(" ")[0]: lever for lever in found.alternatives}
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,9 @@ def test_twice_the_chips_are_worth_what_a_plan_on_them_costs(llama):
 
 
 def test_the_choice_that_saves_most_is_named_with_what_to_type(llama):
-    assert [lever.saving for lever in llama.levers] == sorted((lever.saving for lever in llama.levers), reverse=True)
-    assert llama.levers[0].option == "--weights fp8"
-    told = f"(--weights fp8) would help most: about {llama.levers[0].saving:.0%} cheaper, if answers stay good enough."
+    assert [lever.saving for lever in llama.alternatives] == sorted((lever.saving for lever in llama.alternatives), reverse=True)
+    assert llama.alternatives[0].option == "--weights fp8"
+    told = f"(--weights fp8) would help most: about {llama.alternatives[0].saving:.0%} cheaper, if answers stay good enough."
     assert llama.why.endswith(told)
     assert "Of choices, weights in fp8" in llama.why
 

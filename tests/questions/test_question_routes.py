@@ -27,6 +27,7 @@ def client():
         yield opened
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BASE)
 def test_question_with_a_hostile_input_is_answered_or_refused(client, name):
     for key, value in itertools.product(find_question(name).inputs, HOSTILE):

@@ -113,6 +113,7 @@ def test_rows_and_columns_are_both_needed():
     assert mixing.cipher_curve("Speck32/64 (ARX)", samples=20_000).shares[-1] == pytest.approx(0.5, abs=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", networks.KINDS)
 def test_random_networks_flip_as_the_correlation_map_says(name):
     """Exact for endless width: networks of 512 are within 6 %, and the error of sampling."""

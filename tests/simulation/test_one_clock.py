@@ -45,6 +45,7 @@ def traffic_of(kind, seed):
     return st.open_loop(float(draw.uniform(1, 60)), 1500, inputs, outputs, seed=seed)  # many of them overloaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratios", RATIOS)
 @pytest.mark.parametrize("kind", ["poisson", "clients", "recorded"])
 @pytest.mark.parametrize("pools", [{}, {"prefill": st.Layout()}], ids=["one pool", "two pools"])

@@ -35,7 +35,7 @@ def test_a_plan_is_replayed_by_the_names_it_holds(plan):
     assert found.reason == ""
     assert found.limits.is_met
     assert found.rate <= found.planned_rate == plan.requests_per_second
-    assert (found.batch, found.planned_batch) == (plan.pools[-1].seats, plan.pools[-1].batch)
+    assert (found.batch, found.planned_batch) == (plan.pools[-1].max_num_seqs, plan.pools[-1].batch)
 
 
 @pytest.mark.parametrize("what", ["model", "system", "engine"])
@@ -100,7 +100,7 @@ def test_seats_stay_and_the_rate_is_lowered(plan):
     tight = replace(plan, slo=st.Slo(tpot=0.02, ttft=0.12))
     strict, loose = (st.replay(tight, requests=1000, percentile=q) for q in ("p99", "p50"))
     assert strict.good
-    assert strict.batch == plan.pools[-1].seats
+    assert strict.batch == plan.pools[-1].max_num_seqs
     assert strict.rate < loose.rate <= plan.requests_per_second
     assert strict.rate == pytest.approx(strict.planned_rate * 0.9 ** (strict.attempts - 1))
 

@@ -149,6 +149,7 @@ TIMES = st.tuples(*[st.floats(0.7, 1.4) for _ in range(3)], st.floats(0.85, 1.0)
 EXACT = {"v-half": 0.07, "v-min": 0.07, "zbv": 0.005}  # the V ones: worst at p = 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=25)
 @given(times=TIMES, pick=st.integers(0, 10_000))

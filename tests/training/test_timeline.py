@@ -53,6 +53,7 @@ def test_a_picture_by_hand() -> None:
     assert lines[:4] == ["two stages", "0 0█1█····0▒▒▒··1▒▒▒", "1 ··0█0▒▒▒1█1▒▒▒····", "  0           900 ms"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_pictures_fit_their_width(name: str, width: int) -> None:

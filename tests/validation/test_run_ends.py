@@ -51,6 +51,7 @@ def replica(lengths, batch=SEATS, model=MODELS["spread"]):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["spread", "exponential"])
 @pytest.mark.parametrize("rounds", [1, 10])
 def test_runs_walked_step_by_step(kind, rounds):

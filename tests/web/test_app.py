@@ -53,6 +53,7 @@ def test_a_board_answers_its_defaults_with_columns_of_one_length_and_a_sentence(
     assert CLIENT.get(f"/api/boards/{name}").json() == data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOARDS)
 def test_presets_are_inputs_of_their_boards_and_are_answered(name):
     board = load_boards()[name]

@@ -50,7 +50,7 @@ def test_the_longer_a_cache_waits_the_slower_the_memory_that_suits_it():
 
 
 def test_a_cache_that_no_memory_pays_for_is_made_again():
-    answer = asked(held=1e7)
+    answer = asked(hold_seconds=1e7)
     assert "make the cache again" in answer["sentence"]
     assert answer["marks"]["tier"] == "again"
 

@@ -67,6 +67,7 @@ def text_inputs(name):
     return ["model", "system", "engine", *own]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("board", "field"), [(name, field) for name in BOARDS for field in text_inputs(name)])
 def test_text_inputs_open_no_file_of_the_server(board, field, tmp_path, monkeypatch):
     """A path is refused at its field, or has no part in the answer; the file is not opened either way."""

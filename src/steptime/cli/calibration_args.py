@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def anchor_path(text: str) -> str:
     """Return the name of the file in front of what it does not tell.
 
-    >>> file_of("result.json,tp=4,weights=fp8")
+    >>> anchor_path("result.json,tp=4,weights=fp8")
     'result.json'
     """
     return text if os.path.exists(text) else text.partition(",")[0]
@@ -25,7 +25,7 @@ def anchor_path(text: str) -> str:
 def anchor_settings(text: str) -> dict[str, str]:
     """Return what stands behind the name of the file, by the argument of `load_anchor`.
 
-    >>> told_of("result.json,tp=4,weights=fp8")
+    >>> anchor_settings("result.json,tp=4,weights=fp8")
     {'tp': '4', 'weights': 'fp8'}
     """
     from steptime.validation.validate_api import SETTING_COLUMNS

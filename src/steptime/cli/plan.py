@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import BRIEF, CSV, JSON, LIMITS, OUTPUT, SubjectChanges, not_empty, option, read_systems, refuse_idle
+from steptime.cli.options import CSV, FULL, JSON, LIMITS, OUTPUT, SubjectChanges, not_empty, option, read_systems, refuse_idle
 from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv, wrote
 from steptime.cli.output_folders import check_folder, write_folder
 from steptime.errors import InputError
@@ -42,7 +42,7 @@ class PlanOutput:
     force: Annotated[
         bool, option("Write over other scripts in the folder, and remove those of an earlier plan.", OUTPUT, "--force")
     ] = False
-    brief: BRIEF = False
+    full: FULL = False
     plot: Annotated[
         str | None,
         option("Draw the Pareto front of speed and cost: .svg, .png or .pdf.", OUTPUT, "--plot", metavar="FILE"),
@@ -71,8 +71,7 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
         {
             "--simulate": (output.simulate, "quantile"),
             "text, not --json, which has the commands of all engines": (not output.json, "launch"),
-            "text, not --json": (not output.json, "brief"),
-            "a whole plan, not --brief": (not output.brief, "explain launch"),
+            "text, not --json": (not output.json, "full"),
             "--launch ENGINE": (output.launch is not None, "launch_dir"),
             "--launch-dir FOLDER": (output.launch_dir is not None, "force"),
         },
@@ -94,7 +93,7 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
     if launches and engine.name == "ideal":
         raise InputError("--launch cannot be used with --engine ideal")
     try:
-        deployment = solve(values, diagnostics=not output.brief)
+        deployment = solve(values, diagnostics=True)
     except DoesNotFit as problem:
         raise DoesNotFit(f"{problem}{_smallest_system_hint(model, inputs.catalog)}") from None
     replayed = (
@@ -209,16 +208,17 @@ def _print(
     launches: tuple[str, ...],
 ) -> None:
     """Print a plan as text."""
-    from steptime.cli.views.plan_view import launch_view, plan_brief, plan_view
+    from steptime.cli.views.plan_view import launch_view, plan_view
+    from steptime.cli.views.widgets import more_line
 
     console = make_console()
-    lead = []
+    lines = []
     if replayed is not None:
         from steptime.cli.views.simulation_view import replay_lines
 
-        lead = replay_lines(replayed, brief=output.brief)
-    show(plan_brief(deployment, lead) if output.brief else plan_view(deployment, console.width, lead), console=console)
-    if not deployment.feasible or output.brief or (replayed is not None and not replayed.good):
+        lines = replay_lines(replayed, full=output.full)
+    show(plan_view(deployment, console.width, lines, full=output.full), console=console)
+    if not deployment.feasible or (replayed is not None and not replayed.good):
         return
     if output.explain:
         from steptime.cli.views.explain_view import explain_plan
@@ -227,6 +227,5 @@ def _print(
     if launches:
         console.print(launch_view(deployment, launches), soft_wrap=True)
     if not (output.explain or launches):
-        hint = f"{deployment.evaluated:,} layouts in {deployment.search_seconds:.2f} s."
-        hint += " More: --explain, --launch all, --json, --csv."
-        console.print(hint, style="bright_black")
+        tables = [] if output.full else ["--full (time, memory, Pareto front)"]
+        show(more_line(*tables, "--explain", "--launch all", "--plot FILE", "--json"), console=console)

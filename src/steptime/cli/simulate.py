@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, SubjectChanges, not_empty, option, refuse_idle
+from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SubjectChanges, not_empty, option, refuse_idle
 from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv, wrote
 from steptime.cli.simulate_common import compiling, need_numba, with_progress
 from steptime.errors import InputError, RangeError
@@ -38,7 +38,7 @@ class SimulateOutput:
     ] = False
     export: Annotated[str | None, option("Write every request to a .csv or .parquet file.", OUTPUT, metavar="FILE")] = None
     chrome: Annotated[str | None, option("Write the timeline as a Chrome trace.", OUTPUT, metavar="FILE")] = None
-    brief: BRIEF = False
+    full: FULL = False
     csv: CSV = None
     json: JSON = False
 
@@ -102,7 +102,7 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
         "--prefill-replicas": (inputs.prefill_replicas > 0, "prefill_tp"),
         "--fast-replicas": (inputs.fast_replicas > 0, "fast_sequences"),
         "--fast-share, the share of requests that they serve": (inputs.fast_share > 0, "fast_replicas"),
-        "text, not --json": (not output.json, "brief"),
+        "text, not --json": (not output.json, "full"),
     }
 
 
@@ -142,12 +142,12 @@ def _find_rate(prepared: Setup, output: SimulateOutput) -> None:
         about = {"model": model.name, "system": system.name, "engine": engine.name, "layout": arguments["layout"]}
         print_json(highest.to_dict(**about, anchor=engine.anchor, policy=arguments["policy"]))
     else:
-        _print_rate(prepared, highest, brief=output.brief)
+        _print_rate(prepared, highest)
     if not highest.rate > 0:
         raise typer.Exit(1)
 
 
-def _print_rate(prepared: Setup, highest: "HighestRate", *, brief: bool) -> None:
+def _print_rate(prepared: Setup, highest: "HighestRate") -> None:
     """Print the highest rate, and what was tried."""
     from steptime.cli.views.simulation_view import rate_answer, rate_view, uncached
     from steptime.cli.views.step_view import own_runs
@@ -161,13 +161,14 @@ def _print_rate(prepared: Setup, highest: "HighestRate", *, brief: bool) -> None
     title = f"{prepared.model.name} on {prepared.system.chip.name} ({show_layout(arguments['layout'])}), engine {engine.name}"
     title += "" if prefill is None else f", {counted(int(prefill.replicas), 'prefill replica')}"
     played = "" if trace is None else f", {trace.name} of {len(trace):,} requests"
+    limited = arguments["slo"] != Slo()
+    show(rate_answer(highest, limited), console=console)
     console.print(f"{title}, {arguments['policy'].kind} batching{played}")
     if trace is not None and arguments["cache"] is None:
         show(*notes(uncached(trace)), console=console)
     if engine.anchor is not None:
         show(*own_runs(engine.anchor), console=console)
-    limited = arguments["slo"] != Slo()
-    show(rate_answer(highest, limited) if brief else rate_view(highest, console.width, limited), console=console)
+    show(rate_view(highest, console.width), console=console)
 
 
 def _run(prepared: Setup, output: SimulateOutput) -> None:
@@ -190,13 +191,16 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
         ranges = [{"slowness": slowness, "answers": end.answers} for slowness, end in slower.items()]
         print_json(run.to_dict(range=ranges, summary=answers_from(run)))
         raise typer.Exit(_exit_code(run))
-    from steptime.cli.views.simulation_view import range_view, simulation_brief, simulation_title, simulation_view
+    from steptime.cli.views.simulation_view import range_view, simulation_title, simulation_view
+    from steptime.cli.views.widgets import more_line
 
     console = make_console()
     title = simulation_title(model.name, system.chip.name, run, arguments["layout"], engine.name)
-    show(simulation_brief(title, run) if output.brief else simulation_view(title, run, console.width), console=console)
+    show(simulation_view(title, run, console.width, full=output.full), console=console)
     if slower:
         show(range_view(run, slower, [flag.words for flag, applies in flags if applies]), console=console)
+    if not output.full:
+        show(more_line("--full (distribution, timeline)", "--range", "--find-rate", "--export FILE", "--json"), console=console)
     raise typer.Exit(_exit_code(run))
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, SubjectChanges, option, refuse_idle
+from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SubjectChanges, option, refuse_idle
 from steptime.cli.output import check_outputs, make_console, print_json, say, show, write_csv
 from steptime.questions.step_question import STEP, StepInputs, bind_pass, pass_sizes, with_layout
 
@@ -19,7 +19,7 @@ def step(
     inputs: StepInputs,
     changes: SubjectChanges,
     explain: Annotated[bool, option("Show each term's formula with its numbers and sources.", OUTPUT, "--explain")] = False,
-    brief: BRIEF = False,
+    full: FULL = False,
     csv: CSV = None,
     json: JSON = False,
 ) -> None:
@@ -29,8 +29,7 @@ def step(
         {
             "--phase prefill or mixed": (inputs.phase != "decode", "tokens prompts prefix image audio"),
             "--phase decode or mixed": (inputs.phase != "prefill", "batch context query"),
-            "text, not --json": (not json, "brief"),
-            "a whole step, not --brief": (not brief, "explain"),
+            "text, not --json": (not json, "full"),
         },
     )
     check_outputs({"--csv": csv}, changes.files(vars(inputs)))
@@ -50,16 +49,19 @@ def step(
         answers = STEP.ask(with_layout(STEP, values), frozenset())
         print_json(summary.to_dict(summary=answers, **(_explained(values) if explain else {})))
         raise typer.Exit(exit_code)
-    from steptime.cli.views.step_view import step_brief, step_view
+    from steptime.cli.views.step_view import step_view
+    from steptime.cli.views.widgets import more_line
 
     console = make_console()
-    show(step_brief(summary) if brief else step_view(summary, console.width), console=console)
+    show(step_view(summary, console.width, full=full), console=console)
     if explain:
         from steptime.cli.views.explain_view import lines_table, sources_table
 
         system, lines = _lines(values)
         show(lines_table(lines))
         show(sources_table(system))
+    elif not full:
+        show(more_line("--full (what the step waits for)", "--explain", "--csv FILE", "--json"), console=console)
     raise typer.Exit(exit_code)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, SET, not_empty, option, typed_with_changes
+from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SET, not_empty, option, typed_with_changes
 from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, wrote
 from steptime.questions.train_question import TrainInputs, bind_train, solve, summary
 
@@ -31,7 +31,7 @@ def train(
     ] = None,
     plot: Annotated[str | None, option("Write the picture of the schedule to a file: .svg, .png or .pdf.", OUTPUT)] = None,
     set_: SET = None,
-    brief: BRIEF = False,
+    full: FULL = False,
     csv: CSV = None,
     json: JSON = False,
 ) -> None:
@@ -43,7 +43,7 @@ def train(
         values["engine"] = launch
     _, described, machine, stack = bind_train(values)
     with patience("searching layouts"):
-        training = solve(values, changes=not brief)
+        training = solve(values, changes=True)
         scaled = _scaled(described, machine, training, stack, inputs.axes()) if scaling else None
     if csv is not None:
         write_csv(csv, training.step)
@@ -54,7 +54,7 @@ def train(
         extra_fields = {"summary": summary(training), **({"scaling": scaled.to_dict()} if scaled else {})}
         print_json(training.to_dict(**extra_fields, **({"launch": lines} if lines else {})))
         return
-    _show_training(described, machine, training, stack, scaled, brief=brief, explain=explain)
+    _show_training(described, machine, training, stack, scaled, full=full, explain=explain)
     for line in lines or []:
         typer.echo(line)
 
@@ -67,18 +67,19 @@ def _lines(described: Any, machine: "System", training: "Training", stack: str) 
 
 
 def _show_training(
-    described: Any, machine: "System", training: "Training", stack: Any, scaled: Any, *, brief: bool, explain: bool
+    described: Any, machine: "System", training: "Training", stack: Any, scaled: Any, *, full: bool, explain: bool
 ) -> None:
     from steptime.cli.views.explain_view import sources_table
-    from steptime.cli.views.training_view import explained_view, scaling_view, training_brief, training_view
+    from steptime.cli.views.training_view import explained_view, scaling_view, training_view
+    from steptime.cli.views.widgets import more_line
     from steptime.training.step_schedule import step_timeline
 
     console = make_console()
-    if brief:
-        show(training_brief(training, machine), console=console)
-    else:
-        timeline = step_timeline(described, machine, training, stack)
-        show(training_view(training, machine, timeline, console.width), console=console)
+    timeline = step_timeline(described, machine, training, stack) if full else None
+    show(training_view(training, machine, timeline, console.width, full=full), console=console)
+    if not (full or explain or scaled):
+        tables = "--full (memory, time, schedule)"
+        show(more_line(tables, "--explain", "--scaling", "--launch STACK", "--plot FILE", "--json"), console=console)
     if scaled is not None:
         show(scaling_view(scaled, console.width), console=console)
     if explain:

@@ -33,7 +33,7 @@ def solve(values: Mapping[str, Any]) -> CacheTrade:
 
 
 def _of_cache(name: str) -> Any:
-    return lambda trade: getattr(trade.held[0], name)
+    return lambda trade: getattr(trade.caches[0], name)
 
 
 READS: Final[Mapping[str, Reader]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from steptime.number_checks import Number
-from steptime.units import DAY, MILLION
+from steptime.units import DAY, MILLION, in_digits
 
 
 def usd_per_million(usd_per_second: Number, tokens_per_second: Number) -> Number:
@@ -72,11 +72,16 @@ def sequences_in_flight(tokens_per_second: Number, tokens_per_second_per_user: N
 
 
 def usd(value: float) -> str:
-    """Write dollars: from one on to two places, less to three digits.
+    """Write dollars with three digits, millions and billions with a letter.
 
-    >>> usd(1234.5), usd(0.3), usd(0.05018), usd(0.0)
-    ('$1,234.50', '$0.300', '$0.0502', '$0.00')
+    >>> usd(1234.5), usd(0.3), usd(0.05018), usd(0.0), usd(6_994_061.63), usd(217.73), usd(12)
+    ('$1,230', '$0.300', '$0.0502', '$0.00', '$6.99 M', '$218', '$12.0')
     """
     if not math.isfinite(value):
         return "unknown"
-    return f"${value:,.{2 - min(0, math.floor(math.log10(value))) if value > 0 else 2}f}"
+    for scale, letter in ((1e9, " B"), (1e6, " M")):
+        if abs(value) >= 0.9995 * scale:
+            return f"${in_digits(value / scale) if value >= 999.5 * scale else f'{value / scale:#.3g}'}{letter}"
+    if value and abs(value) < 999.5:
+        return f"${value:.{max(0, 2 - math.floor(math.log10(abs(value) * (1 + 5e-4))))}f}"
+    return f"${in_digits(value)}" if value else "$0.00"

@@ -61,7 +61,8 @@ class Slo:
             ("tpot", self.tpot, LONGEST_TPOT, "for a speed in tok/s give Slo(speed=...)"),
             ("ttft", self.ttft, DAY, "it is a time in s; for a speed in tok/s give Slo(speed=...)"),
         ):
-            longest = np.max(value, where=np.isfinite(value), initial=0.0)
+            times = np.asarray(value, dtype=np.float64)
+            longest = np.max(times, where=np.isfinite(times), initial=0.0)
             if longest > maximum * SLACK:
                 raise InputError(f"{name} must be at most {maximum:g} s, got {longest:g}; {fix}")
 

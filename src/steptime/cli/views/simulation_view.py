@@ -15,7 +15,7 @@ from rich.text import Text
 from steptime.cli.views.step_view import own_runs
 from steptime.cli.views.terminal_plots import distribution_plot, rate_plot
 from steptime.cli.views.widgets import Either, Grid, beyond_runs, notes, table
-from steptime.hardware.rental_prices import has_rent, kind_and_date, origin_in_words
+from steptime.hardware.rental_prices import has_rent, origin_in_words
 from steptime.hardware.unit_cost import usd
 from steptime.physics.layout import Layout, show_layout
 from steptime.simulation.max_rate import HighestRate, RatePoint
@@ -28,61 +28,40 @@ from steptime.simulation.traffic import Traffic, repeated_share
 from steptime.units import counted, in_digits, show
 
 COLOURS = {SATURATED: "bold yellow", OVERLOADED: "bold red"}
-MEANING = "Arrival to seat: what comes before the queue, and the wait in it. Between two tokens: stalls by others' prompts too."
+MEANING = "Arrival to slot includes the wait in the queue. Between two tokens includes stalls by prefill of other requests."
 LEVELS = " ▁▂▃▄▅▆▇█"
 # of the sequence slots, and of the KV cache: slots that limit a run whose cache has room
 FULL, HALF = 0.75, 0.5
 WORTH_A_NOTE = 0.02  # share by which the coefficients of the step time may be off without a word
 
 
-def simulation_view(title: str, simulation: Simulation, width: int) -> RenderableType:
-    """Return a run on one screen, what changes the answer first."""
+def simulation_view(title: str, simulation: Simulation, width: int, *, full: bool = False) -> RenderableType:
+    """Return a simulation as text: verdict, latencies, rates and warnings, and with `full` its pictures.
+
+    Args:
+        title: What was simulated on what.
+        simulation: A simulation.
+        width: Columns of the terminal.
+        full: Whether to add the distribution of latencies, the timeline, the prefix cache and the rent.
+
+    Returns:
+        Something that a console prints.
+    """
     a = simulation.answers
-    parts: list[RenderableType] = [
-        Text(title),
-        *notes(_notes(simulation)),
-        *own_runs(simulation.anchor),
-        Text(),
-        *_limits(simulation.limits),
-        _verdict(a, simulation.limits),
-    ]
+    parts: list[RenderableType] = [*_limits(simulation.limits), _verdict(a, simulation.limits), Text(title)]
     if not a.served:
-        return Group(*parts)
+        return Group(*parts, *notes(_notes(simulation)))
     if a.classes:
         parts.append(_classes(a, simulation.limited))
-    parts += [_latencies(a), Text(MEANING, style="bright_black"), *_rates(a, simulation), *_rent(simulation), Text()]
+    parts += [_latencies(a), *_rates(a, simulation), *own_runs(simulation.anchor), *notes(_notes(simulation))]
+    parts += _rent(simulation)
+    if not full:
+        return Group(*parts)
+    parts += [Text(MEANING, style="bright_black"), Text()]
     parts += [distribution_plot(latencies(simulation.requests), width), Text(), _timeline(simulation, width)]
     if simulation.cache is not None:
         parts += [Text(), _cache(simulation.cache)]
     return Group(*parts)
-
-
-def simulation_brief(title: str, simulation: Simulation) -> RenderableType:
-    """Return the answer alone."""
-    a = simulation.answers
-    lines = [
-        Text(title),
-        *notes(_notes(simulation)),
-        *own_runs(simulation.anchor),
-        *_limits(simulation.limits),
-        _verdict(a, simulation.limits),
-    ]
-    if a.served:
-        for name, q in (("First token", a.ttft), ("Time per token", a.tpot)):
-            if not math.isnan(q.mean):
-                lines.append(Text(f"{name}: mean {show(q.mean, 's')}, p50 {show(q.p50, 's')}, p99 {show(q.p99, 's')}"))
-        lines += [
-            Text(f"{name}: {value}{_rent_note(name, simulation)}") for name, value in _figures(a, simulation) if name in BRIEF
-        ]
-    return Group(*lines)
-
-
-BRIEF = ("Throughput", "Output per chip", "USD/M output tokens")
-
-
-def _rent_note(name: str, simulation: Simulation) -> str:
-    """Return kind and date of the rent, behind what a token costs."""
-    return f"; {kind_and_date(simulation.rent)}" if name.startswith("USD") and has_rent(simulation.rent) else ""
 
 
 def _rent(simulation: Simulation) -> list[Text]:
@@ -148,7 +127,7 @@ def _latencies(a: Answers) -> Grid:
         ("Time per token", a.tpot),
         ("Between two tokens", a.inter_token),
         ("End to end", a.end_to_end),
-        ("Arrival to seat", a.wait),
+        ("Arrival to slot", a.wait),
     )
     for name, s in rows:
         grid.add_row(name, *map(_time, (s.mean, s.p50, s.p90, s.p95, s.p99)))
@@ -267,23 +246,30 @@ def range_view(simulation: Simulation, ends: Mapping[float, Simulation], unlike:
     row("Verdict", lambda a: a.verdict)
     if not unlike:
         return grid
-    return Group(grid, Text(f"The range is wider here: {beyond_runs(unlike)}"))
+    return Group(grid, Text(beyond_runs(unlike)))
 
 
-def replay_lines(replay: Replay, *, brief: bool) -> list[Text]:
-    """Return what random arrivals make of a plan, before the plan's own figures."""
+def replay_lines(replay: Replay, *, full: bool) -> list[Text]:
+    """Return what random arrivals change in a plan, to print after the plan's answer.
+
+    Args:
+        replay: The simulation of a plan.
+        full: Whether to add how many requests met their limits, and the verdict.
+
+    Returns:
+        Lines of text.
+    """
     a, percentile = replay.answers, at_percentile(replay.percentile)
     if not replay.good:
-        lines = [Text.assemble(("Not possible: ", "bold red"), f"{replay.reason}.")]
-        return [*lines, Text(f"{'' if brief else chr(10)}The plan itself, which its replay refuses:", style="bold")]
+        return [Text.assemble(("With random arrivals not possible: ", "bold red"), f"{replay.reason}.")]
     dollars = a.usd_per_million_output_tokens
-    tokens = f"{show(replay.simulation.output_tokens_per_second_per_chip, 'tok/s')} of output per chip"
-    answer = f"{usd(dollars)} per million output tokens" if math.isfinite(dollars) else tokens
-    share = "all" if replay.attempts == 1 else f"{replay.rate / replay.planned_rate:.0%}"
-    rate = f"with {share} of the plan's {in_digits(replay.planned_rate, 4)} requests/s"
-    head = Text.assemble((f"{answer} with random arrivals", "bold green"), f": limits hold {percentile} {rate}.")
-    plan_heading = Text(f"{'' if brief else chr(10)}The plan's own figures, in closed form:", style="bold")
-    return [head, plan_heading] if brief else [head, *_limits(replay.simulation.limits), _verdict(a, None), plan_heading]
+    rate = f"{show(replay.simulation.output_tokens_per_second_per_chip, 'tok/s')} of output per chip"
+    answer = f"{usd(dollars)} per million output tokens" if math.isfinite(dollars) else rate
+    share = "the whole" if replay.attempts == 1 else f"{replay.rate / replay.planned_rate:.0%}"
+    load = f"{share} rate of the plan" if replay.attempts == 1 else f"{share} of the plan's rate"
+    planned = f"{in_digits(replay.planned_rate)} requests/s"
+    head = Text.assemble((f"With random arrivals: {answer}", "bold green"), f", limits met {percentile} at {load}, {planned}.")
+    return [head, *_limits(replay.simulation.limits), _verdict(a, None)] if full else [head]
 
 
 def simulation_title(model: str, chip: str, simulation: Simulation, layout: Layout, engine: str) -> str:
@@ -299,9 +285,17 @@ def simulation_title(model: str, chip: str, simulation: Simulation, layout: Layo
     return f"{model} on {simulation.chips} x {chip} ({pools}), engine {engine}: {sent}, {simulation.traffic.name}, {kind}"
 
 
-def rate_view(search: HighestRate, width: int, limited: bool = True) -> RenderableType:
-    """Return the search for the highest rate: a plot of latency against rate, and the points."""
-    parts: list[RenderableType] = [rate_answer(search, limited), Text()]
+def rate_view(search: HighestRate, width: int) -> RenderableType:
+    """Return the rates that a search tried: latency against rate as a plot and a table.
+
+    Args:
+        search: A search for the highest rate.
+        width: Columns of the terminal.
+
+    Returns:
+        Something that a console prints.
+    """
+    parts: list[RenderableType] = []
     plotted_points = [p for p in search.points if math.isfinite(p.ttft) and p.rate > 0]
     if len({p.rate for p in plotted_points}) > 1:
         by_rate = sorted(plotted_points, key=lambda p: p.rate)

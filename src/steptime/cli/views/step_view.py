@@ -15,7 +15,7 @@ from steptime.physics.bias_correction import Anchor
 from steptime.physics.chip_memory import Memory
 from steptime.physics.layout import show_layout
 from steptime.physics.step import Step
-from steptime.units import counted, show
+from steptime.units import counted, in_digits, show
 
 if TYPE_CHECKING:
     from steptime.questions.step_question import StepSummary
@@ -48,36 +48,56 @@ RESOURCES = {  # name, colour
     "overhead": ("engine overhead", "bright_black"),
 }
 RATES = {
-    "tokens_per_second_per_user": "Speed for each user",
+    "tokens_per_second_per_user": "Speed per user",
     "output_tokens_per_second_per_chip": "Output per chip",
     "prompt_tokens_per_second_per_chip": "Prompt tokens per chip",
 }
-MEANING = "90 % range: nine in ten measured steps lie in it. Bounds: all overlapped, and nothing overlapped."
 
 
-def step_view(card: StepSummary, width: int) -> RenderableType:
-    """Return one step on a screen, what changes the answer first."""
-    meaning = [Text(MEANING, style="bright_black")] if card.range else []
-    return Group(
-        Text(title(card)),
+def step_view(card: StepSummary, width: int, *, full: bool = False) -> RenderableType:
+    """Return one step as text: its time, what it delivers, the time of each operator, and memory.
+
+    Args:
+        card: A step with its layout, rates and memory.
+        width: Columns of the terminal.
+        full: Whether to add the time by resource.
+
+    Returns:
+        Something that a console prints.
+    """
+    parts: list[RenderableType] = [
+        _answer(card),
         *notes(card.notes),
         *own_runs(card.anchor),
         facts(_answers(card)),
-        *meaning,
-        share_table({k: float(v) for k, v in card.terms.items()}, TERM_COLOURS, width, "Term"),
-        resource_table({k: float(v) for k, v in card.resources.items()}, width),
-        memory_bar(card.memory, width, f"Memory of a chip, {show(float(card.memory.capacity), 'B')}"),
-    )
+        share_table({k: float(v) for k, v in card.terms.items()}, TERM_COLOURS, width, "Operator"),
+    ]
+    if full:
+        parts.append(resource_table({k: float(v) for k, v in card.resources.items()}, width))
+    parts.append(memory_bar(card.memory, width, f"Memory of a chip, {show(float(card.memory.capacity), 'B')}"))
+    return Group(*parts)
 
 
-def step_brief(card: StepSummary) -> RenderableType:
-    """Return the answer alone."""
-    lines = (Text(f"{name}: {value}") for name, value in _answers(card))
-    return Group(Text(title(card)), *notes(card.notes), *own_runs(card.anchor), *lines)
+def _answer(card: StepSummary) -> Text:
+    """Say how long the step takes, and on what."""
+    time = ranged(float(card.total), _floats(card.range), lambda s: show(s, "s"))
+    setup = f"{counted(int(card.layout.chips), 'chip')} of {card.system} ({show_layout(card.layout)}), engine {card.engine}"
+    words = Text.assemble("One ", card.phase, f" step of {card.model} takes ", (time, "bold green"), f" on {setup}.")
+    free_bytes = float(card.memory.capacity - card.memory.used)
+    if free_bytes < 0:
+        words.append(f" It does not fit: {show(-free_bytes, 'B')} too much on a chip.", style="bold red")
+    return words
 
 
 def own_runs(anchor: Anchor | None) -> list[Text]:
-    """Name the measured runs that an answer is anchored on, and warn of those outside the range of their prediction."""
+    """Name the measured runs that correct an answer, and warn of those outside the range of their prediction.
+
+    Args:
+        anchor: The correction; None without one.
+
+    Returns:
+        Lines of text.
+    """
     if anchor is None:
         return []
     lines = [Text(anchor.text, style="cyan")]
@@ -89,24 +109,15 @@ def own_runs(anchor: Anchor | None) -> list[Text]:
     return lines
 
 
-def title(card: StepSummary) -> str:
-    """Say in a line what ran on what."""
-    setup = f"{counted(int(card.layout.chips), 'chip')} of {card.system}, {show_layout(card.layout)}, engine {card.engine}"
-    return f"{card.model} on {setup}: one {card.phase} step"
-
-
 def _answers(card: StepSummary) -> list[tuple[str, str | Text]]:
-    time = ranged(float(card.total), _floats(card.range), lambda s: show(s, "s"))
-    rows: list[tuple[str, str | Text]] = [
-        ("Time" + (" (90 % range)" if card.range else ""), Text(time, style="bold green")),
-    ]
-    if card.unanchored is not None:
-        rows.append(("Before your own runs", show(float(card.unanchored.total), "s")))
-    if card.ideal is not None:
-        rows.append(("Ideal, were nothing lost", show(float(card.ideal.total), "s")))
-    rows += [("Bounds", bounds(card)), ("Bound by", RESOURCES[str(card.bound)][0])]
+    rows: list[tuple[str, str | Text]] = []
     for name, (rate, limits) in card.rates().items():
-        rows.append((RATES[name], ranged(float(rate), _floats(limits), lambda speed: show(speed, "tok/s"))))
+        rows.append((RATES[name], ranged(float(rate), _floats(limits), lambda speed: f"{in_digits(speed)} tok/s")))
+    if card.unanchored is not None:
+        rows.append(("Without your runs", show(float(card.unanchored.total), "s")))
+    if card.ideal is not None:
+        rows.append(("Without losses", show(float(card.ideal.total), "s")))
+    rows += [("Bounds", bounds(card)), ("Bound by", RESOURCES[str(card.bound)][0])]
     free_bytes = float(card.memory.capacity - card.memory.used)
     rows.append(("Fits", "yes" if free_bytes >= 0 else f"no, {show(-free_bytes, 'B')} too much on a chip"))
     return rows
@@ -117,18 +128,42 @@ def _floats(limits: tuple[Number, Number] | None) -> tuple[float, float] | None:
 
 
 def bounds(step: Step) -> str:
-    """Write the two bounds of a step."""
-    return f"{show(float(step.lower), 's')}, all overlapped, to {show(float(step.upper), 's')}, nothing overlapped"
+    """Write the two bounds of a step.
+
+    Args:
+        step: A step.
+
+    Returns:
+        Its time if everything overlaps and if nothing does.
+    """
+    return f"{show(float(step.lower), 's')} (everything overlaps) to {show(float(step.upper), 's')} (nothing overlaps)"
 
 
 def resource_table(seconds: Mapping[str, float], width: int) -> Grid:
-    """Return the seconds of a step by what it waits for."""
+    """Return the time of a step by the resource that limits it.
+
+    Args:
+        seconds: Seconds by resource.
+        width: Columns of the terminal.
+
+    Returns:
+        A table with bars.
+    """
     seconds_by_name = {RESOURCES[key][0] if key in RESOURCES else key: value for key, value in seconds.items()}
     return share_table(seconds_by_name, dict(RESOURCES.values()), width, "Waits for")
 
 
 def memory_bar(memory: Memory, width: int, title: str) -> RenderableType:
-    """Return one stacked bar of a chip's memory with its legend."""
+    """Return one stacked bar of a chip's memory with its legend.
+
+    Args:
+        memory: Bytes of a chip by use.
+        width: Columns of the terminal.
+        title: Words before the legend.
+
+    Returns:
+        Something that a console prints.
+    """
     parts = [
         ("weights", float(memory.weights), "blue"),
         ("KV cache", float(memory.cache), "magenta"),

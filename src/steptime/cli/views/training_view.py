@@ -1,14 +1,9 @@
-"""What the terminal shows of training stacks.
-
-What the terminal shows of a training run: its step, memory, schedule, cost, and how it scales.
-
-What the terminal shows of predictions held against measured training runs.
-"""
+"""Training on the terminal: a run with its step, memory, schedule and cost, its scaling, stacks, and their validation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -27,13 +22,17 @@ from steptime.training.chip_scaling import Scaling
 from steptime.training.layer_profile import LayerProfile, layer_profiles
 from steptime.training.layer_time import layer_passes
 from steptime.training.schedule_timeline import Timeline
+from steptime.training.training_alternatives import Change
 from steptime.training.training_layout import show_training_layout
 from steptime.training.training_memory import PARTS
 from steptime.training.training_planner import Training
 from steptime.training.training_result import TrainingRunCost, TrainingStep
 from steptime.training.training_stack import CONSTANTS, TrainingEngine, load_stack, on_chip
-from steptime.units import DAY, counted, show
+from steptime.units import DAY, counted, in_digits, show
 from steptime.validation.training_validation import TrainingValidation
+
+# Changes that the default output names.
+MAX_CHANGES = 3
 
 
 def stacks_view(names: Iterable[str], catalog: str | None) -> RenderableType:
@@ -73,101 +72,117 @@ MEMORY_COLOURS = {
 }  # fmt: skip
 
 
-def training_view(training: Training, system: System, timeline: Timeline | None, width: int) -> RenderableType:
-    """Return a training run on a screen, the answer first."""
+def training_view(training: Training, system: System, timeline: Timeline | None, width: int, *, full: bool) -> RenderableType:
+    """Return a training run as text: days, dollars and MFU, its layout and step, and with `full` everything else.
+
+    Args:
+        training: The run with its fastest layout.
+        system: What it runs on.
+        timeline: The schedule of a step; None without pipeline stages.
+        width: Columns of the terminal.
+        full: Whether to add memory, the time of all operators, the run's figures and the schedule.
+
+    Returns:
+        Something that a console prints.
+    """
     step = training.step
+    times = share_table({name: float(value) for name, value in step.terms.items()}, COLOURS, width, "Operator")
+    parts: list[RenderableType] = [_answer(training), *notes(_warnings(step)), facts(_figures(training, system, full=full))]
+    if not full:
+        return Group(
+            *parts,
+            Text(f"{training.why[:1].upper()}{training.why[1:].rstrip('.')}.", style="bold"),
+            _changes(training.changes[:MAX_CHANGES]),
+        )
     memory = [
         (name, float(getattr(step.memory, name)), MEMORY_COLOURS[name]) for name in PARTS if float(getattr(step.memory, name))
     ]
-    parts: list[RenderableType] = [
-        Text(title(training)),
-        *notes(_minded(step)),
-        facts(_answers(training)),
-        share_table({name: float(value) for name, value in step.terms.items()}, COLOURS, width, "Term"),
-        stacked(
-            memory, float(step.memory.capacity), width, f"Memory of the fullest chip, {show(float(step.memory.capacity), 'B')}"
-        ),
+    memory_title = f"Memory of the fullest chip, {show(float(step.memory.capacity), 'B')}"
+    parts += [
+        times,
+        stacked(memory, float(step.memory.capacity), width, memory_title),
+        Text(f"{training.why[:1].upper()}{training.why[1:].rstrip('.')}.", style="bold"),
     ]
-    if training.run is not None:
-        parts += [Text("The run", style="bold"), facts(_run(training.run, system))]
     if training.changes:
-        parts.append(_changes(training))
+        parts.append(_changes(training.changes))
     if timeline is not None:
         parts.append(schedule_picture(timeline, width, "The schedule of a step"))
     return Group(*parts)
 
 
-def _minded(step: TrainingStep) -> list[str]:
-    """Return what is to be minded of a step."""
+def _warnings(step: TrainingStep) -> list[str]:
+    """Return what limits the trust in a step."""
     reversible = step.layout.recompute == "reversible"
-    return [f"reckoned as if the layers of {step.model} were reversible, which as built they are not"] if reversible else []
+    return [f"computed as if the layers of {step.model} were reversible; as built they are not"] if reversible else []
 
 
-def training_brief(training: Training, system: System) -> RenderableType:
-    """Return the answer alone."""
-    rows = _answers(training) + (_run(training.run, system) if training.run is not None else [])
-    return Group(Text(title(training)), *notes(_minded(training.step)), *(Text(f"{name}: {value}") for name, value in rows))
+def _days(seconds: float) -> str:
+    return f"{in_digits(seconds / DAY)} days" if seconds >= DAY else show(seconds, "s")
 
 
-def title(training: Training) -> str:
-    """Say in a line what is trained on what."""
-    step, job = training.step, training.job
-    words = {"pretrain": "", "sft": ", full fine-tune", "lora": ", LoRA fine-tune"}[job.task]
-    return (
-        f"{step.model} on {counted(training.chips, 'chip')} of {step.system}{words}: {counted(int(job.batch), 'sequence')} of "
-        f"{counted(int(job.seq), 'token')} in {job.dtype}, stack {step.stack}"
-    )
+def _answer(training: Training) -> Text:
+    """Say how long the run takes, what it costs, and how well it uses the chips."""
+    step, job, run = training.step, training.job, training.run
+    verb = {"pretrain": "Train", "sft": "Fine-tune", "lora": "Fine-tune (LoRA)"}[job.task]
+    where = f"{step.model} on {counted(training.chips, 'chip')} of {step.system}"
+    mfu = f"MFU {float(step.mfu_causal):.1%}"
+    if run is None:
+        limits = None if step.stack == "ideal" else (float(step.low), float(step.high))
+        time = f"{ranged(float(step.total), limits, lambda value: show(value, 's'))} per step, {mfu}."
+        return Text.assemble((f"{verb} {where}: ", "bold"), (time, "bold green"), " --tokens gives days and cost.")
+    limits = (run.usd_low, run.usd_high) if math.isfinite(run.usd_low) and math.isfinite(run.usd_high) else None
+    cost = f"{ranged(run.usd, limits, usd)}, " if math.isfinite(run.usd) else ""
+    time = f"{ranged(run.seconds, (run.low, run.high), _days)}, {cost}{mfu}."
+    return Text.assemble((f"{verb} {where} on {_tokens(run.tokens)} tokens: ", "bold"), (time, "bold green"))
 
 
-def _answers(training: Training) -> list[tuple[str, str | Text]]:
-    step = training.step
+def _figures(training: Training, system: System, *, full: bool) -> list[tuple[str, str | Text]]:
+    """Return the figures of a step and of the run, the shorter list without `full`."""
+    step, job, run = training.step, training.job, training.run
     limits = None if step.stack == "ideal" else (float(step.low), float(step.high))
     time = ranged(float(step.total), limits, lambda value: show(value, "s"))
+    batch = f"{counted(int(job.batch), 'sequence')} of {counted(int(job.seq), 'token')} in {job.dtype}"
     rows: list[tuple[str, str | Text]] = [
         ("Layout", Text(show_training_layout(step.layout), style="bold")),
-        ("Step" + (" (90 % range)" if limits else ""), Text(time, style="bold green")),
-        (
-            "Bounds",
-            f"{show(float(step.lower), 's')} if nothing were lost, {show(float(step.upper), 's')} if nothing were hidden",
-        ),
-        ("Tokens", f"{float(step.tokens_per_second_per_chip):,.0f} tok/s a chip"),
-        ("MFU, causal attention", f"{float(step.mfu_causal):.1%}"),
-        ("MFU, full attention", f"{float(step.mfu_full):.1%}"),
-        ("HFU, recomputation counted", f"{float(step.hfu):.1%}"),
-        ("Pipeline idle", f"{float(np.asarray(step.bubble)):.1%} of the step"),
-        ("Exposed communication", show(float(np.asarray(step.exposed)), "s")),
-        ("Why", training.why),
+        ("Step", f"{time}: {batch}, stack {step.stack}"),
+        ("Tokens per chip", f"{in_digits(float(step.tokens_per_second_per_chip))} tok/s"),
     ]
+    bubble, exposed = float(np.asarray(step.bubble)), float(np.asarray(step.exposed))
+    rows += [("Pipeline bubble", f"{bubble:.1%} of the step")] if bubble else []
+    rows += [("Exposed communication", f"{show(exposed, 's')} per step")] if exposed else []
     if training.runner_up:
         rows.append(("Runner-up", f"{training.runner_up}: {training.runner_up_slower - 1:.1%} slower"))
-    rows.append(("Layouts tried", f"{training.evaluated_layouts:,}"))
-    return rows
+    if full:
+        rows += [
+            ("Bounds", f"{show(float(step.lower), 's')} without losses, {show(float(step.upper), 's')} without overlap"),
+            ("MFU, full attention", f"{float(step.mfu_full):.1%}"),
+            ("HFU, with recomputation", f"{float(step.hfu):.1%}"),
+            ("Layouts tried", f"{training.evaluated_layouts:,}"),
+        ]
+    return rows + (_run(run, system, full=full) if run is not None else [])
 
 
-def _run(run: TrainingRunCost, system: System) -> list[tuple[str, str | Text]]:
-    def days(seconds: float) -> str:
-        return f"{seconds / DAY:,.1f} days" if seconds >= DAY else show(seconds, "s")
-
-    rows: list[tuple[str, str | Text]] = [
-        ("Tokens", f"{_tokens(run.tokens)} in {run.steps:,.0f} steps, {run.flops:.3g} FLOP with causal attention"),
-        ("Time (90 % range)", ranged(run.seconds, (run.low, run.high), days)),
-        ("Goodput", f"{run.goodput:.1%}: a failure every {show(run.between_failures, 's')}, {run.failures:,.1f} in all; "
-         f"a checkpoint ({show(run.checkpoint, 'B')}) every {show(run.checkpoint_every, 's')}"),
-        ("Chip-hours", f"{run.chip_hours:,.0f}" + (f", {run.spares:,} spares counted" if run.spares else "")),
-    ]  # fmt: skip
+def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str, str | Text]]:
+    failures = f"a failure every {show(run.between_failures, 's')}, a checkpoint every {show(run.checkpoint_every, 's')}"
+    rows: list[tuple[str, str | Text]] = [("Goodput", f"{run.goodput:.1%}: {failures}")]
     if math.isfinite(run.usd):
-        limits = (run.usd_low, run.usd_high) if math.isfinite(run.usd_low) and math.isfinite(run.usd_high) else None
-        rows.append(("Rent", f"{ranged(run.usd, limits, usd)} at {rent_in_words(system.rent)}"))
+        rows.append(("Rent", rent_in_words(system.rent)))
     else:
-        rows.append(("Rent", f"no rent of {system.name} is known; --rent 2.10 gives one in USD per chip-hour"))
-    if math.isfinite(run.joules):
-        rows.append(("Energy", f"{run.joules / 3.6e9:,.0f} MWh, {BASES.get(run.power_basis, run.power_basis)}"))
+        rows.append(("Rent", f"no rent of {system.name} is known; --rent 2.10 sets one in USD per chip-hour"))
+    if full:
+        rows += [
+            ("Steps", f"{run.steps:,.0f}, {run.flops:.3g} FLOP with causal attention"),
+            ("Failures", f"{in_digits(run.failures)} in the run; a checkpoint has {show(run.checkpoint, 'B')}"),
+            ("Chip-hours", f"{run.chip_hours:,.0f}" + (f", {run.spares:,} spares included" if run.spares else "")),
+        ]
+    if full and math.isfinite(run.joules):
+        rows.append(("Energy", f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"))
     return rows
 
 
-def _changes(training: Training) -> RenderableType:
-    grid = Grid(("What a change would bring", "Faster", "Layout then"), numbers=(1,), first_to_go=(2,))
-    for change in training.changes:
+def _changes(changes: Sequence[Change]) -> RenderableType:
+    grid = Grid(("What would help", "Speed-up", "Layout"), numbers=(1,), first_to_go=(2,))
+    for change in changes:
         grid.add_row(change.description, f"{change.faster:.2f}x", change.layout or "the same")
     return grid
 

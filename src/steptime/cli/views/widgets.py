@@ -142,8 +142,27 @@ def notes(words: Iterable[str]) -> list[Text]:
 
 
 def beyond_runs(differences: Iterable[str]) -> str:
-    """Say in which ways an answer is unlike what was measured."""
-    return f"{', '.join(differences)} lie beyond the runs that the engine was fitted to."
+    """Return how an answer differs from the runs that the engine was fitted to.
+
+    Args:
+        differences: Ways in which the answer extrapolates.
+
+    Returns:
+        A sentence.
+    """
+    return f"Extrapolates beyond the measured runs: {', '.join(differences)}."
+
+
+def more_line(*options: str) -> Text:
+    """Return the last line of an answer: the options that print more.
+
+    Args:
+        options: Options with what each of them adds, such as "--full (all tables)".
+
+    Returns:
+        One dim line.
+    """
+    return Text(f"More: {', '.join(options)}.", style="bright_black")
 
 
 def heading(text: str) -> Text:
@@ -187,23 +206,32 @@ def _packed(first: Text, pieces: Iterable[Text], width: int) -> list[Text]:
     return lines
 
 
-def ranged(value: float, limits: tuple[float, float] | None, write: Callable[[float], str]) -> str:
-    """Write a value with its 90 % range, the unit once where it is one.
+def ranged(value: float, limits: tuple[float, float] | None, write: Callable[[float], str], label: str = "90 %: ") -> str:
+    """Write a value with its 90 % range.
+
+    Args:
+        value: The value.
+        limits: Ends of its 90 % range; None writes the value without a range.
+        write: Writes a value with its unit.
+        label: Words before the range; empty where a header says what it is.
+
+    Returns:
+        The text; the limits repeat the unit only where units differ, or where a letter scales dollars.
 
     >>> from steptime.hardware.unit_cost import usd
     >>> ranged(0.0234, (0.0179, 0.0312), lambda s: show(s, "s"))
-    '23.4 ms (17.9 to 31.2)'
+    '23.4 ms (90 %: 17.9 to 31.2)'
     >>> ranged(0.95e-3, (0.8e-3, 1.2e-3), lambda s: show(s, "s")), ranged(2.0, None, usd)
-    ('950 µs (800 µs to 1.20 ms)', '$2.00')
+    ('950 µs (90 %: 800 µs to 1.20 ms)', '$2.00')
     """
     text = write(value)
     if limits is None or not all(math.isfinite(x) for x in (value, *limits)):
         return text
     low, high = (write(limit) for limit in limits)
     units = {part.partition(" ")[2] for part in (text, low, high)}
-    if len(units) == 1:
+    if len(units) == 1 and not text.startswith("$"):
         low, high = low.partition(" ")[0], high.partition(" ")[0]
-    return f"{text} ({low} to {high})"
+    return f"{text} ({label}{low} to {high})"
 
 
 def share_table(seconds: Mapping[str, float], colours: Mapping[str, str], width: int, title: str) -> Grid:
