@@ -68,4 +68,4 @@ def check_picture(path: str) -> None:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise RangeError("a picture needs matplotlib: pip install 'steptime[plot]'")
+        raise RangeError("a picture needs matplotlib: pip install 'steptime[plot]', or in a checkout pip install '.[plot]'")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steptime.cli.options import CSV, JSON, option, refuse_idle
+from steptime.cli.options import CSV, FULL, JSON, option, refuse_idle
 from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def lecture(
     ] = False,
     quiz: Annotated[bool, option("Ask the question cards; of one section where it is given.", ACTION, "--quiz")] = False,
     csv: CSV = None,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
     """Play the lecture of which this is the arithmetic: sections with pictures, verdicts on every number, question cards."""
@@ -35,7 +36,7 @@ def lecture(
         raise RangeError("--check is of the whole lecture; leave out the section and --quiz")
     if quiz and json:
         raise RangeError("--quiz asks in words; leave out --json")
-    refuse_idle(ctx, {"the list or --check": (not quiz and section is None, "csv")})
+    refuse_idle(ctx, {"the list or --check": (not quiz and section is None, "csv"), "text, not --json or --quiz": (not (json or quiz), "full")})
     check_outputs({"--csv": csv}, ())
     if section is not None:
         section_of(section)
@@ -53,11 +54,11 @@ def lecture(
 
         console = make_console()
         if isinstance(report, Verdicts):
-            show(check_view(report, console.width), console=console)
+            show(check_view(report, width=console.width, full=full), console=console)
         elif isinstance(report, Lecture):
-            show(lecture_view(report), console=console)
+            show(lecture_view(report, full=full), console=console)
         else:
-            show(section_view(report, console.width), console=console)
+            show(section_view(report, width=console.width, full=full), console=console)
     raise typer.Exit(int(check and bool(report.changed)))  # type: ignore[union-attr]
 
 
@@ -91,7 +92,7 @@ def _ask(card: "Card", place: str) -> bool:
     if answer:
         show(Text(_judge_answer(card, answer)))
     console = make_console()
-    show(card_view(card, console.width), Text(), console=console)
+    show(card_view(card), Text(), console=console)
     return True
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.options import CATALOG, CSV, EXPERTS, JSON, KV, OUTPUT, SET, WEIGHTS, count, option, refuse_idle
+from steptime.cli.options import CATALOG, CSV, EXPERTS, FULL, JSON, KV, OUTPUT, SET, WEIGHTS, count, option, refuse_idle
 from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv
 from steptime.errors import InputError, UnknownName
 
@@ -45,6 +45,7 @@ def reversible(
     catalog: CATALOG = None,
     seed: Annotated[int, count("--seed", "Of random weights, keys and blocks.", OUTPUT)] = 0,
     csv: CSV = None,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
     """Trade memory for arithmetic: networks undone instead of stored, ciphers that mix alike, caches that do the reverse."""
@@ -56,20 +57,14 @@ def reversible(
             f"mixing, not {topic}": (topic == "mixing", "samples"),
             f"cache, not {topic}": (topic == "cache", "context weights experts kv set_ catalog"),
             f"stacks or mixing, not {topic}": (topic in ("stacks", "mixing"), "seed"),
+            "text, not --json": (not json, "full"),
         },
     )
     check_outputs({"--csv": csv}, [])
     if topic == "stacks":
-        settings = {
-            "depth": depth,
-            "width": width,
-            "rows": rows,
-            "dtype": dtype,
-            "device": device,
-            "repeats": repeats,
-            "seed": seed,
-        }
-        table: Tabular = _stacks(settings)
+        table: Tabular = _stacks(
+            {"depth": depth, "width": width, "rows": rows, "dtype": dtype, "device": device, "repeats": repeats, "seed": seed}
+        )
     elif topic == "mixing":
         table = _mixing(samples, seed)
     elif topic == "sboxes":
@@ -84,7 +79,7 @@ def reversible(
     from steptime.cli.views.reversible_view import result_view
 
     console = make_console()
-    show(result_view(table, console.width), console=console)
+    show(result_view(table, width=console.width, full=full), console=console)
 
 
 def _topic(words: Sequence[str]) -> tuple[str, list[str]]:

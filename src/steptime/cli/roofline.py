@@ -3,14 +3,15 @@
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import CSV, JSON, SET, typed_with_changes
+from steptime.cli.options import CSV, FULL, JSON, SET, refuse_idle, typed_with_changes
 from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
 from steptime.lecture.roofline_question import RooflineInputs, solve, summary
 
 
 @grouped
-def roofline(ctx: typer.Context, inputs: RooflineInputs, set_: SET = None, csv: CSV = None, json: JSON = False) -> None:
+def roofline(ctx: typer.Context, inputs: RooflineInputs, set_: SET = None, csv: CSV = None, full: FULL = False, json: JSON = False) -> None:
     """Answer the blackboard's questions for a real model on one scale-up domain, each closed form beside the full model."""
+    refuse_idle(ctx, {"text, not --json": (not json, "full")})
     check_outputs({"--csv": csv}, [inputs.model, inputs.system])
     board = solve(typed_with_changes(ctx, RooflineInputs, set_))
     if csv is not None:
@@ -21,4 +22,4 @@ def roofline(ctx: typer.Context, inputs: RooflineInputs, set_: SET = None, csv: 
     from steptime.cli.views.lecture_view import roofline_view
 
     console = make_console()
-    show(roofline_view(board, console.width), console=console)
+    show(roofline_view(board, width=console.width, full=full), console=console)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from steptime.cli.views.widgets import Grid, heading, notes
+from steptime.cli.views.widgets import Grid, heading, more_line, notes
 from steptime.units import counted
 
 MAX_LINES = 40  # lines of an answer without --full
@@ -89,29 +89,12 @@ class Answer:
 
     def _last_line(self) -> Text:
         added = f"--full ({', '.join(self.hidden)})" if self.hidden else ""
-        ways = [added, "--json" if self.has_json else "", self.files]
-        return Text(f"More: {', '.join(filter(None, ways))}", style="bright_black")
+        return more_line(*filter(None, [added, "--json" if self.has_json else "", self.files]))
 
 
 def _height(part: RenderableType, console: Console, options: ConsoleOptions) -> int:
     """Return the lines that a part takes."""
     return len(console.render_lines(part, options, pad=False))
-
-
-def range_text(low: str, high: str) -> str:
-    """Write a 90 % range.
-
-    Args:
-        low: lower end, with its unit.
-        high: upper end, with its unit.
-
-    Returns:
-        Text to stand behind a value.
-
-    >>> range_text("$0.86", "$2.73")
-    '(90 %: $0.86 to $2.73)'
-    """
-    return f"(90 %: {low} to {high})"
 
 
 def section(title: str, lines: Iterable[str | RenderableType]) -> Group:

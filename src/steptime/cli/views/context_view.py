@@ -7,7 +7,7 @@ import math
 from rich.console import RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, footnote, range_text, section
+from steptime.cli.views.answer import Answer, footnote, section
 from steptime.cli.views.terminal_plots import LogScale
 from steptime.cli.views.widgets import Grid, ranged, table
 from steptime.hardware.unit_cost import usd
@@ -56,7 +56,7 @@ def _sentence(limits: ContextWalls) -> str:
         return limits.text
     text = f"{model} on {limits.system} reaches {tokens(base.longest)} of context at {speed}"
     if base.longest_range and base.longest_range[1] >= 1.01 * base.longest_range[0]:
-        text += f" {range_text(*map(_length, base.longest_range))}"
+        text += f" (90 %: {' to '.join(map(_length, base.longest_range))})"
     if math.isfinite(limits.usd_per_million) and limits.priced:
         text += f", and {tokens(base.longest_priced)} for {usd(limits.usd_per_million)} per million output tokens"
     longest = max(limits.walls, key=lambda wall: (wall.longest_priced, wall.longest))
@@ -92,7 +92,7 @@ def _table(limits: ContextWalls) -> Grid:
             usd(wall.usd_per_million) if math.isfinite(wall.usd_per_million) else "-",
             show(wall.cache, "B"),
             f"{wall.batch:,}" if wall.batch else "none",
-            ranged(wall.step, wall.step_range, lambda value: show(value, "s")) if wall.batch else "-",
+            ranged(wall.step, wall.step_range, lambda value: show(value, "s"), label="") if wall.batch else "-",
             show(wall.read_bytes, "B"),
             show(wall.parameters),
             wall.binds or "-",

@@ -9,9 +9,9 @@ from itertools import chain
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, footnote, range_text, section
+from steptime.cli.views.answer import Answer, footnote, section
 from steptime.cli.views.terminal_plots import LogScale
-from steptime.cli.views.widgets import Grid, heading, table
+from steptime.cli.views.widgets import Grid, heading, ranged, table
 from steptime.hardware.rental_prices import has_rent
 from steptime.hardware.unit_cost import usd
 from steptime.sweeps.ranking_result import Ranking, Standing
@@ -87,8 +87,7 @@ def _name(ranking: Ranking, standing: Standing) -> str:
 
 
 def _cost(standing: Standing) -> str:
-    cost = usd(standing.usd_per_million_output_tokens)
-    return cost if standing.cost_range is None else f"{cost} {range_text(*map(usd, standing.cost_range))}"
+    return ranged(standing.usd_per_million_output_tokens, standing.cost_range, usd)
 
 
 def _meaning(placed: Sequence[Standing], *, full: bool) -> str:
@@ -113,9 +112,6 @@ def _table(placed: Sequence[Standing], ranking: Ranking, *, full: bool) -> Grid:
     )  # fmt: skip
     for row in placed:
         cost, prefill = row.usd_per_million_output_tokens, row.prefill_usd_per_million_tokens
-        cells = usd(cost) if math.isfinite(cost) else "-"
-        if row.cost_range is not None and math.isfinite(cost):
-            cells += f" ({usd(row.cost_range[0])} to {usd(row.cost_range[1])})"
         rent = "not known"
         if has_rent(row.rent):
             kind = KINDS.get(row.rent.kind, row.rent.kind)
@@ -124,7 +120,7 @@ def _table(placed: Sequence[Standing], ranking: Ranking, *, full: bool) -> Grid:
         grid.add_row(
             f"{row.place}{' ≈' if row.tied and row.place > 1 else ''}",
             _name(ranking, row),
-            cells,
+            ranged(cost, row.cost_range, usd, label="") if math.isfinite(cost) else "-",
             f"{row.chips:,}",
             f"{row.tokens_per_second_per_user:,.1f}",
             show(row.ttft, "s"),

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, footnote, range_text, section
+from steptime.cli.views.answer import Answer, footnote, section
 from steptime.cli.views.terminal_plots import Ticks, figure, label, plain, render_chart, room
 from steptime.cli.views.widgets import Grid, bar, facts, ranged, sourced, table
 from steptime.describe.law_summary import LawCard
@@ -90,8 +90,8 @@ def _laws_table(budget: Budget) -> Grid:
     for choice in budget.choices:
         grid.add_row(
             choice.law,
-            ranged(choice.params, choice.ranges.get("params"), show),
-            ranged(choice.tokens, choice.ranges.get("tokens"), show),
+            ranged(choice.params, choice.ranges.get("params"), show, label=""),
+            ranged(choice.tokens, choice.ranges.get("tokens"), show, label=""),
             _times(choice.over_chinchilla), f"{choice.training_share:.0%}", _ratio(choice.half_cost), _ratio(choice.double_cost),
             _times(choice.over_own), _ratio(choice.equality_cost), f"{choice.loss:.3f}",
         )  # fmt: skip

@@ -69,7 +69,7 @@ def _table(sensitivity: Sensitivity, rows: list[Swing], *, full: bool) -> Grid:
             "missed" if swing.misses(side) else written(value, sensitivity.unit)
             for side, value in enumerate((swing.at_low, swing.at_high))
         ]
-        value = ranged(swing.base, (swing.low, swing.high), partial(written, unit=swing.unit))
+        value = ranged(swing.base, (swing.low, swing.high), partial(written, unit=swing.unit), label="")
         basis = [swing.basis.replace(" %", "\N{NO-BREAK SPACE}%")] if full else []
         grid.add_row(swing.name, value, *basis, *ends, *_shares(sensitivity, swing))
     return grid

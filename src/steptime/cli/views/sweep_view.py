@@ -10,9 +10,9 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, footnote, range_text, section
+from steptime.cli.views.answer import Answer, footnote, section
 from steptime.cli.views.terminal_plots import Ticks, figure, label, render_chart, room
-from steptime.cli.views.widgets import Grid, table
+from steptime.cli.views.widgets import Grid, ranged, table
 from steptime.hardware.unit_cost import usd
 from steptime.number_checks import Array
 from steptime.sweeps.axes import Axis
@@ -91,10 +91,8 @@ def words(name: str) -> str:
 
 def _with_range(sweep: Sweep, name: str, point: int) -> str:
     """Write an answer with its unit and its 90 % range."""
-    unit = sweep.answers[name].unit
-    text = written(float(sweep.answers[name].values.ravel()[point]), unit)
-    ends = _range(sweep, name, point)
-    return f"{text} {range_text(*(written(end, unit) for end in ends))}" if ends else text
+    write = partial(written, unit=sweep.answers[name].unit)
+    return ranged(float(sweep.answers[name].values.ravel()[point]), _range(sweep, name, point), write)
 
 
 def _range(sweep: Sweep, name: str, point: int) -> tuple[float, float] | None:
@@ -199,8 +197,7 @@ def _answer(sweep: Sweep, name: str, point: int) -> str:
     value = column.values.ravel()[point]
     if not column.numeric:
         return str(value)
-    text, ends = written(float(value), column.unit, bare=True), _range(sweep, name, point)
-    return f"{text} ({' to '.join(written(end, column.unit, bare=True) for end in ends)})" if ends else text
+    return ranged(float(value), _range(sweep, name, point), partial(written, unit=column.unit, bare=True), label="")
 
 
 def _extremes(sweep: Sweep, name: str) -> tuple[int, int] | None:

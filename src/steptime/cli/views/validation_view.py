@@ -149,6 +149,7 @@ def validation_view(
     )
 
 
+INSTALL = "pip install 'steptime[simulate]', or in a checkout pip install '.[simulate]', simulates each run"
 MEANING = "|predicted / measured - 1|; bias: median without the sign. Covered: runs within their 90 % range."
 
 
@@ -172,7 +173,7 @@ def _simplifications(rows: list[dict[str, str]], predictions: Predictions, table
     texts = []
     if "ttft" in tables and not predictions.simulated:
         many = f"runs are simulated in files of up to {MOST_SIMULATED:,}"
-        why = many if len(rows) > MOST_SIMULATED else "pip install 'steptime[simulate]' (from a checkout: '.[simulate]') simulates each run"
+        why = many if len(rows) > MOST_SIMULATED else INSTALL
         texts.append(f"time to first token is a closed form: {why}")
     spread_count = sum(not row.get(SPREAD) and length_spread(row) > 0 for row in rows)
     if spread_count:
@@ -251,7 +252,8 @@ def percent(share: float, sign: str = "") -> str:
 
 
 def calibration_view(
-    before: Engine, fitted: Engine, tables: Mapping[str, Mapping[str, Any]], runs: int, problems: list[str], path: str
+    before: Engine, fitted: Engine, tables: Mapping[str, Mapping[str, Any]], runs: int, problems: list[str], path: str,
+    *, full: bool = False,
 ) -> RenderableType:
     """Return the errors of an engine before and after a fit, and its constants.
 
@@ -262,6 +264,7 @@ def calibration_view(
         runs: number of runs.
         problems: rows that were left out, with reasons.
         path: file of the fitted engine.
+        full: whether to show all constants and warnings.
 
     Returns:
         The answer.
@@ -292,7 +295,8 @@ def calibration_view(
         warnings=warnings,
         files="",
         has_json=False,
-        full=True,
+        more="all constants",
+        full=full,
     )
 
 
