@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from steptime.cli.option_groups import grouped, typed_values
-from steptime.cli.options import FULL, CSV, JSON, OUTPUT, option, refuse_idle
+from steptime.cli.options import CSV, FULL, JSON, OUTPUT, option, refuse_idle
 from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv, wrote
 from steptime.errors import InputError, RangeError
 from steptime.questions.budget_question import BudgetInputs, solve, summary

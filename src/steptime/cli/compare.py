@@ -7,10 +7,10 @@ import typer
 
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import (
-    FULL,
     CATALOG,
     CSV,
     EXPERTS,
+    FULL,
     JSON,
     KV,
     LIMITS,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steptime.cli.options import FULL, CSV, JSON, OUTPUT, option, refuse_idle
+from steptime.cli.options import CSV, FULL, JSON, OUTPUT, option, refuse_idle
 from steptime.cli.output import make_console, print_json, show, write_csv
 from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.sweep import AXES, EXECUTION, OUT, OVER, PLOT_OPTION, SET, check_files, wrote_all

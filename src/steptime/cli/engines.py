@@ -55,8 +55,11 @@ def _stack(name: str, catalog: str | None, *, full: bool, json: bool) -> None:
     if json:
         print_json(stack)
     else:
+        from rich.console import Group
+
         from steptime.cli.views.answer import Answer
 
-        parts = stack_view(stack).renderables  # type: ignore[attr-defined]
+        view = stack_view(stack)
+        parts = view.renderables if isinstance(view, Group) else [view]
         sentence = f"{stack.name}: {stack.title}, fitted to {stack.fit.get('runs', 0):,} measured runs."
         show(Answer(sentence=sentence, body=parts, more="all constants", files="", full=full))

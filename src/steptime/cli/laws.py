@@ -48,7 +48,10 @@ def laws(
             "--moe, the board of mixtures": (moe is not None, "experts batch weights system plot"),
             "the list or a board, not the NAME of a law": (name is None or moe is not None or params is not None, "csv"),
             "no board of mixtures": (moe is None, "params"),
-            "a list, a loss or a board, as text": (not json and (name is None or moe is not None or params is not None), "full"),
+            "a list, a loss or a board, as text": (
+                not json and (name is None or moe is not None or params is not None),
+                "full",
+            ),
         },
     )
     not_empty("NAME", name, "the name of a law, such as epoch")
@@ -67,7 +70,12 @@ def laws(
 
 
 def _print(
-    scaling_laws: "list[Law]", listed: bool, params: int | None, tokens: int | None, csv: str | None, json: bool,
+    scaling_laws: "list[Law]",
+    listed: bool,
+    params: int | None,
+    tokens: int | None,
+    csv: str | None,
+    json: bool,
     full: bool,
 ) -> None:
     from steptime.describe.law_summary import law_card, law_table

@@ -36,7 +36,13 @@ def lecture(
         raise RangeError("--check is of the whole lecture; leave out the section and --quiz")
     if quiz and json:
         raise RangeError("--quiz asks in words; leave out --json")
-    refuse_idle(ctx, {"the list or --check": (not quiz and section is None, "csv"), "text, not --json or --quiz": (not (json or quiz), "full")})
+    refuse_idle(
+        ctx,
+        {
+            "the list or --check": (not quiz and section is None, "csv"),
+            "text, not --json or --quiz": (not (json or quiz), "full"),
+        },
+    )
     check_outputs({"--csv": csv}, ())
     if section is not None:
         section_of(section)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import FULL, CATALOG, CSV, JSON, not_empty, option, read_modes, refuse_idle
+from steptime.cli.options import CATALOG, CSV, FULL, JSON, not_empty, option, read_modes, refuse_idle
 from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv
 from steptime.errors import InputError, RangeError, short_repr
 
@@ -102,9 +102,7 @@ def prices(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
     elif reading:
         table = _invert_list(query, sold, backward)
     elif query.history:
-        table = price_history(
-            str(query.model), provider=query.provider, speed=sold.speed, mix=sold.mix, catalog=query.catalog
-        )
+        table = price_history(str(query.model), provider=query.provider, speed=sold.speed, mix=sold.mix, catalog=query.catalog)
     else:
         table = _survey(query, sold, backward)
     if backward.csv is not None:
@@ -189,7 +187,6 @@ def _invert_list(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular"
     )
 
 
-
 def _survey(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular":
     from steptime.questions.prices_question import solve as survey_prices
 
@@ -199,7 +196,6 @@ def _survey(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular":
     }  # fmt: skip
     with patience("steptime: planning on eight systems ..."):
         return survey_prices(values, update=query.update)
-
 
 
 def _propose(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular":

@@ -9,7 +9,9 @@ from steptime.lecture.roofline_question import RooflineInputs, solve, summary
 
 
 @grouped
-def roofline(ctx: typer.Context, inputs: RooflineInputs, set_: SET = None, csv: CSV = None, full: FULL = False, json: JSON = False) -> None:
+def roofline(
+    ctx: typer.Context, inputs: RooflineInputs, set_: SET = None, csv: CSV = None, full: FULL = False, json: JSON = False
+) -> None:
     """Answer the blackboard's questions for a real model on one scale-up domain, each closed form beside the full model."""
     refuse_idle(ctx, {"text, not --json": (not json, "full")})
     check_outputs({"--csv": csv}, [inputs.model, inputs.system])

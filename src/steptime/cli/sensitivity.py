@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steptime.cli.options import FULL, CSV, JSON, OUTPUT, count, option, refuse_idle
+from steptime.cli.options import CSV, FULL, JSON, OUTPUT, count, option, refuse_idle
 from steptime.cli.output import check_outputs, make_console, print_json, say, show, write_csv, wrote
 from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.simulate_common import compile_first

@@ -32,7 +32,9 @@ def web(
         import fastapi  # noqa: F401 - whether it is there
         import uvicorn  # noqa: F401
     except ImportError:
-        raise InputError("the page needs FastAPI and uvicorn: pip install 'steptime[web]', or in a checkout pip install '.[web]'") from None
+        raise InputError(
+            "the page needs FastAPI and uvicorn: pip install 'steptime[web]', or in a checkout pip install '.[web]'"
+        ) from None
     if export is not None:
         from steptime.cli.output import patience
         from steptime.web.page_export import export_to

@@ -12,6 +12,7 @@ from steptime.cli.views.widgets import Grid, heading, more_line, notes
 from steptime.units import counted
 
 MAX_LINES = 40  # lines of an answer without --full
+USUAL_WIDTH = 80  # columns; a narrower terminal has more lines in proportion
 MAX_WARNINGS = 3  # warnings of an answer without --full
 MIN_ROWS = 2  # rows below which a table is left out instead of shortened
 
@@ -56,7 +57,8 @@ class Answer:
             warnings = warnings[:MAX_WARNINGS]
         # what is always shown is counted first, and tables and charts share the lines that are left
         always = [*head, *warnings, *(part for part in self.body if isinstance(part, Text)), self._last_line()]
-        room = MAX_LINES - sum(_height(part, console, options) for part in always)
+        room = round(MAX_LINES * max(1.0, USUAL_WIDTH / options.max_width))
+        room -= sum(_height(part, console, options) for part in always)
         yield from head
         for part in self.body:
             shown = [part] if isinstance(part, Text) else self._fitted(part, room, console, options)
@@ -75,7 +77,7 @@ class Answer:
         total = len(part.rows)
         for rows in range(total, 0, -1):
             grid = replace(part, rows=part.rows[:rows], sections={place for place in part.sections if place < rows})
-            pieces = [grid, *self._remainder(total, rows, hidden_columns)]
+            pieces: list[RenderableType] = [grid, *self._remainder(total, rows, hidden_columns)]
             if sum(_height(piece, console, options) for piece in pieces) <= room:
                 return pieces if rows >= min(total, MIN_ROWS) else []
         return []

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, footnote, section
+from steptime.cli.views.answer import Answer, footnote
 from steptime.cli.views.checkpoint_view import disk_facts, disk_tables
 from steptime.cli.views.widgets import Grid, bar, facts, sourced, table
 from steptime.describe.engine_summary import EngineCard
@@ -106,7 +106,8 @@ def comparison_view(rows: Sequence[ComparisonRow], *, width: int, full: bool = F
     for name, row in zip(names, rows, strict=True):
         equal, size = row.context_of_equal_reads, show(row.cache_bytes_at_context, "B")
         grid.add_row(
-            name, show(row.total_parameters), f"{show(row.active_parameters)} ({row.active_share:.0%})", show(row.weight_bytes, "B"),
+            name, show(row.total_parameters), f"{show(row.active_parameters)} ({row.active_share:.0%})",
+            show(row.weight_bytes, "B"),
             f"{row.kv_bytes_per_token:,.0f} B", size, show(row.decode_flops_per_token, "FLOP"),
             show(row.state_bytes_per_sequence, "B") if row.state_bytes_per_sequence else "-",
         )  # fmt: skip
@@ -120,7 +121,10 @@ def comparison_view(rows: Sequence[ComparisonRow], *, width: int, full: bool = F
         sentence += f" It is {ratio:.3g}x as large for {high.name.rpartition('/')[2]}."
     return Answer(
         sentence=sentence,
-        body=[grid, footnote(f"KV per token: while no window is full. FLOP: of one decode token at {context:,} tokens (--context).")],
+        body=[
+            grid,
+            footnote(f"KV per token: while no window is full. FLOP: of one decode token at {context:,} tokens (--context)."),
+        ],
         details=[picture, footnote("KV = weights: context at which a token reads as many bytes of cache as of weights.")],
         more="context where cache reads equal weight reads, bars",
         full=full,
@@ -283,8 +287,8 @@ def systems_view(rows: Sequence[SystemRow], vendors: Mapping[str, str], *, full:
     meaning = "Chips of a scale-up domain. Per chip: dense TFLOP/s, memory, rent. --rent owned, contract or ondemand compares "
     meaning += "rents of one kind."
     return Answer(
-        sentence=f"{counted(len(rows), 'system')} of {counted(len(makers), 'maker')}. `steptime systems NAME` shows one: rates, "
-        "links, rent and sources.",
+        sentence=f"{counted(len(rows), 'system')} of {counted(len(makers), 'maker')}. `steptime systems NAME` shows one: "
+        "rates, links, rent and sources.",
         body=[_system_rows(rows), footnote(meaning)] if full else [grid],
         more="rates, memory and rent of each",
         full=full,
@@ -352,9 +356,7 @@ def system_view(card: SystemCard, *, full: bool = False) -> RenderableType:
         figure = card.figures.get(path)
         if figure:
             rows.append((path, figure.text, figure.grade, figure.date, figure.url))
-    rows += [
-        (f"rent, {rent.kind}", show(rent.typical, "USD/s"), rent.grade, rent.date, rent.url) for rent in _rents(card)
-    ]
+    rows += [(f"rent, {rent.kind}", show(rent.typical, "USD/s"), rent.grade, rent.date, rent.url) for rent in _rents(card)]
     rack = ((path, figure) for path, figure in card.figures.items() if path.startswith("rack."))
     rows += [(path, figure.text, figure.grade, figure.date, figure.url) for path, figure in rack]
     hbm = card.memory[0]
@@ -469,7 +471,9 @@ def engine_view(card: EngineCard, *, full: bool = False) -> RenderableType:
             cells = [f"{interval[r][0]:.2f} to {interval[r][1]:.2f}" if r in interval else "-" for r in ("decode", "mixed")]
             ranges.add_row(title, *cells)
         body = [ranges, footnote("Each run was left out of the fit in its turn.")]
-    meaning = [footnote("Fitted to within: one standard deviation; other constants are measured on kernels.")] if deviations else []
+    meaning = (
+        [footnote("Fitted to within: one standard deviation; other constants are measured on kernels.")] if deviations else []
+    )
     return Answer(
         sentence=f"{card.name}: {card.title}{fitted}.", body=[*body, grid, *meaning], more="all constants", files="", full=full
     )

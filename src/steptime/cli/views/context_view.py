@@ -29,7 +29,9 @@ def contexts_view(limits: ContextWalls, *, width: int, full: bool = False) -> Re
     Returns:
         The answer.
     """
-    conditions = f"At most {counted(limits.chips, 'chip')}, {show(limits.tpot, 's')} per token, engine {limits.engine}, cache in "
+    conditions = (
+        f"At most {counted(limits.chips, 'chip')}, {show(limits.tpot, 's')} per token, engine {limits.engine}, cache in "
+    )
     conditions += f"{limits.kv_format}; decode only, without prefill."
     caveats = list(dict.fromkeys(text for wall in limits.walls for text in wall.caveats))
     details = [section("Caveats of techniques", caveats)] if caveats else []

@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, footnote, section
+from steptime.cli.views.answer import Answer, section
 from steptime.cli.views.terminal_plots import Ticks, figure, label, render_chart, room
 from steptime.cli.views.widgets import Grid, facts, table
 from steptime.hardware.unit_cost import usd
@@ -43,8 +43,8 @@ def lecture_view(lecture: Lecture, *, full: bool = False) -> RenderableType:
         held = f"{part.verdicts.count(HOLDS)} of {len(part.verdicts)}"
         grid.add_row(str(part.number), part.title, held, *([part.formula] if full else []))
     return Answer(
-        sentence=f"{verdicts.count(HOLDS)} of {len(verdicts)} numbers of the lecture hold. `steptime lecture 3` shows a section, "
-        "--check computes all verdicts again, --quiz asks.",
+        sentence=f"{verdicts.count(HOLDS)} of {len(verdicts)} numbers of the lecture hold. `steptime lecture 3` shows a "
+        "section, --check computes all verdicts again, --quiz asks.",
         conditions="The math behind how LLMs are trained and served, Reiner Pope, 2026-04-29; paraphrased.",
         body=[grid],
         more="formulas",
@@ -225,8 +225,8 @@ def check_view(verdicts: Verdicts, *, width: int, full: bool = False) -> Rendera
         grids[kind].add_row(number, row.name, *_row(row), *([row.reason] if wide else []))
     checks = sum(row.check > 0 for row in verdicts.rows)
     return Answer(
-        sentence=f"{counted(len(verdicts.rows), 'number')} of the lecture: {summary}. {counted(len(verdicts.changed), 'verdict')} "
-        "changed since the stored ones.",
+        sentence=f"{counted(len(verdicts.rows), 'number')} of the lecture: {summary}. "
+        f"{counted(len(verdicts.changed), 'verdict')} changed since the stored ones.",
         conditions=f"{checks} of them are acceptance checks." + ("" if full else " Numbers that do not hold:"),
         body=list(grids.values()),
         more="all numbers",

@@ -106,8 +106,8 @@ def image_view(cost: ImageCost) -> RenderableType:
         flops = show(row.tower_flop, "FLOP")
         grid.add_row(row.size, f"{row.count:,}", f"{row.sequences:,}", f"{row.rows:,}", f"{row.tokens:,}", flops)
     return Answer(
-        sentence=f"The images and recordings become {cost.tokens:,} prompt tokens of {cost.model.rpartition('/')[2]}. Its towers "
-        f"take {show(cost.tower_flop, 'FLOP')}, {cost.tower_share:.1%} of all FLOP.",
+        sentence=f"The images and recordings become {cost.tokens:,} prompt tokens of {cost.model.rpartition('/')[2]}. Its "
+        f"towers take {show(cost.tower_flop, 'FLOP')}, {cost.tower_share:.1%} of all FLOP.",
         conditions=f"Language model: {show(cost.language_flop, 'FLOP')} for these tokens. Towers: "
         f"{show(cost.tower_parameters)} parameters.",
         body=[grid, footnote("Of one of each size. Rows: patches of an image, or frames of sound, in the tower.")],

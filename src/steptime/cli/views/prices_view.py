@@ -135,7 +135,8 @@ def _offers(market: Market, places: Iterable[int]) -> Grid:
         marks = {"first-party": " (maker)", "reseller": " (reseller)"}
         grid.add_row(
             offer.provider + marks.get(offer.role, ""), offer.variant, dollars(offer.input), dollars(offer.output),
-            dollars(offer.cache_read), dollars(THOUSAND * price), "-" if best is None else f"{price / best.usd_per_request:.1f}x",
+            dollars(offer.cache_read), dollars(THOUSAND * price),
+            "-" if best is None else f"{price / best.usd_per_request:.1f}x",
             offer.source, offer.retrieval_date, offer.disagreeing,
             style="bright_black" if offer.role == "reseller" else None,
         )  # fmt: skip
@@ -263,7 +264,9 @@ def history_view(history: PriceHistory, *, full: bool = False) -> RenderableType
             show(row.rent, "USD/s") if math.isfinite(row.rent) else "not known",
             f"{row.margin:.2g}x" if math.isfinite(row.margin) else "-", row.source,
         )  # fmt: skip
-    return Answer(sentence=history.text, body=[grid, footnote("In, out: USD per million tokens.")], warnings=history.notes, full=full)
+    return Answer(
+        sentence=history.text, body=[grid, footnote("In, out: USD per million tokens.")], warnings=history.notes, full=full
+    )
 
 
 def proposal_view(proposal: Proposal, *, full: bool = False) -> RenderableType:
@@ -281,8 +284,8 @@ def proposal_view(proposal: Proposal, *, full: bool = False) -> RenderableType:
         grid.add_row(line.name, line.written, *([line.reason] if full else []))
     base, model = proposal.list.base, proposal.model.rpartition("/")[2]
     return Answer(
-        sentence=f"At {proposal.margin:g}x its cost, {model} on {proposal.system} sells for {usd(base.input)} per million input "
-        f"tokens, {usd(base.output)} output and {usd(base.effective_cache_read)} cached.",
+        sentence=f"At {proposal.margin:g}x its cost, {model} on {proposal.system} sells for {usd(base.input)} per million "
+        f"input tokens, {usd(base.output)} output and {usd(base.effective_cache_read)} cached.",
         body=[grid],
         warnings=proposal.notes,
         more="reason of each price",
@@ -316,7 +319,8 @@ def reading_view(inversion: PriceReading, *, width: int, lecture: bool = False, 
     """
     blind = [
         Text.assemble(
-            ("  " + estimate.quantity[0].upper() + estimate.quantity[1:], "yellow"), f": {estimate.reason}.{_lecture_note(estimate)}"
+            ("  " + estimate.quantity[0].upper() + estimate.quantity[1:], "yellow"),
+            f": {estimate.reason}.{_lecture_note(estimate)}",
         )
         for estimate in inversion.readings
         if not estimate.identifiable
@@ -375,7 +379,14 @@ def _list(price_list: PriceList) -> Grid:
 def _readings(inversion: PriceReading, *, full: bool) -> Grid:
     """Return the estimates; their basis stands below (`_reasons`)."""
     known = bool(inversion.true_values)
-    heads = ["Estimate", "Value", "90 %", "At most", *(["Known"] if known else []), *(["Bits", "Held", "Bound held"] if full else [])]
+    heads = [
+        "Estimate",
+        "Value",
+        "90 %",
+        "At most",
+        *(["Known"] if known else []),
+        *(["Bits", "Held", "Bound held"] if full else []),
+    ]
     grid = table(*heads, numbers=range(1, len(heads)), first_to_go=(5 + known, 6 + known, 4 + known) if full else ())
     for estimate in inversion.readings:
         if not estimate.identifiable or estimate.words:

@@ -106,8 +106,8 @@ def _table(placed: Sequence[Standing], ranking: Ranking, *, full: bool) -> Grid:
     """Return a row for each pair with a price; rent, layout and engine only in full, since they wrap."""
     with_range = any(standing.cost_range is not None for standing in placed)
     grid = table(
-        "", "System", "USD/M output (90 %)" if with_range else "USD/M output", "Chips", "tok/s/user", "TTFT", "Runs", "tok/s/chip",
-        "tok/s/kW", "USD/M in", *(["Rent per chip", "Layout", "Engine"] if full else []),
+        "", "System", "USD/M output (90 %)" if with_range else "USD/M output", "Chips", "tok/s/user", "TTFT", "Runs",
+        "tok/s/chip", "tok/s/kW", "USD/M in", *(["Rent per chip", "Layout", "Engine"] if full else []),
         numbers=range(2, 10), first_to_go=(11, 12, 10, 9, 8, 7, 5, 4, 3) if full else (9, 8, 7, 5, 4, 3),
     )  # fmt: skip
     for row in placed:

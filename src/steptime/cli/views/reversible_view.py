@@ -64,7 +64,8 @@ def stacks_view(stacks: Stacks, *, width: int, full: bool = False) -> Renderable
     return Answer(
         sentence=f"A reversible stack of {stacks.depth:,} blocks keeps {show(reversible.saved, 'B')} for the backward pass. A "
         f"plain one keeps {show(saved.saved, 'B')}: {saved.saved / reversible.saved:,.3g}x as much.",
-        conditions=f"{stacks.width:,} wide, {stacks.rows:,} rows of {stacks.dtype} on {stacks.device} (PyTorch {stacks.torch}).",
+        conditions=f"{stacks.width:,} wide, {stacks.rows:,} rows of {stacks.dtype} on {stacks.device} "
+        f"(PyTorch {stacks.torch}).",
         body=[facts(figures), _stack_table(stacks), *_stack_picture(stacks, width)],
         details=[_error_table(stacks)],
         warnings=[
@@ -158,8 +159,8 @@ def mixing_view(mixing: Mixing, *, width: int, full: bool = False) -> Renderable
         f"trained {network.trained:.1%} ({network.accuracy:.1%} correct), the task itself {network.expected:.1%}."
     )
     return Answer(
-        sentence=f"After {len(best.shares)} rounds of {best.name}, one input bit flips {best.shares[-1]:.0%} of the output bits; a "
-        "cipher needs one half.",
+        sentence=f"After {len(best.shares)} rounds of {best.name}, one input bit flips {best.shares[-1]:.0%} of the output bits; "
+        "a cipher needs one half.",
         conditions=trained,
         body=[grid, times],
         details=_mixing_picture(mixing.curves, width),
@@ -203,9 +204,10 @@ def sbox_view(card: SboxCard, *, full: bool = False) -> RenderableType:
         _square("Linear approximations: Walsh values by sums of input (row) and output bits", card.approximations),
     ]
     return Answer(
-        sentence=f"S-box {card.name} of {card.bits} bits: differential uniformity {card.uniformity} of {size} inputs (minimum 2), "
-        f"nonlinearity {card.nonlinearity} inputs.",
-        conditions=f"Its largest Walsh value is {card.walsh}: the best linear approximation is right on {right} of {size} inputs."
+        sentence=f"S-box {card.name} of {card.bits} bits: differential uniformity {card.uniformity} of {size} inputs "
+        f"(minimum 2), nonlinearity {card.nonlinearity} inputs.",
+        conditions=f"Its largest Walsh value is {card.walsh}: the best linear approximation is right on {right} of {size} "
+        "inputs."
         + ("" if card.bijective else " It is not bijective.")
         + ("" if small else f" --csv and --json have its tables of {size:,} rows."),
         body=squares if small else [],

@@ -46,7 +46,7 @@ def budget_view(budget: Budget, *, width: int, full: bool = False) -> Renderable
     """
     best, machine = budget.choice, budget.machine
     charts = _cost_chart(budget, best, width) if budget.demand.weight else []
-    body = [_laws_table(budget), footnote(_laws_meaning()), _bill_table(budget, best)]
+    body: list[RenderableType] = [_laws_table(budget), footnote(_laws_meaning()), _bill_table(budget, best)]
     sizes: list[RenderableType] = []
     if machine is not None:
         body = [_machine_table(machine, budget), _laws_table(budget), footnote(_laws_meaning())]
@@ -85,15 +85,16 @@ def _laws_table(budget: Budget) -> Grid:
     ranged_choices = any(choice.ranges for choice in budget.choices)
     grid = table(
         "Law", "Parameters", "Tokens", "Over 20 N", "Training", "Half", "Twice", "Over own best", "Equal", "Loss",
-        title="By scaling law" + (", with 90 % ranges" if ranged_choices else ""), numbers=range(1, 10), first_to_go=(9, 8, 7, 5, 6),
+        title="By scaling law" + (", with 90 % ranges" if ranged_choices else ""), numbers=range(1, 10),
+        first_to_go=(9, 8, 7, 5, 6),
     )  # fmt: skip
     for choice in budget.choices:
         grid.add_row(
             choice.law,
             ranged(choice.params, choice.ranges.get("params"), show, label=""),
             ranged(choice.tokens, choice.ranges.get("tokens"), show, label=""),
-            _times(choice.over_chinchilla), f"{choice.training_share:.0%}", _ratio(choice.half_cost), _ratio(choice.double_cost),
-            _times(choice.over_own), _ratio(choice.equality_cost), f"{choice.loss:.3f}",
+            _times(choice.over_chinchilla), f"{choice.training_share:.0%}", _ratio(choice.half_cost),
+            _ratio(choice.double_cost), _times(choice.over_own), _ratio(choice.equality_cost), f"{choice.loss:.3f}",
         )  # fmt: skip
     return grid
 
@@ -166,7 +167,11 @@ def _machine_table(machine: MachineBudget, budget: Budget) -> Grid:
     both = table(f"By {best.law}", "Closed form", machine.system, numbers=(1, 2))
     rows = [
         ("Parameters", show(best.params), show(machine.params)),
-        *([("Total parameters", show(best.total_params), show(machine.total_params))] if best.total_params > 1.01 * best.params else []),
+        *(
+            [("Total parameters", show(best.total_params), show(machine.total_params))]
+            if best.total_params > 1.01 * best.params
+            else []
+        ),
         ("Tokens", show(best.tokens), show(machine.tokens)),
         ("Loss", f"{best.loss:.4f}", f"{machine.loss:.4f}"),
         ("Over 20 N", _times(best.over_chinchilla), _times(machine.tokens / machine.params / 20)),
@@ -238,14 +243,6 @@ def money(usd: float) -> str:
     return f"${show(usd)}" if usd >= 1e6 else f"${usd:,.0f}" if usd >= 100 else write_usd(usd)
 
 
-def _ratio(value: float) -> str:
-    return f"{value:,.2f}x" if math.isfinite(value) else "-"
-
-
-def _times(value: float) -> str:
-    return f"{in_digits(value)}x" if math.isfinite(value) else "-"
-
-
 # --- laws ---------------------------------------------------------------------------------------------------------------
 
 
@@ -263,7 +260,9 @@ def laws_view(cards: Sequence[LawCard], *, full: bool = False) -> RenderableType
     grid = table("Law", "Year", "Grade", *heads, numbers=(1,), first_to_go=(4, 1))
     for card in cards:
         corpus = card.fitted_to if full else card.fitted_to.partition(";")[0]
-        grid.add_row(card.name + (" *" if card.default else ""), str(card.year), card.grade, *([card.formula] if full else []), corpus)
+        grid.add_row(
+            card.name + (" *" if card.default else ""), str(card.year), card.grade, *([card.formula] if full else []), corpus
+        )
     return Answer(
         sentence=f"{counted(len(cards), 'scaling law')}; `steptime laws NAME` shows constants, errors and sources.",
         body=[grid, footnote("* default of `steptime budget`.")],
@@ -288,7 +287,9 @@ def law_view(card: LawCard) -> RenderableType:
     rows = []
     for name, value in card.constants.items():
         source, error = card.figures[f"constants.{name}"], card.errors.get(name)
-        rows.append((name, f"{value:g}" + (f" ± {error:g}" if error is not None else ""), source.grade, source.date, source.url))
+        rows.append(
+            (name, f"{value:g}" + (f" ± {error:g}" if error is not None else ""), source.grade, source.date, source.url)
+        )
     warnings = []
     if card.errors and not card.drawn_together:
         warnings = ["correlations of its errors are not published, so budgets by this law have no range"]
@@ -365,7 +366,11 @@ def board_view(board: MoeBoard, *, width: int, full: bool = False) -> Renderable
         sentence=f"Cheapest number of experts for {show(board.active)} active parameters on {show(board.tokens)} tokens: "
         f"{', '.join(best)}, with cost relative to a dense model of equal loss.",
         conditions=f"{board.weight_format} on {board.system} (R = {board.balance:.0f}), {board.batch:,.0f} sequences.",
-        body=[grid, footnote("USD/Mtok: of output at the roofline, without the KV cache. Chips: by memory only."), *_gain_chart(board, width)],
+        body=[
+            grid,
+            footnote("USD/Mtok: of output at the roofline, without the KV cache. Chips: by memory only."),
+            *_gain_chart(board, width),
+        ],
         details=[section("Runs of each law", [facts(board.fitted.items())])],
         warnings=warnings,
         more="all numbers of experts, runs of each law",
@@ -376,7 +381,8 @@ def board_view(board: MoeBoard, *, width: int, full: bool = False) -> Renderable
 def _add_rows(grid: Grid, rows: Sequence[MoeRow], marked: Sequence[MoeRow]) -> None:
     for row in rows:
         cells = [row.law, f"{row.experts:g}", show(row.equivalent), _times(row.gain), write_usd(row.usd_per_million_tokens),
-                 _times(row.cost_over_dense), f"{row.optimal_batch:,.0f}", show(row.total_params), f"{row.chips:,.0f}"]  # fmt: skip
+                 _times(row.cost_over_dense), f"{row.optimal_batch:,.0f}", show(row.total_params),
+                 f"{row.chips:,.0f}"]  # fmt: skip
         grid.add_row(*cells, style="green" if row in marked else None)
 
 
@@ -434,8 +440,8 @@ def rl_view(step: RlStep, *, full: bool = False) -> RenderableType:
     return Answer(
         sentence=f"One RL step takes {show(step.total, 's')} and costs {money(step.usd)}: "
         f"{money(step.usd / output_tokens * 1e6)} per million of its {show(output_tokens)} tokens.",
-        conditions=f"{step.rollouts:,} answers of {step.model} on {step.chips:,} chips of {step.system}, {kind}; rollout replicas "
-        f"of {step.layout}; training at {step.mfu:.1%} MFU (bf16).",
+        conditions=f"{step.rollouts:,} answers of {step.model} on {step.chips:,} chips of {step.system}, {kind}; rollout "
+        f"replicas of {step.layout}; training at {step.mfu:.1%} MFU (bf16).",
         body=[grid],
         warnings=[*step.notes, limits],
         files="",

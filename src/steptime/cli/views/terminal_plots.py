@@ -169,7 +169,7 @@ def render_chart(chart: Any, x: Ticks | None = None, y: Ticks | None = None) -> 
         chart.y_ticks_fkt = lambda low, high: next((y.write(value) for place, value in ticks if low <= place < high), "")
     if x is None:
         return Text.from_ansi(chart.show(legend=False))
-    chart.x_ticks_fkt = lambda low, high: ""
+    chart.x_ticks_fkt = lambda *_: ""
     low, high = chart.x_limits()
     cells = chart.width
     labels = []

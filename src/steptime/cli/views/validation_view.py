@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from steptime.cli.views.answer import Answer, footnote
 from steptime.cli.views.terminal_plots import scatter_plot
@@ -159,7 +158,11 @@ def _error_sentence(rows: list[dict[str, str]], tables: Mapping[str, Any]) -> st
     for name, quantity_errors in tables.items():
         errors = quantity_errors["all"]
         claim = f"{QUANTITIES[name][0].lower()}{QUANTITIES[name][1:]} by {percent(errors['median'])}"
-        covered = "" if math.isnan(errors["coverage"]) else f" ({errors['coverage']:.0%} of {errors['runs']:,} runs in the 90 % range)"
+        covered = (
+            ""
+            if math.isnan(errors["coverage"])
+            else f" ({errors['coverage']:.0%} of {errors['runs']:,} runs in the 90 % range)"
+        )
         claims.append(claim + covered)
     if claims:
         return f"Median error of predictions: {', '.join(claims)}."
@@ -168,7 +171,9 @@ def _error_sentence(rows: list[dict[str, str]], tables: Mapping[str, Any]) -> st
     return f"{says}; --predictions writes the predicted times."
 
 
-def _simplifications(rows: list[dict[str, str]], predictions: Predictions, tables: Mapping[str, Any], scripted: int) -> list[str]:
+def _simplifications(
+    rows: list[dict[str, str]], predictions: Predictions, tables: Mapping[str, Any], scripted: int
+) -> list[str]:
     """Say where predictions of these runs rest on assumptions."""
     texts = []
     if "ttft" in tables and not predictions.simulated:
@@ -177,11 +182,13 @@ def _simplifications(rows: list[dict[str, str]], predictions: Predictions, table
         texts.append(f"time to first token is a closed form: {why}")
     spread_count = sum(not row.get(SPREAD) and length_spread(row) > 0 for row in rows)
     if spread_count:
-        texts.append(f"{spread_count:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns)")
+        texts.append(
+            f"{spread_count:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns)"
+        )
     if scripted:
         texts.append(
-            f"{in_runs(scripted)} of InferenceX on gb200-nvl72 use the layout of the published script: tp 4 instead of dp 4, or "
-            "attention without context parallelism"
+            f"{in_runs(scripted)} of InferenceX on gb200-nvl72 use the layout of the published script: tp 4 instead of dp 4, "
+            "or attention without context parallelism"
         )
     undated = [row["measured"] for row in rows if row.get("measured") and not is_dated(row)]
     if undated:
@@ -252,8 +259,14 @@ def percent(share: float, sign: str = "") -> str:
 
 
 def calibration_view(
-    before: Engine, fitted: Engine, tables: Mapping[str, Mapping[str, Any]], runs: int, problems: list[str], path: str,
-    *, full: bool = False,
+    before: Engine,
+    fitted: Engine,
+    tables: Mapping[str, Mapping[str, Any]],
+    runs: int,
+    problems: list[str],
+    path: str,
+    *,
+    full: bool = False,
 ) -> RenderableType:
     """Return the errors of an engine before and after a fit, and its constants.
 
