@@ -86,7 +86,7 @@ def test_rl_without_traffic_has_its_picture_too():
     shown = run("budget --match-quality 1B@20B --rl-tokens 4T --law epoch --full", columns=80)
     assert shown.returncode == 0, shown.stderr
     assert "+ RL" in shown.stdout
-    assert "serving" not in shown.stdout
+    assert "x serving" not in shown.stdout
 
 
 @pytest.mark.slow

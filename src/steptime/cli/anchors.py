@@ -1,4 +1,4 @@
-"""The command `steptime anchors`: runs of one's own that are kept, by which later answers are set right."""
+"""The command `steptime anchors`: keep measured runs, which correct later predictions."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Annotated
@@ -39,7 +39,11 @@ def anchors(
     full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Keep measured runs of your own: plan, step and simulate use them for the same model, system and engine, and say so."""
+    """Keep your measured runs: plan, step and simulate correct predictions of the same model, system and engine.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.validation import user_calibration
 
     adds = "add FILE"
@@ -69,7 +73,7 @@ def anchors(
 
 
 def _list(runs: "Anchors", csv: str | None, *, full: bool, json: bool) -> None:
-    """Print anchors as text or JSON, and write them as CSV where that is asked for."""
+    """Print anchors as text or JSON, and write them as CSV if a file is named."""
     from steptime.cli.views.validation_view import anchors_view
 
     if csv is not None:

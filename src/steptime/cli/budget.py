@@ -17,15 +17,19 @@ PICTURES = (".svg", ".png", ".pdf")
 def budget(
     ctx: typer.Context,
     inputs: BudgetInputs,
-    plot: Annotated[str | None, option("Draw to a file: .png, .svg or .pdf.", OUTPUT, metavar="FILE")] = None,
+    plot: Annotated[str | None, option("Picture file: .png, .svg or .pdf.", OUTPUT, metavar="FILE")] = None,
     picture: Annotated[
-        str, option("What is drawn: cost, contours, open (models), experts or frontier.", OUTPUT, metavar="KIND")
+        str, option("Content of the picture: cost, contours, open (models), experts or frontier.", OUTPUT, metavar="KIND")
     ] = "cost",
     full: FULL = False,
     csv: CSV = None,
     json: JSON = False,
 ) -> None:
-    """Choose the parameters and tokens of least lifetime cost for a quality and a traffic."""
+    """Choose the parameters and tokens of least lifetime cost for a quality and a traffic.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     has_traffic = inputs.tokens_served != "0"
     refuse_idle(
         ctx,
@@ -62,7 +66,15 @@ def budget(
 
 
 def check_picture(path: str) -> None:
-    """Raise InputError for a file that is no picture, or where matplotlib is not installed."""
+    """Check the file of a picture before the work.
+
+    Args:
+        path: the file.
+
+    Raises:
+        InputError: if it is not a picture.
+        RangeError: if matplotlib is not installed.
+    """
     if not path.casefold().endswith(PICTURES):
         raise InputError(f"--plot writes a picture, {', '.join(PICTURES)}, not {path or 'a file without a name'}")
     from importlib.util import find_spec

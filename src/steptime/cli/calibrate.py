@@ -28,7 +28,11 @@ def calibrate(
     catalog: CATALOG = None,
     full: FULL = False,
 ) -> None:
-    """Fit an engine's physical constants to your own measured runs, with a shipped engine as prior."""
+    """Fit an engine's physical constants to your own measured runs, with a shipped engine as prior.
+
+    Args:
+        run_settings: the first option; help texts describe this and the others.
+    """
     from steptime.cli.views.validation_view import calibration_view
     from steptime.validation.error_summary import report
     from steptime.validation.predictions import predict

@@ -41,7 +41,7 @@ ALL, ANY = "all", "any"
 
 @dataclass(frozen=True, kw_only=True)
 class Rivals:
-    """What is held against what."""
+    """Models and systems to compare."""
 
     models: Annotated[str, typer.Argument(metavar="MODEL[,MODEL...]", help="Models, with commas between.", show_default=False)]
     systems: Annotated[
@@ -67,7 +67,14 @@ class Rivals:
     catalog: CATALOG = None
 
     def machines(self) -> "list[System]":
-        """Return the systems that are asked for; raise InputError where none is left."""
+        """Return the systems to compare.
+
+        Returns:
+            Systems of the named years and makers.
+
+        Raises:
+            RangeError: if no system matches.
+        """
         names = _parts("systems", self.systems)
         systems = read_systems(self.catalog) if names == [ALL] else [read_system(name, None, self.catalog) for name in names]
         first, last = self._years()
@@ -85,7 +92,7 @@ class Rivals:
         return matches
 
     def _makers(self, systems: "list[System]") -> set[str]:
-        """Return the makers that are asked for, in small letters; raise UnknownName for one that no system has."""
+        """Return the makers in small letters; raise UnknownName for one that no system has."""
         vendors = sorted({system.chip.vendor for system in (*systems, *read_systems(self.catalog))})
         makers = {maker.casefold(): maker for maker in _parts("--vendor", self.vendor or "")}
         for folded, maker in makers.items():
@@ -114,34 +121,42 @@ def _parts(name: str, text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(Load):
-    """What is asked of each of them."""
+    """Requests, limits and deployment of each pair."""
 
     sure: Annotated[
-        float | None, option("Probability with which each limit is met, 0.5 to 0.99; else in the mean.", LIMITS)
+        float | None, option("Probability of meeting each limit, 0.5 to 0.99; by default limits hold on average.", LIMITS)
     ] = None
     chips: Annotated[
         str | None,
         option(
-            "Chips of each, or any: the cheapest of 1, 2, 4, ... to 64 or a domain.",
+            "Chips of each system, or any: the cheapest number of 1, 2, 4, ... up to 64 or a domain.",
             "Deployment",
             metavar="N",
             show_default="a scale-up domain",
         ),
     ] = None
-    mode: Annotated[str, option("aggregated, disaggregated, or any.", "Deployment")] = "any"
+    mode: Annotated[str, option("Deployment mode: aggregated, disaggregated, or any.", "Deployment")] = "any"
     full: FULL = False
     csv: CSV = None
     json: JSON = False
 
     def chip_count(self) -> int | str | None:
-        """Return the chips, ANY, or None for a domain each."""
+        """Return the number of chips.
+
+        Returns:
+            A number, ANY, or None for a scale-up domain of each system.
+        """
         not_empty("--chips", self.chips, "a number, or any")
         return self.chips if self.chips is None or self.chips == ANY else read_count(self.chips, "--chips")
 
 
 @grouped
 def compare(ctx: typer.Context, rivals: Rivals, options: CompareOptions) -> None:
-    """Hold models and systems against one another: the cheapest plan of each pair, ties, and what would flip the order."""
+    """Compare models and systems: the cheapest plan of each pair, ties, and changes that would flip the order.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     refuse_idle(ctx, {"text, not --json": (not options.json, "full")})
     names = _parts("models", rivals.models)
     check_outputs({"--csv": options.csv}, [*names, *([] if rivals.systems == ALL else _parts("systems", rivals.systems))])
@@ -151,7 +166,7 @@ def compare(ctx: typer.Context, rivals: Rivals, options: CompareOptions) -> None
     models = [read_model(name, rivals.weights, rivals.experts, rivals.kv, rivals.catalog) for name in names]
     if rivals.rent is not None and not any(_has_rent(machine, rivals.rent) for machine in machines):
         if len(machines) == 1:
-            with_rent(machines[0], rivals.rent, None)  # says what is known of it
+            with_rent(machines[0], rivals.rent, None)  # its message lists the known rents
         raise RangeError(
             f"none of the {len(machines)} systems has a rent of kind {rivals.rent}; leave --rent out, or give USD per "
             "chip-hour, such as --rent 2.10"

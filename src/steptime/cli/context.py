@@ -18,13 +18,17 @@ def context(
     changes: SubjectChanges,
     plot: Annotated[
         str | None,
-        option("Draw cost against length of context, by technique, to a PNG, SVG or PDF file.", OUTPUT, metavar="FILE"),
+        option("PNG, SVG or PDF file with cost against length of context, by technique.", OUTPUT, metavar="FILE"),
     ] = None,
     csv: CSV = None,
     full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Tell how long a context may be for a speed and a price, and what windows, latents or selection would change."""
+    """Find the longest context for a speed and a price, and the effect of windows, latents or selection.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     refuse_idle(ctx, {"text, not --json": (not json, "full")})
     check_outputs({"--csv": csv, "--plot": plot}, changes.files(vars(inputs)))
     if plot is not None:

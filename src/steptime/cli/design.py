@@ -17,16 +17,16 @@ WORDS = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[step|plan] MODEL SYSTEM",
-        help="What is asked of each design: one pass at a batch and layout of your own (step), or the cheapest deployment "
-        "within limits (plan, the default).",
+        help="Question for each design: one pass at a given batch and layout (step), or the cheapest deployment within "
+        "limits (plan, the default).",
         show_default=False,
     ),
 ]
 WITHIN = Annotated[
     str | None,
     option(
-        "Budget of the chip, in which FLOP/s make room for what the other parts take: power, or shares of an area or a price, "
-        "such as bandwidth=0.3,capacity=0.1,link=0.1.",
+        "Budget of the chip, which FLOP/s give up for other parts: power, or shares of an area or a price, such as "
+        "bandwidth=0.3,capacity=0.1,link=0.1.",
         AXES,
         metavar="BUDGET",
     ),
@@ -42,17 +42,25 @@ def design(
     within: WITHIN = None,
     aim: Annotated[
         list[str] | None,
-        option("Answers that count, the first most; by default cost and speed. Repeatable.", OUTPUT, metavar="NAME"),
+        option("Aim, the most important first; by default cost and speed. Repeatable.", OUTPUT, metavar="NAME"),
     ] = None,
     out: OUT = None,
     csv: CSV = None,
-    plot: Annotated[str | None, option("Draw the first aim over the axes.", OUTPUT, metavar="FILE")] = None,
-    against: Annotated[str | None, option("Draw it against this answer, with the front.", OUTPUT, metavar="NAME")] = None,
+    plot: Annotated[
+        str | None, option("Picture file (.svg, .png, .pdf) of the first aim over the axes.", OUTPUT, metavar="FILE")
+    ] = None,
+    against: Annotated[
+        str | None, option("Answer on the other axis of the picture, with the front.", OUTPUT, metavar="NAME")
+    ] = None,
     workers: Annotated[int | None, option("Processes of this machine; by default one a core.", EXECUTION, metavar="N")] = None,
     full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Find models and chips that are not built yet and that no other beats: heads, experts, depth; bandwidth against FLOP/s."""
+    """Search models and chips that do not exist yet: heads, experts, depth; bandwidth against FLOP/s.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.sweeps.axes import read_axes
     from steptime.sweeps.design import compare_designs
 

@@ -19,7 +19,11 @@ def engines(
     full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """List the serving engines and the training stacks, or show the constants of one."""
+    """List the serving engines and the training stacks, or show the constants of one.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.catalog.data_files import files
     from steptime.describe import engine_summary as cards
     from steptime.physics.engine import load_engine
@@ -62,4 +66,4 @@ def _stack(name: str, catalog: str | None, *, full: bool, json: bool) -> None:
         view = stack_view(stack)
         parts = view.renderables if isinstance(view, Group) else [view]
         sentence = f"{stack.name}: {stack.title}, fitted to {stack.fit.get('runs', 0):,} measured runs."
-        show(Answer(sentence=sentence, body=parts, more="all constants", files="", full=full))
+        show(Answer(sentence=sentence, body=parts, full_adds="all constants", files="", full=full))

@@ -20,10 +20,11 @@ def laws(
         str | None,
         typer.Argument(help="A law to show, or a path to a TOML file; without it, all are listed.", show_default=False),
     ] = None,
-    params: Annotated[int | None, count("--params", "Parameters of a model, such as 70B: tell its loss.", LOSS)] = None,
+    params: Annotated[int | None, count("--params", "Parameters of a model, such as 70B: for a predicted loss.", LOSS)] = None,
     tokens: Annotated[int | None, count("--tokens", "Tokens that it is trained on, such as 15T.", LOSS)] = None,
     moe: Annotated[
-        int | None, count("--moe", "Active parameters: hold mixtures of so many against dense models, by several laws.", BOARD)
+        int | None,
+        count("--moe", "Active parameters of mixtures of experts, to compare with dense models by several laws.", BOARD),
     ] = None,
     experts: Annotated[
         str | None,
@@ -32,13 +33,19 @@ def laws(
     batch: Annotated[int, count("--batch", "Sequences that decode together in a replica.", BOARD)] = 2048,
     weights: Annotated[str, option("Number format of weights and arithmetic.", BOARD, metavar="FORMAT")] = "fp8",
     system: Annotated[str, option("The machine that serves.", BOARD, metavar="SYSTEM")] = "gb200-nvl72",
-    plot: Annotated[str | None, option("Draw the board to a file: .png, .svg or .pdf.", OUTPUT, metavar="FILE")] = None,
+    plot: Annotated[
+        str | None, option("Picture file (.png, .svg, .pdf) of effective size against experts.", OUTPUT, metavar="FILE")
+    ] = None,
     catalog: CATALOG = None,
     csv: CSV = None,
     full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """List scaling laws, show one with its sources, tell a model's loss, or hold mixtures of experts against dense models."""
+    """List scaling laws, show one with its sources, predict a model's loss, or compare mixtures of experts with dense models.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.catalog.data_files import files
     from steptime.scaling.scaling_laws import load_law
 

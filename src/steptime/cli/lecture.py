@@ -19,14 +19,18 @@ def lecture(
         int | None, typer.Argument(help="A section to play, 1 to 18; without it, all are listed.", show_default=False)
     ] = None,
     check: Annotated[
-        bool, option("Compute every verdict again; exit code 1 if one differs from what is stored.", ACTION, "--check")
+        bool, option("Compute every verdict again; exit code 1 if one differs from the stored one.", ACTION, "--check")
     ] = False,
-    quiz: Annotated[bool, option("Ask the question cards; of one section where it is given.", ACTION, "--quiz")] = False,
+    quiz: Annotated[bool, option("Ask the question cards, all or those of a section.", ACTION, "--quiz")] = False,
     csv: CSV = None,
     full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Play the lecture of which this is the arithmetic: sections with pictures, verdicts on every number, question cards."""
+    """Play the lecture of which this is the arithmetic: sections with pictures, verdicts on every number, question cards.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.errors import RangeError
     from steptime.lecture.lecture_check import check as checked
     from steptime.lecture.lecture_check import contents
@@ -103,7 +107,7 @@ def _ask(card: "Card", place: str) -> bool:
 
 
 def _judge_answer(card: "Card", answer: str) -> str:
-    """Say how near an answer is to what was said or computed."""
+    """Say how near an answer is to the stated or computed number."""
     from steptime.errors import UnitError
     from steptime.lecture.claim_verdicts import FACTOR, HOLDS, verdict
     from steptime.units import parse

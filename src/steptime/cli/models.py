@@ -41,16 +41,16 @@ def models(
             show_default=False,
         ),
     ] = None,
-    compare: Annotated[bool, option("Compare the models named, or those that --like finds.", OUTPUT, "--table")] = False,
+    compare: Annotated[bool, option("Table of the named models, or of those that --like matches.", OUTPUT, "--table")] = False,
     new: Annotated[
         bool,
         option(
-            "Say what is understood of configs, layer by layer, which fields are not read, and how sure that is.",
+            "Show how configs are read, layer by layer, with fields that are not read and a confidence.",
             OUTPUT,
             "--new",
         ),
     ] = False,
-    like: Annotated[str, option("List only names that contain this text.", OUTPUT)] = "",
+    like: Annotated[str, option("Text that names contain.", OUTPUT)] = "",
     context: Annotated[int, count("--context", "Context in tokens, for the figures that depend on one.", OUTPUT)] = 8192,
     weights: WEIGHTS = None,
     experts: EXPERTS = None,
@@ -62,7 +62,11 @@ def models(
     full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """List the models, compare some of them, or show what one is made of."""
+    """List the models, compare some of them, or show one.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.describe import model_summary as cards
     from steptime.number_checks import whole_number
 
@@ -70,7 +74,7 @@ def models(
     if new:
         if compare or like or context != 8192 or any((weights, experts, kv, image, audio)):
             excluded_options = "--table, --like, --context, --weights, --experts, --kv, --image and --audio"
-            raise InputError(f"--new tells of a config as it stands: {excluded_options} do not go with it")
+            raise InputError(f"--new reads a config as it stands: {excluded_options} do not go with it")
         _show_new(requested_names, catalog, csv, full=full, json=json)
         return
     refuse_idle(
@@ -115,7 +119,7 @@ def _show_images(model: "Model", images: list[str], audio: list[str], csv: str |
 
 
 def _show_new(names: list[str], catalog: str | None, csv: str | None, *, full: bool, json: bool) -> None:
-    """Print what is understood of each config; of several, those that cannot be read at the end, as an error."""
+    """Print each config as it is read; unreadable ones of several are an error at the end."""
     from steptime.describe.config_summary import config_card
     from steptime.models.model_loading import config_folder, load_config_fields, model_label
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from steptime.pricing.price_list import PriceList
     from steptime.result_base import Tabular
 
-SOURCE, REQUESTS, INVERSION = "What is read", "Requests", "Reading backward"
+SOURCE, REQUESTS, INVERSION = "Prices", "Requests", "Reading backward"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PriceQuery:
-    """Whose prices."""
+    """Model, seller and date."""
 
     model: Annotated[
         str | None,
@@ -28,14 +28,16 @@ class PriceQuery:
             show_default=False,
         ),
     ] = None
-    system: Annotated[str | None, typer.Argument(help="With --target-margin: what serves it.", show_default=False)] = None
-    provider: Annotated[str | None, option("One seller.", SOURCE, metavar="NAME")] = None
+    system: Annotated[
+        str | None, typer.Argument(help="System that serves the model, with --target-margin.", show_default=False)
+    ] = None
+    provider: Annotated[str | None, option("Seller; by default all.", SOURCE, metavar="NAME")] = None
     date: Annotated[
         str | None,
         option("Prices and rents of a day, 2026-03-01, or an hour, 2026-11-20T02:00Z.", SOURCE, "--date", metavar="DATE"),
     ] = None
     list_: Annotated[
-        str | None, option("A list of your own as TOML, read backward (`--read`).", SOURCE, "--list", metavar="FILE.toml")
+        str | None, option("Own price list as TOML, read backward (`--read`).", SOURCE, "--list", metavar="FILE.toml")
     ] = None
     is_inversion: Annotated[bool, option("Read one list backward.", SOURCE, "--read")] = False
     history: Annotated[bool, option("Prices against the rents of the same days.", SOURCE, "--history")] = False
@@ -46,18 +48,18 @@ class PriceQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class Sold:
-    """What is sold."""
+    """Requests that are sold."""
 
     speed: Annotated[float, option("Output speed for each user, in tok/s.", REQUESTS)] = 40.0
-    mix: Annotated[str, option("Prompt, answer, and cached share of the prompt.", REQUESTS, metavar="IN:OUT[:CACHED]")] = (
-        "4096:1024"
-    )
-    mode: Annotated[str, option("aggregated, disaggregated, or any: the cheaper of both.", REQUESTS)] = "any"
+    mix: Annotated[
+        str, option("Prompt tokens, output tokens, and cached share of the prompt.", REQUESTS, metavar="IN:OUT[:CACHED]")
+    ] = "4096:1024"
+    mode: Annotated[str, option("Deployment mode: aggregated, disaggregated, or any (the cheaper).", REQUESTS)] = "any"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backward:
-    """How a list is read backward."""
+    """Assumptions for reading a list backward."""
 
     margin: Annotated[
         str | None,
@@ -68,21 +70,23 @@ class Backward:
             show_default="the host market's",
         ),
     ] = None
-    fast_speed: Annotated[float | None, option("How many times as fast the fast service is.", INVERSION, metavar="TIMES")] = (
-        None
-    )
+    fast_speed: Annotated[
+        float | None, option("Speed of the fast service relative to standard.", INVERSION, metavar="TIMES")
+    ] = None
     hold: Annotated[
         list[str] | None,
-        option("Cost of holding a cache, USD per GB-hour, such as DRAM=0.0005. Repeatable.", INVERSION, metavar="TIER=USD"),
+        option("Cost of cache storage in USD per GB-hour, such as DRAM=0.0005. Repeatable.", INVERSION, metavar="TIER=USD"),
     ] = None
     lecture: Annotated[bool, option("The lecture's closed forms too (sections 5, 13 to 15).", INVERSION, "--lecture")] = False
     balance: Annotated[float, option("R of the lecture's machine.", INVERSION, "--balance", metavar="R")] = 300.0
     active: Annotated[str, option("Active parameters of the lecture's model.", INVERSION, "--active", metavar="N")] = "100B"
     short: Annotated[
-        str, option("Usual context below a step, for the lecture's joint reading.", INVERSION, metavar="TOKENS")
+        str, option("Usual context below a price step, for the lecture's joint reading.", INVERSION, metavar="TOKENS")
     ] = "20k"
-    long: Annotated[str, option("Usual context above it.", INVERSION, metavar="TOKENS")] = "400k"
-    seed: Annotated[int, option("Of the draws.", INVERSION)] = 0
+    long: Annotated[
+        str, option("Usual context above a price step, for the lecture's joint reading.", INVERSION, metavar="TOKENS")
+    ] = "400k"
+    seed: Annotated[int, option("Seed of the draws.", INVERSION)] = 0
     full: FULL = False
     csv: CSV = None
     json: JSON = False
@@ -90,7 +94,11 @@ class Backward:
 
 @grouped
 def prices(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward) -> None:
-    """Hold a model's prices against what its tokens cost; or read a price list backward, or propose one."""
+    """Compare a model's prices with the cost of its tokens; read a price list backward, or propose one.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.pricing.market import Market
     from steptime.pricing.price_history import price_history
     from steptime.questions.prices_question import summary
@@ -123,7 +131,7 @@ def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
             "prices needs a model, such as deepseek-v3, a seller's, such as openai/gpt-6-sol with --read, or --list FILE.toml"
         )
     if query.model is not None and query.list_ is not None:
-        raise RangeError("--list is a list of your own, and a model is named too; keep one of the two")
+        raise RangeError("--list names your own list, and a model is named too; keep one of the two")
     several = [
         name
         for name, is_given in (
@@ -137,7 +145,7 @@ def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
         raise RangeError(f"{' and '.join(several)} are different questions; keep one")
     if query.system is not None and query.target_margin is None:
         raise RangeError(
-            f"a system ({short_repr(query.system)}) goes with --target-margin 2; sellers are held against all plausible systems"
+            f"a system ({short_repr(query.system)}) goes with --target-margin 2; sellers are compared with all plausible systems"
         )
     if query.target_margin is not None and query.system is None:
         raise RangeError("--target-margin needs a system after the model: prices deepseek-v3 gb200-nvl72 --target-margin 2")

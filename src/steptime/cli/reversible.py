@@ -35,7 +35,7 @@ def reversible(
     rows: Annotated[int, count("--rows", "Rows of the input.", STACKS)] = 64,
     dtype: Annotated[str, option("float64, float32 or bfloat16.", STACKS)] = "float32",
     device: Annotated[str | None, option("cpu or cuda.", STACKS, show_default="a GPU where there is one")] = None,
-    repeats: Annotated[int, count("--repeats", "Times that each step is run, of which the median is told.", STACKS)] = 3,
+    repeats: Annotated[int, count("--repeats", "Runs of each step; the median counts.", STACKS)] = 3,
     samples: Annotated[int, count("--samples", "Pairs of blocks that differ in one bit.", MIXING)] = 4096,
     context: Annotated[str, option("Contexts in tokens, with commas between.", CACHE)] = "8k,128k",
     weights: WEIGHTS = None,
@@ -43,12 +43,16 @@ def reversible(
     kv: KV = None,
     set_: SET = None,
     catalog: CATALOG = None,
-    seed: Annotated[int, count("--seed", "Of random weights, keys and blocks.", OUTPUT)] = 0,
+    seed: Annotated[int, count("--seed", "Seed of random weights, keys and blocks.", OUTPUT)] = 0,
     csv: CSV = None,
     full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Trade memory for arithmetic: networks undone instead of stored, ciphers that mix alike, caches that do the reverse."""
+    """Trade memory for arithmetic: networks undone instead of stored, ciphers that mix alike, caches that do the reverse.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     topic, arguments = _topic(words or [])
     refuse_idle(
         ctx,
@@ -83,7 +87,7 @@ def reversible(
 
 
 def _topic(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return what is asked, stacks by default, and the words after it; raise InputError for words too many or too few."""
+    """Return the topic, stacks by default, and its words; raise InputError for words too many or too few."""
     topic, *arguments = words or ["stacks"]
     if topic not in TOPICS:
         raise UnknownName("topic", topic, TOPICS, "Known: " + ", ".join(TOPICS) + ".")
@@ -141,7 +145,7 @@ def _cache(
 
 
 def _with_summary(result: "Tabular") -> "Tabular | dict[str, Any]":
-    """Return a result as JSON has it: the trade of one cache with the answers of the question."""
+    """Return a result for JSON: the trade of one cache with the answers of the question."""
     from steptime.describe.kv_tradeoff import CacheTrade
 
     if not isinstance(result, CacheTrade) or len(result.caches) != 1:

@@ -10,7 +10,11 @@ from steptime.questions.rl_question import RlInputs, solve, summary
 
 @grouped
 def rl(ctx: typer.Context, inputs: RlInputs, set_: SET = None, full: FULL = False, json: JSON = False) -> None:  # noqa: ARG001 - typer reads the options from `inputs`
-    """Time one step of RL: rollout by decoding with long-tail lengths, log-probabilities, training, and the refit."""
+    """Time one step of RL: rollout by decoding with long-tail lengths, log-probabilities, training, and the refit.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     refuse_idle(ctx, {"text, not --json": (not json, "full")})
     step = solve(typed_with_changes(ctx, RlInputs, set_))
     if json:

@@ -12,7 +12,11 @@ from steptime.lecture.roofline_question import RooflineInputs, solve, summary
 def roofline(
     ctx: typer.Context, inputs: RooflineInputs, set_: SET = None, csv: CSV = None, full: FULL = False, json: JSON = False
 ) -> None:
-    """Answer the blackboard's questions for a real model on one scale-up domain, each closed form beside the full model."""
+    """Answer the blackboard's questions for a real model on one scale-up domain, each closed form next to the full model.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     refuse_idle(ctx, {"text, not --json": (not json, "full")})
     check_outputs({"--csv": csv}, [inputs.model, inputs.system])
     board = solve(typed_with_changes(ctx, RooflineInputs, set_))

@@ -26,7 +26,7 @@ def systems(
     name: Annotated[
         str | None, typer.Argument(help="A system to show; without it, the catalogue is listed.", show_default=False)
     ] = None,
-    toml: Annotated[bool, option("Print the system's file as a template for one of your own.", OUTPUT, "--toml")] = False,
+    toml: Annotated[bool, option("Print the system's file as a template for a new one.", OUTPUT, "--toml")] = False,
     set_: SET = None,
     rent: RENT = None,
     catalog: CATALOG = None,
@@ -34,7 +34,11 @@ def systems(
     full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """List the systems, or show one: balance, drain time, links, rent, and where each figure comes from."""
+    """List the systems, or show one: balance, drain time, links, rent, and where each figure comes from.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.describe import system_summary as cards
 
     refuse_idle(

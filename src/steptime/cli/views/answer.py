@@ -27,7 +27,7 @@ class Answer:
         body: tables and charts that answer the question, the most important first; texts among them are always shown.
         details: what only --full shows.
         warnings: texts that a reader must know, the most important first.
-        more: what --full adds.
+        full_adds: what --full adds.
         files: option that writes all rows to a file; empty where a command has none.
         has_json: whether the command has --json.
         full: whether to show everything.
@@ -38,7 +38,7 @@ class Answer:
     body: Sequence[RenderableType] = ()
     details: Sequence[RenderableType] = ()
     warnings: Iterable[str] = ()
-    more: str = ""
+    full_adds: str = ""
     files: str = "--csv FILE"
     has_json: bool = True
     full: bool = False
@@ -51,7 +51,7 @@ class Answer:
         if self.full:
             yield from (*head, *self.body, *warnings, *self.details)
             return
-        self.hidden = [self.more] if self.more else []
+        self.hidden = [self.full_adds] if self.full_adds else []
         if len(warnings) > MAX_WARNINGS:
             self.hidden.append(counted(len(warnings) - MAX_WARNINGS, "more warning"))
             warnings = warnings[:MAX_WARNINGS]
@@ -61,11 +61,11 @@ class Answer:
         room -= sum(_height(part, console, options) for part in always)
         yield from head
         for part in self.body:
-            shown = [part] if isinstance(part, Text) else self._fitted(part, room, console, options)
-            room -= 0 if isinstance(part, Text) else sum(_height(piece, console, options) for piece in shown)
-            if not shown and not any("chart" in words for words in self.hidden):
+            pieces = [part] if isinstance(part, Text) else self._fitted(part, room, console, options)
+            room -= 0 if isinstance(part, Text) else sum(_height(piece, console, options) for piece in pieces)
+            if not pieces and not any("chart" in words for words in self.hidden):
                 self.hidden.append("remaining tables and charts")
-            yield from shown
+            yield from pieces
         yield from warnings
         yield self._last_line()
 
@@ -82,10 +82,10 @@ class Answer:
                 return pieces if rows >= min(total, MIN_ROWS) else []
         return []
 
-    def _remainder(self, total: int, shown: int, hidden_columns: int) -> list[Text]:
+    def _remainder(self, total: int, rows: int, hidden_columns: int) -> list[Text]:
         """Return the line below a table that says which rows and columns are left out."""
         file = f" or with {self.files.partition(' ')[0]}" if self.files else ""
-        words = [f"{shown} of {total} rows; --full shows all"] if shown < total else []
+        words = [f"{rows} of {total} rows; --full shows all"] if rows < total else []
         words += [f"{counted(hidden_columns, 'column')} more in a wider terminal{file}"] if hidden_columns else []
         return [Text("; ".join(words) + ".", style="bright_black")] if words else []
 

@@ -48,7 +48,7 @@ def models_view(rows: Sequence[ModelRow], *, full: bool = False) -> RenderableTy
         sentence=f"{counted(len(rows), 'model')} of {counted(len(makers), 'maker')}. `steptime models NAME` shows one, "
         "`steptime models --like TEXT` the names that contain a text.",
         body=[_model_rows(rows) if listed else _maker_rows(makers)],
-        more="" if listed else "a row for each model",
+        full_adds="" if listed else "a row for each model",
         full=full,
     )
 
@@ -126,7 +126,7 @@ def comparison_view(rows: Sequence[ComparisonRow], *, width: int, full: bool = F
             footnote(f"KV per token: while no window is full. FLOP: of one decode token at {context:,} tokens (--context)."),
         ],
         details=[picture, footnote("KV = weights: context at which a token reads as many bytes of cache as of weights.")],
-        more="context where cache reads equal weight reads, bars",
+        full_adds="context where cache reads equal weight reads, bars",
         full=full,
     )
 
@@ -179,7 +179,7 @@ def model_view(card: ModelCard, *, width: int, full: bool = False) -> Renderable
         body=[facts([*pairs, *disk_facts(card)]), _parts(card, width)],
         details=[*_counting(card), *disk_tables(card), _layers(card), _flops(card), _cache_picture(card, width)],
         warnings=card.notes,
-        more="layers, FLOP and cache by context",
+        full_adds="layers, FLOP and cache by context",
         files="",
         full=full,
     )
@@ -290,7 +290,7 @@ def systems_view(rows: Sequence[SystemRow], vendors: Mapping[str, str], *, full:
         sentence=f"{counted(len(rows), 'system')} of {counted(len(makers), 'maker')}. `steptime systems NAME` shows one: "
         "rates, links, rent and sources.",
         body=[_system_rows(rows), footnote(meaning)] if full else [grid],
-        more="rates, memory and rent of each",
+        full_adds="rates, memory and rent of each",
         full=full,
     )
 
@@ -366,7 +366,7 @@ def system_view(card: SystemCard, *, full: bool = False) -> RenderableType:
         f"{show(hbm.bandwidth, 'B/s')}{rent}.",
         body=[memory, network, facts(pairs)],
         details=[sourced("Figure (--set)", rows)],
-        more="every figure with its source",
+        full_adds="every figure with its source",
         files="",
         full=full,
     )
@@ -475,5 +475,9 @@ def engine_view(card: EngineCard, *, full: bool = False) -> RenderableType:
         [footnote("Fitted to within: one standard deviation; other constants are measured on kernels.")] if deviations else []
     )
     return Answer(
-        sentence=f"{card.name}: {card.title}{fitted}.", body=[*body, grid, *meaning], more="all constants", files="", full=full
+        sentence=f"{card.name}: {card.title}{fitted}.",
+        body=[*body, grid, *meaning],
+        full_adds="all constants",
+        files="",
+        full=full,
     )

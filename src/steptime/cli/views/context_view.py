@@ -45,7 +45,7 @@ def contexts_view(limits: ContextWalls, *, width: int, full: bool = False) -> Re
         body=[] if limits.reason else answered,
         details=details,
         warnings=_warnings(limits),
-        more=", ".join(added),
+        full_adds=", ".join(added),
         full=full,
     )
 

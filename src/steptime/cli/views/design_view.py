@@ -40,7 +40,7 @@ def design_view(design: Design, *, width: int, full: bool = False) -> Renderable
         body=[section(title, rows if len(design.front) > MAX_ROWS else []), _table(design), *charts],
         details=reason_section(sweep),
         warnings=[*_assumptions(design), *memory_notes(sweep)],
-        more="designs without an answer" if sweep.reasons else "",
+        full_adds="designs without an answer" if sweep.reasons else "",
         full=full,
     )
 

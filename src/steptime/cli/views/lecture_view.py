@@ -22,7 +22,7 @@ from steptime.lecture.pair_roofline import Roofline
 from steptime.units import counted, show
 
 COLOURS = {HOLDS: "green", FACTOR: "yellow", FAILS: "red", UNDECIDED: "magenta"}
-WIDE = 100  # columns from which reasons and closed forms have a column of their own
+WIDE = 100  # columns from which reasons and closed forms have a column
 SHORT = {"tokens": "tok", "sequences": "seq", "parameters": ""}
 CURVES = (("a", "green"), ("b", "red"), ("c", "cyan"), ("d", "yellow"))
 
@@ -40,14 +40,14 @@ def lecture_view(lecture: Lecture, *, full: bool = False) -> RenderableType:
     grid = table("", "Section", "Claims that hold", *(["Formula"] if full else []), numbers=(0, 2))
     verdicts = [verdict for part in lecture.sections for verdict in part.verdicts]
     for part in lecture.sections:
-        held = f"{part.verdicts.count(HOLDS)} of {len(part.verdicts)}"
-        grid.add_row(str(part.number), part.title, held, *([part.formula] if full else []))
+        claims = f"{part.verdicts.count(HOLDS)} of {len(part.verdicts)}"
+        grid.add_row(str(part.number), part.title, claims, *([part.formula] if full else []))
     return Answer(
         sentence=f"{verdicts.count(HOLDS)} of {len(verdicts)} numbers of the lecture hold. `steptime lecture 3` shows a "
         "section, --check computes all verdicts again, --quiz asks.",
         conditions="The math behind how LLMs are trained and served, Reiner Pope, 2026-04-29; paraphrased.",
         body=[grid],
-        more="formulas",
+        full_adds="formulas",
         full=full,
     )
 
@@ -63,14 +63,15 @@ def section_view(part: Section, *, width: int, full: bool = False) -> Renderable
     Returns:
         The answer.
     """
-    held = sum(statement.computed_verdict == HOLDS for statement in part.statements)
+    num_holding = sum(statement.computed_verdict == HOLDS for statement in part.statements)
     return Answer(
-        sentence=f"{part.number}. {part.title}: {part.formula}. {held} of {counted(len(part.statements), 'number')} hold.",
+        sentence=f"{part.number}. {part.title}: {part.formula}. {num_holding} of "
+        f"{counted(len(part.statements), 'number')} hold.",
         conditions=part.summary,
         body=[numbers_view(part.statements, full=full), *picture_view(part.picture, width)],
         details=[facts(part.symbols.items())],
         warnings=[f"where it fails: {part.fails}"],
-        more="symbols, reason of each verdict",
+        full_adds="symbols, reason of each verdict",
         files="",
         full=full,
     )
@@ -184,8 +185,8 @@ def picture_view(picture: Picture, width: int) -> list[RenderableType]:
         chart.scatter(across[5::10], y[5::10], lc=colour, marker=letter)
         legend.append(f"{letter} {name}   ", style=colour)
     x_ticks = Ticks(partial(tick, unit=picture.unit), log=not picture.linear)
-    drawn = render_chart(chart, x_ticks, Ticks(partial(tick, unit=picture.result_unit), log=steep))
-    return [section(picture.title, [drawn, legend])]
+    chart_text = render_chart(chart, x_ticks, Ticks(partial(tick, unit=picture.result_unit), log=steep))
+    return [section(picture.title, [chart_text, legend])]
 
 
 def tick(value: float, unit: str) -> str:
@@ -229,7 +230,7 @@ def check_view(verdicts: Verdicts, *, width: int, full: bool = False) -> Rendera
         f"{counted(len(verdicts.changed), 'verdict')} changed since the stored ones.",
         conditions=f"{checks} of them are acceptance checks." + ("" if full else " Numbers that do not hold:"),
         body=list(grids.values()),
-        more="all numbers",
+        full_adds="all numbers",
         full=full,
     )
 
@@ -284,7 +285,7 @@ def roofline_view(roofline: Roofline, *, width: int, full: bool = False) -> Rend
         "none: beyond the knee, where no batch is compute-bound.",
         body=[grid],
         warnings=roofline.notes,
-        more="closed forms" if width >= WIDE else "closed forms from 100 columns on",
+        full_adds="closed forms" if width >= WIDE else "closed forms from 100 columns on",
         full=full,
     )
 

@@ -90,7 +90,7 @@ def market_view(market: Market, *, width: int, full: bool = False) -> Renderable
         details=details,
         # long notes list sellers; short ones say how to read the margins
         warnings=sorted(market.notes, key=len),
-        more=f"all {counted(len(market.offers), 'offer')}, chart, cost of caches",
+        full_adds=f"all {counted(len(market.offers), 'offer')}, chart, cost of caches",
         full=full,
     )
 
@@ -98,8 +98,8 @@ def market_view(market: Market, *, width: int, full: bool = False) -> Renderable
 def _market_sentence(market: Market) -> str:
     """Say what the median seller asks, and how many times its cost that is."""
     sellers = counted(len(market.counted), "seller")
-    where = f"at the median of {sellers}" if len(market.counted) > 1 else f"at {market.offers[market.counted[0]].provider}"
-    text = f"{market.product} costs {usd(THOUSAND * market.median_price)} per 1,000 requests {where}."
+    place = f"at the median of {sellers}" if len(market.counted) > 1 else f"at {market.offers[market.counted[0]].provider}"
+    text = f"{market.product} costs {usd(THOUSAND * market.median_price)} per 1,000 requests {place}."
     best, margins = market.best, {margin.system: margin for margin in market.margins}
     if best is None:
         return f"{text} No plausible system serves it at {market.speed:g} tok/s."
@@ -157,8 +157,8 @@ def _costs(market: Market) -> Grid:
         margin = margins[name]
         low, high = margin.range
         figures = {1: cells[0], 2: f"{margin.median:.2g}x", 5: f"{low:.2g} to {high:.2g}", 9: f"{margin.lowest:.2g}x"}
-        others = iter(cells[1:])
-        grid.add_row(system, *(figures[n] if n in figures else next(others, "") for n in range(1, 13)))
+        remaining_cells = iter(cells[1:])
+        grid.add_row(system, *(figures[n] if n in figures else next(remaining_cells, "") for n in range(1, 13)))
 
     if "hopper" in margins:
         add("Hopper, mean", "hopper", usd(THOUSAND * market.median_price / margins["hopper"].median))
@@ -288,7 +288,7 @@ def proposal_view(proposal: Proposal, *, full: bool = False) -> RenderableType:
         f"input tokens, {usd(base.output)} output and {usd(base.effective_cache_read)} cached.",
         body=[grid],
         warnings=proposal.notes,
-        more="reason of each price",
+        full_adds="reason of each price",
         full=full,
     )
 
@@ -337,7 +337,7 @@ def reading_view(inversion: PriceReading, *, width: int, lecture: bool = False, 
             footnote(f"{inversion.draws:,} draws, seed {inversion.seed}; {margin}."),
         ],
         warnings=inversion.list.notes,
-        more="basis of each estimate, what is not identifiable, chart of storage costs",
+        full_adds="basis of each estimate, quantities that are not identifiable, chart of storage costs",
         full=full,
     )
 
@@ -378,27 +378,34 @@ def _list(price_list: PriceList) -> Grid:
 
 def _readings(inversion: PriceReading, *, full: bool) -> Grid:
     """Return the estimates; their basis stands below (`_reasons`)."""
-    known = bool(inversion.true_values)
+    has_truth = bool(inversion.true_values)
     heads = [
         "Estimate",
         "Value",
         "90 %",
         "At most",
-        *(["Known"] if known else []),
+        *(["Known"] if has_truth else []),
         *(["Bits", "Held", "Bound held"] if full else []),
     ]
-    grid = table(*heads, numbers=range(1, len(heads)), first_to_go=(5 + known, 6 + known, 4 + known) if full else ())
+    grid = table(
+        *heads, numbers=range(1, len(heads)), first_to_go=(5 + has_truth, 6 + has_truth, 4 + has_truth) if full else ()
+    )
     for estimate in inversion.readings:
         if not estimate.identifiable or estimate.words:
             continue
-        true_value = estimate.written(inversion.true_values.get(estimate.name, math.nan)).replace("none", "") if known else ""
-        coverages = [f"{held.hits} of {held.trials}" if held else "" for held in (estimate.interval_held, estimate.bound_held)]
+        true_value = (
+            estimate.written(inversion.true_values.get(estimate.name, math.nan)).replace("none", "") if has_truth else ""
+        )
+        coverages = [
+            f"{coverage.hits} of {coverage.trials}" if coverage else ""
+            for coverage in (estimate.interval_held, estimate.bound_held)
+        ]
         grid.add_row(
             NAMES.get(estimate.name, estimate.name.replace("_", " ")),
             estimate.written(estimate.value),
             " to ".join(map(estimate.written, estimate.interval)) if estimate.interval else "",
             estimate.written(estimate.bound) if math.isfinite(estimate.bound) else "",
-            *([true_value] if known else []),
+            *([true_value] if has_truth else []),
             *([f"{estimate.bits:.2f}" if math.isfinite(estimate.bits) else "", *coverages] if full else []),
         )
     return grid

@@ -56,7 +56,7 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool = False) -> Rendera
         body=body if ranking.flips else body[:-1],
         details=details,
         warnings=ranking.notes,
-        more=", ".join(added),
+        full_adds=", ".join(added),
         full=full,
     )
 
@@ -66,15 +66,15 @@ def _sentence(ranking: Ranking) -> str:
     priced = ranking.priced
     if not priced:
         return ranking.text
-    first, others = priced[0], priced[1:]
+    first, rivals = priced[0], priced[1:]
     several_models = len({row.model for row in ranking.standings}) > 1
     verb = "is" if several_models else f"serves {first.model.rpartition('/')[2]}"
     text = f"{_name(ranking, first)} {verb} cheapest: {_cost(first)} per million output tokens."
-    if others:
-        ratio = others[0].usd_per_million_output_tokens / first.usd_per_million_output_tokens
-        text += f" {_name(ranking, others[0])} costs {ratio:.2g}x as much"
-        ties = sum(standing.tied for standing in others)
-        text += f"; ranges of {ties} of {len(others)} others overlap with the first." if ties else "."
+    if rivals:
+        ratio = rivals[0].usd_per_million_output_tokens / first.usd_per_million_output_tokens
+        text += f" {_name(ranking, rivals[0])} costs {ratio:.2g}x as much"
+        ties = sum(standing.tied for standing in rivals)
+        text += f"; ranges of {ties} of {len(rivals)} others overlap with the first." if ties else "."
     measured = next((standing for standing in priced if standing.runs), None)
     if measured is not None and measured is not first:
         text += f" Of pairs with measured runs, {_name(ranking, measured)} is cheapest: {_cost(measured)}."

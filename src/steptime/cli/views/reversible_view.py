@@ -72,7 +72,7 @@ def stacks_view(stacks: Stacks, *, width: int, full: bool = False) -> Renderable
             "only saved activations and temporary values are counted, without parameters and allocator fragments",
             f"errors of gradients are of stacks {stacks.error_width:,} wide on the CPU",
         ],
-        more="errors of gradients by number format",
+        full_adds="errors of gradients by number format",
         full=full,
     )
 
@@ -159,12 +159,12 @@ def mixing_view(mixing: Mixing, *, width: int, full: bool = False) -> Renderable
         f"trained {network.trained:.1%} ({network.accuracy:.1%} correct), the task itself {network.expected:.1%}."
     )
     return Answer(
-        sentence=f"After {len(best.shares)} rounds of {best.name}, one input bit flips {best.shares[-1]:.0%} of the output bits; "
-        "a cipher needs one half.",
+        sentence=f"After {len(best.shares)} rounds of {best.name}, one input bit flips {best.shares[-1]:.0%} of the output "
+        "bits; a cipher needs one half.",
         conditions=trained,
         body=[grid, times],
         details=_mixing_picture(mixing.curves, width),
-        more="chart",
+        full_adds="chart",
         full=full,
     )
 

@@ -57,13 +57,13 @@ def budget_view(budget: Budget, *, width: int, full: bool = False) -> Renderable
         body=[*body, *charts],
         details=sizes,
         warnings=[*budget.warnings, *(machine.notes if machine is not None else ())],
-        more="bill by law, sizes that were planned" if sizes else "",
+        full_adds="bill by law, sizes that were planned" if sizes else "",
         full=full,
     )
 
 
 def _budget_sentence(budget: Budget) -> str:
-    """Say how many parameters and tokens are cheapest, how far laws disagree, and what it costs."""
+    """Say how many parameters and tokens are cheapest, how far laws disagree, and its cost."""
     best, machine = budget.choice, budget.machine
     ratio = in_digits(best.over_chinchilla)
     mixed = f" ({show(best.total_params)} in total)" if best.total_params > 1.01 * best.params else ""
@@ -266,7 +266,7 @@ def laws_view(cards: Sequence[LawCard], *, full: bool = False) -> RenderableType
     return Answer(
         sentence=f"{counted(len(cards), 'scaling law')}; `steptime laws NAME` shows constants, errors and sources.",
         body=[grid, footnote("* default of `steptime budget`.")],
-        more="formulas and ranges of the runs",
+        full_adds="formulas and ranges of the runs",
         full=full,
     )
 
@@ -294,7 +294,7 @@ def law_view(card: LawCard) -> RenderableType:
     if card.errors and not card.drawn_together:
         warnings = ["correlations of its errors are not published, so budgets by this law have no range"]
     elif not card.errors and not card.lacks:
-        warnings = ["errors of its constants are not published, so budgets by this law have no range of their own"]
+        warnings = ["errors of its constants are not published, so budgets by this law have no range"]
     return Answer(
         sentence=f"{card.name}: {card.title} ({card.year})",
         body=[facts(pairs), *([sourced("Constant", rows)] if rows else [])],
@@ -328,7 +328,7 @@ def losses_view(comparison: Losses, *, full: bool = False) -> RenderableType:
     return Answer(
         sentence=f"{comparison.words}: {ratio}x the Chinchilla-optimal 20 tokens per parameter.",
         body=[grid, footnote("Losses of different laws are not comparable: each has its own corpus and tokenizer.")],
-        more="laws that predict no loss, best split of the compute",
+        full_adds="laws that predict no loss, best split of the compute",
         full=full,
     )
 
@@ -373,7 +373,7 @@ def board_view(board: MoeBoard, *, width: int, full: bool = False) -> Renderable
         ],
         details=[section("Runs of each law", [facts(board.fitted.items())])],
         warnings=warnings,
-        more="all numbers of experts, runs of each law",
+        full_adds="all numbers of experts, runs of each law",
         full=full,
     )
 

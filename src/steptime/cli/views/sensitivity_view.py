@@ -39,7 +39,7 @@ def sensitivity_view(sensitivity: Sensitivity, *, width: int, full: bool = False
         body=[*body, footnote(_meaning(sensitivity))],
         details=[*([footnote(_minor_text(minor_swings))] if minor_swings else []), *_order(sensitivity)],
         warnings=sensitivity.notes,
-        more="source of each range, how to measure each input",
+        full_adds="source of each range, how to measure each input",
         full=full,
     )
 

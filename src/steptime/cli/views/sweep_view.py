@@ -44,20 +44,20 @@ def sweep_view(sweep: Sweep, *, width: int, full: bool = False) -> RenderableTyp
     conditions += f"; {fixed_text(sweep)}." if sweep.fixed else "."
     names = numbers(sweep) + [name for name, column in sweep.answers.items() if not column.numeric]
     answered = len(sweep.reasons) < sweep.points
-    few = sweep.points <= MAX_TABLE_POINTS
+    is_listed = sweep.points <= MAX_TABLE_POINTS
     charts = [chart for name in numbers(sweep) if answered for chart in picture(sweep, width, name)]
-    body: list[RenderableType] = [_points_table(sweep, names)] if few else []
-    if few and any(bound in sweep.answers for name in names for bound in sweep.declaration.bands.get(name, ())):
+    body: list[RenderableType] = [_points_table(sweep, names)] if is_listed else []
+    if is_listed and any(bound in sweep.answers for name in names for bound in sweep.declaration.bands.get(name, ())):
         body.append(footnote("In brackets: 90 % ranges."))
-    if not few and answered:
+    if not is_listed and answered:
         body += [_extremes_table(sweep), *picture(sweep, width)]
     return Answer(
         sentence=_sentence(sweep),
         conditions=conditions,
         body=[*body, *reason_section(sweep)],
-        details=charts if few else charts[1:],
+        details=charts if is_listed else charts[1:],
         warnings=memory_notes(sweep) + _cost_notes(sweep),
-        more="charts of all answers" if charts else "",
+        full_adds="charts of all answers" if charts else "",
         files="--out FILE",
         full=full,
     )

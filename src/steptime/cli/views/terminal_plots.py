@@ -89,14 +89,14 @@ class Ticks:
     log: bool = True
 
 
-def round_ticks(low: float, high: float, *, log: bool, most: int = 9) -> list[float]:
+def round_ticks(low: float, high: float, *, log: bool, max_ticks: int = 9) -> list[float]:
     """Return round values between two positions of an axis.
 
     Args:
         low: first position: a value, or its decimal logarithm.
         high: last position.
         log: whether positions are logarithms.
-        most: number of values that fit.
+        max_ticks: number of values that fit.
 
     Returns:
         1, 2 and 5 times powers of ten, or only powers of ten where those are too many; on an axis of values, multiples of such.
@@ -112,10 +112,10 @@ def round_ticks(low: float, high: float, *, log: bool, most: int = 9) -> list[fl
             powers = range(math.floor(low), math.ceil(high) + 1)
             values = [step * 10.0**power for power in powers for step in steps]
             inside = [value for value in values if low - 1e-9 <= math.log10(value) <= high + 1e-9]
-            if len(inside) <= most:
+            if len(inside) <= max_ticks:
                 break
-        inside = inside[:: math.ceil(len(inside) / most)] if len(inside) > most else inside
-        return inside if len(inside) > 1 else round_ticks(10**low, 10**high, log=False, most=5)
+        inside = inside[:: math.ceil(len(inside) / max_ticks)] if len(inside) > max_ticks else inside
+        return inside if len(inside) > 1 else round_ticks(10**low, 10**high, log=False, max_ticks=5)
     step = _nice((high - low) / 6) if high > low else 1.0
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
@@ -173,7 +173,7 @@ def render_chart(chart: Any, x: Ticks | None = None, y: Ticks | None = None) -> 
     low, high = chart.x_limits()
     cells = chart.width
     labels = []
-    for value in round_ticks(low, high, log=x.log, most=max(3, cells // 8)):
+    for value in round_ticks(low, high, log=x.log, max_ticks=max(3, cells // 8)):
         position = ((math.log10(value) if x.log else value) - low) / max(high - low, 1e-12)
         labels.append((min(cells, round(position * cells)), x.write(value)))
     *picture, _, _ = chart.show(legend=False).rstrip("\n").split("\n")

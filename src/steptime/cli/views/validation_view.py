@@ -58,8 +58,8 @@ MEANINGS = {
     "output_mean": "mean output tokens, where known",
     "concurrency_mean": "mean requests in flight, instead of concurrency",
     "requests": "of the whole run; where not given, ten for each in flight, and under a scenario as many as the benchmark has",
-    "length_spread": "how far lengths reach to both sides of their mean, as a share; where not given, 1/9 (drawn from 0.8 to 1 "
-    "of the longest) if the id begins with a date or holds cfg, as in the public set, and else 0 (all alike)",
+    "length_spread": "half width of the lengths over their mean; by default 0. If the id begins with a date or holds cfg, as in the "
+    "public set, by default 1/9 (0.8 to 1 of the longest)",
     "ttft_median_s": "measured median time to first token [s]",
     "output_tok_s": "measured output tokens a second of the whole deployment",
     "total_tok_s": "measured input and output tokens a second, where output_tok_s is not known",
@@ -76,9 +76,9 @@ MEANINGS = {
     "prefill_dp": "of those, data-parallel ranks; by default 1",
     "prefill_ep": "of those, expert parallel ways; by default 1",
     "chips": "of the whole deployment; where not given, those of one replica",
-    "stream_interval": "decode steps between two looks at what is new: first tokens come so many later, less one; "
+    "stream_interval": "decode steps between two reports of tokens: first tokens come that number of steps later, less one; "
     f"by default 1, and {INTERVALS[0].light_load_steps:.0f} or {INTERVALS[0].heavy_load_steps:.0f} of SGLang on B200 and B300; "
-    f"of TensorRT-LLM's attention groups as many as public runs wait for each other, {1 + BALANCED_WITHIN / 2:.0f} at most",
+    f"of TensorRT-LLM's data-parallel ranks as public runs wait for each other, {1 + BALANCED_WITHIN / 2:.0f} at most",
 }
 
 
@@ -143,7 +143,7 @@ def validation_view(
         body=body,
         details=[_group_table(QUANTITIES[name], quantity_errors["by"], room) for name, quantity_errors in tables.items()],
         warnings=warnings,
-        more="errors by model, system, engine, format, concurrency and bound" if tables else "",
+        full_adds="errors by model, system, engine, format, concurrency and bound" if tables else "",
         full=full,
     )
 
@@ -177,8 +177,8 @@ def _simplifications(
     """Say where predictions of these runs rest on assumptions."""
     texts = []
     if "ttft" in tables and not predictions.simulated:
-        many = f"runs are simulated in files of up to {MOST_SIMULATED:,}"
-        why = many if len(rows) > MOST_SIMULATED else INSTALL
+        too_many = f"runs are simulated in files of up to {MOST_SIMULATED:,}"
+        why = too_many if len(rows) > MOST_SIMULATED else INSTALL
         texts.append(f"time to first token is a closed form: {why}")
     spread_count = sum(not row.get(SPREAD) and length_spread(row) > 0 for row in rows)
     if spread_count:
@@ -300,15 +300,15 @@ def calibration_view(
     if runs < MIN_RUNS_FOR_RANGES:
         caution = f"{counted(runs, 'run')} {'changes' if runs == 1 else 'change'} little"
         warnings.insert(0, f"{caution}: most constants stay near those of {before.name}, and its ranges are kept")
-    found = f" Median errors on them: {', '.join(medians)}." if medians else ""
+    errors_text = f" Median errors on them: {', '.join(medians)}." if medians else ""
     return Answer(
-        sentence=f"{fitted.name} is fitted to {counted(runs, 'run')}.{found}",
+        sentence=f"{fitted.name} is fitted to {counted(runs, 'run')}.{errors_text}",
         conditions=f"Written to {path}: use it with --engine {path}.",
         body=[errors, constants],
         warnings=warnings,
         files="",
         has_json=False,
-        more="all constants",
+        full_adds="all constants",
         full=full,
     )
 
