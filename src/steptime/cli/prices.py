@@ -145,7 +145,7 @@ def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
         raise RangeError(f"{' and '.join(several)} are different questions; keep one")
     if query.system is not None and query.target_margin is None:
         raise RangeError(
-            f"a system ({short_repr(query.system)}) goes with --target-margin 2; sellers are compared with all plausible systems"
+            f"a system ({short_repr(query.system)}) goes with --target-margin 2; without it all plausible systems are used"
         )
     if query.target_margin is not None and query.system is None:
         raise RangeError("--target-margin needs a system after the model: prices deepseek-v3 gb200-nvl72 --target-margin 2")

@@ -60,12 +60,9 @@ def _model_rows(rows: Sequence[ModelRow]) -> Grid:
             grid.add_row(row.name, Text("cannot be read: " + row.problem, style="red"))
             continue
         grid.add_row(
-            row.name,
-            show(row.total_parameters),
-            show(row.active_parameters),
-            f"{row.kv_bytes_per_token:,.0f} B",
+            row.name, show(row.total_parameters), show(row.active_parameters), f"{row.kv_bytes_per_token:,.0f} B",
             show(row.weight_bytes, "B"),
-        )
+        )  # fmt: skip
     return grid
 
 
@@ -175,14 +172,10 @@ def model_view(card: ModelCard, *, width: int, full: bool = False) -> Renderable
     return Answer(
         sentence=f"{card.name.rpartition('/')[2]} has {show(p.total)} parameters{active}. Its weights take "
         f"{show(card.weight_bytes, 'B')}, its KV cache {show(full_cache, 'B')} per token.",
-        conditions=card.name,
-        body=[facts([*pairs, *disk_facts(card)]), _parts(card, width)],
+        conditions=card.name, body=[facts([*pairs, *disk_facts(card)]), _parts(card, width)],
         details=[*_counting(card), *disk_tables(card), _layers(card), _flops(card), _cache_picture(card, width)],
-        warnings=card.notes,
-        full_adds="layers, FLOP and cache by context",
-        files="",
-        full=full,
-    )
+        warnings=card.notes, full_adds="layers, FLOP and cache by context", files="", full=full,
+    )  # fmt: skip
 
 
 def _smallest(card: ModelCard) -> str:
@@ -364,12 +357,9 @@ def system_view(card: SystemCard, *, full: bool = False) -> RenderableType:
     return Answer(
         sentence=f"{card.title or card.name}. Per chip: {show(hbm.capacity, 'B')} of {hbm.name.upper()} at "
         f"{show(hbm.bandwidth, 'B/s')}{rent}.",
-        body=[memory, network, facts(pairs)],
-        details=[sourced("Figure (--set)", rows)],
-        full_adds="every figure with its source",
-        files="",
-        full=full,
-    )
+        body=[memory, network, facts(pairs)], details=[sourced("Figure (--set)", rows)],
+        full_adds="every figure with its source", files="", full=full,
+    )  # fmt: skip
 
 
 def _rents(card: SystemCard) -> list[Rent]:
@@ -475,9 +465,6 @@ def engine_view(card: EngineCard, *, full: bool = False) -> RenderableType:
         [footnote("Fitted to within: one standard deviation; other constants are measured on kernels.")] if deviations else []
     )
     return Answer(
-        sentence=f"{card.name}: {card.title}{fitted}.",
-        body=[*body, grid, *meaning],
-        full_adds="all constants",
-        files="",
+        sentence=f"{card.name}: {card.title}{fitted}.", body=[*body, grid, *meaning], full_adds="all constants", files="",
         full=full,
-    )
+    )  # fmt: skip

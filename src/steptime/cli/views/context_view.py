@@ -40,14 +40,9 @@ def contexts_view(limits: ContextWalls, *, width: int, full: bool = False) -> Re
     added += [counted(len(limits.left_out), "technique") + " not applied"] if limits.left_out else []
     answered = [_table(limits), footnote(_meaning(limits)), *_picture(limits, width)]
     return Answer(
-        sentence=_sentence(limits),
-        conditions=conditions,
-        body=[] if limits.reason else answered,
-        details=details,
-        warnings=_warnings(limits),
-        full_adds=", ".join(added),
-        full=full,
-    )
+        sentence=_sentence(limits), conditions=conditions, body=[] if limits.reason else answered, details=details,
+        warnings=_warnings(limits), full_adds=", ".join(added), full=full,
+    )  # fmt: skip
 
 
 def _sentence(limits: ContextWalls) -> str:
@@ -88,19 +83,13 @@ def _table(limits: ContextWalls) -> Grid:
     )  # fmt: skip
     for wall in limits.walls:
         grid.add_row(
-            wall.technique.replace("+", "+\n") or UNCHANGED,
-            _length(wall.longest),
-            _priced(wall, limits),
-            usd(wall.usd_per_million) if math.isfinite(wall.usd_per_million) else "-",
-            show(wall.cache, "B"),
+            wall.technique.replace("+", "+\n") or UNCHANGED, _length(wall.longest), _priced(wall, limits),
+            usd(wall.usd_per_million) if math.isfinite(wall.usd_per_million) else "-", show(wall.cache, "B"),
             f"{wall.batch:,}" if wall.batch else "none",
             ranged(wall.step, wall.step_range, lambda value: show(value, "s"), label="") if wall.batch else "-",
-            show(wall.read_bytes, "B"),
-            show(wall.parameters),
-            wall.binds or "-",
-            wall.layout or "-",
+            show(wall.read_bytes, "B"), show(wall.parameters), wall.binds or "-", wall.layout or "-",
             style="green" if not wall.technique else None,
-        )
+        )  # fmt: skip
     return grid
 
 

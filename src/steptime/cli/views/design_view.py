@@ -35,14 +35,11 @@ def design_view(design: Design, *, width: int, full: bool = False) -> Renderable
     title = f"{counted(len(design.front), 'design')} of {sweep.points:,} on the Pareto front of {aims}"
     rows = [f"{MAX_ROWS} of the {len(design.front):,} designs; --csv and --json have all."]
     return Answer(
-        sentence=_sentence(design),
-        conditions=f"{sweep.question}, {fixed_text(sweep)}." if sweep.fixed else "",
+        sentence=_sentence(design), conditions=f"{sweep.question}, {fixed_text(sweep)}." if sweep.fixed else "",
         body=[section(title, rows if len(design.front) > MAX_ROWS else []), _table(design), *charts],
-        details=reason_section(sweep),
-        warnings=[*_assumptions(design), *memory_notes(sweep)],
-        full_adds="designs without an answer" if sweep.reasons else "",
-        full=full,
-    )
+        details=reason_section(sweep), warnings=[*_assumptions(design), *memory_notes(sweep)],
+        full_adds="designs without an answer" if sweep.reasons else "", full=full,
+    )  # fmt: skip
 
 
 def _sentence(design: Design) -> str:

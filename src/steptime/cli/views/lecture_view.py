@@ -67,14 +67,10 @@ def section_view(part: Section, *, width: int, full: bool = False) -> Renderable
     return Answer(
         sentence=f"{part.number}. {part.title}: {part.formula}. {num_holding} of "
         f"{counted(len(part.statements), 'number')} hold.",
-        conditions=part.summary,
-        body=[numbers_view(part.statements, full=full), *picture_view(part.picture, width)],
-        details=[facts(part.symbols.items())],
-        warnings=[f"where it fails: {part.fails}"],
-        full_adds="symbols, reason of each verdict",
-        files="",
-        full=full,
-    )
+        conditions=part.summary, body=[numbers_view(part.statements, full=full), *picture_view(part.picture, width)],
+        details=[facts(part.symbols.items())], warnings=[f"where it fails: {part.fails}"],
+        full_adds="symbols, reason of each verdict", files="", full=full,
+    )  # fmt: skip
 
 
 def numbers_view(statements: Sequence[Statement], *, full: bool = True) -> Grid:

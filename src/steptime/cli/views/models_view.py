@@ -39,34 +39,21 @@ def config_view(card: ConfigCard, *, full: bool = False) -> RenderableType:
     if card.sure == GUESS:
         warnings.append(f'to use it, set "model_type": "{card.read_as}" in a copy; transformers:FILE reads the code itself')
     return Answer(
-        sentence=sentence,
-        conditions=sizes + ".",
-        body=[*_ignored(card), _layers(card)],
-        warnings=[*warnings, *card.notes],
+        sentence=sentence, conditions=sizes + ".", body=[*_ignored(card), _layers(card)], warnings=[*warnings, *card.notes],
         full=full,
-    )
+    )  # fmt: skip
 
 
 def _layers(card: ConfigCard) -> RenderableType:
     grid = table(
-        "Layers",
-        "Count",
-        "Description",
-        "Parameters each",
-        "Active",
-        "Cache, B/token",
-        numbers=(1, 3, 4, 5),
+        "Layers", "Count", "Description", "Parameters each", "Active", "Cache, B/token", numbers=(1, 3, 4, 5),
         first_to_go=(4,),
-    )
+    )  # fmt: skip
     for group in card.layers:
         grid.add_row(
-            group.layers or "-",
-            f"{group.count}",
-            group.description,
-            show(group.parameters),
-            show(group.active),
+            group.layers or "-", f"{group.count}", group.description, show(group.parameters), show(group.active),
             f"{group.kv_bytes:,.0f}",
-        )
+        )  # fmt: skip
     for name, size in card.stem.items():
         if size:
             grid.add_row("-", "1", name, show(size), "-" if name == "embed_tokens" else show(size), "-")

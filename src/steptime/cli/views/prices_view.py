@@ -185,13 +185,9 @@ def _holds(market: Market) -> Grid:
     )  # fmt: skip
     for storage in market.holds:
         grid.add_row(
-            storage.tier,
-            usd(storage.usd_per_mtok_hour),
-            _time(storage.break_even),
-            _time(storage.hit_pays),
-            _time(storage.drain),
-            storage.grade,
-        )
+            storage.tier, usd(storage.usd_per_mtok_hour), _time(storage.break_even), _time(storage.hit_pays),
+            _time(storage.drain), storage.grade,
+        )  # fmt: skip
     return grid
 
 
@@ -286,11 +282,8 @@ def proposal_view(proposal: Proposal, *, full: bool = False) -> RenderableType:
     return Answer(
         sentence=f"At {proposal.margin:g}x its cost, {model} on {proposal.system} sells for {usd(base.input)} per million "
         f"input tokens, {usd(base.output)} output and {usd(base.effective_cache_read)} cached.",
-        body=[grid],
-        warnings=proposal.notes,
-        full_adds="reason of each price",
-        full=full,
-    )
+        body=[grid], warnings=proposal.notes, full_adds="reason of each price", full=full,
+    )  # fmt: skip
 
 
 NAMES = {

@@ -51,14 +51,9 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool = False) -> Rendera
     added += [counted(len(unpriced), "pair") + " without a rent"] if unpriced else []
     added += [counted(len(unable), "pair") + " without a plan"] if unable else []
     return Answer(
-        sentence=_sentence(ranking),
-        conditions="; ".join(conditions) + ".",
-        body=body if ranking.flips else body[:-1],
-        details=details,
-        warnings=ranking.notes,
-        full_adds=", ".join(added),
-        full=full,
-    )
+        sentence=_sentence(ranking), conditions="; ".join(conditions) + ".", body=body if ranking.flips else body[:-1],
+        details=details, warnings=ranking.notes, full_adds=", ".join(added), full=full,
+    )  # fmt: skip
 
 
 def _sentence(ranking: Ranking) -> str:
@@ -118,19 +113,13 @@ def _table(placed: Sequence[Standing], ranking: Ranking, *, full: bool) -> Grid:
             rent = f"{show(float(row.rent.typical), 'USD/s')} {kind} {row.rent.date}".rstrip()
         power = f"{row.tokens_per_second_per_kilowatt:,.0f}{'*' if full and row.power_basis == 'chip' else ''}"
         grid.add_row(
-            f"{row.place}{' ≈' if row.tied and row.place > 1 else ''}",
-            _name(ranking, row),
-            ranged(cost, row.cost_range, usd, label="") if math.isfinite(cost) else "-",
-            f"{row.chips:,}",
-            f"{row.tokens_per_second_per_user:,.1f}",
-            show(row.ttft, "s"),
-            f"{row.runs:,}" if row.runs else "none",
-            f"{row.tokens_per_second_per_chip:,.0f}",
-            power if math.isfinite(row.tokens_per_second_per_kilowatt) else "-",
-            usd(prefill) if math.isfinite(prefill) else "-",
-            *([rent, row.layout_text, row.engine] if full else []),
+            f"{row.place}{' ≈' if row.tied and row.place > 1 else ''}", _name(ranking, row),
+            ranged(cost, row.cost_range, usd, label="") if math.isfinite(cost) else "-", f"{row.chips:,}",
+            f"{row.tokens_per_second_per_user:,.1f}", show(row.ttft, "s"), f"{row.runs:,}" if row.runs else "none",
+            f"{row.tokens_per_second_per_chip:,.0f}", power if math.isfinite(row.tokens_per_second_per_kilowatt) else "-",
+            usd(prefill) if math.isfinite(prefill) else "-", *([rent, row.layout_text, row.engine] if full else []),
             style="green" if row.place == 1 else None,
-        )
+        )  # fmt: skip
     return grid
 
 

@@ -161,12 +161,8 @@ def mixing_view(mixing: Mixing, *, width: int, full: bool = False) -> Renderable
     return Answer(
         sentence=f"After {len(best.shares)} rounds of {best.name}, one input bit flips {best.shares[-1]:.0%} of the output "
         "bits; a cipher needs one half.",
-        conditions=trained,
-        body=[grid, times],
-        details=_mixing_picture(mixing.curves, width),
-        full_adds="chart",
-        full=full,
-    )
+        conditions=trained, body=[grid, times], details=_mixing_picture(mixing.curves, width), full_adds="chart", full=full,
+    )  # fmt: skip
 
 
 def _mixing_picture(curves: Sequence[Curve], width: int) -> list[RenderableType]:

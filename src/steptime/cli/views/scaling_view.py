@@ -52,14 +52,10 @@ def budget_view(budget: Budget, *, width: int, full: bool = False) -> Renderable
         body = [_machine_table(machine, budget), _laws_table(budget), footnote(_laws_meaning())]
         sizes = [_bill_table(budget, best), section(_served(machine), [_sizes_table(machine)])]
     return Answer(
-        sentence=_budget_sentence(budget),
-        conditions=f"For {budget.target.words}, by {best.law}.",
-        body=[*body, *charts],
-        details=sizes,
-        warnings=[*budget.warnings, *(machine.notes if machine is not None else ())],
-        full_adds="bill by law, sizes that were planned" if sizes else "",
-        full=full,
-    )
+        sentence=_budget_sentence(budget), conditions=f"For {budget.target.words}, by {best.law}.", body=[*body, *charts],
+        details=sizes, warnings=[*budget.warnings, *(machine.notes if machine is not None else ())],
+        full_adds="bill by law, sizes that were planned" if sizes else "", full=full,
+    )  # fmt: skip
 
 
 def _budget_sentence(budget: Budget) -> str:
@@ -194,20 +190,9 @@ def _machine_table(machine: MachineBudget, budget: Budget) -> Grid:
 def _sizes_table(machine: MachineBudget) -> Grid:
     """Return a row for each size that was planned."""
     sizes = table(
-        "Size",
-        "Width",
-        "Layers",
-        "Chips",
-        "USD/request",
-        "Tokens",
-        "Training chips",
-        "Days",
-        "Training",
-        "MFU",
-        "Serving",
-        numbers=range(11),
-        first_to_go=(1, 2, 9),
-    )
+        "Size", "Width", "Layers", "Chips", "USD/request", "Tokens", "Training chips", "Days", "Training", "MFU", "Serving",
+        numbers=range(11), first_to_go=(1, 2, 9),
+    )  # fmt: skip
     for size in machine.sizes:
         usd = write_usd(size.usd_per_request) if math.isfinite(size.usd_per_request) else "-"
         tokens = show(size.tokens) if math.isfinite(size.tokens) else "-" if size.training_chips else "too small"
@@ -297,11 +282,8 @@ def law_view(card: LawCard) -> RenderableType:
         warnings = ["errors of its constants are not published, so budgets by this law have no range"]
     return Answer(
         sentence=f"{card.name}: {card.title} ({card.year})",
-        body=[facts(pairs), *([sourced("Constant", rows)] if rows else [])],
-        warnings=warnings,
-        files="",
-        full=True,
-    )
+        body=[facts(pairs), *([sourced("Constant", rows)] if rows else [])], warnings=warnings, files="", full=True,
+    )  # fmt: skip
 
 
 def losses_view(comparison: Losses, *, full: bool = False) -> RenderableType:
@@ -442,8 +424,5 @@ def rl_view(step: RlStep, *, full: bool = False) -> RenderableType:
         f"{money(step.usd / output_tokens * 1e6)} per million of its {show(output_tokens)} tokens.",
         conditions=f"{step.rollouts:,} answers of {step.model} on {step.chips:,} chips of {step.system}, {kind}; rollout "
         f"replicas of {step.layout}; training at {step.mfu:.1%} MFU (bf16).",
-        body=[grid],
-        warnings=[*step.notes, limits],
-        files="",
-        full=full,
-    )
+        body=[grid], warnings=[*step.notes, limits], files="", full=full,
+    )  # fmt: skip

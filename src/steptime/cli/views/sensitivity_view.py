@@ -35,13 +35,10 @@ def sensitivity_view(sensitivity: Sensitivity, *, width: int, full: bool = False
     rows, minor_swings = split_swings(sensitivity)
     body = [_table(sensitivity, rows, full=full), *_tornado(sensitivity, rows, width)] if rows else []
     return Answer(
-        sentence=f"{base}. {sensitivity.text}",
-        body=[*body, footnote(_meaning(sensitivity))],
+        sentence=f"{base}. {sensitivity.text}", body=[*body, footnote(_meaning(sensitivity))],
         details=[*([footnote(_minor_text(minor_swings))] if minor_swings else []), *_order(sensitivity)],
-        warnings=sensitivity.notes,
-        full_adds="source of each range, how to measure each input",
-        full=full,
-    )
+        warnings=sensitivity.notes, full_adds="source of each range, how to measure each input", full=full,
+    )  # fmt: skip
 
 
 def split_swings(sensitivity: Sensitivity) -> tuple[list[Swing], list[Swing]]:

@@ -52,15 +52,10 @@ def sweep_view(sweep: Sweep, *, width: int, full: bool = False) -> RenderableTyp
     if not is_listed and answered:
         body += [_extremes_table(sweep), *picture(sweep, width)]
     return Answer(
-        sentence=_sentence(sweep),
-        conditions=conditions,
-        body=[*body, *reason_section(sweep)],
-        details=charts if is_listed else charts[1:],
-        warnings=memory_notes(sweep) + _cost_notes(sweep),
-        full_adds="charts of all answers" if charts else "",
-        files="--out FILE",
-        full=full,
-    )
+        sentence=_sentence(sweep), conditions=conditions, body=[*body, *reason_section(sweep)],
+        details=charts if is_listed else charts[1:], warnings=memory_notes(sweep) + _cost_notes(sweep),
+        full_adds="charts of all answers" if charts else "", files="--out FILE", full=full,
+    )  # fmt: skip
 
 
 def _sentence(sweep: Sweep) -> str:

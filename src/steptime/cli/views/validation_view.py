@@ -58,8 +58,8 @@ MEANINGS = {
     "output_mean": "mean output tokens, where known",
     "concurrency_mean": "mean requests in flight, instead of concurrency",
     "requests": "of the whole run; where not given, ten for each in flight, and under a scenario as many as the benchmark has",
-    "length_spread": "half width of the lengths over their mean; by default 0. If the id begins with a date or holds cfg, as in the "
-    "public set, by default 1/9 (0.8 to 1 of the longest)",
+    "length_spread": "half width of the lengths over their mean; by default 0, or 1/9 (0.8 to 1 of the longest) if the id "
+    "begins with a date or holds cfg, as in the public set",
     "ttft_median_s": "measured median time to first token [s]",
     "output_tok_s": "measured output tokens a second of the whole deployment",
     "total_tok_s": "measured input and output tokens a second, where output_tok_s is not known",
@@ -303,14 +303,9 @@ def calibration_view(
     errors_text = f" Median errors on them: {', '.join(medians)}." if medians else ""
     return Answer(
         sentence=f"{fitted.name} is fitted to {counted(runs, 'run')}.{errors_text}",
-        conditions=f"Written to {path}: use it with --engine {path}.",
-        body=[errors, constants],
-        warnings=warnings,
-        files="",
-        has_json=False,
-        full_adds="all constants",
-        full=full,
-    )
+        conditions=f"Written to {path}: use it with --engine {path}.", body=[errors, constants], warnings=warnings, files="",
+        has_json=False, full_adds="all constants", full=full,
+    )  # fmt: skip
 
 
 def anchors_view(anchors: Anchors, *, full: bool = False) -> RenderableType:
