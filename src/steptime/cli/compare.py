@@ -176,17 +176,9 @@ def compare(ctx: typer.Context, rivals: Rivals, options: CompareOptions) -> None
     pairs, seconds_per_pair = len(models) * len(machines), 2 if chip_count == ANY else 0.3
     with patience(f"steptime: planning {counted(pairs, 'pair')} of model and system, some {seconds_per_pair:g} s each ..."):
         ranking = rank(
-            models,
-            machines,
-            options.workload(),
-            limits,
-            chips=chip_count,
-            engine=rivals.engine,
-            catalog=rivals.catalog,
-            modes=modes,
-            rent=rivals.rent,
-            sure=options.sure,
-        )
+            models, machines, options.workload(), limits, chips=chip_count, engine=rivals.engine, catalog=rivals.catalog,
+            modes=modes, rent=rivals.rent, sure=options.sure,
+        )  # fmt: skip
     if options.csv is not None:
         write_csv(options.csv, ranking)
     if options.json:

@@ -79,15 +79,9 @@ def design(
         aims.append(against)
     with report_progress() as progress:
         study = compare_designs(
-            question,
-            axes,
-            fixed_inputs,
-            aims=aims,
-            within=within,
-            workers=workers,
-            out=files[0] if files else None,
+            question, axes, fixed_inputs, aims=aims, within=within, workers=workers, out=files[0] if files else None,
             progress=progress,
-        )
+        )  # fmt: skip
     wrote_all(study.sweep, files, plot, study.aims[0], against)
     if csv is not None:
         write_csv(csv, study)

@@ -119,14 +119,9 @@ def _board(
 
     counts = EXPERTS if experts is None else tuple(read_count(text, "--experts") for text in experts.split(","))
     board = moe_board(
-        moe,
-        experts=counts,
-        tokens=tokens,
-        law=LAWS if law is None else law.split(","),
-        system=system,
-        weights=weights,
+        moe, experts=counts, tokens=tokens, law=LAWS if law is None else law.split(","), system=system, weights=weights,
         batch=batch,
-    )
+    )  # fmt: skip
     if csv is not None:
         write_csv(csv, board)
     if plot is not None:

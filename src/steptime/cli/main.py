@@ -172,15 +172,12 @@ def app_for(words: Sequence[str] | None = None) -> typer.Typer:
     app = typer.Typer(
         name="steptime",
         help="The arithmetic of serving large language models: step time, latency, throughput and dollars per token.",
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode="rich",
-        pretty_exceptions_enable=False,
+        no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         epilog="Example:\n\n"
         "steptime plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2\n\n"
         "Exit codes: 0 an answer; 1 limits that nothing meets, or a model that does not fit; 2 wrong input; 130 interrupted.",
-    )
+    )  # fmt: skip
     command_names = words[:1] if words and words[0] in EXAMPLES else ()
     for name in command_names or EXAMPLES:
         is_listed_only = words is not None and not command_names

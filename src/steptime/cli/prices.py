@@ -182,17 +182,10 @@ def _invert_list(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular"
         for text, name in ((backward.active, "--active"), (backward.short, "--short"), (backward.long, "--long"))
     )
     return read_prices(
-        source,
-        provider=query.provider,
-        price_time=query.date,
-        margin=backward.margin,
-        speed=sold.speed,
-        fast_speed=backward.fast_speed,
-        hold=read_holds(backward.hold),
-        ideal=Ideal(balance=backward.balance, active=size, short=short, long=long),
-        seed=backward.seed,
-        update=query.update,
-    )
+        source, provider=query.provider, price_time=query.date, margin=backward.margin, speed=sold.speed,
+        fast_speed=backward.fast_speed, hold=read_holds(backward.hold),
+        ideal=Ideal(balance=backward.balance, active=size, short=short, long=long), seed=backward.seed, update=query.update,
+    )  # fmt: skip
 
 
 def _survey(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular":
@@ -212,12 +205,6 @@ def _propose(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular":
 
     with patience("steptime: planning at several speeds and contexts ..."):
         return propose_prices(
-            str(query.model),
-            str(query.system),
-            margin=float(query.target_margin or 0),
-            speed=sold.speed,
-            mix=sold.mix,
-            mode=read_modes(sold.mode),
-            hold=read_holds(backward.hold),
-            catalog=query.catalog,
-        )
+            str(query.model), str(query.system), margin=float(query.target_margin or 0), speed=sold.speed, mix=sold.mix,
+            mode=read_modes(sold.mode), hold=read_holds(backward.hold), catalog=query.catalog,
+        )  # fmt: skip

@@ -188,13 +188,9 @@ def _bar(total: int) -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("points, left"),
-        TimeRemainingColumn(),
-        TextColumn("of"),
+        BarColumn(), MofNCompleteColumn(), TextColumn("points, left"), TimeRemainingColumn(), TextColumn("of"),
         TimeElapsedColumn(),
-    )
+    )  # fmt: skip
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     bar.start()
     bar.add_task("points", total=total)

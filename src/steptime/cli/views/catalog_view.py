@@ -231,11 +231,9 @@ def _parts(card: ModelCard, width: int) -> Grid:
     names = {"projections": "attention"}
     for name, value in sorted(card.parts.items(), key=lambda item: -item[1]):
         grid.add_row(
-            names.get(name, name),
-            show(value),
-            f"{value / total:.1%}",
+            names.get(name, name), show(value), f"{value / total:.1%}",
             bar(value / total, cells, PART_COLOURS.get(name, "white")),
-        )
+        )  # fmt: skip
     return grid
 
 
@@ -294,13 +292,11 @@ def _system_rows(rows: Sequence[SystemRow]) -> Grid:
     for row in rows:
         peak = row.peak
         grid.add_row(
-            row.name,
-            f"{row.scale_up_size:,.0f}",
+            row.name, f"{row.scale_up_size:,.0f}",
             *(f"{peak[k] / 1e12:,.0f}" if k in peak else "-" for k in ("bf16", "fp8", "fp4")),
             *(f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (row.hbm_capacity / 1e9, row.hbm_bandwidth / 1e12)),
-            f"{row.rent * 3600:.2f}" if math.isfinite(row.rent) else "-",
-            row.rent_kind or "-",
-        )
+            f"{row.rent * 3600:.2f}" if math.isfinite(row.rent) else "-", row.rent_kind or "-",
+        )  # fmt: skip
     return grid
 
 

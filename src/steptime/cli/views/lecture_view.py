@@ -45,11 +45,9 @@ def lecture_view(lecture: Lecture, *, full: bool = False) -> RenderableType:
     return Answer(
         sentence=f"{verdicts.count(HOLDS)} of {len(verdicts)} numbers of the lecture hold. `steptime lecture 3` shows a "
         "section, --check computes all verdicts again, --quiz asks.",
-        conditions="The math behind how LLMs are trained and served, Reiner Pope, 2026-04-29; paraphrased.",
-        body=[grid],
-        full_adds="formulas",
-        full=full,
-    )
+        conditions="The math behind how LLMs are trained and served, Reiner Pope, 2026-04-29; paraphrased.", body=[grid],
+        full_adds="formulas", full=full,
+    )  # fmt: skip
 
 
 def section_view(part: Section, *, width: int, full: bool = False) -> RenderableType:
@@ -88,11 +86,9 @@ def numbers_view(statements: Sequence[Statement], *, full: bool = True) -> Grid:
         values, verdict = statement.computed, statement.computed_verdict
         why = (f": {statement.reason}", "bright_black") if full else ""
         grid.add_row(
-            Text.assemble(statement.name, why),
-            format_claim(statement.stated, statement.relation, statement.unit),
-            between(min(values), max(values), statement.unit),
-            Text(verdict, style=COLOURS[verdict]),
-        )
+            Text.assemble(statement.name, why), format_claim(statement.stated, statement.relation, statement.unit),
+            between(min(values), max(values), statement.unit), Text(verdict, style=COLOURS[verdict]),
+        )  # fmt: skip
     return grid
 
 
@@ -225,10 +221,8 @@ def check_view(verdicts: Verdicts, *, width: int, full: bool = False) -> Rendera
         sentence=f"{counted(len(verdicts.rows), 'number')} of the lecture: {summary}. "
         f"{counted(len(verdicts.changed), 'verdict')} changed since the stored ones.",
         conditions=f"{checks} of them are acceptance checks." + ("" if full else " Numbers that do not hold:"),
-        body=list(grids.values()),
-        full_adds="all numbers",
-        full=full,
-    )
+        body=list(grids.values()), full_adds="all numbers", full=full,
+    )  # fmt: skip
 
 
 def _row(row: Row) -> tuple[str | Text, ...]:
@@ -279,11 +273,9 @@ def roofline_view(roofline: Roofline, *, width: int, full: bool = False) -> Rend
         f"{roofline.context:,} tokens of context.",
         conditions=f"{show(roofline.total)} parameters, {show(roofline.active)} active; full model: engine {roofline.engine}. "
         "none: beyond the knee, where no batch is compute-bound.",
-        body=[grid],
-        warnings=roofline.notes,
-        full_adds="closed forms" if width >= WIDE else "closed forms from 100 columns on",
-        full=full,
-    )
+        body=[grid], warnings=roofline.notes,
+        full_adds="closed forms" if width >= WIDE else "closed forms from 100 columns on", full=full,
+    )  # fmt: skip
 
 
 def _columns(answer: BoardAnswer) -> tuple[str, str, str]:

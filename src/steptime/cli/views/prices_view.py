@@ -394,13 +394,11 @@ def _readings(inversion: PriceReading, *, full: bool) -> Grid:
             for coverage in (estimate.interval_held, estimate.bound_held)
         ]
         grid.add_row(
-            NAMES.get(estimate.name, estimate.name.replace("_", " ")),
-            estimate.written(estimate.value),
+            NAMES.get(estimate.name, estimate.name.replace("_", " ")), estimate.written(estimate.value),
             " to ".join(map(estimate.written, estimate.interval)) if estimate.interval else "",
-            estimate.written(estimate.bound) if math.isfinite(estimate.bound) else "",
-            *([true_value] if has_truth else []),
+            estimate.written(estimate.bound) if math.isfinite(estimate.bound) else "", *([true_value] if has_truth else []),
             *([f"{estimate.bits:.2f}" if math.isfinite(estimate.bits) else "", *coverages] if full else []),
-        )
+        )  # fmt: skip
     return grid
 
 

@@ -66,15 +66,13 @@ def stacks_view(stacks: Stacks, *, width: int, full: bool = False) -> Renderable
         f"plain one keeps {show(saved.saved, 'B')}: {saved.saved / reversible.saved:,.3g}x as much.",
         conditions=f"{stacks.width:,} wide, {stacks.rows:,} rows of {stacks.dtype} on {stacks.device} "
         f"(PyTorch {stacks.torch}).",
-        body=[facts(figures), _stack_table(stacks), *_stack_picture(stacks, width)],
-        details=[_error_table(stacks)],
+        body=[facts(figures), _stack_table(stacks), *_stack_picture(stacks, width)], details=[_error_table(stacks)],
         warnings=[
             "only saved activations and temporary values are counted, without parameters and allocator fragments",
             f"errors of gradients are of stacks {stacks.error_width:,} wide on the CPU",
         ],
-        full_adds="errors of gradients by number format",
-        full=full,
-    )
+        full_adds="errors of gradients by number format", full=full,
+    )  # fmt: skip
 
 
 def _stack_table(stacks: Stacks) -> Grid:
@@ -253,12 +251,10 @@ def cache_view(trade: CacheTrade, *, full: bool = False) -> RenderableType:
     return Answer(
         sentence=f"On {trade.system} the cache of {_short(largest.model)} at {largest.context:,} tokens takes "
         f"{show(largest.held_bytes, 'B')}; one chip computes it again in {show(largest.recompute_seconds, 's')}.",
-        conditions="Recompute at the peak rate of one chip; load at full bandwidth.",
-        body=[cache_grid, tier_grid],
+        conditions="Recompute at the peak rate of one chip; load at full bandwidth.", body=[cache_grid, tier_grid],
         details=[footnote("Never: loading takes longer than computing again.")],
-        warnings=["a tier is priced as the whole chip: one that costs a tenth of the rent pays ten times longer"],
-        full=full,
-    )
+        warnings=["a tier is priced as the whole chip: one that costs a tenth of the rent pays ten times longer"], full=full,
+    )  # fmt: skip
 
 
 def _short(model: str) -> str:

@@ -250,10 +250,8 @@ def laws_view(cards: Sequence[LawCard], *, full: bool = False) -> RenderableType
         )
     return Answer(
         sentence=f"{counted(len(cards), 'scaling law')}; `steptime laws NAME` shows constants, errors and sources.",
-        body=[grid, footnote("* default of `steptime budget`.")],
-        full_adds="formulas and ranges of the runs",
-        full=full,
-    )
+        body=[grid, footnote("* default of `steptime budget`.")], full_adds="formulas and ranges of the runs", full=full,
+    )  # fmt: skip
 
 
 def law_view(card: LawCard) -> RenderableType:
@@ -353,11 +351,9 @@ def board_view(board: MoeBoard, *, width: int, full: bool = False) -> Renderable
             footnote("USD/Mtok: of output at the roofline, without the KV cache. Chips: by memory only."),
             *_gain_chart(board, width),
         ],
-        details=[section("Runs of each law", [facts(board.fitted.items())])],
-        warnings=warnings,
-        full_adds="all numbers of experts, runs of each law",
-        full=full,
-    )
+        details=[section("Runs of each law", [facts(board.fitted.items())])], warnings=warnings,
+        full_adds="all numbers of experts, runs of each law", full=full,
+    )  # fmt: skip
 
 
 def _add_rows(grid: Grid, rows: Sequence[MoeRow], marked: Sequence[MoeRow]) -> None:

@@ -139,13 +139,11 @@ def validation_view(
         warnings.append(f"columns that are not read: {', '.join(unread)}")
     room = max(12, width - FIGURES)
     return Answer(
-        sentence=_error_sentence(rows, tables),
-        body=body,
+        sentence=_error_sentence(rows, tables), body=body,
         details=[_group_table(QUANTITIES[name], quantity_errors["by"], room) for name, quantity_errors in tables.items()],
-        warnings=warnings,
-        full_adds="errors by model, system, engine, format, concurrency and bound" if tables else "",
+        warnings=warnings, full_adds="errors by model, system, engine, format, concurrency and bound" if tables else "",
         full=full,
-    )
+    )  # fmt: skip
 
 
 INSTALL = "pip install 'steptime[simulate]', or in a checkout pip install '.[simulate]', simulates each run"
@@ -329,10 +327,8 @@ def anchors_view(anchors: Anchors, *, full: bool = False) -> RenderableType:
     groups = counted(len(anchors.anchors), "group")
     return Answer(
         sentence=f"{counted(runs, 'run')} in {groups} correct predictions of plan, step and simulate by these factors.",
-        body=[grid],
-        warnings=[f"left out: {why}" for anchor in anchors.anchors for why in anchor.left_out],
-        full=full,
-    )
+        body=[grid], warnings=[f"left out: {why}" for anchor in anchors.anchors for why in anchor.left_out], full=full,
+    )  # fmt: skip
 
 
 def _factor(correction: Factor | None) -> str:
