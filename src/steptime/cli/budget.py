@@ -6,7 +6,8 @@ import typer
 
 from steptime.cli.option_groups import grouped, typed_values
 from steptime.cli.options import CSV, FULL, JSON, OUTPUT, option, refuse_idle
-from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv, wrote
+from steptime.cli.output import check_outputs, wrote
+from steptime.cli.printing import print_result
 from steptime.errors import InputError, RangeError
 from steptime.questions.budget_question import BudgetInputs, solve, summary
 
@@ -49,20 +50,12 @@ def budget(
     if plot is not None:
         check_picture(plot)
     result = solve(typed_values(ctx, BudgetInputs))
-    if csv is not None:
-        write_csv(csv, result)
     if plot is not None:
         from steptime.scaling.sizing_plots import draw
 
         draw(result, picture, plot)
         wrote(plot, f"the picture {picture}")
-    if json:
-        print_json(result.to_dict(summary=summary(result)))
-        return
-    from steptime.cli.views.scaling_view import budget_view
-
-    console = make_console()
-    show(budget_view(result, width=console.width, full=full), console=console)
+    print_result(result, "scaling_view.budget_view", csv=csv, json=json, summary=summary, full=full)
 
 
 def check_picture(path: str) -> None:

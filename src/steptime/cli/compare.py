@@ -28,7 +28,8 @@ from steptime.cli.options import (
     refuse_idle,
     with_rent,
 )
-from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv
+from steptime.cli.output import check_outputs, patience
+from steptime.cli.printing import print_result
 from steptime.errors import RangeError, UnknownName, short_repr
 from steptime.units import count as read_count
 from steptime.units import counted
@@ -179,15 +180,7 @@ def compare(ctx: typer.Context, rivals: Rivals, options: CompareOptions) -> None
             models, machines, options.workload(), limits, chips=chip_count, engine=rivals.engine, catalog=rivals.catalog,
             modes=modes, rent=rivals.rent, sure=options.sure,
         )  # fmt: skip
-    if options.csv is not None:
-        write_csv(options.csv, ranking)
-    if options.json:
-        print_json(ranking)
-    else:
-        from steptime.cli.views.ranking_view import ranking_view
-
-        console = make_console()
-        show(ranking_view(ranking, width=console.width, full=options.full), console=console)
+    print_result(ranking, "ranking_view.ranking_view", csv=options.csv, json=options.json, full=options.full)
     if not any(standing.feasible for standing in ranking.standings):
         raise typer.Exit(1)
 

@@ -7,7 +7,8 @@ import typer
 from steptime.cli.budget import check_picture
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SubjectChanges, option, refuse_idle
-from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, wrote
+from steptime.cli.output import check_outputs, patience, wrote
+from steptime.cli.printing import print_result
 from steptime.sweeps.context_question import ContextInputs, solve, summary
 
 
@@ -36,19 +37,11 @@ def context(
     values = changes.values(ctx, ContextInputs)
     with patience("Trying layouts and batches for each length of context ..."):
         walls = solve(values)
-    if csv is not None:
-        write_csv(csv, walls)
     if plot is not None:
         from steptime.sweeps.context_plot import plot as draw
 
         draw(walls, plot)
         wrote(plot, "the picture of costs by length")
-    if json:
-        print_json(walls.to_dict(summary=summary(walls)))
-    else:
-        from steptime.cli.views.context_view import contexts_view
-
-        console = make_console()
-        show(contexts_view(walls, width=console.width, full=full), console=console)
+    print_result(walls, "context_view.contexts_view", csv=csv, json=json, summary=summary, full=full)
     if walls.reason:
         raise typer.Exit(1)

@@ -1,17 +1,14 @@
 """The command `steptime design`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from steptime.cli.options import CSV, FULL, JSON, OUTPUT, option, refuse_idle
-from steptime.cli.output import make_console, print_json, show, write_csv
+from steptime.cli.printing import print_result
 from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.sweep import AXES, EXECUTION, OUT, OVER, PLOT_OPTION, SET, check_files, wrote_all
 from steptime.errors import InputError, RangeError
-
-if TYPE_CHECKING:
-    from steptime.sweeps.design import Design
 
 WORDS = Annotated[
     list[str] | None,
@@ -83,9 +80,7 @@ def design(
             progress=progress,
         )  # fmt: skip
     wrote_all(study.sweep, files, plot, study.aims[0], against)
-    if csv is not None:
-        write_csv(csv, study)
-    _print(study, full=full, json=json)
+    print_result(study, "design_view.design_view", csv=csv, json=json, full=full)
 
 
 def _question(words: list[str]) -> list[str]:
@@ -94,13 +89,3 @@ def _question(words: list[str]) -> list[str]:
     if not plain:
         raise InputError("a design needs a model and a system; `steptime design --help` has examples")
     return words if words[0] in ("step", "plan") and plain != 2 else ["plan", *words]
-
-
-def _print(study: "Design", *, full: bool, json: bool) -> None:
-    if json:
-        print_json(study)
-        return
-    from steptime.cli.views.design_view import design_view
-
-    console = make_console()
-    show(design_view(study, width=console.width, full=full), console=console)

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steptime.cli.options import CATALOG, CSV, FULL, JSON, OUTPUT, count, not_empty, option, refuse_idle
-from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
+from steptime.cli.output import check_outputs, print_json, show, write_csv
+from steptime.cli.printing import print_result
 from steptime.errors import RangeError
 
 if TYPE_CHECKING:
@@ -122,18 +123,10 @@ def _board(
         moe, experts=counts, tokens=tokens, law=LAWS if law is None else law.split(","), system=system, weights=weights,
         batch=batch,
     )  # fmt: skip
-    if csv is not None:
-        write_csv(csv, board)
     if plot is not None:
         from steptime.cli.output import wrote
         from steptime.scaling.sizing_plots import draw_board
 
         draw_board(board, plot)
         wrote(plot, "effective size against experts")
-    if json:
-        print_json(board)
-        return
-    from steptime.cli.views.scaling_view import board_view
-
-    console = make_console()
-    show(board_view(board, width=console.width, full=full), console=console)
+    print_result(board, "scaling_view.board_view", csv=csv, json=json, full=full)

@@ -21,12 +21,12 @@ from steptime.cli.options import (
     refuse_idle,
 )
 from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
+from steptime.cli.printing import print_result
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from steptime.describe.model_summary import ModelCard
     from steptime.models.model import Model
     from steptime.result_base import Tabular
 
@@ -96,7 +96,7 @@ def models(
         _show_images(loaded_models[0], image or [], audio or [], csv, json=json)
         return
     if len(loaded_models) == 1 and not compare:
-        _show_one(cards.model_card(loaded_models[0], context=context), full=full, json=json)
+        print_result(cards.model_card(loaded_models[0], context=context), "catalog_view.model_view", json=json, full=full)
         return
     from steptime.cli.views.catalog_view import comparison_view, models_view
 
@@ -171,14 +171,3 @@ def _matching_names(like: str, catalog: str | None) -> list[str]:
         near = ", ".join(did_you_mean(like, catalog_names, cutoff=0.0))
         raise InputError(f"--like {like!r} finds no model; the nearest names are {near}")
     return matches
-
-
-def _show_one(card: "ModelCard", *, full: bool, json: bool) -> None:
-    """Print the card of one model."""
-    if json:
-        print_json(card)
-        return
-    from steptime.cli.views.catalog_view import model_view
-
-    console = make_console()
-    show(model_view(card, width=console.width, full=full), console=console)

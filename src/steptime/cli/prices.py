@@ -7,7 +7,8 @@ import typer
 
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import CATALOG, CSV, FULL, JSON, not_empty, option, read_modes, refuse_idle
-from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv
+from steptime.cli.output import check_outputs, patience
+from steptime.cli.printing import print_result
 from steptime.errors import InputError, RangeError, short_repr
 
 if TYPE_CHECKING:
@@ -113,15 +114,10 @@ def prices(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
         table = price_history(str(query.model), provider=query.provider, speed=sold.speed, mix=sold.mix, catalog=query.catalog)
     else:
         table = _survey(query, sold, backward)
-    if backward.csv is not None:
-        write_csv(backward.csv, table)
-    if backward.json:
-        print_json(table.to_dict(summary=summary(table)) if isinstance(table, Market) else table)
-        return
-    from steptime.cli.views.prices_view import prices_view
-
-    console = make_console()
-    show(prices_view(table, width=console.width, lecture=backward.lecture, full=backward.full), console=console)
+    print_result(
+        table, "prices_view.prices_view", csv=backward.csv, json=backward.json,
+        summary=summary if isinstance(table, Market) else None, lecture=backward.lecture, full=backward.full,
+    )  # fmt: skip
 
 
 def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward, *, reading: bool) -> None:

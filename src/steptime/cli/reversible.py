@@ -1,12 +1,13 @@
 """The command `steptime reversible`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from steptime.cli.options import CATALOG, CSV, EXPERTS, FULL, JSON, KV, OUTPUT, SET, WEIGHTS, count, option, refuse_idle
-from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv
+from steptime.cli.output import check_outputs, patience
+from steptime.cli.printing import print_result
 from steptime.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
@@ -75,15 +76,7 @@ def reversible(
         table = _sbox(arguments)
     else:
         table = _cache(arguments, context, {"weights": weights, "experts": experts, "kv": kv}, set_, catalog)
-    if csv is not None:
-        write_csv(csv, table)
-    if json:
-        print_json(_with_summary(table))
-        return
-    from steptime.cli.views.reversible_view import result_view
-
-    console = make_console()
-    show(result_view(table, width=console.width, full=full), console=console)
+    print_result(table, "reversible_view.result_view", csv=csv, json=json, summary=_summary(table), full=full)
 
 
 def _topic(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -144,12 +137,9 @@ def _cache(
     return cache_trade(models, system, [read_count(text.strip(), "--context") for text in context.split(",")])
 
 
-def _with_summary(result: "Tabular") -> "Tabular | dict[str, Any]":
-    """Return a result for JSON: the trade of one cache with the answers of the question."""
+def _summary(result: "Tabular") -> Callable[[Any], Mapping[str, Any]] | None:
+    """Return what reads the answers of the question from a result; None except for the trade of one cache."""
     from steptime.describe.kv_tradeoff import CacheTrade
-
-    if not isinstance(result, CacheTrade) or len(result.caches) != 1:
-        return result
     from steptime.describe.reversible_question import summary
 
-    return result.to_dict(summary=summary(result))
+    return summary if isinstance(result, CacheTrade) and len(result.caches) == 1 else None

@@ -4,7 +4,7 @@ import typer
 
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import FULL, JSON, SET, refuse_idle, typed_with_changes
-from steptime.cli.output import make_console, print_json, show
+from steptime.cli.printing import print_result
 from steptime.questions.rl_question import RlInputs, solve, summary
 
 
@@ -17,9 +17,4 @@ def rl(ctx: typer.Context, inputs: RlInputs, set_: SET = None, full: FULL = Fals
     """
     refuse_idle(ctx, {"text, not --json": (not json, "full")})
     step = solve(typed_with_changes(ctx, RlInputs, set_))
-    if json:
-        print_json(step.to_dict(summary=summary(step)))
-        return
-    from steptime.cli.views.scaling_view import rl_view
-
-    show(rl_view(step, full=full), console=make_console())
+    print_result(step, "scaling_view.rl_view", json=json, summary=summary, full=full)

@@ -1,17 +1,15 @@
 """The command `steptime sensitivity`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from steptime.cli.options import CSV, FULL, JSON, OUTPUT, count, option, refuse_idle
-from steptime.cli.output import check_outputs, make_console, print_json, say, show, write_csv, wrote
+from steptime.cli.output import check_outputs, say, wrote
+from steptime.cli.printing import print_result
 from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.simulate_common import compile_first
 from steptime.errors import DataFileError, InputError, RangeError, short_repr
-
-if TYPE_CHECKING:
-    from steptime.sweeps.sensitivity_result import Sensitivity
 
 INPUTS, INDICES = "Uncertain inputs", "Sobol's indices"
 OPTIONS = ("of", "vary", "set", "sobol", "samples", "seed", "workers", "plot", "csv", "full", "json")
@@ -86,14 +84,10 @@ def sensitivity(
             question, fixed_inputs, answer=answer, ranges=ranges, sobol=sobol, samples=samples, seed=seed, workers=workers,
             progress=progress, announce=lambda message: say(f"steptime: {message}"),
         )  # fmt: skip
-    _write(study, csv, plot)
-    if json:
-        print_json(study)
-        raise typer.Exit(0 if study.fits else 1)
-    from steptime.cli.views.sensitivity_view import sensitivity_view
-
-    console = make_console()
-    show(sensitivity_view(study, width=console.width, full=full), console=console)
+    if plot is not None:
+        study.plot(plot)
+        wrote(plot, "the tornado")
+    print_result(study, "sensitivity_view.sensitivity_view", csv=csv, json=json, full=full)
     if not study.fits:
         raise typer.Exit(1)
 
@@ -124,11 +118,3 @@ def _check_picture(plot: str | None, csv: str | None) -> None:
         raise DataFileError(plot, "cannot be written: permission denied")
     if csv is not None and os.path.realpath(csv) == os.path.realpath(plot):
         raise InputError("two files have one name; give each its own")
-
-
-def _write(study: "Sensitivity", csv: str | None, plot: str | None) -> None:
-    if csv is not None:
-        write_csv(csv, study)
-    if plot is not None:
-        study.plot(plot)
-        wrote(plot, "the tornado")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli.options import FULL, JSON, OUTPUT, not_empty, option, refuse_idle
-from steptime.cli.output import make_console, print_json, say, show, wrote
+from steptime.cli.output import say, wrote
+from steptime.cli.printing import print_result
 from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.simulate_common import compile_first
 from steptime.errors import DataFileError, InputError, RangeError
@@ -123,13 +124,7 @@ def sweep(
         if client is not None:
             client.close()
     wrote_all(study, files, plot, plotted_answer, against)
-    if json:
-        print_json(study)
-    else:
-        from steptime.cli.views.sweep_view import sweep_view
-
-        console = make_console()
-        show(sweep_view(study, width=console.width, full=full), console=console)
+    print_result(study, "sweep_view.sweep_view", json=json, full=full)
     share = study.answers.get("memory_share")
     if len(study.reasons) == study.points or (share is not None and not (share.values <= 1).any()):
         raise typer.Exit(1)

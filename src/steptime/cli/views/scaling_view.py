@@ -27,7 +27,7 @@ PARTS = (("training", "green", "o"), ("RL", "magenta", "+"), ("serving", "cyan",
 MARKS = ("o", "x", "+", "#", "%", "@")
 COLOURS = ("green", "cyan", "yellow", "magenta", "red", "blue")
 MAX_GAIN = 100.0  # of a chart: higher gains are far outside the runs that a law was fitted to
-CELLS, MIN_SHARE = 20, 1e-3  # of a bar of a phase; share of the RL step from which the tail is shown
+NARROW, MIN_SHARE = 60, 1e-3  # columns up to which phases have no bars; share of the RL step from which the tail is shown
 
 
 # --- budget -------------------------------------------------------------------------------------------------------------
@@ -396,11 +396,12 @@ def _times(value: float) -> str:
 # --- RL -----------------------------------------------------------------------------------------------------------------
 
 
-def rl_view(step: RlStep, *, full: bool = False) -> RenderableType:
+def rl_view(step: RlStep, *, width: int, full: bool = False) -> RenderableType:
     """Return a step of RL and its phases.
 
     Args:
         step: the step.
+        width: columns of the terminal.
         full: whether to show all warnings.
 
     Returns:
@@ -413,7 +414,12 @@ def rl_view(step: RlStep, *, full: bool = False) -> RenderableType:
               "Training": step.training, "Refit": step.refit}  # fmt: skip
     grid = table("Phase", "Time", "Share of the step", "", numbers=(1, 2), first_to_go=(3,))
     for name, value in phases.items():
-        grid.add_row(name, show(value, "s"), f"{value / step.total:.0%}", bar(value / step.total, CELLS, "green"))
+        grid.add_row(
+            name,
+            show(value, "s"),
+            f"{value / step.total:.0%}",
+            bar(value / step.total, max(8, min(40, width - NARROW)), "green"),
+        )
     limits = "rewards, the environment and engine starts are left out: published steps take up to several times as long"
     return Answer(
         sentence=f"One RL step takes {show(step.total, 's')} and costs {money(step.usd)}: "
