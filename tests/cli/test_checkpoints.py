@@ -53,7 +53,7 @@ def test_a_gguf_file_is_asked_like_any_model(tmp_path):
     file = gguf_files.written(tmp_path / "small.gguf", *gguf_files.qwen3moe())
     shown = run(f"step {file} hgx-h100 --batch 4 --context 512")
     assert shown.returncode == 0
-    assert shown.stdout.startswith("small on 1 chip of hgx-h100")
+    assert "of small takes" in shown.stdout
 
 
 def test_a_partial_download_is_noted(tmp_path):

@@ -22,7 +22,7 @@ def test_the_answer_comes_first_then_a_table_and_bars(columns):
     assert all(len(line) <= columns for line in lines)
     text = " ".join(found.stdout.split())
     for words in (
-        "4.00 USD/h (2.60 to",
+        "4.00 USD/h",
         "assumed, 25 %",
         "▒ input at its low █ at its high │ present answer",
         "1. scatter,",

@@ -159,9 +159,9 @@ def test_runs_of_ones_own_that_are_kept_are_gone_by(tmp_path, monkeypatch):
     assert "Keeping" in run(f"anchors add {runs} --name mine").stderr
     alone = json.loads(run("step llama-3.1-8b hgx-h100 --batch 64 --json").stdout)
     found = run("sweep step llama-3.1-8b hgx-h100 --over batch=64,128 --json")
-    assert "anchored on runs of your own" in found.stderr
+    assert "anchored on your runs" in found.stderr
     assert json.loads(found.stdout)["table"]["time_s"][0] == pytest.approx(alone["total_s"], rel=1e-9)
     without = run("step llama-3.1-8b hgx-h100 --batch 64 --no-anchor --json")
     assert json.loads(without.stdout)["total_s"] != pytest.approx(alone["total_s"], rel=0.05)
     several = run("sweep step llama-3.1-8b hgx-h100 --batch 64 --over engine=vllm,sglang")
-    assert "runs of your own that are kept are left out" in several.stderr
+    assert "runs that `steptime anchors` keeps are left out" in several.stderr
