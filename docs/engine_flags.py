@@ -54,10 +54,10 @@ def members(place: Path) -> Iterator[tuple[str, str]]:
 
 
 def name_and_version(place: Path) -> tuple[str, str]:
-    """Return the package and the version that a wheel's, an sdist's or a folder's name tells."""
+    """Return the package and the version in the name of a wheel, an sdist or a folder."""
     found = re.match(r"(?P<name>[A-Za-z_-]+?)-(?P<version>\d[\w.+]*)", place.name.removesuffix(".tar.gz"))
     if found is None:
-        raise SystemExit(f"{place}: the name tells no package and version, as vllm-0.33.0-...whl does")
+        raise SystemExit(f"{place}: the name has no package and version, such as vllm-0.33.0-...whl")
     return found["name"].replace("-", "_").lower(), found["version"]
 
 
@@ -173,7 +173,7 @@ def argparse_flags(sources: Sources) -> Flags:
 
 
 def vllm(sources: Sources) -> dict[str, Any]:
-    """vLLM: `add_argument("--flag", **kwargs["field"])`, where the field's type tells the values; frontends by field."""
+    """vLLM: `add_argument("--flag", **kwargs["field"])`, with the values in the type of the field; frontends by field."""
     names, known = named_values(sources), classes(sources)
     found: Flags = {}
     for tree in sources.values():
@@ -224,7 +224,7 @@ def environment(sources: Sources) -> list[str]:
 
 
 def sglang(sources: Sources) -> dict[str, Any]:
-    """SGLang: fields annotated `A[type, "help" or Arg(...)]`, and the calls of `add_argument` beside them."""
+    """SGLang: fields annotated `A[type, "help" or Arg(...)]`, and the calls of `add_argument`."""
     names, found = named_values(sources), argparse_flags(sources)
     for fields in classes(sources).values():
         for name, line in fields.items():

@@ -1,8 +1,7 @@
-"""Writes docs/ablation.md, what each fitted constant is worth: `python docs/fit_ablation.py RUNS.csv ...` (some minutes).
+"""Write docs/ablation.md, the effect of each fitted constant: `python docs/fit_ablation.py RUNS.csv ...` (some minutes).
 
-Each constant in turn is held where it costs nothing, and the others are fitted anew without each whole model in every engine.
-What runs of one's own are worth: of each run the error that is left where others of its model, system, engine and release are
-known, whose error is taken off as far as an anchor trusts them.
+Each constant in turn is set to its value without cost. The others are fitted again with each model left out in every engine.
+The effect of your own runs is the error of a run after correction by other runs of its model, system, engine and release.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ FREE = -30.0  # logarithm of an overhead that takes no time
 GROUP = ("model", "system", "engine", "engine_version")
 MANY, DRAWS = 4, 20
 HELD = 1e-6  # deviation of the logarithm of a constant that is not fitted
-HEAD = """# What each fitted constant is worth
+HEAD = """# Effect of each fitted constant
 
-Error of the time per token of {runs:,} public runs of models that are left out of the fit whole (`docs/validation.md`), where
-a constant is left out: held where it costs nothing, an efficiency at 1 and an overhead at 0, with all others fitted anew.
+Error of the time per token for {runs:,} public runs. All runs of the model are left out of the fit (`docs/validation.md`).
+Each row also leaves out one constant: an efficiency is set to 1 or an overhead to 0, and all others are fitted again.
 Median and 90th percentile of |predicted / measured - 1|. Written by `docs/fit_ablation.py`.
 
 | left out | unit | median / 90th percentile |
 |---|---|---:|
 """
-OWN = f"""## What runs of one's own are worth
+OWN = f"""## Effect of your own runs
 
-The same errors where so many other runs of the same model, system, engine and release are known (`--anchor`), drawn {DRAWS}
-times for each run of a group of at least {MANY + 1}.
+The same errors if other runs of the same model, system, engine and release are given (`--anchor`). They are drawn {DRAWS}
+times for each run, in groups of at least {MANY + 1} runs.
 
-| known | runs | median / 90th percentile |
+| given runs | runs | median / 90th percentile |
 |---:|---:|---:|"""
 
 

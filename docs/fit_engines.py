@@ -1,6 +1,6 @@
-"""Fits the shipped engines to measured runs and writes them and docs/validation.md: `python docs/fit_engines.py RUNS.csv ...`.
+"""Fit the shipped engines to measured runs; write them and docs/validation.md: `python docs/fit_engines.py RUNS.csv ...`.
 
-Of the files, closed loops without drafts are fitted, without rows that cannot be right.
+The fit uses closed loops without speculative tokens, and no rows that violate physical bounds.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ HERE = Path(__file__).parent
 ENGINES = HERE.parent / "src" / "steptime" / "data" / "engines"
 URL = "https://github.com/ai-dynamo/aiconfigurator"
 MORE = "https://github.com/SemiAnalysisAI/InferenceX"
-LEAST = 20  # runs of a kind, of which a share is told
+# Fewest runs of a kind whose coverage is stored.
+LEAST = 20
 TITLES = {
     "vllm": "vLLM 0.12 to 0.19",
     "sglang": "SGLang 0.5",
     "trtllm": "TensorRT-LLM 1.0 to 1.3",
-    "typical": "the three engines together: for one that is not known",
+    "typical": "the three engines together, for an unknown engine",
 }
 NOT_MODELLED = """## What is not modelled
 
-- What a row does not say: the KV format, the chunk size, the limit on sequences that run at once. Runs at a concurrency of 512
-  whose first tokens come after tens of seconds were held back by such a limit; their TPOT is that of far fewer sequences.
-- Drafts that no column records. Some runs of DeepSeek-R1 (TensorRT-LLM 1.2.0rc6.post3 on hgx-b200) and of Qwen3.5 (SGLang in
-  fp8 on four chips) take half the time of the same configuration elsewhere, and less at longer outputs, as multi-token
-  prediction would.
-- Kernels that one engine has for one model (attention with the projection in it, an all-reduce with the norm in it): launches
-  are counted by one rule for all models, which is why gpt-oss is the worst when it is left out.
-- Waves: engines that read prompts first keep requests of equal length together. How far such requests drift apart is a guess
-  (`closed.DRIFT`, half a per cent of their length; from 0.3 to 2 % the error of first tokens changes by less than a point).
-  Whether a run drew its lengths at random follows from how the public set names it.
-- Boards of two chips. MLPerf's seven results of Intel Arc Pro B60 are refused as faster than physics: the four accelerators
-  that they count are dual boards, eight chips; and even eight give at most 2,891 tok/s of Llama-2-70B in bf16, of 3,009
-  measured, so that its 4-bit weights are multiplied in int8. Told as eight chips in int8, all seven lie in the range:
-  Llama-3.1-8B is 8 % too fast, Llama-2-70B 31 % too slow at the median.
-- Flags that no column tells, on which time to first token depends most. First tokens of SGLang on hgx-b200 and hgx-b300 come 9
-  decode steps late at the median below 16 clients and 17 from there on, where medians are recorded, and two to three times as
-  late where means are: InferenceMAX starts those with a scheduler that looks for requests every 10 steps, or 30 from 16 clients
-  on (`--scheduler-recv-interval`, which is 1 unless set). A file of runs tells it as `stream_interval`; those runs have none,
-  so that their first tokens are neither fitted nor scored here. `validate` takes 10 and 20 for them
-  (`validation/published_deployments.py`):
-  12 % off at the median where medians are recorded, 31 % where means are. Those of
-  TensorRT-LLM with Llama-3.1-70B at 1024 in and out come 20 late on up to four chips and in time on
-  eight. With attention groups its public runs wait until each has a prompt, 60 steps at most
-  (`settings.balance_period`); those of December 2025 waited up to twice as long. First requests of SGLang with DeepSeek in
-  nvfp4 wait 5 to 9 s in the mean.
+- Settings that a row does not state: the KV format, the prefill chunk, max_num_seqs. Some runs at a concurrency of 512 have
+  a TTFT of tens of seconds, because max_num_seqs limited them; their TPOT is that of far fewer sequences.
+- Speculative tokens that no column records. Some runs of DeepSeek-R1 (TensorRT-LLM 1.2.0rc6.post3 on hgx-b200) and of
+  Qwen3.5 (SGLang in fp8 on four chips) take half the time of the same configuration elsewhere, and less at longer outputs,
+  as with multi-token prediction.
+- Fused kernels of one engine for one model (attention with its projection, all-reduce with the norm). One rule counts the
+  launches of all models, so gpt-oss has the largest error when it is left out.
+- Waves: engines with prefill-first scheduling keep requests of equal length together. The drift of such requests is a guess
+  (`closed_loop.DRIFT`, half a per cent of their length; from 0.3 to 2 % the error of first tokens changes by less than a
+  point). The name of a public data set shows whether its runs have random lengths.
+- Boards of two chips. MLPerf's seven results of Intel Arc Pro B60 are refused because they exceed the physical bound. Their
+  four accelerators are dual boards, so eight chips. Even eight chips reach at most 2,891 tok/s for Llama-2-70B in bf16, but
+  3,009 were measured, so the 4-bit weights are multiplied in int8. As eight chips in int8, all seven are inside the range:
+  the median prediction is 8 % too fast for Llama-3.1-8B and 31 % too slow for Llama-2-70B.
+- Flags that no column records and that change TTFT most. In runs of SGLang on hgx-b200 and hgx-b300 with a median TTFT,
+  first tokens come 9 decode steps late at the median below 16 clients, and 17 steps from 16 clients on. In runs with a mean
+  TTFT they come two to three times as late. InferenceMAX starts these with a scheduler that polls for requests every 10
+  steps, or every 30 from 16 clients on (`--scheduler-recv-interval`, default 1). A file of runs states it as
+  `stream_interval`; those runs have no such column, so their first tokens are neither fitted nor scored here. `validate`
+  takes 10 and 20 for them (`validation/published_deployments.py`): the median error is 12 % for runs with a median TTFT and
+  31 % for runs with a mean TTFT. First tokens of TensorRT-LLM with Llama-3.1-70B at 1024 in and out come 20 late on up to
+  four chips and in time on eight. With DP attention its public runs wait until each rank has a prompt, at most 60 steps
+  (`published_deployments.balance_period`); those of December 2025 waited up to twice as long. First requests of SGLang with
+  DeepSeek in nvfp4 wait 5 to 9 s on average.
 """
 
 
@@ -99,12 +99,12 @@ def table(title: str, errors: Number, inside: Number, labels: list[str]) -> list
 
 
 def label(row: dict[str, str], key: str) -> str:
-    """Return what a row is called in the table by `key`: its concurrency is the power of two that it does not exceed."""
+    """Return the label of a row in the table by `key`; concurrency is rounded up to a power of two."""
     return str(2 ** math.ceil(math.log2(float(row[key])))) if key == "concurrency" else row[key].rpartition("/")[2]
 
 
 def reasons(rows: list[dict[str, str]], errors: Number, first: Number) -> dict[int, str]:
-    """Say of the ten worst rows what can be told of the cause from the other rows and from physics."""
+    """Return the likely cause of the ten largest errors, from the other rows and from physics."""
     ideal = np.empty(len(rows))
     for runs in grouped(rows):
         ideal[runs.index] = predict_runs(runs, IDEAL)[0]
@@ -117,14 +117,12 @@ def reasons(rows: list[dict[str, str]], errors: Number, first: Number) -> dict[i
         same = np.array([k for k in range(len(rows)) if pair[k] == pair[i] and k != i], dtype=int)
         good = int(np.sum(np.abs(np.expm1(errors[same])) <= 0.25))
         if measured < ideal[i]:
-            why = (
-                f"less than the {1e3 * ideal[i]:.1f} ms that physics allows for so many: fewer sequences ran than the row says"
-            )
+            why = f"less than the physical bound of {1e3 * ideal[i]:.1f} ms: fewer sequences ran than the row states"
             why += f" (first tokens after {delay:.0f} s)" if delay > 5 else ""
         elif any(max(other, measured) > 1.3 * min(other, measured) for other in others):
             why = f"the same configuration measured {', '.join(f'{1e3 * x:.1f}' for x in others)} ms elsewhere"
         elif math.isfinite(first[i]) and first[i] < -1.2:
-            why = f"first tokens after {delay:.1f} s, {np.exp(-first[i]):.0f} times what its load explains"
+            why = f"first tokens after {delay:.1f} s, {np.exp(-first[i]):.0f} times as long as the load explains"
         else:
             why = f"not known; {good} of the {len(same)} other runs of its engine, model and system are within 25 %"
         found[int(i)] = why
@@ -138,12 +136,12 @@ def page(rows: list[dict[str, str]], found: Calibration) -> str:
     lines = [
         "# Predictions against measurements",
         "",
-        f"{len(rows):,} public serving runs: closed loops without drafts, one engine on a node or rack, from",
-        f"[AIConfigurator's sample]({URL}) and [InferenceX]({MORE}),",
-        "without those that `steptime validate` names as wrong or in doubt. Errors are |predicted / measured - 1|, bias is its",
-        "median with its sign. *Left out*: constants fitted anew without the run's whole model, or its whole system, in every",
-        "engine. *Inside 90 %*: measured values inside the interval that the engine states, which is made of both. Written by",
-        "`docs/fit_engines.py`, with the engine files.",
+        f"{len(rows):,} public serving runs: closed loops without speculative tokens, one engine on a node or rack, from",
+        f"[AIConfigurator's sample]({URL}) and [InferenceX]({MORE}), without the runs that `steptime validate` reports as",
+        "wrong or doubtful. Errors are |predicted / measured - 1|, bias is its median with its sign. *Left out*: constants",
+        "are fitted again without all runs of the model, or of the system, in every engine. *Inside 90 %*: measured values",
+        "inside the engine's 90 % range, which is derived from both. Written by `docs/fit_engines.py`, with the engine",
+        "files.",
         "",
     ]
     quantities = (
@@ -164,12 +162,23 @@ def page(rows: list[dict[str, str]], found: Calibration) -> str:
             lines += table(HEADINGS.get(key, key.replace("_", " ")), errors, inside, labels)
         pairs = [f"{row['engine']}, {row['model'].rpartition('/')[2]} on {row['system']}" for row in rows]
         lines += table("engine, model and system", errors, inside, pairs)
-    lines += ["## The 90 % interval", "", "Factors on a prediction between which 90 % of left-out runs lie, by regime.", ""]
+    lines += [
+        "## The 90 % interval",
+        "",
+        "90 % of left-out runs are between these two factors times the prediction, by regime.",
+        "",
+    ]
     lines += [f"| engine | {' | '.join(f'{q} {r}' for q in ('TPOT', 'TTFT') for r in REGIMES)} |", "|---|---|---|---|---|"]
     for name, one in found.engines.items():
         spans = [factors(one, quantity, regime) for quantity in ("tpot", "ttft") for regime in REGIMES]
         lines.append(f"| {name} | " + " | ".join(f"{float(low):.2f} to {float(high):.2f}" for low, high in spans) + " |")
-    lines += ["", "## The ten worst rows, and why", "", "| id | measured | predicted, left out | why |", "|---|---:|---:|---|"]
+    lines += [
+        "",
+        "## The ten largest errors, with the reason",
+        "",
+        "| id | measured | predicted, left out | why |",
+        "|---|---:|---:|---|",
+    ]
     errors = found.left_out["model"]
     for i, why in reasons(rows, errors, found.left_out_ttft).items():
         measured = 1e3 * float(rows[i]["tpot_s"])
@@ -178,22 +187,23 @@ def page(rows: list[dict[str, str]], found: Calibration) -> str:
 
 
 def fitted_rows(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the rows that are fitted: closed loops without drafts, with a time per token, none of them in doubt."""
+    """Return the rows of the fit: closed loops without speculative tokens, with a TPOT, and not doubtful."""
     plain = [row for row in rows if run_kind(row) == LOOPS[0] and row.get("tpot_s")]
     reasons_ = predict(plain, by_simulation=False).reason
     return [_told(row) for row, reason in zip(plain, reasons_, strict=True) if not reason]
 
 
 def _told(row: dict[str, str]) -> dict[str, str]:
-    """Return a row without its first token where that waits for an interval which the row does not tell (`NOT_MODELLED`)."""
+    """Return a row without its TTFT if that depends on an unknown stream interval (`NOT_MODELLED`)."""
     held = looks_rarely(row) and not row.get("stream_interval")
     return row | {"ttft_s": "", "ttft_median_s": ""} if held else row
 
 
 def held(every: list[dict[str, str]], rows: list[dict[str, str]], found: Calibration) -> dict[str, dict[str, list[float]]]:
-    """Return, by engine and by what a plan may be of, the share of times per token in their range, and of how many.
+    """Return the coverage of the TPOT range and the number of runs, by engine and kind of run.
 
-    every: all rows of the files, of which pools and drafts were never fitted; rows: those that were, which count left out.
+    every: all rows of the files, also those outside the fit (separate pools, speculative tokens). rows: rows of the fit, which
+    count as left out.
     """
     engine = np.array([row["engine"] for row in rows])
     vendor = np.array([resolve_system(row["system"]).chip.vendor for row in rows])
@@ -210,7 +220,7 @@ def held(every: list[dict[str, str]], rows: list[dict[str, str]], found: Calibra
 
 
 def in_range(rows: list[dict[str, str]], engine: Engine) -> Number:
-    """Whether each time per token lies in its range, of rows that have both and are not in doubt."""
+    """Return whether each TPOT is inside its range, for rows with both and without doubt."""
     if not rows:
         return np.empty(0)
     told, seen = (

@@ -1,4 +1,4 @@
-"""Fits Chinchilla's points anew and prints the [spread] of data/laws/epoch.toml: `python docs/fit_laws.py POINTS.csv`.
+"""Fit Chinchilla's points again and print the [spread] of data/laws/epoch.toml: `python docs/fit_laws.py POINTS.csv`.
 
 POINTS.csv has columns params, train_flop and loss: the 245 points read off Figure 4 of Hoffmann et al. (arXiv 2203.15556) by
 https://github.com/epoch-research/analyzing-chinchilla; tokens are C / 6N. Takes two minutes.

@@ -1,4 +1,4 @@
-"""Writes what price readings rest on: costs of the models that hosts sell, and priors fitted to prices and these costs.
+"""Write the data of price estimates: costs of the models that hosts sell, and priors fitted to prices and these costs.
 
     python docs/fit_prices.py costs     # data/prices/model_costs.csv: some 80 models on eight systems, a few minutes
     python docs/fit_prices.py contexts TRACE...   # prints mean contexts on the two sides of thresholds (facts.toml, context_*)
@@ -51,7 +51,7 @@ def costs() -> None:
 
 
 def contexts(paths: list[str]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the least and the most mean context below and above thresholds, over them, of traces of requests.
+    """Return the range of mean contexts below and above thresholds, over the thresholds, from request traces.
 
     Contexts are prompts, weighted by output tokens. Thresholds: 2k, 4k, ... that at most a quarter of requests and at least 200
     are above; above, up to twice to five times the threshold.
@@ -72,7 +72,7 @@ def contexts(paths: list[str]) -> tuple[tuple[float, float], tuple[float, float]
 
 
 def main() -> None:
-    """Write the costs or print the contexts where they are asked for, else write the priors."""
+    """Write the costs, print the contexts, or write the priors, by the arguments."""
     if sys.argv[1:2] == ["contexts"]:
         print(*contexts(sys.argv[2:]))
         return

@@ -81,7 +81,7 @@ def quantiles(off: Array, tail: float) -> tuple[float, float]:
 
 
 def centred(off: Array, groups: list[str]) -> Array:
-    """Return errors with each group's less the median of all others': of what is in no fit, runs were slower than predicted."""
+    """Return errors minus the median of all other groups: runs outside the fit are slower than predicted."""
     g = np.array(groups)
     found = off.copy()
     for group in set(groups):

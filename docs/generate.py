@@ -95,9 +95,9 @@ QUESTIONS = HERE / "questions.md"
 README = Path(__file__).parent.parent / "README.md"
 ANSWERS: dict[type, str] = {
     Plan: "`steptime plan`, `st.plan`. The command adds `launch`, the commands that start each engine, and with `--simulate` "
-    "`simulated`, a [Replay](#replay); where that holds the limits at no rate, `feasible` is false and `reason` says why. "
+    "`simulated`, a [Replay](#replay); if no rate meets the limits, `feasible` is false and `reason` has the reason. "
     "With `--explain` it adds `explanation`: `pools`, each with `equations` and the `lines` "
-    "of its `passes`, as of a step, `model_source`, and `sources` of the machine's figures.",
+    "of its `passes` (as in a step), `model_source`, and `sources` of the machine's figures.",
     Ranking: "`steptime compare`, `st.compare`.",
     Market: "`steptime prices MODEL`, `st.survey_prices`.",
     PriceReading: "`steptime prices SELLER/MODEL --read` and `--list FILE.toml`, `st.read_prices`.",
@@ -110,21 +110,21 @@ ANSWERS: dict[type, str] = {
     Sensitivity: "`steptime sensitivity`, `st.sensitivity`. `low`, `base` and `high` of an input are in its `unit`; `at_low` "
     "and `at_high` are in the `unit` of the answer.",
     StepSummary: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has keys "
-    "up to `latency_s`, and `bound`; where it was asked for with arrays, its figures are lists. With `--explain` the command "
-    "adds `explanation`: `lines`, each with `term`, `name`, `formula` and `seconds` of the step, which they add up to, and "
+    "up to `latency_s`, and `bound`; with array inputs, its figures are lists. With `--explain` the command "
+    "adds `explanation`: `lines`, each with `term`, `name`, `formula` and `seconds` of the step, whose sum is the step, and "
     "`sources` of the machine's figures, each with `figure`, `value`, `grade`, `date` and `url`.",
     Memory: "`st.memory_per_chip`.",
     Training: "`steptime train`, `st.train`. With `--scaling` the command adds `scaling`, a [Scaling](#scaling), "
     "and with `--launch` `launch`, the lines of a script.",
-    TrainingStep: "`st.training_step`, and `step` of a training run; asked for with arrays, its figures are lists.",
+    TrainingStep: "`st.training_step`, and `step` of a training run; with array inputs, its figures are lists.",
     TrainingMemory: "`memory` of a training step.",
     Scaling: "`steptime train --scaling`, under `scaling`.",
-    Simulation: "`steptime simulate`, `st.simulate`. The command adds `range` with `--range`: for each end `slowness`, over "
-    "what the engine predicts of every step, and `answers`.",
+    Simulation: "`steptime simulate`, `st.simulate`. The command adds `range` with `--range`: for each end `slowness`, the "
+    "factor on the predicted step times, and `answers`.",
     HighestRate: "`steptime simulate --find-rate`. The command adds `model`, `system`, `engine`, `layout`, "
     "`anchor` and `policy`.",
     Replay: "`steptime plan --simulate`, under `simulated`; `st.replay`.",
-    Compared: "`steptime.simulation.plan_replay.compare`.",
+    Compared: "`steptime.simulation.plan_vs_simulation.compare`.",
     Anchors: "`steptime anchors`, `st.load_anchor`.",
     Validation: "`steptime validate`, `st.validate`.",
     TrainingValidation: "`steptime validate` of a file of training runs.",
@@ -206,7 +206,7 @@ def judged() -> str:
     return (
         f"Of {sum(count.values())} models {count['equal']} equal the reference to the last parameter, total and active, as "
         f"transformers {ORACLE['transformers']} builds it on PyTorch's meta device from the same config; "
-        f"{count['same shape']} have the shape of such a model; {held}, which transformers lacks, are held to the "
+        f"{count['same shape']} have the shape of such a model; {held}, which transformers lacks, are compared with the "
         f"maker's total; {count['no reference']} has neither."
     )
 
@@ -216,10 +216,10 @@ def differences(models: dict[str, Model]) -> list[str]:
     recalled = [entry for entry in KV if entry["grade"] == "recalled"]
     wrong = [entry for entry in recalled if not agrees(entry)]
     lines = [
-        "## Where recalled figures turned out wrong",
+        "## Wrong recalled figures",
         "",
-        f"`tests/golden/kv_bytes.toml` holds {len(KV)} published figures of caches. {len(recalled)} of them were first "
-        f"written from memory: {len(wrong) or 'none'} proved wrong once the config was read.",
+        f"`tests/golden/kv_bytes.toml` has {len(KV)} published figures of KV caches. {len(recalled)} of them were first "
+        f"written from memory; the config showed that {len(wrong) or 'none'} were wrong.",
         "Other figures that the configs contradict:",
         "",
         "| model | figure | stated | counted | grade | source | why |",
@@ -268,9 +268,9 @@ def page() -> str:
     lines = [
         "# Models",
         "",
-        "Counted from each `config.json`. KV bytes are those of one more token in the format that the config asks for:",
-        "*full* while no window is full, the figure of published tables; *growing* once every window is. State is bytes of a",
-        "sequence, whatever its length. Total and active parameters leave out multi-token-prediction layers.",
+        "Counted from each `config.json`. KV bytes are for one more token in the format of the config: *full* while no",
+        "window is full, the figure of published tables; *growing* once every window is full. State is the recurrent state",
+        "of a sequence, independent of its length. Total and active parameters are without multi-token-prediction layers.",
         "Written by `docs/generate.py`.",
         "",
         judged(),
@@ -329,10 +329,10 @@ def keys_page() -> str:
     lines = [
         "# JSON",
         "",
-        "What `--json` prints and `to_dict()` returns: SI units, told by the end of a key (`_s`, `_bytes`, `_usd_per_s`, ...);",
-        "a figure without one is a count, a share or a text. A number that is not finite (no limit, not known) is null.",
-        "`schema` names the object and its version, which rises when a key goes or changes its meaning, not when one comes.",
-        "Terms and resources are named as in [nomenclature.md](nomenclature.md). Written by `docs/generate.py`.",
+        "The output of `--json` and `to_dict()`. Figures are in SI units; the end of a key names the unit (`_s`, `_bytes`,",
+        "`_usd_per_s`, ...). A key without a unit is a count, a share or a text. A number that is not finite (no limit, not",
+        "known) is null. `schema` names the object and its version. The version rises when a key is removed or changes its",
+        "meaning. Terms are explained in [nomenclature.md](nomenclature.md). Written by `docs/generate.py`.",
         "",
     ]
     for kind, about in ANSWERS.items():
@@ -344,13 +344,13 @@ def keys_page() -> str:
         "",
         "| key | unit | type | meaning |",
         "|---|---|---|---|",
-        "| `error` |  | text | kind of the slip: UnknownName, DataFileError, RangeError, DoesNotFit, ... |",
+        "| `error` |  | text | kind of the error: UnknownName, DataFileError, RangeError, DoesNotFit, ... |",
         "| `message` |  | text | cause, place and nearest valid choice |",
         "| `nearest` |  | list of text | valid choices near an unknown name, best first |",
         "",
         "## Parts",
         "",
-        "What answers hold.",
+        "Parts of answers.",
         "",
     ]
     done, ahead = set(ANSWERS), list(ANSWERS)
@@ -370,14 +370,12 @@ def engines_page() -> str:
     lines = [
         "# Engines",
         "",
-        "An engine is a few constants, each physical and shared by all models and chips",
-        "(`physics/engine_parameters.py`). The ideal",
-        "engine has the defaults: every efficiency 1, every overhead 0. Shipped engines are fitted to public runs",
-        "([validation.md](validation.md)): constants in *italics* are fitted, the others are held at what kernels take that",
-        "are measured alone. An engine file is TOML: `name`, `title`, a table `[constants]` with any of the names below (what",
-        "it leaves out has the default), `[source]`, and `[fit]` as `steptime calibrate` writes it. *Read by*: `step`, every",
-        "step and so all that stands on it; `plan`; `simulator`; `runs`, rows of measured runs.",
-        "Written by `docs/generate.py`.",
+        "An engine is a set of physical constants, shared by all models and chips (`physics/engine_parameters.py`). The",
+        "ideal engine has the defaults: every efficiency 1, every overhead 0. Shipped engines are fitted to public runs",
+        "([validation.md](validation.md)): constants in *italics* are fitted, the others come from measurements of single",
+        "kernels. An engine file is TOML: `name`, `title`, a table `[constants]` with any of the names below (missing names",
+        "have the default), `[source]`, and `[fit]` as written by `steptime calibrate`. *Read by*: `step`, every step and",
+        "its users; `plan`; `simulator`; `runs`, rows of measured runs. Written by `docs/generate.py`.",
     ]
     for group, kind in GROUPS.items():
         lines += ["", f"## {group.capitalize()}", "", str(kind.__doc__).strip(), ""]
@@ -398,14 +396,14 @@ def rules_table() -> list[str]:
         "",
         "## Layouts that engines start",
         "",
-        "A plan offers only layouts that its engine starts (`physics/engine_rules.py`). `ideal` does what mathematics allows;",
-        "`typical` and any other engine obey what vLLM, SGLang and TensorRT-LLM all do. Read on 2026-11-21: files at the",
-        "commits named, else the lines alone; what is recalled says so. No rule is needed where every layout of ours is right:",
-        "SGLang's tp % dp == 0, since its tp is tp x cp x dp here, and vLLM's tp % dcp == 0, since its tp is tp x cp.",
-        "Pipelines with attention groups start in all three (vLLM counts pp x tp x dp processes, vllm/config/parallel.py;",
-        "TensorRT-LLM took its check back, pull 3244; of SGLang it is recalled).",
+        "A plan has only layouts that its engine can start (`physics/engine_rules.py`). `ideal` allows every mathematically",
+        "possible layout; `typical` and other engines obey the common rules of vLLM, SGLang and TensorRT-LLM. Sources were",
+        "read on 2026-11-21, at the named commits; recalled rules are marked. Some rules always hold here and are not",
+        "listed: SGLang's tp % dp == 0, because its tp is tp x cp x dp here, and vLLM's tp % dcp == 0, because its tp is tp",
+        "x cp. Pipelines with DP attention start in all three (vLLM counts pp x tp x dp processes, vllm/config/parallel.py;",
+        "TensorRT-LLM removed its check in pull 3244; for SGLang this is recalled).",
         "",
-        "| rule | a layout must be so | engine | source |",
+        "| rule | condition on a layout | engine | source |",
         "|---|---|---|---|",
     ]
     for rule in ENGINE_RULES:
@@ -426,8 +424,8 @@ def questions_page() -> str:
         "# Questions",
         "",
         "Each question is declared once. Its inputs are options of the command, axes of `steptime sweep`, keywords of",
-        "`st.ask` and keys of `POST /api/questions/NAME`. Its answers have one value through all of them. Figures of the",
-        "machine, such as `chip.hbm.bandwidth`, are inputs too where a question has a system.",
+        "`st.ask` and keys of `POST /api/questions/NAME`. Its answers have the same value in all of them. Figures of the",
+        "machine, such as `chip.hbm.bandwidth`, are inputs too if a question has a system.",
     ]
     for name in HOMES:
         question = find_question(name)

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from steptime.cli.views.lecture_view import between, format_claim
 from steptime.lecture.lecture_content import LECTURE, Statement, cards, claims, sections
 
-HEAD = "| number | said | computed | verdict | why |\n|---|---:|---:|---|---|"
+HEAD = "| number | stated | computed | verdict | why |\n|---|---:|---:|---|---|"
 
 
 def cell(text: str) -> str:
-    """Return a text as it may stand in a table or a paragraph."""
+    """Return a text with Markdown characters escaped."""
     return text.replace("|", "\\|").replace("*", "\\*")
 
 
 def row(one: Statement, *before: str) -> str:
-    """Return the row of a number, its source linked."""
+    """Return the row of a number with a link to its source."""
     values = one.computed
     name = cell(one.name) + (f" (check {one.check})" if one.check else "")
     why = cell(one.reason) + ("" if one.source == LECTURE else f" ([source]({one.source}))")
@@ -30,7 +30,7 @@ def section_lines() -> Iterable[str]:
         symbols = "; ".join(f"`{name}` {meaning}" for name, meaning in one.symbols.items())
         yield from ("", f"## {one.number}. {one.title}", "", cell(one.summary), "", f"    {one.formula}", "", f"{symbols}.", "")
         yield from (HEAD, *(row(statement) for statement in one.statements), "")
-        yield f"Where it fails: {cell(one.fails)}"
+        yield f"Limits: {cell(one.fails)}"
 
 
 def page() -> str:
@@ -38,26 +38,26 @@ def page() -> str:
     lines = [
         "# The lecture",
         "",
-        f"[The math behind how LLMs are trained and served]({LECTURE}) by Reiner Pope (2026-04-29), in words of our",
-        "own and as data: every number is tied to the function that computes it. A number *holds* within 5 % or the tolerance",
-        "that its file states, *holds within a factor* of two or of what is stated, else it *fails*; *undecided* is what rival",
-        "laws or figures answer differently, or what no public figure decides. `steptime lecture` lists the sections,",
-        "`steptime lecture 3` plays one with its picture, `--check` computes all verdicts again, `--quiz` asks the cards;",
-        "`steptime roofline MODEL SYSTEM` asks the board's questions of a real pair. Written by `docs/generate.py` from",
-        "`src/steptime/data/lecture`.",
+        f"[The math behind how LLMs are trained and served]({LECTURE}) by Reiner Pope (2026-04-29), summarized in new words",
+        "and as data: every number has the function that computes it. A number *holds* within 5 % or the tolerance of its",
+        "file, *holds within a factor* within a factor of two or that of its file, else it *fails*. It is *undecided* if",
+        "laws or figures disagree, or if no public figure decides. `steptime lecture` lists the sections, `steptime lecture",
+        "3` shows one with its picture, `--check` computes all verdicts again, and `--quiz` shows the cards. `steptime",
+        "roofline MODEL SYSTEM` answers the blackboard's questions for a model and a system. Written by `docs/generate.py`",
+        "from `src/steptime/data/lecture`.",
         *section_lines(),
         "",
         "## Predictions and claims",
         "",
-        "| | claim | number | said | computed | verdict | why |",
+        "| | claim | number | stated | computed | verdict | why |",
         "|---:|---|---|---:|---:|---|---|",
         *(row(one.statement, str(one.number), cell(one.summary)) for one in claims()),
         "",
         "## Cards",
         "",
-        "[Questions](https://reiner-flashcards.vercel.app) that the lecture's host wrote for remembering it.",
+        "[Questions](https://reiner-flashcards.vercel.app) by the host of the lecture.",
     ]
     for card in cards():
-        lines += ["", f"**{card.number}. {card.question}** {cell(card.answer)} Mind: {cell(card.watch)}", ""]
+        lines += ["", f"**{card.number}. {card.question}** {cell(card.answer)} Note: {cell(card.watch)}", ""]
         lines += [HEAD, row(card.statement)]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Plans held against their own replay, and docs/replayed_plans.md written from it: `python docs/replayed_plans.py`."""
+"""Compare plans with their own simulation and write docs/replayed_plans.md: `python docs/replayed_plans.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from steptime.simulation.plan_vs_simulation import Compared, compare
 
 HERE = Path(__file__).parent
 SEED, DRAWN, COUNTED = 11, 60, 6000
-MODELS = {  # and the systems, with chips, that are drawn for each
+# Models with the systems and chips of their plans.
+MODELS = {
     "llama-3.1-8b": (("hgx-h100", 1), ("hgx-h100", 8), ("hgx-h200", 4), ("mi300x-8", 8)),
     "llama-3.3-70b": (("hgx-h100", 8), ("hgx-h200", 8), ("hgx-b200", 8), ("hgx-h100", 16)),
     "qwen3-30b-a3b": (("hgx-h100", 8), ("hgx-h200", 8)),
@@ -34,7 +35,7 @@ SPEEDS, FIRST_TOKENS = (15.0, 25.0, 40.0, 60.0), (1.0, 2.0, 4.0)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What one plan is made for."""
+    """The workload, limits and system of one plan."""
 
     model: str
     system: str
@@ -45,7 +46,7 @@ class Question:
 
 
 def questions(seed: int = SEED) -> Iterator[Question]:
-    """Yield questions drawn at random, without end."""
+    """Yield random questions without end."""
     draw = np.random.default_rng(seed)
     pairs = [(model, system, chips) for model, places in MODELS.items() for system, chips in places]
     while True:
@@ -57,7 +58,7 @@ def questions(seed: int = SEED) -> Iterator[Question]:
 
 
 def replayed(count: int = DRAWN, seed: int = SEED) -> Iterator[tuple[Question, Plan, Compared]]:
-    """Yield as many drawn plans with what their replay at the same rate finds; questions without an answer are passed over."""
+    """Yield random plans with their simulation at the same rate; questions without an answer are skipped."""
     for asked in questions(seed):
         if count <= 0:
             return
@@ -73,7 +74,7 @@ def replayed(count: int = DRAWN, seed: int = SEED) -> Iterator[tuple[Question, P
 
 
 def off(found: Compared) -> tuple[float, float, float]:
-    """Return plan over replay, less 1, of TPOT and TTFT as users see them and of cost."""
+    """Return plan over simulation, minus 1, of TPOT and TTFT at the client and of cost."""
     return 1 / found.tpot_ratio - 1, 1 / found.ttft_ratio - 1, 1 / found.cost_ratio - 1
 
 
@@ -98,7 +99,7 @@ def main() -> None:
         "tok/s",
         "TTFT limit, s",
         "layout",
-        "prompts",
+        "utilization",
         "TPOT, ms",
         "TTFT, ms",
         "TPOT",
@@ -106,11 +107,13 @@ def main() -> None:
         "cost",
     ]
     page = [
-        "# Plans against their own replay",
+        "# Plans against their own simulation",
         "",
-        f"{len(table)} plans of questions drawn at random (`docs/replayed_plans.py`, seed {SEED}), each replayed at its own",
-        "rate by the simulator: Poisson arrivals, warm-up and end left out. The last three columns are plan over replay,",
-        f"less 1, of mean TPOT, mean TTFT and cost. Refused, since its queue grew: {refused}.",
+        f"{len(table)} plans of random workloads (`docs/replayed_plans.py`, seed {SEED}). "
+        "The simulator runs each plan at its own "
+        "rate with",
+        "Poisson arrivals, without warm-up and end. The last three columns are plan over simulation, minus 1, of mean TPOT,",
+        f"mean TTFT and cost. Overloaded (the queue grows): {refused}.",
         "",
         "| | median | worst |",
         "|---|---:|---:|",

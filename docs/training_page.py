@@ -1,4 +1,4 @@
-"""The page docs/training.md: what a training step is made of, how far off it is, and the constants of the stacks."""
+"""The page docs/training.md: parts of a training step, errors on measured runs, and constants of the stacks."""
 
 from __future__ import annotations
 
@@ -17,56 +17,56 @@ from steptime.training.training_stack import CONSTANTS, training_engine
 HERE = Path(__file__).parent
 INTRO = """# Training
 
-`steptime train MODEL SYSTEM --chips N --seq L --batch B` finds the fastest layout that fits and says how long a step takes, what it is
-spent on, what fills the memory, what the pipeline does when, and with `--tokens` how long the run takes, what it costs and what fails.
-`st.train`, `st.training_step` and `st.TrainingLayout` are the same from Python. This page is written by `docs/generate.py`.
+`steptime train MODEL SYSTEM --chips N --seq L --batch B` finds the fastest layout that fits. It prints the step time and its parts,
+the memory, and the timeline of the pipeline. With `--tokens` it adds the time and cost of the run and its failures.
+`st.train`, `st.training_step` and `st.TrainingLayout` do the same in Python. This page is written by `docs/generate.py`.
 
-## What a step is made of
+## Parts of a step
 
 | part | formula | source |
 |---|---|---|
-| products | FLOPs forward, twice backward (once with a frozen base, LoRA); the larger of arithmetic and traffic | |
-| attention | causal pairs, 2.5 times backward with flash attention; all pairs and scores through memory where it is not fused | arXiv 2307.08691 |
-| element-wise | values of norms, residuals, rotary positions, activations, permutation of experts' rows, each read or written once | |
-| sustained rate | min(1, power of a chip for 1 TFLOP/s in bf16 / 1 W) to a power that is fitted: below about a watt a chip lowers its clock | |
-| tensor parallel | 4 collectives of a layer forward, 6 backward, with sequence parallelism | arXiv 2205.05198 |
-| context parallel | keys and values to all that share a sequence, once forward and twice backward, beside attention | arXiv 2310.01889 |
-| experts | dispatch and combine, forward and backward; a token crosses a link once for every domain that it needs | arXiv 2412.19437 |
-| pipeline | m (f + b) of the slowest stage, and the schedule's idle time and hops; the head is on the last stage | arXiv 2104.04473 |
-| copies | reduce-scatter of gradients, all-gather of weights, less what the passes beside them hide; ZeRO-3 for each micro-batch | arXiv 1910.02054 |
-| optimizer | states, gradients and weights read and written once, at the bandwidth of the data sheet | |
-| memory | states by sharding, activations by operator and recomputation, micro-batches in flight by the schedule, logits, one layer's gathers | arXiv 2205.05198 |
+| products | forward FLOP, twice as many backward (once with a frozen base, LoRA); the larger time of arithmetic and memory traffic | |
+| attention | causal pairs, 2.5 times backward with flash attention; without fusion, all pairs, with scores in memory | arXiv 2307.08691 |
+| element-wise | norms, residuals, rotary positions, activations, permutation of expert rows; each value is read or written once | |
+| sustained rate | min(1, chip power per TFLOP/s in bf16 / 1 W) to a fitted exponent: below about 1 W per TFLOP/s a chip lowers its clock | |
+| tensor parallel | 4 collectives per layer forward, 6 backward, with sequence parallelism | arXiv 2205.05198 |
+| context parallel | keys and values to all chips of a sequence, once forward and twice backward, overlapped with attention | arXiv 2310.01889 |
+| experts | dispatch and combine, forward and backward; a token crosses a link once per destination domain | arXiv 2412.19437 |
+| pipeline | m (f + b) of the slowest stage, plus idle time and hops of the schedule; the head is on the last stage | arXiv 2104.04473 |
+| data parallel | reduce-scatter of gradients, all-gather of weights, minus the part that passes hide; ZeRO-3 per micro-batch | arXiv 1910.02054 |
+| optimizer | states, gradients and weights are read and written once, at the data sheet bandwidth | |
+| memory | states by sharding, activations by operator and recomputation, micro-batches in flight by schedule, logits, gathered weights of one layer | arXiv 2205.05198 |
 | run | steps, failures at a rate per chip, checkpoints at Daly's interval, restarts | FGCS 22(3), 2006 |
 
-Left out: real (unbalanced) routing of experts, input pipelines, evaluation, stragglers, contention of collectives that run at once.
+Not modelled: unbalanced routing of experts, input pipelines, evaluation, stragglers, contention between concurrent collectives.
 """
 
 
 def page() -> str:
     """Return the page."""
     data: dict[str, Any] = json.loads((HERE / "training_fit.json").read_text(encoding="utf-8"))
-    lines = [INTRO, "## How far off it is", ""]
+    lines = [INTRO, "## Errors on measured runs", ""]
     many = data["tables"]["fitted"]["runs"]
     lines += [
         f"Predicted over measured step time of {many:,} public runs (Megatron-Bridge, MLPerf Training, llm-foundry, BLOOM, MaxText, "
-        "SimuMax, NeMo, torchtitan, papers). Rows left out are predicted by constants fitted without their whole model, system or "
-        "source. `covered`: share inside the 90 % range that the other groups give. On systems left out runs are slower than the "
-        "constants say, so that a stack is as much slower (`elsewhere`) on a chip of which it has no run; in the table each system's "
-        "factor is that of all others.",
+        "SimuMax, NeMo, torchtitan, papers). Left-out rows are predicted by constants fitted without all runs of their model, system or "
+        "source. `covered`: share inside the 90 % range of the other groups. Runs on left-out systems are slower than the "
+        "constants predict, so a stack has a factor (`elsewhere`) on chips without runs. In the table each system's factor comes "
+        "from all other systems.",
         "",
         "| | runs | median | mean | 90th percentile | bias | covered |",
         "|---|---|---|---|---|---|---|",
     ]
     names = {
         "fitted": "fitted",
-        "models": "whole models left out",
-        "systems": "whole systems left out",
-        "sources": "whole sources left out",
-        "systems, constants alone": "whole systems left out, by constants alone",
+        "models": "models left out",
+        "systems": "systems left out",
+        "sources": "sources left out",
+        "systems, constants alone": "systems left out, without the factor",
     }
     for key, words in names.items():
         lines.append(f"| {words} {_row(data['tables'][key])}")
-    lines += ["", "By source: median error fitted, and with models, systems and sources left out.", "",
+    lines += ["", "By source: median error of the fit, and with models, systems and sources left out.", "",
               "| source | runs | fitted | models | systems | sources |", "|---|---|---|---|---|---|"]  # fmt: skip
     for cell in data["by"]:
         figures = " | ".join(f"{cell[key]['median']:.1%}" for key in ("fitted", "models", "systems", "sources"))
@@ -74,9 +74,9 @@ def page() -> str:
     m = data["memory"]
     lines += [
         "",
-        f"Peaks of memory: SimuMax's {m['simumax']['runs']} runs on eight B200 {m['simumax']['mean']:.1%} off in the mean and "
-        f"{m['simumax']['worst']:.1%} at worst; torchtitan (reserved) {m['torchtitan']['median']:.1%} and BLOOM (as the driver shows it) "
-        f"{m['bloom']['median']:.1%} at the median. {m['fitting']:.1%} of the runs that ran are called fitting.",
+        f"Errors of peak memory: SimuMax's {m['simumax']['runs']} runs on eight B200 {m['simumax']['mean']:.1%} on average, "
+        f"{m['simumax']['worst']:.1%} at most; torchtitan (reserved) {m['torchtitan']['median']:.1%} and BLOOM (driver) "
+        f"{m['bloom']['median']:.1%} at the median. Of the measured runs, {m['fitting']:.1%} are predicted to fit.",
         "",
     ]
     return "\n".join([*lines, *_published(), *_stacks(), *_schedules(), *_optimizers()])
@@ -107,9 +107,9 @@ PUBLISHED = (
 
 
 def _published() -> list[str]:
-    lines = ["## Whole runs that were published", "",
-             "Chip-hours as published, and as a run at the layout that is known (the fastest where none is), with failures. Of the smaller",
-             "models of Llama the figure of the card is two to three times what their step allows: what else it counts is not told.", "",
+    lines = ["## Published runs", "",
+             "Published chip-hours, and predicted chip-hours at the published layout (else the fastest), with failures. For the smaller",
+             "Llama models the model card states two to three times the chip-hours of the steps; the rest is not explained.", "",
              "| run | published | predicted | 90 % range |", "|---|---|---|---|"]  # fmt: skip
     for words, model, system, hours, url, given in PUBLISHED:
         run = train(model, system, changes=False, **given).run
@@ -122,8 +122,8 @@ def _published() -> list[str]:
 def _stacks() -> list[str]:
     system = load_system("hgx-h100")
     stacks = [training_engine(name, system) for name in files("stacks")]
-    lines = ["## Stacks", "", "`--engine NAME`. All share the constants below; a stack has a factor on its speed and its element-wise passes.",
-             "", "| stack | what | runs | speed |", "|---|---|---|---|"]  # fmt: skip
+    lines = ["## Stacks", "", "`--engine NAME`. All stacks share the constants below; a stack has a factor on its speed and on element-wise passes.",
+             "", "| stack | description | runs | speed |", "|---|---|---|---|"]  # fmt: skip
     lines += [f"| `{s.name}` | {s.title} | {s.fit.get('runs', 0):,} | {float(s.speed):.2f} |" for s in stacks]
     typical = next(s for s in stacks if s.name == "typical")
     lines += ["", "| constant | value | one standard deviation | meaning |", "|---|---|---|---|"]
@@ -144,7 +144,7 @@ def _schedules() -> list[str]:
 
 
 def _optimizers() -> list[str]:
-    lines = ["## Optimizers", "", "`--optimizer NAME`: bytes of a parameter beside 16-bit weights and the stack's gradients.", "",
+    lines = ["## Optimizers", "", "`--optimizer NAME`: bytes per parameter, in addition to 16-bit weights and the gradients of the stack.", "",
              "| optimizer | master | moments | source |", "|---|---|---|---|"]  # fmt: skip
     lines += [f"| `{o.name}` | {o.master:g} | {o.moments:g} | {o.source} |" for o in OPTIMIZERS.values()]
     return [*lines, ""]

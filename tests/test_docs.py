@@ -56,7 +56,7 @@ def test_the_house_has_every_room_and_file_that_its_page_names():
 
 
 def test_the_way_of_a_question_names_functions_that_are_there():
-    way = ARCHITECTURE.partition("## The way of one question")[2].partition("## What may be touched")[0]
+    way = ARCHITECTURE.partition("## The path of one question")[2].partition("## Where to change what")[0]
     found = re.findall(r"`((?:\w+/)+\w+\.py)`\s+`(\w+)`", way)
     assert len(found) > 15
     for file, function in found:

@@ -180,7 +180,7 @@ def test_what_is_no_count_is_refused_by_name(text, error):
         ({"chip.hbm.capacity": 1e-300}, "chip.hbm.capacity must be at least 1,000,000 B"),
         ({"scale_up.size": 2.5}, "scale_up.size must be a whole number of at least 1 chip, not 2.5"),
         ({"scale_up.size": np.array([8, 0])}, "scale_up.size must be at least 1 chip, not 0"),
-        ({"scale_up.size": 64, "scale_out.size": 8}, "64 chips of nvlink are more than the 8 of infiniband"),
+        ({"scale_up.size": 64, "scale_out.size": 8}, "nvlink: must have at most as many chips as infiniband"),
         ({"scale_out.latency": -1e-6}, "scale_out.latency must be at least 0 s"),
         ({"chip.power": 0}, "chip.power must be greater than 0 W"),
     ],
@@ -204,7 +204,7 @@ def test_what_ifs_take_lists_as_arrays():
         ({"batch": 10**30}, "batch must be at most 1,000,000,000"),
         ({"context": 0}, "context must be greater than 0"),
         ({"query": 0.5}, "query must be at least 1 token, not 0.5"),
-        ({"batch": np.ones(2), "context": np.ones(3)}, "do not go together"),
+        ({"batch": np.ones(2), "context": np.ones(3)}, "do not broadcast"),
         ({"layout": st.Layout(tp=np.array([0, 1]))}, "tp must be at least 1, not 0"),
         ({"layout": st.Layout(dp=np.array([1.5]))}, "dp must be a whole number of at least 1, not 1.5"),
     ],
@@ -241,7 +241,7 @@ def test_a_plan_is_of_one_machine_and_one_workload():
     asked = st.Workload(input_tokens=100, output_tokens=100)
     many = vary(system, {"chip.hbm.bandwidth": np.array([1e12, 2e12])})
     for machine, work in ((many, asked), (system, st.Workload(input_tokens=np.array([1, 2]), output_tokens=1))):
-        with pytest.raises(RangeError, match="one machine, one workload"):
+        with pytest.raises(RangeError, match="one system, one workload"):
             st.plan(model, machine, work)
     assert st.plan(model, system, asked, chips=2.0).chips == 2
 

@@ -87,7 +87,7 @@ def test_a_name_that_is_unknown_has_its_nearest(name):
     with pytest.raises(UnknownName, match="vllm"):
         function("llama-3.1-8b", "hgx-h100", engine="vlm", **given)
     for pair in ((5, "hgx-h100"), ("llama-3.1-8b", None), ("llama-3.1-8b", {"chips": 8})):
-        with pytest.raises(st.InputError, match="is a name, a path"):
+        with pytest.raises(st.InputError, match="must be a name, a path"):
             function(*pair, **given)
 
 

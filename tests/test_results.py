@@ -366,7 +366,7 @@ def test_keys_of_fields():
 
 def test_arrays_in_words():
     assert in_words(np.array([[1.0, 2.0], [3.0, 5.0]]), "{:g} s".format) == "1 s to 5 s, shape (2, 2)"
-    assert in_words(np.zeros((0, 3)), str) == "nothing known, shape (0, 3)"
+    assert in_words(np.zeros((0, 3)), str) == "unknown, shape (0, 3)"
     assert in_words(np.array([math.nan, 2.0]), "{:g}".format) == "2 to 2, shape (2,)"
 
 
@@ -439,11 +439,11 @@ def test_validate_and_calibrate_read_rows_and_files(tmp_path):
 @pytest.mark.parametrize(
     ("given", "told", "says"),
     [
-        ([], {}, "runs are files, folders, or rows"),
-        ([5], {}, "runs are files, folders, or rows"),
-        ([RUN | {"tp": "two"}], {}, "row 0: tp is 'two', not a number"),
+        ([], {}, "runs: must be files, folders, or rows"),
+        ([5], {}, "runs: must be files, folders, or rows"),
+        ([RUN | {"tp": "two"}], {}, "row 0: tp must be a number, got 'two'"),
         ([{"id": "a"}], {}, "row 0: lacks the columns model, system"),
-        ([RUN], {"tp": 4}, "tp is for results in JSON"),
+        ([RUN], {"tp": 4}, "tp applies to JSON results only"),
         ([RUN], {"wheights": "fp8"}, "unknown argument 'wheights'; did you mean weights"),
         ("no-such-file.csv", {}, "no-such-file.csv: No such file"),
     ],

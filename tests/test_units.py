@@ -49,10 +49,10 @@ def test_parse(text, unit, value):
         ("80", "B", "no unit"),
         (80, "B", "no unit"),
         ("80 GB", "B/s", "quantity in B, but one in B/s"),
-        ("80 Gx", "B", "not a unit"),
+        ("80 Gx", "B", "unknown unit"),
         ("1e999 GB", "B", "finite"),
         ("", "B", "not a number"),
-        ("3 GB/s/s", "B/s", "not a unit"),
+        ("3 GB/s/s", "B/s", "unknown unit"),
     ],
 )
 def test_parse_says_what_is_wrong(text, unit, says):

@@ -1,4 +1,4 @@
-"""steptime: the arithmetic of serving large language models.
+"""steptime: the arithmetic of training and serving large language models.
 
     import steptime as st
 
@@ -8,10 +8,10 @@
     st.simulate("llama-3.1-8b", "hgx-h100", st.open_loop(20, 10_000, st.Lengths(mean=512), st.Lengths(mean=128)))
     st.budget("100B@200T", st.Demand(served=200e12))
 
-Where a model, a system or an engine is asked for, its name will do, or what `load_model`, `load_system` and `load_engine`
-return. The engine is a real one unless `engine="ideal"` asks for the bound that physics sets. Any number of a step may be an
-array. Every result has a short repr, `to_dict()`, `to_json()`, and `to_dataframe()` and `to_csv()` where it is a table. Names
-are loaded when they are first used.
+A model, a system or an engine is given by its name, or by the result of `load_model`, `load_system` or `load_engine`. By
+default the engine is a real one; `engine="ideal"` gives the physical bound. Any number of a step may be an array. Every
+result has a short repr, `to_dict()` and `to_json()`; a table also has `to_dataframe()` and `to_csv()`. Names are loaded
+when they are first used.
 """
 
 from importlib import import_module
@@ -80,6 +80,7 @@ __all__ = [
     "vary", "with_images", "with_rent", "with_techniques",
 ]  # fmt: skip
 
+# The public names of each module. They load on first use, so that `import steptime` stays fast.
 _HOMES = {
     "blackboard": "blackboard",
     "scaling.lifetime_compute": "Demand",
@@ -131,7 +132,7 @@ _HOMES = {
     "training.training_planner": "Training train training_step",
     "training.training_result": "TrainingStep",
     "training.training_runs": "Phase Reliability",
-}  # the module of each public name
+}
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
@@ -141,6 +142,8 @@ def __getattr__(name: str) -> Any:
         attribute = module if name == _HOME[name] else getattr(module, name)
         globals()[name] = attribute
         return attribute
+
+    # Private names come from tools such as copy and pickle, which need a plain AttributeError.
     from steptime.errors import did_you_mean
 
     near = " or ".join(did_you_mean(name, __all__, cutoff=0.65)) if not name.startswith("_") else ""

@@ -1,4 +1,4 @@
-"""`python -m steptime` is `steptime`."""
+"""Entry point of `python -m steptime`, the same as the command `steptime`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ INTERRUPTED: Final = 130
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it with 130, also while its modules are imported."""
+    """Run the command line; Ctrl-C ends it with exit code 130.
+
+    This also holds while its modules are imported.
+    """
     try:
         from steptime.cli.main import main as run
 
@@ -22,10 +25,10 @@ def main() -> None:
         code = INTERRUPTED
     except SystemExit as leaving:
         code = int(leaving.code or 0)
-    # a second Ctrl-C must not break into the end of the program
+    # A second Ctrl-C must not interrupt the end of the program.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if code == INTERRUPTED:
-        # Python would end by the signal, though it was caught, where it came inside an `exec`, as that of a dataclass
+        # Python ends by the signal, although it was caught, if the signal came inside an `exec` (in the import of a dataclass).
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, OSError, ValueError):
                 stream.flush()

@@ -1,4 +1,7 @@
-"""Files that are written whole or not at all: a crash or a full disk leaves the old file as it was."""
+"""Atomic files: a file is written whole or not at all.
+
+After a crash or on a full disk, the old file stays unchanged.
+"""
 
 from __future__ import annotations
 
@@ -13,41 +16,59 @@ FilePath = str | os.PathLike[str]
 
 
 def write_text_atomically(path: FilePath, text: str, *, executable: bool = False, follow_symlinks: bool = True) -> None:
-    """Write a text as UTF-8, line ends as they are, beside `path`, then put it in its place.
+    """Write a text as UTF-8 with unchanged line ends, and replace the file at once.
 
-    A full disk or a kill leaves the old file as it was. A pipe or a device is written directly.
+    After a full disk or a kill, the old file stays unchanged. A pipe or a device is written directly.
 
     Args:
-        path: file to write; its folder must exist.
-        text: its content.
-        executable: whether those who may read the file may execute it.
-        follow_symlinks: whether a symbolic link at `path` stays and its target is replaced, not the link itself.
+        path: File to write; its folder must exist.
+        text: Content.
+        executable: Whether readers of the file may execute it.
+        follow_symlinks: Whether a symbolic link at `path` stays and its target is replaced; otherwise the link is replaced.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: The file cannot be written.
     """
     write_bytes_atomically(path, text.encode(), executable=executable, follow_symlinks=follow_symlinks)
 
 
 def write_bytes_atomically(path: FilePath, data: bytes, *, executable: bool = False, follow_symlinks: bool = True) -> None:
-    """Write bytes as `write_text_atomically` writes text."""
+    """Write bytes, and replace the file at once.
+
+    Args:
+        path: File to write; its folder must exist.
+        data: Content.
+        executable: Whether readers of the file may execute it.
+        follow_symlinks: Whether a symbolic link at `path` stays and its target is replaced; otherwise the link is replaced.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     with temporary_file(path, executable=executable, follow_symlinks=follow_symlinks) as temporary_path:
         temporary_path.write_bytes(data)
 
 
 @contextmanager
 def temporary_file(path: FilePath, *, executable: bool = False, follow_symlinks: bool = True) -> Iterator[Path]:
-    """Yield a path beside `path` to write a file or a folder to, and put it in the place of `path` at the end.
+    """Yield a temporary path next to `path`, which replaces `path` at the end.
 
-    The path has the ending of `path`. After an exception it is removed, and `path` is as it was. The path of a pipe or a
-    device is yielded itself. `write_text_atomically` says what the arguments mean.
+    The caller writes a file or a folder there. The temporary path has the suffix of `path`. After an exception it is
+    removed, and `path` stays unchanged. For a pipe or a device, `path` itself is yielded.
+
+    Args:
+        path: File or folder to replace; its parent folder must exist.
+        executable: Whether readers of the file may execute it.
+        follow_symlinks: Whether a symbolic link at `path` stays and its target is replaced; otherwise the link is replaced.
+
+    Yields:
+        The temporary path.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: The file cannot be written.
     """
     place = Path(os.path.realpath(path) if follow_symlinks else path)
     if follow_symlinks and place.exists() and not place.is_file() and not place.is_dir():
-        # `/dev/stdout` is a link to a pipe, whose real path cannot be opened
+        # `/dev/stdout` is a link to a pipe, and the real path of a pipe cannot be opened.
         yield Path(path)
         return
     temporary_path = place.with_name(_temporary_name(place.suffix))
@@ -65,16 +86,19 @@ def temporary_file(path: FilePath, *, executable: bool = False, follow_symlinks:
 
 
 def create_text_exclusively(path: FilePath, text: str) -> None:
-    """Write a text as UTF-8 to a file that is not there yet, whole or not at all.
+    """Write a text as UTF-8 to a new file, whole or not at all.
 
-    Of several processes that create one file at once, one succeeds.
+    If several processes create one file at once, one of them succeeds.
+
+    Args:
+        path: File to create; its folder must exist.
+        text: Content.
 
     Raises:
-        FileExistsError: the file is there.
-        OSError: it cannot be written.
+        FileExistsError: The file exists already. OSError: The file cannot be written.
     """
     place = Path(path)
-    # readers of the folder must not take it for a finished file, so that it has another ending
+    # Another suffix, so that readers of the folder do not use the unfinished file.
     temporary_path = place.with_name(_temporary_name(".partial"))
     try:
         temporary_path.write_bytes(text.encode())
@@ -84,7 +108,7 @@ def create_text_exclusively(path: FilePath, text: str) -> None:
         except FileExistsError:
             raise
         except OSError:
-            # a file system without hard links: the name is taken first, then the empty file replaced
+            # A file system without hard links: create an empty file under the name, then replace it.
             os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
             os.replace(temporary_path, place)
         _sync_folder(place.parent)
@@ -97,7 +121,10 @@ def _temporary_name(suffix: str) -> str:
 
 
 def _set_mode(temporary_path: Path, place: Path, executable: bool) -> None:
-    """Give a new file the mode of the old one; the execute bits follow the read bits, for which the umask holds."""
+    """Give a new file the mode of the old one; execute bits follow read bits.
+
+    The umask applies to the execute bits too.
+    """
     old = place if place.is_file() and not place.is_symlink() else temporary_path
     mode = old.stat().st_mode & 0o777
     new_mode = mode | ((mode & 0o444) >> 2) if executable else mode
@@ -106,13 +133,13 @@ def _set_mode(temporary_path: Path, place: Path, executable: bool) -> None:
 
 
 def _sync(path: Path) -> None:
-    # Windows syncs only files that are open for writing
+    # Windows syncs only files that are open for writing.
     with path.open("r+b") as file:
         os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new name last through a power cut, where the system can."""
+    """Make the new name survive a power cut, where the system can."""
     with suppress(OSError):
         number = os.open(folder, os.O_RDONLY)
         try:

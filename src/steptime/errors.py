@@ -1,15 +1,15 @@
 """The exceptions that steptime raises.
 
     SteptimeError
-    └── InputError            what was asked for cannot be read; the command line prints it and exits with 2
-        ├── UnknownName       no such model, system, engine, key or family; carries the nearest names
-        ├── UnitError         a figure without the unit it needs, or with another quantity's unit
-        ├── DataFileError     a TOML or JSON file that is malformed or does not fit the schema: file and place
-        ├── ConfigError       a model's config.json lacks a field, or holds one of a wrong kind
+    └── InputError            invalid input; the command line prints the message and exits with 2
+        ├── UnknownName       no such model, system, engine, key or family; contains the nearest names
+        ├── UnitError         a figure without its unit, or with the unit of another quantity
+        ├── DataFileError     a malformed TOML or JSON file: file and place
+        ├── ConfigError       a config.json of a model without a field, or with a field of a wrong type
         ├── LayoutError      a layout that does not divide the model or the system
         └── RangeError        a size, rate or share outside its range
 
-What is well asked but impossible (a model that does not fit) is an answer, not an exception.
+A valid question with a negative answer (a model that does not fit) gives a result, not an exception.
 """
 
 from __future__ import annotations
@@ -19,11 +19,18 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, Final
 
-LONGEST_SHOWN: Final = 60  # characters of what is wrong that an error repeats
+# Maximum characters of a wrong value in an error message.
+LONGEST_SHOWN: Final = 60
 
 
 def short_repr(value: Any) -> str:
-    """Return the beginning of `value` for an error, however long it is.
+    """Return the beginning of a value for an error message.
+
+    Args:
+        value: Any value.
+
+    Returns:
+        Text of limited length.
 
     >>> short_repr(2_000_000), short_repr(0.5), short_repr("8k"), short_repr(10**23), short_repr(10**5000)
     ('2,000,000', '0.5', "'8k'", '1e+23', 'a number of some 5,000 digits')
@@ -42,21 +49,22 @@ def short_repr(value: Any) -> str:
         )
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # Python prints no whole number of more than 4300 digits
-        return "what is too long to print"
+    except (ValueError, RecursionError):
+        # Python prints no integer of more than 4300 digits.
+        return "a value that is too long to print"
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 4]} ..."
 
 
 class SteptimeError(Exception):
-    """Base of all errors that steptime raises on purpose."""
+    """Base class of all errors that steptime raises on purpose."""
 
 
 class InputError(SteptimeError):
-    """The input is wrong; the message names the cause, the place and the nearest valid choice."""
+    """The input is wrong; the message names cause, place and nearest valid choice."""
 
 
 class Impossible(InputError):
-    """What is asked for is understood, and cannot be had; the message names the reason."""
+    """The input is valid but has no solution; the message names the reason."""
 
 
 class UnknownName(InputError):
@@ -74,11 +82,11 @@ class UnknownName(InputError):
 
 
 class UnitError(InputError):
-    """A text that is not a number with the unit that is needed."""
+    """A text that is not a number with the needed unit."""
 
 
 class DataFileError(InputError):
-    """A data file that cannot be read: the file, the place and what is wrong."""
+    """A data file that cannot be read: file, place and problem."""
 
     def __init__(self, path: object, problem: str, line: int | None = None) -> None:
         self.path, self.line, self.problem = str(path), line, problem
@@ -87,7 +95,7 @@ class DataFileError(InputError):
 
 
 class ConfigError(InputError):
-    """A model configuration that cannot be turned into a model."""
+    """A model configuration that does not describe a model."""
 
 
 class LayoutError(InputError):
@@ -95,11 +103,20 @@ class LayoutError(InputError):
 
 
 class RangeError(InputError):
-    """A number outside the range in which it means something."""
+    """A number outside its meaningful range."""
 
 
 def expect(name: str, value: object, kind: type | tuple[type, ...], words: str) -> None:
-    """Raise InputError where `value` is of another kind than `name` is.
+    """Raise InputError where a value has the wrong type.
+
+    Args:
+        name: Name of the value, for the message.
+        value: The value.
+        kind: Accepted types.
+        words: Accepted types in words.
+
+    Raises:
+        InputError: The value has another type.
 
     >>> expect("a workload", "8k", dict, "a dict")
     Traceback (most recent call last):
@@ -111,7 +128,16 @@ def expect(name: str, value: object, kind: type | tuple[type, ...], words: str) 
 
 
 def did_you_mean(name: str, options: Iterable[str], max_names: int = 3, *, cutoff: float = 0.5) -> tuple[str, ...]:
-    """Return the nearest of `options` to `name`, best first, at most `max_names` of them; `cutoff` is how near, from 0 to 1.
+    """Return the options that are nearest to a name, best first.
+
+    Args:
+        name: An unknown name.
+        options: Valid names.
+        max_names: Maximum number of results.
+        cutoff: Minimum similarity, from 0 to 1.
+
+    Returns:
+        Valid names.
 
     >>> did_you_mean("gb200-nvl", ["gb200-nvl72", "hgx-h100", "gb300-nvl72"])
     ('gb200-nvl72', 'gb300-nvl72')
@@ -120,6 +146,8 @@ def did_you_mean(name: str, options: Iterable[str], max_names: int = 3, *, cutof
     for option in options:
         by_folded.setdefault(option.casefold(), option)
         by_folded.setdefault(option.casefold().rsplit("/", 1)[-1], option)
+
+    # A few typing errors first, then names that contain the text.
     close = get_close_matches(name.casefold(), list(by_folded), n=2 * max_names, cutoff=cutoff)
     close += [o for o in by_folded if name.casefold() in o and len(name) > 2][:max_names] if len(close) < max_names else []
     return tuple(dict.fromkeys(by_folded[c] for c in close))[:max_names]

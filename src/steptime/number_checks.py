@@ -1,12 +1,12 @@
-"""What a number is: the type that every formula takes, and the gate through which every number from outside comes.
+"""Number checks: number types of all formulas, and checks of numbers from outside.
 
-A gate takes the name that the user knows a number by, the number (a Python or numpy scalar, or an array), and its bounds. It
-returns the number as it is (lists as arrays, scalars of numpy as those of Python), or raises RangeError with the name, the
-bound that was missed, the unit and what was given. Truth values, texts, complex numbers, NaN and infinity are no numbers. An
-array costs two passes over it.
+A check takes the name of a number, its value (a Python or numpy scalar, or an array) and its bounds. It returns the value
+unchanged, except that lists become arrays and numpy scalars become Python scalars. Or it raises RangeError with the name,
+the bound, the unit and the value. Booleans, texts, complex numbers, NaN and infinity are invalid. An array costs two
+passes.
 
-Bounds are far beyond what is built and asked today, and near enough that no sum, product or search of steptime overflows or
-goes on for ever.
+Bounds are far beyond today's hardware and requests. They are low enough that no sum, product or search of steptime
+overflows or runs forever.
 """
 
 from __future__ import annotations
@@ -22,22 +22,42 @@ from numpy.typing import NDArray
 from steptime.errors import RangeError, short_repr
 
 Array: TypeAlias = NDArray[Any]
-"""An array of numbers of any kind: floats, whole numbers, booleans."""
+"""An array of floats, integers or booleans."""
 Number: TypeAlias = float | Array
 """A number, or an array of numbers: every formula broadcasts."""
 
-NumberT = TypeVar("NumberT")  # what a gate is given, it gives on
+# A check returns the type of its argument.
+NumberT = TypeVar("NumberT")
 
-SHORT: Final = 4096  # numbers of an array of which a function is remembered
-MOST_CHIPS: Final = 200_000  # the largest clusters have as many; a plan for so many takes a few seconds
-MOST_TOKENS: Final = 1_000_000_000  # of a context or of a request; the longest are some 1e7
-MOST_SEQUENCES: Final = 1_000_000_000  # of a batch
-LARGEST: Final = 1e30  # of a rate or a capacity: products of two stay finite
-LONGEST: Final = 1e9  # s, some 30 years
+# Maximum length of arrays with cached results.
+SHORT: Final = 4096
+# Chips of the largest clusters; a plan for them takes a few seconds.
+MOST_CHIPS: Final = 200_000
+# Tokens of a context or a request; the longest real ones have some 1e7.
+MOST_TOKENS: Final = 1_000_000_000
+# Sequences of a batch.
+MOST_SEQUENCES: Final = 1_000_000_000
+# Upper bound of a rate or a capacity: the product of two is finite.
+LARGEST: Final = 1e30
+# Seconds, some 30 years.
+LONGEST: Final = 1e9
 
 
 def whole_number(name: str, value: NumberT, *, minimum: float = 1, maximum: float = MOST_TOKENS, unit: str = "") -> NumberT:
-    """Return whole numbers from `minimum` to `maximum`; a scalar becomes an int.
+    """Check whole numbers from `minimum` to `maximum`.
+
+    Args:
+        name: Name of the number, for the message.
+        value: A number or an array.
+        minimum: Lower bound.
+        maximum: Upper bound.
+        unit: Unit, for the message.
+
+    Returns:
+        The value; a scalar becomes an int.
+
+    Raises:
+        RangeError: A value is not whole or out of bounds.
 
     >>> whole_number("chips", 8.0, maximum=MOST_CHIPS)
     8
@@ -63,7 +83,20 @@ def _broken(name: str, minimum: float, unit: str, value: float) -> RangeError:
 
 
 def positive(name: str, value: NumberT, unit: str = "", *, minimum: float = 0.0, maximum: float = LARGEST) -> NumberT:
-    """Return finite numbers above 0, or of at least `minimum` where that is given, and at most `maximum`.
+    """Check finite numbers above 0.
+
+    Args:
+        name: Name of the number, for the message.
+        value: A number or an array.
+        unit: Unit, for the message.
+        minimum: Lower bound; 0 is excluded.
+        maximum: Upper bound.
+
+    Returns:
+        The value.
+
+    Raises:
+        RangeError: A value is out of bounds.
 
     >>> positive("ttft", 0.5, "s")
     0.5
@@ -80,7 +113,19 @@ def positive(name: str, value: NumberT, unit: str = "", *, minimum: float = 0.0,
 
 
 def at_least_zero(name: str, value: NumberT, unit: str = "", *, maximum: float = LARGEST) -> NumberT:
-    """Return finite numbers from 0 to `maximum`.
+    """Check finite numbers from 0 to `maximum`.
+
+    Args:
+        name: Name of the number, for the message.
+        value: A number or an array.
+        unit: Unit, for the message.
+        maximum: Upper bound.
+
+    Returns:
+        The value.
+
+    Raises:
+        RangeError: A value is out of bounds.
 
     >>> at_least_zero("prefix", [0, 4096])
     array([   0, 4096])
@@ -89,13 +134,38 @@ def at_least_zero(name: str, value: NumberT, unit: str = "", *, maximum: float =
 
 
 def between(name: str, value: NumberT, minimum: float, maximum: float, unit: str = "") -> NumberT:
-    """Return finite numbers from `minimum` to `maximum`, both among them."""
+    """Check finite numbers from `minimum` to `maximum`, both included.
+
+    Args:
+        name: Name of the number, for the message.
+        value: A number or an array.
+        minimum: Lower bound.
+        maximum: Upper bound.
+        unit: Unit, for the message.
+
+    Returns:
+        The value.
+
+    Raises:
+        RangeError: A value is out of bounds.
+    """
     checked: NumberT = _within(name, _ends(name, value), minimum, maximum, unit)
     return checked
 
 
 def share(name: str, value: NumberT, *, whole_too: bool = True) -> NumberT:
-    """Return shares from 0 to 1; 1 itself only where the whole may be meant.
+    """Check shares from 0 to 1.
+
+    Args:
+        name: Name of the share, for the message.
+        value: A number or an array.
+        whole_too: Whether 1 is valid.
+
+    Returns:
+        The value.
+
+    Raises:
+        RangeError: A value is out of bounds.
 
     >>> share("cached share", 0.3)
     0.3
@@ -112,7 +182,19 @@ def share(name: str, value: NumberT, *, whole_too: bool = True) -> NumberT:
 
 
 def limit(name: str, value: NumberT, unit: str = "s", *, minimum: float = 1e-9) -> NumberT:
-    """Return limits above 0, of at least `minimum`; infinity is none.
+    """Check limits above 0; infinity stands for no limit.
+
+    Args:
+        name: Name of the limit, for the message.
+        value: A number or an array.
+        unit: Unit, for the message.
+        minimum: Lower bound.
+
+    Returns:
+        The value.
+
+    Raises:
+        RangeError: A value is out of bounds.
 
     >>> limit("the TTFT limit", math.inf)
     inf
@@ -128,17 +210,30 @@ def limit(name: str, value: NumberT, unit: str = "s", *, minimum: float = 1e-9) 
 
 
 def check_shapes(**values: Any) -> None:
-    """Raise RangeError where arrays do not broadcast."""
+    """Check that arrays broadcast.
+
+    Args:
+        values: Numbers and arrays by name.
+
+    Raises:
+        RangeError: They do not broadcast.
+    """
     shapes = {name: np.shape(value) for name, value in values.items() if np.ndim(value)}
     try:
         np.broadcast_shapes(*shapes.values())
     except ValueError:
         listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise RangeError(f"arrays of these shapes do not go together: {listed}") from None
+        raise RangeError(f"arrays of these shapes do not broadcast: {listed}") from None
 
 
 def single(**values: Any) -> None:
-    """Raise RangeError for what is an array, where only one number will do.
+    """Check that values are single numbers.
+
+    Args:
+        values: Values by name.
+
+    Raises:
+        RangeError: A value is an array or a list.
 
     >>> single(token_budget=[1024, 2048])
     Traceback (most recent call last):
@@ -160,8 +255,9 @@ def _within(name: str, value_and_ends: tuple[Any, Any, Any], minimum: float, max
 
 
 def _ends(name: str, value: Any, *, endless: bool = False) -> tuple[Any, Any, Any]:
-    """Return some numbers, the smallest and the largest of them; those of no numbers lie within any bounds."""
-    if type(value) in (int, float):  # the way of most calls
+    """Return numbers with their minimum and maximum; an empty array is always valid."""
+    # Most calls have a Python scalar: skip numpy.
+    if type(value) in (int, float):
         low = high = value
     else:
         array = _array(name, value)
@@ -171,7 +267,8 @@ def _ends(name: str, value: Any, *, endless: bool = False) -> tuple[Any, Any, An
             low, high = min(array.flat), max(array.flat)
         else:
             low, high = array.min().item(), array.max().item()
-        value = array if array.ndim else array.item()  # which no longer is narrow
+        # A numpy scalar becomes a Python scalar, whose arithmetic does not overflow in a narrow dtype.
+        value = array if array.ndim else array.item()
     if isinstance(low, int):
         return value, low, high
     if math.isnan(low) or (not endless and (math.isinf(low) or math.isinf(high))):
@@ -183,7 +280,8 @@ def _ends(name: str, value: Any, *, endless: bool = False) -> tuple[Any, Any, An
 def _array(name: str, value: Number) -> Any:
     try:
         array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError):  # rows of unequal lengths, and what numpy cannot hold
+    except (ValueError, TypeError, OverflowError):
+        # Rows of unequal lengths, and values without a numpy dtype.
         raise RangeError(f"{name} must be a number or an array of numbers, not {short_repr(value)}") from None
     if array.dtype.kind == "O" and array.size and all(type(x) is int for x in array.flat):
         largest = max(abs(x) for x in array.flat)
@@ -199,7 +297,13 @@ def _bound(value: float, unit: str) -> str:
 
 
 def has_nonzero(value: Number) -> bool:
-    """Whether a number, or any of an array, is not 0.
+    """Whether a number, or any number of an array, is not 0.
+
+    Args:
+        value: A number or an array.
+
+    Returns:
+        True or false.
 
     >>> has_nonzero(0.0), has_nonzero(np.array([0.0, 2.0]))
     (False, True)
@@ -207,14 +311,23 @@ def has_nonzero(value: Number) -> bool:
     if type(value) is float:
         return value != 0
     array = np.asarray(value)
-    return array.size > 0 and (bool(array.item(0)) or bool(array.any()))  # the first mostly tells
+    # The first value decides in most cases, without a pass over the array.
+    return array.size > 0 and (bool(array.item(0)) or bool(array.any()))
 
 
 def map_unique(function: Callable[..., float], values: Number, *arguments: float) -> Array:
-    """Return `function` of each number of an array and of `arguments`, called once for each distinct number.
+    """Evaluate a function once for each distinct number of an array.
 
-    Counts of chips are few, and the same again from step to step: short arrays are remembered, and not to be written to. Whole
-    numbers that are smaller than the array is long are looked up in a table, and nothing is sorted.
+    Numbers of chips are few and repeat from step to step, so that results of short arrays are cached. Whole numbers that
+    are smaller than the array's length are found in a table without a sort.
+
+    Args:
+        function: Function of one number and `arguments`.
+        values: A number or an array.
+        arguments: Further arguments of the function.
+
+    Returns:
+        Results with the shape of `values`; the array may be read-only.
 
     >>> map_unique(math.sqrt, np.array([4, 9, 4])).tolist(), map_unique(math.pow, 3.0, 2).tolist()
     ([2.0, 3.0, 2.0], 9.0)
@@ -247,7 +360,13 @@ def _map_unique(function: Callable[..., float], numbers: Array, arguments: tuple
 
 @lru_cache(maxsize=1024)
 def divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors of `number`, smallest first.
+    """Return the divisors of a number, in rising order.
+
+    Args:
+        number: A positive integer.
+
+    Returns:
+        The divisors.
 
     >>> divisors(72)
     (1, 2, 3, 4, 6, 8, 9, 12, 18, 24, 36, 72)
@@ -258,6 +377,12 @@ def divisors(number: int) -> tuple[int, ...]:
 def as_whole(value: Number) -> int | float:
     """Return a number as an int where it is whole.
 
+    Args:
+        value: A number.
+
+    Returns:
+        An int or a float.
+
     >>> as_whole(np.float64(3.0)), as_whole(1.5)
     (3, 1.5)
     """
@@ -266,7 +391,15 @@ def as_whole(value: Number) -> int | float:
 
 
 def distinct(values: Number | list[Any]) -> Array:
-    """Return the values in order, each once; a short list sooner than `np.unique`, which loads more of numpy.
+    """Return the distinct values in rising order.
+
+    For short lists this is faster than `np.unique`, which loads more of numpy.
+
+    Args:
+        values: Numbers, in any shape.
+
+    Returns:
+        Array of one axis.
 
     >>> distinct(np.array([3, 1, 3])).tolist()
     [1, 3]

@@ -1,4 +1,4 @@
-"""Pictures as files: their endings, the style that all share, and writing them whole or not at all."""
+"""Picture files: suffixes, the common style, and atomic writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steptime.atomic_files import temporary_file
 from steptime.errors import DataFileError, InputError
 
 PICTURES: Final = (".svg", ".png", ".pdf")
-# Okabe and Ito's colours, which the colour-blind tell apart (https://jfly.uni-koeln.de/color/).
+# Okabe and Ito's colours, which colour-blind readers can distinguish (https://jfly.uni-koeln.de/color/).
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#888888"
 STYLE: Final[Any] = {
     "font.size": 10,
@@ -26,30 +26,29 @@ STYLE: Final[Any] = {
 
 
 def check_picture(path: str) -> None:
-    """Raise InputError unless `path` ends like a picture and matplotlib is installed.
+    """Raise InputError unless `path` has a picture suffix and matplotlib is installed.
 
     Args:
         path: File to write later.
 
     Raises:
-        InputError: The ending is not one of a picture, or matplotlib is missing.
+        InputError: The suffix is not one of a picture, or matplotlib is missing.
     """
     if Path(path).suffix.casefold() not in PICTURES:
-        raise InputError(f"{path}: a picture is written to {', '.join(PICTURES)}")
+        raise InputError(f"{path}: not a picture file; use a name that ends in {', '.join(PICTURES)}")
     if find_spec("matplotlib") is None:
         raise InputError(f"{path}: pictures need matplotlib: pip install 'steptime[plot]'")
 
 
 def save_picture(path: str, make_figure: Callable[[], Any]) -> None:
-    """Write a figure to a file, in the format of its ending.
+    """Write a figure to a file, in the format of its suffix.
 
     Args:
-        path: File to write; one that exists is replaced once the new one is whole.
-        make_figure: Returns a matplotlib figure; called after the ending is checked.
+        path: File to write; an existing file is replaced when the new one is complete.
+        make_figure: Returns a matplotlib figure; called after the check of the suffix.
 
     Raises:
-        InputError: The ending is not one of a picture, or matplotlib is missing.
-        DataFileError: The file cannot be written.
+        InputError: The suffix is not one of a picture, or matplotlib is missing. DataFileError: The file cannot be written.
     """
     check_picture(path)
     figure = make_figure()
@@ -57,11 +56,11 @@ def save_picture(path: str, make_figure: Callable[[], Any]) -> None:
 
 
 def replace_file(path: str, write: Callable[[str], None]) -> None:
-    """Write a file next to its place, then move it there.
+    """Write a temporary file in the same folder, then move it to its place.
 
     Args:
         path: File to write or replace.
-        write: Writes the whole file to the path that it is given.
+        write: Writes the whole file to the path in its argument.
 
     Raises:
         DataFileError: The file cannot be written.

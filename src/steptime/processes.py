@@ -1,4 +1,4 @@
-"""Processes of this machine that share work: pools whose workers end with their parent, and a map over them."""
+"""Processes: pools whose workers end with their parent, and a parallel map."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ from typing import Any, Final, TypeVar
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 TASKS: Final = Path("/proc/self/task")
-# s between two looks at the parent
+# Seconds between two checks of the parent.
 WATCH: Final = 0.5
 
 
 def can_fork() -> bool:
-    """Return whether a fork is safe and useful: on Linux, with one thread and a second core."""
+    """Whether a fork is safe and useful: on Linux, with one thread and several cores.
+
+    Returns:
+        True or false.
+    """
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -34,19 +38,28 @@ def can_fork() -> bool:
 
 
 def core_count() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use.
+
+    Returns:
+        Number of cores.
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def process_pool(
     workers: int, prepare: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()
 ) -> ProcessPoolExecutor:
-    """Return a pool whose workers ignore Ctrl-C, which the parent handles, and end when the parent dies.
+    """Return a pool of worker processes.
+
+    The workers ignore Ctrl-C, which the parent handles, and end when the parent dies.
 
     Args:
-        workers: the number of processes.
-        prepare: called in each worker before its first task, with `arguments`.
-        arguments: of `prepare`.
+        workers: Number of processes.
+        prepare: Function that each worker calls before its first task.
+        arguments: Arguments of `prepare`.
+
+    Returns:
+        The pool.
     """
     context = multiprocessing.get_context("fork" if can_fork() else "spawn")
     return ProcessPoolExecutor(
@@ -55,17 +68,28 @@ def process_pool(
 
 
 def end_pool(pool: ProcessPoolExecutor) -> None:
-    """End a pool at once, with what its workers are doing."""
+    """End a pool at once, with its running tasks.
+
+    Args:
+        pool: The pool.
+    """
     for worker in list((getattr(pool, "_processes", None) or {}).values()):
         worker.terminate()
-    # no future is cancelled, as `pool.map` would: the pool's own thread prints a traceback where it fails a cancelled one
+    # Futures are not cancelled (as in `pool.map`): the pool's thread prints a traceback when it fails a cancelled future.
     pool.shutdown()
 
 
 def map_in_processes(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """Return what `work` makes of each item, in order: on all cores where `can_fork`, else one after the other.
+    """Evaluate `work` for each item, on all cores if `can_fork`.
 
-    A worker that dies costs time alone: its items are worked out here.
+    If a worker dies, this process evaluates all items.
+
+    Args:
+        work: Function of one item.
+        items: Arguments of `work`.
+
+    Returns:
+        Results in the order of the items.
 
     >>> map_in_processes(abs, [-1, 2])
     [1, 2]
@@ -88,7 +112,13 @@ def map_in_processes(work: Callable[[Item], Answer], items: Sequence[Item]) -> l
 
 @contextmanager
 def hold_interrupts() -> Iterator[None]:
-    """Let Ctrl-C wait meanwhile; processes that start inside never see it, not even during their imports."""
+    """Delay Ctrl-C until the end of the block.
+
+    Processes that start inside the block never receive it, not even during their imports.
+
+    Yields:
+        None.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -102,14 +132,14 @@ def hold_interrupts() -> Iterator[None]:
 def _can_pickle(value: Any) -> bool:
     try:
         pickle.dumps(value)
-    # what pickle raises for what it cannot write is of any kind
+    # pickle raises any type of exception for values that it cannot write.
     except Exception:
         return False
     return True
 
 
 def _prepare_worker(parent: int, prepare: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
-    # the parent gets Ctrl-C too, and ends its workers
+    # The parent receives Ctrl-C too, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     if prepare is not None:
@@ -117,9 +147,9 @@ def _prepare_worker(parent: int, prepare: Callable[..., None] | None, arguments:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent is another: a worker of a parent that was killed would wait without end."""
+    """End this process when its parent dies; an orphan worker would wait forever."""
     process = multiprocessing.parent_process()
-    # the number of the parent changes at its death on POSIX, the process object tells it on Windows
+    # On POSIX the parent's id changes at its death; on Windows the process object reports it.
     while os.getppid() == parent and (process is None or process.is_alive()):
         time.sleep(WATCH)
     os._exit(1)

@@ -1,6 +1,6 @@
-"""A figure with its source.
+"""Provenance: a figure with its source.
 
-Every number in the catalogue is a `Figure`: what it is, in which unit, where it was read, when, and how far to trust it.
+Every number of the catalogue is a `Figure`: value, unit, source, date and confidence.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from typing import Final
 
 GRADES: Final = ("measured", "vendor", "reported", "recalled", "guess")
-"""How far to trust a figure, best first.
+"""Confidence in a figure, best first.
 
-measured: a measurement that can be repeated. vendor: the maker's own page or data sheet. reported: read in a secondary
-source. recalled: common knowledge, not yet confirmed. guess: an estimate, or a figure that came without a source.
+measured: a repeatable measurement. vendor: a page or data sheet of the vendor. reported: read in a secondary source.
+recalled: common knowledge, not yet confirmed. guess: an estimate, or a figure without a source.
 """
 
 USER_SET: Final = "given"
-"""The grade of a figure that the one who asks has set; no file has it."""
+"""The grade of a figure that the user has set; no file has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One number of the catalogue: value in base units, its text as written, unit, URL, date and grade."""
+    """One number of the catalogue: value, unit, original text, URL, date and grade."""
 
     value: float
     unit: str

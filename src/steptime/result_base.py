@@ -1,8 +1,8 @@
-"""What every result can do: a repr that reads well, dicts and JSON with units in their keys, tables for pandas, CSV and HTML.
+"""Result base: repr, JSON with units in keys, tables for pandas, CSV and HTML.
 
-A result is a frozen dataclass on `Result`, or on `Tabular` where it is a table too. Its fields say what they are in their
-metadata, `field(metadata=unit("s", "time per output token"))`: that gives the key in JSON (`tpot_s`), its line in
-docs/json.md, and nothing to Python, where the attribute keeps its name.
+A result is a frozen dataclass on `Result`, or on `Tabular` for a table. The metadata of its fields describe them:
+`field(metadata=unit("s", "time per output token"))`. From this come the JSON key (`tpot_s`) and its line in docs/json.md.
+The Python attribute keeps its name.
 """
 
 from __future__ import annotations
@@ -28,20 +28,34 @@ SUFFIXES = {
     "USD": "_usd", "USD/s": "_usd_per_s", "USD/B": "_usd_per_byte", "J": "_joules", "USD/J": "_usd_per_joule",
     "requests/s": "_requests_per_s", "tok/s": "_tokens_per_s",
 }  # fmt: skip
-"""What a unit adds to the key of a field whose name does not tell it."""
+"""The suffix for each unit in the JSON key of a field, unless the name of the field contains it."""
 
 
 def unit(symbol: str, meaning: str, *, key: str = "", kind: str = "", left_out: bool = False) -> dict[str, Any]:
-    """Return the metadata of a field: its unit ("" for a count, a share or a text), its meaning, and what JSON calls it.
+    """Return the metadata of a field.
 
-    key: where the name with its suffix would not read well; kind: the type in words, where the annotation does not tell it;
-    left_out: of JSON, as an array of every request is.
+    Args:
+        symbol: Unit; "" for a count, a share or a text.
+        meaning: Meaning, for docs/json.md.
+        key: JSON key, where the name with its suffix would not read well.
+        kind: Type in words, where the annotation does not express it.
+        left_out: Whether JSON omits the field, such as an array with one value per request.
+
+    Returns:
+        The metadata.
     """
     return {"unit": symbol, "meaning": meaning, "key": key, "kind": kind, "left_out": left_out}
 
 
 def json_key(name: str, metadata: Mapping[str, Any]) -> str:
-    """Return what JSON calls a field: its name, its unit behind it unless the name tells it.
+    """Return the JSON key of a field: its name, and its unit if the name lacks it.
+
+    Args:
+        name: Name of the field.
+        metadata: Metadata from `unit`.
+
+    Returns:
+        The key.
 
     >>> [json_key(n, unit(u, "")) for n, u in (("tpot", "s"), ("weight_bytes", "B"), ("requests_per_second", ""))]
     ['tpot_s', 'weight_bytes', 'requests_per_s']
@@ -55,7 +69,10 @@ def json_key(name: str, metadata: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A key of a result in JSON: attribute, key, unit, type as annotated or in words (`kind`), and meaning."""
+    """A JSON key of a result: attribute, key, unit, type and meaning.
+
+    `kind` is the type in words.
+    """
 
     name: str
     key: str
@@ -66,7 +83,14 @@ class Entry:
 
 
 def entries(kind: type) -> Iterator[Entry]:
-    """Yield the keys that a dataclass has in JSON, in order: those of its fields, then of the properties in `DERIVED`."""
+    """Yield the JSON keys of a dataclass: fields, then the properties in `DERIVED`.
+
+    Args:
+        kind: A dataclass.
+
+    Yields:
+        The keys in order.
+    """
     attributes = [(f.name, f.metadata, str(f.type)) for f in fields(kind) if not f.metadata.get("left_out")]
     for name, metadata in getattr(kind, "DERIVED", {}).items():
         attributes.append((name, metadata, str(getattr(kind, name).fget.__annotations__["return"])))
@@ -82,11 +106,18 @@ def entries(kind: type) -> Iterator[Entry]:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as dicts, lists, numbers and texts; a number that is not finite becomes None.
+    """Return a value as dicts, lists, numbers and texts.
+
+    Args:
+        value: Any value, with dataclasses and arrays inside.
+
+    Returns:
+        The plain value; numbers that are not finite become None.
 
     >>> plain({"seconds": np.array([1.0, math.inf])})
     {'seconds': [1.0, None]}
     """
+    # Results first: their keys come from field metadata, not from the attribute names.
     if is_dataclass(value) and not isinstance(value, type):
         return {entry.key: plain(getattr(value, entry.name)) for entry in entries(type(value))}
     if isinstance(value, Mapping):
@@ -101,15 +132,28 @@ def plain(value: Any) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """Return `value` as strict JSON text; a result brings its schema."""
+    """Return a value as strict JSON text.
+
+    Args:
+        value: A result, or any value for `plain`.
+
+    Returns:
+        JSON text; a result includes its schema.
+    """
     data = value.to_dict() if isinstance(value, Result) else plain(value)
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def problem(error: SteptimeError) -> dict[str, Any]:
-    """Return an error as what a command prints under --json instead of its message, with exit code 2.
+    """Return an error as the JSON of a command under --json, with exit code 2.
 
-    The class tells the kind of slip (`errors` draws the tree); nearest: valid choices near a name that is unknown.
+    The class name gives the kind of error (see `errors`). nearest: Valid choices near an unknown name.
+
+    Args:
+        error: The error.
+
+    Returns:
+        A plain dict.
 
     >>> problem(InputError("no such file"))
     {'schema': 'steptime.error/2', 'error': 'InputError', 'message': 'no such file', 'nearest': []}
@@ -119,9 +163,10 @@ def problem(error: SteptimeError) -> dict[str, Any]:
 
 
 class Result(ABC):
-    """What all results share. `SCHEMA` is the name and version of the JSON of one that a command prints.
+    """Base class of all results.
 
-    `DERIVED` holds the properties that JSON tells beside the fields, with their metadata.
+    `SCHEMA` is the name and version of the JSON that a command prints. `DERIVED` has the properties that JSON contains in
+    addition to the fields, with their metadata.
     """
 
     __slots__ = ()
@@ -130,7 +175,11 @@ class Result(ABC):
 
     @abstractmethod
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return what this is in one line, and its main figures in words by name."""
+        """Return the result in one line, and its main figures.
+
+        Returns:
+            A title and a table of texts.
+        """
 
     def __repr__(self) -> str:
         title, figures = self.headline()
@@ -142,34 +191,54 @@ class Result(ABC):
         return f"<table><caption>{escape(title)}</caption><tbody>{rows}</tbody></table>{self.drawing()}"
 
     def drawing(self) -> str:
-        """Return a small picture as SVG text, for notebooks; "" for what has none."""
+        """Draw the result for notebooks.
+
+        Returns:
+            SVG text; "" without a picture.
+        """
         return ""
 
     def to_dict(self, **extra: Any) -> dict[str, Any]:
-        """Return the result as plain dicts, lists, numbers and texts, units in the keys; `extra` is put behind it.
+        """Return the result as dicts, lists, numbers and texts, with units in the keys.
 
-        A number that is not finite is None, as JSON has no other.
+        Args:
+            extra: Further values, which follow the result.
+
+        Returns:
+            A plain dict; a number that is not finite becomes None, because JSON has no other value for it.
         """
         schema = {"schema": self.SCHEMA} if self.SCHEMA else {}
         figures: dict[str, Any] = plain(self)
         return schema | figures | {name: plain(value) for name, value in extra.items()}
 
     def to_json(self) -> str:
-        """Return the result as strict JSON text."""
+        """Return the result as strict JSON text.
+
+        Returns:
+            JSON text.
+        """
         return to_json(self)
 
 
 class Tabular(Result):
-    """A result that is a table too."""
+    """A result that is also a table."""
 
     __slots__ = ()
 
     @abstractmethod
     def columns(self) -> dict[str, Any]:
-        """Return the columns of the table by name, units in the names, all of one length."""
+        """Return the columns of the table.
+
+        Returns:
+            Columns of one length by name, with units in the names.
+        """
 
     def to_csv(self) -> str:
-        """Return the table as CSV text with a header; a number that is not finite is an empty cell."""
+        """Return the table as CSV text with a header.
+
+        Returns:
+            CSV text; a number that is not finite is an empty cell.
+        """
         written = io.StringIO()
         columns = self.columns()
         writer = csv.writer(written, lineterminator="\n")
@@ -179,11 +248,18 @@ class Tabular(Result):
         return written.getvalue()
 
     def to_dataframe(self) -> Any:
-        """Return the table as a pandas.DataFrame. Raises InputError where pandas is not installed."""
+        """Return the table as a pandas.DataFrame.
+
+        Returns:
+            The data frame.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
         try:
             import pandas
         except ImportError:
-            raise InputError("a data frame needs pandas: pip install pandas; to_csv() and to_dict() do without") from None
+            raise InputError("a data frame needs pandas: pip install pandas; to_csv() and to_dict() work without it") from None
         return pandas.DataFrame({name: np.asarray(values) for name, values in self.columns().items()})
 
 
@@ -192,18 +268,40 @@ def _cell(value: Any) -> Any:
 
 
 def columns_by_key(kind: type, rows: Sequence[Any]) -> dict[str, list[Any]]:
-    """Return rows of one dataclass as columns by JSON key."""
+    """Return rows of one dataclass as columns.
+
+    Args:
+        kind: The dataclass.
+        rows: Its instances.
+
+    Returns:
+        Lists by JSON key.
+    """
     return {entry.key: [getattr(row, entry.name) for row in rows] for entry in entries(kind)}
 
 
 def broadcast(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return figures that broadcast as columns of one length, in the order of their common shape, last axis fastest."""
+    """Return figures as columns of one length.
+
+    Args:
+        columns: Figures by name, which broadcast.
+
+    Returns:
+        Columns in the order of the common shape, with the last axis fastest.
+    """
     arrays = np.broadcast_arrays(*map(np.asarray, columns.values()))
     return {name: array.ravel() for name, array in zip(columns, arrays, strict=True)}
 
 
 def in_words(values: Any, write: Any) -> str:
-    """Write one number with `write`, and an array as its range and its shape.
+    """Write one number, or the range and the shape of an array.
+
+    Args:
+        values: A number or an array.
+        write: Function that writes one number.
+
+    Returns:
+        Text.
 
     >>> in_words(2.0, "{:g} s".format), in_words(np.array([1.0, 3.0]), "{:g} s".format)
     ('2 s', '1 s to 3 s, shape (2,)')
@@ -213,5 +311,5 @@ def in_words(values: Any, write: Any) -> str:
         return str(write(float(array)))
     numbers = array[~np.isnan(array)]
     if numbers.size == 0:
-        return f"nothing known, shape {array.shape}"
+        return f"unknown, shape {array.shape}"
     return f"{write(float(numbers.min()))} to {write(float(numbers.max()))}, shape {array.shape}"

@@ -1,18 +1,24 @@
-"""Make text from outside safe to show: control characters for terminals, formulas for spreadsheets."""
+"""Safe text: no control characters for terminals, no formulas for spreadsheets."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, Final
 
-# C0 and C1 controls but tab and line feed, and marks that reorder the text on a screen
+# C0 and C1 controls except tab and line feed, and marks that reorder text on a screen.
 CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-# the first characters by which spreadsheets take a cell for a formula
+# Spreadsheets evaluate a cell with one of these first characters as a formula.
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 def replace_controls(text: str) -> str:
-    """Return text with each control character as a replacement character; tabs and line feeds stay.
+    """Replace each control character of a text; tabs and line feeds stay.
+
+    Args:
+        text: Text from outside.
+
+    Returns:
+        Text with replacement characters.
 
     >>> replace_controls("evil\\x1b[2J"), replace_controls("a\\tb\\n")
     ('evil�[2J', 'a\\tb\\n')
@@ -21,7 +27,13 @@ def replace_controls(text: str) -> str:
 
 
 def escape_controls(json_text: str) -> str:
-    """Return JSON text with the control characters that JSON allows in strings as \\u escapes.
+    """Return JSON text with the control characters that JSON allows as \\u escapes.
+
+    Args:
+        json_text: JSON text.
+
+    Returns:
+        JSON text with the same meaning.
 
     >>> escape_controls('["\\x9b2J"]')
     '["\\\\u009b2J"]'
@@ -30,7 +42,13 @@ def escape_controls(json_text: str) -> str:
 
 
 def safe_cell(value: Any) -> Any:
-    """Return a cell of a CSV file that no spreadsheet takes for a formula; numbers, also those in text, stay.
+    """Return a cell of a CSV file that no spreadsheet evaluates as a formula.
+
+    Args:
+        value: A number or a text. Numbers in text stay unchanged.
+
+    Returns:
+        The value, with an apostrophe before a formula.
 
     >>> safe_cell("=1+1"), safe_cell("-3.5"), safe_cell(-3.5), safe_cell("gpt-2")
     ("'=1+1", '-3.5', -3.5, 'gpt-2')

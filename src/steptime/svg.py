@@ -1,6 +1,6 @@
-"""Small pictures of results as SVG text, in the colours of the page: for notebooks.
+"""SVG: small pictures of results for notebooks, in the colours of the web page.
 
-Numbers in, text out; nothing is computed here but places on the picture.
+These functions compute only positions in the picture.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COLOURS: Final = {
     "compute": "#0072b2", "weights": "#d55e00", "kv": "#009e73", "network": "#cc79a7", "overhead": "#7b7b7b",
     "money": "#b07d00", "total": "#22282b", "ghost": "#b9b4a6",
 }  # fmt: skip
-"""What stands for what, on the page and here; of Okabe and Ito's palette, told apart by the colour-blind."""
+"""Colours of parts, here and on the web page: Okabe and Ito's palette, which colour-blind readers can distinguish."""
 PARTS: Final = ("compute", "weights", "kv", "network", "overhead")
 PART_NAMES: Final = {
     "compute": "arithmetic", "weights": "weights", "kv": "KV cache", "network": "network", "overhead": "overhead",
@@ -32,7 +32,16 @@ WIDTH: Final = 560
 
 
 def in_colours(resources: Mapping[str, Any], shape: tuple[int, ...] = ()) -> dict[str, Array]:
-    """Return what a step waits for in the five colours: what is neither arithmetic nor memory nor overhead is the network.
+    """Return the seconds of a step in the five colours of its resources.
+
+    Resources other than arithmetic, memory and overhead count as network.
+
+    Args:
+        resources: Seconds by resource.
+        shape: Shape of the seconds.
+
+    Returns:
+        Seconds by colour.
 
     >>> {name: float(v) for name, v in in_colours({"compute": 1.0, "kv": 2.0, "up": 3.0, "latency": 0.5}).items()}
     {'compute': 1.0, 'weights': 0.0, 'kv': 2.0, 'network': 3.5, 'overhead': 0.0}
@@ -52,7 +61,16 @@ def _svg(height: float, parts: Sequence[str], words: str) -> str:
 
 
 def stacked(parts: Mapping[str, float], unit: str, *, total: float | None = None, words: str = "") -> str:
-    """Return parts of a whole as one bar with their names and values below; total: the bar's end, by default their sum.
+    """Draw the parts of a whole as one bar, with names and values below.
+
+    Args:
+        parts: Values by name.
+        unit: Unit of the values.
+        total: End of the bar; by default the sum of the parts.
+        words: Text for screen readers.
+
+    Returns:
+        SVG text; "" without a positive part.
 
     >>> drawn = stacked({"weights": 3e-3, "kv": 1e-3}, "s")
     >>> drawn.count("<rect"), "3.00 ms" in drawn
@@ -63,6 +81,8 @@ def stacked(parts: Mapping[str, float], unit: str, *, total: float | None = None
     if not end:
         return ""
     elements, x, spare_index = [], 0.0, 0
+
+    # A frame up to `total`, one rectangle per part, and a legend of three columns below.
     if total:
         elements.append(f'<rect x="0" y="0" width="{WIDTH}" height="22" fill="none" stroke="{COLOURS["ghost"]}"/>')
     for place, (name, value) in enumerate(positive_parts.items()):
@@ -83,7 +103,17 @@ def stacked(parts: Mapping[str, float], unit: str, *, total: float | None = None
 def curve(
     x: Sequence[float], y: Sequence[float], *, x_words: str, y_words: str, point: tuple[float, float] | None = None
 ) -> str:
-    """Return a curve on two logarithmic axes with its ends written, and the point that was chosen.
+    """Draw a curve on two logarithmic axes, with one marked point.
+
+    Args:
+        x: Positive values.
+        y: Positive values.
+        x_words: Label of the horizontal axis.
+        y_words: Label of the vertical axis.
+        point: The chosen point.
+
+    Returns:
+        SVG text; "" with fewer than two points.
 
     >>> curve([1, 10, 100], [3, 2, 1], x_words="tok/s", y_words="USD", point=(10, 2)).count("<circle")
     1

@@ -1,7 +1,7 @@
-"""Units: the only place that knows prefixes.
+"""Units: conversion between text with units and numbers in base units.
 
-Everything inside steptime is in SI base units with bytes, FLOPs, tokens and US dollars: seconds, B/s, FLOP/s, USD/s.
-Text becomes a number in `parse` and a number becomes text in `show`, nowhere else.
+All values inside steptime are in SI base units with bytes, FLOPs, tokens and US dollars: seconds, B/s, FLOP/s, USD/s. Only
+`parse` turns text into a number, and only `show` turns a number into text.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ SYMBOLS: Final[dict[str, tuple[str, float, bool]]] = {
     "t": ("kg", 1000.0, False),
     "metre": ("m", 1.0, False),
 }
-CONTRACTIONS: Final = {"FLOPS": "FLOP/s", "OPS": "OP/s", "bps": "b/s", "Bps": "B/s"}  # TFLOPS is TFLOP/s
+# TFLOPS is TFLOP/s.
+CONTRACTIONS: Final = {"FLOPS": "FLOP/s", "OPS": "OP/s", "bps": "b/s", "Bps": "B/s"}
 
 _NUMBER = re.compile(
     r"([-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]++(?:_[0-9]++)*+)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,9})?)\s*([^\s0-9].*)?"
@@ -54,11 +55,12 @@ _NUMBER = re.compile(
 COUNTS: Final[dict[str, float]] = {
     "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "ki": 2.0**10, **BINARY_PREFIXES,
 }  # fmt: skip
-MOST_COUNTED: Final = 1e15  # up to which every whole number is a float
+# Below this number every integer has an exact float.
+MOST_COUNTED: Final = 1e15
 
 
 def _symbol(text: str) -> tuple[str, float] | None:
-    """Return the dimension of one symbol with its prefix, and its size."""
+    """Return the dimension and the size of one symbol with its prefix."""
     if text in SYMBOLS:
         dimension, size, _ = SYMBOLS[text]
         return dimension, size
@@ -72,7 +74,7 @@ def _symbol(text: str) -> tuple[str, float] | None:
 
 
 def _unit(text: str) -> tuple[str, float] | None:
-    """Return the dimension of a unit such as "TB/s" as "B/s", and its size."""
+    """Return the dimension and the size of a unit: "TB/s" is "B/s" times 1e12."""
     for short, long in CONTRACTIONS.items():
         if text.endswith(short):
             text = text.removesuffix(short) + long
@@ -88,10 +90,17 @@ def _unit(text: str) -> tuple[str, float] | None:
 
 
 def parse(text: str | float, unit: str = "") -> float:
-    """Read a figure such as "1.8 TB/s" and return it in the base unit `unit`.
+    """Read a figure such as "1.8 TB/s".
 
-    `unit` is the dimension that is needed, in base symbols ("B/s", "FLOP/s", "s", "USD/s", "" for a plain number).
-    Raises UnitError when the text is no number, lacks its unit or has another quantity's unit.
+    Args:
+        text: A text with a unit, or a plain number.
+        unit: Base unit of the needed dimension: "B/s", "FLOP/s", "s", "USD/s"; "" for a plain number.
+
+    Returns:
+        The value in the base unit.
+
+    Raises:
+        UnitError: The text is not a number, lacks its unit or has the unit of another quantity.
 
     >>> parse("1.8 TB/s", "B/s")
     1800000000000.0
@@ -115,7 +124,7 @@ def parse(text: str | float, unit: str = "") -> float:
     if parsed_unit is None:
         if not unit and written in PREFIXES:
             return number * PREFIXES[written]
-        raise UnitError(f"{short_repr(text)}: {short_repr(written)} is not a unit that steptime knows; use {_EXAMPLE[unit]!r}")
+        raise UnitError(f"{short_repr(text)}: unknown unit {short_repr(written)}; use {_EXAMPLE[unit]!r}")
     dimension, size = parsed_unit
     if dimension != unit:
         needed = f"one in {unit} is needed, such as {_EXAMPLE.get(unit, unit)!r}" if unit else "a plain number is needed"
@@ -126,7 +135,14 @@ def parse(text: str | float, unit: str = "") -> float:
 
 
 def in_digits(value: float, digits: int = 3) -> str:
-    """Write a number to so many significant digits, large ones with commas and never with an exponent.
+    """Write a number with a number of significant digits and without an exponent.
+
+    Args:
+        value: The number.
+        digits: Significant digits.
+
+    Returns:
+        Text; large numbers have commas.
 
     >>> in_digits(122345.6), in_digits(0.5334), in_digits(12.5, 4)
     ('122,000', '0.533', '12.5')
@@ -136,10 +152,20 @@ def in_digits(value: float, digits: int = 3) -> str:
 
 
 def count(text: str | int | float, name: str = "number", maximum: float = MOST_COUNTED) -> int:
-    """Read a whole number as people write it: with separators, an exponent, or k, M, G or B (1e9), T; Ki, Mi, Gi are binary.
+    """Read a whole number: with separators, an exponent, or a suffix.
 
-    name: what the number is, for the error. Raises UnitError for what is no number, RangeError for one that is not whole or
-    is beyond `maximum`.
+    Suffixes are k, M, G or B (1e9) and T; Ki, Mi and Gi are binary.
+
+    Args:
+        text: A text or a number.
+        name: Name of the number, for the message.
+        maximum: Upper bound.
+
+    Returns:
+        The number.
+
+    Raises:
+        UnitError: The text is not a number. RangeError: The number is not whole, or is above `maximum`.
 
     >>> [count(text) for text in ("8k", "1e3", "1.5M", "8_192", "8,192", "128Ki", "2B", 72)]
     [8000, 1000, 1500000, 8192, 8192, 131072, 2000000000, 72]
@@ -157,7 +183,8 @@ def count(text: str | int | float, name: str = "number", maximum: float = MOST_C
         raise UnitError(
             f"{name}: {short_repr(text)} ends in {short_repr(written)}; a number may end in k, M, G, B or T{example}"
         )
-    rounded = round(number * COUNTS[written], 6)  # 4.1 k is 4100, though 4.1 * 1000 is a little less
+    # 4.1 k is 4100, although 4.1 * 1000 is a little less.
+    rounded = round(number * COUNTS[written], 6)
     if abs(rounded) > maximum:
         raise RangeError(f"{name} must be at most {maximum:g}, not {short_repr(text)}")
     if rounded != int(rounded):
@@ -166,7 +193,7 @@ def count(text: str | int | float, name: str = "number", maximum: float = MOST_C
 
 
 def _split(text: str | float, hint: str) -> tuple[float, str]:
-    """Return the number that a text begins with, and what is written behind it."""
+    """Return the number at the start of a text, and the rest."""
     match = (
         None if isinstance(text, bool) else _NUMBER.fullmatch((text if isinstance(text, str) else str(_float(text))).strip())
     )
@@ -179,7 +206,7 @@ def _split(text: str | float, hint: str) -> tuple[float, str]:
 
 
 def _float(number: float) -> float:
-    """Return a number as a float, infinite where it is larger than any."""
+    """Return a number as a float; infinite where it is too large."""
     try:
         return float(number)
     except (OverflowError, TypeError, ValueError):
@@ -205,18 +232,27 @@ _SMALL: Final = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 
 
 def _digits(value: float, digits: int) -> str:
-    """Write `value` with `digits` significant digits and no exponent between 1e-6 and 1e15."""
+    """Write `value` with `digits` digits, without an exponent from 1e-6 to 1e15."""
     if value == 0:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:,.{decimals}f}"
-    if "." in text and decimals > digits - 1:  # 0.00120 -> 0.0012
+    # 0.00120 becomes 0.0012.
+    if "." in text and decimals > digits - 1:
         text = text.rstrip("0").rstrip(".")
     return text
 
 
 def show(number: SupportsFloat, unit: str = "", digits: int = 3) -> str:
-    """Write a number in base units for people, with the prefix that fits.
+    """Write a number in base units for readers, with a suitable prefix.
+
+    Args:
+        number: The number.
+        unit: Base unit.
+        digits: Significant digits.
+
+    Returns:
+        Text such as "1.80 TB/s".
 
     >>> show(1.8e12, "B/s"), show(0.0123, "s"), show(7.2e-6, "s"), show(671e9)
     ('1.80 TB/s', '12.3 ms', '7.20 µs', '671 B')
@@ -232,7 +268,8 @@ def show(number: SupportsFloat, unit: str = "", digits: int = 3) -> str:
     if unit == "s" and abs(value) >= 100:
         size, symbol = (DAY, "d") if abs(value) >= 2 * DAY else (HOUR, "h") if abs(value) >= HOUR else (MINUTE, "min")
         return f"{_digits(value / size, digits)} {symbol}"
-    if unit == "":  # counts: M, B (billion), T
+    # Counts: M, B (billion), T.
+    if unit == "":
         if abs(value) < 1e6 and value == round(value):
             return f"{value:,.0f}"
         for size, symbol in ((1e12, " T"), (1e9, " B"), (1e6, " M")):
@@ -252,6 +289,14 @@ def show(number: SupportsFloat, unit: str = "", digits: int = 3) -> str:
 
 def counted(n: float, singular: str, plural: str = "") -> str:
     """Write a number with its noun.
+
+    Args:
+        n: The number.
+        singular: The noun.
+        plural: The plural; by default with an s.
+
+    Returns:
+        Text.
 
     >>> counted(1, "prompt"), counted(8192, "prompt")
     ('1 prompt', '8,192 prompts')

@@ -153,7 +153,7 @@ def test_broken_json_names_the_line(tmp_path):
     with pytest.raises(DataFileError, match=r"config\.json:3: is not valid JSON"):
         st.load_model(path)
     path.write_text("[1, 2]")
-    with pytest.raises(DataFileError, match="not a table"):
+    with pytest.raises(DataFileError, match="must be a table"):
         st.load_model(path)
 
 
@@ -205,5 +205,5 @@ def test_a_figure_that_was_set_has_no_longer_the_source_of_its_data_sheet(rack):
 def test_an_empty_name_of_a_model_is_no_folder(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RangeError, match="needs a name or a path"):
+    with pytest.raises(RangeError, match="must be a name or a path, got an empty text"):
         st.load_model("")

@@ -35,9 +35,9 @@ def words(text: str) -> str:
 def test_an_answer_says_what_it_rests_on(asked, runs):
     shown = run(f"{asked} --anchor {runs}")
     assert shown.returncode == 0, shown.stderr
-    said = "Anchored on 1 run of your own (runs.csv): time per token 1.30 times what was predicted, so x 1.14; first token 1.30"
+    said = "Corrected by 1 run that you measured (runs.csv): time per token measured at 1.30 times the prediction, factor 1.14;"
     assert words(said) in words(shown.stdout)
-    assert "Anchored" not in run(asked).stdout
+    assert "Corrected by" not in run(asked).stdout
 
 
 def test_an_answer_says_what_it_was_before(runs):
@@ -60,11 +60,11 @@ def test_a_result_tells_its_ways_behind_its_name(tmp_path):
     path = tmp_path / "result.json"
     path.write_text(json.dumps(VLLM))
     asked = f"{STEP} --anchor {path}"
-    assert "Anchored on 1 run of your own (result.json)" in words(run(f"{asked},tp=1,weights=bf16").stdout)
-    assert "Anchored" in run(f"{asked},tp=1 --weights bf16").stdout  # the system, and here the format, as asked
+    assert "Corrected by 1 run that you measured (result.json)" in words(run(f"{asked},tp=1,weights=bf16").stdout)
+    assert "Corrected by" in run(f"{asked},tp=1 --weights bf16").stdout  # the system, and here the format, as asked
     shown = run(asked)
     assert (shown.returncode, shown.stdout) == (2, "")
-    assert "does not tell the tp of the run: give tp=WAYS behind the file, as in --anchor result.json,tp=4" in shown.stderr
+    assert "has no tp of the run: give tp=WAYS behind the file, as in --anchor result.json,tp=4" in shown.stderr
     for wrong, says in (
         (",tp", "'tp' is not NAME=VALUE"),
         (",tq=1", "unknown name in --anchor 'tq'; did you mean tp?"),
@@ -78,10 +78,13 @@ def test_a_result_tells_its_ways_behind_its_name(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("step llama-3.1-70b hgx-h100 --tp 8 --anchor {}", "asked is meta-llama/Llama-3.1-70B on hgx-h100 with engine vllm"),
-        ("step llama-3.1-8b hgx-h200 --anchor {}", "asked is meta-llama/Llama-3.1-8B on hgx-h200 with engine vllm"),
-        (f"{STEP} --engine sglang --anchor {{}}", "asked is meta-llama/Llama-3.1-8B on hgx-h100 with engine sglang"),
-        (f"{STEP} --engine ideal --anchor {{}}", "asked is meta-llama/Llama-3.1-8B on hgx-h100 with engine ideal"),
+        (
+            "step llama-3.1-70b hgx-h100 --tp 8 --anchor {}",
+            "has no runs of meta-llama/Llama-3.1-70B on hgx-h100 with engine vllm",
+        ),
+        ("step llama-3.1-8b hgx-h200 --anchor {}", "has no runs of meta-llama/Llama-3.1-8B on hgx-h200 with engine vllm"),
+        (f"{STEP} --engine sglang --anchor {{}}", "has no runs of meta-llama/Llama-3.1-8B on hgx-h100 with engine sglang"),
+        (f"{STEP} --engine ideal --anchor {{}}", "has no runs of meta-llama/Llama-3.1-8B on hgx-h100 with engine ideal"),
         (f"{STEP} --anchor nowhere.csv", "nowhere.csv: No such file or directory"),
         (f"{STEP} --anchor {{}} --no-anchor", "--anchor gives runs and --no-anchor leaves them out; keep one of the two"),
         (f"{STEP} --anchor {{}} --csv {{}}", "is what this command reads"),
@@ -102,13 +105,13 @@ def test_runs_that_are_kept_are_used_and_left_out(runs, tmp_path, monkeypatch):
     listed = json.loads(run("anchors --json").stdout)
     assert [one["source"] for one in listed["anchors"]] == ["mine"]
     said = words(run(STEP).stdout)
-    assert "Anchored on 1 run of your own (mine): " in said
-    assert "; --no-anchor leaves them out." in said
-    assert "Anchored" not in run(f"{STEP} --no-anchor").stdout
-    assert "Anchored" not in run(f"{STEP} --engine ideal").stdout
-    assert "Anchored" not in run("step llama-3.1-8b hgx-h200 --batch 64").stdout
+    assert "Corrected by 1 run that you measured (mine): " in said
+    assert "; --no-anchor ignores these runs." in said
+    assert "Corrected by" not in run(f"{STEP} --no-anchor").stdout
+    assert "Corrected by" not in run(f"{STEP} --engine ideal").stdout
+    assert "Corrected by" not in run("step llama-3.1-8b hgx-h200 --batch 64").stdout
     assert "Removed" in run("anchors remove mine").stderr
-    assert "Anchored" not in run(STEP).stdout
+    assert "Corrected by" not in run(STEP).stdout
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,7 @@ def test_runs_that_are_kept_are_used_and_left_out(runs, tmp_path, monkeypatch):
         ("anchors add", "anchors add needs a file of runs"),
         ("anchors remove", "anchors remove needs the name of runs that are kept"),
         ("anchors --tp 4", "--tp needs add FILE"),
-        ("anchors remove none", "unknown kept runs 'none'"),
+        ("anchors remove none", "unknown stored runs 'none'"),
         ("anchors add nowhere.csv", "nowhere.csv"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_partial_download_is_noted(tmp_path):
     folder = checkpoints.written(tmp_path / "small", *checkpoints.bf16(), shards=3)
     (folder / "model-00001-of-00003.safetensors").unlink()
     said = words(run(f"models {folder}", columns=200))
-    assert "the checkpoint is not whole: 1 file of 3 is not there (model-00001-of-00003.safetensors)" in said
+    assert "the checkpoint is incomplete: 1 file of 3 is missing (model-00001-of-00003.safetensors)" in said
     assert "less those on disk" not in said
 
 

@@ -53,7 +53,7 @@ def test_large_rates_and_single_tokens_are_written_in_words():
     """A rate of six digits has no exponent, and one token is one."""
     shown = run("plan qwen3-0.6b gb200-nvl72 --input 1 --output 1").stdout
     assert "72 chips, 1 token in, 1 out." in shown
-    rate = re.search(r"([0-9,]+) requests a second", shown)
+    rate = re.search(r"([0-9,]+) requests", shown)
     assert rate
     assert re.fullmatch(r"[0-9]{3},[0-9]00|[0-9],[0-9]{2}0,000|[0-9]{2,3},[0-9]00|[0-9]{3},000", rate[1])
 
@@ -122,7 +122,7 @@ def test_explain_shows_formulas_numbers_and_sources():
 @pytest.mark.slow
 def test_the_bound_is_one_flag_away():
     shown = " ".join(run(MAIN + " --engine ideal", columns=80).stdout.split())
-    for words in ("the bound that physics sets", "were all overlapped", "Memory of "):
+    for words in ("the physical bound", "were all overlapped", "Memory of "):
         assert words in shown
     assert "90 % range" not in shown
 
@@ -229,7 +229,7 @@ def test_every_command_speaks_json(words):
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --input 0", "--input must be at least 1"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2 --prefix-cache hmb=1GB", "did you mean hbm"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2 --prefix-cache hbm=1GB,hbm=2GB", "hbm is given twice"),
-        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2 --prefix-cache hbm=1TB", "more than the 85.5 GB of a replica's"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2 --prefix-cache hbm=1TB", "at most 85.5 GB"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefix-cache hbm=1GB", "--prefix-cache needs --prefixes or a trace"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes -1 --prefix-cache hbm=1GB", "prefixes must be at least 0"),
         (
@@ -274,8 +274,8 @@ def test_every_command_speaks_json(words):
         ("systems nowhere.toml", "no such file"),
         ("plan missing/config.json hgx-h100", "no such file"),
         ("plan llama-3.1-8b hgx-h100 --quantile p99", "--quantile needs --simulate"),
-        ("plan llama-3.1-8b hgx-h100 --experts fp8", "--experts needs a model with experts"),
-        ("plan llama-3.1-8b hgx-h100 --imbalance 2", "--imbalance needs a model with experts"),
+        ("plan llama-3.1-8b hgx-h100 --experts fp8", "--experts: needs a model with experts"),
+        ("plan llama-3.1-8b hgx-h100 --imbalance 2", "--imbalance: needs a model with experts"),
         ("plan llama-3.1-8b hgx-h100 --launch=", "--launch needs an engine"),
         ("plan llama-3.1-8b hgx-h100 --weights=", "--weights needs a number format"),
         ("plan llama-3.1-8b hgx-h100 --kv=", "--kv needs a number format"),
@@ -385,7 +385,7 @@ def test_the_range_of_a_simulation_is_wider_where_nothing_like_it_was_measured()
     near, far = (json.loads(run(f"{asked} {ways} --json").stdout)["range"] for ways in ("--tp 8", "--dp 8 --ep 8"))
     assert far[1]["slowness"] > 2 * near[1]["slowness"]
     said = " ".join(run(f"{asked} --dp 8 --ep 8").stdout.split())
-    assert "The range is wider here: attention groups on AMD's chips lie beyond the runs that the engine was fitted to." in said
+    assert "data-parallel ranks on AMD chips" in said
     assert "wider here" not in run(f"{asked} --tp 8").stdout
 
 

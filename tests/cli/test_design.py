@@ -55,7 +55,7 @@ def test_files(tmp_path):
         ("design step llama-3.3-70b hgx-h100 --over arch.experts=8,16", "has layers, width, heads, kv_heads, ffn"),
         (f"{CHIP} --aim usd", "unknown aim 'usd'"),
         (f"{CHIP} --withn power", "did you mean --within"),
-        (CHIP.replace("power", "money"), "within is power, or shares of a budget"),
+        (CHIP.replace("power", "money"), "within: must be power, or shares"),
         (f"{CHIP} --csv /nonexistent/a.csv", "its folder does not exist"),
     ],
 )

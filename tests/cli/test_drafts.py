@@ -30,7 +30,7 @@ def test_json_has_the_drafting_and_explained_steps_that_add_up():
         for step in pool["passes"]:
             assert sum(line["seconds"] for line in step["lines"]) == pytest.approx(step["total_s"], rel=1e-6)
             assert any(line["term"] == "drafts" for line in step["lines"])
-        assert any("2.18 tokens accepted" in rule for rule in pool["equations"])
+        assert any("2.18" in rule for rule in pool["equations"])
 
 
 @pytest.mark.slow
@@ -48,10 +48,10 @@ def test_commands_of_all_engines_draft():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--acceptance 1.8", "goes with a number of drafts"),
-        ("--drafts many", "from 0 to 8, or auto, not 'many'"),
-        ("--drafts 2 --acceptance 0.85", "from 1 to 3 with drafts 2"),
-        ("--drafts auto --acceptance 1.8", "which auto searches"),
+        ("--acceptance 1.8", "needs a number of drafts"),
+        ("--drafts many", "from 0 to 8, or auto, got 'many'"),
+        ("--drafts 2 --acceptance 0.85", "with drafts 2 (drafts + 1), got 0.85"),
+        ("--drafts auto --acceptance 1.8", "got auto"),
         ("--drafts 9", "at most 8"),
     ],
 )

@@ -69,7 +69,7 @@ def test_calibrate_says_what_it_leaves_out(tmp_path):
     shown = run("calibrate runs.csv --engine mine --prior vllm", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
     words = " ".join(shown.stdout.split())
-    assert "left out: o: not fitted to: a throughput (offline) rests on more than a step" in words
+    assert "left out: o: not in the fit: its throughput (offline)" in words
     assert "left out: f: cannot be right: faster than physics" in words
     assert 'title = "vllm fitted to 4 runs"' in (tmp_path / "mine.toml").read_text()
 
@@ -79,7 +79,7 @@ def test_a_fit_to_nothing_is_refused(tmp_path):
     written(tmp_path / "runs.csv", offline(id="o"))
     shown = run("calibrate runs.csv --engine mine", folder=tmp_path)
     assert shown.returncode == 2
-    assert "no run to fit to: o: not fitted to: a throughput (offline)" in " ".join(shown.stderr.split())
+    assert "no run for the fit: o: not in the fit: its throughput (offline)" in " ".join(shown.stderr.split())
 
 
 def test_a_scenario_that_is_none_exits_with_two(tmp_path):

@@ -41,7 +41,7 @@ def words(text: str) -> str:
     [
         ("--ttft 1", "MET at p99: first token"),
         ("--ttft 0.01 --speed 50", "MISSED at p99: first token"),
-        ("--ttft 0.01 --quantile mean", "MISSED in the mean: first token"),
+        ("--ttft 0.01 --quantile mean", "MISSED on average: first token"),
     ],
 )
 def test_limits_are_answered_before_whether_it_keeps_up(limits, says, more, columns):
@@ -159,8 +159,8 @@ def test_the_csv_of_clients_has_their_number(tmp_path):
         ("--trace t.csv --find-rate --rate-scale 2", "--rate-scale needs --trace without --find-rate"),
         ("--trace t.csv --find-rate --input 20", "--input needs --rate, --concurrency or --find-rate; a trace has its own"),
         ("--trace t.csv --find-rate --fast-share 0.1", "--fast-share needs --rate or --find-rate"),
-        ("--concurrency 3 --find-rate", "the most clients need a limit on the first token"),
-        ("--concurrency 3 --find-rate --speed 20", "the most clients need a limit on the first token"),
+        ("--concurrency 3 --find-rate", "needs a limit on TTFT"),
+        ("--concurrency 3 --find-rate --speed 20", "needs a limit on TTFT"),
         ("--concurrency 0 --find-rate --ttft 1", "concurrency must be at least 1"),
         ("--concurrency 3 --find-rate --ttft 1 --export a.csv", "--export needs a run at one rate"),
         ("--rate 1 --quantile p50", "--quantile needs --speed or --ttft"),

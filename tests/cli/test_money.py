@@ -49,11 +49,11 @@ def test_a_rent_twice_as_high_is_a_cost_twice_as_high_and_json_says_its_kind():
     ("option", "says"),
     [
         ("--rent ownd", "unknown kind of rent 'ownd'; did you mean owned"),
-        ("--rent -1", "a rent must be greater than 0 USD/h, not '-1'"),
-        ("--rent assumed", "no rent of kind assumed is known of h100; known: contract (2.00 USD/h), owned (1.17 USD/h)"),
+        ("--rent -1", "rent: must be greater than 0 USD/h, got '-1'"),
+        ("--rent assumed", "no assumed rent of h100 is known; known: contract (2.00 USD/h), owned (1.17 USD/h)"),
         ("--rent 2 --set rent=2USD/h", "--rent and --set rent= both set the rent"),
-        ("--electricity x", "electricity: 'x' is no price in USD per kWh, such as 0.08 or 0.08/kWh"),
-        ("--electricity -1", "electricity must cost from 0 to 10 USD/kWh, not '-1'"),
+        ("--electricity x", "electricity: 'x' is not a price in USD per kWh; use 0.08 or 0.08/kWh"),
+        ("--electricity -1", "electricity: must cost from 0 to 10 USD/kWh, got '-1'"),
     ],
 )
 def test_bad_money_is_refused_in_one_line(option, says):
@@ -76,11 +76,11 @@ def test_the_energy_of_a_token_by_its_own_figures():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (PLAN, "pays already: not to be added"),
-        (PLAN + " --rent owned", "may count already (its source does not say): not added"),
-        (PLAN + " --rent 2", "not added: add it if the rent that you gave leaves it out"),
-        ("plan llama-3.1-8b m3-ultra", "270 W a chip (the whole machine, cooling not counted; recalled"),
-        ("plan llama-3.1-8b hgx-a100", "400 W a chip (the limit of the chip alone, host, network and cooling not counted"),
+        (PLAN, "not added, because the rent includes it"),
+        (PLAN + " --rent owned", "not added, because this cost of ownership may include it"),
+        (PLAN + " --rent 2", "not added; add it if your rent does not include it"),
+        ("plan llama-3.1-8b m3-ultra", "270 W a chip (the whole machine, without cooling; recalled"),
+        ("plan llama-3.1-8b hgx-a100", "400 W a chip (limit of the chip, without host, network and cooling"),
         (
             "plan llama-3.1-8b tpu-v6e --chips 8",
             "no power of tpu-v6e is known; give that of a chip as --set power=1.5kW.",
@@ -160,4 +160,4 @@ def test_the_choice_that_is_named_does_what_it_says():
     assert first["option"]
     typed = json.loads(run(f"{PLAN} {first['option']} --json").stdout)
     assert typed["usd_per_million_output_tokens"] == pytest.approx(first["usd_per_million_output_tokens"], rel=0.03)
-    assert f"({first['option']}) would help most" in flat(PLAN)
+    assert f"({first['option']}): about" in flat(PLAN)

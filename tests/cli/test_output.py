@@ -308,8 +308,11 @@ def test_a_system_printed_as_a_template_is_read_again_as_a_system(tmp_path):
     ("text", "says"),
     [
         ("", "runs.csv:1: is empty: its first line names the columns"),
-        (RUNS.replace(",", ";"), "runs.csv:1: parts its columns by ';'; part them by commas"),
-        (RUNS.replace("concurrency", "concurency"), "runs.csv:1: lacks the column concurrency (concurency is none)"),
+        (RUNS.replace(",", ";"), "runs.csv:1: separates its columns by ';'; separate them by commas"),
+        (
+            RUNS.replace("concurrency", "concurency"),
+            "runs.csv:1: lacks the column concurrency (concurency is not a known column)",
+        ),
         (RUNS.replace("tpot_s", "tpot_ms"), "runs.csv:1: has the column tpot_ms, which is not read: times stand in tpot_s"),
         (RUNS.replace("hgx-h100", "hgx-h10"), "a path to a file works too; --skip-bad leaves such rows out"),
     ],

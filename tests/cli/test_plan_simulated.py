@@ -57,7 +57,7 @@ def test_a_refused_plan_as_json():
     found = json.loads(shown.stdout)
     assert found["feasible"] is False
     assert found["reason"] == found["simulated"]["reason"]
-    assert "do not hold at p99" in found["reason"]
+    assert "not met at p99" in found["reason"]
     assert found["launch"] == {}
     assert found["simulated"]["good"] is False
     assert found["simulated"]["limits"]["verdict"] == "MISSED"

@@ -70,7 +70,7 @@ def test_stacks_show_a_table_and_a_picture(width):
         (("sboxes", "--seed", "8"), "--seed needs stacks or mixing, not sboxes"),
         (("stacks", "--context", "8k"), "--context needs cache, not stacks"),
         (("sboxes", "des"), "unknown S-box 'des'"),
-        (("sboxes", "1,2,3"), "an S-box is 2, 4, 8"),
+        (("sboxes", "1,2,3"), "an S-box must have 2, 4, 8"),
         (("sboxes", "1,nan"), "whole numbers such as 12 or 0xc with commas between, not 'nan'"),
         (("mixing", "--samples", "nan"), "--samples"),
         (("mixing", "--samples", "3"), "samples must be at least 100"),

@@ -100,7 +100,7 @@ def test_anchors_bad_file_is_left_out_with_a_note(kept, name, caplog):
         shown = [run(asked) for asked in ("anchors", STEP, "step llama-3.1-70b hgx-h100 --tp 8 --batch 8")]
     assert [anchor.source for anchor in found.anchors] == ["good"]
     assert [one.returncode for one in shown] == [0, 0, 0]
-    assert "Anchored" in shown[1].stdout
+    assert "Corrected by" in shown[1].stdout
     assert [str(kept / "bad.csv") in record.getMessage() for record in caplog.records] == [True]
     assert run("anchors remove bad").returncode == 0
 

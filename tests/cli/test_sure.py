@@ -21,7 +21,7 @@ def test_a_probability_out_of_bounds_is_refused(sure):
     shown = run(f"{PLAN}--sure {sure}")
     assert (shown.returncode, shown.stdout) == (2, "")
     assert shown.stderr.startswith(
-        ("steptime: --sure is a probability from 0.5 to 0.99", "steptime: --sure must be a finite number")
+        ("steptime: --sure: must be a probability from 0.5 to 0.99", "steptime: --sure must be a finite number")
     )
 
 
@@ -61,6 +61,6 @@ def test_what_nothing_meets_so_surely_is_told_with_exit_code_1():
 
 def test_what_lies_beyond_the_runs_is_named():
     asked = "plan llama-3.1-70b hgx-h200 --chips 8 --input 2k --output 256 --speed 33 --mode disaggregated"
-    said = "prefill and decode in pools of their own"
+    said = "separate prefill and decode pools"
     assert f"Extrapolates beyond the measured runs: {said}" in words(run(asked).stdout)
     assert said in json.loads(run(asked + " --json").stdout)["distance"]

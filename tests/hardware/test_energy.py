@@ -22,13 +22,13 @@ def test_a_price_of_electricity_as_people_write_it(text):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("x", "'x' is no price in USD per kWh, such as 0.08 or 0.08/kWh"),
-        ("", "no price"),
-        ("0.08/h", "no price"),
-        ("0.08 EUR/kWh", "no price"),
-        ("-0.1", "from 0 to 10 USD/kWh, not '-0.1'"),
-        ("11", "from 0 to 10 USD/kWh, not '11'"),
-        (0.08, "0.08 USD/J, which are 288,000 USD/kWh"),
+        ("x", "'x' is not a price in USD per kWh; use 0.08 or 0.08/kWh"),
+        ("", "is not a price"),
+        ("0.08/h", "is not a price"),
+        ("0.08 EUR/kWh", "is not a price"),
+        ("-0.1", "from 0 to 10 USD/kWh, got '-0.1'"),
+        ("11", "from 0 to 10 USD/kWh, got '11'"),
+        (0.08, "288,000 USD/kWh"),
         (math.nan, "from 0 to 10"),
         (True, "a text such as"),
         (None, "a text such as"),
@@ -86,10 +86,10 @@ def test_the_limit_of_a_chip_is_its_power_only_where_nothing_better_is_known():
 
 
 def test_what_a_rent_says_of_electricity():
-    assert "pays already" in counted_by(Rent(kind="contract"))
-    assert "pays already" in counted_by(Rent(kind="ondemand"))
-    assert "may count already" in counted_by(Rent(kind="owned"))
+    assert "the rent includes it" in counted_by(Rent(kind="contract"))
+    assert "the rent includes it" in counted_by(Rent(kind="ondemand"))
+    assert "may include it" in counted_by(Rent(kind="owned"))
     assert "add it if" in counted_by(Rent(kind="given"))
     assert power_in_words(Power(watts=1370.0, basis="all-in", grade="reported", date="2026-08-01")) == (
-        "1.37 kW a chip (all-in, its share of host, network and cooling counted; reported, 2026-08-01)"
+        "1.37 kW a chip (all-in, with its share of host, network and cooling; reported, 2026-08-01)"
     )

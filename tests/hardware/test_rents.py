@@ -78,12 +78,12 @@ def test_the_kind_that_is_asked_for_is_taken():
     [
         ("ownd", "unknown kind of rent 'ownd'; did you mean owned"),
         ("", "unknown kind of rent ''. A rent is owned, contract, ondemand, or USD per chip-hour such as 2.10"),
-        ("-1", "a rent must be greater than 0 USD/h, not '-1'"),
-        ("0", "a rent must be greater than 0 USD/h"),
+        ("-1", "rent: must be greater than 0 USD/h, got '-1'"),
+        ("0", "rent: must be greater than 0 USD/h"),
         ("1e12", "rent must be at most"),
-        ("2 GB", r"USD per chip-hour, such as 2.10 or '2.10 USD/h', not '2 GB'"),
-        ("2.10 EUR", r"USD per chip-hour, such as 2.10 or '2.10 USD/h', not '2.10 EUR'"),
-        ("$-1", "a rent must be greater than 0 USD/h"),
+        ("2 GB", r"USD per chip-hour, such as 2.10 or '2.10 USD/h', got '2 GB'"),
+        ("2.10 EUR", r"USD per chip-hour, such as 2.10 or '2.10 USD/h', got '2.10 EUR'"),
+        ("$-1", "rent: must be greater than 0 USD/h"),
         ("assumed", r"known: contract \(2.00 USD/h\), owned \(1.17 USD/h\), ondemand \(6.88 USD/h\)"),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_bare_number_is_usd_per_chip_hour_wherever_python_takes_a_rent():
 
 @pytest.mark.parametrize("odd", [True, None, [2.1]])
 def test_with_rent_of_no_amount_is_refused(odd):
-    with pytest.raises(st.InputError, match="a rent is a kind, or USD per chip-hour"):
+    with pytest.raises(st.InputError, match="rent: must be a kind, or USD per chip-hour"):
         st.with_rent("hgx-h100", odd)
 
 
@@ -146,7 +146,7 @@ def test_vary_with_a_rent_in_usd_per_second_is_refused():
 def test_with_rent_without_a_system_or_a_kind_is_refused():
     with pytest.raises(st.InputError, match="known: none"):
         st.with_rent("cs-3", "owned")
-    with pytest.raises(st.InputError, match="a system is a name"):
+    with pytest.raises(st.InputError, match="system: must be a name"):
         st.with_rent(3, "owned")
 
 

@@ -48,11 +48,11 @@ def test_older_software_is_slower_by_the_ratio_of_the_shares():
 @pytest.mark.parametrize(
     ("system", "day", "said"),
     [
-        ("mi355x-8", "2025-10-05", "known from 2025-10-06 to 2026-06-11"),
-        ("mi355x-8", "2027-01-01", "not on 2027-01-01"),
-        ("mi355x-8", "last week", "written as 2025-12-31"),
-        ("mi355x-8", "2025-13-01", "written as 2025-12-31"),
-        ("hgx-h100", "2026-01-01", "no shares of software by the day"),
+        ("mi355x-8", "2025-10-05", "from 2025-10-06 to 2026-06-11"),
+        ("mi355x-8", "2027-01-01", "got 2027-01-01"),
+        ("mi355x-8", "last week", "must be a day such as 2025-12-31"),
+        ("mi355x-8", "2025-13-01", "must be a day such as 2025-12-31"),
+        ("hgx-h100", "2026-01-01", "has no data by day"),
     ],
 )
 def test_other_days_and_chips_are_refused(system, day, said):
@@ -78,5 +78,5 @@ def test_days_of_a_file_that_are_none_or_overlap_are_named(before, after, tmp_pa
     assert before in text
     path = tmp_path / "mine.toml"
     path.write_text(text.replace(before, after), encoding="utf-8")
-    with pytest.raises(DataFileError, match="period after period"):
+    with pytest.raises(DataFileError, match="in order of the periods"):
         st.load_system(path)

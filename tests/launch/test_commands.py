@@ -27,7 +27,7 @@ def notes(lines: list[str]) -> list[str]:
 
 def test_vllm_on_one_host(build):
     lines = launch_commands(build(pool(tp=8)), "vllm")
-    assert lines[0] == "# 1 x 8 chips: each serves prompts and tokens"
+    assert lines[0] == "# 1 x 8 chips: each runs prefill and decode"
     assert words(lines) == (
         "vllm serve org/m --tensor-parallel-size 8 --max-num-seqs 10 --max-num-batched-tokens 522 --max-model-len 5000 "
         "--port 8000"
@@ -45,7 +45,7 @@ def test_vllm_on_every_axis(build):
         "--dbo-prefill-token-threshold 172 --max-num-seqs 3 --max-num-batched-tokens 172 --max-model-len 5000"
     )
     assert notes(lines)[:3] == [
-        "1 x 48 chips on 6 hosts of 8: each serves prompts and tokens",
+        "1 x 48 chips on 6 hosts of 8: each runs prefill and decode",
         "--max-num-seqs and --max-num-batched-tokens count for one data-parallel rank",
         "--max-num-seqs counts for all 3 micro-batches, --max-num-batched-tokens for one",
     ]
@@ -60,7 +60,7 @@ def test_sglang_on_every_axis(build):
         "--chunked-prefill-size 2048 --context-length 5000 --enable-mixed-chunk --nnodes 2 --node-rank 0 "
         "--dist-init-addr $HEAD_ADDRESS:20000 --host 0.0.0.0 --port 8000"
     )
-    assert "--max-running-requests and --chunked-prefill-size count for all attention groups together" in notes(lines)
+    assert "--max-running-requests and --chunked-prefill-size count for all data-parallel ranks together" in notes(lines)
     staged = words(launch_commands(build(pool(pp=3, microbatches=3, chunk=300)), "sglang"))
     assert "--pp-size 3 --pp-max-micro-batch-size 4 --max-running-requests 10 --chunked-prefill-size 128 " in staged
 
@@ -78,7 +78,7 @@ def test_trtllm_on_every_axis(build):
     )
     assert "--max_batch_size and --max_num_tokens count for one of the 2 micro-batches in flight" in notes(lines)
     assert any(
-        n.endswith("trtllm makes each chip a group of its own: it will not start so")
+        "makes each chip a data-parallel rank" in n and "will not start" in n
         for n in notes(launch_commands(build(pool(tp=2, dp=2)), "trtllm"))
     )
     assert any(
@@ -101,7 +101,7 @@ def test_trtllm_on_every_axis(build):
 )
 def test_what_an_engine_cannot_overlap_is_said(build, engine, layout, unsaid):
     lines = launch_commands(build(pool(**layout)), engine)
-    where = "in no layout" if engine == "trtllm" else "only where attention groups exchange experts"
+    where = "in no layout" if engine == "trtllm" else "only where data-parallel ranks exchange tokens (dp and ep above 1)"
     said = f"# {engine} overlaps two micro-batches of a stage {where}: expect slower steps"
     assert (said in lines) == (engine in unsaid)
     overlaps = layout.get("ep") == 2 and layout.get("microbatches") == 2
@@ -166,8 +166,8 @@ def test_trtllm_in_pools(build):
 def test_equal_replicas_stand_behind_a_router(build, engine):
     lines = launch_commands(build(pool(tp=2, replicas=3)), engine)
     assert (
-        "# replicas 1 to 2: the same on other chips of the host, ports up to 8102; --launch-dir writes a script for each"
-        in lines
+        "# replicas 1 to 2: the same command on other chips of the host, ports up to 8102; "
+        "--launch-dir writes one script per host" in lines
     )
     assert lines[0].startswith("# 3 x 2 chips: each")
     assert "8102" in words(lines[-8:])
@@ -223,8 +223,8 @@ def test_hosts_of_four_in_one_rack(build):
     rack = {"host_chips": 4, "domain_chips": 72, "arithmetic": ("bf16", "fp8", "fp4")}
     plan = build(pool("prefill", batch=36, chunk=0, dp=36, ep=36), pool("decode", batch=36, chunk=0, dp=36, ep=36), **rack)
     lines = launch_commands(plan, "vllm")
-    assert lines[0] == "# 1 x 36 chips on 9 hosts of 4: each prefills"
-    assert "# on the others, NODE_RANK=1 to 8:" in lines
+    assert lines[0] == "# 1 x 36 chips on 9 hosts of 4: each runs prefill"
+    assert "# on the other hosts, with NODE_RANK=1 to 8:" in lines
     assert {read.one("--all2all-backend") for read in commands(lines)[:4]} == {"flashinfer_nvlink_one_sided"}
     for read in commands(launch_commands(plan, "sglang"))[:4]:
         assert read.one("--moe-a2a-backend") == "flashinfer"
@@ -289,7 +289,7 @@ def test_sglang_without_an_exchange_gathers_rows_and_says_so(build):
         assert any("rows are gathered instead" in note for note in notes(lines))
     for engine in ("vllm", "sglang"):
         lines = launch_commands(build(pool(dp=8, ep=4)), engine)
-        assert any(note.startswith("ep=4: ") and note.endswith("it will not start so") for note in notes(lines))
+        assert any(note.startswith("ep=4: ") and note.endswith("will not start with this layout") for note in notes(lines))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -375,7 +375,7 @@ def test_formats_of_the_cache(build, kv, stored, vllm, sglang, trtllm):
     assert f'    "dtype": "{trtllm}"' in launch_commands(plan, "trtllm")
     for engine, told in (("vllm", vllm), ("sglang", sglang), ("trtllm", trtllm != "auto" or None)):
         unsaid = kv not in ("bf16", "fp16") and told is None
-        assert any(f"keeps no KV cache in {kv}" in note for note in notes(launch_commands(plan, engine))) == unsaid
+        assert any(f"has no KV cache in {kv}" in note for note in notes(launch_commands(plan, engine))) == unsaid
     follows = any("dtype auto follows the checkpoint" in note for note in notes(launch_commands(plan, "trtllm")))
     assert follows == (kv == "bf16" and stored == "fp8")
 
@@ -386,7 +386,7 @@ def test_a_local_folder_and_a_file_that_names_no_weights(build, tmp_path):
     )
     lines = launch_commands(build(pool(), checkpoint=""), "sglang")
     assert '--model-path "$CHECKPOINT"' in words(lines)
-    assert "CHECKPOINT: id or folder of the weights, in bf16, which the model's file does not name" in notes(lines)
+    assert "CHECKPOINT: id or folder of the weights in bf16, which the model's file does not name" in notes(lines)
     spaced = words(launch_commands(build(pool(), checkpoint="/my models/it's"), "vllm"))
     assert """vllm serve '/my models/it'"'"'s'""" in spaced
     trusting = build(pool(), remote_code=True)
@@ -436,13 +436,15 @@ def test_memory_that_the_plan_leaves_to_the_engine(build):
 
 def test_what_to_mind_of_a_whole_plan_stands_first(build):
     plan = replace(build(pool(tp=8)), engine="sglang")
-    other = "# commands of vLLM for a plan made for SGLang, with its times; vLLM may refuse it: --engine vllm plans for vLLM"
+    other = (
+        "# these are commands of vLLM, but the plan and its times are for SGLang; vLLM may refuse it; plan with --engine vllm"
+    )
     assert launch_commands(plan, "vllm")[0] == other
     assert other not in launch_commands(plan, "sglang")
     odd = replace(build(pool(dp=12, ep=12, replicas=2)), chips=24)
     assert (
         launch_commands(odd, "vllm")[0]
-        == "# equal parts of replicas take 4 hosts of 8, more than the 24 chips of the plan fill"
+        == "# replicas in equal parts take 4 hosts of 8 chips, more than the 24 chips of the plan need"
     )
     assert not launch_commands(replace(odd, chips=32), "vllm")[0].startswith("# equal parts")
 
@@ -452,13 +454,11 @@ def test_what_to_mind_of_a_whole_plan_stands_first(build):
     [
         ("decode", {"pp": 2, "microbatches": 2}, "pipeline stages in a decode pool"),
         ("prefill", {"pp": 2, "microbatches": 2}, ""),
-        ("decode", {"tp": 2, "cp": 2}, "all 4 chips of a group or none"),
+        ("decode", {"tp": 2, "cp": 2}, "all 4 chips of a data-parallel rank"),
         ("decode", {"cp": 4}, ""),
     ],
 )
 def test_vllm_says_which_pools_its_connector_refuses(build, role, layout, refused):
-    said = [
-        note for note in notes(launch_commands(build(pool(role, chunk=0, **layout)), "vllm")) if "will not start so" in note
-    ]
+    said = [note for note in notes(launch_commands(build(pool(role, chunk=0, **layout)), "vllm")) if "will not start" in note]
     assert len(said) == bool(refused)
     assert refused in "".join(said)

@@ -35,7 +35,7 @@ def test_a_script_for_each_host_of_each_replica(build):
     trt = launch_files(build(*PAIR), "trtllm")
     assert "decode-0-node-1.sh" not in trt
     assert "HOSTS=$HOST_0:8,$HOST_1:8\n" in trt["decode-0.sh"]
-    assert "one of several hosts on the first of them" in trt["README.md"]
+    assert "only on the first one" in trt["README.md"]
     assert set(launch_files(build(*PAIR, vendor="AMD"), "trtllm")) == {"README.md"}
     assert "dynamo.yaml" not in launch_files(build(*PAIR, vendor="AMD"), "vllm")
 
@@ -112,15 +112,15 @@ def test_later_hosts_with_other_chips_than_each_other_are_told_of_them(build):
     made = build(pool("prefill", tp=9, replicas=2), pool("decode", tp=20), domain_chips=8)
     for engine in ("vllm", "sglang"):
         text = "\n".join(launch_commands(made, engine))
-        assert "\n# DEVICES: the chips of the host: 5,6,7 for NODE_RANK 1; 0,1,2 for NODE_RANK 2\n" in text
+        assert "\n# DEVICES: chips of this host: 5,6,7 for NODE_RANK 1; 0,1,2 for NODE_RANK 2\n" in text
         assert text.count("CUDA_VISIBLE_DEVICES=$DEVICES ") == 1
 
 
 def test_hosts_of_a_rack_are_named_together(build):
     made = build(pool(dp=32, ep=32, replicas=3), host_chips=4, domain_chips=72)
-    note = "hosts 0 to 15; 18 to 25: each group lies in one nvlink domain"
+    note = "hosts 0 to 15; 18 to 25: each group is in one nvlink domain"
     assert f"# {note}" in launch_commands(made, "vllm")
-    assert f"Mind: {note}." in launch_files(made, "vllm")["README.md"]
+    assert f"Note: {note}." in launch_files(made, "vllm")["README.md"]
 
 
 def test_a_script_asks_for_the_checkpoint_that_the_plan_cannot_name(build, tmp_path):
@@ -130,7 +130,7 @@ def test_a_script_asks_for_the_checkpoint_that_the_plan_cannot_name(build, tmp_p
         ["sh", str(tmp_path / "serve-0.sh")], capture_output=True, text=True, check=False, env={"PATH": "/bin"}
     )
     assert done.returncode != 0
-    assert "CHECKPOINT: set it to the id or the folder of the weights" in done.stderr
+    assert "CHECKPOINT: must be the id or the folder of the weights" in done.stderr
 
 
 # --- manifests ----------------------------------------------------------------------------------------------------------

@@ -157,9 +157,7 @@ def test_megatron_is_told_the_layers_of_chunks_that_are_given(layers, virtual, s
 
 def test_maxtext_has_no_stages_but_equal_ones():
     layout = TrainingLayout(pp=2, dp=8, layers="15,17", schedule="gpipe", sharding="zero3")
-    assert "its stages are equal, and layers=15,17 are not" in unable(
-        model("llama-3.1-8b"), JOB, layout, system("hgx-h100"), "maxtext"
-    )
+    assert "layers=15,17 are not" in unable(model("llama-3.1-8b"), JOB, layout, system("hgx-h100"), "maxtext")
 
 
 def test_ways_of_experts_are_always_said_as_megatron_would_divide_them_by_tp():
@@ -276,7 +274,7 @@ def test_torchtitan_compiles_no_model_whose_backward_pass_is_split():
     text = started("llama-3.1-70b", layout, "torchtitan", replace(JOB, dtype="fp8"))[2]["steptime_run.py"]
     assert 'components = ["loss"]' in text
     assert "model_compile_enabled=False" in text
-    assert "does not go" in unable(
+    assert "alternate" in unable(
         model("llama-3.1-70b"), JOB, replace(layout, recompute="alternate"), system("hgx-h100"), "torchtitan"
     )
 
@@ -329,32 +327,32 @@ SMALL, SPARSE, FSDP = "llama-3.1-8b", "qwen3-30b-a3b", {"sharding": "zero3"}
 @pytest.mark.parametrize(
     ("stack", "name", "job", "layout", "machine", "words"),
     [
-        ("megatron", SMALL, {}, {"pp": 4, "schedule": "zb-h1"}, "hgx-h100", "no schedule zb-h1; its are 1f1b and interleaved"),
-        ("megatron", SMALL, {"task": "lora"}, {}, "hgx-h100", "the stack megatron-bridge does"),
+        ("megatron", SMALL, {}, {"pp": 4, "schedule": "zb-h1"}, "hgx-h100", "no schedule zb-h1; use 1f1b or interleaved"),
+        ("megatron", SMALL, {"task": "lora"}, {}, "hgx-h100", "use the stack megatron-bridge"),
         ("megatron", SMALL, {"optimizer": "adafactor"}, {}, "hgx-h100", "no optimizer adafactor"),
-        ("megatron", SMALL, {}, {"recompute": "norms+activation"}, "hgx-h100", "again by itself; mlp holds it"),
-        ("megatron", SMALL, {}, {"recompute": "alternate"}, "hgx-h100", "'alternate' again by itself"),
+        ("megatron", SMALL, {}, {"recompute": "norms+activation"}, "hgx-h100", "it is part of mlp"),
+        ("megatron", SMALL, {}, {"recompute": "alternate"}, "hgx-h100", "only 'alternate'"),
         ("megatron", SMALL, {"dtype": "mxfp8"}, {}, "hgx-h100", "needs Blackwell"),
         ("megatron", "openai/gpt-oss-20b", {}, {}, "hgx-h100", "windows of 128 tokens"),
         ("megatron", "bigscience/bloom", {}, {}, "hgx-h100", "ALiBi"),
         ("megatron", SMALL, {}, {}, "tpu-v5p", "not on chips of Google"),
         ("megatron", SPARSE, {"sequence_parallel": False}, {"tp": 2}, "hgx-h100", "need sequence parallelism"),
-        ("megatron", SMALL, {"optimizer": "muon"}, FSDP, "hgx-h100", "not muon; take zero1"),
-        ("megatron", SMALL, {}, {"virtual_stages": 2}, "hgx-h100", "take vpp 1"),
+        ("megatron", SMALL, {"optimizer": "muon"}, FSDP, "hgx-h100", "not muon; use zero1"),
+        ("megatron", SMALL, {}, {"virtual_stages": 2}, "hgx-h100", "use vpp 1"),
         ("megatron-bridge", SMALL, {"dtype": "fp32"}, {}, "hgx-h100", "no recipe in fp32"),
-        ("torchtitan", SMALL, {}, {}, "hgx-h100", "take zero2, or zero3"),
+        ("torchtitan", SMALL, {}, {}, "hgx-h100", "use zero2, or zero3"),
         ("torchtitan", "gpt2-xl", {}, FSDP, "hgx-h100", "no configuration of openai-community/gpt2-xl"),
-        ("torchtitan", SMALL, {}, {**FSDP, "recompute": "norms"}, "hgx-h100", "take none, full, alternate"),
-        ("torchtitan", SPARSE, {}, {**FSDP, "tp": 2, "ep": 8, "etp": 2}, "hgx-h100", "take etp 1"),
+        ("torchtitan", SMALL, {}, {**FSDP, "recompute": "norms"}, "hgx-h100", "use none, full, alternate"),
+        ("torchtitan", SPARSE, {}, {**FSDP, "tp": 2, "ep": 8, "etp": 2}, "hgx-h100", "use etp 1"),
         ("torchtitan", SMALL, {}, {**FSDP, "pp": 4, "virtual_stages": 2, "schedule": "v-half"}, "hgx-h100", "no schedule v-"),
-        ("torchtitan", SMALL, {}, {**FSDP, "pp": 4, "micro_batch": 64}, "hgx-h100", "its 1f1b wants 4 micro-batches"),
-        ("megatron", SMALL, {"seq": 2050}, {"cp": 2}, "hgx-h100", "a sequence of 2050 does not divide by 4"),
-        ("megatron", "deepseek-v2-lite", {}, {"ep": 24, "dp": 24}, "hgx-h100", "64 experts do not divide by ep 24"),
-        ("maxtext", SMALL, {}, {"sharding": "zero2"}, "tpu-v5p", "take zero1 or zero3"),
-        ("maxtext", SMALL, {}, {**FSDP, "pp": 5, "schedule": "gpipe"}, "tpu-v5p", "do not divide by 5 chunks"),
+        ("torchtitan", SMALL, {}, {**FSDP, "pp": 4, "micro_batch": 64}, "hgx-h100", "at least 4 micro-batches"),
+        ("megatron", SMALL, {"seq": 2050}, {"cp": 2}, "hgx-h100", "a sequence of 2050 is not a multiple of 4"),
+        ("megatron", "deepseek-v2-lite", {}, {"ep": 24, "dp": 24}, "hgx-h100", "64 experts are not a multiple of ep 24"),
+        ("maxtext", SMALL, {}, {"sharding": "zero2"}, "tpu-v5p", "use zero1 or zero3"),
+        ("maxtext", SMALL, {}, {**FSDP, "pp": 5, "schedule": "gpipe"}, "tpu-v5p", "not a multiple of 5 chunks"),
         ("maxtext", SMALL, {"task": "lora"}, FSDP, "tpu-v5p", "no LoRA adapters"),
-        ("maxtext", "bigscience/bloom", {}, FSDP, "tpu-v5p", "no plain Llama"),
-        ("maxtext", SMALL, {}, {**FSDP, "recompute": "norms"}, "tpu-v5p", "no policy of its own"),
+        ("maxtext", "bigscience/bloom", {}, FSDP, "tpu-v5p", "only plain Llama"),
+        ("maxtext", SMALL, {}, {**FSDP, "recompute": "norms"}, "tpu-v5p", "no policy"),
         ("maxtext", SPARSE, {}, {**FSDP, "ep": 3, "dp": 12}, "tpu-v5p", None),
     ],
 )  # fmt: skip
@@ -378,11 +376,11 @@ def test_bad_input_is_named():
     with pytest.raises(LayoutError, match="1f1b has no virtual stages"):
         training_commands(model("llama-3.1-8b"), JOB, replace(fine, pp=4, virtual_stages=2), system("hgx-h100"), "megatron")
     laid = replace(fine, pp=4, virtual_stages=5, schedule="zbv")
-    with pytest.raises(LayoutError, match="zbv has just 2 virtual stages"):
+    with pytest.raises(LayoutError, match="zbv has 2 virtual stages"):
         training_commands(model("llama-3.1-8b"), JOB, laid, system("hgx-h100"), "torchtitan")
-    with pytest.raises(InputError, match="take 1020"):
+    with pytest.raises(InputError, match="use 1020"):
         training_commands(model("llama-3.1-8b"), JOB, replace(fine, dp=12), system("hgx-h100"), "megatron")
-    with pytest.raises(InputError, match="dp is an array of 2"):
+    with pytest.raises(InputError, match=r"dp: .* array of 2"):
         training_commands(model("llama-3.1-8b"), JOB, replace(fine, dp=np.array([8, 16])), system("hgx-h100"), "megatron")
-    with pytest.raises(InputError, match="do not divide by the 2 hosts of 8"):
+    with pytest.raises(InputError, match="2 hosts of 8"):
         training_commands(model("llama-3.1-8b"), replace(JOB, batch=9), replace(fine, dp=9), system("hgx-h100"), "megatron")

@@ -28,7 +28,7 @@ def test_closed_forms_of_deepseek_by_hand():
     assert found["B* at this context"].closed == math.inf
     assert found["links inside over outside"].closed == 18
     assert found["pipeline hidden from 1"].closed == pytest.approx(2 * 8 / 18)
-    assert any("attention computes" in note for note in found.notes)
+    assert any("attention" in note for note in found.notes)
     assert any("batch of one" in note for note in found.notes)
 
 
@@ -79,5 +79,5 @@ def test_command(columns):
 def test_a_pair_that_fits_by_the_closed_form_alone_is_answered():
     tight = st.vary(st.load_system("hgx-h100"), {"chip.hbm.capacity": 88e9})
     found = st.roofline("deepseek-v3", tight)
-    assert any("finds no layout" in note for note in found.notes)
+    assert any("no layout" in note for note in found.notes)
     assert math.isnan(found["floor of a step"].full)

@@ -96,5 +96,5 @@ def test_models_that_engines_know_by_themselves_need_no_trust():
 def test_who_tells_of_code_is_a_table(tmp_path):
     told = json.loads(KIMI[0].read_text(encoding="utf-8")) | {"remote_code": True}
     (tmp_path / "own.json").write_text(json.dumps(told))
-    with pytest.raises(DataFileError, match="remote_code: must be a table, not True"):
+    with pytest.raises(DataFileError, match="remote_code: must be a table, got True"):
         st.load_model(tmp_path / "own.json")

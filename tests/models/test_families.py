@@ -147,5 +147,5 @@ def test_shards_sum_to_at_least_the_whole(name):
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-oss-120b"])
 def test_a_format_of_latents_is_refused_where_there_is_no_latent(name):
-    with pytest.raises(st.InputError, match="keeps keys and values, and 'fp8_ds_mla' is of multi-head latent"):
+    with pytest.raises(st.InputError, match="kv: 'fp8_ds_mla' needs multi-head latent"):
         st.load_model(name, kv="fp8_ds_mla")

@@ -104,7 +104,7 @@ def test_formats_come_from_the_files_where_the_config_tells_none_or_is_not_under
     )
     assert weight_bytes(odd) == weight_bytes(silent) == odd.checkpoint.bytes
     assert "'own'" in odd.notes[0]
-    assert odd.notes[0].endswith("Formats are those of the files")
+    assert odd.notes[0].endswith("formats of the files are used")
     with pytest.raises(InputError, match="'own'"):
         read_model({**fields, "quantization_config": {"quant_method": "own"}})
     assert told
@@ -127,7 +127,7 @@ def test_a_checkpoint_in_fp32_is_served_in_bf16_and_says_so(tmp_path):
     model = st.load_model(checkpoints.written(tmp_path / "model", fields, tensors))
     assert 2 * weight_bytes(model) == model.checkpoint.bytes
     (less,) = model.checkpoint.summary.differences
-    assert (less.name, less.bytes) == ("values in fp32, which engines serve in bf16", model.checkpoint.bytes // 2)
+    assert (less.name, less.bytes) == ("values in fp32 that engines serve in bf16", model.checkpoint.bytes // 2)
 
 
 def test_scales_and_zero_points_are_told_apart_from_values(tmp_path):
@@ -182,7 +182,7 @@ def test_a_partial_download_is_said_and_not_guessed(tmp_path):
     assert model.checkpoint.bytes == 0
     assert model.checkpoint.summary.missing == ("model-00002-of-00003.safetensors",)
     assert 0 < model.checkpoint.summary.bytes < model.checkpoint.summary.stated == whole
-    assert model.notes[0].startswith("the checkpoint is not whole: 1 file of 3 is not there")
+    assert model.notes[0].startswith("the checkpoint is incomplete: 1 file of 3 is missing")
     assert weight_bytes(model) == weight_bytes(read_model(fields))
     (folder / "model.safetensors.index.json").unlink()  # the numbers of the shards tell as much
     assert st.load_model(folder).checkpoint.summary.missing == ("model-00002-of-00003.safetensors",)
@@ -217,11 +217,11 @@ def test_a_changed_file_is_read_again(tmp_path):
 def test_a_config_of_other_sizes_is_said(tmp_path):
     fields, tensors = checkpoints.bf16()
     more = st.load_model(checkpoints.written(tmp_path / "a", {**fields, "num_hidden_layers": 5}, tensors))
-    assert "the config tells of 5 layers, and the files lack 2 of them: 3, 4" in more.notes
+    assert "the config has 5 layers, but the files lack 2 of them: 3, 4" in more.notes
     fewer = st.load_model(checkpoints.written(tmp_path / "b", {**fields, "num_hidden_layers": 2}, tensors))
-    assert "the config tells of 2 layers, and the files hold 1 more: 2" in fewer.notes
+    assert "the config has 2 layers, but the files have 1 more: 2" in fewer.notes
     rows = st.load_model(checkpoints.written(tmp_path / "c", {**fields, "vocab_size": 384}, tensors))
-    assert "the config has a vocabulary of 384, and the embedding of the files 320 rows" in rows.notes
+    assert "the config has a vocabulary of 384, but the embedding of the files has 320 rows" in rows.notes
     wide = st.load_model(checkpoints.written(tmp_path / "d", {**fields, "intermediate_size": 640}, tensors))
     assert any("gate_proj, up_proj, down_proj" in note for note in wide.notes)
     differs = sum(one.bytes for one in wide.checkpoint.summary.differences)
@@ -236,7 +236,7 @@ def test_an_index_that_states_another_sum_is_said(tmp_path):
     index.write_text(json.dumps(told))
     model = st.load_model(folder)
     assert model.notes == (
-        f"the index states {model.checkpoint.bytes + 1:,} B of tensors, and the files hold {model.checkpoint.bytes:,} B",
+        f"the index states {model.checkpoint.bytes + 1:,} B of tensors, but the files have {model.checkpoint.bytes:,} B",
     )
 
 
@@ -256,22 +256,22 @@ def raw(header, behind=0):
         (b"", "it has 0 bytes"),
         (b"1234567", "it has 7 bytes"),
         (struct.pack("<Q", 1 << 63) + b"{}", "claim a header of 9.22337e\\+18 bytes"),
-        (struct.pack("<Q", 1000) + b"{}", "is truncated: its header has 1,000 bytes, and 2 are there"),
+        (struct.pack("<Q", 1000) + b"{}", "is truncated: its header has 1,000 bytes"),
         (raw(b"no"), "not valid JSON"),
-        (raw(b"[]"), "not an object"),
+        (raw(b"[]"), "must be an object"),
         (raw(b'{"\xff": 1}'), "not UTF-8 text"),
         (raw(b"[" * 100_000), "nested too deep"),
         (raw(b'{"a": {}, "a": {}}'), "has the key 'a' twice"),
-        (raw({"a": None}), "must be an object of dtype, shape and data_offsets, not None"),
-        (raw({"a": {**ONE, "dtype": "Q4"}}, 4), "dtype is 'Q4'; known: BOOL"),
-        (raw({"a": {**ONE, "shape": [-1]}}, 4), "whole numbers from 0, not \\[-1\\]"),
-        (raw({"a": {**ONE, "shape": [10**18] * 15}}, 4), "takes 4e\\+270 bytes, and data_offsets 4"),
+        (raw({"a": None}), "must be an object with dtype, shape and data_offsets, got None"),
+        (raw({"a": {**ONE, "dtype": "Q4"}}, 4), "dtype: unknown, got 'Q4'; known: BOOL"),
+        (raw({"a": {**ONE, "shape": [-1]}}, 4), "whole numbers from 0, got \\[-1\\]"),
+        (raw({"a": {**ONE, "shape": [10**18] * 15}}, 4), "takes 4e\\+270 bytes, but data_offsets cover 4"),
         (raw({"a": {**ONE, "shape": [1] * 100_000}}, 4), "whole numbers from 0"),
-        (raw({"a": {**ONE, "data_offsets": [4, 0]}}, 4), "where it begins and ends, not \\[4, 0\\]"),
-        (raw({"a": ONE}, 2), "is truncated: its header tells of 4 bytes of tensors, and 2 are there"),
-        (raw({"a": ONE}, 8), "has 4 bytes behind its tensors"),
+        (raw({"a": {**ONE, "data_offsets": [4, 0]}}, 4), "first and end byte, got \\[4, 0\\]"),
+        (raw({"a": ONE}, 2), "is truncated: its header lists 4 bytes of tensors"),
+        (raw({"a": ONE}, 8), "has 4 bytes after its tensors"),
         (raw({"a": ONE, "b": {**ONE, "data_offsets": [2, 6]}}, 6), "'b' overlaps the tensor before it, at byte 2 of 6"),
-        (raw({"a": ONE, "b": {**ONE, "data_offsets": [8, 12]}}, 12), "'b' leaves 4 bytes before it unused"),
+        (raw({"a": ONE, "b": {**ONE, "data_offsets": [8, 12]}}, 12), "'b' has 4 unused bytes before it"),
     ],
 )
 def test_malformed_headers_name_file_and_problem(content, problem, tmp_path):
@@ -286,15 +286,15 @@ def test_malformed_headers_name_file_and_problem(content, problem, tmp_path):
 @pytest.mark.parametrize(
     ("index", "problem"),
     [
-        ("[]", "not an object"),
+        ("[]", "must be an object"),
         ("", "is not valid JSON"),
         ('{"weight_map": []}', "weight_map: must be a table"),
-        ('{"weight_map": {"a": "../../etc/passwd"}}', "must be in a file beside the index"),
-        ('{"weight_map": {"a": "/etc/passwd"}}', "must be in a file beside the index"),
-        ('{"weight_map": {"a": "m.safetensors", "b": "m.safetensors"}}', "lacks the tensor 'b', which the index says is in it"),
+        ('{"weight_map": {"a": "../../etc/passwd"}}', "must be in a file in the folder of the index"),
+        ('{"weight_map": {"a": "/etc/passwd"}}', "must be in a file in the folder of the index"),
+        ('{"weight_map": {"a": "m.safetensors", "b": "m.safetensors"}}', "lacks the tensor 'b'"),
         (
             '{"weight_map": {"a": "other.safetensors", "c": "m.safetensors"}}',
-            "'a', which the index says is in other.safetensors",
+            "'a', but the index lists it in other.safetensors",
         ),
     ],
 )
@@ -311,13 +311,13 @@ def test_a_file_of_weights_alone_is_no_model(tmp_path):
     with pytest.raises(DataFileError, match="no such file"):
         st.load_model(file)
     file.write_bytes(raw({"a": ONE}, 4))
-    with pytest.raises(DataFileError, match="lies in a folder without"):
+    with pytest.raises(DataFileError, match="has no config"):
         st.load_model(file)
     for name in ("a-00001-of-00002.safetensors", "a-00002-of-00002.safetensors"):
         (tmp_path / name).write_bytes(raw({"a": ONE}, 4))
     file.unlink()
     (tmp_path / "config.json").write_text(json.dumps(checkpoints.bf16()[0]))
-    with pytest.raises(DataFileError, match="has the tensor 'a', which another of its files has too"):
+    with pytest.raises(DataFileError, match="has the tensor 'a', but another file of the checkpoint has it too"):
         st.load_model(tmp_path)
 
 

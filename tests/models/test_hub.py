@@ -41,12 +41,12 @@ class Hub(ModuleType):
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        ("GatedRepoError", "open only to those whom its owner lets in"),
-        ("RepositoryNotFoundError", "has none of this name, or keeps it private"),
+        ("GatedRepoError", "gated"),
+        ("RepositoryNotFoundError", "no public repository of this name"),
         ("LocalEntryNotFoundError", "Hugging Face did not answer"),
         ("EntryNotFoundError", "has no config.json"),
-        ("HFValidationError", "but this is none"),
-        ("anything else", "ended with TimeoutError"),
+        ("HFValidationError", "not a valid id"),
+        ("anything else", "failed with TimeoutError"),
     ],
 )
 def test_what_hugging_face_does_not_give_is_told_with_its_reason(monkeypatch, error, says):

@@ -192,7 +192,7 @@ def test_file_that_is_no_config_is_called_so_and_not_read_as_toml(tmp_path):
     path = tmp_path / "passwd"
     path.write_text("root:x:0:0:root:/root:/bin/sh\n")
     for read in (load_model, load_config_fields):
-        with pytest.raises(DataFileError, match=r"is no model's config\.json") as caught:
+        with pytest.raises(DataFileError, match=r"is not a.*config\.json") as caught:
             read(path)
         assert "TOML" not in str(caught.value)
 

@@ -69,13 +69,13 @@ def test_a_constant_is_refused_beyond_its_range(group, name, least, most):
     ("name", "value", "says"),
     [
         ("roofline_norm", 0.5, "must be at least 1 (p of the p-norm"),
-        ("expert_imbalance", 0.5, "must be from 1 to 10000 (factor rows on the busiest chip"),
-        ("seconds_per_step", -1, "must be from 0 to 1 (s per step the host's work for a step), not -1"),
-        ("seconds_per_request", 101, "must be from 0 to 100 (s per request before a prompt is read), not 101"),
-        ("memory_share", 1.5, "must be from 0.001 to 1 (share of the rest, that it uses), not 1.5"),
-        ("memory_share", True, "must be a number, not True"),
-        ("memory_share", "x" * 50, "must be a number, not 'xxx"),
-        ("memory_share", None, "must be a number, not None"),
+        ("expert_imbalance", 0.5, "must be from 1 to 10000 (rows on the busiest"),
+        ("seconds_per_step", -1, "must be from 0 to 1 (time of host work per step [s per step]), got -1"),
+        ("seconds_per_request", 101, "must be from 0 to 100 (delay of a request before its prefill"),
+        ("memory_share", 1.5, "must be from 0.001 to 1 (share of the remaining memory"),
+        ("memory_share", True, "must be a number, got True"),
+        ("memory_share", "x" * 50, "must be a number, got 'xxx"),
+        ("memory_share", None, "must be a number, got None"),
     ],
 )
 def test_what_is_said_of_it(name, value, says):

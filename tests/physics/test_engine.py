@@ -91,8 +91,8 @@ GOOD = FIT + "covariance = [[0.01, 0.0], [0.0, 0.02]]\n"
         ("[constants]\nxyzzy = 0.5\n", "constants.xyzzy: no such constant"),
         ('[constants]\nmemory_efficiency = "high"\n', "constants.memory_efficiency: must be a number"),
         ("[constants]\nmemory_efficiency = true\n", "constants.memory_efficiency: must be a number"),
-        ("[constants]\nseconds_per_step = -1\n", "constants.seconds_per_step: must be from 0 to 1 (s per step"),
-        ("[constants]\nseconds_per_step = nan\n", "constants.seconds_per_step: must be from 0 to 1 (s per step"),
+        ("[constants]\nseconds_per_step = -1\n", "constants.seconds_per_step: must be from 0 to 1 (time of host work"),
+        ("[constants]\nseconds_per_step = nan\n", "constants.seconds_per_step: must be from 0 to 1 (time of host work"),
         ("[constants]\nmemory_efficiency = 0\n", "constants.memory_efficiency: must be from 0.001 to 1.25"),
         (SMALL + '[fit]\nnames = "memory_efficiency"\n', "fit.names: must be a list of names of constants"),
         (
@@ -106,11 +106,11 @@ GOOD = FIT + "covariance = [[0.01, 0.0], [0.0, 0.02]]\n"
         (FIT + 'covariance = "wide"\n', "fit.covariance: must be rows of numbers"),
         (FIT + "covariance = [[0.01, 0.0], [0.0]]\n", "fit.covariance: must be rows of numbers"),
         (FIT + "covariance = [[0.01]]\n", "fit.covariance: must be 2 x 2 numbers, not 1 x 1"),
-        (FIT + "covariance = [[0.01, 0.0], [0.01, 0.02]]\n", "fit.covariance: is no covariance"),
-        (FIT + "covariance = [[0.01, inf], [inf, 0.02]]\n", "fit.covariance: is no covariance"),
-        (FIT + "covariance = [[0.01, 0.0], [0.0, nan]]\n", "fit.covariance: is no covariance"),
-        (FIT + "covariance = [[0.01, 0.0], [0.0, -0.02]]\n", "fit.covariance: is no covariance"),
-        (FIT + "covariance = [[0.01, 0.1], [0.1, 0.01]]\n", "fit.covariance: is no covariance"),
+        (FIT + "covariance = [[0.01, 0.0], [0.01, 0.02]]\n", "fit.covariance: must be symmetric"),
+        (FIT + "covariance = [[0.01, inf], [inf, 0.02]]\n", "fit.covariance: must be symmetric"),
+        (FIT + "covariance = [[0.01, 0.0], [0.0, nan]]\n", "fit.covariance: must be symmetric"),
+        (FIT + "covariance = [[0.01, 0.0], [0.0, -0.02]]\n", "fit.covariance: must be symmetric"),
+        (FIT + "covariance = [[0.01, 0.1], [0.1, 0.01]]\n", "fit.covariance: must be symmetric"),
         (GOOD + "[fit.interval]\ntpot = 3\n", "fit.interval: must have tables such as"),
         (
             GOOD + "[fit.interval]\nttft = 3\n[fit.interval.tpot]\ndecode = [0.8, 1.2]\n",
@@ -123,7 +123,7 @@ GOOD = FIT + "covariance = [[0.01, 0.0], [0.0, 0.02]]\n"
         (GOOD + '[fit.interval.tpot]\ndecode = [0.8, "x"]\n', "fit.interval.tpot.decode: must be two factors"),
         (GOOD + '[fit.parameter_variance.tpot]\ndecode = "x"\n', "fit.parameter_variance.tpot.decode: must be a variance"),
         (GOOD + "[fit.parameter_variance.tpot]\ndecode = -0.1\n", "fit.parameter_variance.tpot.decode: must be a variance"),
-        (GOOD.replace("[fit]\n", '[fit]\nvendors = ["NVIDIA", 3]\n'), "fit.vendors: must be a list of makers of chips"),
+        (GOOD.replace("[fit]\n", '[fit]\nvendors = ["NVIDIA", 3]\n'), "fit.vendors: must be a list of chip vendors"),
     ],
 )
 def test_a_file_that_cannot_be_right_is_refused(tmp_path, text, says):
@@ -187,13 +187,13 @@ def test_an_engine_in_words():
     [
         ('model_type = "llama"\n', "it looks like a model's config.json"),
         ('architectures = ["A"]\n', "it looks like a model's config.json"),
-        ("[peak]\nfp8 = 1\n", "it looks like a chip, system or list of rents"),
-        ("[[domains]]\nsize = 1\n", "it looks like a chip, system or list of rents"),
-        ("[[quotes]]\nusd = 1\n", "it looks like a chip, system or list of rents"),
+        ("[peak]\nfp8 = 1\n", "it looks like a chip, a system or a list of rents"),
+        ("[[domains]]\nsize = 1\n", "it looks like a chip, a system or a list of rents"),
+        ("[[quotes]]\nusd = 1\n", "it looks like a chip, a system or a list of rents"),
         ("", "has no table [constants]; an engine file has name, title, [source], [constants], [[arithmetic]] and [fit]"),
         ("constants = 3\n", "has no table [constants]"),
         ("[constants]\n", "has no table [constants]"),
-        ("[other]\na = 1\n[constants]\nsmall_kv = 1\n", "'other' is no key of an engine"),
+        ("[other]\na = 1\n[constants]\nsmall_kv = 1\n", "'other' is not a key of an engine file"),
     ],
 )
 def test_a_file_of_something_else_is_told(tmp_path, text, looks):

@@ -146,11 +146,11 @@ STATE = model_of(matrix(), attention=(Attention(name="state", state_bytes=1.0),)
         ({"redundant_experts": -1}, SPARSE, r"redundant_experts must be at least 0, not -1"),
         ({"pp": 5}, DENSE, r"pp=5 is more than the 4 layers of toy"),
         ({"tp": 2, "ep": 2}, DENSE, r"ep=2, but toy has no experts; use tp or pp"),
-        ({"dp": 2}, DENSE, r"dp=2, but toy has no experts that attention groups could share; use replicas"),
+        ({"dp": 2}, DENSE, r"dp=2, but toy has no routed experts that data-parallel ranks could share; use replicas"),
         ({"tp": 4, "ep": 3}, SPARSE, r"ep=3 does not divide the tp x cp x dp = 4 chips of a stage; try 2 or 4"),
         ({"dp": 7, "ep": 7}, SPARSE, r"ep=7 is more than the 6 experts of toy"),
         ({"cp": 2}, STATE, r"cp=2, but toy has no KV cache to divide"),
-        ({"tp": np.array([1, 5])}, DENSE, r"does not divide the 12 heads of toy; try ways that divide it"),
+        ({"tp": np.array([1, 5])}, DENSE, r"does not divide the 12 heads of toy; try a degree that divides it"),
     ],
 )
 def test_a_layout_that_does_not_divide_the_model_is_refused(layout, model, says):
@@ -217,7 +217,7 @@ def test_fields_of_a_layout_may_be_lists_that_go_together():
     assert (found.tp.tolist(), found.dp.tolist()) == ([1, 2], [3, 4])
     plain = Layout(tp=2)
     assert check_ways(plain) is plain
-    with pytest.raises(LayoutError, match="the fields of a layout do not go together"):
+    with pytest.raises(LayoutError, match="layout: the shapes of its fields do not broadcast"):
         check_ways(Layout(tp=[1, 2], dp=[1, 2, 3]))
     with pytest.raises(LayoutError, match="dp must be at most 200,000"):
         check_ways(Layout(dp=200_001))

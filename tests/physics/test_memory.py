@@ -250,7 +250,7 @@ def test_weights_that_leave_no_room_hold_less_than_one():
 @pytest.mark.parametrize("name", ["batch", "context", "step_tokens"])
 def test_arrays_that_do_not_go_together_are_named(name):
     given = {"batch": np.ones(2), "context": np.ones(2), "step_tokens": np.ones(2)} | {name: np.ones(3)}
-    with pytest.raises(RangeError, match=rf"do not go together: .*{name} \(3,\)"):
+    with pytest.raises(RangeError, match=rf"do not broadcast: .*{name} \(3,\)"):
         memory_per_chip(model_of(matrix()), machine(), engine="ideal", **given)
     layout = Layout(dp=np.ones(3, dtype=int))
     with pytest.raises(RangeError, match=r"dp \(3,\)"):

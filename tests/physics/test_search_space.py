@@ -108,13 +108,13 @@ def test_replicas_grow_to_256_chips_or_a_domain(experts_, domain, chips, largest
         (Layout(tp=4), (1, 2), ""),
         (Layout(tp=2, pp=2, microbatches=4), (1, 2), ""),
         (Layout(tp=4, replicas=3), (1, 2), ""),  # as many as fit
-        (Layout(tp=4, redundant_experts=5), (1, 2), "redundant_experts=5 is not tried here; ways that are: 0"),
-        (Layout(tp=3), (1, 2), "tp=3 is not tried here; ways that are: 1, 2, 4, 8"),
-        (Layout(tp=4, pp=3), (1, 2), "pp=3 is not tried here; ways that are: 1, 2"),  # with tp=4 on eight chips
-        (Layout(tp=2, dp=2), (1, 2), "dp=2 is not tried here; ways that are: 1"),
-        (Layout(tp=2, cp=3), (1, 2), "cp=3 is not tried here; ways that are: 1, 2, 4"),
-        (Layout(microbatches=2), (1,), "microbatches=2 is not tried here; ways that are: 1"),
-        (Layout(pp=2), (1, 2), "microbatches=1 is not tried here; ways that are: 2, 4"),
+        (Layout(tp=4, redundant_experts=5), (1, 2), "redundant_experts=5 is not tried here; the search tries 0"),
+        (Layout(tp=3), (1, 2), "tp=3 is not tried here; the search tries 1, 2, 4, 8"),
+        (Layout(tp=4, pp=3), (1, 2), "pp=3 is not tried here; the search tries 1, 2"),  # with tp=4 on eight chips
+        (Layout(tp=2, dp=2), (1, 2), "dp=2 is not tried here; the search tries 1"),
+        (Layout(tp=2, cp=3), (1, 2), "cp=3 is not tried here; the search tries 1, 2, 4"),
+        (Layout(microbatches=2), (1,), "microbatches=2 is not tried here; the search tries 1"),
+        (Layout(pp=2), (1, 2), "microbatches=1 is not tried here; the search tries 2, 4"),
     ],
 )
 def test_what_is_not_tried_is_said(layout, microbatches, says):

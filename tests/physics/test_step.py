@@ -308,7 +308,7 @@ def test_a_step_in_words():
     title, figures = SAID.headline()
     assert title == "Step: 10.0 s"
     assert figures == {
-        "bounds": "6.00 s, all overlapped; 12.0 s, nothing overlapped",
+        "bounds": "6.00 s with full overlap; 12.0 s with no overlap",
         "terms": "feed-forward 50%, all-reduce 30%, head 10% and 1 more",
         "waits for": "weights 60%, scale-up 40%",
     }

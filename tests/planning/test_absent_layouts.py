@@ -17,7 +17,7 @@ def test_copies_of_experts_are_those_that_make_them_even():
     assert copied in fitting(case)
     assert absent_because(case, copied) == []
     assert absent_because(case, st.Layout(dp=72, ep=72)) == [
-        "256 experts do not come out even over ep=72 chips, as vllm needs; try redundant_experts=32"
+        "256 experts do not divide evenly over ep=72 chips, as vllm needs; try redundant_experts=32"
     ]
     more = absent_because(case, st.Layout(dp=64, ep=64, redundant_experts=64))
-    assert more == ["redundant_experts=64 is not tried here; ways that are: 0"]
+    assert more == ["redundant_experts=64 is not tried here; the search tries 0"]

@@ -55,8 +55,8 @@ def test_the_larger_of_two_pools_counts():
         [one.words for one, there in extrapolation_flags(CASE, decode, reader) if there]
         for decode, reader in ((Layout(), Layout(tp=16)), (Layout(tp=16), Layout()), (Layout(), Layout(pp=2)))
     ]
-    assert words[0] == words[1] == ["prefill and decode in pools of their own", "replicas of more than 8 chips"]
-    assert words[2] == ["prefill and decode in pools of their own", "pipeline stages"]
+    assert words[0] == words[1] == ["separate prefill and decode pools", "replicas of more than 8 chips"]
+    assert words[2] == ["separate prefill and decode pools", "pipeline stages"]
 
 
 SURES = (None, 0.5, 0.7, 0.9, 0.99)
@@ -104,10 +104,10 @@ def test_the_ideal_is_certain_whatever_is_asked():
 
 @pytest.mark.parametrize("sure", [0.3, 2, math.nan])
 def test_a_plan_refuses_what_is_no_such_probability(sure):
-    with pytest.raises(RangeError, match="sure is a probability from"):
+    with pytest.raises(RangeError, match="sure: must be a probability from"):
         plan(MODEL, NODES, WORK, engine="ideal", sure=sure, alternatives=False)
 
 
 def test_a_plan_refuses_to_be_sure_of_no_limits():
-    with pytest.raises(RangeError, match="sure is of limits, and there are none"):
+    with pytest.raises(RangeError, match=r"sure: .* needs a limit"):
         plan(MODEL, NODES, WORK, engine="ideal", sure=0.9, alternatives=False)

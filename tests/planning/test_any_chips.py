@@ -94,7 +94,7 @@ def test_what_an_engine_does_not_start_is_no_lack_of_memory():
     model = model_of(matrix(weights=9e9), attention=(cache,), heads=12, layers=1)
     system = machine(size=3, capacity=4e9)
     assert st.plan(model, system, CHAT, chips=3, engine="ideal", alternatives=False).feasible
-    says = "typical starts no layout that holds them, such as tp3: tp=3 and the 4 KV heads of toy do not divide each other"
+    says = "typical cannot start a layout that fits, such as tp3: tp=3 and the 4 KV heads of toy do not divide each other"
     with pytest.raises(InputError, match=says):
         st.plan(model, system, CHAT, chips=3, engine=engine_named("typical"), alternatives=False)
 

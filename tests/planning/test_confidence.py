@@ -16,7 +16,7 @@ RANGE = (0.008, 0.015)  # of a figure of 10 ms
 
 @pytest.mark.parametrize("sure", [0.3, 0.49999, 0.9901, 1, 2, -0.9, math.nan, math.inf])
 def test_what_is_no_such_probability_is_refused(sure):
-    with pytest.raises(RangeError, match=r"sure is a probability from 0\.5 to 0\.99, such as 0\.9, not "):
+    with pytest.raises(RangeError, match=r"sure: must be a probability from 0\.5 to 0\.99, got "):
         check_sure(sure)
 
 

@@ -147,7 +147,7 @@ def test_pools_and_points_in_words():
     )
     title, figures = pool.headline()
     assert title == "Pool (serve) of 6 chips: tp2 x3, batch 1,234, chunks of 2,048 tokens"
-    assert figures == {"step": "2.00 ms", "rate": "50,000 tok/s", "memory of a chip": "3.00 GB of 11.0 GB"}
+    assert figures == {"step": "2.00 ms", "rate": "50,000 tok/s", "memory per chip": "3.00 GB of 11.0 GB"}
     assert replace(pool, chunk=0).headline()[0] == "Pool (serve) of 6 chips: tp2 x3, batch 1,234"
     point = replace(
         made.front[0], layout_text="text", batch=1234, tokens_per_second_per_user=50.0, tokens_per_second_per_chip=200.0,
@@ -156,6 +156,6 @@ def test_pools_and_points_in_words():
     title, figures = point.headline()
     assert title == "Point: text, batch 1,234"
     assert list(figures) == ["speed", "output", "cost"]
-    assert figures["speed"].endswith("tok/s a user")
-    assert figures["output"] == "200 tok/s a chip"
+    assert figures["speed"].endswith("tok/s per user")
+    assert figures["output"] == "200 tok/s per chip"
     assert figures["cost"] == "2.50 USD per million output tokens"

@@ -84,8 +84,8 @@ def test_a_request_yields_no_more_tokens_than_it_owes():
 
 def test_plans_tell_what_they_draft_and_what_that_does_at_each_batch():
     found = plan(MODEL, NODES, WORK, engine="ideal", drafts=2, acceptance=2.5, alternatives=False)
-    assert found.speculation == Speculation(drafts=2, acceptance=2.5, source="acceptance as given")
-    assert found.speculation.text == "2 drafts a step, 2.5 tokens accepted (acceptance as given)"
+    assert found.speculation == Speculation(drafts=2, acceptance=2.5, source="given")
+    assert found.speculation.text == "2 speculative tokens per step, acceptance length 2.5 (given)"
     assert found.pools[-1].batch in [row.batch for row in found.drafted]
     for row in found.drafted:
         assert row.speed_up == pytest.approx(row.tpot_without / row.tpot)
@@ -182,13 +182,13 @@ def test_an_own_file_of_measured_acceptances_comes_first(tmp_path, monkeypatch):
         ({"drafts": 9}, RangeError, "drafts must be .* 8"),
         ({"drafts": -1}, RangeError, "drafts must be at least 0"),
         ({"drafts": 1.5}, RangeError, "drafts must be a whole number"),
-        ({"drafts": "many"}, RangeError, "or auto, not 'many'"),
-        ({"drafts": 2, "acceptance": 3.5}, RangeError, "from 1 to 3 .* not 3.5"),
-        ({"drafts": 2, "acceptance": 0.85}, RangeError, "from 1 to 3 .* not 0.85"),
-        ({"drafts": 0, "acceptance": 2.0}, RangeError, "from 1 to 1 .* not 2"),
-        ({"acceptance": 2.0}, RangeError, "goes with a number of drafts"),
-        ({"drafts": "auto", "acceptance": 2.0}, RangeError, "which auto searches"),
-        ({"drafts": 4}, RangeError, "known up to 3"),
+        ({"drafts": "many"}, RangeError, "or auto, got 'many'"),
+        ({"drafts": 2, "acceptance": 3.5}, RangeError, "from 1 to 3 .* got 3.5"),
+        ({"drafts": 2, "acceptance": 0.85}, RangeError, "from 1 to 3 .* got 0.85"),
+        ({"drafts": 0, "acceptance": 2.0}, RangeError, "from 1 to 1 .* got 2"),
+        ({"acceptance": 2.0}, RangeError, "needs a number of drafts"),
+        ({"drafts": "auto", "acceptance": 2.0}, RangeError, "got auto"),
+        ({"drafts": 4}, RangeError, "measured beyond 3, got 4"),
     ],
 )
 def test_what_makes_no_sense_is_refused(asked, error, message, deepseek):

@@ -50,7 +50,7 @@ def test_the_soonest_first_token_that_is_told_can_be_had():
     asked = {"engine": "ideal", "alternatives": False}
     refused = plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(ttft=0.2), **asked)
     assert not refused.feasible
-    soonest = float(refused.reason.split("the soonest is ")[1].split(" ms")[0]) / 1e3
+    soonest = float(refused.reason.split("the earliest comes after ")[1].split(" ms")[0]) / 1e3
     assert plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(ttft=soonest * 1.01), **asked).feasible
     assert not plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(ttft=soonest * 0.98), **asked).feasible
 

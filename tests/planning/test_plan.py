@@ -137,7 +137,7 @@ def test_the_batch_follows_the_blackboard():
     ("slo", "says"),
     [
         (st.Slo(tpot=1e-5), "reaches 100,000 tok/s per user; the fastest gives"),
-        (st.Slo(ttft=1e-3), "gives a first token within 1.00 ms; the soonest is"),
+        (st.Slo(ttft=1e-3), "gives a first token within 1.00 ms; the earliest comes"),
     ],
 )
 def test_limits_that_nothing_meets_are_an_answer(deepseek, rack, slo, says):
@@ -152,7 +152,7 @@ def test_limits_that_only_clash_are_told_apart():
     model, system = st.load_model("llama-3.1-70b"), st.load_system("hgx-h100")
     workload, slo = st.Workload(input_tokens=8192, output_tokens=16), st.Slo(tpot=0.02, ttft=0.4)
     found = st.plan(model, system, workload, slo, engine="ideal", alternatives=False)
-    assert "not both: at 50.0 tok/s per user the soonest first token comes after" in found.reason
+    assert "not both: at 50.0 tok/s per user the earliest first token comes after" in found.reason
 
 
 def test_a_model_that_fits_nowhere_says_by_how_much():
@@ -254,7 +254,7 @@ def test_chips_on_which_one_model_was_measured_say_so():
     model, system = st.load_model("llama-3.1-70b"), st.load_system("mi300x-8")
     found = st.plan(model, system, st.Workload(input_tokens=1000, output_tokens=500), alternatives=False)
     assert found.engine == "typical"
-    assert any("rest on runs of DeepSeek-R1" in warning for warning in found.warnings)
+    assert any("rest only on runs of DeepSeek-R1" in warning for warning in found.warnings)
     sooner = st.decode_step(model, system, batch=8, context=1000, engine="typical").total
     bare = replace(system, chip=replace(system.chip, reached={}))
     assert sooner == pytest.approx(st.decode_step(model, bare, batch=8, context=1000, engine="typical").total / 0.71)

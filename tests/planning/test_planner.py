@@ -122,7 +122,7 @@ def test_links_carry_no_more_than_nine_tenths_of_what_they_could():
     assert found.transfer_seconds == pytest.approx(1e-6 + moving + moving / 2 * 9, rel=1e-2)  # 0.9 / (1 - 0.9) halves
     assert found.ttft > found.transfer_seconds
     assert found.binding == ("transfer rate",)
-    assert "the links between the pools carry no more KV caches" in found.why
+    assert "KV caches" in found.why
 
 
 def test_the_front_holds_points_of_both_modes_that_can_be_had():
@@ -186,9 +186,9 @@ def test_the_chips_of_a_plan_are_the_systems_unless_told():
     assert plan(MODEL, NODES, WORK, engine="ideal", alternatives=False).chips == 4
     one = plan(MODEL, NODES, WORK, engine="ideal", chips=2, alternatives=False)
     assert (one.chips, one.usd_per_second) == (2, pytest.approx(USD / 2))
-    with pytest.raises(st.InputError, match="mode must be aggregated or disaggregated, not both"):
+    with pytest.raises(st.InputError, match="modes: must be aggregated or disaggregated, got both"):
         plan(MODEL, NODES, WORK, engine="ideal", modes=("both",), alternatives=False)
-    with pytest.raises(st.InputError, match="mode must be"):
+    with pytest.raises(st.InputError, match="modes: must be"):
         plan(MODEL, NODES, WORK, engine="ideal", modes=(), alternatives=False)
 
 
@@ -218,14 +218,14 @@ def test_chips_that_no_machine_has_are_refused(chips, says):
 
 def test_a_machine_without_a_network_beyond_it_has_no_more_chips():
     box = replace(NODES, domains=(replace(NODES.domains[0], size=4),))
-    with pytest.raises(st.InputError, match="toy has 4 chips and no network beyond them; 5 are too many"):
+    with pytest.raises(st.InputError, match=r"chips: must be at most 4, .* got 5"):
         plan(MODEL, box, WORK, engine="ideal", chips=5, alternatives=False)
 
 
 def test_a_plan_takes_one_of_everything():
     many = replace(WORK, input_tokens=np.array([1, 2]))
     for workload, slo in ((many, st.Slo()), (WORK, st.Slo(tpot=np.array([1.0, 2.0])))):
-        with pytest.raises(st.InputError, match="a plan takes one machine, one workload and one pair of limits"):
+        with pytest.raises(st.InputError, match="a plan takes one system, one workload and one pair of limits"):
             plan(MODEL, NODES, workload, slo, engine="ideal", alternatives=False)
 
 

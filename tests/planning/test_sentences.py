@@ -25,7 +25,7 @@ def test_what_to_mind_before_a_plan_is_made():
     found = plan(model, NODES, WORK, engine="ideal").warnings
     assert found == (
         "requests of 1,201 tokens exceed the model's context of 1,200",
-        "the rent of 2.00 USD/h a chip is a guess figure (kind not stated); give yours in USD per chip-hour, such as "
+        "the rent of 2.00 USD/h per chip is a guess figure (kind not stated); give yours in USD per chip-hour, such as "
         "--rent 2.10",
         "a note",
     )
@@ -51,7 +51,7 @@ def test_what_to_mind_about_a_rent(rent, says):
 @pytest.mark.slow
 def test_what_to_mind_about_chips_that_were_never_measured():
     on = engine(memory_efficiency=0.9, fit={"vendors": ["NVIDIA"]})
-    assert any("no run on chips of this maker was measured" in text for text in plan(MODEL, NODES, WORK, engine=on).warnings)
+    assert any("no run on chips of this vendor was measured" in text for text in plan(MODEL, NODES, WORK, engine=on).warnings)
     known = machine(size=4, capacity=11e9, vendor="NVIDIA")
     assert not any("was measured" in text for text in plan(MODEL, known, WORK, engine=on).warnings)
     amd = machine(size=4, capacity=11e9, vendor="AMD")
@@ -89,7 +89,7 @@ def test_a_machine_that_nothing_helps():
     found = plan(
         one_matrix(heads=1), machine(size=1), WORK, chips=1, engine=engine(seconds_per_step=1e3, seconds_per_sequence=1e3)
     )
-    assert "No single figure of the machine, 10 % better, would lower the cost" in found.why
+    assert "No single hardware figure, 10 % better, would lower the cost" in found.why
     assert "waits for the engine's overhead for 100%" in found.why
 
 
@@ -160,9 +160,9 @@ def test_limits_that_are_out_of_reach_say_how_near_the_best_comes():
     fastest = max(p.tokens_per_second_per_user for p in plan(MODEL, NODES, WORK, engine="ideal").front)
     assert f"reaches 10,000 tok/s per user; the fastest gives {fastest:,.0f} tok/s" in found.reason
     late = plan(MODEL, NODES, WORK, st.Slo(ttft=1e-3), engine="ideal")
-    assert "no layout on 4 chips gives a first token within 1.00 ms; the soonest is" in late.reason
+    assert "no layout on 4 chips gives a first token within 1.00 ms; the earliest comes" in late.reason
     readers = plan(MODEL, NODES, WORK, st.Slo(ttft=1e-3), engine="ideal", modes=(DISAGGREGATED,))
-    assert "no layout on 4 chips gives a first token within 1.00 ms; the soonest is" in readers.reason
+    assert "no layout on 4 chips gives a first token within 1.00 ms; the earliest comes" in readers.reason
     slow = plan(MODEL, machine(size=4, bandwidth=1e9, capacity=11e9), WORK, st.Slo(tpot=1e-4), engine="ideal")
     assert "the fastest gives" in slow.reason  # it serves fewer than a request a second
     assert slow.transfer_seconds == 0
@@ -203,10 +203,10 @@ def test_without_a_rent_more_is_served_instead_of_cheaper():
     )
     found = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), free, WORK, chips=1, engine="ideal", alternatives=False)
     assert found.why.startswith("It cannot serve more because ")
-    assert found.why.endswith("10 % more HBM bandwidth would help most: 10.0% more requests a second.")
+    assert found.why.endswith("10 % more HBM bandwidth would help most: 10.0% more requests per second.")
     waits = engine(seconds_per_step=1.0, seconds_per_sequence=1.0)
     still = plan(one_matrix(heads=1), replace(free, chip=machine(size=1).chip), WORK, chips=1, engine=waits)
-    assert "No single figure of the machine, 10 % better, would raise that." in still.why
+    assert "No single hardware figure, 10 % better, would raise the output." in still.why
 
 
 def test_what_no_figure_would_bring_is_told_only_where_it_was_worked_out():

@@ -66,9 +66,9 @@ def test_a_promotion_ends_on_its_day(way, day, paid):
 
 
 def test_a_day_before_the_first_row(way):
-    with pytest.raises(RangeError, match="first row is of 2026-02-05"):
+    with pytest.raises(RangeError, match="first known price is from 2026-02-05"):
         find_list("anthropic/claude-opus-4-6", price_time="2025-01-01")
-    with pytest.raises(RangeError, match="first row is of"):
+    with pytest.raises(RangeError, match="first known price is from"):
         find_offers("deepseek-v3", price_time="2020-01-01")
 
 

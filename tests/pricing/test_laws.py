@@ -106,11 +106,11 @@ def test_the_seed_decides_and_nothing_else():
 def test_flat_lists_and_odd_ones_are_answered():
     flat = read_prices({"input": 2, "output": 10})
     assert not flat["kv_bytes_per_token"].identifiable
-    assert "no step" in flat["kv_bytes_per_token"].reason
+    assert "no price step" in flat["kv_bytes_per_token"].reason
     steep = read_prices({"input": 2, "output": 10, "tiers": [{"above_tokens": 200_000, "input": 4, "output": 15}]})
-    assert "input rises more than output" in steep["kv_bytes_per_token"].reason
+    assert "input price increases more than the output price" in steep["kv_bytes_per_token"].reason
     only = read_prices({"input": 2, "output": 10, "tiers": [{"above_tokens": 200_000, "input": 4, "output": 10}]})
-    assert "only input is dearer" in only["kv_bytes_per_token"].reason
+    assert "only the input price increases" in only["kv_bytes_per_token"].reason
     single = read_prices({"input": 1, "output": 1})
     assert single["active_parameters"].identifiable
     free_hits = read_prices({"input": 2, "output": 10, "cache_read": 0, "cache_write": 2.5})
@@ -126,7 +126,7 @@ def test_a_write_below_the_input_price_asks_nothing_for_holding(write):
     found = read_prices({"input": 2, "output": 10, "cache_read": 0.2, "cache_write": write, "hold": "5 min"})
     for name in ("hold_price_short", "memory_tiers"):
         assert not found[name].identifiable
-    assert "less than fresh input" in found["hold_price_short"].reason
+    assert "less than new input" in found["hold_price_short"].reason
     assert "no write price above input" in found["memory_tiers"].reason
     both = read_prices({"input": 2, "output": 10, "cache_write": write, "hold": "5 min", "storage": 1.0})
     assert len(both["memory_tiers"].words) == 1

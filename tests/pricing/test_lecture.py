@@ -51,8 +51,8 @@ def test_hits_and_premiums_of_caches():
                          "hold": "5 min", "hold_long": "1 h"})  # fmt: skip
     assert found["hits_short"].value == pytest.approx(0.2778, abs=1e-4)
     assert found["hits_long"].value == pytest.approx(1.1111, abs=1e-4)
-    assert found["hits_short"].reason.endswith("whole hits: 1")
-    assert found["hits_long"].reason.endswith("whole hits: 2")
+    assert found["hits_short"].reason.endswith("rounded up: 1")
+    assert found["hits_long"].reason.endswith("rounded up: 2")
     assert found["hold_price_short"].value == pytest.approx(15)
     assert found["hold_price_long"].value == pytest.approx(5)
     assert found.ideal.hits == pytest.approx((0.2778, 1.1111), abs=1e-4)

@@ -172,26 +172,26 @@ def test_the_median_is_of_the_sellers_that_are_counted_in_the_sentence():
     """a at 1, b at 3 (two sources tell it), c at 4: not the variant of d, nor e of May, nor the reseller f."""
     found = market(*SOLD)
     assert found.median_price == 3
-    assert found.text.startswith("m is sold by 3 sellers; ")
+    assert found.text.startswith("3 sellers offer m; ")
     (note,) = uncounted(found)
-    for words in ("1 resell it (f)", "1 sell another variant alone (d)", "1 were last read before June 2026 (e)"):
+    for words in ("1 with the role reseller (f)", "1 with another variant only (d)", "1 without a price since June 2026 (e)"):
         assert words in note
     turbo = market(*SOLD, variant="turbo")
     assert turbo.median_price == 9
-    assert turbo.text.startswith("m turbo is sold by 1 seller; ")
+    assert turbo.text.startswith("1 seller offers m turbo; ")
 
 
 def test_one_seller_that_is_asked_for():
-    assert market(SOLD[0], provider="a").text.startswith("a sells m; a request")
+    assert market(SOLD[0], provider="a").text.startswith("a offers m; a request")
     assert "at the median" not in market(SOLD[0], provider="a").text
-    assert market(SOLD[4], provider="d").text.startswith("d sells m as turbo alone; ")
-    assert market(SOLD[6]).text.startswith("m is sold by resellers alone (f); ")
+    assert market(SOLD[4], provider="d").text.startswith("d offers m only as turbo; ")
+    assert market(SOLD[6]).text.startswith("Only resellers offer m (f); ")
 
 
 def test_notes_of_sources_name_what_others_say():
     one = replace(market(SOLD[0]).offers[0], disagreeing="litellm 0.5/2;models-dev 0.4/2")
     notes = market_caveats(replace(market(SOLD[0]), offers=(one,)))
-    assert any("a (litellm 0.5/2, models-dev 0.4/2 elsewhere)" in note and "--csv" in note for note in notes)
+    assert any("a (litellm 0.5/2, models-dev 0.4/2 in other sources)" in note and "--csv" in note for note in notes)
 
 
 def test_a_name_of_the_catalogue_is_the_model_itself():
@@ -300,12 +300,12 @@ def test_fresh_input_pays_for_the_prompt_that_is_not_cached():
     [
         ({"input": -1, "output": 2}, "0 or more"),
         ({"input": math.nan, "output": 2}, "not a number"),
-        ({"input": math.inf, "output": 2}, "is a number of USD"),
-        ({"input": 2e-6, "output": 1e-5}, "which unit"),
-        ({"input": 2e-3, "output": 1e-2}, "which unit"),
-        ({"input": 2, "output": 10, "cache_read": 3}, "dearer than a fresh one"),
-        ({"input": 0, "output": 0}, "free is not a price"),
-        ({"input": 2, "output": 10, "tiers": [{"above_tokens": 2e5, "input": 0, "output": 0}]}, "free is not a price"),
+        ({"input": math.inf, "output": 2}, "must be a number of USD"),
+        ({"input": 2e-6, "output": 1e-5}, "give the unit"),
+        ({"input": 2e-3, "output": 1e-2}, "give the unit"),
+        ({"input": 2, "output": 10, "cache_read": 3}, "more expensive than a new one"),
+        ({"input": 0, "output": 0}, "free tier"),
+        ({"input": 2, "output": 10, "tiers": [{"above_tokens": 2e5, "input": 0, "output": 0}]}, "free tier"),
         (
             {"input": 2, "output": 10, "tiers": [{"above_tokens": a, "input": 3, "output": 15} for a in (2e5, 1e5)]},
             "must ascend",
@@ -317,7 +317,7 @@ def test_fresh_input_pays_for_the_prompt_that_is_not_cached():
         ({"input": 2, "output": 10, "longest": math.nan}, "longest must be 0 or more"),
         ({"input": 2, "output": 10, "tiers": [{"above_tokens": math.nan, "input": 4, "output": 15}]}, "above_tokens must be"),
         ({"input": 2, "output": 10, "services": [{"name": "fast", "input": math.nan, "output": 15}]}, "fast: input is nan"),
-        ({"input": "2", "output": 10}, "is a number"),
+        ({"input": "2", "output": 10}, "must be a number"),
     ],
 )
 def test_what_is_no_list(fields, words):
@@ -345,14 +345,14 @@ def run(*words):
         ("openai/gpt-6-sol", "--read"),
         ("deepsek-v3", "did you mean deepseek-v3"),
         ("gpt2-xl", "no seller of it is known"),
-        ("deepseek-v3 --provider nobody", "It is sold by"),
+        ("deepseek-v3 --provider nobody", "Sellers: "),
         ("deepseek-v3 hgx-h100", "--target-margin"),
         ("qwen3-30b-a3b-fp4", "variant fp4 of qwen3-30b-a3b"),
         ("qwen3-30b-a3b-fp4 hgx-h100 --target-margin 2", "variant fp4 of qwen3-30b-a3b"),
         ("deepseek-v3 cs-3 --target-margin 2", "no rent"),
-        ("openai/gpt-6-sol --read --date 2020-01-01", "first row is of 2026-09-22"),
-        ("openai/gpt-6-sol --read --date yesterday", "--date takes a day"),
-        ("openai/gpt-6-sol --read --margin 7..2", "say 2..7"),
+        ("openai/gpt-6-sol --read --date 2020-01-01", "first known price is from 2026-09-22"),
+        ("openai/gpt-6-sol --read --date yesterday", "--date: must be a day"),
+        ("openai/gpt-6-sol --read --margin 7..2", "give 2..7"),
         ("openai/gpt-6-sol --read --seed -1", "seed"),
         ("openai/gpt-6-sol --read --hold HBN=1", "did you mean HBM"),
         ("deepseek-v3 --mix 4096", "4096:1024:0.5"),
@@ -378,7 +378,7 @@ def test_one_list_read_backward_in_text_and_json(monkeypatch):
         monkeypatch.setenv("COLUMNS", width)
         found = run("openai/gpt-6-sol", "--read", "--lecture")
         assert found.exit_code == 0, found.exception
-        assert found.output.startswith("openai/gpt-6-sol says ")
+        assert found.output.startswith("The prices of openai/gpt-6-sol imply ")
         assert max(map(len, found.output.splitlines())) <= int(width)
         for words in ("Not identifiable", "held for", "H HBM D DRAM F flash K disk", "sections 13 and 14 cannot both"):
             assert words in " ".join(found.output.split())
@@ -427,7 +427,7 @@ def test_a_list_of_ones_own(tmp_path):
     )
     found = run("--list", str(path), "--brief")
     assert found.exit_code == 0, found.exception
-    assert found.output.startswith("me/mine says ")
+    assert found.output.startswith("The prices of me/mine imply ")
     path.write_text("input = 2\noutpt = 10\n")
     assert "did you mean output" in str(run("--list", str(path)).exception)
 

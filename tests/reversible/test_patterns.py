@@ -64,10 +64,10 @@ def test_all_known_patterns_have_a_time():
 @pytest.mark.parametrize(
     ("ask", "says"),
     [
-        (lambda: dependency_patterns.butterfly(48), "power of 2, not 48; 32 or 64 will do"),
-        (lambda: dependency_patterns.shuffle(48, 4), "power of 4, not 48; 16 or 64 will do"),
+        (lambda: dependency_patterns.butterfly(48), "power of 2, not 48; use 32 or 64"),
+        (lambda: dependency_patterns.shuffle(48, 4), "power of 4, not 48; use 16 or 64"),
         (lambda: dependency_patterns.window(0, 1), "the size of a pattern must be at least 1"),
-        (lambda: mixing_time(lambda number: np.ones((2, 3), dtype=bool)), "a square of truths"),
+        (lambda: mixing_time(lambda number: np.ones((2, 3), dtype=bool)), "boolean matrix"),
         (lambda: dependency_patterns.known_times(["AES"]), "unknown pattern 'AES'"),
     ],
 )

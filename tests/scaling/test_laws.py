@@ -247,9 +247,9 @@ def test_unknown_laws_and_inputs_name_the_nearest():
         load_law("epock")
     with pytest.raises(UnknownName, match="did you mean experts"):
         loss("ludziejewski", 1e9, 1e11, expert=8)
-    with pytest.raises(InputError, match="hoffmann knows nothing of experts"):
+    with pytest.raises(InputError, match="hoffmann has no input for experts"):
         loss("hoffmann", 1e9, 1e11, experts=8)
-    with pytest.raises(RangeError, match="krajewski knows dense models and 64 experts alone, not 8"):
+    with pytest.raises(RangeError, match=r"krajewski .*64 experts, got 8"):
         loss("krajewski", 1e9, 1e11, experts=8)
     with pytest.raises(RangeError, match="parameters must be greater than 0"):
         loss("epoch", -1, 1e11)
@@ -260,11 +260,11 @@ def test_unknown_laws_and_inputs_name_the_nearest():
 def test_what_a_law_cannot_tell_is_said():
     with pytest.raises(InputError, match=r"gadre lacks the constants E, a, b, eta"):
         loss("gadre", 1e9, 1e11)
-    with pytest.raises(InputError, match="llama-3 tells no loss"):
+    with pytest.raises(InputError, match="llama-3 has no loss"):
         loss("llama-3", 1e9, 1e11)
-    with pytest.raises(InputError, match="clark-s-base knows no tokens"):
+    with pytest.raises(InputError, match="clark-s-base has no tokens"):
         tokens_for("clark-s-base", 1e9, 2.0)
-    with pytest.raises(InputError, match="hoffmann: errors of its constants are not known"):
+    with pytest.raises(InputError, match="hoffmann: the joint errors"):
         sample_constants(load_law("hoffmann"), 10)
     with pytest.raises(UnknownName, match="constant of gadre"):
         with_constants("gadre", beta=0.3)
@@ -297,9 +297,9 @@ beta = { value = 0.3, from = "own" }
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('form = "additive"', 'form = "aditive"', r"mine.toml:3: form: no form is called 'aditive'; did you mean additive\?"),
+        ('form = "additive"', 'form = "aditive"', r"mine.toml:3: form: unknown form 'aditive'; did you mean additive\?"),
         ("alpha =", "alfa =", r"mine.toml:14: constants.alfa: the form additive has E, A, B, alpha, beta"),
-        ('value = 1.5, from = "own"', 'value = 1.5, from = "onw"', r"source 'onw' is not among \[sources\]; did you mean own"),
+        ('value = 1.5, from = "own"', 'value = 1.5, from = "onw"', r"source 'onw' is not in \[sources\]; did you mean own"),
         ('counts = "active"', 'counts = "some"', r"mine.toml:5: counts: must be active"),
         ("year = 2026", "", "year: is missing"),
     ],
@@ -319,10 +319,10 @@ def test_a_spread_that_is_no_matrix_is_refused(tmp_path):
     path.write_text(GOOD + spread.replace("CELL", "1.0"))
     assert np.std(sample_constants(load_law(path), 100).constants["A"]) == pytest.approx(0.1, rel=0.3)
     path.write_text(GOOD + spread.replace("CELL", "0.5"))
-    with pytest.raises(DataFileError, match="is no matrix of correlations"):
+    with pytest.raises(DataFileError, match="not a correlation matrix"):
         load_law(path)
     path.write_text(GOOD + spread.replace("CELL", "nan"))
-    with pytest.raises(DataFileError, match="is no matrix of correlations"):
+    with pytest.raises(DataFileError, match="not a correlation matrix"):
         load_law(path)
     for wrong in ("-0.1", "nan", "inf"):
         path.write_text(GOOD + spread.replace("CELL", "1.0").replace("0.1", wrong))

@@ -133,7 +133,7 @@ def test_rollouts_cost_what_outputs_do():
 @pytest.mark.slow
 def test_a_mixture_that_holds_more_than_the_law_s_is_noted():
     machine = budget("8B@1T", DEMAND, experts=64, machine=SERVING).machine
-    assert any("what is served is not quite what the law judged" in note for note in machine.notes)
+    assert any("the loss is that of another model" in note for note in machine.notes)
     assert machine.total_params > 10 * machine.params
 
 
@@ -141,7 +141,7 @@ def test_a_mixture_that_holds_more_than_the_law_s_is_noted():
 def test_what_no_machine_serves_is_told():
     with pytest.raises(Impossible, match=r"no size near .* is served within the limits"):
         budget("100B@10T", DEMAND, law="epoch", machine=Serving(system="hgx-h100", workload=WORK, slo=st.Slo(tpot=1e-4)))
-    with pytest.raises(Impossible, match="8 chips of hgx-h100 train no size near"):
+    with pytest.raises(Impossible, match="8 chips of hgx-h100 can train no size near"):
         budget("1T@100T", DEMAND, law="epoch", machine=Serving(system="hgx-h100", workload=WORK, training_chips=8))
     with pytest.raises(InputError, match="no rent is known"):
         budget("8B@1T", DEMAND, law="epoch", machine=Serving(system="cs-3", workload=WORK))

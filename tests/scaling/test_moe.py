@@ -55,7 +55,7 @@ def test_what_a_law_is_asked_is_what_it_knows():
     assert inputs_for_experts(load_law("clark-hash"), 8) == {"experts": 8}
     assert inputs_for_experts(load_law("krajewski"), 8) is None
     assert inputs_for_experts(load_law("abnar"), 1) == {"sparsity": 0.0}
-    with pytest.raises(InputError, match="epoch knows nothing of experts"):
+    with pytest.raises(InputError, match="epoch has no input for experts"):
         moe_board(1e9, law="epoch")
     with pytest.raises(RangeError, match="experts must be at least 1"):
         moe_board(1e9, experts=[0])

@@ -72,13 +72,11 @@ def test_a_longer_tail_takes_longer_for_the_same_tokens():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(RangeError, match="the mean answer lies between"):
+    with pytest.raises(RangeError, match="output: "):
         rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"output": 5000}))
-    with pytest.raises(RangeError, match="a replica takes 2 chips, and 1 of 1 roll out"):
+    with pytest.raises(RangeError, match="a replica takes 2 chips, and the rollout has 1 of 1"):
         rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"chips": 1}))
-    with pytest.raises(
-        Impossible, match=r"does not fit a replica of 2 chips: each would hold .* give more ways, such as --tp 4"
-    ):
+    with pytest.raises(Impossible, match=r"does not fit a replica of 2 chips: each chip needs .* such as --tp 4"):
         rl_step("deepseek-v3", "hgx-h100", **ASKED)
     with pytest.raises(RangeError, match="leaves none to train"):
         rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"rollout_share": 0.999}))
@@ -87,9 +85,9 @@ def test_what_cannot_be_is_refused():
 def test_chips_that_idle_and_answers_beyond_the_context_are_noted():
     assert rl_step("qwen3-30b-a3b", "hgx-h100", **ASKED).notes == ()
     (idle,) = rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"chips": 33})).notes
-    assert idle == "1 chip of those that roll out idles: a replica takes 2"
+    assert idle == "1 chip of the rollout idles: a replica takes 2"
     (long,) = rl_step("qwen3-30b-a3b", "hgx-h100", **(ASKED | {"longest": 1e6})).notes
-    assert "exceed the model's context" in long
+    assert "exceed the context" in long
 
 
 @pytest.mark.slow

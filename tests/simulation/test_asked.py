@@ -37,8 +37,8 @@ def test_a_share_of_the_rate_is_a_class_of_its_own():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, "at a rate or for clients"), ({"rate": 1.0, "fast_share": 1.0}, "fast share must be"),
-        ({"rate": 1.0, "fast_share": -0.1}, "fast share must be"),
+        ({}, "rate, clients: one of the two"), ({"rate": 1.0, "fast_share": 1.0}, "fast_share: must be"),
+        ({"rate": 1.0, "fast_share": -0.1}, "fast_share: must be"),
         ({"rate": 1.0, "fast_share": 0.5, "requests": 1}, "two classes need at least 2"),
     ],
 )  # fmt: skip
@@ -78,7 +78,7 @@ def test_a_cache_has_the_machines_tiers_and_the_capacities_given():
     bandwidths = {tier.name: tier.bandwidth for tier in (system.chip.hbm, *system.tiers)}
     assert all(tier.bandwidth == bandwidths[tier.name] for tier in cache.tiers)
     assert cache_with_capacities(system, st.Layout(tp=2), {"hbm": 2 * system.chip.hbm.capacity}).tiers[0].capacity == 372e9
-    with pytest.raises(InputError, match="is more than the 397 GB"):
+    with pytest.raises(InputError, match="at most 397 GB"):
         cache_with_capacities(system, st.Layout(tp=2), {"hbm": 2.01 * system.chip.capacity})
     with pytest.raises(InputError, match="did you mean host"):
         cache_with_capacities(system, st.Layout(), {"hots": 1.0})

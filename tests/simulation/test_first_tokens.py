@@ -97,7 +97,8 @@ def test_a_plan_of_pools_is_what_a_simulation_of_it_finds():
     reader, server = found.pools
     seen = simulate(
         MODEL, NODES, traffic, engine="ideal", layout=server.layout, policy=Policy(max_num_seqs=server.max_num_seqs),
-        prefill=reader.layout, prefill_policy=Policy(max_num_seqs=reader.max_num_seqs, max_num_batched_tokens=1000 * reader.max_num_seqs),
+        prefill=reader.layout,
+        prefill_policy=Policy(max_num_seqs=reader.max_num_seqs, max_num_batched_tokens=1000 * reader.max_num_seqs),
     ).requests[3000:]  # fmt: skip
     assert np.mean((seen["finish"] - seen["first"]) / 200) == pytest.approx(found.tpot, rel=0.04)
     assert np.mean(seen["first"] - seen["arrival"]) == pytest.approx(found.ttft, rel=0.15)

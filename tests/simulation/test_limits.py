@@ -49,7 +49,7 @@ def test_what_it_rests_on_is_said_with_the_limit_that_is_missed():
     found = judge(run(), st.Slo(ttft=0.2, tpot=0.1))
     assert found.why == "first token 500 ms (limit 200 ms, missed); time per token 50.0 ms (limit 100 ms)"
     assert found.count == "630 of 1,000 requests (63.0%) meet all limits"
-    assert judge(run(within_limits=0.0), st.Slo(ttft=0.2)).count == "none of 1,000 requests meets all limits"
+    assert judge(run(within_limits=0.0), st.Slo(ttft=0.2)).count == "0 of 1,000 requests meet all limits"
     assert judge(run(within_limits=1e-3, sent=10_000), st.Slo()).within == 10
     assert "fewer than 0.1%" in judge(run(within_limits=1e-4, sent=10_000), st.Slo()).count
 

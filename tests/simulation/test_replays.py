@@ -49,14 +49,16 @@ def test_what_the_name_does_not_stand_for_has_to_be_given(what):
         engine = replace(engine, kernels=replace(engine.kernels, memory_efficiency=0.5))
     made = st.plan(*things.values(), WORK, LIMITS, chips=1, engine=engine, alternatives=False)
     for replayed in (st.replay, compare):
-        with pytest.raises(InputError, match=r"a plan holds names only, and .* is not what it was made of: a .* step takes"):
+        with pytest.raises(InputError, match=r"a plan contains only names, and .* differs from its inputs: a .* step takes"):
             replayed(made)
     assert st.replay(made, *things.values(), engine, requests=200).rate > 0
 
 
 def test_a_name_that_loads_nothing_says_what_to_give(plan):
     for what in ("model", "system", "engine"):
-        with pytest.raises(InputError, match=f"a plan holds the name of its {what} only: unknown {what} 'mine'.*Give {what}="):
+        with pytest.raises(
+            InputError, match=f"a plan contains only the name of its {what}: unknown {what} 'mine'.*Give {what}="
+        ):
             st.replay(replace(plan, **{what: "mine"}))
 
 
@@ -74,7 +76,7 @@ def test_requests_beyond_the_models_context_are_replayed_as_they_were_planned():
 def test_there_is_no_replay_of_nothing():
     nothing = st.plan("llama-3.1-8b", "hgx-h100", WORK, st.Slo(tpot=1e-5), chips=1, alternatives=False)
     for replayed in (st.replay, compare):
-        with pytest.raises(RangeError, match="there is nothing to replay: the plan is not possible"):
+        with pytest.raises(RangeError, match="plan: must be feasible"):
             replayed(nothing)
         with pytest.raises(InputError, match="a plan is a Plan"):
             replayed("llama-3.1-8b")
@@ -89,7 +91,7 @@ def test_a_plan_whose_limits_hold_at_no_rate_is_refused(plan):
     tight = replace(plan, slo=st.Slo(ttft=1e-3))
     found = st.replay(tight, requests=200)
     assert not found.good
-    assert "with random arrivals the limits do not hold at p90, down to" in found.reason
+    assert "with random arrivals the limits are not met at p90, down to" in found.reason
     assert "(9% of the plan's" in found.reason
     assert "(limit 1.00 ms, missed)" in found.reason
     assert not found.limits.is_met

@@ -64,14 +64,14 @@ def test_values_of_equal_ratios(low, span, many):
 @pytest.mark.parametrize(
     ("text", "of", "words"),
     [
-        ("1:8", BATCH, "not LOW:HIGH:N"),
-        ("8:1:3", BATCH, "does not rise"),
-        ("1:8:0", BATCH, "whole one from 2"),
+        ("1:8", BATCH, "LOW:HIGH:N"),
+        ("8:1:3", BATCH, "below HIGH"),
+        ("1:8:0", BATCH, "at least 2"),
         ("0:8:log2", BATCH, "above 0"),
         ("1:8:log1", BATCH, "ratio must be above 1"),
-        ("1,,2", BATCH, "nothing between two commas"),
-        ("1:2:9e9", BATCH, "9,000,000,000 values"),
-        ("1:8:many", BATCH, "is no number of values"),
+        ("1,,2", BATCH, "empty entry"),
+        ("1:2:9e9", BATCH, "9,000,000,000"),
+        ("1:8:many", BATCH, "number of values"),
         ("1.5", BATCH, "whole number"),
         ("1TB", BANDWIDTH, "x: '1TB' is a quantity in B"),
         ("1", BANDWIDTH, "has no unit"),
@@ -92,12 +92,12 @@ def test_figures_of_a_machine_are_axes_with_their_units():
         read_axes(STEP, ["chip.hbm.bandwidth=1TB"], [], ON)
     with pytest.raises(UnknownName, match=r"did you mean chip.hbm.bandwidth"):
         read_axes(STEP, ["chip.hbm.bandwith=1TB/s"], [], ON)
-    with pytest.raises(InputError, match="no system is named"):
+    with pytest.raises(InputError, match="no system"):
         read_axes(STEP, ["chip.hbm.bandwidth=1TB/s"], [], {})
 
 
 def test_an_input_is_given_once():
-    with pytest.raises(InputError, match="batch is given twice"):
+    with pytest.raises(InputError, match=r"batch.* twice"):
         read_axes(STEP, ["batch=1,2"], ["batch=3"], ON)
     with pytest.raises(UnknownName, match="did you mean batch"):
         read_axes(STEP, ["bacth=1,2"], [], ON)
@@ -110,7 +110,7 @@ def test_values_from_python():
         made_axis("batch", [1.5], BATCH)
     with pytest.raises(RangeError, match="finite"):
         made_axis("w", [float("nan")], BANDWIDTH)
-    with pytest.raises(RangeError, match="in one row"):
+    with pytest.raises(RangeError, match="one axis"):
         made_axis("w", np.zeros((2, 2)), BANDWIDTH)
     with pytest.raises(RangeError, match="at least one value"):
         made_axis("model", [], NAME)

@@ -11,7 +11,7 @@ import pytest
 
 import steptime as st
 
-distributed = pytest.importorskip("distributed", reason="a cluster needs dask")
+distributed = pytest.importorskip("distributed", reason="needs dask")
 
 AXES = {"speed": [20.0, 40.0, 80.0, 4000.0], "input": [256, 512, 1024], "output": [64, 256]}
 HELD = {"model": "llama-3.1-8b", "system": "hgx-h100", "chips": 1, "ttft": 2}

@@ -128,7 +128,7 @@ def test_another_reader_of_formulas_recomputes_it(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_named(steps, tmp_path):
-    with pytest.raises(InputError, match=r"a.foo: results are written to .csv"):
+    with pytest.raises(InputError, match=r"a.foo: must end in .csv"):
         steps.save(str(tmp_path / "a.foo"))
     with pytest.raises(DataFileError, match="cannot be written"):
         steps.save(str(tmp_path / "no" / "a.csv"))

@@ -51,7 +51,7 @@ def test_names_are_intervals_and_a_third_axis_is_panels():
 def test_the_front_of_two_answers_is_what_no_other_beats():
     found = st.sweep("step", {"batch": [1, 8, 64], "tp": [1, 2]}, **ON)
     place = draw_figure(found, answer="usd_per_million_tokens", against="tokens_per_second_per_user").axes[0]
-    front = next(line for line in place.lines if line.get_label() == "what no other beats")
+    front = next(line for line in place.lines if line.get_label() == "Pareto front")
     cost, speed = (found.answers[name].values.ravel() for name in ("usd_per_million_tokens", "tokens_per_second_per_user"))
     best = [i for i in range(6) if not any(cost[j] < cost[i] and speed[j] >= speed[i] for j in range(6))]
     assert found.fits.all()
@@ -64,16 +64,16 @@ def test_files(tmp_path):
         found.plot(str(tmp_path / f"a.{ending}"))
         assert (tmp_path / f"a.{ending}").stat().st_size > 1000
     assert "batch [sequences]" in (tmp_path / "a.svg").read_text()
-    with pytest.raises(InputError, match="a picture is written to"):
+    with pytest.raises(InputError, match="not a picture file"):
         found.plot(str(tmp_path / "a.csv"))
 
 
 def test_what_has_no_picture_is_said():
     found = st.sweep("step", {"batch": [1, 8], "context": [1000, 2000]}, together=True, **ON)
-    with pytest.raises(RangeError, match="axes that go together have no picture"):
+    with pytest.raises(RangeError, match="together"):
         draw_figure(found)
     found = st.sweep("step", {name: [1, 2] for name in ("batch", "context", "tp", "query")}, **ON)
-    with pytest.raises(RangeError, match="a picture has three axes at most"):
+    with pytest.raises(RangeError, match="three axes"):
         draw_figure(found)
     with pytest.raises(UnknownName, match="did you mean time"):
         draw_figure(found, answer="tim")
@@ -85,7 +85,7 @@ def test_what_has_no_picture_is_said():
 def test_what_does_not_fit_is_on_no_front():
     found = st.sweep("step", {"batch": [1, 64, 4096]}, **ON)
     place = draw_figure(found, answer="usd_per_million_tokens", against="tokens_per_second_per_user").axes[0]
-    front = next(line for line in place.lines if line.get_label() == "what no other beats")
+    front = next(line for line in place.lines if line.get_label() == "Pareto front")
     full = next(line for line in place.lines if line.get_label() == "memory full")
     speed = found.answers["tokens_per_second_per_user"].values
     assert sorted(front.get_xdata()) == pytest.approx(sorted(speed[:2]))

@@ -54,7 +54,8 @@ def test_what_a_range_rests_on(found):
     runs = {one.system: (one.runs, one.rests_on) for one in found.standings}
     assert runs["hgx-b200"][0] > 400
     assert runs["hgx-b200"][1].startswith(f"{runs['hgx-b200'][0]:,} runs on it")
-    assert runs["hgx-h20"] == (0, "runs on other chips of NVIDIA; beyond what was measured in 1 way")
+    assert runs["hgx-h20"][0] == 0
+    assert "other chips of NVIDIA" in runs["hgx-h20"][1]
 
 
 def standing(system: str, cost: float, low: float, high: float) -> Standing:
@@ -87,7 +88,7 @@ def test_a_rent_that_flips_the_order_does(found):
     first, second = found.standings[:2]
     share = first.usd_per_million_output_tokens / second.usd_per_million_output_tokens
     told = float(second.rent.typical) * 3600 * share
-    assert f"as much as the first at {told:.2f} USD/h a chip, not" in found.flips[0]
+    assert f"rents for {told:.2f} USD/h per chip" in found.flips[0]
     cheaper = st.with_rent(second.system, f"{told * 0.99} USD/h")
     flipped = compare("llama-3.3-70b", [first.system, cheaper], WORK, SLO)
     assert flipped.standings[0].system == second.system
@@ -103,7 +104,7 @@ def test_engines_and_formats_on_both_of_the_first_two():
     )
     assert len(told) == 1
     assert all(f"${cost:,.2f}" in told[0] for cost in costs)
-    (fp8,) = [words for words in found.flips if words.startswith("format: with --weights fp8 on both, ")]
+    (fp8,) = [words for words in found.flips if words.startswith("format: with --weights fp8 on both: ")]
     small = st.load_model("llama-3.3-70b", weights="fp8")
     for one in found.standings:
         cost = st.plan(small, one.system, WORK, SLO, alternatives=False).usd_per_million_output_tokens
@@ -130,7 +131,7 @@ def test_a_kind_of_rent_is_for_all_and_a_system_without_it_has_none():
 def test_several_models_on_one_system():
     found = compare(["llama-3.1-8b", "llama-3.3-70b"], "hgx-h100", WORK, SLO)
     assert [one.model for one in found.standings] == ["meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.3-70B-Instruct"]
-    assert "meta-llama/Llama-3.1-8B on hgx-h100 is cheapest" in found.text
+    assert "meta-llama/Llama-3.1-8B on hgx-h100 is the cheapest" in found.text
 
 
 @pytest.mark.slow
@@ -140,7 +141,7 @@ def test_a_kind_of_rent_that_flips_the_order_is_told():
     (told,) = [words for words in found.flips if words.startswith("rent: on demand for both")]
     same = compare("llama-3.3-70b", ["tpu7x", "gh200-nvl32"], WORK, SLO, rent="ondemand")
     assert all(usd(one.usd_per_million_output_tokens) in told for one in same.standings)
-    assert told.endswith("the order flips")
+    assert told.endswith("the order reverses")
     assert [one.system for one in same.standings] == ["gh200-nvl32", "tpu7x"]
     assert any("several kinds" in note for note in found.notes)
     assert any("no run on a chip of Google" in note for note in found.notes)
@@ -151,7 +152,7 @@ def test_systems_of_one_name_are_told_apart():
     faster = st.vary("hgx-b200", {"chip.hbm.bandwidth": 16e12})
     found = compare("llama-3.1-8b", ["hgx-b200", "hgx-b200", faster], WORK, SLO)
     assert sorted(one.label for one in found.standings) == ["", "hgx-b200 (2)"]
-    assert "hgx-b200 (2) is cheapest" in found.text
+    assert "hgx-b200 (2) is the cheapest" in found.text
 
 
 @pytest.mark.slow
@@ -163,7 +164,7 @@ def test_one_chip_has_one_rent_whatever_it_serves():
 @pytest.mark.slow
 def test_the_ideal_is_a_bound_without_ranges_and_ties():
     found = compare("llama-3.1-8b", ["hgx-h100", "hgx-b200"], WORK, SLO, engine="ideal")
-    assert all(one.cost_range is None and one.rests_on == "a bound, no prediction" for one in found.standings)
+    assert all(one.cost_range is None and one.rests_on == "a physical bound instead of a prediction" for one in found.standings)
     assert "90 %" not in found.text
 
 
@@ -177,7 +178,7 @@ def test_as_a_table(found):
 
 def test_nothing_meets_the_limits():
     found = compare("llama-3.3-70b", ["l4-8"], WORK, st.Slo(tpot=1e-4))
-    assert found.text.startswith("Nothing meets the limits: no layout on 8 chips reaches")
+    assert found.text.startswith("No plan meets the limits")
     assert found.flips == ()
 
 
@@ -186,12 +187,12 @@ def test_nothing_meets_the_limits():
     [
         ({"models": "llama-3.3-70c"}, UnknownName, "did you mean llama-3.3-70b"),
         ({"systems": "hgx-h10"}, UnknownName, "did you mean hgx-h100"),
-        ({"systems": []}, RangeError, "there is no system to compare"),
-        ({"models": []}, RangeError, "there is no model to compare"),
-        ({"chips": "many"}, RangeError, "chips is a number or 'any', not 'many'"),
+        ({"systems": []}, RangeError, "systems: "),
+        ({"models": []}, RangeError, "models: "),
+        ({"chips": "many"}, RangeError, "chips: .*many"),
         ({"chips": 0}, RangeError, "chips must be at least 1"),
-        ({"sure": 1.0, "slo": SLO}, RangeError, "sure is a probability"),
-        ({"sure": 0.9}, RangeError, "sure is of limits, and there are none"),
+        ({"sure": 1.0, "slo": SLO}, RangeError, "sure: must be a probability"),
+        ({"sure": 0.9}, RangeError, "sure: .* needs a limit"),
         ({"engine": "vlm"}, UnknownName, "did you mean vllm"),
         ({"rent": "lease"}, UnknownName, "A rent is owned, contract"),
     ],

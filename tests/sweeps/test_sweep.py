@@ -42,7 +42,7 @@ def test_prefill_counts_what_is_read():
     step = st.prefill_step("llama-3.1-8b", "hgx-h100", tokens=4096)
     assert found.answers["time"].values[1] == pytest.approx(float(step.total), rel=1e-12)
     assert found.answers["tokens_per_second_per_chip"].values[1] == pytest.approx(4096 / float(step.total), rel=1e-12)
-    with pytest.raises(InputError, match="batch has no part in phase prefill"):
+    with pytest.raises(InputError, match=r"batch: .*phase prefill"):
         sweep("step", {"batch": [1, 2]}, **ON, phase="prefill")
 
 
@@ -65,7 +65,7 @@ def test_axes_that_go_together_are_rows_of_points():
     every = st.sweep("step", {"batch": batch, "tp": ways}, **ON)
     assert found.shape == (3,)
     assert found.answers["time"].values == pytest.approx(np.diag(every.answers["time"].values), rel=1e-12)
-    with pytest.raises(RangeError, match="of one length; they have batch 3, tp 2"):
+    with pytest.raises(RangeError, match="batch 3, tp 2"):
         sweep("step", {"batch": batch, "tp": [1, 2]}, together=True, **ON)
 
 
@@ -120,7 +120,7 @@ def test_part_of_a_block_may_be_refused():
 
 
 def test_what_is_wrong_for_every_point_is_an_error():
-    with pytest.raises(InputError, match="every point is refused; the first: batch must be at least 1"):
+    with pytest.raises(InputError, match=r"every point is refused; the first reason: batch.* at least 1"):
         sweep("step", {"batch": [-1, -2]}, **ON)
     with pytest.raises(UnknownName, match=r"llama-3\.1-8c"):
         sweep("step", {"batch": [1]}, model="llama-3.1-8c", system="hgx-h100")
@@ -130,7 +130,7 @@ def test_what_is_wrong_for_every_point_is_an_error():
         sweep("step", {}, **ON)
     with pytest.raises(UnknownName, match="did you mean time"):
         sweep("step", {"batch": [1]}, **ON, answers=["tim"])
-    with pytest.raises(RangeError, match=r"1,000,000 x 1,000,000 are 1,000,000,000,000 points; they would take some 4.6 days"):
+    with pytest.raises(RangeError, match=r"1,000,000 x 1,000,000 are 1,000,000,000,000 points.* 4.6 days"):
         sweep("step", {"batch": "1:1000000:1000000", "context": "1:1000000:1000000"}, **ON)
 
 
@@ -211,10 +211,10 @@ def test_the_beginning_of_another_sweep_is_not_taken(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         sweep(_late, {"x": [1, 2, 3]}, out=out, progress=end, workers=1)
-    with pytest.raises(DataFileError, match="holds the beginning of another sweep"):
+    with pytest.raises(DataFileError, match="another sweep"):
         sweep(_late, {"x": [1, 2, 4]}, out=out, workers=1)
     Path(out + ".partial").write_text("not ours\n")
-    with pytest.raises(DataFileError, match="holds something else"):
+    with pytest.raises(DataFileError, match="is not a log"):
         sweep(_late, {"x": [1, 2, 3]}, out=out, workers=1)
 
 
@@ -238,6 +238,6 @@ def test_a_line_that_was_changed_is_not_taken(tmp_path):
 
 
 def test_odd_axes_from_python():
-    for axes, words in (({1: [1]}, "has a name"), ({"batch": None}, "needs values"), ({"batch": [1.0, math.nan]}, "not nan")):
+    for axes, words in (({1: [1]}, "name must be"), ({"batch": None}, "needs values"), ({"batch": [1.0, math.nan]}, "got nan")):
         with pytest.raises(InputError, match=words):
             sweep("step", axes, **ON)

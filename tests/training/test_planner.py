@@ -173,7 +173,7 @@ def test_stacks_by_vendor_name_and_file(tmp_path):
         ('name = "m"\n[constants]\ncompute_efficiency = 7.0\n', "must be from 0 to 1.25"),
         ('name = "m"\n[constants]\ncompute = 0.7\n', "no such constant; did you mean"),
         ('name = "m"\n[constants]\ncompute_efficiency = "x"\n', "must be a number"),
-        ('name = "m"\ncolour = "red"\n[constants]\n', "'colour' is no key of a training stack"),
+        ('name = "m"\ncolour = "red"\n[constants]\n', "'colour' is not a key of a training stack"),
         ('name = "m"\n', "has no table"),
     ):
         broken = tmp_path / f"{abs(hash(text))}.toml"

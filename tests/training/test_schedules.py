@@ -207,14 +207,14 @@ def test_legal_says_of_arrays_what_check_says_of_each(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "words"),
     [
-        ("1f1b", (4, 8, 2), "has no virtual stages, and vpp=2 was asked for; leave --vpp out, or take interleaved"),
+        ("1f1b", (4, 8, 2), "has no virtual stages, got vpp=2; leave --vpp out, or take interleaved"),
         ("interleaved", (4, 8, 1), "needs at least 2 virtual stages"),
-        ("interleaved", (4, 10, 2), "multiple of pp=4, not 10; the nearest are 8 and 12"),
+        ("interleaved", (4, 10, 2), "multiple of pp=4, got 10; the nearest are 8 and 12"),
         ("interleaved", (4, 2, 2), "the nearest are 4$"),
-        ("zbv", (4, 8, 3), "has just 2 virtual stages"),
-        ("dualpipe", (5, 20, 1), "even number of stages, not pp=5"),
-        ("dualpipe", (4, 6, 1), "at least 2 x pp = 8, not 6"),
-        ("dualpipev", (4, 7, 2), "at least 2 x pp = 8 micro-batches, not 7"),
+        ("zbv", (4, 8, 3), "has 2 virtual stages"),
+        ("dualpipe", (5, 20, 1), "even number of stages, got pp=5"),
+        ("dualpipe", (4, 6, 1), "at least 2 x pp = 8, got 6"),
+        ("dualpipev", (4, 7, 2), "at least 2 x pp = 8 micro-batches, got 7"),
         ("v-min", (2, 8, 2), "at least 3 stages"),
     ],
 )

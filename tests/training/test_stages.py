@@ -106,7 +106,7 @@ def test_layers_by_chunk_are_read_and_shown(text):
 
 @pytest.mark.parametrize("text", ["7,8y", "7,,8", "7,8x", "7,8x0", "-7,8", "7.5,8", "7,8x2x2", "99999"])
 def test_what_is_no_list_of_layers_is_refused(text):
-    with pytest.raises(LayoutError, match="is no number of layers"):
+    with pytest.raises(LayoutError, match="is not a number of layers"):
         read_layers(text)
 
 
@@ -175,11 +175,11 @@ def test_an_embedding_that_is_the_head_is_held_once_by_a_device_that_has_both():
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        ({"layers": "7,8x14"}, "are 119 layers, and meta-llama/Llama-3.1-405B has 126; try layers=8,9x6,8x8"),
-        ({"layers": "7,8x14,7", "pp": 8, "virtual_stages": 1}, "are of 16 chunks, and pp x vpp = 8"),
-        ({"layers": "7,0,8x13,15"}, "only the first chunk, which has the embedding, and the last may have none"),
-        ({"layers": "7,8x14,7", "pp": 5}, "are of 16 chunks, and pp x vpp = 15"),
-        ({"layers": (7, 8.5)}, "is no number of layers"),
+        ({"layers": "7,8x14"}, "has 119 layers, and meta-llama/Llama-3.1-405B has 126; try layers=8,9x6,8x8"),
+        ({"layers": "7,8x14,7", "pp": 8, "virtual_stages": 1}, "has 16 chunks, and pp x vpp = 8"),
+        ({"layers": "7,0,8x13,15"}, "only the first chunk"),
+        ({"layers": "7,8x14,7", "pp": 5}, "has 16 chunks, and pp x vpp = 15"),
+        ({"layers": (7, 8.5)}, "is not a number of layers"),
     ],
 )
 def test_layers_that_are_not_those_of_a_pipeline_are_named(layout, words):

@@ -78,8 +78,8 @@ def test_runs_with_drafts_that_are_recorded_as_plain_are_named(drafts, slower):
     drafted = as_measured(sweep(drafted=drafts), slower)
     assert reasons(drafted) == [""] * len(CLIENTS)
     found = reasons([row | {"drafted": ""} for row in drafted])
-    assert all(reason.startswith("cannot be right: like a drafted run") for reason in found)
-    assert "of the time predicted without drafts" in found[0]
+    assert all(reason.startswith("cannot be right: looks speculative") for reason in found)
+    assert "of the time predicted without speculative tokens" in found[0]
 
 
 @pytest.mark.parametrize("slower", [0.8, 1.0, 1.3])
@@ -104,7 +104,7 @@ def test_the_runs_that_were_matched_to_drafted_ones_are_found():
     with (SHARED / "serving_drafted.csv").open(newline="") as file:
         verdicts = {row["id"]: row["verdict"] for row in csv.DictReader(file)}
     found = predict(rows, by_simulation=False).reason
-    like = {row["id"] for row, reason in zip(rows, found, strict=True) if "like a drafted run" in reason}
+    like = {row["id"] for row, reason in zip(rows, found, strict=True) if "looks speculative" in reason}
     truth = {name for name, verdict in verdicts.items() if verdict.startswith("mtp")}
     assert len(truth) == 67
     assert len(like & truth) >= 47
@@ -115,8 +115,8 @@ def test_the_runs_that_were_matched_to_drafted_ones_are_found():
 def test_chips_that_are_no_whole_number_of_replicas_are_named():
     whole, part, few = reasons([deepseek(chips="16"), deepseek(chips="12"), deepseek(chips="4")])
     assert whole == ""
-    assert part == "cannot be right: 12 chips are no whole number of replicas of 8"
-    assert few == "cannot be right: 4 chips are no whole number of replicas of 8"
+    assert part == "cannot be right: 12 chips are not a multiple of the 8 chips of a replica"
+    assert few == "cannot be right: 4 chips are not a multiple of the 8 chips of a replica"
 
 
 def test_a_run_slower_than_those_with_more_clients_is_in_doubt_alone():

@@ -37,7 +37,7 @@ def test_the_limits_hold_for_what_is_predicted():
     assert found.tpot[0] <= 0.012
     assert found.ttft[0] <= 0.2
     (none,) = predict([offline(scenario="Server", tpot_limit_s="0.0001")]).reason
-    assert none == "no prediction: no load keeps the limits"
+    assert none == "no prediction: no load meets the limits"
 
 
 def test_replicas_are_as_many_as_the_chips_have_room_for():
@@ -69,13 +69,13 @@ def test_weights_that_fit_no_division_are_named():
     (reason,) = predict([offline(model="deepseek-v3", weight_dtype="bf16", tp="")]).reason
     assert reason.startswith("cannot be right: weights do not fit: 16")
     (reason,) = predict([offline(tp="8", chips="4")]).reason
-    assert reason == "cannot be right: a replica has 8 chips, and the run 4"
+    assert reason == "cannot be right: a replica has 8 chips, but the run has 4"
 
 
 def test_more_than_physics_allows_is_named():
     slow, fast = predict([offline(output_tok_s="50000"), offline(output_tok_s="500000")]).reason
     assert slow == ""
-    assert fast.startswith("cannot be right: faster than physics: 500,000 tok/s, at most ")
+    assert fast.startswith("cannot be right: faster than physics: 500,000 tok/s, the maximum is ")
 
 
 def test_waits_have_a_tail():

@@ -44,39 +44,39 @@ def test_every_kind_of_row_gets_one_line(tmp_path):
         assert float(row["tpot_s"]) > 0
         assert float(row["ttft_s"]) >= float(row["ttft_median_s"]) > 0
     assert back[4]["ttft_s"] == back[4]["ttft_median_s"] == ""
-    assert back[-1]["reason"] == "no prediction: spec is mtp, and drafted does not tell how many tokens a step"
+    assert back[-1]["reason"] == "no prediction: spec is mtp, but drafted has no number of speculative tokens per step"
     assert back[-1]["tpot_s"] == back[-1]["output_tok_s"] == ""
 
 
 def test_drafts_that_nobody_measured_have_a_reason():
     """A model without layers of its own that draft takes the drafts of others, where the run tells what they bring."""
     unknown, told = predict([plain(drafted="2"), plain(drafted="2", acceptance="2.5")], by_simulation=False).reason
-    assert unknown == "no prediction: how many of 2 drafts the model accepts was not measured; acceptance tells"
+    assert unknown.startswith("no prediction: the acceptance length of 2 speculative tokens")
     assert told == ""
 
 
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        (plain(concurrency=""), "concurrency is '', not a number"),
-        (plain(tp=""), "tp is '', not a number"),
+        (plain(concurrency=""), "concurrency must be a number, got ''"),
+        (plain(tp=""), "tp must be a number, got ''"),
         (plain(scenario="Ofline"), "unknown scenario 'Ofline'; did you mean Offline"),
         (plain(part="trtmax"), "unknown part 'trtmax'; did you mean trt_max"),
-        (plain(drafted="9"), "drafted must be at most 8 tokens, not 9"),
-        (plain(drafted="1.5"), "drafted must be a whole number of at least 0, not '1.5'"),
-        (plain(drafted="two"), "drafted is 'two', not a number"),
-        (plain(drafted="2", acceptance="3.5"), "from 1 to drafted . 1 = 3, not '3.5'"),
-        (plain(acceptance="high"), "from 1 to drafted . 1 = 1, not 'high'"),
-        (plain(chips="0"), "chips must be a whole number of at least 1, not '0'"),
+        (plain(drafted="9"), "drafted must be at most 8 tokens, got 9"),
+        (plain(drafted="1.5"), "drafted must be a whole number of at least 0, got '1.5'"),
+        (plain(drafted="two"), "drafted must be a number, got 'two'"),
+        (plain(drafted="2", acceptance="3.5"), "from 1 to drafted . 1 = 3, got '3.5'"),
+        (plain(acceptance="high"), "from 1 to drafted . 1 = 1, got 'high'"),
+        (plain(chips="0"), "chips must be a whole number of at least 1, got '0'"),
         (plain(stream_interval="0.5"), "stream_interval must be a whole number of at least 1"),
-        (plain(decode_workers="2"), "decode_workers is of separate pools, which need prefill_workers and prefill_tp too"),
-        (apart(decode_workers=""), "prefill_workers is of separate pools, which need decode_workers too"),
+        (plain(decode_workers="2"), "decode_workers belongs to separate pools, which also need prefill_workers and prefill_tp"),
+        (apart(decode_workers=""), "prefill_workers belongs to separate pools, which also need decode_workers"),
         (apart(prefill_tp="7"), "tp=7 does not divide the 128 heads"),
         (apart(prefill_workers="1e9"), "prefill_workers must be at most 100,000,000"),
         (plain(output_tok_s="-1"), "output_tok_s must be a number greater than 0"),
         (plain(output_tok_s="1e13"), "output_tok_s must be at most 1,000,000,000,000"),
-        (plain(ttft_median_s="30000"), "ttft_median_s must be at most 10,000 s, not '30000': times are in seconds"),
-        (offline(ttft_limit_s="soon"), "ttft_limit_s must be a time greater than 0, not 'soon'"),
+        (plain(ttft_median_s="30000"), "ttft_median_s must be at most 10,000 s, got '30000': times are in seconds"),
+        (offline(ttft_limit_s="soon"), "ttft_limit_s must be a time greater than 0, got 'soon'"),
         (offline(tp="7"), "tp=7 does not divide the 32 heads"),
     ],
 )
@@ -116,9 +116,9 @@ def test_a_fit_takes_closed_loops_and_pools_that_decode_and_says_what_it_leaves_
     found = calibrate([*loops, *pools, *wrong], name="mine", prior="vllm")
     assert [row["id"] for row in found.rows] == ["1", "4", "16", "p"]
     told = dict(line.split(": ", 1) for line in found.left_out)
-    assert told["q"].startswith("not fitted to: its pool decodes as many sequences as")
+    assert told["q"].startswith("not in the fit: the batch of its decode pool")
     assert told["w"].startswith("cannot be right: faster than physics")
-    assert told["m"] == "not fitted to: a throughput (maximum) rests on more than a step"
+    assert told["m"].startswith("not in the fit: its throughput (maximum)")
 
 
 @pytest.mark.slow

@@ -147,28 +147,28 @@ def test_a_kv_format_that_is_told_is_taken():
     ("result", "says"),
     [
         (VLLM | {"failed": 3}, "3 failed requests"),
-        ({k: v for k, v in VLLM.items() if k != "failed"} | {"num_prompts": 170}, "10 failed requests beside 160"),
+        ({k: v for k, v in VLLM.items() if k != "failed"} | {"num_prompts": 170}, "10 failed requests and 160"),
         (SGLANG | {"errors": ["", "time out"] + [""] * 640}, "2 failed requests"),
         (VLLM | {"completed": 0, "mean_tpot_ms": 0.0}, "completed no request"),
-        (VLLM | {"spec_decode_acceptance_length": 2.4}, "decoded speculatively"),
-        (SGLANG_OLD | {"accept_length": 2.1}, "decoded speculatively"),
-        (SGLANG | {"server_info": SERVER | {"speculative_algorithm": "EAGLE"}}, "decoded speculatively"),
-        (SGLANG | {"server_info": SERVER | {"disaggregation_mode": "decode"}}, "chips of their own"),
+        (VLLM | {"spec_decode_acceptance_length": 2.4}, "speculative decoding"),
+        (SGLANG_OLD | {"accept_length": 2.1}, "speculative decoding"),
+        (SGLANG | {"server_info": SERVER | {"speculative_algorithm": "EAGLE"}}, "speculative decoding"),
+        (SGLANG | {"server_info": SERVER | {"disaggregation_mode": "decode"}}, "separate chips"),
         (SGLANG | {"cache_report": {"cache_hit_rate_pct": 40.0}}, "prefix cache"),
         (SGLANG | {"total_input_vision_tokens": 7}, "images"),
-        (VLLM | {"ramp_up_strategy": "linear"}, "ramps"),
+        (VLLM | {"ramp_up_strategy": "linear"}, "increased its request rate"),
         (VLLM | {"diffusion_steps_per_canvas": 8}, "diffusion"),
         ({k: v for k, v in VLLM.items() if "tpot" not in k}, "lacks mean_tpot_ms: run it with --percentile-metrics"),
-        (VLLM | {"mean_tpot_ms": 0.0}, "mean_tpot_ms must be a number greater than 0, not 0"),
+        (VLLM | {"mean_tpot_ms": 0.0}, "mean_tpot_ms must be a number greater than 0, got 0"),
         (VLLM | {"mean_tpot_ms": float("nan")}, "mean_tpot_ms must be"),
         (VLLM | {"mean_tpot_ms": True}, "mean_tpot_ms must be"),
         (VLLM | {"duration": "40"}, "duration must be"),
         (VLLM | {"duration": None}, "lacks duration"),
         (VLLM | {"max_concurrency": -1}, "max_concurrency must be"),
-        (VLLM | {"total_output_tokens": 160}, "one output token a request"),
+        (VLLM | {"total_output_tokens": 160}, "one output token per request"),
         (VLLM | {"total_input_tokens": 0}, "total_input_tokens must be"),
-        ({"avg_latency": 1.0}, "is no result of `vllm bench serve`"),
-        (17, "is no result of `vllm bench serve`"),
+        ({"avg_latency": 1.0}, "is not a result of `vllm bench serve`"),
+        (17, "is not a result of `vllm bench serve`"),
     ],
 )
 def test_runs_that_no_prediction_is_of_are_named_and_may_be_left_out(tmp_path, result, says):
@@ -222,7 +222,7 @@ def test_files_are_known_by_what_they_hold(tmp_path):
     rows, _ = read_files([tmp_path], overrides=GIVEN)
     assert [found["engine"] for found in rows] == ["vllm", "vllm", "sglang", "vllm"]
     assert all(predict(rows).tpot > 0)
-    with pytest.raises(InputError, match=r"--system is for results in JSON; .*a\.csv has a column for it"):
+    with pytest.raises(InputError, match=r"--system applies to JSON results only; .*a\.csv has a column for it"):
         read_files([tmp_path / "a.csv"], overrides={"system": "hgx-h100"})
     with pytest.raises(DataFileError, match="No such file"):
         read_files([tmp_path / "none.json"])
@@ -234,7 +234,7 @@ def test_files_are_known_by_what_they_hold(tmp_path):
 @pytest.mark.parametrize(
     ("options", "result", "says"),
     [
-        ("", VLLM, "r.json:1: does not tell the system of the run: give --system NAME"),
+        ("", VLLM, "r.json:1: has no system of the run: give --system NAME"),
         ("--system hgx-h100", VLLM, "give --tp WAYS"),
         ("--system hgx-h100 --tp 1", VLLM, "give --weights FORMAT"),
         (OPTIONS, SGLANG_OLD, "give --model NAME"),
@@ -251,7 +251,7 @@ def test_files_are_known_by_what_they_hold(tmp_path):
         (OPTIONS, VLLM | {"model_id": "/models/own"}, "--model NAME replaces it"),
         (OPTIONS.replace("tp 1", "tp 7"), VLLM, "tp=7 does not divide the 32 heads"),
         (OPTIONS + " --ep 2", VLLM, "has no experts"),
-        (OPTIONS, VLLM | {"failed": 3}, "r.json:1: has 3 failed requests beside 160 completed ones; --skip-bad"),
+        (OPTIONS, VLLM | {"failed": 3}, "r.json:1: has 3 failed requests and 160 completed ones; --skip-bad"),
         (OPTIONS + " --skip-bad", VLLM | {"failed": 3}, "r.json: has no runs: line 1: has 3 failed requests"),
     ],
 )

@@ -25,8 +25,8 @@ def written(path, header, cells):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"tpot_s": "12.3"}, "tpot_s must be at most 10 s, not '12.3': times are in seconds, not in milliseconds"),
-        ({"ttft_s": "20000"}, "ttft_s must be at most 10,000 s, not '20000': times are in seconds, not in milliseconds"),
+        ({"tpot_s": "12.3"}, "tpot_s must be at most 10 s, got '12.3': times are in seconds, not in milliseconds"),
+        ({"ttft_s": "20000"}, "ttft_s must be at most 10,000 s, got '20000': times are in seconds, not in milliseconds"),
         ({"tp": "9" * 5000}, "tp must be a whole number|tp must be at most"),
         ({"model": "n" * 5000}, "unknown model"),
     ],
@@ -53,7 +53,7 @@ def test_files_that_cannot_be(name):
 def test_results_with_numbers_beyond_all_sizes(tmp_path):
     path = tmp_path / "result.json"
     path.write_text(json.dumps({"completed": 10**400, "duration": 1, "total_input_tokens": 1}))
-    with pytest.raises(InputError, match="completed must be a number greater than 0, not a number of some 400 digits"):
+    with pytest.raises(InputError, match="completed must be a number greater than 0, got a number of some 400 digits"):
         read_files([path])
 
 

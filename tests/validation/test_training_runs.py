@@ -84,15 +84,15 @@ def test_hybrid_sharding_has_a_group(tmp_path):
     ("row", "says"),
     [
         ({"chips": ""}, "chips: is empty"),
-        ({"chips": "eight"}, "chips: 'eight' is no number"),
+        ({"chips": "eight"}, "chips: must be a number, got 'eight'"),
         ({"chips": "0"}, "chips: must be more than 0"),
         ({"chips": "7.5"}, "chips: must be a whole number"),
         ({"tp": "2"}, "tp x pp x cp x dp = 16 is not the 8 chips of the row"),
-        ({"dtype": "bf17"}, "dtype: 'bf17' is none of bf16"),
+        ({"dtype": "bf17"}, "dtype: 'bf17' is not one of bf16"),
         ({"task": "rl"}, "task: an RL step is rollout"),
-        ({"task": "play"}, "task: 'play' is none of"),
-        ({"sharding": "zero8"}, "sharding: 'zero8' is none of"),
-        ({"recompute": "half"}, "recompute: 'half' is none of none, full, selective"),
+        ({"task": "play"}, "task: 'play' is not one of"),
+        ({"sharding": "zero8"}, "sharding: 'zero8' is not one of"),
+        ({"recompute": "half"}, "recompute: 'half' is not one of none, full, selective"),
         ({"schedule": "2f2b"}, "unknown schedule '2f2b'"),
         ({"model": "llama-9"}, "unknown model 'llama-9'"),
         ({"system": "hgx-h1000"}, "unknown system 'hgx-h1000'"),
@@ -167,7 +167,7 @@ def test_words_for_recomputation(recompute, stack, words):
 
 
 def test_unknown_words_for_recomputation_are_named():
-    with pytest.raises(InputError, match="recompute: 'everything' is none of none, full, selective, attention"):
+    with pytest.raises(InputError, match="recompute: 'everything' is not one of none, full, selective, attention"):
         translate_recompute("mlp+everything", "megatron")
 
 

@@ -145,8 +145,8 @@ def test_error_figures():
     ("changes", "says"),
     [
         ({"concurrency": "-1"}, "concurrency must be a whole number of at least 1"),
-        ({"tp": "two"}, "tp is 'two', not a number"),
-        ({"dp": "1e300"}, "dp must be at most 100,000,000, not '1e300'"),
+        ({"tp": "two"}, "tp must be a number, got 'two'"),
+        ({"dp": "1e300"}, "dp must be at most 100,000,000, got '1e300'"),
         ({"tp": "1e8", "dp": "1e8", "pp": "1e8"}, "tp must be at most 200,000, not 100,000,000"),
         ({"tpot_s": "0"}, "tpot_s must be a time greater than 0"),
         ({"tpot_s": "nan"}, "tpot_s must be a time greater than 0"),
@@ -158,8 +158,8 @@ def test_error_figures():
         ({"kv_dtype": "fp9"}, "unknown KV format"),
         ({"input_mean": "-1"}, "input_mean must be a number greater than 0"),
         ({"concurrency_mean": "many"}, "concurrency_mean must be a number greater than 0"),
-        ({"length_spread": "1.5"}, "length_spread must be a share from 0 .all alike. to 1, not '1.5'"),
-        ({"input_mean": "1e300"}, "input_mean must be at most 100,000,000, not '1e300'"),
+        ({"length_spread": "1.5"}, "length_spread must be a share from 0 .equal lengths. to 1, got '1.5'"),
+        ({"input_mean": "1e300"}, "input_mean must be at most 100,000,000, got '1e300'"),
         ({"concurrency_mean": "1e9"}, "concurrency_mean must be at most 100,000,000"),
         ({"requests": "none"}, "requests must be a number greater than 0"),
         ({"length_spread": "wide"}, "length_spread must be a share from 0"),
@@ -199,7 +199,7 @@ def test_rows_that_are_short_or_blank(tmp_path):
     rows, _ = read_runs(path)
     assert [(row["id"], row["tpot_s"]) for row in rows] == [("a", "0.01"), ("b", "")]
     path.write_text(",".join(COLUMNS) + "\na,llama-3.1-8b,hgx-h100\n")
-    with pytest.raises(DataFileError, match="input_tokens is '', not a number"):
+    with pytest.raises(DataFileError, match="input_tokens must be a number, got ''"):
         read_runs(path)
 
 
@@ -299,7 +299,7 @@ def test_ranges_of_runs_unlike_those_of_the_fit_are_wider():
 def test_calibration_needs_measured_times():
     from steptime.validation.engine_fit import calibrated_engine
 
-    with pytest.raises(InputError, match="needs tpot_s of every run; 1 have none, the first is 'b'"):
+    with pytest.raises(InputError, match="tpot_s: missing in 1 runs, the first is 'b'"):
         calibrated_engine([one(), one(id="b", tpot_s="")], name="mine", prior=load_engine("vllm"))
 
 

@@ -110,18 +110,18 @@ def test_a_pasted_config_and_a_pasted_system_are_those_of_the_catalogue():
         ({"batch": 1.5}, "batch", "batch must be a whole number"),
         ({"batch": "many"}, "batch", "batch must be a whole number"),
         ({"batch": None}, "batch", "batch must be a whole number"),
-        ({"spin": 1}, "spin", "spin is no input of this board"),
+        ({"spin": 1}, "spin", "spin is not an input of this board"),
         ({"model": "llama-9"}, "model", "unknown model 'llama-9'; did you mean"),
         ({"model": "/etc/passwd"}, "model", "unknown model '/etc/passwd'"),
         ({"model": "../../pyproject.toml"}, "model", "unknown model"),
-        ({"model": "{"}, "model", "the pasted config.json is no JSON"),
-        ({"model": "[]"}, "model", "a config.json is one object, in braces"),
+        ({"model": "{"}, "model", "the pasted config.json is not JSON"),
+        ({"model": "[]"}, "model", "must be one object, in braces"),
         ({"system": "chips = 8"}, "system", "pasted"),
         ({"model": '{"model_type": "llama"}'}, "model", "'num_hidden_layers' is missing"),
         ({"model": "[" * 5000}, "model", "nested too deep"),
         ({"model": "{" + '"a":{' * 5000}, "model", "model"),
         ({"system": "hgx-h1000"}, "system", "unknown system 'hgx-h1000'; did you mean hgx-h100"),
-        ({"system": "a\n=b"}, "system", "the pasted system is no TOML"),
+        ({"system": "a\n=b"}, "system", "the pasted system is not TOML"),
         ({"system": 'chip = "../../x"\nchips = 8'}, "system", "unknown chip '../../x'"),
         ({"system": "chips = 8\nname = 'x'"}, "system", "pasted"),
         ({"engine": "vlllm"}, "engine", "unknown engine 'vlllm'; did you mean vllm"),
@@ -182,7 +182,7 @@ def test_an_answer_that_takes_too_long_is_given_up(monkeypatch):
     monkeypatch.setattr("steptime.web.app.load_boards", lambda: {"step": slow})
     answer = TestClient(app_for(hosts=("*",), limits=Limits(seconds=0.1))).post("/api/boards/step", json={})
     assert answer.status_code == 503
-    assert "ask for less" in answer.json()["detail"][0]["msg"]
+    assert "no answer within" in answer.json()["detail"][0]["msg"]
 
 
 def test_pages_of_other_hosts_are_not_answered_and_nothing_may_be_loaded_from_elsewhere():

@@ -164,7 +164,7 @@ def test_presets_theme_paste_and_copies(chromium, address):
             assert download.value.suggested_filename == f"step{ending}"
         page.locator("#bar button").first.click()
         page.fill("#pasted", json.dumps({"model_type": "llama", "hidden_size": 1024}))
-        page.get_by_role("button", name="Take it").click()
+        page.get_by_role("button", name="Use it").click()
         page.wait_for_function("() => document.querySelector('#bar .message').textContent.includes('is missing')")
         assert all("422" in words for words in said)
 

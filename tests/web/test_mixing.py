@@ -34,7 +34,7 @@ def test_plain_layers_keep_all_of_each_and_reversible_ones_the_same_at_any_depth
 def test_a_single_layer_saves_nothing_by_undoing():
     shown = client.post(ROUTE, json={"layers": 1}).json()
     assert shown["marks"]["times"] < 1
-    assert "do not save memory" in shown["sentence"]
+    assert "not save memory" in shown["sentence"]
 
 
 def test_a_wrong_round_is_told_at_its_field():

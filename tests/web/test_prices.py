@@ -19,7 +19,7 @@ def test_its_readings_are_those_of_the_library():
     shown = client.post(ROUTE, json={}).json()
     found = st.read_prices(LIST)
     sizes = dict(zip(shown["tables"]["bytes"]["name"], shown["tables"]["bytes"]["bytes"], strict=True))
-    assert sizes["the break alone"] == pytest.approx(100e9 / (300 * 200_000), rel=1e-12)
+    assert sizes["price break only"] == pytest.approx(100e9 / (300 * 200_000), rel=1e-12)
     assert sizes["break and ratio"] == pytest.approx(found.ideal.joint_kv_bytes, rel=1e-12)
     kv = found["kv_bytes_per_token"]
     for name, value in (("low", kv.interval[0]), ("high", kv.interval[1]), ("median", kv.value), ("bound", kv.bound)):
@@ -43,7 +43,7 @@ def test_a_later_break_means_fewer_bytes():
 def test_a_list_without_a_step_of_output_is_not_identifiable():
     shown = client.post(ROUTE, json={"dearer": 12}).json()
     assert not shown["marks"]["identifiable"]
-    assert "does not tell KV bytes" in shown["sentence"]
+    assert "does not determine" in shown["sentence"]
     assert shown["tables"]["bytes"]["bytes"][0] is None
 
 

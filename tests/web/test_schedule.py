@@ -30,8 +30,8 @@ def test_its_boxes_are_those_of_the_walk():
 def test_the_walk_is_as_the_closed_form_says(name):
     shown = client.post(ROUTE, json={"schedule": name, "stages": 4, "microbatches": 12}).json()
     figures = {figure["name"]: figure["value"] for figure in shown["figures"]}
-    assert figures["idle, walked"] == pytest.approx(figures["idle, closed form"], rel=1e-12)
-    assert figures["held at once, walked"] == pytest.approx(figures["held, closed form"], rel=1e-12)
+    assert figures["idle, simulated"] == pytest.approx(figures["idle, closed form"], rel=1e-12)
+    assert figures["in flight, simulated"] == pytest.approx(figures["in flight, closed form"], rel=1e-12)
 
 
 def test_more_microbatches_leave_a_smaller_share_idle():

@@ -40,8 +40,8 @@ def test_points_are_what_reading_back_and_holding_cost():
 def test_with_tiers_as_dear_as_the_chip_lines_cross_where_the_command_says():
     figures = {one["name"]: one["value"] for one in asked(price="chip", waits="chip")["figures"]}
     for name, tier in zip(("HBM", "host memory", "flash"), trade().tiers, strict=False):
-        assert figures[f"{name} pays for"] == pytest.approx(tier.break_even_seconds, rel=1e-9)
-    assert figures["disk pays for"] == 0  # reading back takes longer than making it again
+        assert figures[f"{name} breaks even at"] == pytest.approx(tier.break_even_seconds, rel=1e-9)
+    assert figures["disk breaks even at"] == 0  # reading back takes longer than making it again
 
 
 def test_the_longer_a_cache_waits_the_slower_the_memory_that_suits_it():
@@ -51,7 +51,7 @@ def test_the_longer_a_cache_waits_the_slower_the_memory_that_suits_it():
 
 def test_a_cache_that_no_memory_pays_for_is_made_again():
     answer = asked(hold_seconds=1e7)
-    assert "make the cache again" in answer["sentence"]
+    assert "recompute" in answer["sentence"]
     assert answer["marks"]["tier"] == "again"
 
 

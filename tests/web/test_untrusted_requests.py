@@ -126,10 +126,14 @@ def test_name_of_the_catalogue_is_not_taken_from_the_working_folder(tmp_path, mo
 def test_long_name_is_refused_and_long_pasted_text_is_read(field):
     answer = CLIENT.post("/api/boards/step", json={field: "x" * (LONGEST_NAME + 1)})
     assert answer.status_code == 422
-    assert answer.json()["detail"][0] == {"loc": ["body", field], "field": field, "msg": f"{field} has at most 200 characters"}
+    assert answer.json()["detail"][0] == {
+        "loc": ["body", field],
+        "field": field,
+        "msg": f"{field} must have at most 200 characters",
+    }
     pasted = "{" + " " * LONGEST if field == "model" else "a = 1\n" + " " * LONGEST
     answer = CLIENT.post("/api/boards/step", json={field: pasted})
-    assert answer.json()["detail"][0]["msg"] == f"{field} has at most 100000 characters"
+    assert answer.json()["detail"][0]["msg"] == f"{field} must have at most 100000 characters"
     answer = CLIENT.post("/api/boards/step", json={field: pasted[:LONGEST]})
     assert "pasted" in answer.json()["detail"][0]["msg"]
 

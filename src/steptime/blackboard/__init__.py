@@ -1,16 +1,20 @@
-r"""The lecture's closed forms on an ideal machine, one file a topic.
+r"""Closed forms of the lecture on an ideal machine, one file per topic.
 
-An ideal machine is two numbers: $F$ multiply-accumulates a second (half of a data sheet's dense FLOP/s) and $W$ bytes of memory
-traffic a second. A model is a few: $N_{act}$ and $N_{tot}$ parameters of $b_w$ bytes, and $\kappa$ bytes of KV cache a token.
-All functions are bare and broadcast; units are bytes, seconds, tokens, sequences, parameters and dollars.
+An ideal machine has two numbers: $F$ multiply-accumulates per second (half of the dense FLOP/s of a data sheet) and $W$
+bytes of memory traffic per second. A model has four numbers: $N_{act}$ and $N_{tot}$ parameters, $b_w$ bytes per parameter,
+and $\kappa$ bytes of KV cache per token.
 
-Everything is a reading of one line, for one decode step of $B$ sequences at context $L$:
+All functions take plain numbers or arrays and broadcast. Units are bytes, seconds, tokens, sequences, parameters and
+dollars.
+
+Every formula follows from one equation for a decode step of $B$ sequences at context $L$:
 
 $$ \rho = t_{mem} / t_{comp} = B^*/B + L/L^*, \qquad B^* = R \sigma, \qquad L^* = b_w N_{act} / (R \kappa) $$
 
-with balance $R = F b_w / W$ and sparsity $\sigma = N_{tot}/N_{act}$. The section numbers are those of the lecture (Reiner Pope,
-"The math behind how LLMs are trained and served", 2026-04-29); formulas marked *derived* follow from its lines but were
-not spoken.
+with balance $R = F b_w / W$ and sparsity $\sigma = N_{tot}/N_{act}$.
+
+Section numbers are those of the lecture: Reiner Pope, "The math behind how LLMs are trained and served", 2026-04-29.
+Formulas marked *derived* follow from the equations of the lecture, which does not contain them.
 """
 
 from steptime.blackboard.cache_tiers import (

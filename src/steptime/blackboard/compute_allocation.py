@@ -1,8 +1,12 @@
-r"""How many tokens to train on, for those that are served: training, RL and serving cost alike. Lecture section 12.
+r"""Training tokens at which pretraining, RL and serving cost the same.
 
-$C_{pre} = 6 N D_{pre}$, $C_{RL} = k N D_{RL} \eta$ with $k$ from 2 to 6, $C_{inf} = 2 N D_{inf} \eta$; $\eta$ is what a FLOP of
-decoding costs over one of training, about 3. That the sum of a falling and a rising cost is least near where they are equal is
-a rule of thumb: exact for $x + 1/x$; `steptime.scaling` finds the minimum itself.
+Lecture section 12.
+
+$C_{pre} = 6 N D_{pre}$, $C_{RL} = k N D_{RL} \eta$ with $k$ from 2 to 6, $C_{inf} = 2 N D_{inf} \eta$. $\eta$ is the cost
+of a decode FLOP over a training FLOP, about 3.
+
+The rule of thumb: the sum of a falling and a rising cost has its minimum near the point where both are equal. This is exact
+for $x + 1/x$; `steptime.scaling` computes the true minimum.
 """
 
 from __future__ import annotations
@@ -11,7 +15,17 @@ from steptime.number_checks import Number
 
 
 def served_tokens(rate: Number, seconds: Number) -> Number:
-    """Tokens that are served in all: rate [tok/s] over the lifetime of a model, `seconds`. Section 12.
+    """Return the tokens that a model serves over its lifetime.
+
+    Args:
+        rate: Served tokens per second [tok/s].
+        seconds: Lifetime of the model [s].
+
+    Returns:
+        Tokens.
+
+    References:
+        Lecture, section 12.
 
     >>> served_tokens(50e6, 60 * 86400.0)
     259200000000000.0
@@ -20,7 +34,17 @@ def served_tokens(rate: Number, seconds: Number) -> Number:
 
 
 def chinchilla_tokens(params: Number, per_parameter: Number = 20.0) -> Number:
-    """Training tokens by the rule of 20 a parameter (Hoffmann et al. 2022). Section 12.
+    """Return the training tokens by the rule of 20 tokens per parameter.
+
+    Args:
+        params: Parameters of the model.
+        per_parameter: Training tokens per parameter of the rule.
+
+    Returns:
+        Tokens.
+
+    References:
+        Hoffmann et al. 2022; lecture, section 12.
 
     >>> chinchilla_tokens(100e9)
     2000000000000.0
@@ -29,7 +53,18 @@ def chinchilla_tokens(params: Number, per_parameter: Number = 20.0) -> Number:
 
 
 def overtraining(trained: Number, params: Number, per_parameter: Number = 20.0) -> Number:
-    """How many times the tokens of `chinchilla_tokens` a model is trained on. Section 12.
+    """Return the ratio of training tokens to `chinchilla_tokens`.
+
+    Args:
+        trained: Training tokens of the model.
+        params: Parameters of the model.
+        per_parameter: Training tokens per parameter of the rule.
+
+    Returns:
+        Ratio; 1 is Chinchilla-optimal.
+
+    References:
+        Lecture, section 12.
 
     >>> overtraining(200e12, 100e9)
     100.0
@@ -38,7 +73,20 @@ def overtraining(trained: Number, params: Number, per_parameter: Number = 20.0) 
 
 
 def tokens_equal_to_rl(rl_tokens: Number, eta: Number = 3.0, per_token: Number = 3.0) -> Number:
-    r"""Training tokens that cost what RL does: $D_{pre} = (k/6) \eta D_{RL}$, k FLOP a parameter and token of RL. Section 12.
+    r"""Return the training tokens that cost as much as RL.
+
+    The formula is $D_{pre} = (k/6) \eta D_{RL}$.
+
+    Args:
+        rl_tokens: Tokens $D_{RL}$ of RL.
+        eta: Cost of a decode FLOP over a training FLOP.
+        per_token: FLOP $k$ per parameter and RL token, 2 to 6.
+
+    Returns:
+        Tokens.
+
+    References:
+        Lecture, section 12.
 
     >>> tokens_equal_to_rl(1.0)
     1.5
@@ -47,7 +95,19 @@ def tokens_equal_to_rl(rl_tokens: Number, eta: Number = 3.0, per_token: Number =
 
 
 def tokens_equal_to_serving(served: Number, eta: Number = 3.0) -> Number:
-    r"""Training tokens that cost what serving does: $D_{pre} = (\eta/3) D_{inf}$. Section 12.
+    r"""Return the training tokens that cost as much as serving.
+
+    The formula is $D_{pre} = (\eta/3) D_{inf}$.
+
+    Args:
+        served: Tokens $D_{inf}$ served over the lifetime.
+        eta: Cost of a decode FLOP over a training FLOP.
+
+    Returns:
+        Tokens.
+
+    References:
+        Lecture, section 12.
 
     >>> tokens_equal_to_serving(200e12)
     200000000000000.0
@@ -56,12 +116,21 @@ def tokens_equal_to_serving(served: Number, eta: Number = 3.0) -> Number:
 
 
 def cost_at_equality(falls: Number, rises: Number) -> Number:
-    r"""What equal costs cost over the least of $A x^{-m} + B x^n$: 2 over $(m + n) m^{-m/(m+n)} n^{-n/(m+n)}$. *Derived.*
+    """Return the cost at equal parts over the minimum of $A x^{-m} + B x^n$.
 
-    falls $m$, rises $n$. 1 where they are alike, as for $x + 1/x$.
+    The ratio is 2 over $(m + n) m^{-m/(m+n)} n^{-n/(m+n)}$. It is 1 where both exponents are equal, as for $x + 1/x$.
+    *Derived.*
+
+    Args:
+        falls: Exponent $m$ of the falling part.
+        rises: Exponent $n$ of the rising part.
+
+    Returns:
+        Ratio, at least 1.
 
     >>> cost_at_equality(1.0, 1.0), round(cost_at_equality(1.0, 3.0), 3)
     (1.0, 1.14)
     """
+    # Scaled to x = 1 at equality, the sum there is 2; the denominator is the minimum of x^-m + x^n.
     exponent_sum = falls + rises
     return 2 / (exponent_sum * falls ** (-falls / exponent_sum) * rises ** (-rises / exponent_sum))

@@ -1,4 +1,7 @@
-"""Mixtures of experts: which experts and chips a batch touches, and the exchange between them. Lecture sections 1 and 7."""
+"""Experts and chips that the tokens of a batch use, and the expert exchange.
+
+Lecture sections 1 and 7.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,31 @@ from steptime.number_checks import Array, Number, map_unique
 
 
 def experts_touched(experts: Number, active: Number, tokens: Number, evenness: Number = np.inf) -> Number:
-    r"""Expected number of distinct experts that a batch uses: $n (1 - (1 - k/n)^T)$, fewer where some are more popular.
+    r"""Return the expected number of distinct experts that a batch uses.
 
-    experts $n$, active $k$ [per token], tokens $T$ -> [experts]. Tokens choose independently and, by default, uniformly
-    (lecture, section 1: the expected coverage of draws). With popularities that follow a gamma distribution of shape
-    `evenness` $\kappa$, draws are negative binomial, and $n (1 - (1 + kT / (n \kappa))^{-\kappa})$ experts are hit.
+    The number is $n (1 - (1 - k/n)^T)$ for $T$ tokens that choose $k$ of $n$ experts independently and uniformly.
+
+    If popularities follow a gamma distribution of shape `evenness` $\kappa$, draws are negative binomial. The batch then
+    uses fewer experts, $n (1 - (1 + kT / (n \kappa))^{-\kappa})$.
+
+    Args:
+        experts: Routed experts $n$ per layer.
+        active: Experts $k$ per token.
+        tokens: Tokens $T$ of the batch.
+        evenness: Shape $\kappa$ of the gamma distribution; infinite for equal popularity.
+
+    Returns:
+        Experts per layer.
+
+    References:
+        Lecture, section 1: the expected coverage of draws.
 
     >>> [round(float(experts_touched(256, 8, tokens)), 1) for tokens in (1, 96)]
     [8.0, 243.9]
     >>> round(float(experts_touched(256, 8, 96, evenness=1.0)), 1)
     192.0
     """
+    # expm1 and log1p keep the precision for many experts and few tokens.
     even = -experts * np.expm1(tokens * np.log1p(-np.minimum(active / experts, 1 - 1e-12)))
     if np.all(np.isinf(evenness)):
         return even
@@ -30,14 +47,26 @@ def experts_touched(experts: Number, active: Number, tokens: Number, evenness: N
 
 
 def distinct_hit(experts: int, active: int, groups: Number) -> Number:
-    r"""Expected number of `groups` that hold at least one of a token's experts.
+    r"""Return the expected number of groups that have at least one expert of a token.
 
-    $g \left(1 - \binom{n - n/g}{k} / \binom{n}{k}\right)$: experts $n$ spread evenly over $g$ groups, $k$ active ones drawn
-    without return. Source: lecture, section 7.
+    The number is $g \left(1 - \binom{n - n/g}{k} / \binom{n}{k}\right)$. Valid for $n$ experts spread evenly over $g$
+    groups and $k$ active experts, drawn without replacement.
+
+    Args:
+        experts: Routed experts $n$ per layer.
+        active: Experts $k$ per token.
+        groups: Groups $g$ of experts, such as chips or nodes.
+
+    Returns:
+        Groups per token.
+
+    References:
+        Lecture, section 7.
 
     >>> [round(float(distinct_hit(256, 8, g)), 2) for g in (64, 32, 16, 8, 1)]
     [7.68, 7.27, 6.52, 5.29, 1.0]
     """
+    # Product over the draws: the probability that none of them falls into a given group.
     elsewhere = experts - experts / groups
     missed: Number = 1.0
     for draw in range(active):
@@ -46,14 +75,29 @@ def distinct_hit(experts: int, active: int, groups: Number) -> Number:
 
 
 def nodes_hit(experts: int, active: int, groups: int, active_groups: int, nodes: Number) -> Array:
-    r"""Expected number of nodes that hold at least one of a token's experts, where routing is limited to groups of experts.
+    r"""Return the expected number of nodes per token under group-limited routing.
 
-    A token chooses `active_groups` of `groups` groups, all equally likely, and then `active` of their experts. Experts are
-    contiguous and spread evenly over `nodes`, with no copies, so that a node may hold parts of two groups: the sum over nodes,
-    in the mean over all sets of groups, of $1 - \binom{m - h}{k} / \binom{m}{k}$, with $m$ experts in the chosen groups and $h$
-    of them on the node. DeepSeek's own rule takes the groups whose two best experts score highest, which hits up to 8 % more
-    nodes (6.1 of 18); with 32 copies of experts it is 5.3 to 6.7 of 18 by their placement. Source: arXiv 2412.19437, section
-    2.1.2.
+    A token chooses `active_groups` of `groups` groups with equal probability, and then `active` of their experts. Experts
+    are contiguous and spread evenly over `nodes`, without copies, so that a node may have parts of two groups.
+
+    The result is the sum over nodes of the mean over all sets of groups of $1 - \binom{m - h}{k} / \binom{m}{k}$. There $m$
+    is the number of experts in the chosen groups and $h$ the number of these on the node.
+
+    The rule of DeepSeek takes the groups whose two best experts score highest. It reaches up to 8 % more nodes (6.1 of 18).
+    With 32 copies of experts it reaches 5.3 to 6.7 of 18 nodes, depending on their placement.
+
+    Args:
+        experts: Routed experts $n$ per layer.
+        active: Experts $k$ per token.
+        groups: Groups of experts.
+        active_groups: Groups that a token may choose experts from.
+        nodes: Nodes that share the experts.
+
+    Returns:
+        Nodes per token, with the shape of `nodes`.
+
+    References:
+        arXiv 2412.19437, section 2.1.2.
 
     >>> [round(float(n), 2) for n in nodes_hit(256, 8, 8, 4, np.array([1, 4, 8, 18, 256]))]
     [1.0, 2.93, 3.63, 5.78, 8.0]
@@ -63,12 +107,16 @@ def nodes_hit(experts: int, active: int, groups: int, active_groups: int, nodes:
 
 @lru_cache(maxsize=1024)
 def _nodes_hit(nodes: float, experts: int, active: int, groups: int, active_groups: int) -> float:
+    # Overlap of each node with each group of experts, both contiguous ranges of experts.
     edges = np.arange(int(nodes) + 1) * experts / nodes
     starts = np.arange(groups) * experts / groups
     low = np.maximum(edges[:-1, None], starts)
-    node_experts = np.maximum(np.minimum(edges[1:, None], starts + experts / groups) - low, 0.0)  # [nodes, groups]
+    # Shape [nodes, groups].
+    node_experts = np.maximum(np.minimum(edges[1:, None], starts + experts / groups) - low, 0.0)
     sets = np.array(list(combinations(range(groups), active_groups)))
-    local = node_experts[:, sets].sum(axis=-1)  # [nodes, sets]
+    # Shape [nodes, sets].
+    local = node_experts[:, sets].sum(axis=-1)
+    # Probability that none of the draws from the chosen groups is on the node.
     among = active_groups * experts / groups
     missed = np.ones_like(local)
     for draw in range(active):
@@ -77,11 +125,23 @@ def _nodes_hit(nodes: float, experts: int, active: int, groups: int, active_grou
 
 
 def expected_maximum(mean: Number, variance: Number, count: Number, skew: Number = 1.0) -> Array:
-    r"""Expected largest of `count` equal counts of a mean and a variance: of the busiest of so many chips.
+    r"""Return the expected largest of several counts with one mean and variance.
 
+    An example is the load of the busiest of `count` chips. The formula is:
     $m + b \sqrt v + \frac{b^2 - 3/4}{6} \gamma \frac{m}{m + 1/2}$ with Blom's normal score
-    $b = \Phi^{-1}\left(\frac{n - 3/8}{n + 1/4}\right)$ and the next term of Cornish and Fisher for counts like Poisson's
-    (`skew` $\gamma$ = 1), damped where most chips have none. The mean itself for one chip.
+    $b = \Phi^{-1}\left(\frac{n - 3/8}{n + 1/4}\right)$.
+
+    The last term is the next term of the Cornish-Fisher expansion for Poisson-like counts (`skew` $\gamma$ = 1). Its factor
+    damps it where most chips have no count. For one chip the result is the mean.
+
+    Args:
+        mean: Mean $m$ of each count.
+        variance: Variance $v$ of each count.
+        count: Number $n$ of counts.
+        skew: Factor $\gamma$ on the skewness term; 1 for Poisson.
+
+    Returns:
+        Expected maximum, in the unit of `mean`.
 
     >>> [round(float(expected_maximum(8.0, 8.0, n)), 2) for n in (1, 8, 64)]
     [8.0, 12.26, 15.35]
@@ -98,19 +158,44 @@ def _score(count: float) -> float:
 
 
 def weights_touched(batch: Number, active: Number, total: Number, *, experts: int, active_experts: int) -> Number:
-    """Parameters that a step must fetch when few tokens touch few experts: all but the untouched experts. Section 1, *derived*.
+    """Return the parameters that a decode step of a small batch must read.
 
-    At a batch of one it is the active parameters, far above n/k all of them.
+    These are all parameters except the experts that no token uses. At a batch of 1 they are the active parameters, far
+    above $k/n$ of all parameters.
+
+    Args:
+        batch: Tokens of the step.
+        active: Active parameters per token.
+        total: Parameters in total.
+        experts: Routed experts per layer.
+        active_experts: Experts per token.
+
+    Returns:
+        Parameters per step.
+
+    References:
+        Lecture, section 1, *derived*.
 
     >>> round(float(weights_touched(1, 37e9, 671e9, experts=256, active_experts=8)) / 1e9, 6)
     37.0
     """
-    routed = (total - active) / (1 - active_experts / experts)  # parameters of all routed experts together
+    # Parameters of all routed experts together.
+    routed = (total - active) / (1 - active_experts / experts)
     return total - routed + routed * experts_touched(experts, active_experts, batch) / experts
 
 
 def experts_per_chip(experts: Number, chips: Number) -> Number:
-    """Experts that each chip holds. Section 7.
+    """Return the experts on each chip.
+
+    Args:
+        experts: Routed experts $n$ per layer.
+        chips: Chips that share the experts.
+
+    Returns:
+        Experts per chip and layer.
+
+    References:
+        Lecture, section 7.
 
     >>> experts_per_chip(256, 64)
     4.0
@@ -119,9 +204,23 @@ def experts_per_chip(experts: Number, chips: Number) -> Number:
 
 
 def exchange_bytes(tokens: Number, width: Number, value_bytes: Number, *, experts: int, active: int, chips: Number) -> Number:
-    """Bytes that a chip sends to dispatch (or to combine) its `tokens` over `chips`, once per chip hit. Section 7, *derived*.
+    """Return the bytes that a chip sends to dispatch its tokens to experts.
 
-    `value_bytes` is the sum of both directions' bytes per value where both are meant.
+    A token goes once to each chip that has one of its experts. The combine sends the same amount back.
+
+    Args:
+        tokens: Tokens of the chip.
+        width: Values per token.
+        value_bytes: Bytes per value; the sum of both directions for dispatch and combine together.
+        experts: Routed experts $n$ per layer.
+        active: Experts per token.
+        chips: Chips that share the experts.
+
+    Returns:
+        Bytes per chip.
+
+    References:
+        Lecture, section 7, *derived*.
 
     >>> round(float(exchange_bytes(32, 7168, 1, experts=256, active=8, chips=64)) / 1e6, 2)
     1.76

@@ -1,4 +1,7 @@
-"""The ideal machine: multiplies per second, balance and drain time. Lecture sections 0 and 4."""
+"""The ideal machine: multiplies per second, balance and drain time.
+
+Lecture sections 0 and 4.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,15 @@ from steptime.number_checks import Number
 
 
 def multiplies(flops: Number) -> Number:
-    """Multiply-accumulates per second of a data sheet's dense FLOP/s, which counts a multiply and an add as two.
+    """Return the multiply-accumulates per second of a dense FLOP/s rate.
+
+    A data sheet counts a multiply and an add as two operations.
+
+    Args:
+        flops: Dense rate of the data sheet [FLOP/s].
+
+    Returns:
+        Multiply-accumulates per second [MAC/s].
 
     >>> multiplies(1978.9e12)
     989450000000000.0
@@ -16,9 +27,17 @@ def multiplies(flops: Number) -> Number:
 
 
 def balance(mac_rate: Number, weight_bytes: Number, bandwidth: Number) -> Number:
-    r"""Hardware balance $R = F b_w / W$: multiplies per weight that memory can deliver. Dimensionless, about 300.
+    """Return the hardware balance $R = F b_w / W$, about 300.
 
-    mac_rate [MAC/s], weight_bytes [B/parameter], bandwidth [B/s]. H100 in FP8:
+    The balance is the number of multiplies in the time in which memory delivers one weight. The example is an H100 in FP8.
+
+    Args:
+        mac_rate: Multiply-accumulates per second [MAC/s].
+        weight_bytes: Bytes per parameter.
+        bandwidth: Memory bandwidth [B/s].
+
+    Returns:
+        Multiplies per weight.
 
     >>> round(balance(multiplies(1978.9e12), 1.0, 3.35e12), 1)
     295.4
@@ -28,7 +47,16 @@ def balance(mac_rate: Number, weight_bytes: Number, bandwidth: Number) -> Number
 
 
 def drain_seconds(capacity: Number, bandwidth: Number) -> Number:
-    """Time to read a memory once, capacity / bandwidth [s]: no step of a full machine can be faster, and none need be slower.
+    """Return the time to read a memory once, capacity over bandwidth.
+
+    A step that reads the full memory cannot be faster.
+
+    Args:
+        capacity: Capacity of the memory [B].
+        bandwidth: Memory bandwidth [B/s].
+
+    Returns:
+        Seconds.
 
     >>> drain_seconds(288e9, 20e12)
     0.0144

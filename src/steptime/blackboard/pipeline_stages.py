@@ -1,4 +1,7 @@
-"""Pipeline stages: memory of a chip, latency of a token, bubbles. Lecture section 10."""
+"""Pipeline stages: memory per chip, latency per token, bubbles.
+
+Lecture section 10.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,19 @@ from steptime.number_checks import Number
 
 
 def weight_bytes_per_chip(total: Number, weight_bytes: Number, expert_ways: Number, stages: Number) -> Number:
-    """Weights of a chip $b_w N_{tot} / (E P)$ [B]. Section 10.
+    """Return the weights per chip, $b_w N_{tot} / (E P)$.
+
+    Args:
+        total: Parameters in total.
+        weight_bytes: Bytes per parameter.
+        expert_ways: Expert parallelism $E$: chips per stage.
+        stages: Pipeline stages $P$.
+
+    Returns:
+        Bytes per chip.
+
+    References:
+        Lecture, section 10.
 
     >>> weight_bytes_per_chip(2e12, 1, 64, 4)
     7812500000.0
@@ -17,17 +32,46 @@ def weight_bytes_per_chip(total: Number, weight_bytes: Number, expert_ways: Numb
 def kv_bytes_per_chip(
     microbatch: Number, context: Number, kv_bytes_per_token: Number, expert_ways: Number, stages: Number
 ) -> Number:
-    r"""KV cache of a chip: $B L \kappa / (E P)$ of the $B = P b$ sequences in flight [B]. The stages cancel. Section 10.
+    r"""Return the KV cache per chip, $B L \kappa / (E P)$.
+
+    The pipeline has $B = P b$ sequences in flight, so that the number of stages cancels.
+
+    Args:
+        microbatch: Sequences $b$ per micro-batch.
+        context: Tokens in the KV cache of each sequence.
+        kv_bytes_per_token: KV cache per token of context [B].
+        expert_ways: Expert parallelism $E$: chips per stage.
+        stages: Pipeline stages $P$.
+
+    Returns:
+        Bytes per chip.
+
+    References:
+        Lecture, section 10.
 
     >>> [kv_bytes_per_chip(2400, 2e5, 1667, 64, p) for p in (1, 4)]
     [12502500000.0, 12502500000.0]
     """
+    # Each stage needs its own micro-batch in flight, which cancels the saving per chip.
     in_flight = microbatch * stages
     return in_flight * context * kv_bytes_per_token / (expert_ways * stages)
 
 
 def token_latency(step: Number, stages: Number, hop: Number) -> Number:
-    """Seconds per token of a looped pipeline: the step and one hop for each stage. Section 10.
+    """Return the time per token of a looped pipeline.
+
+    The time is one step plus one hop per stage.
+
+    Args:
+        step: Time of a step through all stages [s].
+        stages: Pipeline stages $P$.
+        hop: Time of a hop between two stages [s].
+
+    Returns:
+        Seconds per token.
+
+    References:
+        Lecture, section 10.
 
     >>> round(token_latency(0.020, 4, 0.0025), 6)
     0.03
@@ -36,7 +80,17 @@ def token_latency(step: Number, stages: Number, hop: Number) -> Number:
 
 
 def bubble_fraction(stages: Number, microbatches: Number) -> Number:
-    """Idle share of a training step with a flush, $(P-1)/(M+P-1)$ (GPipe, arXiv 1811.06965). Section 10.
+    """Return the idle share of a training step with a flush, $(P-1)/(M+P-1)$.
+
+    Args:
+        stages: Pipeline stages $P$.
+        microbatches: Micro-batches $M$ per step.
+
+    Returns:
+        Share of the step, 0 to 1.
+
+    References:
+        GPipe, arXiv 1811.06965; lecture, section 10.
 
     >>> bubble_fraction(4, 13)
     0.1875

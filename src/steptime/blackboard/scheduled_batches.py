@@ -1,4 +1,4 @@
-"""How long a request waits for a batch that departs on a schedule. Lecture section 4."""
+"""Wait of a request for a batch that departs on a schedule. Lecture section 4."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ from steptime.number_checks import Number
 
 
 def worst_wait(interval: Number) -> Number:
-    r"""Worst latency of a train that departs every `interval` [s] while not full: $2 \Delta$, wait and ride. Section 4.
+    r"""Return the worst latency of a train that departs every interval, $2 \Delta$.
+
+    A request waits for one interval and rides for one. Valid while the train is not full.
+
+    Args:
+        interval: Seconds between departures.
+
+    Returns:
+        Seconds.
+
+    References:
+        Lecture, section 4.
 
     >>> worst_wait(0.020)
     0.04
@@ -15,7 +26,18 @@ def worst_wait(interval: Number) -> Number:
 
 
 def mean_wait(interval: Number) -> Number:
-    r"""Mean latency of arrivals spread evenly, while not full: $1.5 \Delta$. Section 4, *derived*.
+    r"""Return the mean latency of evenly spread arrivals, $1.5 \Delta$.
+
+    Valid while the train is not full.
+
+    Args:
+        interval: Seconds between departures.
+
+    Returns:
+        Seconds.
+
+    References:
+        Lecture, section 4, *derived*.
 
     >>> mean_wait(0.020)
     0.03

@@ -1,6 +1,6 @@
-"""The catalogue: finds data files, checks them and turns them into chips, systems and rents.
+"""The catalogue: finds and checks data files and loads chips, systems and rents.
 
-A thing is one TOML file (or, for models, one JSON file around a config.json). Folders are searched in this order, the
-first that has the name wins: the one given as --catalog, the user's (`STEPTIME_CATALOG`, or `~/.steptime`), the packaged
-one. A path to a file works wherever a name does.
+Each entry is one TOML file, or, for a model, one JSON file with its config.json. Folders are searched in this order, and
+the first folder with the name wins: the folder of --catalog, the user's folder (`STEPTIME_CATALOG`, or `~/.steptime`),
+the packaged folder. A path to a file works in place of a name.
 """

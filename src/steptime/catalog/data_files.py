@@ -14,19 +14,24 @@ from typing import Any, Final
 from steptime.errors import DataFileError, UnknownName, short_repr
 
 PACKAGED = Path(__file__).parents[1] / "data"
-FOLDERS = (  # of a catalogue
+# Folders of a catalogue.
+FOLDERS = (
     "chips", "systems", "rents", "models", "engines", "stacks", "acceptance", "anchors", "laws", "trained",
 )  # fmt: skip
-LABEL_AND_COMMAND: Final = {
-    "stacks": ("training stack", "engines")
-}  # what messages call a kind, and the command that lists it, if another
+# Label of a kind in messages, and the command that lists it, where they differ from the name of the folder.
+LABEL_AND_COMMAND: Final = {"stacks": ("training stack", "engines")}
+# Endings of data files that are not TOML.
 SUFFIXES = {"models": ".json", "anchors": ".csv"}
-LARGEST: Final = {".json": 16_000_000, ".toml": 1_000_000}  # bytes; real files have a thousandth to a tenth of it
-DEEPEST_KEY: Final = 32  # parts of a TOML key; the reader's time grows with their square
+# Largest file [B]; real files have a thousandth to a tenth of it.
+LARGEST: Final = {".json": 16_000_000, ".toml": 1_000_000}
+# Most parts of a TOML key; the time of tomllib grows with their square.
+DEEPEST_KEY: Final = 32
 UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
+# A key with `DEEPEST_KEY` dots or more; possessive, so the search takes linear time.
 _KEY = re.compile(r"(?:(?<![^\s.=\[\]{},#])[^\s.=\[\]{},#]++[ \t]*+\.[ \t]*+)" + f"{{{DEEPEST_KEY}}}")
 
-KINDS: Final = {  # what a file is, by keys that only its kind has
+# Kinds of files, each with keys that only this kind has.
+KINDS: Final = {
     "a model's config.json": ("model_type", "architectures", "hidden_size", "num_hidden_layers", "text_config"),
     "a model of the catalogue": ("config",),
     "a system": ("domains",),
@@ -40,7 +45,13 @@ KINDS: Final = {  # what a file is, by keys that only its kind has
 
 
 def looks_like(data: Mapping[str, Any]) -> str:
-    """Return what kind of data file some keys make, or "" where no key tells.
+    """Return the kind of data file that has these keys, or "" if no key decides.
+
+    Args:
+        data: Top-level keys and values of the file.
+
+    Returns:
+        The kind in words, as in `KINDS`; "" if unknown.
 
     >>> looks_like({"model_type": "llama", "hidden_size": 4096}), looks_like({"name": "x"})
     ("a model's config.json", '')
@@ -49,22 +60,33 @@ def looks_like(data: Mapping[str, Any]) -> str:
 
 
 def folders(kind: str, catalog: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Return the folders that hold `kind` (chips, systems, rents, models, engines, acceptance, laws), first searched first."""
+    """Return the existing folders of one kind of entry, in search order.
+
+    Args:
+        kind: Name of the folders: chips, systems, rents, models, engines, acceptance, laws, ...
+        catalog: Folder that is searched first; None: only the user's and the packaged folder.
+
+    Returns:
+        Paths of the folders.
+
+    Raises:
+        DataFileError: `catalog` is not a folder, or has only folders that a catalogue does not have.
+    """
     if catalog is not None and not is_dir(Path(catalog)):
         raise DataFileError(
             short_repr(catalog).strip("'"),
-            "is not a folder; --catalog names a folder with chips/, systems/, rents/, models/ or engines/ in it",
+            "is not a folder; --catalog takes a folder that contains chips/, systems/, rents/, models/ or engines/",
         )
     if catalog is not None and _is_other(Path(catalog)):
         raise DataFileError(
-            short_repr(catalog).strip("'"), f"is no catalogue: none of {', '.join(f'{k}/' for k in FOLDERS)} is in it"
+            short_repr(catalog).strip("'"), f"is not a catalogue: it contains none of {', '.join(f'{k}/' for k in FOLDERS)}"
         )
     roots = ([Path(catalog)] if catalog is not None else []) + [*_users(), PACKAGED]
     return [root / kind for root in roots if is_dir(root / kind)]
 
 
 def _is_other(folder: Path) -> bool:
-    """Whether a folder holds others, and none that a catalogue does."""
+    """Return whether a folder has subfolders, but none of a catalogue."""
     try:
         return any(map(is_dir, folder.iterdir())) and not any(is_dir(folder / name) for name in FOLDERS)
     except OSError:
@@ -72,39 +94,67 @@ def _is_other(folder: Path) -> bool:
 
 
 def own_folder(kind: str, catalog: str | os.PathLike[str] | None = None) -> Path:
-    """Return the user's own folder of `kind`, which may not be there yet: in `catalog`, else where `_users` looks first.
+    """Return the user's folder of one kind of entry; it may not exist yet.
 
-    Raises DataFileError where there is neither.
+    Args:
+        kind: Name of the folder, as for `folders`.
+        catalog: Folder of the catalogue; None: `STEPTIME_CATALOG`, or else `~/.steptime`.
+
+    Returns:
+        Path of the folder.
+
+    Raises:
+        DataFileError: There is neither `catalog` nor a home folder.
     """
-    folders(kind, catalog)  # refuses what is no folder
+    # Raises for a path that is not a catalogue.
+    folders(kind, catalog)
     roots = [Path(catalog)] if catalog is not None else _users()
     if not roots:
-        raise DataFileError("~/.steptime", "there is no home folder; name one by the variable STEPTIME_CATALOG or --catalog")
+        raise DataFileError("~/.steptime", "there is no home folder; set the variable STEPTIME_CATALOG or give --catalog")
     return roots[0] / kind
 
 
 def _users() -> list[Path]:
-    """Return the user's own folder: `STEPTIME_CATALOG`, or `~/.steptime` where there is a home."""
+    """Return a list with the user's folder: `STEPTIME_CATALOG`, or `~/.steptime`.
+
+    The list is empty if there is no home folder.
+    """
     if folder := os.environ.get("STEPTIME_CATALOG"):
         if not is_dir(Path(folder)):
-            raise DataFileError(folder, "is not a folder; the variable STEPTIME_CATALOG names one")
+            raise DataFileError(folder, "is not a folder; the variable STEPTIME_CATALOG must be the path of a folder")
         return [Path(folder)]
     try:
         return [Path.home() / ".steptime"]
-    except RuntimeError:  # an unknown user in a container
+    except RuntimeError:
+        # A container may run as a user without a home.
         return []
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; what cannot be one, or be looked at, is none."""
+    """Return whether a path is a file that can be looked at.
+
+    Args:
+        path: The path.
+
+    Returns:
+        True for a file; False for a missing file, an invalid path, or one that may not be looked at.
+    """
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name that is too long, a folder that may not be read, a zero byte
+    except (OSError, ValueError):
+        # The name is too long or has a zero byte, or the folder is not readable.
         return False
 
 
 def is_dir(path: Path) -> bool:
-    """Whether there is such a folder; what cannot be one, or be looked at, is none."""
+    """Return whether a path is a folder that can be looked at.
+
+    Args:
+        path: The path.
+
+    Returns:
+        True for a folder; False for a missing folder, an invalid path, or one that may not be looked at.
+    """
     try:
         return path.is_dir()
     except (OSError, ValueError):
@@ -112,7 +162,15 @@ def is_dir(path: Path) -> bool:
 
 
 def files(kind: str, catalog: str | os.PathLike[str] | None = None) -> dict[str, Path]:
-    """Return every file of `kind` by the name it goes by, nearer folders shadowing farther ones."""
+    """Return every file of one kind by name; earlier folders hide later ones.
+
+    Args:
+        kind: Name of the folders, as for `folders`.
+        catalog: Folder that is searched first; None: only the user's and the packaged folder.
+
+    Returns:
+        Paths by name, sorted by name without regard to case.
+    """
     paths: dict[str, Path] = {}
     suffix = SUFFIXES.get(kind, ".toml")
     for folder in folders(kind, catalog):
@@ -122,9 +180,21 @@ def files(kind: str, catalog: str | os.PathLike[str] | None = None) -> dict[str,
 
 
 def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) -> Path:
-    """Return the file of `name`: a path as it is, a name of the catalogue, or an alias of one.
+    """Return the file of a path, a name of the catalogue, or an alias.
 
-    Capitals do not count, and "_" and " " are as "-".
+    Capitals do not count, and "_" and " " count as "-".
+
+    Args:
+        kind: Name of the folders, as for `folders`.
+        name: Path, name or alias.
+        catalog: Folder that is searched first; None: only the user's and the packaged folder.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        DataFileError: `name` ends like a file of this kind, and there is no such file.
+        UnknownName: No entry has this name or alias; the error lists the nearest names.
     """
     suffix = SUFFIXES.get(kind, ".toml")
     path = Path(name)
@@ -133,6 +203,8 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
     if path.suffix == suffix:
         raise DataFileError(short_repr(name).strip("'"), "no such file")
     paths = files(kind, catalog)
+
+    # Aliases are read from the files, so they are tried only after the names.
     by_folded = {folded(key): path for key, path in paths.items()}
     if folded(name) in by_folded:
         return by_folded[folded(name)]
@@ -141,8 +213,10 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
         return aliases[folded(name)]
     singular, command = LABEL_AND_COMMAND.get(kind, (kind.removesuffix("s"), kind))
     hint = f"`steptime {command}` lists them; a path to a file works too."
-    if kind == "chips":  # no command lists them; only a system's file names one
-        hint = "A chip is one of the catalogue's, a file beside the system's own, or a table [chip]."
+    if kind == "chips":
+        # No command lists chips; only the file of a system names one.
+        hint = "A chip is a name of the catalogue, a file in the folder of the system's file, or a table [chip]."
+
     raise UnknownName(singular, name, [*paths, *aliases], hint)
 
 
@@ -152,7 +226,14 @@ def _aliases(path: Path) -> list[str]:
 
 
 def folded(name: str) -> str:
-    """Return a name as it is looked up: capitals do not count, and "_" and " " are as "-"."""
+    """Return a name in the form in which names are compared.
+
+    Args:
+        name: Name as the user wrote it.
+
+    Returns:
+        The name in lower case, with "-" in place of "_" and " ".
+    """
     return name.strip().casefold().replace("_", "-").replace(" ", "-")
 
 
@@ -163,6 +244,7 @@ def _parse_file(path: Path, _modified: float) -> dict[str, Any]:
         data = json.loads(text, object_pairs_hook=_unique_keys) if _is_json(path, text) else tomllib.loads(text)
     except json.JSONDecodeError as error:
         raise DataFileError(path, f"is not valid JSON: {error.msg}", error.lineno) from None
+    # The JSON and TOML parsers recurse once per level of nesting.
     except RecursionError:
         raise DataFileError(path, "is nested too deep") from None
     except tomllib.TOMLDecodeError as error:
@@ -172,32 +254,41 @@ def _parse_file(path: Path, _modified: float) -> dict[str, Any]:
         ) from None
     except _Twice as key:
         raise DataFileError(
-            path, f"has the key {short_repr(str(key))} twice in one object", _line(text, str(key), nth=2)
+            path, f"has the key {short_repr(str(key))} twice in one object; remove one", _line(text, str(key), nth=2)
         ) from None
     except ValueError:
-        raise DataFileError(path, "holds a number of more digits than can be read") from None
+        raise DataFileError(path, "has a number with too many digits to read") from None
+
     if not isinstance(data, dict):
-        raise DataFileError(path, f"holds {short_repr(data)}, not a table of keys", 1)
+        raise DataFileError(path, f"must be a table of keys, got {short_repr(data)}", 1)
+
     return data
 
 
 def _text(path: Path) -> str:
-    """Return the text of a data file; a byte order mark at its start is no part of it."""
+    """Return the text of a data file without a byte order mark."""
     size, largest = path.stat().st_size, LARGEST.get(path.suffix, LARGEST[".toml"])
     if size > largest:
-        problem = f"has {size / 1e6:,.1f} MB; a file of this kind has at most {largest / 1e6:g} MB: is it the right one?"
+        problem = f"has {size / 1e6:,.1f} MB; files of this kind have at most {largest / 1e6:g} MB: is it the right file?"
         raise DataFileError(path, problem)
+
     raw = path.read_bytes()
+
+    # Windows PowerShell writes UTF-16 by default.
     if raw[:2] in UTF16:
         raise DataFileError(path, "is UTF-16 text; save it as UTF-8")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataFileError(path, f"is not UTF-8 text ({error.reason} at byte {error.start})") from None
+
     text = text.replace("\r\n", "\n")
+
+    # Refuse deep keys before tomllib spends a long time on them.
     if not _is_json(path, text) and (deep := _KEY.search(text)):
         line = text.count("\n", 0, deep.start()) + 1
         raise DataFileError(path, f"has a key of more than {DEEPEST_KEY} parts", line)
+
     return text
 
 
@@ -206,7 +297,7 @@ def _is_json(path: Path, text: str) -> bool:
 
 
 class _Twice(Exception):
-    """A key that stands twice in one JSON object."""
+    """A key that occurs twice in one JSON object."""
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -219,13 +310,23 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _line(text: str, key: str, nth: int) -> int | None:
-    """Return the line of the nth place where a JSON key stands, where it is written plainly."""
+    """Return the line of the nth occurrence of a JSON key; None if it is escaped."""
     places = [key_match.start() for key_match in re.finditer(re.escape(json.dumps(key)), text)]
     return text.count("\n", 0, places[nth - 1]) + 1 if len(places) == nth else None
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read a TOML or JSON file into a dict; errors name the file and the line."""
+    """Read a TOML or JSON file into a dict; errors name the file and the line.
+
+    Args:
+        path: Path of the file.
+
+    Returns:
+        The keys and values of the file; do not change them, they are cached.
+
+    Raises:
+        DataFileError: The file is missing, too large, not UTF-8, or not valid TOML or JSON.
+    """
     try:
         return _parse_file(path, path.stat().st_mtime)
     except OSError as error:

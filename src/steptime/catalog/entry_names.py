@@ -1,4 +1,4 @@
-"""The one rule for names of models, chips, systems, engines and stacks that files bring."""
+"""The one rule for names of models, chips, systems, engines and stacks in files."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ from typing import Final, TypeGuard
 
 from steptime.errors import DataFileError, short_repr
 
-LONGEST_NAME: Final = 200  # characters
-# The end matches no further character, not even the line end that "$" allows. It has no backslash, which msgspec would double.
+# Characters.
+LONGEST_NAME: Final = 200
+# The pattern ends with a lookahead because "$" allows a line end. It has no backslash because msgspec doubles backslashes.
 ENTRY_NAME: Final = f"^(?!-)(?!(.*/)?[.][.](/|$))[A-Za-z0-9._/+:@-]{{1,{LONGEST_NAME}}}(?!a|[^a])"
-NAME_RULE: Final = f"1 to {LONGEST_NAME} letters, digits and . _ / + : @ -, without a - in front and without the part '..'"
+NAME_RULE: Final = f"1 to {LONGEST_NAME} letters, digits and . _ / + : @ -, no - at the start and no part '..'"
 
 
 def is_entry_name(name: object) -> TypeGuard[str]:
-    """Whether a value from a file may name an entry.
+    """Return whether a value from a file is a valid name of an entry.
 
-    Scripts, manifests and tables repeat such names, so a name has no blank, quote, line end or other special character.
+    Scripts, manifests and tables repeat these names. So a name has no blank, quote, line end or other special character.
+
+    Args:
+        name: Value from the file.
+
+    Returns:
+        True for a text that follows `NAME_RULE`.
 
     >>> is_entry_name("deepseek-ai/DeepSeek-V3"), is_entry_name("evil/$(touch x)"), is_entry_name("../x")
     (True, False, False)
@@ -25,15 +32,18 @@ def is_entry_name(name: object) -> TypeGuard[str]:
 
 
 def check_entry_name(name: object, path: object) -> str:
-    """Return the name that a file gives its entry, if it follows the rule.
+    """Return the name of an entry if it follows the rule.
 
     Args:
-        name: value of the key `name`.
-        path: the file, for the message.
+        name: Value of the key `name`.
+        path: The file, for the message.
+
+    Returns:
+        The name.
 
     Raises:
-        DataFileError: the value is no text, or holds other characters.
+        DataFileError: The value is not a text, or has other characters.
     """
     if not is_entry_name(name):
-        raise DataFileError(path, f"name: must be {NAME_RULE}, not {short_repr(name)}")
+        raise DataFileError(path, f"name: must be {NAME_RULE}, got {short_repr(name)}")
     return name

@@ -1,4 +1,4 @@
-"""The schema of chip, system, rent and law files, and how a file that does not fit it is refused."""
+"""The schema of chip, system, rent and law files, and the check against it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Chips: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CHIPS)]
 
 
 class _Strict(Struct, forbid_unknown_fields=True):
-    """What a table of a file has, and no other keys."""
+    """A table of a file that must not have other keys."""
 
 
 class SourceEntry(_Strict, kw_only=True):
-    """Where figures were read."""
+    """The source of figures."""
 
     url: str
     date: str
@@ -35,7 +35,7 @@ class SourceEntry(_Strict, kw_only=True):
 
 
 class FigureEntry(_Strict, kw_only=True):
-    """A figure as written: value with its unit, the name of its source, and what departs from that source."""
+    """A figure as written: value with unit, source, and differences from the source."""
 
     value: str | int | float
     source: str = msgspec.field(name="from", default="")
@@ -44,11 +44,18 @@ class FigureEntry(_Strict, kw_only=True):
 
 
 Entry: TypeAlias = FigureEntry | str | int | float
-"""A figure, or its value alone."""
+"""A figure, or only its value."""
 
 
 def figure_entry(entry: Entry) -> FigureEntry:
-    """Return a figure as a table has it, where its value may stand alone."""
+    """Return a figure as a table with a value.
+
+    Args:
+        entry: A figure, or only its value.
+
+    Returns:
+        The figure; one with no source and no note if `entry` is only a value.
+    """
     return entry if isinstance(entry, FigureEntry) else FigureEntry(value=entry)
 
 
@@ -59,12 +66,14 @@ class _Thing(_Strict, kw_only=True):
     sources: dict[str, SourceEntry] = {}
 
 
-LARGEST_EXACT_INTEGER: Final = 2.0**53  # below it each whole number is a float
+# Below it a float represents every integer exactly.
+LARGEST_EXACT_INTEGER: Final = 2.0**53
+# Names that other figures have in their paths, so no memory tier may have them.
 RESERVED_NAMES: Final = ("chip", "rack", "rent", "peak", "power", "reached", "scale_up", "pod", "scale_out")
 
 
 class MemoryEntry(_Strict, kw_only=True):
-    """One memory tier; its name stands in the paths of its figures."""
+    """One memory tier; its name is part of the paths of its figures."""
 
     name: Annotated[str, Meta(pattern=TIER_NAME)]
     capacity: Entry
@@ -73,13 +82,13 @@ class MemoryEntry(_Strict, kw_only=True):
     usd_per_byte: Entry | None = None
 
     def __post_init__(self) -> None:
-        """Refuse names that other figures have in their paths."""
+        """Refuse names that are part of the paths of other figures."""
         if self.name in RESERVED_NAMES:
-            raise ValueError(f"the name {self.name!r} names other figures already; take another")
+            raise ValueError(f"the name {self.name!r} is reserved for other figures; take another name")
 
 
 class SoftwareEntry(_Strict, kw_only=True):
-    """Days on which engines were measured on a chip, and the share of their usual speed that they reached."""
+    """A period of measurements on a chip, and the share of the usual speed reached."""
 
     first: str
     last: str
@@ -110,9 +119,9 @@ class DomainEntry(_Strict, kw_only=True):
 
 
 class RackEntry(_Strict, kw_only=True):
-    """A rack: what it draws, weighs and holds, and the limits published for it; links: scale-up links of one chip.
+    """A rack: its power, weight, cables and chips, and the published limits.
 
-    host_chips: chips of one host, which one operating system sees.
+    links: scale-up links of one chip. host_chips: chips of one host, which one operating system manages.
     """
 
     power: Entry | None = None
@@ -126,6 +135,7 @@ class RackEntry(_Strict, kw_only=True):
     chips: Chips | None = None
 
 
+# Base units of the figures of a rack.
 RACK_UNITS = {
     "power": "W", "weight": "kg", "cables": "", "links": "", "power_limit": "W", "weight_limit": "kg", "cable_limit": "",
     "host_chips": "",
@@ -144,7 +154,10 @@ class SystemEntry(_Thing, kw_only=True):
 
 
 class QuoteEntry(_Strict, kw_only=True):
-    """One rent: of a contract the term, of cost of ownership the owner, where the source tells."""
+    """One rent.
+
+    A contract has a term, and a cost of ownership has an owner, if the source gives them.
+    """
 
     chip: str
     kind: Literal["owned", "contract", "ondemand", "assumed"]
@@ -161,7 +174,10 @@ class RentsEntry(_Thing, kw_only=True):
 
 
 class CurveEntry(_Strict, kw_only=True):
-    """How many tokens a step yields with 1, 2, ... drafts; models: names of the catalogue, or "typical" for all others."""
+    """Tokens per step with 1, 2, ... speculative tokens.
+
+    models: names of the catalogue, or "typical" for all other models.
+    """
 
     models: Annotated[list[str], Meta(min_length=1)]
     method: Literal["mtp", "eagle3", "dspark"]
@@ -170,20 +186,23 @@ class CurveEntry(_Strict, kw_only=True):
 
 
 class AcceptanceEntry(_Thing, kw_only=True):
-    """A list of measured acceptances of drafts."""
+    """A list of measured acceptance lengths of speculative tokens."""
 
     curves: list[CurveEntry]
 
 
 class SpanEntry(_Strict, kw_only=True):
-    """From where to where something was varied in the runs that a law was fitted to."""
+    """The range in which an input varied in the runs of a scaling law."""
 
     least: Entry | None = None
     largest: Entry | None = msgspec.field(name="most", default=None)
 
 
 class SpreadEntry(_Strict, kw_only=True):
-    """How constants scatter together: deviations and correlations by `names`, of the logarithms of those in `logs`."""
+    """The joint uncertainty of constants: standard deviations and correlations.
+
+    Rows and columns follow `names`. For the constants in `logs` they are those of the logarithm.
+    """
 
     source: str = msgspec.field(name="from")
     names: list[str]
@@ -193,9 +212,9 @@ class SpreadEntry(_Strict, kw_only=True):
 
 
 class LawEntry(_Thing, kw_only=True):
-    """A scaling law: its form, constants with standard errors where published, and the runs that it was fitted to.
+    """A scaling law: form, constants with standard errors, and the fitted runs.
 
-    counts: the parameters that it means; fixed: inputs of its runs that did not vary.
+    counts: which parameters the law counts. fixed: inputs that did not vary in its runs.
     """
 
     form: str
@@ -211,14 +230,14 @@ class LawEntry(_Thing, kw_only=True):
 
 
 class TrainedEntry(_Strict, kw_only=True):
-    """An open model and the tokens that it was trained on."""
+    """An open model and the number of its training tokens."""
 
     model: str
     tokens: Entry
 
 
 class TrainedListEntry(_Thing, kw_only=True):
-    """Tokens that open models were trained on."""
+    """A list of the training tokens of open models."""
 
     trained: list[TrainedEntry]
 
@@ -235,28 +254,43 @@ NAMES: Final[dict[type[Struct], str]] = {
 
 
 def validated(schema: type[Schema], path: Path) -> Schema:
-    """Return the file at `path` as `schema`; raise DataFileError with the place where it does not fit."""
+    """Return a data file as an instance of a schema.
+
+    Args:
+        schema: Class of the schema.
+        path: Path of the file.
+
+    Returns:
+        The content of the file.
+
+    Raises:
+        DataFileError: The file does not fit the schema; the error names the place and the line.
+    """
     data = read_file(path)
     expected_kind = NAMES[schema]
     if not data:
-        raise DataFileError(path, f"is empty, and no file of {expected_kind}")
+        raise DataFileError(path, f"is empty; expected the file of {expected_kind}")
+
+    # A wrong kind of file gets one clear message instead of a list of missing keys.
     kind = looks_like(data)
     if kind and kind != expected_kind and not {"a chip", "a system"} >= {kind, expected_kind}:
-        raise DataFileError(path, f"is no file of {expected_kind}: it looks like {kind}")
+        raise DataFileError(path, f"is not the file of {expected_kind}: it looks like {kind}")
+
+    # TOML has dates, and the schema has texts; msgspec refuses 8.0 as an integer.
     data = _texts(data)
     try:
         return msgspec.convert(data, schema)
     except UnicodeEncodeError:
-        raise DataFileError(path, "holds half of a character, such as \\ud800") from None
+        raise DataFileError(path, "contains half of a character, such as \\ud800") from None
     except msgspec.ValidationError as error:
         if kind and kind != expected_kind:
-            raise DataFileError(path, f"is no file of {expected_kind}: it looks like {kind}") from None
+            raise DataFileError(path, f"is not the file of {expected_kind}: it looks like {kind}") from None
         problem, place = describe_problem(str(error), data, schema)
         raise DataFileError(path, problem, line_number(path, place)) from None
 
 
 def _texts(data: Any) -> Any:
-    """Return data with days as texts, which TOML has as dates, and numbers such as 8.0 as whole ones."""
+    """Return data with dates as texts and numbers such as 8.0 as integers."""
     if isinstance(data, dict):
         return {key: _texts(value) for key, value in data.items()}
     if isinstance(data, list):

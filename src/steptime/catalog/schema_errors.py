@@ -1,6 +1,7 @@
-"""Says in words what of a file does not fit its schema, and where: the library that checks it hides the keys of some tables.
+"""Describes what in a file does not fit its schema, and at which line.
 
-Finds the line of a TOML file where the key of a place stands, so that errors can name it.
+msgspec leaves the keys of some tables out of its messages, so the keys are found again here. The line in a TOML file is
+found by the key of the place.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from msgspec import Struct
 from steptime.catalog.entry_names import ENTRY_NAME, NAME_RULE
 from steptime.errors import did_you_mean, short_repr
 
-TIER_NAME: Final = "^[A-Za-z][A-Za-z0-9_-]{0,39}(?!a|[^a])"  # and no character more, such as the line end that $ lets be
+# The lookahead replaces "$", which allows a line end.
+TIER_NAME: Final = "^[A-Za-z][A-Za-z0-9_-]{0,39}(?!a|[^a])"
 LIKE: Final = {TIER_NAME: "a letter and up to 39 letters, digits, - and _", ENTRY_NAME: NAME_RULE}
 EMPTY: Final = "must not be empty"
 PLACE: Final = re.compile(r"(?P<key>key)?(?:` in `)?\$?(?P<place>[^`]*)`")
@@ -28,7 +30,17 @@ KINDS: Final = {
 
 
 def describe_problem(message: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
-    """Return what does not fit a schema, in words, and its place; as it is told where keys look like what tells of them."""
+    """Describe what does not fit a schema, and name the place.
+
+    Args:
+        message: Message of msgspec.
+        data: Content of the file.
+        schema: Class of the schema.
+
+    Returns:
+        The problem in words, and the place as keys joined by dots. If the message cannot be parsed, it is returned as it
+        is with an empty place.
+    """
     try:
         return _problem(message, data, schema)
     except (KeyError, IndexError, ValueError, TypeError, StopIteration):
@@ -36,31 +48,40 @@ def describe_problem(message: str, data: Any, schema: type[Struct]) -> tuple[str
 
 
 def _problem(message: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
-    # the last one: what stands before may be text of the file
+    # Take the last separator, because text of the file may come before it.
     reason, separator, place_text = message.rpartition(" - at `")
     place_match = PLACE.fullmatch(place_text) if separator else None
     reason = reason if place_match else message
     parts = _parts(place_match["place"] if place_match else "", message, data, schema)
+
+    # A misspelt key: suggest the nearest key of this table.
     if misspelt := re.fullmatch(r"Object contains unknown field `(.*)`", reason, re.DOTALL):
         field_names = [f.encode_name for f in msgspec.structs.fields(_type_at(schema, parts))]
         near = did_you_mean(misspelt[1], field_names, max_names=1)
         parts = [*parts, misspelt[1]]
         return f"{_place(parts)}: no such key" + (f"; did you mean {near[0]}?" if near else ""), ".".join(parts)
+
+    # A required key is missing.
     if lacking := re.fullmatch(r"Object missing required field `(.*)`", reason):
         parts = [*parts, lacking[1]]
         return f"{_place(parts)}: is missing", ".".join(parts)
+
+    # The keys of a table such as [peak] are limited to a list.
     if place_match and place_match["key"]:
         key = re.sub(r"^Invalid enum value '(.*)'$", r"\1", reason)
         keys = get_args(get_args(_type_at(schema, parts))[0])
         parts = [*parts, key]
-        return f"{_place(parts)}: no such key; known are {', '.join(keys)}", ".".join(parts)
+        return f"{_place(parts)}: no such key; known: {', '.join(keys)}", ".".join(parts)
+
+    # Any other reason is a wrong value.
     words = _in_words(reason, schema, parts)
     value_words = "" if words in (EMPTY, reason) else _value_in_words(_value_at(data, parts))
+
     return f"{_place(parts)}: {words}{value_words}", ".".join(parts)
 
 
 def _in_words(reason: str, schema: type[Struct], parts: Sequence[str]) -> str:
-    """Return what is wanted of a value, by what is told of it."""
+    """Return the requirement on a value, from the reason in the message of msgspec."""
     if reason.startswith("Invalid enum value"):
         allowed = [option for option_type in _options(_type_at(schema, parts)) for option in get_args(option_type)]
         return (
@@ -78,6 +99,7 @@ def _in_words(reason: str, schema: type[Struct], parts: Sequence[str]) -> str:
     if kinds := re.match(r"Expected `(.*?)`", reason):
         kind_names = [kind for kind in kinds[1].split(" | ") if kind != "null" and not (kind == "int" and "float" in kinds[1])]
         return f"must be {_join_alternatives([KINDS.get(kind, kind) for kind in kind_names])}"
+
     return reason
 
 
@@ -88,17 +110,20 @@ def _join_alternatives(words: Sequence[str]) -> str:
 def _value_in_words(value: Any) -> str:
     if value is None or isinstance(value, bool | dict | list):
         words = "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else str(value).lower()
-        return f", not {'null' if value is None else words}"
-    return "" if value == "" else f", not {short_repr(value)}"
+        return f", got {'null' if value is None else words}"
+    return "" if value == "" else f", got {short_repr(value)}"
 
 
 def _place(parts: Sequence[str]) -> str:
-    """Write a place as TOML would: keys that are not plain in quotes."""
+    """Return a place as TOML writes it, with special keys in quotes."""
     return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", part) else short_repr(part) for part in parts)
 
 
 def _parts(place: str, message: str, data: Any, schema: type[Struct]) -> list[str]:
-    """Return the keys of a place such as ".memory[0].bandwidth"; "[...]" is the key alone with which the same is told."""
+    """Return the keys of a place such as ".memory[0].bandwidth".
+
+    For "[...]", msgspec hides the key; the key is the one that alone causes the same message.
+    """
     parts: list[str] = []
     for part in re.findall(r"[^.\[\]]+|\[\.\.\.\]", place):
         parts.append(
@@ -110,7 +135,7 @@ def _parts(place: str, message: str, data: Any, schema: type[Struct]) -> list[st
 
 
 def _is_sole_cause(key: str, parts: Sequence[str], message: str, data: Any, schema: type[Struct]) -> bool:
-    """Whether the same is told of the data where a table has this key alone."""
+    """Return whether the message is the same if the table has only this key."""
     try:
         msgspec.convert(_with(data, parts, {key: _value_at(data, [*parts, key])}), schema)
     except msgspec.ValidationError as error:
@@ -129,14 +154,17 @@ def _with(data: Any, parts: Sequence[str], value: Any) -> Any:
 
 
 def _value_at(data: Any, parts: Sequence[str]) -> Any:
-    """Return what stands at a place of the data."""
+    """Return the value at a place of the data."""
     for part in parts:
         data = data[int(part)] if isinstance(data, list) else data[part]
     return data
 
 
 def _type_at(schema: Any, parts: Sequence[str]) -> Any:
-    """Return the type that a schema has at a place: of tables and texts, that of tables."""
+    """Return the type at a place of a schema.
+
+    Where a table or a text is allowed, this is the type of the table.
+    """
     for part in parts:
         if isinstance(schema, type) and issubclass(schema, Struct):
             names = {f.encode_name: f.name for f in msgspec.structs.fields(schema)}
@@ -157,17 +185,22 @@ def _options(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
-# both run on every line of a file from anywhere: they read stripped text, and no two repeats share a character
+# Both patterns run on every line of an untrusted file. No two repeats share a character, so the time stays linear.
 _TABLE: Final = re.compile(r"(\[{1,2})([^\[\]]+)\]{1,2}\s*(?:#.*)?")
 _KEY: Final = re.compile(r"[\w.\"' -]+")
 Key = tuple[str, ...]
 
 
 def line_number(path: Path, place: str) -> int | None:
-    """Return the number, from 1, of the line where `place` stands, or the nearest table above it; None where nothing does.
+    """Return the line of a place in a TOML file.
 
-    place: keys joined by dots; an entry of a list of tables goes by its number from 0, its name or its kind. A chip's own file
-    lacks the "chip" that its places begin with.
+    Args:
+        path: Path of the file.
+        place: Keys joined by dots. An entry of a list of tables has its number from 0, its name or its kind as key. A
+            file of a chip has no table "chip", so the "chip" at the start of a place may be missing there.
+
+    Returns:
+        Line number from 1, of the place or of the nearest table above it; None if the file has neither.
     """
     key_lines = list(_keys(path.read_text(encoding="utf-8-sig", errors="replace")))
     keys = tuple(place.split("."))
@@ -180,7 +213,7 @@ def line_number(path: Path, place: str) -> int | None:
 
 
 def _keys(text: str) -> Iterator[tuple[int, Key]]:
-    """Yield each line that has a key or opens a table, with every way to write its place."""
+    """Yield each line with a key or a table header, once for every form of its place."""
     lines = text.splitlines()
     table: Key = ()
     names: list[Key] = [()]
@@ -198,20 +231,20 @@ def _keys(text: str) -> Iterator[tuple[int, Key]]:
 
 
 def _names(lines: list[str], start: int) -> Iterator[str]:
-    """Yield what an entry of a list of tables goes by in places: its name, and its kind with low lines."""
+    """Yield the keys of an entry in a list of tables: name, and kind with underscores."""
     missing_keys = {"name", "kind"}
     for index in range(start, len(lines)):
         if not missing_keys or _TABLE.fullmatch(lines[index].strip()):
             return
         key, value = _key_and_value(lines[index])
         if key in missing_keys:
-            # only the first counts: a text block may repeat such a line without end
+            # Only the first one counts, because a text block may repeat such a line many times.
             missing_keys.remove(key)
             yield value.partition("#")[0].strip().strip("\"'").replace("-", "_" if key == "kind" else "-")
 
 
 def _key_and_value(line: str) -> tuple[str, str]:
-    """Return the key of a line and its value, two empty texts where the line has no key."""
+    """Return the key and the value of a line, two empty texts if it has no key."""
     before, equals, value = line.partition("=")
     key = before.strip()
     return (key, value.strip()) if equals and _KEY.fullmatch(key) else ("", "")

@@ -1,4 +1,4 @@
-"""Writes a system of the catalogue as one TOML file, its chip in it, to be copied and changed."""
+"""Writes a system of the catalogue as one TOML file to copy and change."""
 
 from __future__ import annotations
 
@@ -15,34 +15,47 @@ from steptime.catalog.hardware_loading import entry_of_chip
 from steptime.catalog.schema import ChipEntry, FigureEntry, SourceEntry, SystemEntry, validated
 
 HEAD: Final = """\
-# A machine for steptime, chip and system in one file. Change what you like, and give the file's path instead of a name:
+# A machine for steptime: chip and system in one file. Change the figures, and give the path of the file in place of a name:
 #   steptime plan MODEL this.toml
-# A figure is a text with its unit, "3.35 TB/s", or { value = "3.35 TB/s", from = "SOURCE", grade = "...", note = "..." }, where
-# SOURCE is one of [sources] and a grade (measured, vendor, reported, recalled, guess) overrules that of the source. Figures
-# without a source count as guesses. Bandwidths are one way and per chip, peak rates are dense.
+#
+# A figure is a text with its unit, "3.35 TB/s", or a table:
+#   { value = "3.35 TB/s", from = "SOURCE", grade = "...", note = "..." }
+# SOURCE is a name in [sources]. The grade (measured, vendor, reported, recalled, guess) replaces the grade of the source.
+# Figures without a source count as guesses. Bandwidths are one way and per chip. Peak rates are dense.
 """
 NOTES: Final = {
-    "chips": "of a usual deployment, which a plan takes unless told",
-    "sources": "\n# Where figures were read.",
+    "chips": "of a usual deployment; the default of a plan",
+    "sources": "\n# Sources of the figures.",
     "domains": """
-# The network, from the inside out: size in chips, bandwidth in GB/s or Gb/s, latency in us. kind: scale-up, pod or scale-out.
-# topology: switch, mesh, torus or ring. The outermost goes without a size; a single domain with one is a box.""",
-    "tiers": "\n# Memory of the host, a share for each chip, fastest first: capacity in GB, bandwidth in GB/s, latency in us.",
-    "rack": "\n# One rack: power in kW, weight in kg, cables, limits of each, chips; links: scale-up links of\n"
-    "# one chip; host_chips: chips that one operating system sees.",
+# The network, from the inner to the outer domain: size in chips, bandwidth in GB/s or Gb/s, latency in us.
+# kind: scale-up, pod or scale-out. topology: switch, mesh, torus or ring.
+# The outermost domain has no size. A single domain with a size is a box.""",
+    "tiers": "\n# Host memory per chip, fastest first: capacity in GB, bandwidth in GB/s, latency in us.",
+    "rack": "\n# One rack: power in kW, weight in kg, cables, the limit of each, chips. links: scale-up links of\n"
+    "# one chip. host_chips: chips that one operating system manages.",
     "chip": "\n# The chip.",
-    "peak": "\n# Dense arithmetic in TFLOP/s: fp32, tf32, bf16 (which most models need), fp16, fp8, int8, fp6, fp4, int4.",
+    "peak": "\n# Dense arithmetic in TFLOP/s: fp32, tf32, bf16 (needed by most models), fp16, fp8, int8, fp6, fp4, int4.",
     "memory": "\n# Memory of the chip, fastest first; the last holds weights and KV cache. capacity in GB, bandwidth in TB/s.",
     "power": """
-# Of one chip, in W: its limit (tdp; whole, where it is that of the machine around it), and all_in, with its share of host,
-# network and cooling.""",
-    "reached": "\n# Shares of the data sheet: rates that plain matrix products reach, and the capacity that a driver counts.",
-    "software": "\n# Shares of their usual speed that engines reached on this chip, by the days on which they were measured.",
+# Power of one chip in W. tdp: its limit. whole: its limit including the machine. all_in: with its share of host, network
+# and cooling.""",
+    "reached": "\n# Shares of the data sheet: measured rate of plain matrix products, and capacity that the driver reports.",
+    "software": "\n# Shares of their usual speed that engines reached on this chip, by day of measurement.",
 }
 
 
 def template(name: str, catalog: str | os.PathLike[str] | None = None) -> str:
-    """Return the TOML text of a system with its chip, as comments explain it; read again, it gives an equal system."""
+    """Return the TOML text of a system with its chip and explanatory comments.
+
+    Loading the text gives an equal system.
+
+    Args:
+        name: Name of the system in the catalogue, or a path.
+        catalog: Folder that is searched first; None: only the user's and the packaged folder.
+
+    Returns:
+        The text of the file.
+    """
     path = find("systems", name, catalog)
     system = validated(SystemEntry, path)
     chip = entry_of_chip(system, path, catalog)[0]
@@ -53,12 +66,15 @@ def template(name: str, catalog: str | os.PathLike[str] | None = None) -> str:
     rack = _filled(system.rack)
     lines += [NOTES["rack"], "[rack]", *_pairs(rack)] if rack else []
     lines += [NOTES["chip"], "[chip]", *_plain(chip, ("name", "title", "vendor", "year"))]
+
+    # A source that the system has too is written once.
     lines += _sources({key: value for key, value in chip.sources.items() if system.sources.get(key) != value}, "chip.sources")
     lines += [NOTES["peak"], "[chip.peak]", *_pairs(chip.peak)]
     lines += _tables("chip.memory", chip.memory, NOTES["memory"])
     for key, figures in (("power", chip.power), ("reached", chip.reached)):
         lines += [NOTES[key], f"[chip.{key}]", *_pairs(figures)] if figures else []
     lines += _tables("chip.software", chip.software, NOTES["software"])
+
     return "\n".join(lines) + "\n"
 
 
@@ -84,7 +100,7 @@ def _tables(place: str, entries: list[Any], note: str) -> list[str]:
 
 
 def _filled(entry: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of an entry that are not as they are where nothing is given."""
+    """Return the fields of an entry that differ from their defaults."""
     values = {field.name: (getattr(entry, field.name), field.default) for field in msgspec.structs.fields(entry)}
     return {name: value for name, (value, default) in values.items() if value != default}
 
@@ -95,9 +111,10 @@ def _pairs(fields: Mapping[Any, Any]) -> Iterator[str]:
 
 
 def _figure(figure: FigureEntry) -> str:
-    """Return a figure as it is written: alone, or with its source and notes."""
+    """Return a figure in TOML: only its value, or a table with its source and notes."""
     parts = {"value": figure.value, "from": figure.source, "grade": figure.grade, "note": figure.note}
     entries = {name: value for name, value in parts.items() if value not in ("", None)}
+    # A figure without source and note needs no table.
     if len(entries) == 1:
         return _text(figure.value)
     return "{ " + ", ".join(f"{name} = {_text(value)}" for name, value in entries.items()) + " }"
@@ -108,5 +125,5 @@ def _key(name: str) -> str:
 
 
 def _text(value: str | float) -> str:
-    """Return a text or a number in TOML, whose texts are those of JSON."""
+    """Return a text or a number in TOML, which quotes texts as JSON does."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,1 +1,1 @@
-"""What there is to know about one model, system or engine, as plain data that text and JSON share."""
+"""Summaries of models, systems, engines and scaling laws, as plain data."""

@@ -1,4 +1,4 @@
-"""What steptime understands of a config that is new to it: layers, fields, and how sure that is."""
+"""Summary of an unknown config.json: layers, ignored fields and certainty."""
 
 from __future__ import annotations
 
@@ -24,48 +24,52 @@ from steptime.units import show
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigLayers:
-    """Layers that are alike."""
+    """A group of equal layers."""
 
-    layers: str = field(metadata=unit("", "their numbers, from 0; empty: not told"))
-    count: int = field(metadata=unit("", "how many there are"))
-    description: str = field(metadata=unit("", "heads, cache, feed-forward block, experts"))
-    parameters: float = field(metadata=unit("", "of one of them"))
-    active: float = field(metadata=unit("", "of one of them that a token uses", key="active_parameters"))
-    kv_bytes: float = field(metadata=unit("B/token", "of the cache of one of them", key="kv_bytes_per_token"))
+    layers: str = field(metadata=unit("", "indices of the layers, from 0; empty: not known"))
+    count: int = field(metadata=unit("", "number of layers"))
+    description: str = field(metadata=unit("", "heads, cache, feed-forward block and experts of a layer"))
+    parameters: float = field(metadata=unit("", "parameters of one layer"))
+    active: float = field(metadata=unit("", "parameters of one layer that a token uses", key="active_parameters"))
+    kv_bytes: float = field(metadata=unit("B/token", "KV cache of one layer", key="kv_bytes_per_token"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ConfigCard(Tabular):
-    """What `steptime models --new FILE` shows."""
+    """The summary of an unknown config (`steptime models --new FILE`)."""
 
     SCHEMA: ClassVar[str] = "steptime.config/2"
 
-    name: str = field(metadata=unit("", "of the model"))
-    read_as: str = field(metadata=unit("", "kind of model (`model_type`) that it was read as"))
-    sure: str = field(metadata=unit("", "exact, likely or guess"))
-    why: str = field(metadata=unit("", "what that rests on"))
-    alternatives: tuple[str, ...] = field(metadata=unit("", "kinds that it reads as well as, where the kind is a guess"))
-    parameters: float = field(metadata=unit("", "all that are stored", key="total_parameters"))
-    active: float = field(metadata=unit("", "that one token uses", key="active_parameters"))
+    name: str = field(metadata=unit("", "name of the model"))
+    read_as: str = field(metadata=unit("", "model family (`model_type`) whose rules were used"))
+    sure: str = field(metadata=unit("", "certainty of the family: exact, likely or guess"))
+    why: str = field(metadata=unit("", "reason for the certainty"))
+    alternatives: tuple[str, ...] = field(metadata=unit("", "families that fit equally well, if the family is a guess"))
+    parameters: float = field(metadata=unit("", "all stored parameters", key="total_parameters"))
+    active: float = field(metadata=unit("", "parameters that one token uses", key="active_parameters"))
     draft: float = field(
-        metadata=unit("", "of multi-token-prediction layers, which are not in the total", key="draft_parameters")
+        metadata=unit("", "parameters of multi-token-prediction layers, not in the total", key="draft_parameters")
     )
-    weight_bytes: float = field(metadata=unit("B", "of all stored weights"))
-    kv_bytes: float = field(metadata=unit("B/token", "while no window is full", key="kv_bytes_per_token"))
-    state_bytes: float = field(metadata=unit("B", "of a sequence, whatever its length"))
-    layers: tuple[ConfigLayers, ...] = field(metadata=unit("", "kinds of layers in order of their first"))
+    weight_bytes: float = field(metadata=unit("B", "all stored weights"))
+    kv_bytes: float = field(metadata=unit("B/token", "KV cache while no window is full", key="kv_bytes_per_token"))
+    state_bytes: float = field(metadata=unit("B", "recurrent state of a sequence, independent of its length"))
+    layers: tuple[ConfigLayers, ...] = field(metadata=unit("", "groups of equal layers, in order of the first layer"))
     stem: Mapping[str, float] = field(metadata=unit("", "parameters before and after the layers"))
-    fields: int = field(metadata=unit("", "of the config"))
-    ignored: tuple[Ignored, ...] = field(metadata=unit("", "that nothing asked for"))
-    notes: tuple[str, ...] = field(metadata=unit("", "what to mind"))
+    fields: int = field(metadata=unit("", "number of fields of the config"))
+    ignored: tuple[Ignored, ...] = field(metadata=unit("", "fields that were not used"))
+    notes: tuple[str, ...] = field(metadata=unit("", "caveats"))
 
     @property
     def doubtful(self) -> tuple[Ignored, ...]:
-        """Fields that nothing asked for, and that may be architecture."""
+        """Fields that were not used and may describe the architecture."""
         return tuple(field for field in self.ignored if field.doubtful)
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return how it was read, its size and its cache."""
+        """Return the family, the size and the cache.
+
+        Returns:
+            Title, and figures by name.
+        """
         return f"Config of {self.name}, read as {self.read_as}: {self.sure}", {
             "parameters": f"{show(self.parameters)}, {show(self.active)} for a token",
             "cache": f"{self.kv_bytes:,.0f} B a token",
@@ -73,15 +77,29 @@ class ConfigCard(Tabular):
         }
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each kind of layers."""
+        """Return one row per group of layers.
+
+        Returns:
+            Columns by name, each with one value per group.
+        """
         return columns_by_key(ConfigLayers, self.layers)
 
 
 def config_card(fields: Mapping[str, Any], *, name: str = "", folder: Path | None = None) -> ConfigCard:
-    """Return what steptime understands of the fields of a config.json; raise InputError where it reads none of it.
+    """Summarize the fields of a config.json.
 
-    folder: where files of weights may lie, whose headers tell more.
+    Args:
+        fields: Fields of the config.
+        name: Name of the model.
+        folder: Folder of weight files, whose headers add exact shapes; None: none.
+
+    Returns:
+        Layers, sizes and ignored fields.
+
+    Raises:
+        InputError: The config has no known architecture.
     """
+    # Headers of weight files add exact shapes where they are present.
     understanding = understand(fields, name=name, headers=None if folder is None else read_headers(folder))
     model = understanding.model
     return ConfigCard(

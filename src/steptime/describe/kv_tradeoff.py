@@ -1,4 +1,4 @@
-"""The KV cache as a trade: memory held to save arithmetic, by model and context, and for how long each tier is worth it."""
+"""The KV cache as a trade of memory for arithmetic, by context and memory tier."""
 
 from __future__ import annotations
 
@@ -21,56 +21,70 @@ from steptime.units import show
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldTier:
-    """A cache of one context in one tier of memory."""
+    """The KV cache of one context in one memory tier."""
 
-    name: str = field(metadata=unit("", "of the tier, such as hbm or host"))
-    capacity: float = field(metadata=unit("B", "of a chip's share of it"))
-    read_seconds: float = field(metadata=unit("s", "to read the cache back to the chip; 0 in its own memory", key="read_s"))
+    name: str = field(metadata=unit("", "name of the tier, such as hbm or host"))
+    capacity: float = field(metadata=unit("B", "share of one chip"))
+    read_seconds: float = field(
+        metadata=unit("s", "time to read the cache back to the chip; 0 in the chip's own memory", key="read_s")
+    )
     break_even_seconds: float = field(
         metadata=unit(
             "s",
-            "for which holding costs as much as computing again, were the whole tier as dear as the chip's rent; 0: reading "
-            "back takes longer than computing again",
+            "storage time that costs as much as recomputing, if the whole tier costs as much as the chip's rent; 0: reading "
+            "back takes longer than recomputing",
             key="break_even_s",
         )
     )
-    drain_seconds: float = field(metadata=unit("s", "capacity over bandwidth: the hold time it suits best", key="drain_s"))
-    contexts: float = field(metadata=unit("", "caches of this length that it has room for, weights aside"))
+    drain_seconds: float = field(
+        metadata=unit("s", "capacity over bandwidth: the storage time that suits the tier", key="drain_s")
+    )
+    contexts: float = field(metadata=unit("", "caches of this length that fit, without weights"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldContext:
-    """The cache of one model at one context: what it holds, and what it saves."""
+    """The KV cache of one model at one context: its size and the FLOP it saves."""
 
     model: str = field(metadata=unit("", "name of the model"))
-    context: int = field(metadata=unit("tokens", "of the cache"))
-    held_bytes: float = field(metadata=unit("B", "cache and state of one sequence"))
-    flop_saved: float = field(metadata=unit("FLOP", "to make it again: one prefill", key="flop_saved"))
-    flop_per_byte: float = field(metadata=unit("FLOP/B", "exchange rate: FLOPs that a held byte saves", key="flop_per_byte"))
-    of_decode: float = field(metadata=unit("", "FLOPs of a token without a cache over those with it"))
-    recompute_seconds: float = field(metadata=unit("s", "to make it again at the peak rates of one chip", key="recompute_s"))
-    tiers: tuple[HeldTier, ...] = field(metadata=unit("", "where it may be kept, fastest first"))
+    context: int = field(metadata=unit("tokens", "tokens in the cache"))
+    held_bytes: float = field(metadata=unit("B", "KV cache and state of one sequence"))
+    flop_saved: float = field(metadata=unit("FLOP", "FLOP to recompute the cache: one prefill", key="flop_saved"))
+    flop_per_byte: float = field(metadata=unit("FLOP/B", "exchange rate: FLOP that a cached byte saves", key="flop_per_byte"))
+    of_decode: float = field(metadata=unit("", "FLOP of a token without a cache over FLOP with it"))
+    recompute_seconds: float = field(
+        metadata=unit("s", "time to recompute the cache at the peak rates of one chip", key="recompute_s")
+    )
+    tiers: tuple[HeldTier, ...] = field(metadata=unit("", "memory tiers, fastest first"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CacheTrade(Tabular):
-    """KV caches as memory for arithmetic: what `steptime reversible cache` shows."""
+    """KV caches as memory for arithmetic (`steptime reversible cache`)."""
 
     SCHEMA: ClassVar[str] = "steptime.cache-trade/2"
 
     system: str = field(metadata=unit("", "name of the system"))
-    caches: tuple[HeldContext, ...] = field(metadata=unit("", "one each model and context"))
+    caches: tuple[HeldContext, ...] = field(metadata=unit("", "one entry per model and context"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the exchange rate of the first models and contexts."""
+        """Return the exchange rates of the first five models and contexts.
+
+        Returns:
+            Title, and figures by name.
+        """
         return f"KV cache against arithmetic on {self.system}", {
-            f"{cache.model} at {cache.context:,}": f"{show(cache.flop_per_byte, 'FLOP/B')}, as dear as computing again after "
+            f"{cache.model} at {cache.context:,}": f"{show(cache.flop_per_byte, 'FLOP/B')}, as expensive as recomputing after "
             f"{show(cache.tiers[0].break_even_seconds, 's')} in {cache.tiers[0].name}"
             for cache in self.caches[:5]
         }
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each model, context and tier."""
+        """Return one row per model, context and tier.
+
+        Returns:
+            Columns by name, each with one value per row.
+        """
         rows = [(cache, tier) for cache in self.caches for tier in cache.tiers]
         return {
             "model": [cache.model for cache, _ in rows],
@@ -88,15 +102,26 @@ class CacheTrade(Tabular):
 
 
 def cache_trade(models: Iterable[ModelLike], system: SystemLike, contexts: Sequence[int] = (8192, 131_072)) -> CacheTrade:
-    """Return what caches of some models hold and save at some contexts [tokens], in each tier of a system.
+    """Return the size and the saved FLOP of KV caches, by context and memory tier.
 
-    A chip computes at its peak rates and nothing is lost: both sides of the trade are bounds. Raises RangeError where a model
-    has no such context.
+    The chip runs at its peak rates without losses, so both sides of the trade are bounds.
+
+    Args:
+        models: Models, or names of the catalogue.
+        system: System, or name of the catalogue.
+        contexts: Tokens in each cache.
+
+    Returns:
+        One entry per model and context, with one row per tier.
+
+    Raises:
+        RangeError: A model has no such context, or no model or context is given.
     """
     machine = resolve_system(system)
+    # One entry per pair, so that the table compares models at the same context.
     caches = tuple(_held_context(resolve_model(model), machine, context) for model in models for context in contexts)
     if not caches:
-        raise RangeError("the trade of a cache needs a model and a context")
+        raise RangeError("a cache trade needs at least one model and one context")
     return CacheTrade(system=machine.name, caches=caches)
 
 
@@ -107,6 +132,7 @@ def _held_context(model: Model, system: System, context: int) -> HeldContext:
     held_bytes, flops = float(cache_bytes(model, context)), float(prefill_flops(model, context))
     recompute_time = recompute_seconds(model, system, context)
     rate = float(exchange_rate(flops, held_bytes))
+    # The rate includes the mix of number formats, so both sides of the trade use the same seconds.
     own_memory = _tier(system.chip.hbm, held_bytes, rate, flops / recompute_time, is_own=True)
     return HeldContext(
         model=model.name, context=context, held_bytes=held_bytes, flop_saved=flops, flop_per_byte=rate,
@@ -116,7 +142,7 @@ def _held_context(model: Model, system: System, context: int) -> HeldContext:
 
 
 def _tier(tier: MemoryTier, held_bytes: float, exchange: float, rate: float, *, is_own: bool = False) -> HeldTier:
-    """Return a cache in a tier; decode reads the chip's own memory in any case, so that nothing is read back from it."""
+    """Return a cache in one tier; decode reads the chip's own memory anyway."""
     capacity, bandwidth = float(tier.capacity), float(tier.bandwidth)
     return HeldTier(
         name=tier.name, capacity=capacity, read_seconds=0.0 if is_own else float(tier.latency) + held_bytes / bandwidth,
@@ -126,7 +152,18 @@ def _tier(tier: MemoryTier, held_bytes: float, exchange: float, rate: float, *, 
 
 
 def recompute_seconds(model: Model, system: System, context: int) -> float:
-    """Return the seconds to make a cache again: all products of a prefill, each at the peak of its arithmetic."""
+    """Return the time to recompute a cache at the peak rates of one chip.
+
+    It counts all products of a prefill, each at the peak rate of its arithmetic.
+
+    Args:
+        model: The model.
+        system: System of the chip.
+        context: Tokens in the cache.
+
+    Returns:
+        Seconds.
+    """
     peak, seconds = system.chip.peak, 0.0
     for layer, count in model.layers:
         for op in layer.ops:
@@ -134,8 +171,10 @@ def recompute_seconds(model: Model, system: System, context: int) -> float:
                 tokens = 1 if op.rows == "outputs" else context
                 seconds += count * tokens * op.flops_per_row * op.active / peak_rate(peak, op.format.arithmetic)
         for a in layer.attention:
+            # Attention has no weights: it computes per pair of tokens.
             flops = a.flops_per_pair_prefill * pairs(a, context, 0) + a.state_flops_per_token * context
             seconds += count * float(flops) / peak_rate(peak, a.arithmetic)
+    # The stem is outside the layers: it counts once.
     for op in model.stem:
         if op.rows in ("tokens", "routed", "outputs"):
             tokens = 1 if op.rows == "outputs" else context

@@ -1,4 +1,4 @@
-"""What there is to know about a scaling law: its form, constants with errors and sources, and where it was fitted."""
+"""Summary of a scaling law: form, constants with errors and sources, fitted range."""
 
 from __future__ import annotations
 
@@ -15,59 +15,76 @@ from steptime.scaling.scaling_laws import Law, fitted_to
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LawCard(Result):
-    """Everything that `steptime laws NAME` shows."""
+    """The summary of a scaling law (`steptime laws NAME`)."""
 
     SCHEMA: ClassVar[str] = "steptime.law/2"
 
     name: str = field(metadata=unit("", "name in the catalogue"))
-    title: str = field(metadata=unit("", "what it is"))
-    year: int = field(metadata=unit("", "of its paper"))
-    grade: str = field(metadata=unit("", "the worst of its constants"))
-    default: bool = field(metadata=unit("", "whether budgets use it unless told"))
-    formula: str = field(metadata=unit("", "how it reckons"))
-    counts: str = field(
-        metadata=unit("", "the parameters that it means; steptime is asked in active ones and turns them into these")
-    )
-    takes: tuple[str, ...] = field(metadata=unit("", "what it knows beside parameters and tokens"))
-    lacks: tuple[str, ...] = field(metadata=unit("", "constants that its form needs and nobody has confirmed"))
-    constants: Mapping[str, float] = field(metadata=unit("", "its constants"))
-    errors: Mapping[str, float] = field(metadata=unit("", "standard errors of constants as published; empty: none"))
+    title: str = field(metadata=unit("", "description"))
+    year: int = field(metadata=unit("", "year of the paper"))
+    grade: str = field(metadata=unit("", "lowest grade of its constants"))
+    default: bool = field(metadata=unit("", "whether budgets use it by default"))
+    formula: str = field(metadata=unit("", "formula of the loss"))
+    counts: str = field(metadata=unit("", "parameters that the law counts; steptime converts active parameters to them"))
+    takes: tuple[str, ...] = field(metadata=unit("", "inputs in addition to parameters and tokens"))
+    lacks: tuple[str, ...] = field(metadata=unit("", "constants of its form without a confirmed value"))
+    constants: Mapping[str, float] = field(metadata=unit("", "constants by name"))
+    errors: Mapping[str, float] = field(metadata=unit("", "published standard errors of constants; empty: not published"))
     drawn_together: bool = field(
-        metadata=unit("", "whether it is known how the errors hang together, so that budgets have ranges")
+        metadata=unit("", "whether the correlation of the errors is known, so that budgets have ranges")
     )
-    fitted_to: str = field(metadata=unit("", "corpus and range of the runs, in words"))
+    fitted_to: str = field(metadata=unit("", "corpus and range of the fitted runs, in words"))
     domain: Mapping[str, tuple[float, float]] = field(
-        metadata=unit("", "least and most of what varied in the runs; null: not known", kind="object of pairs")
+        metadata=unit("", "range of each quantity that varied in the runs; null: not known", kind="object of pairs")
     )
-    fixed: Mapping[str, float] = field(metadata=unit("", "what did not vary in the runs"))
-    figures: Mapping[str, Figure] = field(metadata=unit("", "every figure with its source, by its place in the file"))
+    fixed: Mapping[str, float] = field(metadata=unit("", "quantities that did not vary in the runs"))
+    figures: Mapping[str, Figure] = field(metadata=unit("", "every figure with its source, by path in the file"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return its formula and its constants."""
+        """Return the formula and the constants.
+
+        Returns:
+            Title, and figures by name.
+        """
         constants = ", ".join(f"{name} {value:g}" for name, value in self.constants.items())
         return f"Card of law {self.name}", {"is": self.title, "form": self.formula, "constants": constants or "not known"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LawTable(Tabular):
-    """The laws of the catalogue: what `steptime laws` lists; as a table, one row a law."""
+    """The scaling laws of the catalogue (`steptime laws`), one row per law."""
 
     SCHEMA: ClassVar[str] = "steptime.laws/2"
 
-    laws: tuple[LawCard, ...] = field(metadata=unit("", "one card each"))
+    laws: tuple[LawCard, ...] = field(metadata=unit("", "one card per law"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return how many there are, and their names."""
+        """Return the number of laws and their names.
+
+        Returns:
+            Title, and figures by name.
+        """
         return f"{len(self.laws)} scaling laws", {"names": ", ".join(card.name for card in self.laws)}
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each law."""
+        """Return one row per law.
+
+        Returns:
+            Columns by name, each with one value per law.
+        """
         names = ("name", "title", "year", "grade", "default", "formula", "counts", "fitted_to")
         return {name: [getattr(card, name) for card in self.laws] for name in names}
 
 
 def law_card(law: Law) -> LawCard:
-    """Return what there is to know about a law."""
+    """Summarize a scaling law.
+
+    Args:
+        law: The law.
+
+    Returns:
+        Form, constants, sources and fitted range.
+    """
     return LawCard(
         name=law.name,
         title=law.title,
@@ -78,6 +95,7 @@ def law_card(law: Law) -> LawCard:
         counts=law.counts,
         takes=law.kind.takes,
         lacks=law.lacks,
+        # Constants may be numpy scalars; JSON needs floats.
         constants={name: float(np.asarray(value)) for name, value in law.constants.items()},
         errors=dict(law.errors),
         drawn_together=law.spread is not None,
@@ -89,5 +107,12 @@ def law_card(law: Law) -> LawCard:
 
 
 def law_table(laws: Iterable[Law]) -> LawTable:
-    """Return the cards of several laws."""
+    """Summarize several scaling laws.
+
+    Args:
+        laws: The laws.
+
+    Returns:
+        One card per law.
+    """
     return LawTable(laws=tuple(map(law_card, laws)))

@@ -1,4 +1,4 @@
-"""What there is to know about a model: its parts, formats, cache and arithmetic."""
+"""Summary of a model: parts, formats, KV cache and arithmetic."""
 
 from __future__ import annotations
 
@@ -33,28 +33,31 @@ from steptime.planning.smallest_system import smallest_system
 from steptime.result_base import Result, Tabular, columns_by_key, unit
 from steptime.units import show
 
+# Contexts of the tables of a card [tokens].
 CONTEXTS = (1024, 8192, 32768, 131072, 1048576)
-NAME, FAMILY = unit("", "name in the catalogue, or of the config"), unit("", "architecture")
+NAME, FAMILY = unit("", "name in the catalogue or in the config"), unit("", "architecture")
 TOTAL, ACTIVE = unit("", "all stored parameters"), unit("", "parameters that one token uses")
-SHARE = unit("", "active over total")
+SHARE = unit("", "active over total parameters")
 WEIGHTS = unit("B", "all stored weights")
 KV_FORMAT = unit("", "number format of the KV cache")
-KV = unit("B/token", "bytes that one more token adds to a cache while no window is full", key="kv_bytes_per_token")
-GROWING = unit("B/token", "the same once every window is full", key="growing_kv_bytes_per_token")
-STATE = unit("B", "recurrent state of a sequence, whatever its length", key="state_bytes_per_sequence")
-CONTEXT = unit("tokens", "context that the figures are for")
-AT_CONTEXT = unit("B", "cache and state of a sequence at that context", key="cache_bytes_at_context")
-EQUAL = unit("tokens", "context at which a token reads as much cache as there are weights; null: never")
-LONGEST = unit("tokens", "longest context that the config states; null: none")
+KV = unit("B/token", "bytes that one more token adds to the KV cache while no window is full", key="kv_bytes_per_token")
+GROWING = unit(
+    "B/token", "bytes that one more token adds to the KV cache once every window is full", key="growing_kv_bytes_per_token"
+)
+STATE = unit("B", "recurrent state of a sequence, independent of its length", key="state_bytes_per_sequence")
+CONTEXT = unit("tokens", "context of the figures")
+AT_CONTEXT = unit("B", "KV cache and state of a sequence at that context", key="cache_bytes_at_context")
+EQUAL = unit("tokens", "context at which a token reads as many bytes of KV cache as all weights; null: never")
+LONGEST = unit("tokens", "longest context of the config; null: not stated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRow:
     """One kind of layer."""
 
-    kind: str = field(metadata=unit("", "what it is"))
-    count: int = field(metadata=unit("", "how many there are"))
-    parameters: float = field(metadata=unit("", "of one of them"))
+    kind: str = field(metadata=unit("", "kind of layer"))
+    count: int = field(metadata=unit("", "number of layers"))
+    parameters: float = field(metadata=unit("", "parameters of one layer"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,41 +67,41 @@ class ParameterCounts:
     total: float = field(metadata=TOTAL)
     active: float = field(metadata=ACTIVE)
     active_share: float = field(metadata=SHARE)
-    draft: float = field(metadata=unit("", "of multi-token-prediction layers, which are not in the total"))
+    draft: float = field(metadata=unit("", "parameters of multi-token-prediction layers, not in the total"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRow:
-    """The cache of one sequence at a context."""
+    """The KV cache of one sequence at one context."""
 
-    context: int = field(metadata=unit("tokens", "tokens that the sequence has"))
-    bytes: float = field(metadata=unit("B", "cache and state", key="cache_bytes"))
+    context: int = field(metadata=unit("tokens", "tokens of the sequence"))
+    bytes: float = field(metadata=unit("B", "KV cache and state", key="cache_bytes"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlopsRow:
-    """FLOPs of a token at a context."""
+    """FLOP of a token at one context."""
 
-    context: int = field(metadata=unit("tokens", "tokens that the sequence has, or the prompt"))
-    decode: float = field(metadata=unit("FLOP", "of a decode token"))
-    prefill: float = field(metadata=unit("FLOP", "of a prompt token, mean"))
+    context: int = field(metadata=unit("tokens", "tokens of the sequence or of the prompt"))
+    decode: float = field(metadata=unit("FLOP", "FLOP of a decode token"))
+    prefill: float = field(metadata=unit("FLOP", "mean FLOP of a prompt token"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallestSystem:
-    """The system of the catalogue that holds a model and a request for the least rent."""
+    """The system of the catalogue that fits a model and a request at the lowest rent."""
 
     name: str = field(metadata=unit("", "name in the catalogue"))
-    chips: int = field(metadata=unit("", "of it that hold the model and a request: a power of two, or all"))
-    title: str = field(metadata=unit("", "what it is"))
+    chips: int = field(metadata=unit("", "chips that fit the model and a request: a power of two, or all"))
+    title: str = field(metadata=unit("", "description"))
     rent: float = field(metadata=unit("USD/s", "typical rent of those chips; null: not known"))
-    rent_kind: str = field(metadata=unit("", "owned, contract, ondemand or assumed; empty: no rent is known"))
-    rent_term: str = field(metadata=unit("", "of a contract, or how on demand is billed"))
+    rent_kind: str = field(metadata=unit("", "owned, contract, ondemand or assumed; empty: rent not known"))
+    rent_term: str = field(metadata=unit("", "term of a contract, or billing of on-demand rent"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ModelCard(Result):
-    """Everything that `steptime models NAME` shows."""
+    """The summary of a model (`steptime models NAME`)."""
 
     SCHEMA: ClassVar[str] = "steptime.model/2"
 
@@ -110,8 +113,10 @@ class ModelCard(Result):
     vocabulary: int = field(metadata=unit("", "rows of the embedding"))
     max_context: float = field(metadata=LONGEST)
     parameters: ParameterCounts = field(metadata=unit("", "counted from the config"))
-    published: Mapping[str, Any] = field(metadata=unit("", "what the maker states: total, active, basis, grade"))
-    counted_over_published: Mapping[str, float] = field(metadata=unit("", "ratio of total and of active, where stated"))
+    published: Mapping[str, Any] = field(metadata=unit("", "figures of the maker: total, active, basis, grade"))
+    counted_over_published: Mapping[str, float] = field(
+        metadata=unit("", "counted over published parameters: total and active, if published")
+    )
     parts: Mapping[str, float] = field(
         metadata=unit("", "parameters by part: projections, experts, ...", key="parameters_by_part")
     )
@@ -120,13 +125,13 @@ class ModelCard(Result):
         metadata=unit("B", "weights by number format", key="weight_bytes_by_format")
     )
     draft_weight_bytes: float = field(
-        metadata=unit("B", "weights of multi-token-prediction layers, which are not in the total", key="draft_weight_bytes")
+        metadata=unit("B", "weights of multi-token-prediction layers, not in the total", key="draft_weight_bytes")
     )
     checkpoint_bytes: int = field(
-        metadata=unit("B", "all tensors of the files beside the config, exactly; 0: no whole checkpoint lies there")
+        metadata=unit("B", "exact bytes of all tensors in the folder of the config; 0: no complete checkpoint")
     )
     checkpoint: CheckpointSummary | None = field(
-        metadata=unit("", "what the files hold, by their headers; null: there are none")
+        metadata=unit("", "contents of the weight files by their headers; null: no files")
     )
     kv_format: str = field(metadata=KV_FORMAT)
     kv_bytes_per_token: float = field(metadata=KV)
@@ -134,15 +139,21 @@ class ModelCard(Result):
     state_bytes_per_sequence: float = field(metadata=STATE)
     context: int = field(metadata=CONTEXT)
     cache_bytes_at_context: float = field(metadata=AT_CONTEXT)
-    cache_bytes: tuple[CacheRow, ...] = field(metadata=unit("", "cache of a sequence by context", key="cache_by_context"))
+    cache_bytes: tuple[CacheRow, ...] = field(metadata=unit("", "KV cache of a sequence by context", key="cache_by_context"))
     context_of_equal_reads: float = field(metadata=EQUAL)
-    flops_per_token: tuple[FlopsRow, ...] = field(metadata=unit("", "FLOPs of a token by context", key="flop_by_context"))
-    smallest_system: SmallestSystem | None = field(metadata=unit("", "that holds it; null: none of the catalogue"))
-    source: Mapping[str, str] = field(metadata=unit("", "where the config comes from: url, date, grade"))
-    notes: tuple[str, ...] = field(metadata=unit("", "what to mind"))
+    flops_per_token: tuple[FlopsRow, ...] = field(metadata=unit("", "FLOP of a token by context", key="flop_by_context"))
+    smallest_system: SmallestSystem | None = field(
+        metadata=unit("", "smallest system that fits the model; null: no system of the catalogue")
+    )
+    source: Mapping[str, str] = field(metadata=unit("", "source of the config: url, date, grade"))
+    notes: tuple[str, ...] = field(metadata=unit("", "caveats"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return its parameters, weights and cache."""
+        """Return parameters, weights and KV cache.
+
+        Returns:
+            Title, and figures by name.
+        """
         return f"Card of {self.name} ({self.family})", {
             "parameters": f"{show(self.parameters.total)}, {show(self.parameters.active)} for a token",
             "weights": show(self.weight_bytes, "B"),
@@ -152,7 +163,7 @@ class ModelCard(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRow:
-    """One line of the comparison of models."""
+    """One row of the comparison of models."""
 
     name: str = field(metadata=NAME)
     family: str = field(metadata=FAMILY)
@@ -167,7 +178,7 @@ class ComparisonRow:
     context: int = field(metadata=CONTEXT)
     cache_bytes_at_context: float = field(metadata=AT_CONTEXT)
     decode_flops_per_token: float = field(
-        metadata=unit("FLOP", "of a decode token at that context", key="decode_flop_per_token")
+        metadata=unit("FLOP", "FLOP of a decode token at that context", key="decode_flop_per_token")
     )
     context_of_equal_reads: float = field(metadata=EQUAL)
     max_context: float = field(metadata=LONGEST)
@@ -175,7 +186,7 @@ class ComparisonRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
-    """One line of the list of models; one that cannot be read has a problem and no figures."""
+    """One row of the list of models; an unreadable model has a problem and no figures."""
 
     name: str = field(metadata=NAME)
     family: str = field(default="", metadata=FAMILY)
@@ -183,70 +194,110 @@ class ModelRow:
     active_parameters: float = field(default=math.nan, metadata=ACTIVE)
     kv_bytes_per_token: float = field(default=math.nan, metadata=KV)
     weight_bytes: float = field(default=math.nan, metadata=WEIGHTS)
-    grade: str = field(default="", metadata=unit("", "how far to trust the config"))
-    problem: str = field(default="", metadata=unit("", "why it cannot be read"))
+    grade: str = field(default="", metadata=unit("", "trust grade of the config"))
+    problem: str = field(default="", metadata=unit("", "reason why the config cannot be read"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ModelTable(Tabular):
-    """Models of the catalogue: what `steptime models` lists."""
+    """Models of the catalogue (`steptime models`)."""
 
     SCHEMA: ClassVar[str] = "steptime.models/2"
 
-    models: tuple[ModelRow, ...] = field(metadata=unit("", "one line each"))
+    models: tuple[ModelRow, ...] = field(metadata=unit("", "one row per model"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return how many there are, and the first of them."""
+        """Return the number of models and the first three names.
+
+        Returns:
+            Title, and figures by name.
+        """
         return f"{len(self.models)} models", {"first": ", ".join(row.name for row in self.models[:3])}
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each model."""
+        """Return one row per model.
+
+        Returns:
+            Columns by name, each with one value per model.
+        """
         return columns_by_key(ModelRow, self.models)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison(Tabular):
-    """Models side by side: what `steptime models A B` shows."""
+    """Models in a table (`steptime models A B`)."""
 
     SCHEMA: ClassVar[str] = "steptime.comparison/2"
 
-    models: tuple[ComparisonRow, ...] = field(metadata=unit("", "one line each"))
+    models: tuple[ComparisonRow, ...] = field(metadata=unit("", "one row per model"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return how many there are, and each one's parameters."""
+        """Return the number of models and their parameters.
+
+        Returns:
+            Title, and figures by name.
+        """
         sizes = {row.name: f"{show(row.total_parameters)}, {show(row.active_parameters)} active" for row in self.models[:5]}
         return f"Comparison of {len(self.models)} models", sizes
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each model."""
+        """Return one row per model.
+
+        Returns:
+            Columns by name, each with one value per model.
+        """
         return columns_by_key(ComparisonRow, self.models)
 
 
 def parts(model: Model) -> dict[str, float]:
-    """Return parameters by part of the model: attention, experts, shared experts, embedding, head, ..."""
+    """Return the parameters by part: attention, experts, embedding, head, ...
+
+    Args:
+        model: The model.
+
+    Returns:
+        Parameters by part; empty parts are left out.
+    """
     parameters_by_part: dict[str, float] = {}
     for layer, n in model.layers:
         for op in layer.ops:
             parameters_by_part[op.term] = parameters_by_part.get(op.term, 0.0) + n * op.total_weights
     for op in model.stem:
         parameters_by_part[op.term] = parameters_by_part.get(op.term, 0.0) + op.total_weights
+    # Parts without weights, such as attention scores, are left out.
     return {name: value for name, value in parameters_by_part.items() if value}
 
 
 def stored_formats(model: Model) -> dict[str, float]:
-    """Return bytes of weights by number format."""
+    """Return the weight bytes by number format.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Bytes by number format.
+    """
     bytes_by_format: dict[str, float] = {}
     for op, n in [(op, n) for layer, n in model.layers for op in layer.ops] + [(op, 1) for op in model.stem]:
+        # Bytes of a weight include the scales of block formats.
         bytes_by_format[op.format.name] = bytes_by_format.get(op.format.name, 0.0) + n * op.total_weights * op.format.bytes
     return {name: float(round(value)) for name, value in bytes_by_format.items() if value}
 
 
 def context_of_equal_reads(model: Model) -> float:
-    """Context at which one sequence's cache is as many bytes to read as all weights, or infinity if it never is."""
+    """Return the context whose KV cache takes as many bytes to read as all weights.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Tokens; infinity if no context does.
+    """
     need = weight_bytes(model)
     low, high = 1.0, 1e12
     if float(cache_bytes_read(model, high)) < need:
         return math.inf
+    # Bisect on a logarithmic scale: the bytes read grow with the context.
     while high / low > 1.0001:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if float(cache_bytes_read(model, middle)) < need else (low, middle)
@@ -254,9 +305,19 @@ def context_of_equal_reads(model: Model) -> float:
 
 
 def model_card(model: Model, *, context: int) -> ModelCard:
-    """Return everything that `steptime models NAME` shows."""
+    """Return the summary of a model.
+
+    Args:
+        model: The model.
+        context: Context of the figures [tokens].
+
+    Returns:
+        Parameters, formats, KV cache, FLOP and the smallest system that fits.
+    """
     total, active = total_parameters(model), active_parameters(model)
+    # All systems of the catalogue are candidates.
     holds = smallest_system(model, [load_system(name) for name in files("systems")])
+    # Some makers publish only one of both counts.
     counted = {"total": total, "active": active}
     return ModelCard(
         name=model.name,
@@ -307,12 +368,20 @@ def _smallest(system: System, chips: int) -> SmallestSystem:
 
 
 def _contexts(model: Model, context: int) -> list[int]:
-    """Return the contexts that a card shows, up to the longest that the model takes."""
+    """Return the contexts of a card, up to the longest context of the model."""
     return [c for c in sorted({*CONTEXTS, context}) if c <= max(model.max_context, context)]
 
 
 def comparison_row(model: Model, *, context: int) -> ComparisonRow:
-    """Return one line of the comparison of models."""
+    """Return one row of the comparison of models.
+
+    Args:
+        model: The model.
+        context: Context of the figures [tokens].
+
+    Returns:
+        Parameters, weights, KV cache and FLOP.
+    """
     total, active = total_parameters(model), active_parameters(model)
     return ComparisonRow(
         name=model.name,
@@ -334,12 +403,27 @@ def comparison_row(model: Model, *, context: int) -> ComparisonRow:
 
 
 def compared(models: Iterable[Model], *, context: int) -> Comparison:
-    """Return models side by side."""
+    """Compare models in a table.
+
+    Args:
+        models: The models.
+        context: Context of the figures [tokens].
+
+    Returns:
+        One row per model.
+    """
     return Comparison(models=tuple(comparison_row(model, context=context) for model in models))
 
 
 def model_row(model: Model) -> ModelRow:
-    """Return one line of the list of models."""
+    """Return one row of the list of models.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Parameters, weights and KV cache.
+    """
     return ModelRow(
         name=model.name,
         family=model.family,
@@ -352,12 +436,23 @@ def model_row(model: Model) -> ModelRow:
 
 
 def model_table(like: str = "", catalog: str | None = None) -> ModelTable:
-    """Return all models whose name contains `like`; one that cannot be read is listed with the reason."""
+    """Return the models whose name contains a text.
+
+    An unreadable model is listed with the reason.
+
+    Args:
+        like: Part of the name, in any case; empty: all models.
+        catalog: Folder that is searched before the catalogue; None: none.
+
+    Returns:
+        One row per model.
+    """
     rows = []
     for name, path in files("models", catalog).items():
         if like.casefold() in name.casefold():
             try:
                 rows.append(model_row(load_model(str(path))))
+            # One bad file must not hide the rest of the list.
             except InputError as problem:
                 rows.append(ModelRow(name=name, problem=str(problem)))
     return ModelTable(models=tuple(rows))

@@ -22,10 +22,13 @@ class CacheTradeInputs:
 
 
 def solve(values: Mapping[str, Any]) -> CacheTrade:
-    """Return what a cache holds and saves.
+    """Return the size of a KV cache and the FLOP that it saves.
 
     Args:
-        values: values of `CacheTradeInputs` by name, and figures of the machine by path.
+        values: Values of `CacheTradeInputs` by name, and figures of the machine by path.
+
+    Returns:
+        Cache trade of one model at one context.
     """
     inputs = bind_declared(CacheTradeInputs, values, "reversible")
     model = load_model(inputs.model) if isinstance(inputs.model, str) else resolve_model(inputs.model)
@@ -37,9 +40,9 @@ def _of_cache(name: str) -> Any:
 
 
 READS: Final[Mapping[str, Reader]] = {
-    "cache_bytes": Reader(meaning="cache and state of one sequence", unit="B", value=_of_cache("held_bytes")),
+    "cache_bytes": Reader(meaning="KV cache and state of one sequence", unit="B", value=_of_cache("held_bytes")),
     "flop_saved": Reader(meaning="FLOP of one prefill, which the cache saves", unit="FLOP", value=_of_cache("flop_saved")),
-    "flop_per_byte": Reader(meaning="FLOP saved per byte held", value=_of_cache("flop_per_byte")),
+    "flop_per_byte": Reader(meaning="FLOP saved per cached byte", value=_of_cache("flop_per_byte")),
     "recompute_seconds": Reader(
         meaning="time to recompute the cache at the peak rate of a chip", unit="s", value=_of_cache("recompute_seconds")
     ),
@@ -57,5 +60,12 @@ REVERSIBLE = question_of_result(
 
 
 def summary(trade: CacheTrade) -> dict[str, Any]:
-    """Return the answers of the question from its result."""
+    """Return the answers of the question from its result.
+
+    Args:
+        trade: Result of `solve`.
+
+    Returns:
+        Answers by name.
+    """
     return read_answers(READS, trade)

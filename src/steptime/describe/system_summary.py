@@ -1,4 +1,4 @@
-"""What there is to know about a system: balance, drain time, links, limits of a rack, and its figures with their sources."""
+"""Summary of a system: balance, drain time, links, rack limits, sources."""
 
 from __future__ import annotations
 
@@ -20,24 +20,28 @@ from steptime.units import show
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SystemRow(Result):
-    """One line of the list of systems."""
+    """One row of the list of systems."""
 
     name: str = field(metadata=unit("", "name in the catalogue"))
-    chip: str = field(metadata=unit("", "name of its chip"))
-    scale_up_size: Number = field(metadata=unit("", "chips of a scale-up domain; null: no bound"))
-    chips: int = field(metadata=unit("", "of its usual deployment"))
-    peak: Mapping[str, Number] = field(metadata=unit("FLOP/s", "dense rates of a chip by arithmetic"))
+    chip: str = field(metadata=unit("", "name of the chip"))
+    scale_up_size: Number = field(metadata=unit("", "chips of a scale-up domain; null: no limit"))
+    chips: int = field(metadata=unit("", "chips of its usual deployment"))
+    peak: Mapping[str, Number] = field(metadata=unit("FLOP/s", "dense peak rates of a chip, by arithmetic"))
     hbm_capacity: Number = field(metadata=unit("B", "memory of a chip"))
-    hbm_bandwidth: Number = field(metadata=unit("B/s", "its bandwidth"))
-    scale_up_bandwidth: Number = field(metadata=unit("B/s", "of a chip inside a domain, one way"))
-    scale_out_bandwidth: Number = field(metadata=unit("B/s", "of a chip between domains, one way"))
+    hbm_bandwidth: Number = field(metadata=unit("B/s", "memory bandwidth of a chip"))
+    scale_up_bandwidth: Number = field(metadata=unit("B/s", "bandwidth of a chip inside a scale-up domain, one direction"))
+    scale_out_bandwidth: Number = field(metadata=unit("B/s", "bandwidth of a chip between scale-up domains, one direction"))
     rent: Number = field(metadata=unit("USD/s", "typical rent of a chip; null: not known"))
-    rent_kind: str = field(metadata=unit("", "owned, contract, ondemand, assumed or given; empty: no rent is known"))
-    rent_term: str = field(metadata=unit("", "of a contract, or how on demand is billed"))
-    rent_date: str = field(metadata=unit("", "of the quote"))
+    rent_kind: str = field(metadata=unit("", "owned, contract, ondemand, assumed or given; empty: rent not known"))
+    rent_term: str = field(metadata=unit("", "term of a contract, or billing of on-demand rent"))
+    rent_date: str = field(metadata=unit("", "date of the quote"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return its chips and their memory."""
+        """Return the chips and their memory.
+
+        Returns:
+            Title, and figures by name.
+        """
         capacity = in_words(self.hbm_capacity, partial(show, unit="B"))
         bandwidth = in_words(self.hbm_bandwidth, partial(show, unit="B/s"))
         return f"{self.name}: {self.chips} x {self.chip}", {"memory": f"{capacity} at {bandwidth}"}
@@ -45,18 +49,27 @@ class SystemRow(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SystemTable(Tabular):
-    """The systems of the catalogue: what `steptime systems` lists."""
+    """The systems of the catalogue (`steptime systems`)."""
 
     SCHEMA: ClassVar[str] = "steptime.systems/2"
 
-    systems: tuple[SystemRow, ...] = field(metadata=unit("", "one line each"))
+    systems: tuple[SystemRow, ...] = field(metadata=unit("", "one row per system"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return how many there are, and the first of them."""
+        """Return the number of systems and the first five names.
+
+        Returns:
+            Title, and figures by name.
+        """
         return f"{len(self.systems)} systems", {"first": ", ".join(row.name for row in self.systems[:5])}
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each system, and a column for each arithmetic."""
+        """Return one row per system, with one column per arithmetic.
+
+        Returns:
+            Columns by name, each with one value per system.
+        """
+        # Systems differ in their arithmetics, so the mapping becomes one column per arithmetic of any system.
         table_columns = columns_by_key(SystemRow, self.systems)
         peaks = table_columns.pop("peak_flop_per_s", [])
         kinds = dict.fromkeys(kind for peak in peaks for kind in peak)
@@ -67,75 +80,92 @@ class SystemTable(Tabular):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierRow:
-    """One level of memory."""
+    """One memory tier."""
 
-    name: str = field(metadata=unit("", "such as hbm or host"))
-    capacity: Number = field(metadata=unit("B", "of a chip's share"))
-    bandwidth: Number = field(metadata=unit("B/s", "to the chip"))
-    latency: Number = field(metadata=unit("s", "of a read"))
+    name: str = field(metadata=unit("", "name of the tier, such as hbm or host"))
+    capacity: Number = field(metadata=unit("B", "share of one chip"))
+    bandwidth: Number = field(metadata=unit("B/s", "bandwidth to the chip"))
+    latency: Number = field(metadata=unit("s", "latency of a read"))
     usd_per_byte: Number = field(metadata=unit("USD/B", "price; 0: not known"))
     drain_seconds: Number = field(metadata=unit("s", "capacity over bandwidth", key="drain_s"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainRow:
-    """Chips that one fabric joins."""
+    """Chips on one fabric."""
 
-    name: str = field(metadata=unit("", "of the fabric"))
+    name: str = field(metadata=unit("", "name of the fabric"))
     kind: str = field(metadata=unit("", "scale-up, pod or scale-out"))
-    size: Number = field(metadata=unit("", "chips; null: no bound"))
+    size: Number = field(metadata=unit("", "chips; null: no limit"))
     topology: str = field(metadata=unit("", "switch, mesh, torus or ring"))
-    bandwidth: Number = field(metadata=unit("B/s", "of a chip, one way"))
-    latency: Number = field(metadata=unit("s", "of one message"))
+    bandwidth: Number = field(metadata=unit("B/s", "bandwidth of a chip, one direction"))
+    latency: Number = field(metadata=unit("s", "latency of one message"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """How many links the scale-up domain has."""
+    """Number of links of the scale-up domain."""
 
-    count: float = field(metadata=unit("", "links"))
-    basis: str = field(metadata=unit("", "how they are counted"))
+    count: float = field(metadata=unit("", "number of links"))
+    basis: str = field(metadata=unit("", "method of the count"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SystemCard(SystemRow):
-    """Everything that `steptime systems NAME` shows: its line in the list, and more."""
+    """The summary of a system (`steptime systems NAME`)."""
 
     SCHEMA: ClassVar[str] = "steptime.system/2"
 
-    title: str = field(metadata=unit("", "what it is"))
-    chip_title: str = field(metadata=unit("", "what its chip is"))
+    title: str = field(metadata=unit("", "description"))
+    chip_title: str = field(metadata=unit("", "description of the chip"))
     vendor: str = field(metadata=unit("", "maker of the chip"))
-    year: int = field(metadata=unit("", "of the chip"))
-    power_w: Number = field(metadata=unit("W", "limit of the chip's data sheet; null: not known"))
-    power: Power = field(metadata=unit("", "of a chip with what stands around it, and what that counts in"))
-    balance: Mapping[str, Number] = field(metadata=unit("", "multiplies per weight read, by arithmetic"))
+    year: int = field(metadata=unit("", "year of the chip"))
+    power_w: Number = field(metadata=unit("W", "power limit in the chip's data sheet; null: not known"))
+    power: Power = field(metadata=unit("", "power of a chip with its share of the server, and the parts that it includes"))
+    balance: Mapping[str, Number] = field(metadata=unit("", "multiplies per weight read from memory, by arithmetic"))
     drain_seconds: Number = field(metadata=unit("s", "capacity over bandwidth of the chip's memory", key="drain_s"))
-    memory: tuple[TierRow, ...] = field(metadata=unit("", "levels of memory, fastest first"))
+    memory: tuple[TierRow, ...] = field(metadata=unit("", "memory tiers, fastest first"))
     domains: tuple[DomainRow, ...] = field(metadata=unit("", "nested domains, innermost first"))
     up_over_out: Number = field(metadata=unit("", "scale-up over scale-out bandwidth"))
     scale_up_hbm: Number = field(metadata=unit("B", "memory of the usual deployment"))
-    rent_range: Rent = field(metadata=unit("", "the rent that plans reckon with, of a chip"))
-    rents: tuple[Rent, ...] = field(metadata=unit("", "what is known of each kind of rent"))
+    rent_range: Rent = field(metadata=unit("", "rent of a chip in plans"))
+    rents: tuple[Rent, ...] = field(metadata=unit("", "known rents of a chip, by kind"))
     rack: Mapping[str, Number] = field(
-        metadata=unit("", "chips, power_w, weight_kg, cables, links of a chip, and limits; what is not known is not there")
+        metadata=unit("", "chips, power_w, weight_kg, cables, links of a chip, and limits; unknown figures are missing")
     )
-    software: tuple[Software, ...] = field(metadata=unit("", "what engines reached on the chip, by the day, where it is known"))
-    scale_up_links: Links = field(metadata=unit("", "of the scale-up domain"))
+    software: tuple[Software, ...] = field(
+        metadata=unit("", "shares of peak that engines reached on the chip, by date, if known")
+    )
+    scale_up_links: Links = field(metadata=unit("", "links of the scale-up domain"))
     physical_limits: Mapping[str, Any] = field(
-        metadata=unit("", "used: value, limit, unit and share of power, weight and cables; nearest: the one nearest its limit")
+        metadata=unit(
+            "", "used: value, limit, unit and share of power, weight and cables; nearest: the one closest to its limit"
+        )
     )
-    settable: Mapping[str, Any] = field(metadata=unit("", "value and unit of every figure that --set changes, by path"))
-    figures: Mapping[str, Figure] = field(metadata=unit("", "value, unit, text, url, date, grade, note of each, by path"))
+    settable: Mapping[str, Any] = field(metadata=unit("", "value and unit of every figure that can be set, by path"))
+    figures: Mapping[str, Figure] = field(
+        metadata=unit("", "value, unit, text, url, date, grade and note of each figure, by path")
+    )
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return its chip and its balance."""
+        """Return the chip and its balance.
+
+        Returns:
+            Title, and figures by name.
+        """
         balances = ", ".join(f"{kind} {in_words(value, '{:,.0f}'.format)}" for kind, value in self.balance.items())
         return f"Card of {self.name}: {self.chips} x {self.chip_title or self.chip}", {"balance": balances}
 
 
 def system_row(system: System) -> SystemRow:
-    """Return one line of the list of systems."""
+    """Return one row of the list of systems.
+
+    Args:
+        system: The system.
+
+    Returns:
+        Chips, rates, memory, links and rent.
+    """
     hbm = system.chip.hbm
     return SystemRow(
         name=system.name,
@@ -155,32 +185,49 @@ def system_row(system: System) -> SystemRow:
 
 
 def system_table(systems: Iterable[System], *, rent: str | None = None) -> SystemTable:
-    """Return the lines of several systems, with rents of one kind where one is asked for, or all with one rent."""
+    """Return the rows of several systems.
+
+    Args:
+        systems: The systems.
+        rent: Kind of rent, or rent of all systems as text with unit; None: each system's default.
+
+    Returns:
+        One row per system.
+    """
     return SystemTable(systems=tuple(system_row(_rented(system, rent)) for system in systems))
 
 
 def _rented(system: System, rent: str | None) -> System:
-    """Return a system with a rent of the kind asked for, or none where it has none of that kind."""
+    """Return a system with a rent of one kind, or without a rent if it is not known."""
+    # A fixed rent applies to every system; a kind of rent only where it is known.
     lacks = rent is not None and kind_asked(rent) in set(KINDS) - set(rents_by_kind(system))
     return system if rent is None else replace(system, rent=Rent()) if lacks else with_rent(system, rent)
 
 
 def scale_up_links(system: System) -> dict[str, Any]:
-    """Return how many links the scale-up domain has, as {count, basis}.
+    """Count the links of the scale-up domain.
 
-    Where the links of a chip are known, each chip's count: on a switch every one has a cable of its own, between
-    neighbours two chips share one. Else the cables of a rack; else one link a chip, which is a floor.
+    If the links of a chip are known, all chips count theirs. On a switch each link has its own cable; between
+    neighbours two chips share a cable. Otherwise the cables of a rack count; otherwise one link per chip, which is a
+    lower bound.
+
+    Args:
+        system: The system.
+
+    Returns:
+        Number and method: {count, basis}.
     """
     domain, rack = system.scale_up, system.rack
     if not math.isfinite(domain.size):
         return {"count": 0.0, "basis": "no scale-up domain"}
     if "links" in rack:
+        # A cable between neighbours serves two chips; a cable to a switch serves one.
         shared = domain.link.topology in ("mesh", "torus", "ring")
         basis = f"{domain.size:,.0f} chips x {rack['links']:,.0f}" + (", each shared by two" if shared else " to switches")
         return {"count": domain.size * rack["links"] / (2 if shared else 1), "basis": basis}
     if "cables" in rack:
         return {"count": rack["cables"], "basis": "cables of a rack"}
-    return {"count": float(domain.size), "basis": "at least one a chip; more is not known"}
+    return {"count": float(domain.size), "basis": "at least one per chip; the exact number is not known"}
 
 
 UNITS = {"power": "W", "weight": "kg", "cables": ""}
@@ -189,11 +236,20 @@ LIMITS = {"power": ("power", "power_limit"), "weight": ("weight", "weight_limit"
 
 
 def physical_limits(system: System) -> dict[str, Any]:
-    """Return what a rack uses of each published limit, and which of them is nearest (None where none is known)."""
+    """Return the used share of each published limit of a rack.
+
+    Args:
+        system: The system.
+
+    Returns:
+        Values, limits and shares by name (`used`), and the name closest to its limit (`nearest`; None: no limit is
+        known).
+    """
     used: dict[str, dict[str, Any]] = {}
     for name, (has, limit) in LIMITS.items():
         value, bound = system.rack.get(has), system.rack.get(limit)
         if value is not None or bound is not None:
+            # A value without a limit, or a limit without a value, is shown without a share.
             share = value / bound if value is not None and bound is not None else None
             used[name] = {"value": value, "limit": bound, "unit": UNITS[name], "share": share}
     shares = {name: entry["share"] for name, entry in used.items() if entry["share"] is not None}
@@ -201,9 +257,18 @@ def physical_limits(system: System) -> dict[str, Any]:
 
 
 def system_card(system: System) -> SystemCard:
-    """Return everything that `steptime systems NAME` shows."""
+    """Return the summary of a system.
+
+    Args:
+        system: The system.
+
+    Returns:
+        Rates, memory, links, rents, limits and figures with sources.
+    """
     hbm = system.chip.hbm
+    # Bytes of a weight by arithmetic, without the scales of block formats.
     weights = {"fp4": 0.5, "fp8": 1.0, "int8": 1.0, "bf16": 2.0, "fp16": 2.0}
+    # The card repeats all columns of the list.
     line = system_row(system)
     return SystemCard(
         **{f.name: getattr(line, f.name) for f in fields(line)},

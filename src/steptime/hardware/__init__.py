@@ -1,1 +1,1 @@
-"""Machines: chips, memory, links, domains, systems and rents; number formats; money."""
+"""Hardware: chips, memory, links, systems, rents, number formats and unit cost."""

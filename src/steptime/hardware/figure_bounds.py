@@ -1,4 +1,7 @@
-"""Which values a figure of a machine may have, by its unit: far beyond what is built, near enough to compute with."""
+"""Bounds of hardware figures by unit: wide enough for all real chips.
+
+They are narrow enough that no product of figures overflows.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,33 @@ from typing import Final
 from steptime.number_checks import LARGEST, MOST_CHIPS, Number, between, positive, whole_number
 from steptime.units import HOUR
 
-# of what must be above 0: far below any machine that serves a model, so that a slipped prefix is no answer
+# Lower bounds of positive figures. They are far below real chips, and reject a figure with a wrong prefix.
 SMALLEST: Final = {"B": 1e6, "B/s": 1e6, "FLOP/s": 1e9, "W": 0.1, "kg": 1e-3}
-SCALED: Final = 1e3 * LARGEST  # of a figure that was multiplied to see what it is worth
-LARGEST_BY_UNIT: Final = {"s": 100.0, "USD/B": 1e6}  # of what may be 0: latencies and prices of memory
-# USD/s of a chip; a number that was meant in USD/h lies outside
+# Upper bound of a figure that a sensitivity analysis has multiplied.
+SCALED: Final = 1e3 * LARGEST
+# Upper bounds of figures that may be 0: latencies and prices of memory.
+LARGEST_BY_UNIT: Final = {"s": 100.0, "USD/B": 1e6}
+# USD/s of a chip; they reject a rent that the user gave in USD/h.
 CHEAPEST: Final = 0.01 / HOUR
 DEAREST: Final = 1.0
-DEAREST_ENERGY: Final = 10 / 3.6e6  # USD/J: 10 USD/kWh
+# USD/J: 10 USD/kWh.
+DEAREST_ENERGY: Final = 10 / 3.6e6
 
 
 def checked(name: str, value: Number, unit: str, *, largest: float = LARGEST) -> Number:
-    """Return a figure of a machine in base units; raise RangeError, naming it, where it is not one that a machine can have.
+    """Return a figure of a chip or system, after a check of its bounds.
 
-    largest: of rates and capacities.
+    Args:
+        name: Name of the figure, for the message.
+        value: Value in base units, or an array.
+        unit: Base unit of the figure.
+        largest: Upper bound of rates and capacities.
+
+    Returns:
+        The value.
+
+    Raises:
+        RangeError: No chip can have this value; the message names the figure.
 
     >>> checked("chip.hbm.bandwidth", 8e12, "B/s")
     8000000000000.0

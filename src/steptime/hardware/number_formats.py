@@ -1,10 +1,14 @@
-"""Number formats: how many bytes a stored value takes with its scales, and which arithmetic it can run in.
+"""Number formats: bytes per stored value with its scales, and usable arithmetic.
 
-A block-scaled format stores one scale for each block of values, so that a value costs a little more than its bits:
-MXFP4 is 4 bits + 8 bits for each 32 values (OCP Microscaling Formats 1.0, table 1), NVFP4 is 4 bits + 8 bits for
-each 16 (NVIDIA, "Introducing NVFP4"), FP8 of DeepSeek-V3 is 8 bits + 32 bits for each 128 x 128 block.
+A block-scaled format stores one scale for each block of values, so that a value costs a little more than its
+bits:
 
-What the tools of a checkpoint write beside the values, of a matrix of a certain shape, is a `Packing`: to the byte.
+- MXFP4: 4 bits + 8 bits for each 32 values (OCP Microscaling Formats 1.0, table 1).
+- NVFP4: 4 bits + 8 bits for each 16 values (NVIDIA, "Introducing NVFP4").
+- FP8 of DeepSeek-V3: 8 bits + 32 bits for each 128 x 128 block.
+
+A `Packing` gives the exact bytes of a matrix in a checkpoint, with all data that tools store in addition to the
+values.
 """
 
 from __future__ import annotations
@@ -19,12 +23,18 @@ from steptime.errors import UnknownName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """What a matrix is stored as: `bits` a value, packed into words of `word` bytes, and what stands beside them.
+    """The storage of a matrix in a checkpoint.
 
-    A scale of `scale` bytes for each `columns` inputs of each `rows` outputs (columns 0: all inputs; scale 0: none), a zero
-    point of `zero_bits` packed likewise, `per_input` bytes for each input (g_idx of GPTQ), `fixed` bytes for each matrix
-    (scales of the whole, its shape). flat: scales go through the matrix as one row of values, as those of bitsandbytes do; with
-    `nested`, each has 1 byte, and each `nested` of them 4 more. state: what bitsandbytes calls the format in a state besides.
+    bits, word: Bits per value; values are packed into words of `word` bytes.
+    scale, columns, rows: A scale of `scale` bytes for each `columns` inputs of each `rows` outputs (columns 0: all inputs;
+    scale 0: no scales).
+    zero_bits: Bits of a zero point, packed in the same way.
+    per_input: Bytes for each input (g_idx of GPTQ).
+    fixed: Bytes for each matrix (its scale, its shape).
+    flat: Whether scales pass through the matrix as one row of values, as in bitsandbytes.
+    nested: Scales per second-level scale: each scale then has 1 byte, and each `nested` scales have 4 more
+    bytes.
+    state: Name of the format in a bitsandbytes state.
     """
 
     bits: int = 8
@@ -42,10 +52,11 @@ class Packing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A number format: `bytes` per stored value, scales included; `arithmetic`, the peak rates it can use, best first.
+    """A number format: `bytes` per stored value with scales, and its `arithmetic`.
 
-    block: columns that share a scale with the rows beside them, which engines do not divide (0: no such blocks). packing: how
-    a checkpoint stores a matrix in it, where a config tells.
+    arithmetic: The peak rates that the format can use, best first.
+    block: Columns that share one scale with neighbouring rows; engines do not divide them (0: no such blocks).
+    packing: Storage of a matrix in a checkpoint, if the config describes it.
     """
 
     name: str
@@ -69,7 +80,8 @@ FORMATS: Final[dict[str, Format]] = {
         Format(name="mxfp4", bytes=0.5 + 1 / 32, arithmetic=("fp6", *WIDE)),
         Format(name="mxfp8", bytes=1.0 + 1 / 32, arithmetic=("fp8", *WIDE)),
         Format(name="fp4", bytes=0.5, arithmetic=("fp4", "fp8", *WIDE)),
-        Format(name="int4", bytes=0.5 + 2 / 128, arithmetic=WIDE),  # weight only, 16-bit scale for each 128 values
+        # Weight only, with a 16-bit scale for each 128 values.
+        Format(name="int4", bytes=0.5 + 2 / 128, arithmetic=WIDE),
     )
 }
 ALIASES: Final = {
@@ -84,9 +96,9 @@ GGML: Final[dict[str, tuple[int, int]]] = {
     "q8_k": (256, 292), "iq1_s": (256, 50), "iq1_m": (256, 56), "iq2_xxs": (256, 66), "iq2_xs": (256, 74), "iq2_s": (256, 82),
     "iq3_xxs": (256, 98), "iq3_s": (256, 110), "iq4_nl": (32, 18), "iq4_xs": (256, 136), "tq1_0": (256, 54), "tq2_0": (256, 66),
 }  # fmt: skip
-"""Formats of GGUF files: values of a block and its bytes (ggml-common.h and gguf-py/gguf/constants.py of llama.cpp).
+"""Formats of GGUF files: values and bytes of a block (ggml-common.h and gguf-py/gguf/constants.py of llama.cpp).
 
-Kernels unpack them and multiply in 16 bits. Its MXFP4 is that of OCP; its NVFP4 has the bytes of `nvfp4`.
+Kernels unpack them and multiply in 16 bits. MXFP4 in GGUF is the MXFP4 of OCP, and NVFP4 has the bytes of `nvfp4`.
 """
 FORMATS_OF_GGML: Final = {
     name: Format(name=name, bytes=size / values, arithmetic=("fp16", "bf16", "tf32", "fp32"))
@@ -95,15 +107,28 @@ FORMATS_OF_GGML: Final = {
 
 
 def packed_bytes(packing: Packing, inputs: int, outputs: int) -> int:
-    r"""Bytes of a matrix with all that is stored beside its values: $\lceil b n / w \rceil w m + s \lceil n/c \rceil \lceil m/r \rceil + ...$
+    r"""Return the bytes of a matrix in a checkpoint.
 
-    inputs $n$, outputs $m$ [values]; $b$ bits a value in words of $w$; a scale of $s$ bytes for $c$ inputs of $r$ outputs.
+    The formula for $n$ inputs and $m$ outputs:
+
+    $$ \lceil b n / w \rceil w m + s \lceil n/c \rceil \lceil m/r \rceil + ... $$
+
+    A value has $b$ bits, in words of $w$ bytes. A scale has $s$ bytes, for $c$ inputs of $r$ outputs.
+
+    Args:
+        packing: Storage of the matrix.
+        inputs: Number of inputs.
+        outputs: Number of outputs.
+
+    Returns:
+        Bytes of values, scales and other data.
 
     >>> packed_bytes(Packing(bits=8, columns=128, rows=128, scale=4), 7168, 576)  # kv_a_proj of DeepSeek-V3: 56 x 5 blocks
     4129888
     >>> packed_bytes(Packing(bits=4, word=4, columns=128, scale=2, zero_bits=4, per_input=4), 4096, 4096)  # GPTQ
     8732672
-    """  # noqa: E501 - one formula
+    """
+    # bitsandbytes scales one row of all values; other tools scale groups of inputs.
     if packing.flat:
         values = inputs * outputs
         scales = math.ceil(values / packing.columns)
@@ -117,7 +142,19 @@ def packed_bytes(packing: Packing, inputs: int, outputs: int) -> int:
 
 
 def number_format(name: str, *, values_per_scale: float = 0.0, scale_bytes: float = 0.0, block: int = 0) -> Format:
-    """Return the format `name`, optionally with a scale of `scale_bytes` for each `values_per_scale` values, in blocks.
+    """Return a number format by name.
+
+    Args:
+        name: Name of the format, in any case, or a type of GGUF files.
+        values_per_scale: Values that share a scale; 0 for the format's default.
+        scale_bytes: Bytes of each scale.
+        block: Columns that share one scale with neighbouring rows.
+
+    Returns:
+        The format.
+
+    Raises:
+        UnknownName: There is no format of that name.
 
     >>> number_format("fp8", values_per_scale=128 * 128, scale_bytes=4).bytes
     1.000244140625
@@ -138,9 +175,19 @@ def number_format(name: str, *, values_per_scale: float = 0.0, scale_bytes: floa
 
 
 def peak_rate(peak: Mapping[str, Any], arithmetic: tuple[str, ...]) -> Any:
-    """Return the dense peak rate [FLOP/s] of the first of `arithmetic` that the chip has.
+    """Return the dense peak rate of the first arithmetic that the chip has.
 
-    A chip without a format's own units runs it in the next wider one: FP4 in FP8, FP8 in BF16.
+    A chip without units for a format runs it in the next wider arithmetic: FP4 in FP8, FP8 in BF16.
+
+    Args:
+        peak: Peak rates of the chip by arithmetic [FLOP/s].
+        arithmetic: Names of arithmetic, best first.
+
+    Returns:
+        FLOP/s.
+
+    Raises:
+        UnknownName: The chip has none of the rates.
 
     >>> peak_rate({"bf16": 312e12}, ("fp8", "bf16"))
     312000000000000.0
@@ -153,6 +200,6 @@ def peak_rate(peak: Mapping[str, Any], arithmetic: tuple[str, ...]) -> Any:
         "arithmetic",
         arithmetic[0],
         (),
-        f"The chip has peak rates for {', '.join(peak) or 'nothing'} only, and what is stored wider runs in {widest}: "
-        f'add {widest} = "... TFLOP/s" under [peak] of the chip\'s file.',
+        f"The chip has peak rates only for {', '.join(peak) or 'no arithmetic'}, and wider formats run in {widest}: "
+        f'add {widest} = "... TFLOP/s" under [peak] in the file of the chip.',
     )

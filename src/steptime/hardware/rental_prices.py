@@ -1,4 +1,4 @@
-"""Rents by kind: what is known of a chip's, in words, and systems with a rent of another kind."""
+"""Rental prices by kind: known rents of a chip, and systems with another rent."""
 
 from __future__ import annotations
 
@@ -19,18 +19,31 @@ KINDS: Final = ("owned", "contract", "ondemand", "assumed")
 """Kinds of rent that a data file may state."""
 
 RENTED: Final = ("contract", "ondemand", "assumed")
-"""Kinds that a plan reckons with by default, the first of them of equal grade and date; `owned` where there is none."""
+"""Kinds for plans by default; the first one at equal grade and date. Without any of them a plan uses `owned`."""
 
 OWNERS: Final = ("", "hyperscaler", "neocloud")
 
 
 def has_rent(rent: Rent) -> bool:
-    """Whether there is a rent to count money with."""
+    """Whether a rent is known.
+
+    Args:
+        rent: The rent.
+
+    Returns:
+        True or false.
+    """
     return bool(np.all(np.isfinite(rent.typical)))
 
 
 def kind_in_words(rent: Rent) -> str:
-    """Return what kind of rent it is.
+    """Describe the kind of a rent.
+
+    Args:
+        rent: The rent.
+
+    Returns:
+        Text.
 
     >>> kind_in_words(Rent(kind="contract", term="three-year")), kind_in_words(Rent(kind="owned", owner="hyperscaler"))
     ('three-year contract', 'cost of ownership of a hyperscaler')
@@ -47,7 +60,13 @@ def kind_in_words(rent: Rent) -> str:
 
 
 def origin_in_words(rent: Rent) -> str:
-    """Return kind, date and grade of a rent.
+    """Describe kind, date and grade of a rent.
+
+    Args:
+        rent: The rent.
+
+    Returns:
+        Text.
 
     >>> origin_in_words(Rent(typical=2 / 3600, kind="ondemand", date="2026-03-10", grade="reported"))
     'on demand, 2026-03-10, reported'
@@ -57,38 +76,78 @@ def origin_in_words(rent: Rent) -> str:
 
 
 def kind_and_date(rent: Rent) -> str:
-    """Return kind and date of a rent."""
+    """Describe kind and date of a rent.
+
+    Args:
+        rent: The rent.
+
+    Returns:
+        Text.
+    """
     return ", ".join(filter(None, (kind_in_words(rent), rent.date)))
 
 
 def rent_in_words(rent: Rent) -> str:
-    """Return a rent of one chip with its kind, date and grade."""
+    """Describe the rent of one chip with kind, date and grade.
+
+    Args:
+        rent: The rent.
+
+    Returns:
+        Text.
+    """
     return f"{in_words(rent.typical, lambda value: show(value, 'USD/s'))} a chip, {origin_in_words(rent)}"
 
 
 def rents_by_kind(system: System) -> dict[str, Rent]:
-    """Return the rents that are known of a system's chip, by kind."""
+    """Return the known rents of a system's chip.
+
+    Args:
+        system: The system.
+
+    Returns:
+        Rents by kind.
+    """
     return {rent.kind: rent for rent in system.rents}
 
 
 def kind_asked(text: str) -> str:
-    """Return a kind as data files spell it: on-demand is ondemand."""
+    """Normalize the spelling of a kind to that of data files: on-demand is ondemand.
+
+    Args:
+        text: A kind.
+
+    Returns:
+        The spelling of data files.
+    """
     return text.strip().casefold().replace("-", "").replace(" ", "")
 
 
 def with_rent(system: System, rent: str | float) -> System:
-    """Return `system` with another rent: of a kind (`KINDS`) that is known of it, or so much per chip-hour.
+    """Return the system with another rent.
 
-    rent: "owned", "contract", "ondemand", or USD per chip-hour such as 2.10, "2.10" or "2.10 USD/h".
-    Raises RangeError, naming the kinds that are known, where the system has no rent of that kind.
+    Args:
+        system: The system.
+        rent: A kind ("owned", "contract", "ondemand"), or USD per chip-hour such as 2.10, "2.10" or "2.10
+            USD/h".
+
+    Returns:
+        The changed system.
+
+    Raises:
+        RangeError: The system has no rent of that kind, or the price is out of range. The message names the
+            known kinds.
+        InputError: The argument is neither a text nor a number.
     """
     if isinstance(rent, bool) or not isinstance(rent, str | int | float):
-        raise InputError(f"a rent is a kind, or USD per chip-hour such as 2.10 or '2.10 USD/h', not {short_repr(rent)}")
+        raise InputError(f"rent: must be a kind, or USD per chip-hour such as 2.10 or '2.10 USD/h', got {short_repr(rent)}")
     if isinstance(rent, str) and (kind := kind_asked(rent)) in KINDS:
         return replace(system, rent=_rent_by_kind(system, kind))
+
+    # A number is USD per chip-hour, although figures are in USD/s elsewhere.
     value = _parse_rent(rent) if isinstance(rent, str) else rent / HOUR
     if value <= 0:
-        raise RangeError(f"a rent must be greater than 0 USD/h, not {short_repr(rent)}")
+        raise RangeError(f"rent: must be greater than 0 USD/h, got {short_repr(rent)}")
     usd_per_second = checked("rent", value, "USD/s")
     return replace(
         system,
@@ -103,21 +162,21 @@ def _rent_by_kind(system: System, kind: str) -> Rent:
     if kind in have:
         return have[kind]
     offered = ", ".join(f"{name} ({show(float(rent.typical), 'USD/s')})" for name, rent in have.items()) or "none"
-    hint = "Or give USD per chip-hour, such as --rent 2.10"
-    raise RangeError(f"no rent of kind {kind} is known of {system.chip.name}; known: {offered}. {hint}")
+    hint = "use a known kind, or USD per chip-hour such as --rent 2.10"
+    raise RangeError(f"rent: no {kind} rent of {system.chip.name} is known; known: {offered}; {hint}")
 
 
 def _parse_rent(text: str) -> float:
-    """Read USD per chip-hour; a bare number is one."""
+    """Read USD per chip-hour; a bare number is in this unit."""
     if not any(character.isdigit() for character in text):
         hint = "A rent is owned, contract, ondemand, or USD per chip-hour such as 2.10."
         raise UnknownName("kind of rent", text, KINDS, hint)
-    # single blanks first: adjacent `\s*` would try every way to share a long run of them
+    # Blanks are reduced to single ones first: adjacent `\s*` would backtrack over a long run of them.
     price_match = re.fullmatch(
         r"\$? ?([^\s$/]+?) ?(?:\$|USD)? ?(?:(?:/|per) ?(?:h|hr|hour)\.?)?", " ".join(text.split()), re.IGNORECASE
     )
     try:
         return parse(price_match[1], "") / 3600 if price_match else parse(text, "USD/s")
     except UnitError:
-        expected = "a rent is a kind (owned, contract, ondemand) or USD per chip-hour, such as 2.10 or '2.10 USD/h'"
-        raise UnitError(f"{expected}, not {short_repr(text)}") from None
+        expected = "must be a kind (owned, contract, ondemand) or USD per chip-hour, such as 2.10 or '2.10 USD/h'"
+        raise UnitError(f"rent: {expected}, got {short_repr(text)}") from None

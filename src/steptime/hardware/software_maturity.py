@@ -1,4 +1,4 @@
-"""How far engines are for a chip, by the day: what their software reached of the speed that their constants tell."""
+"""Software maturity by day: the share of the fitted speed that a chip reached."""
 
 from __future__ import annotations
 
@@ -9,27 +9,43 @@ from datetime import date
 from steptime.errors import RangeError, short_repr
 from steptime.hardware.system import System
 
-SOFTWARE = "software"  # its name among the shares that a chip reaches
+# Key of the software's share in `Chip.reached`.
+SOFTWARE = "software"
 
 
 def with_software(system: System, day: str) -> System:
-    """Return the system with the software of a day, such as 2025-12-31, among those on which it was measured.
+    """Return the system with the software of a day.
 
-    Raises RangeError for what is no day, for a day before or after those, and for a chip that was not measured by the day.
+    Args:
+        system: The system.
+        day: A day such as 2025-12-31.
+
+    Returns:
+        The changed system.
+
+    Raises:
+        RangeError: The text is not a day, the day is outside the measured period, or the chip has no
+            measurements by day.
     """
     if not is_day(day):
-        raise RangeError(f"a day of software is written as 2025-12-31, not {short_repr(day)}")
+        raise RangeError(f"software: must be a day such as 2025-12-31, got {short_repr(day)}")
     periods = system.chip.software
     if not periods:
-        raise RangeError(f"{system.name} has no shares of software by the day; AMD's MI300X, MI325X and MI355X have")
+        raise RangeError(f"software: {system.name} has no data by day; use AMD's MI300X, MI325X or MI355X")
     first, last = periods[0].first, periods[-1].last
     if not first <= day <= last:
-        raise RangeError(f"software for {system.name} is known from {first} to {last}, not on {day}")
+        raise RangeError(f"software: known for {system.name} from {first} to {last}, got {day}")
     return _with_software_share(system, day)
 
 
 def is_day(text: str) -> bool:
-    """Whether a text is a day as 2025-12-31.
+    """Whether a text is a day such as 2025-12-31.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        True or false.
 
     >>> [is_day(text) for text in ("2025-12-31", "2025-13-01", "20251231", "Christmas")]
     [True, False, False, False]
@@ -41,18 +57,36 @@ def is_day(text: str) -> bool:
 
 
 def as_measured(system: System, row: Mapping[str, str]) -> System:
-    """Return the system with the software of the day of a run, or the next that is known; the newest where none is told."""
+    """Return the system with the software of the day of a measured run.
+
+    Args:
+        system: The system.
+        row: Columns of the run; "measured" is the day.
+
+    Returns:
+        The system with the software of that day or of the next measured period; the newest software for a run
+        without a day.
+    """
     day = software_day(system, row)
     return _with_software_share(system, day) if is_day(day) else system
 
 
 def software_day(system: System, row: Mapping[str, str]) -> str:
-    """Return the day of a measured run where the system's software is known by the day; else ""."""
+    """Return the day of a measured run, if the system has software by day.
+
+    Args:
+        system: The system.
+        row: Columns of the run; "measured" is the day.
+
+    Returns:
+        The day; "" without one.
+    """
     return (row.get("measured") or "") if system.chip.software else ""
 
 
 def _with_software_share(system: System, day: str) -> System:
     periods = system.chip.software
+    # A day between two periods belongs to the next one, and a day after all of them to the newest.
     share = next((period.share for period in periods if day <= period.last), periods[-1].share)
     chip = system.chip
     return replace(system, chip=replace(chip, reached={**chip.reached, SOFTWARE: share}))

@@ -1,8 +1,8 @@
-"""Machines: chips, memory tiers, links, nested domains, and systems built of them.
+"""System: chips, memory tiers, links and nested domains.
 
-A `System` is any number of equal chips in nested domains. The first domain (a node, a rack) is scale-up, the last has no
-size and is scale-out. A system of one domain with a size is a box: so many chips, and no network beyond them. Bandwidths are
-per chip and per direction; peak rates are dense. Any numeric field may be an array.
+A `System` has equal chips in nested domains. The first domain (a node, a rack) is scale-up. The last domain has no size and
+is scale-out. A system of one domain with a size is a box: a fixed number of chips without an outer network. Bandwidths are
+per chip and direction; peak rates are dense. Any numeric field may be an array.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from steptime.units import show
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTier:
-    """One level of memory of a chip: capacity [B], bandwidth [B/s], latency [s], price [USD/B]."""
+    """One level of a chip's memory: capacity [B], bandwidth [B/s], latency [s], price."""
 
     name: str = field(metadata=unit("", "name, such as hbm or host"))
     capacity: Number = field(metadata=unit("B", "capacity"))
@@ -39,24 +39,31 @@ class MemoryTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Software(Result):
-    """Days on which engines were measured on a chip, and the share of the speed of their constants that they reached."""
+    """A period of measurements on a chip, and the share of the fitted speed."""
 
     first: str = field(metadata=unit("", "first day, such as 2025-12-31"))
     last: str = field(metadata=unit("", "last day"))
-    share: float = field(metadata=unit("", "share of the speed that the engines' constants tell"))
+    share: float = field(metadata=unit("", "share of the speed that the constants of engines predict"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the share and the days."""
+        """Return the share and the period.
+
+        Returns:
+            A title and an empty table.
+        """
         return f"Software {self.share:.2g}, {self.first} to {self.last}", {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Chip(Result):
-    """An accelerator package: dense peak rates [FLOP/s] by arithmetic, and its own memory, fastest tier first.
+    """An accelerator package: dense peak rates by arithmetic, and its own memory.
 
-    reached: share of its data sheet's "memory" bandwidth and of its bf16 "compute" rate that plain matrix products reach, of
-    its "capacity" that a driver counts (labels round, mostly down), and of the speed that engines would have by their
-    constants, what their "software" for this chip reaches, the newest of `software`, by the day.
+    memory: Tiers on the package, fastest first.
+    reached: Measured shares. "memory" and "compute": of the data sheet's bandwidth and bf16 rate, in plain
+    matrix products.
+    "capacity": of the label's bytes, as a driver counts them (labels mostly round down). "software": of the speed that the
+    constants of engines predict, with the newest software.
+    software: The same share by period.
     """
 
     name: str
@@ -75,16 +82,20 @@ class Chip(Result):
 
     @property
     def hbm(self) -> MemoryTier:
-        """The memory that holds weights and KV cache: the largest tier on the package."""
+        """The memory of weights and KV cache: the largest tier on the package."""
         return self.memory[-1]
 
     @property
     def capacity(self) -> Number:
-        """Bytes of that memory as a driver counts them, of which engines take a share: labels round, mostly down."""
+        """Bytes of memory as a driver counts them; engines use a share of them."""
         return self.hbm.capacity * self.reached.get("capacity", 1.0)
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return its memory and its peak rates."""
+        """Return memory and peak rates.
+
+        Returns:
+            A title and a table of texts.
+        """
         hbm, usual = self.hbm, [kind for kind in ("bf16", "fp8", "fp4") if kind in self.peak]
         about = ", ".join(filter(None, (self.vendor, str(self.year or ""))))
         return f"Chip {self.title or self.name}" + (f" ({about})" if about else ""), {
@@ -99,7 +110,7 @@ def _figure_in_words(values: Number, figure_unit: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What joins the chips of a domain: bandwidth [B/s] per chip and direction, latency [s] of one message."""
+    """The link of a chip in a domain: bandwidth per direction, latency of one message."""
 
     bandwidth: Number = field(metadata=unit("B/s", "bandwidth of a chip, one way"))
     latency: Number = field(default=0.0, metadata=unit("s", "latency of one message"))
@@ -112,7 +123,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
-    """A set of `size` chips that one fabric joins; an outermost one without end has size infinity."""
+    """A set of `size` chips on one fabric; an unlimited outermost domain is infinite."""
 
     name: str
     kind: str
@@ -122,48 +133,62 @@ class Domain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rent:
-    """USD per chip-second: the typical quote of one kind, and the range of dated quotes of that kind.
+    """USD per chip-second: the typical quote of one kind, and the range of quotes.
 
-    kind: "owned" (cost of ownership), "contract" (for a term), "ondemand", "assumed" (the source does not say which), or
-    "given" by who asks; "" where no rent is known.
+    Kinds:
+
+    - "owned": cost of ownership.
+    - "contract": rent for a term.
+    - "ondemand": rent on demand.
+    - "assumed": the source does not state the kind.
+    - "given": set by the user.
+    - "": unknown rent.
     """
 
-    low: Number = field(default=math.nan, metadata=unit("USD/s", "lowest quote of its kind in the past year, of a chip"))
-    typical: Number = field(default=math.nan, metadata=unit("USD/s", "the quote that plans reckon with, of a chip"))
-    high: Number = field(default=math.nan, metadata=unit("USD/s", "highest quote of its kind in the past year, of a chip"))
-    kind: str = field(default="", metadata=unit("", "owned, contract, ondemand, assumed or given; empty: no rent is known"))
-    term: str = field(default="", metadata=unit("", "for how long a contract runs, or how on demand is billed, where told"))
-    owner: str = field(default="", metadata=unit("", "whose cost of ownership it is: hyperscaler or neocloud"))
-    date: str = field(default="", metadata=unit("", "of the typical quote"))
-    url: str = field(default="", metadata=unit("", "where the typical quote stands"))
+    low: Number = field(default=math.nan, metadata=unit("USD/s", "lowest quote of this kind in the past year, per chip"))
+    typical: Number = field(default=math.nan, metadata=unit("USD/s", "quote that plans use, per chip"))
+    high: Number = field(default=math.nan, metadata=unit("USD/s", "highest quote of this kind in the past year, per chip"))
+    kind: str = field(default="", metadata=unit("", "owned, contract, ondemand, assumed or given; empty: unknown"))
+    term: str = field(default="", metadata=unit("", "term of a contract, or billing of on-demand rent, if stated"))
+    owner: str = field(default="", metadata=unit("", "owner in a cost of ownership: hyperscaler or neocloud"))
+    date: str = field(default="", metadata=unit("", "date of the typical quote"))
+    url: str = field(default="", metadata=unit("", "source of the typical quote"))
     grade: str = field(
         default="guess",
-        metadata=unit("", "how far to trust it: measured, vendor, reported, recalled, guess; given by who asks"),
+        metadata=unit("", "confidence: measured, vendor, reported, recalled, guess; given: set by the user"),
     )
-    note: str = field(default="", metadata=unit("", "what to mind"))
+    note: str = field(default="", metadata=unit("", "remark on the quote"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """What a chip draws with its share of what stands around it, so far as the basis counts it in.
+    """Power of one chip, with a share of the machine around it by basis.
 
-    basis: "all-in" (host, network and cooling counted), "rack" (its share of a rack, without cooling), "whole" (the machine
-    around it, without cooling), "chip" (its limit, without a host), "given" by who asks; "" where nothing is known.
+    Bases:
+
+    - "all-in": with host, network and cooling.
+    - "rack": a share of a rack, without cooling.
+    - "whole": the machine, without cooling.
+    - "chip": the limit of the chip, without a host.
+    - "given": set by the user.
+    - "": unknown power.
     """
 
-    watts: Number = field(default=math.nan, metadata=unit("W", "of one chip", key="power_w"))
-    basis: str = field(default="", metadata=unit("", "all-in, rack, whole, chip or given; empty: no power is known"))
-    date: str = field(default="", metadata=unit("", "of the figure"))
-    url: str = field(default="", metadata=unit("", "where it stands"))
-    grade: str = field(default="guess", metadata=unit("", "how far to trust it, as of a rent"))
-    note: str = field(default="", metadata=unit("", "what to mind"))
+    watts: Number = field(default=math.nan, metadata=unit("W", "power of one chip", key="power_w"))
+    basis: str = field(default="", metadata=unit("", "all-in, rack, whole, chip or given; empty: unknown"))
+    date: str = field(default="", metadata=unit("", "date of the figure"))
+    url: str = field(default="", metadata=unit("", "source of the figure"))
+    grade: str = field(default="guess", metadata=unit("", "confidence, with the grades of a rent"))
+    note: str = field(default="", metadata=unit("", "remark on the figure"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class System(Result):
-    """Chips in nested domains, with host tiers, rent and power; `chips` is the deployment that `plan` assumes by default.
+    """Chips in nested domains, with host memory tiers, rent and power.
 
-    rents: what is known of each kind of rent, of which `rent` is the one that plans reckon with.
+    chips: The default deployment of `plan`.
+    rent: The rent that plans use.
+    rents: The known rent of each kind.
     """
 
     name: str
@@ -185,16 +210,20 @@ class System(Result):
 
     @property
     def scale_out(self) -> Domain:
-        """The outermost domain: of any number of chips, or the whole of a box."""
+        """The outermost domain: any number of chips, or all chips of a box."""
         return self.domains[-1]
 
     @property
     def is_box(self) -> bool:
-        """Whether the chips of one domain are all there are."""
+        """Whether the system is a single domain with a fixed number of chips."""
         return len(self.domains) == 1 and bool(np.all(np.isfinite(self.domains[0].size)))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return its chip, its links and its rent."""
+        """Return chip, links and rent.
+
+        Returns:
+            A title and a table of texts.
+        """
         _, of_chip = self.chip.headline()
         return f"System {self.name}: {self.chips} x {self.chip.title or self.chip.name}", {
             **of_chip,
@@ -206,6 +235,6 @@ class System(Result):
 
 
 def _joined(domain: Domain) -> str:
-    """Write what joins the chips of a domain."""
+    """Describe the link of a domain."""
     chips = in_words(domain.size, lambda size: f" ({size:,.0f} chips)" if math.isfinite(size) else "")
     return f"{domain.kind} {_figure_in_words(domain.link.bandwidth, 'B/s')}{chips}"

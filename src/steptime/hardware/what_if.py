@@ -1,4 +1,4 @@
-"""What if a figure of a machine were another: the paths that can be set, and systems with changed figures."""
+"""What-if: figures that can be changed, and systems with changed figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ DOMAIN_UNITS = {"bandwidth": "B/s", "latency": "s", "size": ""}
 
 
 def settable(system: System) -> dict[str, str]:
-    """Return every figure of `system` that `vary` can change, with its unit, in the order of the data sheet."""
+    """Return the figures of a system that `vary` can change.
+
+    Args:
+        system: The system.
+
+    Returns:
+        Units by path, in the order of the data sheet.
+    """
     units = {f"chip.peak.{kind}": "FLOP/s" for kind in system.chip.peak}
     units |= {f"chip.{tier.name}.{key}": unit for tier in system.chip.memory for key, unit in TIER_UNITS.items()}
     units["chip.power"] = "W"
@@ -41,7 +48,17 @@ def settable(system: System) -> dict[str, str]:
 
 
 def read_figure(system: System, path: str) -> Number:
-    """Return the value of one settable figure, in base units.
+    """Return the value of one figure that `vary` can change.
+
+    Args:
+        system: The system.
+        path: Path such as "chip.hbm.bandwidth".
+
+    Returns:
+        The value in base units.
+
+    Raises:
+        UnknownName: The system has no such figure.
 
     >>> import math
     >>> from steptime.hardware.system import Chip, Domain, Link, MemoryTier, Rent, System
@@ -61,6 +78,8 @@ def read_figure(system: System, path: str) -> Number:
         return system.chip.power_w
     if head == "chip.peak":
         return system.chip.peak[key]
+
+    # Memory tiers of the chip and of the host, then the links between chips.
     for tier in (*system.chip.memory, *system.tiers):
         if head in (f"chip.{tier.name}", tier.name):
             figure: Number = getattr(tier, key)
@@ -71,12 +90,29 @@ def read_figure(system: System, path: str) -> Number:
 
 
 def in_force(system: System, path: str) -> Number:
-    """Return the value of one settable figure that `vary` takes for no change: memory as a driver counts it, not the label."""
+    """Return the value of one figure for which `vary` changes nothing.
+
+    For memory it is the capacity as a driver counts it, not the label.
+
+    Args:
+        system: The system.
+        path: Path such as "chip.hbm.capacity".
+
+    Returns:
+        The value in base units.
+    """
     return system.chip.capacity if path == COUNTED else read_figure(system, path)
 
 
 def is_scalar(system: System) -> bool:
-    """Whether every figure that a step depends on is a single number."""
+    """Whether all figures that a step uses are single numbers.
+
+    Args:
+        system: The system.
+
+    Returns:
+        True or false.
+    """
     figures = [*system.chip.peak.values(), *(d.size for d in system.domains)]
     figures += [x for tier in system.chip.memory for x in (tier.capacity, tier.bandwidth)]
     figures += [x for domain in system.domains for x in (domain.link.bandwidth, domain.link.latency)]
@@ -84,16 +120,34 @@ def is_scalar(system: System) -> bool:
 
 
 def is_single(system: System) -> bool:
-    """Whether every figure that can be set is a single number."""
+    """Whether all figures that can be changed are single numbers.
+
+    Args:
+        system: The system.
+
+    Returns:
+        True or false.
+    """
     return not any(np.ndim(read_figure(system, path)) for path in settable(system))
 
 
 def vary(system: System, changes: Mapping[str, Number]) -> System:
-    """Return `system` with other figures: {"chip.hbm.bandwidth": 16e12, "scale_up.size": 144, "rent": 2 / 3600}.
+    """Return the system with other figures, such as {"chip.hbm.bandwidth": 16e12}.
 
-    Values are in base units, a rent in USD/s (`st.vary` takes USD per chip-hour), and may be arrays; their grade is "given"
-    from then on. Raises UnknownName for a figure that the system lacks, RangeError for a value that no machine has, such as a
-    negative bandwidth, half a chip or domains that do not grow outwards.
+    Changed figures get the grade "given".
+
+    Args:
+        system: The system.
+        changes: Values by path, which may be arrays, in base units. A rent is in USD/s here; `st.vary` takes
+            USD per chip-hour.
+
+    Returns:
+        The changed system.
+
+    Raises:
+        UnknownName: The system has no such figure.
+        RangeError: No system can have the value: a negative bandwidth, half a chip, or an inner domain larger
+            than an outer one.
     """
     expect("a system to vary", system, System, "a System, as load_system gives it")
     expect("a change", changes, Mapping, 'a dict, such as {"chip.hbm.bandwidth": 16e12}')
@@ -102,9 +156,11 @@ def vary(system: System, changes: Mapping[str, Number]) -> System:
         _check_path(system, path)
         value = checked(path, amount, units[path])
         system = _vary_one(system, path, value)
-        if path == COUNTED:  # it is meant as a driver counts it, not as a label does
+        # A changed capacity means bytes as a driver counts them, not as on a label.
+        if path == COUNTED:
             reached = {name: share for name, share in system.chip.reached.items() if name != "capacity"}
             system = replace(system, chip=replace(system.chip, reached=reached))
+        # The power of the machine follows the chip's only where `_vary_one` has changed it too.
         moved = ("power",) if path == "chip.power" and system.power.grade == USER_SET else ()
         for figure in (path, *moved):
             if figure in system.figures:
@@ -114,7 +170,7 @@ def vary(system: System, changes: Mapping[str, Number]) -> System:
 
 
 def _user_figure(value: Number, figure_unit: str) -> Figure:
-    """Return a figure that the caller set: its source is no data sheet any more."""
+    """Return a figure that the user set: its source is no longer a data sheet."""
     figure: Any = value
     return Figure(
         value=figure,
@@ -126,7 +182,16 @@ def _user_figure(value: Number, figure_unit: str) -> Figure:
 
 
 def scale(system: System, path: str, factor: Number) -> System:
-    """Return `system` with the figures at `path` multiplied; "chip.peak" and "tiers" scale all of their kind."""
+    """Return the system with some figures multiplied.
+
+    Args:
+        system: The system.
+        path: Path of a figure; "chip.peak" multiplies all peak rates.
+        factor: A factor, or an array.
+
+    Returns:
+        The changed system.
+    """
     if path == "chip.peak":
         peak = {kind: rate * factor for kind, rate in system.chip.peak.items()}
         return replace(system, chip=replace(system.chip, peak=peak))
@@ -134,14 +199,27 @@ def scale(system: System, path: str, factor: Number) -> System:
 
 
 def read_changes(system: System, texts: tuple[str, ...]) -> dict[str, Number]:
-    """Read what-ifs such as "chip.hbm.bandwidth=16TB/s" with the unit that each figure has."""
+    """Read changes such as "chip.hbm.bandwidth=16TB/s", with the unit of each figure.
+
+    Args:
+        system: The system.
+        texts: Changes of the form KEY=VALUE.
+
+    Returns:
+        Values by path, in base units.
+
+    Raises:
+        RangeError: A text has another form, or a path occurs twice. UnitError: A value has a wrong unit. UnknownName: The
+        system has no such figure.
+    """
     changes: dict[str, Number] = {}
     units = settable(system)
     for text in texts:
         path, equals, value = text.partition("=")
         path = path.strip()
         if not equals:
-            raise RangeError(f"{short_repr(text)} is not KEY=VALUE, such as chip.hbm.bandwidth=16TB/s")
+            raise RangeError(f"change: must be KEY=VALUE, got {short_repr(text)}; use for example chip.hbm.bandwidth=16TB/s")
+        # Accept scale-up.size for scale_up.size.
         if path not in units and path.replace("-", "_") in units:
             path = path.replace("-", "_")
         _check_path(system, path)
@@ -158,7 +236,8 @@ def _check_sizes(system: System) -> None:
     for inner, outer in pairwise(system.domains):
         if np.any(np.asarray(inner.size) > outer.size):
             raise RangeError(
-                f"the {np.max(inner.size):,} chips of {inner.name} are more than the {np.min(outer.size):,} of {outer.name}"
+                f"{inner.name}: must have at most as many chips as {outer.name} ({np.min(outer.size):,}), "
+                f"got {np.max(inner.size):,}"
             )
 
 
@@ -179,12 +258,15 @@ def _vary_one(system: System, path: str, value: Number) -> System:
         return replace(system, power=Power(watts=value, basis=USER_SET, grade=USER_SET, note="set by hand"))
     if path == "chip.power":
         draws = replace(system.power, watts=value, date="", url="", grade=USER_SET, note="set by hand")
-        includes_chip = system.power.basis in ("chip", "whole", "")  # the rest of a machine does not follow from its chip
+        # With other bases the power of the machine does not follow from the power of its chip.
+        includes_chip = system.power.basis in ("chip", "whole", "")
         return replace(
             system,
             chip=replace(system.chip, power_w=value),
             power=replace(draws, basis=system.power.basis or "chip") if includes_chip else system.power,
         )
+
+    # The other paths name a part of the chip, a host tier or a domain.
     if head == "chip.peak":
         return replace(system, chip=replace(system.chip, peak={**system.chip.peak, key: value}))
     if head.startswith("chip."):
@@ -195,7 +277,7 @@ def _vary_one(system: System, path: str, value: Number) -> System:
 
 
 def _with(thing: Thing, key: str, value: Number) -> Thing:
-    """Return a tier or a link with another figure."""
+    """Return a memory tier or a link with another figure."""
     changed: dict[str, Any] = {key: value}
     return replace(thing, **changed)
 

@@ -1,8 +1,8 @@
-"""A DynamoGraphDeployment of NVIDIA Dynamo 1.6: a frontend, and one component for each pool.
+"""A DynamoGraphDeployment of NVIDIA Dynamo 1.6: a frontend, and one component per pool.
 
-Its operator gives the hosts of a replica their ranks and addresses, so that the arguments carry none. Shape as in the templates
-of the released package ai-dynamo, `dynamo/profiler/templates/dgd`, and in `dynamo/profiler/utils/config.py`;
-https://docs.nvidia.com/dynamo/kubernetes-deployment/multinode/multinode-deployments tells of `multinode`.
+The operator of Dynamo gives the hosts of a replica their ranks and addresses, so that the arguments have none. The structure
+follows the templates of the released package ai-dynamo, `dynamo/profiler/templates/dgd`, and `dynamo/profiler/utils/config.py`;
+for `multinode` see https://docs.nvidia.com/dynamo/kubernetes-deployment/multinode/multinode-deployments.
 """
 
 from __future__ import annotations
@@ -22,27 +22,48 @@ from steptime.launch.serve_args import ServeArgs
 from steptime.launch.shell_script import Command, comments
 from steptime.planning.plan_result import Plan
 
+# Release of Dynamo whose images and schema the manifest uses.
 RELEASE: Final = "1.6.1"
 RUNTIMES: Final = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}
+# Flags that Dynamo sets by itself.
 LEFT_OUT: Final = ("--port", "--host", "--kv-transfer-config", "--disaggregation-mode", "--disaggregation-bootstrap-port")
+# Secret with the token of the Hugging Face hub.
 SECRET: Final = [{"secretRef": {"name": "hf-token-secret"}}]
 
 
 def pyyaml_installed() -> bool:
-    """Whether manifests can be written."""
+    """Return whether PyYAML is installed, which writes manifests.
+
+    Returns:
+        True if a manifest can be written.
+    """
     return find_spec("yaml") is not None
 
 
 def manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Mapping[str, ServeArgs]) -> str:
-    """Return the text of a manifest; raise InputError without PyYAML."""
+    """Return the text of a Kubernetes manifest for a plan.
+
+    Args:
+        plan: The plan.
+        engine: Engine: vllm, sglang or trtllm.
+        replicas: Placement of all replicas.
+        pools: Engine arguments by role of the pool.
+
+    Returns:
+        YAML with notes as comments.
+
+    Raises:
+        InputError: If PyYAML is not installed.
+    """
     try:
         import yaml
     except ImportError:
-        raise InputError("a manifest needs PyYAML, which is not installed: pip install 'steptime[launch]'") from None
+        raise InputError("launch: a manifest needs PyYAML, which is not installed: pip install 'steptime[launch]'") from None
     image = f"nvcr.io/nvidia/ai-dynamo/{RUNTIMES[engine]}:{RELEASE}"
     components: list[dict[str, Any]] = [_component("Frontend", "frontend", 1, _container(image, "dynamo.frontend", []))]
     notes: list[str] = []
     for role, serve_args in pools.items():
+        # All replicas of a pool have one layout, so that the first stands for all.
         pool_replicas = [r for r in replicas if r.role == role]
         arguments, environment, worker_notes = _arguments(engine, serve_args, pool_replicas[0])
         container = _container(image, f"dynamo.{engine}", arguments)
@@ -61,13 +82,14 @@ def manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Mapp
         "metadata": {"name": _label(plan.model)},
         "spec": {"components": components},
     }
+
     # A copy shares no lists, for which YAML would write anchors and aliases.
     text: str = yaml.safe_dump(json.loads(json.dumps(deployment)), sort_keys=False, width=2**20)
     return "".join(f"{line}\n" for line in comments(dict.fromkeys(notes))) + text
 
 
 def _label(model: str) -> str:
-    """Return a model's name as Kubernetes takes names: small letters, digits and dashes."""
+    """Return a model name as Kubernetes accepts names: lower case, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", model.rpartition("/")[2].lower()).strip("-")[:50].strip("-") or "model"
 
 
@@ -81,12 +103,16 @@ def _container(image: str, module: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def _escape_expansion(argument: str) -> str:
-    """Return an argument that Kubernetes passes on as it was, which expands `$(NAME)` and reads `$$` as `$`."""
+    """Return an argument that Kubernetes passes on unchanged.
+
+    Kubernetes expands `$(NAME)`, and reads `$$` as `$`.
+    """
     return re.sub(r"\$(?=[$(])", "$$", argument)
 
 
 def _arguments(engine: str, serve_args: ServeArgs, replica: Replica) -> tuple[list[str], Mapping[str, str], tuple[str, ...]]:
-    """Return the arguments of a pool's worker, its environment and notes."""
+    """Return the arguments of a pool's worker, its environment and its notes."""
+    # The operator adds the flags of several hosts, so that the arguments are those of one host.
     single_node = replace(replica, hosts=replica.hosts[:1], slot=0)
     role = [] if serve_args.role == "serve" else ["--disaggregation-mode", serve_args.role]
     if engine == "trtllm":
@@ -105,7 +131,7 @@ def _arguments(engine: str, serve_args: ServeArgs, replica: Replica) -> tuple[li
 
 
 def _trtllm(serve_args: ServeArgs, command: Command) -> list[str]:
-    """Return TensorRT-LLM's flags by the names that Dynamo gives them, its options file as one JSON text."""
+    """Return TensorRT-LLM's flags by Dynamo's names, and its options as one JSON text."""
     names = {
         "--tp_size": "--tensor-parallel-size",
         "--pp_size": "--pipeline-parallel-size",

@@ -1,7 +1,8 @@
-"""Where the replicas of a plan run: which hosts, and which chips of each.
+"""Placement of the replicas of a plan: their hosts, and their chips on each host.
 
-A replica takes as few hosts as hold it in equal parts, each with a list of its own chips, and all replicas together take the
-fewest hosts that hold such parts. In racks whose scale-up domain joins several hosts, replicas stay inside a domain.
+A replica takes the smallest number of hosts that hold it in equal parts, and has its own chips on each. All replicas together
+take the smallest number of hosts that hold such parts. If the scale-up domain of a rack joins several hosts, replicas stay
+inside a domain.
 """
 
 from __future__ import annotations
@@ -16,9 +17,14 @@ from steptime.planning.plan_result import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One replica of a pool: on each of its `hosts` equally many chips, whose numbers on the host are in `devices`.
+    """One replica of a pool, with the same number of chips on each of its hosts.
 
-    number: its place in the pool; slot: a number that no other replica of its hosts has.
+    Attributes:
+        role: Role of its pool: serve, prefill or decode.
+        number: Position in the pool.
+        hosts: Numbers of its hosts.
+        devices: Numbers of its chips on each host.
+        slot: Number that no other replica on its hosts has.
     """
 
     role: str
@@ -29,17 +35,17 @@ class Replica:
 
     @property
     def nodes(self) -> int:
-        """Hosts that it spans."""
+        """Number of hosts."""
         return len(self.hosts)
 
     @property
     def chips(self) -> int:
-        """Chips that it has on each of its hosts."""
+        """Chips on each host."""
         return len(self.devices[0])
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether it has the same chips on each of its hosts."""
+        """Whether it has the same chip numbers on each of its hosts."""
         return len(set(self.devices)) == 1
 
     @property
@@ -50,7 +56,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Replicas that are alike: how many, on how many places each, with how many chips on each place."""
+    """Replicas of one size: their number, places per replica, and chips per place."""
 
     replicas: int
     nodes: int
@@ -58,16 +64,23 @@ class Kind:
 
     @property
     def parts(self) -> int:
-        """Parts of all of them."""
+        """Number of parts of all replicas; a part is the chips of a replica on one place."""
         return self.replicas * self.nodes
 
 
 NONE = Kind(0, 1, 1)
-Places = list[tuple[int, ...]]  # of each replica of a kind, the numbers of its hosts, or of its domain
+# Numbers of the hosts or the domain of each replica of a kind.
+Places = list[tuple[int, ...]]
 
 
 def in_words(numbers: Sequence[int]) -> str:
-    """Return numbers with those that follow each other as ranges.
+    """Return numbers as a text with ranges.
+
+    Args:
+        numbers: Numbers in any order.
+
+    Returns:
+        Text such as "0 to 2, 7".
 
     >>> in_words([3]), in_words([0, 1, 2, 7])
     ('3', '0 to 2, 7')
@@ -82,7 +95,14 @@ def in_words(numbers: Sequence[int]) -> str:
 
 
 def spread(chips: int, host: int) -> tuple[int, int]:
-    """Return the hosts that a replica of `chips` takes, and its chips on each: as few hosts as hold it in equal parts.
+    """Return the smallest number of hosts that hold a replica in equal parts.
+
+    Args:
+        chips: Chips of the replica.
+        host: Chips per host.
+
+    Returns:
+        Number of hosts, and chips of the replica on each.
 
     >>> spread(2, 8), spread(16, 8), spread(12, 8), spread(36, 4)
     ((1, 2), (2, 8), (2, 6), (9, 4))
@@ -92,7 +112,15 @@ def spread(chips: int, host: int) -> tuple[int, int]:
 
 
 def racks(plan: Plan, replicas: Sequence[Replica]) -> tuple[tuple[int, ...], ...]:
-    """Return the hosts of each scale-up domain that joins several, where there are more domains and no replica needs two."""
+    """Return the hosts of each scale-up domain that joins several hosts.
+
+    Args:
+        plan: The plan.
+        replicas: Placement of all replicas.
+
+    Returns:
+        Numbers of hosts by domain; empty if there is one domain, or a replica needs two.
+    """
     hosts_per_domain = plan.served.domain_chips // plan.served.host_chips
     hosts = sorted({host for r in replicas for host in r.hosts})
     if (
@@ -105,17 +133,30 @@ def racks(plan: Plan, replicas: Sequence[Replica]) -> tuple[tuple[int, ...], ...
 
 
 def place_replicas(plan: Plan) -> tuple[Replica, ...]:
-    """Return where each replica runs, pool by pool; those with most hosts, then most chips on one, have the first chips."""
+    """Return the placement of each replica, pool by pool.
+
+    Replicas with the most hosts, then with the most chips per host, get the first chips.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        Replicas in the order of the pools.
+    """
     host = plan.served.host_chips
     kinds = [Kind(int(p.layout.replicas), *spread(int(p.layout.chips), host)) for p in plan.pools]
     order = sorted(range(len(kinds)), key=lambda n: (-kinds[n].nodes, -kinds[n].chips_per_place, n))
     places_by_kind = _in_domains([kinds[n] for n in order], host, plan.served.domain_chips)
-    used: dict[int, int] = {}  # chips taken of each host
+
+    # Used chips of each host.
+    used: dict[int, int] = {}
     slots: dict[int, int] = {}
     placed_replicas = {}
     for n, places in zip(order, places_by_kind, strict=True):
         for number, hosts in enumerate(places):
             devices = tuple(tuple(used.get(h, 0) + chip for chip in range(kinds[n].chips_per_place)) for h in hosts)
+
+            # A slot gives each replica on a host its own ports.
             slot = max(slots.get(h, 0) for h in hosts)
             used |= {h: chips[-1] + 1 for h, chips in zip(hosts, devices, strict=True)}
             slots |= dict.fromkeys(hosts, slot + 1)
@@ -126,7 +167,11 @@ def place_replicas(plan: Plan) -> tuple[Replica, ...]:
 
 
 def _in_domains(kinds: Sequence[Kind], host: int, domain: int) -> list[Places]:
-    """Return the hosts of each replica of each kind, inside scale-up domains of several hosts where the replicas fit one."""
+    """Return the hosts of each replica, inside scale-up domains of several hosts.
+
+    Replicas that do not fit in one domain are placed on hosts regardless of domains.
+    """
+    # A domain is one place for whole replicas; then hosts are assigned within each domain.
     single_place_kinds = [Kind(k.replicas, 1, k.nodes * k.chips_per_place) for k in kinds]
     if (
         domain <= host
@@ -142,7 +187,9 @@ def _in_domains(kinds: Sequence[Kind], host: int, domain: int) -> list[Places]:
         ]
         local_places = _on_hosts(domain_kinds, host)
         host_count = 1 + max(h for places in local_places for hosts in places for h in hosts)
-        if host_count * host > domain:  # equal parts take more hosts than a domain has: then no replica is sure to stay inside
+
+        # Equal parts take more hosts than a domain has: replicas may leave their domain.
+        if host_count * host > domain:
             return _on_hosts(kinds, host)
         for places, mine in zip(host_places, local_places, strict=True):
             places += [tuple(number * (domain // host) + h for h in hosts) for hosts in mine]
@@ -150,7 +197,7 @@ def _in_domains(kinds: Sequence[Kind], host: int, domain: int) -> list[Places]:
 
 
 def _on_hosts(kinds: Sequence[Kind], host: int) -> list[Places]:
-    """Return the places of each replica of one or two kinds: the fewest of `host` chips, by number.
+    """Return the places of each replica of one or two kinds, on the fewest hosts.
 
     >>> _on_hosts([Kind(1, 9, 4), Kind(5, 7, 1)], 4)[1][-1]
     (11, 12, 13, 14, 15, 16, 17)
@@ -160,10 +207,11 @@ def _on_hosts(kinds: Sequence[Kind], host: int) -> list[Places]:
 
 
 def _parts_per_place(first: Kind, second: Kind, host: int) -> list[tuple[int, int]]:
-    """Return how many parts of each kind every place has, for as few places as hold all; the fullest with the first come first.
+    """Return the parts of each kind on every place, for the smallest number of places.
 
-    Exact: after each place it knows the most parts of the second kind beside each number of the first. A place has at most one
-    part of a replica, and any such counts can be dealt to the replicas, which all have equally many parts.
+    The places with the most parts of the first kind come first. The search is exact: after each place it stores the largest
+    number of parts of the second kind for each number of the first. A place has at most one part of a replica. Any such counts
+    can be assigned to the replicas, because all replicas have the same number of parts.
     """
     first_counts = range(min(first.replicas, host // first.chips_per_place) + 1)
     second_counts = [min(second.replicas, (host - first.chips_per_place * n) // second.chips_per_place) for n in first_counts]
@@ -176,6 +224,8 @@ def _parts_per_place(first: Kind, second: Kind, host: int) -> list[tuple[int, in
             candidates[n, n:] = np.where(max_second[: len(max_second) - n] >= 0, max_second[: len(max_second) - n] + extra, -1)
         choices.append(np.argmax(candidates, axis=0))
         max_second = np.max(candidates, axis=0)
+
+    # The choices are followed back from the last place to the first.
     unplaced, chosen_counts = first.parts, []
     for choice in reversed(choices):
         n = int(choice[unplaced])
@@ -189,7 +239,10 @@ def _parts_per_place(first: Kind, second: Kind, host: int) -> list[tuple[int, in
 
 
 def _assign_places(kind: Kind, counts: Sequence[int]) -> Places:
-    """Return the places of each replica from the parts on each place: the first in a row, else always those with most left."""
+    """Return the places of each replica from the number of parts on each place.
+
+    Places in a row are tried first, then always the places with the most parts left.
+    """
     for first_in_a_row in (True, False):
         free_parts, replica_places = list(counts), []
         for _ in range(kind.replicas):

@@ -1,7 +1,7 @@
-"""The commands that start a plan in vLLM, SGLang or TensorRT-LLM: as text, and as a folder of scripts.
+"""The commands that start a plan in vLLM, SGLang or TensorRT-LLM, as text and as a folder of scripts.
 
-One command a host; addresses are shell variables. What an engine cannot express is said in a comment line, and an engine that
-does not run on the plan's chips has no commands but the reason.
+There is one command per host; addresses are shell variables. A comment line names everything that an engine cannot express. An
+engine that does not run on the plan's chips gives a reason instead of commands.
 """
 
 from __future__ import annotations
@@ -18,16 +18,28 @@ from steptime.launch.serve_args import AMD, NAMES, NVIDIA, VARIABLE, ServeArgs, 
 from steptime.launch.shell_script import Command, comments, escape_markdown, files_written, spoken, wrapped
 from steptime.planning.plan_result import Plan, Pool
 
+# Engines, and the modules that write their commands.
 ENGINES: Final = tuple(NAMES)
 WRITERS: Final[Mapping[str, ModuleType]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
-PORT, BEHIND = 8000, 8100  # of what clients ask; of servers behind a router, counted up where they share a host
-ROLE_VERBS: Final = {"serve": "serves prompts and tokens", "prefill": "prefills", "decode": "decodes"}
-TRUST: Final = "Some checkpoints bring code of their own, and need the engine's flag that trusts it."
+# Port of the clients, and first port of servers behind a router; servers on one host count up.
+PORT, BEHIND = 8000, 8100
+ROLE_VERBS: Final = {"serve": "runs prefill and decode", "prefill": "runs prefill", "decode": "runs decode"}
+# Note at the end of the README.
+TRUST: Final = "Some checkpoints contain code, and need the engine's flag that trusts remote code."
+# Environment variable with the visible chips, by vendor.
 VISIBLE: Final = {NVIDIA: "CUDA_VISIBLE_DEVICES", AMD: "HIP_VISIBLE_DEVICES"}
 
 
 def launch_commands(plan: Plan, engine: str) -> list[str]:
-    """Return the lines of a shell script: for each pool a comment and the commands of one replica, then the router."""
+    """Return the lines of a shell script that starts a plan.
+
+    Args:
+        plan: The plan.
+        engine: Engine: vllm, sglang or trtllm.
+
+    Returns:
+        For each pool a comment and the commands of one replica, then the router; or the reason as a comment.
+    """
     writer = WRITERS[engine]
     if reason := writer.refused(plan.served):
         return comments((reason,))
@@ -46,20 +58,24 @@ def launch_commands(plan: Plan, engine: str) -> list[str]:
 
 
 def _before(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> tuple[str, ...]:
-    """Return what to mind of a whole plan."""
+    """Return the notes on a whole plan."""
     notes = [too_long(plan)]
     if plan.engine in ENGINES and plan.engine != engine:
         planned_engine, started = NAMES[plan.engine], NAMES[engine]
         notes.append(
-            f"commands of {started} for a plan made for {planned_engine}, with its times; {started} may refuse it: "
-            f"--engine {engine} plans for {started}"
+            f"these are commands of {started}, but the plan and its times are for {planned_engine}; {started} may refuse it; "
+            f"plan with --engine {engine}"
         )
+
+    # Replicas that do not divide evenly over hosts leave chips idle.
     hosts, host = len({h for r in replicas for h in r.hosts}), plan.served.host_chips
     if hosts > -(-plan.chips // host):
-        notes.append(f"equal parts of replicas take {hosts} hosts of {host}, more than the {plan.chips} chips of the plan fill")
+        notes.append(
+            f"replicas in equal parts take {hosts} hosts of {host} chips, more than the {plan.chips} chips of the plan need"
+        )
     together = [in_words(rack) for rack in racks(plan, replicas) if rack]
     if together:
-        notes.append(f"hosts {'; '.join(together)}: each group lies in one {plan.served.fabric or 'scale-up'} domain")
+        notes.append(f"hosts {'; '.join(together)}: each group is in one {plan.served.fabric or 'scale-up'} domain")
     return tuple(filter(None, notes))
 
 
@@ -74,34 +90,38 @@ def _ports(replicas: tuple[Replica, ...]) -> dict[Replica, int]:
 
 
 def _replica(engine: str, serve_args: ServeArgs, replica: Replica, port: int) -> list[str]:
-    """Return the commands of one replica, the hosts after the first as one command with `$NODE_RANK`."""
+    """Return the commands of one replica; later hosts share one, with `$NODE_RANK`."""
     writer = WRITERS[engine]
     head = _visible(writer.server(serve_args, replica, 0, port), engine, serve_args, replica, 0)
     lines = comments(head.notes)
     if "$NODE_ADDRESS" in head.environment.values():
-        lines.append("# NODE_ADDRESS: the address of the host itself")
+        lines.append("# NODE_ADDRESS: address of this host")
     if replica.nodes == 1 or engine == "trtllm":
         return lines + spoken(head)
+
+    # All hosts after the first run one command that depends only on NODE_RANK.
     worker = _visible(writer.server(serve_args, replica, None, port), engine, serve_args, replica, None)
     worker_ranks = in_words(range(1, replica.nodes))
-    device_notes = (
-        [f"# DEVICES: the chips of the host: {_devices(replica)}"] if "$DEVICES" in worker.environment.values() else []
-    )
+    device_notes = [f"# DEVICES: chips of this host: {_devices(replica)}"] if "$DEVICES" in worker.environment.values() else []
     return [
         *lines,
-        "# on the first host, whose address is HEAD_ADDRESS everywhere:",
+        "# on the first host, whose address is HEAD_ADDRESS on all hosts:",
         *spoken(head),
-        f"# on the other{'s' if replica.nodes > 2 else ''}, NODE_RANK={worker_ranks}:",
+        f"# on the other host{'s' if replica.nodes > 2 else ''}, with NODE_RANK={worker_ranks}:",
         *device_notes,
         *spoken(worker),
     ]
 
 
 def _visible(command: Command, engine: str, serve_args: ServeArgs, replica: Replica, rank: int | None) -> Command:
-    """Return a command that sees its own chips, where others of the host are not its; rank: as in the writers' `server`."""
+    """Return a command that sees only the chips of its replica.
+
+    `rank`: as in the writers' `server`.
+    """
     name = VISIBLE.get(serve_args.served.vendor)
     if name is None or replica.chips == serve_args.served.host_chips or (engine == "trtllm" and not replica.is_symmetric):
         return command
+    # If all hosts use the same chips, their numbers are in the command; else each host sets DEVICES.
     lists = {
         ",".join(map(str, devices)) for devices in (replica.devices[1:] if rank is None else replica.devices[rank : rank + 1])
     }
@@ -110,7 +130,7 @@ def _visible(command: Command, engine: str, serve_args: ServeArgs, replica: Repl
 
 
 def _devices(replica: Replica) -> str:
-    """Return the chips that each host after the first gives to a replica."""
+    """Return the chips of a replica on each host after the first, in words."""
     lists: dict[tuple[int, ...], list[int]] = {}
     for rank, devices in enumerate(replica.devices[1:], 1):
         lists.setdefault(devices, []).append(rank)
@@ -118,7 +138,7 @@ def _devices(replica: Replica) -> str:
 
 
 def _other_replicas_text(pool_replicas: list[Replica], ports: Mapping[Replica, int]) -> str:
-    """Say how the other replicas of a pool differ from the first."""
+    """Return how the other replicas of a pool differ from the first, in words."""
     last = len(pool_replicas) - 1
     which = "replica 1" if last == 1 else f"replicas 1 to {last}"
     hosts = sorted({host for r in pool_replicas[1:] for host in r.hosts})
@@ -127,23 +147,30 @@ def _other_replicas_text(pool_replicas: list[Replica], ports: Mapping[Replica, i
             f", port {ports[pool_replicas[1]]}" if last == 1 else f", ports up to {ports[pool_replicas[-1]]}"
         )
     else:
-        difference = f"on hosts {in_words(hosts)}" if len(hosts) > 1 else "on a host of its own"
+        difference = f"on hosts {in_words(hosts)}" if len(hosts) > 1 else "on another host"
         difference += ", some with other chips and ports" if len({(r.devices, ports[r]) for r in pool_replicas}) > 1 else ""
-    return f"{which}: the same {difference}; --launch-dir writes a script for each"
+    return f"{which}: the same command {difference}; --launch-dir writes one script per host"
 
 
 def _router(plan: Plan, engine: str, replicas: tuple[Replica, ...], ports: dict[Replica, int]) -> list[str]:
     command = WRITERS[engine].router(plan, replicas, ports, PORT)
-    return [f"# the router before them, which clients ask on port {PORT}", *comments(command.notes), *spoken(command)]
+    return [f"# the router in front of them; clients send requests to port {PORT}", *comments(command.notes), *spoken(command)]
 
 
 # --- a folder -----------------------------------------------------------------------------------------------------------
 
 
 def launch_files(plan: Plan, engine: str) -> dict[str, str]:
-    """Return the files that start a plan by name: a script for each host of each replica, the router, a manifest and a README.
+    """Return the files that start a plan: scripts, a router, a manifest and a README.
 
-    Those whose name ends in .sh are to be executable. An engine that does not run on the plan's chips has a README alone.
+    There is one script per host of each replica. An engine that does not run on the plan's chips has only a README.
+
+    Args:
+        plan: The plan.
+        engine: Engine: vllm, sglang or trtllm.
+
+    Returns:
+        Texts by file name; names that end in .sh must become executable.
     """
     writer = WRITERS[engine]
     if reason := writer.refused(plan.served):
@@ -153,6 +180,7 @@ def launch_files(plan: Plan, engine: str) -> dict[str, str]:
     pools = {pool.role: serve_args_for_pool(plan, pool) for pool in plan.pools}
     files = {"addresses.sh": _addresses(replicas)}
     for replica in replicas:
+        # One command of TensorRT-LLM starts all hosts of a replica.
         ranks = 1 if engine == "trtllm" else replica.nodes
         for rank in range(ranks):
             pool_args = pools[replica.role]
@@ -168,9 +196,10 @@ def launch_files(plan: Plan, engine: str) -> dict[str, str]:
 
 
 def _address_lines(replica: Replica, rank: int, command: Command) -> tuple[str, ...]:
-    """Return the lines that tell a script those addresses that its command names."""
+    """Return the lines of a script that set the addresses in its command."""
     hosts = ",".join(f"$HOST_{host}:{replica.chips}" for host in replica.hosts)
     addresses = {"HEAD_ADDRESS": f"$HOST_{replica.hosts[0]}", "NODE_ADDRESS": f"$HOST_{replica.hosts[rank]}", "HOSTS": hosts}
+    # Only variables that occur in the command are set.
     text = " ".join((*command.words, *command.environment.values()))
     return tuple(f"{name}={value}" for name, value in addresses.items() if f"${name}" in text)
 
@@ -178,10 +207,12 @@ def _address_lines(replica: Replica, rank: int, command: Command) -> tuple[str, 
 def _script(command: Command, addresses: tuple[str, ...]) -> str:
     """Return an executable script of one command."""
     needed = (
-        [': "${CHECKPOINT:?set it to the id or the folder of the weights}"']
+        [': "${CHECKPOINT:?must be the id or the folder of the weights}"']
         if any(word.endswith(VARIABLE) for word in command.words)
         else []
     )
+
+    # A missing checkpoint ends the script with a message before the engine starts.
     lines = [
         "#!/bin/sh",
         *comments(command.notes),
@@ -198,16 +229,16 @@ def _script(command: Command, addresses: tuple[str, ...]) -> str:
 
 
 def _addresses(replicas: tuple[Replica, ...]) -> str:
-    """Return the file that names hosts by number."""
+    """Return the file with the addresses of the hosts."""
     hosts = sorted({host for r in replicas for host in r.hosts})
-    lines = ["# Addresses of the hosts: write them here, or set them in the environment."]
+    lines = ["# Addresses of the hosts: edit them here, or set them in the environment."]
     lines += [f': "${{HOST_{host}:=host-{host}}}"' for host in hosts]
     lines += [f"{r.variable}=$HOST_{r.hosts[0]}" for r in replicas]
     return "\n".join(lines) + "\n"
 
 
 def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mapping[str, str]) -> str:
-    """Return what is in the folder, and in which order it is started."""
+    """Return the README: the files of the folder, and the order of the start."""
     rows = []
     for r in replicas:
         name = f"{r.role}-{r.number}"
@@ -216,21 +247,22 @@ def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mappi
         if len(scripts) < r.nodes:
             hosts, chips = [", ".join(hosts)], ["; ".join(chips if not r.is_symmetric else chips[:1])]
         rows += [f"| `{script}` | {host} | {devices} |" for script, host, devices in zip(scripts, hosts, chips, strict=True)]
-    first = "; one of several hosts on the first of them" if engine == "trtllm" else ""
+    first = "; start a script for several hosts only on the first one" if engine == "trtllm" else ""
+
     steps = [
-        "Write the addresses of the hosts into `addresses.sh`, and copy this folder to each.",
-        f"Start on each host its scripts{first}:",
+        "Write the addresses of the hosts into `addresses.sh`, and copy this folder to each host.",
+        f"Start the scripts of each host{first}:",
     ]
     after = ["", f"| script | host | chips |\n|---|---|---|\n{chr(10).join(rows)}", ""]
     if "router.sh" in files:
-        after.append(f"Once they answer, start `router.sh` anywhere; clients ask it on port {PORT}.")
+        after.append(f"When all servers answer, start `router.sh` on any host; clients send requests to its port {PORT}.")
     else:
-        after.append(f"Clients ask the first host on port {PORT}.")
+        after.append(f"Clients send requests to port {PORT} of the first host.")
     if "dynamo.yaml" in files:
-        after.append("Or, on Kubernetes with NVIDIA Dynamo's operator: `kubectl apply -f dynamo.yaml`, and no script.")
+        after.append("On Kubernetes with NVIDIA Dynamo's operator, run `kubectl apply -f dynamo.yaml` instead of the scripts.")
     elif plan.served.vendor == NVIDIA:
-        after.append("A Kubernetes manifest needs PyYAML: `pip install 'steptime[launch]'`, then write this folder again.")
+        after.append("A Kubernetes manifest needs PyYAML: run `pip install 'steptime[launch]'`, then write this folder again.")
     title = f"# {escape_markdown(f'{plan.model} on {plan.chips} chips of {plan.system}')}, {NAMES[engine]}"
-    about = [f"{plan.layout_text}.", *(f"\nMind: {escape_markdown(note)}." for note in _before(plan, engine, replicas))]
+    about = [f"{plan.layout_text}.", *(f"\nNote: {escape_markdown(note)}." for note in _before(plan, engine, replicas))]
     text = [title, "", *about, "", *(f"{n}. {step}" for n, step in enumerate(steps, 1)), *after, TRUST]
     return "\n".join(text) + "\n"

@@ -1,7 +1,8 @@
-"""MaxText 0.2: `python3 -m maxtext.trainers.pre_train.train base.yml key=value ...`, on TPUs and GPUs.
+"""The command of a training run in MaxText 0.2, on TPUs and GPUs.
 
-Its axes are `ici_*` inside a slice (the chips that one fast fabric joins) and `dcn_*` between slices. Sources:
-maxtext/configs/base.yml, maxtext/configs/types.py and maxtext/layers/nnx_decoders.py of the package.
+`python3 -m maxtext.trainers.pre_train.train base.yml key=value ...`. The axes of MaxText are `ici_*` inside a slice (the chips
+that one fast fabric joins) and `dcn_*` between slices. Sources: maxtext/configs/base.yml, maxtext/configs/types.py and
+maxtext/layers/nnx_decoders.py of the package.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 from steptime.launch.shell_script import Command
 from steptime.launch.training_run import STEPS, Run, hosts_started
 
+# Names of models in MaxText's configs/models by their name in the catalogue. Other Llama models are described by numbers.
 MODELS: Final = {
     "meta-llama/Llama-2-7b-hf": "llama2-7b", "meta-llama/Llama-2-13b-hf": "llama2-13b",
     "meta-llama/Llama-2-70b-hf": "llama2-70b", "meta-llama/Meta-Llama-3-8B": "llama3-8b",
@@ -30,50 +32,64 @@ MODELS: Final = {
     "google/gemma-2-27b": "gemma2-27b", "google/gemma-3-4b-it": "gemma3-4b", "google/gemma-3-12b-it": "gemma3-12b",
     "google/gemma-3-27b-it": "gemma3-27b",
 }  # fmt: skip
-"""Names of models in its configs/models, by those of the catalogue; others are said by their numbers where they are Llamas."""
 SCHEDULES: Final = ("gpipe", "1f1b", "interleaved")
+# Recomputation policies of dense models. A policy names the GEMMs whose outputs are stored; everything else is recomputed.
 POLICIES: Final = {
     frozenset(("norms", "activation")): "minimal_with_context",
     frozenset(("norms", "activation", "attention")): "minimal",
     frozenset(("norms", "mlp")): "save_dot_with_context_except_mlp",
     frozenset(("norms", "mlp", "attention")): "save_dot_except_mlp",
 }
-"""Of dense models: a policy names the products whose outputs are kept, so that all that is no product is computed again."""
+# Policies of all models: recompute nothing, or everything.
 WHOLE_LAYER_POLICIES: Final = {"none": "none", "full": "full"}
+# Keys of each number format on TPUs.
 ON_TPU: Final = {
     "bf16": (), "fp32": ("dtype=float32",), "int8": ("quantization=int8", "use_qwix_quantization=true"),
     "fp8": ("quantization=fp8_full", "use_qwix_quantization=true"),
 }  # fmt: skip
+# Keys of each number format on GPUs, through Transformer Engine.
 ON_GPU: Final = {
     "bf16": (), "fp32": ("dtype=float32",), "fp16": ("dtype=float16",), "fp8": ("quantization=te_fp8_currentscaling",),
     "mxfp8": ("quantization=te_mxfp8",), "nvfp4": ("quantization=te_nvfp4",),
 }  # fmt: skip
 OPTIMIZERS: Final = {"adamw": "adamw", "muon": "muon", "sgd": "sgd"}
-AXES: Final = ("tensor", "context", "expert", "fsdp", "data", "pipeline")  # from the innermost
-NARROW: Final = 2.0  # bytes of a gradient in 16 bits
-PORT: Final = 1234  # on which processes on GPUs meet
+# Axes from the innermost to the outermost.
+AXES: Final = ("tensor", "context", "expert", "fsdp", "data", "pipeline")
+# Bytes of a 16-bit gradient.
+NARROW: Final = 2.0
+# Port on which processes on GPUs meet.
+PORT: Final = 1234
 
 
 def unable(run: Run) -> list[str]:
-    """Say what of a run MaxText does not do."""
+    """Return the reasons why MaxText cannot run a training layout.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        One sentence per reason; empty if it can.
+    """
     job, problems, formats = run.job, [], _formats(run)
     if run.system.chip.vendor not in ("Google", "NVIDIA", "AMD", ""):
         problems.append(f"it runs on TPUs and GPUs, not on chips of {run.system.chip.vendor}")
     if run.model.name not in MODELS and (run.shape.odd or not _llama(run)):
-        problems.append(f"it has no configuration of {run.model.name}, which is no plain Llama that numbers could say")
+        problems.append(f"it has no configuration of {run.model.name}, and its keys describe only plain Llama models")
     if job.task == "lora":
-        problems.append("its pretraining trains no LoRA adapters; maxtext.trainers.post_train.sft does, on data of its own")
+        problems.append("pretraining has no LoRA adapters; use maxtext.trainers.post_train.sft with your own data")
     if job.dtype not in formats:
-        problems.append(f"it computes no products in {job.dtype} on these chips; take {', '.join(formats)}")
+        problems.append(f"it has no GEMMs in {job.dtype} on these chips; use {', '.join(formats)}")
     if job.dtype in ("mxfp8", "nvfp4") and run.system.chip.vendor == "NVIDIA" and not run.blackwell:
-        problems.append(f"{job.dtype} needs Blackwell or later; take fp8")
+        problems.append(f"{job.dtype} needs Blackwell or later; use fp8")
+
+    # Narrow optimizer states have no equivalent: MaxText narrows only the first moment.
     if job.optimizer not in OPTIMIZERS:
-        narrow = "; mu_dtype narrows the first moment alone" if job.optimizer.startswith("adamw-") else ""
-        problems.append(f"it has no optimizer {job.optimizer}{narrow}; take {', '.join(OPTIMIZERS)}")
+        narrow = "; mu_dtype narrows only the first moment" if job.optimizer.startswith("adamw-") else ""
+        problems.append(f"it has no optimizer {job.optimizer}{narrow}; use {', '.join(OPTIMIZERS)}")
     if _policy(run) is None:
         policies = ", ".join([*WHOLE_LAYER_POLICIES, *("+".join(sorted(p)) for p in POLICIES)])
         scope_text = " of a model with experts" if run.shape.experts else ""
-        problems.append(f"no policy of its own computes {run.layout.recompute!r}{scope_text} again; take {policies}")
+        problems.append(f"it has no policy that recomputes {run.layout.recompute!r}{scope_text}; use {policies}")
     return [*problems, *_axes_cannot(run), *_pipeline_cannot(run)]
 
 
@@ -82,57 +98,67 @@ def _formats(run: Run) -> dict[str, tuple[str, ...]]:
 
 
 def _llama(run: Run) -> bool:
-    """Whether numbers say all of a model: its "llama2" block has two norms, no biases and a gated feed-forward block."""
+    """Return whether numbers describe the whole model.
+
+    The "llama2" block of MaxText has two norms, no biases and a gated feed-forward block.
+    """
     s = run.shape
     plain = s.gated and s.rms and not (s.bias or s.qkv_bias or s.query_norms or s.learned_positions)
     return plain and s.latent is None and s.experts is None
 
 
 def _policy(run: Run) -> str | None:
-    """Return its policy for what is computed again; of its own, as models with experts name other outputs, for dense models."""
+    """Return the recomputation policy; None if MaxText has no such policy.
+
+    Models with experts have other names of outputs, so that policies by name exist only for dense models.
+    """
     if run.layout.recompute in WHOLE_LAYER_POLICIES:
         return WHOLE_LAYER_POLICIES[run.layout.recompute]
     return None if run.shape.experts else POLICIES.get(frozenset(run.words))
 
 
 def _axes_cannot(run: Run) -> list[str]:
-    """Say which shardings, groups and ways of experts it has not."""
+    """Return the reasons against the sharding, its groups and the expert sizes."""
     problems, sharding = [], run.layout.sharding
     if sharding == "zero2":
-        problems.append("it divides gradients with the weights, or neither; take zero1 or zero3")
+        problems.append("it shards gradients only together with weights; use zero1 or zero3")
     if sharding == "zero1" and run.group < run.dp:
-        problems.append("its zero1 divides states over all copies; leave the sharding group out")
+        problems.append("its zero1 shards states over all data-parallel ranks; leave the sharding group out")
     if sharding != "none" and run.dp % run.group:
-        problems.append(f"{run.dp} copies do not divide by groups of {run.group}")
+        problems.append(f"dp {run.dp} is not a multiple of the sharding group {run.group}")
     if run.shape.experts:
         if run.group % run.ep:
-            problems.append(f"its experts lie on chips of different sequences: ep {run.ep} must divide {run.group} copies")
+            problems.append(f"its expert axis spans data-parallel ranks: ep {run.ep} must divide {run.group} ranks")
         if run.etp != run.tp:
-            problems.append(f"its tensor parallelism divides experts as all else; take etp {run.tp}")
+            problems.append(f"its tensor parallelism divides experts like all other weights; use etp {run.tp}")
+
+    # Axes must fill whole slices, since each axis is inside or between slices.
     slice_chips = _slice(run)
     if run.chips % slice_chips:
         problems.append(
-            f"{run.chips} chips are no whole slices of {slice_chips}; take {run.chips // slice_chips * slice_chips}"
+            f"{run.chips} chips are not a multiple of the slice of {slice_chips}; use {run.chips // slice_chips * slice_chips}"
         )
     elif _split(run) is None:
-        problems.append(f"its ways do not fill slices of {slice_chips} chips, innermost first")
+        problems.append(f"the parallel sizes do not fill slices of {slice_chips} chips from the innermost axis")
     return problems
 
 
 def _pipeline_cannot(run: Run) -> list[str]:
     if run.pp == 1:
-        return ["virtual stages need a pipeline; take vpp 1"] if run.virtual > 1 else []
+        return ["virtual stages need a pipeline; use vpp 1"] if run.virtual > 1 else []
     if run.schedule not in SCHEDULES:
-        return [f"it has no schedule {run.schedule}; its own is as idle as {', '.join(SCHEDULES)}"]
+        return [f"it has no schedule {run.schedule}; its bubble equals that of {', '.join(SCHEDULES)}"]
+
+    # The pipeline is a loop over equal stages of one kind of layer.
     problems = []
     if not run.even:
         chunks = run.pp * run.virtual
-        layers, reason = run.layout.layers, f"{run.shape.layers} layers do not divide by {chunks} chunks"
-        problems.append("its stages are equal, and " + (f"layers={layers} are not" if layers else reason))
+        layers, reason = run.layout.layers, f"{run.shape.layers} layers are not a multiple of {chunks} chunks"
+        problems.append("its stages must be equal: " + (f"layers={layers} are not" if layers else reason))
     if len(run.model.layers) > 1:
-        problems.append("its pipeline repeats one kind of layer, and this model has several")
+        problems.append("its pipeline needs layers of one kind, and this model has several")
     if run.micro_batches % run.pp:
-        problems.append(f"its pipeline wants micro-batches, {run.micro_batches}, that divide by the {run.pp} stages")
+        problems.append(f"its pipeline needs micro-batches in multiples of the {run.pp} stages, got {run.micro_batches}")
     if run.drafts:
         problems.append("its pipeline has no multi-token-prediction layers")
     return problems
@@ -142,13 +168,22 @@ def _pipeline_cannot(run: Run) -> list[str]:
 
 
 def _slice(run: Run) -> int:
-    """Return the chips of a slice: those that the innermost fabric joins, or all where they are fewer."""
+    """Return the chips of a slice: the scale-up domain, at most all chips of the run."""
     size = float(run.system.scale_up.size)
     return run.chips if not math.isfinite(size) or size >= run.chips else int(size)
 
 
 def axis_sizes(run: Run) -> dict[str, int]:
-    """Return its axes: experts lie across copies; what copies divide is fsdp, what they repeat is data."""
+    """Return the size of each axis of MaxText.
+
+    Experts span data-parallel ranks. The axis fsdp shards states, the axis data repeats them.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        Sizes by axis.
+    """
     expert = run.ep if run.shape.experts else 1
     divided = run.group if run.layout.sharding == "zero3" else 1
     fsdp = divided // expert if divided >= expert else 1
@@ -159,7 +194,10 @@ def axis_sizes(run: Run) -> dict[str, int]:
 
 
 def _split(run: Run) -> dict[str, tuple[int, int]] | None:
-    """Return the ways of each axis inside and between slices, filled from the innermost; None where slices stay unfilled."""
+    """Return the size of each axis inside and between slices, from the innermost axis.
+
+    None if slices are not filled.
+    """
     room, sizes = _slice(run), {}
     for axis in AXES:
         n = axis_sizes(run)[axis]
@@ -170,12 +208,13 @@ def _split(run: Run) -> dict[str, tuple[int, int]] | None:
 
 
 def _axis_words(run: Run) -> list[str]:
-    """Return the ways as keys; every axis that would else fill what is left is said."""
+    """Return the parallel sizes as keys."""
     split = _split(run)
     assert split is not None
     words = []
     for axis in AXES:
         inside, between = split[axis]
+        # MaxText gives the remaining chips to fsdp and data unless their sizes are given.
         words += [f"ici_{axis}_parallelism={inside}"] if inside > 1 or axis == "fsdp" else []
         words += [f"dcn_{axis}_parallelism={between}"] if between > 1 or axis == "data" else []
     return words
@@ -185,7 +224,14 @@ def _axis_words(run: Run) -> list[str]:
 
 
 def commands(run: Run) -> list[Command]:
-    """Return the command of a host."""
+    """Return the command of a host.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        One command, the same on each host.
+    """
     words = (
         "python3 -m maxtext.trainers.pre_train.train", "$MAXTEXT_CONFIGS/base.yml", "run_name=steptime", *_model(run),
         *_axis_words(run), *_batch(run), f"max_target_length={run.seq}", f"remat_policy={_policy(run)}",
@@ -195,7 +241,7 @@ def commands(run: Run) -> list[Command]:
 
 
 def _model(run: Run) -> list[str]:
-    """Return the model by its name there, or by its numbers."""
+    """Return the keys of the model: its name in MaxText, or its numbers."""
     s, name = run.shape, MODELS.get(run.model.name)
     drafts = [f"mtp_num_layers={run.drafts}"] if run.drafts else []
     if name:
@@ -208,7 +254,10 @@ def _model(run: Run) -> list[str]:
 
 
 def _batch(run: Run) -> list[str]:
-    """Return sequences a chip and a pass, and passes a step: with a pipeline one pass takes the batch, in micro-batches."""
+    """Return the keys of the batch: sequences per chip and pass, and passes per step.
+
+    With a pipeline, one pass takes the whole batch in micro-batches.
+    """
     if run.pp == 1:
         sequences_per_chip = per_device(run.micro_batch * run.dp, run.chips)
         return [f"per_device_batch_size={sequences_per_chip}", f"gradient_accumulation_steps={run.micro_batches}"]
@@ -222,19 +271,29 @@ def _batch(run: Run) -> list[str]:
 
 
 def per_device(sequences: int, chips: int) -> str:
-    """Write sequences a chip so that MaxText, which rounds their product with the chips down, gets the same sequences back.
+    """Return sequences per chip, such that MaxText computes the same batch from it.
+
+    MaxText multiplies by the number of chips, and rounds down.
+
+    Args:
+        sequences: Sequences of all chips.
+        chips: Number of chips.
+
+    Returns:
+        The quotient as a text.
 
     >>> per_device(16, 64), per_device(512, 256), int(48 * float(per_device(16, 48)))
     ('0.25', '2', 16)
     """
     share = sequences / chips
+    # A rounded quotient may give one sequence less: increase it by the smallest step.
     while int(chips * float(f"{share:.17g}")) < sequences:
         share = math.nextafter(share, math.inf)
     return f"{share:.17g}"
 
 
 def _training_words(run: Run) -> list[str]:
-    """Return the keys of states, kernels, synthetic data and the run's length."""
+    """Return the keys of states, kernels, synthetic data and length of the run."""
     words = ["shard_optimizer_over_data=true"] if run.layout.sharding == "zero1" else []
     words += ["grad_dtype=bfloat16"] if run.job.gradient_bytes <= NARROW else []
     words += ["attention=dot_product"] if run.job.attention == "unfused" else []
@@ -245,7 +304,7 @@ def _training_words(run: Run) -> list[str]:
 
 
 def _environment(run: Run) -> dict[str, str]:
-    """Return how processes on GPUs of several hosts find each other; those on TPUs know."""
+    """Return the variables with which processes on GPUs of several hosts meet."""
     if run.nodes == 1 or run.system.chip.vendor == "Google":
         return {}
     return {
@@ -255,16 +314,16 @@ def _environment(run: Run) -> dict[str, str]:
 
 
 def _notes(run: Run) -> tuple[str, ...]:
-    """Return what to mind."""
+    """Return notes on the command."""
     tpus = run.system.chip.vendor == "Google"
     notes = [] if tpus else list(hosts_started(run))
     if tpus and run.nodes > 1:
-        notes.append(f"on each of {run.nodes} hosts, which find one another by themselves")
-    notes.append("MAXTEXT_CONFIGS: the folder maxtext/configs of the installed package")
-    notes.append(f"synthetic data and {STEPS} steps, which serve to time one: put your own in their place")
+        notes.append(f"run on each of {run.nodes} hosts; they find each other automatically")
+    notes.append("MAXTEXT_CONFIGS: folder maxtext/configs of the installed package")
+    notes.append(f"synthetic data and {STEPS} steps, only to time a step: replace them for training")
     if run.schedule in ("1f1b", "interleaved"):
-        notes.append(f"MaxText's pipeline waits as {run.schedule} does, but runs every forward pass before a backward one:")
+        notes.append(f"MaxText's pipeline has the bubble of {run.schedule}, but runs all forward passes before backward:")
         notes.append("expect activations of all micro-batches in memory, as with gpipe")
     if run.layout.sharding in ("none", "zero1") and axis_sizes(run)["expert"] > 1:
-        notes.append("its expert axis divides the weights of dense layers too")
+        notes.append("the expert axis shards the weights of dense layers too")
     return tuple(notes)

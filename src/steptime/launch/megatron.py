@@ -1,7 +1,7 @@
-"""Megatron-LM, as release 0.19 of Megatron Core takes its flags: `torchrun pretrain_gpt.py`.
+"""The command of a training run in Megatron-LM, with the flags of release 0.19 of Megatron Core: `torchrun pretrain_gpt.py`.
 
-Shape flags are said from the model's numbers, so that a plain GPT, Llama, mixture of experts or model with latent attention
-needs no recipe. Sources: megatron/training/arguments.py, megatron/core/transformer/transformer_config.py and
+The flags of the model's shape come from its numbers, so that a plain GPT, a Llama, a mixture of experts or a model with latent
+attention needs no recipe. Sources: megatron/training/arguments.py, megatron/core/transformer/transformer_config.py and
 megatron/core/transformer/pipeline_parallel_layer_layout.py of the package.
 """
 
@@ -15,12 +15,14 @@ from steptime.launch.shell_script import Command
 from steptime.launch.training_run import MINE, STEPS, Run, hosts_started, layers_by_chunk, torchrun
 
 SCHEDULES: Final = ("1f1b", "interleaved")
+# Megatron Core's names of recomputed modules; https://docs.nvidia.com/megatron-core/developer-guide/latest/
 MODULES: Final = {
     "attention": "core_attn", "norms": "layernorm", "mlp": "mlp", "moe_act": "moe_act", "mla_up_proj": "mla_up_proj",
     "shared_experts": "shared_experts", "moe": "moe",
 }  # fmt: skip
-"""Its words for what is computed again; https://docs.nvidia.com/megatron-core/developer-guide/latest/"""
-PARENT_MODULES: Final = {"activation": "mlp", "moe_act": "moe", "moe_input": "moe"}  # modules that another one holds
+# Modules that are part of another module.
+PARENT_MODULES: Final = {"activation": "mlp", "moe_act": "moe", "moe_input": "moe"}
+# Flags of each number format.
 PRECISION: Final = {
     "bf16": ("--bf16",),
     "fp16": ("--fp16",),
@@ -29,6 +31,7 @@ PRECISION: Final = {
     "mxfp8": ("--bf16", "--fp8-format e4m3", "--fp8-recipe mxfp8"),
     "nvfp4": ("--bf16", "--fp4-format e2m1", "--fp4-recipe nvfp4"),
 }
+# Flags of each optimizer.
 OPTIMIZERS: Final = {
     "adamw": (),
     "adamw-bf16": ("--use-precision-aware-optimizer", "--exp-avg-dtype bf16", "--exp-avg-sq-dtype bf16"),
@@ -38,79 +41,99 @@ OPTIMIZERS: Final = {
     "muon": ("--optimizer muon",),
     "sgd": ("--optimizer sgd",),
 }  # fmt: skip
-STRATEGIES: Final = {"zero2": "optim_grads", "zero3": "optim_grads_params"}  # of Megatron-FSDP
-NARROW: Final = 2.0  # bytes of a gradient that is reduced in bf16
-FUSED: Final = 6.0  # bytes of a logit with a fused cross-entropy
+# Sharding strategies of Megatron-FSDP.
+STRATEGIES: Final = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
+# Bytes of a gradient that is reduced in bf16.
+NARROW: Final = 2.0
+# Bytes of a logit with a fused cross-entropy.
+FUSED: Final = 6.0
 
 
 def unable(run: Run) -> list[str]:
-    """Say what of a run Megatron-LM does not do."""
+    """Return the reasons why Megatron-LM cannot run a training layout.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        One sentence per reason; empty if it can.
+    """
     problems = []
     if run.job.task == "lora":
-        problems.append("pretrain_gpt.py trains no LoRA adapters; the stack megatron-bridge does")
+        problems.append("pretrain_gpt.py has no LoRA adapters; use the stack megatron-bridge")
     if run.shape.odd:
         problems.append(
-            f"its flags cannot say {', '.join(run.shape.odd)}; the stack megatron-bridge reads a checkpoint's config"
+            f"its flags cannot express {', '.join(run.shape.odd)}; the stack megatron-bridge reads a checkpoint's config"
         )
     return [*problems, *cannot(run)]
 
 
 def cannot(run: Run) -> list[str]:
-    """Say what of a run Megatron Core does not do, whoever starts it."""
+    """Return the reasons why Megatron Core cannot run a training layout.
+
+    They apply to Megatron-LM and to Megatron-Bridge.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        One sentence per reason; empty if it can.
+    """
     job, problems = run.job, []
     if run.system.chip.vendor not in ("NVIDIA", "AMD", ""):
         problems.append(f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.system.chip.vendor}")
     if job.dtype not in PRECISION:
-        problems.append(f"it computes no products in {job.dtype}; its formats are {', '.join(PRECISION)}")
+        problems.append(f"it has no GEMMs in {job.dtype}; use {', '.join(PRECISION)}")
     if job.dtype == "mxfp8" and run.system.chip.vendor == "NVIDIA" and not run.blackwell:
-        problems.append("mxfp8 needs Blackwell or later; take fp8")
+        problems.append("mxfp8 needs Blackwell or later; use fp8")
     if job.optimizer not in OPTIMIZERS:
-        problems.append(f"it has no optimizer {job.optimizer}; its are {', '.join(OPTIMIZERS)}")
+        problems.append(f"it has no optimizer {job.optimizer}; use {', '.join(OPTIMIZERS)}")
+    # Context parallelism needs a multiple of 2 cp; together with sequence parallelism, also of tp x cp.
     every = math.lcm(2 * run.cp if run.cp > 1 else 1, run.tp * run.cp if job.sequence_parallel else 1)
     if run.seq % every:
-        problems.append(f"a sequence of {run.seq} does not divide by {every}, as tensor and context parallelism want")
+        problems.append(f"a sequence of {run.seq} is not a multiple of {every}, as tensor and context parallelism require")
     return [*problems, *_states(run), *_pipeline_cannot(run), *_recomputation_cannot(run), *_experts_cannot(run)]
 
 
 def _states(run: Run) -> list[str]:
-    """Say which optimizers and groups do not go with a sharding."""
+    """Return the reasons against an optimizer or a group with this sharding."""
     problems, sharding = [], run.layout.sharding
     fsdp = sharding in STRATEGIES
     if run.job.optimizer in ("adamw-bf16", "adamw-fp8") and sharding == "none":
-        problems.append(f"narrow states of {run.job.optimizer} need its distributed optimizer; take zero1")
+        problems.append(f"narrow states of {run.job.optimizer} need its distributed optimizer; use zero1")
     if run.job.optimizer == "muon" and fsdp:
-        problems.append(f"Megatron-FSDP, which is its {sharding}, runs adamw and sgd, not muon; take zero1")
+        problems.append(f"{sharding} is Megatron-FSDP, which has adamw and sgd but not muon; use zero1")
     if run.job.optimizer == "muon" and sharding == "zero1" and run.group < run.dp:
-        problems.append("its muon divides states over all copies; leave the sharding group out")
+        problems.append("its muon shards states over all data-parallel ranks; leave the sharding group out")
     if sharding != "none" and run.dp % run.group:
-        problems.append(f"{run.dp} copies do not divide by groups of {run.group}")
+        problems.append(f"dp {run.dp} is not a multiple of the sharding group {run.group}")
     return problems
 
 
 def _pipeline_cannot(run: Run) -> list[str]:
     if run.pp == 1:
-        return ["virtual stages need a pipeline; take vpp 1"] if run.virtual > 1 else []
+        return ["virtual stages need a pipeline; use vpp 1"] if run.virtual > 1 else []
     if run.schedule not in SCHEDULES:
-        return [f"it has no schedule {run.schedule}; its are {' and '.join(SCHEDULES)}"]
+        return [f"it has no schedule {run.schedule}; use {' or '.join(SCHEDULES)}"]
     return []
 
 
 def _recomputation_cannot(run: Run) -> list[str]:
-    """Say which modules it does not compute again by themselves, or not in a format."""
+    """Return the reasons against the recomputed modules."""
     words = run.words
     if words == ("full",):
         return []
     unknown = [w for w in words if w not in MODULES and not (w in PARENT_MODULES and PARENT_MODULES[w] in words)]
-    problems = [f"it does not compute {w!r} again by itself; {_nearest(w)}" for w in unknown]
+    problems = [f"it cannot recompute only {w!r}; {_nearest(w)}" for w in unknown]
     if "mla_up_proj" in words and not run.shape.latent:
-        problems.append("mla_up_proj is a part of latent attention, which this model has not")
+        problems.append("mla_up_proj is part of latent attention, which this model does not have")
     return problems
 
 
 def _nearest(word: str) -> str:
     if word in PARENT_MODULES:
-        return f"{PARENT_MODULES[word]} holds it"
-    return f"its modules are {', '.join(MODULES)}, and full"
+        return f"it is part of {PARENT_MODULES[word]}"
+    return f"use {', '.join(MODULES)}, or full"
 
 
 def _experts_cannot(run: Run) -> list[str]:
@@ -118,16 +141,23 @@ def _experts_cannot(run: Run) -> list[str]:
         return []
     problems = []
     if run.tp > 1 and not run.job.sequence_parallel:
-        problems.append("experts with tensor parallelism need sequence parallelism in it")
+        problems.append("experts with tensor parallelism need sequence parallelism")
     if run.shape.experts.count % run.ep:
-        problems.append(f"{run.shape.experts.count} experts do not divide by ep {run.ep}")
+        problems.append(f"{run.shape.experts.count} experts are not a multiple of ep {run.ep}")
     if run.tp * run.cp * run.dp % (run.ep * run.etp):
-        problems.append(f"{run.tp * run.cp * run.dp} chips of a stage do not divide by ep {run.ep} x etp {run.etp}")
+        problems.append(f"{run.tp * run.cp * run.dp} chips per stage are not a multiple of ep {run.ep} x etp {run.etp}")
     return problems
 
 
 def commands(run: Run) -> list[Command]:
-    """Return the command of a host."""
+    """Return the command of a host.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        One command, the same on each host.
+    """
     words = [
         *torchrun(run), "pretrain_gpt.py", *shape_flags(run), *parallel_flags(run), *_batch(run), *PRECISION[run.job.dtype],
         *sharding_flags(run), *OPTIMIZERS[run.job.optimizer], *recompute_flags(run), *_data(run),
@@ -136,20 +166,36 @@ def commands(run: Run) -> list[Command]:
 
 
 def notes(run: Run) -> tuple[str, ...]:
-    """Return what to mind."""
+    """Return notes on the command.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        Comment lines.
+    """
     lines = [*hosts_started(run), MINE.format(steps=STEPS)]
     if run.system.chip.vendor == "AMD":
-        lines.append("on AMD's chips: ROCm's fork of Megatron-LM, which may lag behind these flags")
+        lines.append("on AMD chips: use ROCm's fork of Megatron-LM, which may not have all these flags")
     if run.job.task == "sft":
-        lines.append("fine-tuning takes the same step: --sft with your data and --load with a checkpoint")
+        lines.append("fine-tuning has the same step: add --sft with your data, and --load with a checkpoint")
     if run.job.dtype == "mxfp8" and run.layout.sharding == "zero1":
-        lines.append("weights stay in bf16 beside their mxfp8 copies: --fp8-param-gather with")
-        lines.append("--reuse-grad-buf-for-mxfp8-param-ag would keep them in mxfp8")
+        lines.append("weights stay in bf16 in addition to their mxfp8 copies: --fp8-param-gather with")
+        lines.append("--reuse-grad-buf-for-mxfp8-param-ag keeps only the mxfp8 copies")
     return tuple(lines)
 
 
 def environment(run: Run) -> dict[str, str]:
-    """Return the one variable that tensor and context parallelism ask for before Blackwell, and that FSDP forbids."""
+    """Return the environment of the command.
+
+    Before Blackwell, tensor and context parallelism need one connection per device; FSDP forbids it.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        Variables by name.
+    """
     asks = (run.tp > 1 or run.cp > 1) and not run.blackwell and run.layout.sharding not in STRATEGIES
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asks else {}
 
@@ -158,7 +204,14 @@ def environment(run: Run) -> dict[str, str]:
 
 
 def shape_flags(run: Run) -> list[str]:
-    """Return the flags of a model's shape."""
+    """Return the flags of the model's shape.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        Flags with their values.
+    """
     s = run.shape
     words = [
         f"--num-layers {s.layers}", f"--hidden-size {s.width}", f"--ffn-hidden-size {s.hidden}",
@@ -178,7 +231,9 @@ def shape_flags(run: Run) -> list[str]:
     words += ["--add-qkv-bias"] if s.qkv_bias and not s.bias else []
     words += ["--qk-layernorm"] if s.query_norms or s.latent else []
     words += [] if s.tied else ["--untie-embeddings-and-output-weights"]
-    words += ["--attention-dropout 0", "--hidden-dropout 0"]  # 0.1 unless told
+
+    # The default of both is 0.1.
+    words += ["--attention-dropout 0", "--hidden-dropout 0"]
     words += [f"--mtp-num-layers {run.drafts}"] if run.drafts else []
     return [*words, *_expert_shape(run)]
 
@@ -219,7 +274,16 @@ def _expert_shape(run: Run) -> list[str]:
 
 
 def parallel_flags(run: Run) -> list[str]:
-    """Return the flags of the ways; experts are divided by tp too unless told, so that their ways are always said."""
+    """Return the flags of the parallel sizes.
+
+    By default Megatron divides experts by tp too, so that the sizes of experts are always given.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        Flags with their values.
+    """
     words = [f"--tensor-model-parallel-size {run.tp}"] if run.tp > 1 else []
     words += ["--sequence-parallel"] if run.tp > 1 and run.job.sequence_parallel else []
     words += [f"--context-parallel-size {run.cp}"] if run.cp > 1 else []
@@ -231,10 +295,16 @@ def parallel_flags(run: Run) -> list[str]:
 
 
 def split_flags(run: Run) -> list[str]:
-    """Return the flags that say which layers lie on which stage.
+    """Return the flags that assign layers to pipeline stages.
 
-    Where they divide once the embedding and the head count as a layer each (Llama 3.1 405B: 126 + 2 = 8 x 16), two flags count
-    them so. Where they divide by nothing, each chunk is spelt out.
+    Two flags count the embedding and the head as one layer each, if the layers then divide evenly (Llama 3.1 405B:
+    126 + 2 = 8 x 16). Any other layout lists the layers of each chunk.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        Flags with their values.
     """
     chunks = run.pp * run.virtual
     if run.even or run.slotted:
@@ -245,7 +315,16 @@ def split_flags(run: Run) -> list[str]:
 
 
 def spelt(counts: list[int], drafts: int = 0) -> str:
-    """Write layers by chunk as Megatron Core reads them: E embedding, t layer, m multi-token prediction, L loss.
+    """Return layers by chunk in the notation of Megatron Core.
+
+    E is the embedding, t a layer, m multi-token prediction, L the loss.
+
+    Args:
+        counts: Layers of each chunk.
+        drafts: Multi-token-prediction layers.
+
+    Returns:
+        Text such as "Et*7|(t*8|)*3t*7L".
 
     >>> spelt([7, 8, 8, 8, 7]), spelt([4, 4, 3], 1)
     ('Et*7|(t*8|)*3t*7L', 'Et*4|t*4|t*3mL')
@@ -266,7 +345,14 @@ def _batch(run: Run) -> list[str]:
 
 
 def sharding_flags(run: Run) -> list[str]:
-    """Return the flags of what copies divide, and of what they exchange while they compute."""
+    """Return the flags of sharding, and of its exchange during computation.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        Flags with their values.
+    """
     sharding, overlap = run.layout.sharding, ["--overlap-grad-reduce", "--overlap-param-gather"]
     groups = [f"--num-distributed-optimizer-instances {run.dp // run.group}"] if run.group < run.dp else []
     narrow = ["--grad-reduce-in-bf16"] if run.job.gradient_bytes <= NARROW and run.job.dtype not in ("fp32", "fp16") else []
@@ -282,7 +368,14 @@ def sharding_flags(run: Run) -> list[str]:
 
 
 def recompute_flags(run: Run) -> list[str]:
-    """Return the flags of what the backward pass computes again."""
+    """Return the flags of recomputation.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        Flags with their values.
+    """
     words = run.words
     if words == ("full",):
         return ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
@@ -291,7 +384,7 @@ def recompute_flags(run: Run) -> list[str]:
 
 
 def _data(run: Run) -> list[str]:
-    """Return the flags of kernels, of synthetic data and of the run's length."""
+    """Return the flags of kernels, synthetic data and length of the run."""
     fused = ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl native"] if run.job.logit_bytes <= FUSED else []
     kernel = ["--attention-backend unfused"] if run.job.attention == "unfused" else []
     return [

@@ -1,8 +1,9 @@
-"""Megatron-Bridge 0.6: a file of Python that changes a common recipe; for models that flags cannot say, and for LoRA.
+"""The command of a training run in Megatron-Bridge 0.6: a Python file that changes a common recipe.
 
-The model is read from the config of its checkpoint, so that any architecture that Megatron-Bridge converts can be trained. What
-Megatron Core cannot do it cannot either. Sources: megatron/bridge/recipes/common.py, megatron/bridge/training/config.py,
-megatron/bridge/training/mixed_precision.py and megatron/bridge/peft/lora.py of the package.
+It is for models that flags of Megatron-LM cannot express, and for LoRA. The model comes from the config of its checkpoint, so
+that every architecture that Megatron-Bridge converts can be trained. The limits of Megatron Core apply as well. Sources:
+megatron/bridge/recipes/common.py, megatron/bridge/training/config.py, megatron/bridge/training/mixed_precision.py and
+megatron/bridge/peft/lora.py of the package.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from steptime.launch import megatron
 from steptime.launch.shell_script import Command
 from steptime.launch.training_run import MINE, STEPS, Run, hosts_started, layers_by_chunk, torchrun
 
+# Name of the written file.
 FILE: Final = "steptime_run.py"
+# Names of Megatron-Bridge's recipes by number format.
 PRECISION: Final = {
     "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed",
     "mxfp8": "bf16_with_mxfp8_mixed", "nvfp4": "bf16_with_nvfp4_mixed",
 }  # fmt: skip
-"""Its recipes of formats, by name."""
+# Settings of each optimizer.
 OPTIMIZERS: Final = {
     "adamw": (),
     "adamw-bf16": (
@@ -37,33 +40,55 @@ OPTIMIZERS: Final = {
 
 
 def unable(run: Run) -> list[str]:
-    """Say what of a run Megatron-Bridge does not do."""
-    problems = [] if run.model.checkpoint.place else ["it reads a checkpoint's config, and this model names none"]
+    """Return the reasons why Megatron-Bridge cannot run a training layout.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        One sentence per reason; empty if it can.
+    """
+    problems = [] if run.model.checkpoint.place else ["it reads a checkpoint's config, and this model has no checkpoint"]
     if run.job.dtype in megatron.PRECISION and run.job.dtype not in PRECISION:
-        problems.append(f"it has no recipe in {run.job.dtype}; take {', '.join(PRECISION)}")
+        problems.append(f"it has no recipe in {run.job.dtype}; use {', '.join(PRECISION)}")
     if run.job.optimizer in megatron.OPTIMIZERS and run.job.optimizer not in OPTIMIZERS:
-        problems.append(f"this recipe has no optimizer {run.job.optimizer}; take {', '.join(OPTIMIZERS)}")
+        problems.append(f"this recipe has no optimizer {run.job.optimizer}; use {', '.join(OPTIMIZERS)}")
     if run.job.task == "lora" and run.layout.sharding in megatron.STRATEGIES:
-        problems.append(f"frozen weights with Megatron-FSDP, which is its {run.layout.sharding}, are not said here; take zero1")
+        problems.append(f"{run.layout.sharding} is Megatron-FSDP, whose frozen weights steptime cannot configure; use zero1")
     return [*problems, *megatron.cannot(run)]
 
 
 def commands(run: Run) -> list[Command]:
-    """Return the command of a host, with the file that it runs."""
+    """Return the command of a host, with the file that it runs.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        One command, the same on each host.
+    """
     notes = [*hosts_started(run), MINE.format(steps=STEPS)]
     if run.job.task == "lora":
-        notes.append("CHECKPOINT: the folder of the model's weights, imported by Megatron-Bridge's convert_checkpoints.py")
+        notes.append("CHECKPOINT: folder of the model's weights, imported by Megatron-Bridge's convert_checkpoints.py")
     words = (*torchrun(run), FILE)
     return [Command(words=words, environment=megatron.environment(run), notes=tuple(notes), files={FILE: file_text(run)})]
 
 
 def file_text(run: Run) -> str:
-    """Return the file of Python that makes the configuration and trains."""
+    """Return the Python file that makes the configuration and trains.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        Text of the file.
+    """
     lora, needs_torch = run.job.task == "lora", any("torch." in line for line in OPTIMIZERS[run.job.optimizer])
-    # The place may be a folder of any name, so that it enters Python only by `repr`.
+
+    # The place may be a folder with any name, so that it enters the Python file only through `repr`.
     place = run.model.checkpoint.place
     trust = ", trust_remote_code=True" if run.model.checkpoint.remote_code else ""
-    lines = [repr(f"{place} as a layout of {run.chips} chips asks for it."), ""]
+    lines = [repr(f"Training of {place} on {run.chips} chips."), ""]
     lines += ["import os"] if lora else []
     lines += ["import torch"] if needs_torch or run.pp > 1 else []
     lines += [""] if lora or needs_torch or run.pp > 1 else []
@@ -85,8 +110,17 @@ def file_text(run: Run) -> str:
 
 
 def settings(run: Run) -> list[str]:
-    """Return what differs from the common recipe, line by line."""
+    """Return the settings that differ from the common recipe.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        Assignments to fields of the configuration.
+    """
     experts = run.shape.experts is not None
+
+    # The tokenizer is a stub, because the data are synthetic.
     lines = [
         'tokenizer.tokenizer_type = "NullTokenizer"',
         f"tokenizer.vocab_size = {run.shape.vocabulary}",
@@ -116,7 +150,10 @@ def settings(run: Run) -> list[str]:
 
 
 def _pipeline(run: Run) -> list[str]:
-    """Return the settings of stages: layers counted with embedding and head, or spelt out."""
+    """Return the settings of stages.
+
+    Embedding and head count as layers, or the layers of each chunk are listed.
+    """
     lines = ["model.pipeline_dtype = torch.bfloat16"]
     if run.even or run.slotted:
         lines += [f"model.virtual_pipeline_model_parallel_size = {run.virtual}"] if run.virtual > 1 else []
@@ -142,6 +179,8 @@ def _sharding(run: Run) -> list[str]:
         ]
     if run.group < run.dp:
         lines.append(f"ddp.num_distributed_optimizer_instances = {run.dp // run.group}")
+
+    # The recipe reduces gradients in fp32 by default.
     narrow = run.job.gradient_bytes <= megatron.NARROW
     return lines + ([f"ddp.grad_reduce_in_fp32 = {not narrow}"] if narrow else [])
 

@@ -1,7 +1,7 @@
-"""The numbers of a model as flags of training stacks ask for them: of plain GPTs and Llamas, with experts or latent attention.
+"""The numbers of a model that flags of training stacks need: plain GPTs and Llamas, with experts or latent attention.
 
-Read from the operators of a `Model`, so that a config of one's own works as one of the catalogue. What such flags cannot say
-(windows, linear or sparse attention, layers side by side) is an oddity, told in words.
+They come from the operators of a `Model`, so that your own config works like one of the catalogue. Features that such flags
+cannot express (windows, linear or sparse attention, parallel layers) are listed in words.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from steptime.models.model import Layer, Model, Op
 from steptime.training.stage_balance import has_dense_prologue
 
-ALIBI = ("bloom", "mpt")  # families whose attention is biased by distance: no positions are added or turned
-WHOLE_NORM = 2  # norms of the residual stream in a layer
+# Families whose attention has a bias by distance, without position embeddings or rotation.
+ALIBI = ("bloom", "mpt")
+# Norms of the residual stream in a plain layer.
+WHOLE_NORM = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent:
-    """Latent attention: ranks of queries (0: none) and keys, and the sizes of a head's plain, rotary and value parts."""
+    """Latent attention: ranks of queries (0: none) and keys, and the parts of a head.
+
+    A head has plain, rotary and value dimensions.
+    """
 
     query_rank: int
     rank: int
@@ -29,7 +34,11 @@ class Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Routed experts of a layer: all, those that a token uses, their width, that of shared ones, groups and chosen groups."""
+    """Routed experts of a layer.
+
+    count: all experts. active: experts per token. width: hidden size of one. shared: hidden size of the shared experts.
+    groups: expert groups, and groups that a token uses.
+    """
 
     count: int
     active: int
@@ -40,10 +49,10 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A model as flags say it.
+    """A model in the numbers of training flags.
 
-    head: values of a head's queries. hidden: of dense feed-forward blocks. dense: layers before those with experts. drafts:
-    multi-token-prediction layers. odd: what flags cannot say, in words.
+    head: query dimensions per head. hidden: hidden size of dense feed-forward blocks. dense: layers before those with experts.
+    drafts: multi-token-prediction layers. odd: features that flags cannot express, in words.
     """
 
     layers: int
@@ -68,13 +77,21 @@ class Shape:
 
 
 def model_shape(model: Model, seq: float) -> Shape:
-    """Return the numbers of a model that is trained on sequences of `seq` tokens.
+    """Return the numbers of a model for training flags.
+
+    Args:
+        model: The model.
+        seq: Sequence length [tokens]; longer windows have no effect.
+
+    Returns:
+        The shape, with the features that flags cannot express.
 
     >>> import steptime as st
     >>> shape = model_shape(st.load_model("llama-3.1-8b"), 8192)
     >>> shape.width, shape.groups, shape.hidden, shape.odd
     (4096, 8, 14336, ())
     """
+    # First and last kind of layer: dense layers come before those with experts.
     kinds = [layer for layer, _ in model.layers]
     first, last = kinds[0], kinds[-1]
     query, out = _find_op(first, "q_b_proj") or _find_op(first, "q_proj"), _find_op(first, "o_proj")
@@ -84,6 +101,8 @@ def model_shape(model: Model, seq: float) -> Shape:
     experts = _experts(last)
     norms = [op for op in first.ops if op.term == "norms" and op.inputs == model.width and op.name not in ("q_norm", "k_norm")]
     head = int(query.outputs / model.heads) if query else 0
+
+    # Without a key projection of that name, every head has its own keys.
     groups = int(keys.outputs / head) if keys and head else model.heads
     return Shape(
         layers=model.depth,
@@ -151,17 +170,19 @@ def _experts(layer: Layer) -> Experts | None:
 
 
 def _odd(model: Model, seq: float, norms: int, head: int) -> list[str]:
-    """Say what flags of plain models cannot."""
+    """Return the features that flags of plain models cannot express."""
     kinds, oddities = [layer for layer, _ in model.layers], []
     mixers = [a for layer in kinds for a in layer.attention]
     if any(a.state_bytes for a in mixers) or any(not layer.attention for layer in kinds):
-        oddities.append("layers with a state instead of a cache, or without attention")
+        oddities.append("layers with a recurrent state, or without attention")
     if any(a.window < seq for a in mixers):
         oddities.append(f"windows of {min(a.window for a in mixers):,.0f} tokens in sequences of {seq:,.0f}")
     if any(a.selected < seq or a.stride > 1 for a in mixers):
         oddities.append("sparse attention")
     if any(not a.stored for a in mixers):
         oddities.append("layers that share keys and values")
+
+    # A dense prologue before layers with experts is plain; any other alternation is not.
     mixed = len(kinds) > 1 and len({layer.routed is None for layer in kinds}) > 1
     if len(kinds) > 2 or (len(kinds) > 1 and not (mixed and has_dense_prologue([n for _, n in model.layers]))):
         oddities.append("layers of several kinds that alternate")

@@ -1,7 +1,4 @@
-"""What a pool asks of an engine, in numbers that no engine counts its own way yet.
-
-What commands of vLLM and SGLang have in common: how those of a server open, and those of their routers.
-"""
+"""The requirements of a pool in numbers that are independent of the engine, and the common parts of its commands."""
 
 from __future__ import annotations
 
@@ -23,22 +20,37 @@ from steptime.planning.plan_result import Plan, Pool
 from steptime.planning.steady_state import fresh_tokens, mean_context
 from steptime.planning.workload import Workload
 
+# Vendors, and names of the engines in notes.
 NVIDIA, AMD = "NVIDIA", "AMD"
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+# Note for DeepEP inside a rack.
 RACK = "DeepEP must be built for NVLink between hosts"
-LOW_LATENCY_TOKENS = 1024  # most tokens a rank in DeepEP's low-latency kernels, as SGLang's deepep.py asserts
-QUEUE_DEPTH = 1024  # entries of NVSHMEM's queues unless told; those kernels want two for each token and two more
-"""https://github.com/deepseek-ai/DeepEP deep_ep/buffer.py, read 2026-11-21 in a comment that cites it; the default recalled."""
+# Largest number of tokens per rank in DeepEP's low-latency kernels, as SGLang's deepep.py asserts.
+LOW_LATENCY_TOKENS = 1024
+# Default number of entries in NVSHMEM's queues. The low-latency kernels need two entries per token and two more.
+# https://github.com/deepseek-ai/DeepEP deep_ep/buffer.py, read 2026-11-21 in a comment that cites it; the default is recalled.
+QUEUE_DEPTH = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeArgs:
-    """A pool, as an engine must be told.
+    """A pool in the numbers that an engine needs.
 
-    sequences: that one attention group has room for; parts: micro-batches of pipeline stages; tokens: of one attention group in
-    a usual pass of a stage; prompt_tokens: those of them that are read; length: longest request [tokens]; two_batches: whether
-    a stage overlaps two micro-batches; memory_share: of a chip's memory that the engine may use, 0 where the plan knows no
-    engine; cached: whether prompts share prefixes; drafts: tokens that the model's own layers draft for a step.
+    Attributes:
+        name: Name of the model.
+        served: Facts about model, checkpoint and machine.
+        role: serve, prefill or decode.
+        layout: Layout of a replica.
+        sequences: Slots (max_num_seqs) of one data-parallel rank.
+        parts: Micro-batches of the pipeline stages.
+        tokens: Tokens of one data-parallel rank in a usual pass of a stage.
+        prompt_tokens: Prefill tokens among them.
+        length: Longest request [tokens].
+        two_batches: Whether a stage overlaps two micro-batches.
+        memory_share: Share of a chip's memory for the engine; 0 if the plan has no real engine.
+        cached: Whether prompts share prefixes.
+        chips: Chips of a replica.
+        drafts: Speculative tokens per step from the model's MTP layers.
     """
 
     name: str
@@ -58,26 +70,38 @@ class ServeArgs:
 
     @property
     def exchanges(self) -> bool:
-        """Whether attention groups send each other tokens for their experts."""
+        """Whether data-parallel ranks exchange tokens for their experts."""
         return bool(exchanges_experts(self.layout))
 
     @property
     def decoding(self) -> int:
-        """Sequences of one attention group in one pass of a stage, at most."""
+        """Largest number of sequences of one data-parallel rank in a pass of a stage."""
         return -(-self.sequences // self.parts)
 
     @property
     def hosts(self) -> int:
-        """Hosts that one replica spans, at least."""
+        """Smallest number of hosts of one replica."""
         return -(-self.chips // self.served.host_chips)
 
 
 def serve_args_for_pool(plan: Plan, pool: Pool) -> ServeArgs:
-    """Return what a pool of a plan asks."""
+    """Return the requirements of a pool of a plan.
+
+    Args:
+        plan: The plan.
+        pool: One of its pools.
+
+    Returns:
+        Numbers per data-parallel rank and micro-batch.
+    """
     layout, workload = pool.layout, plan.workload
+
+    # A plan counts sequences of a replica; engines count those of a data-parallel rank.
     parts, groups = int(layout.pp), int(layout.dp)
     sequences = -(-pool.max_num_seqs // groups)
     prefills = pool.role == "prefill"
+
+    # A prefill pool runs whole prompts; other pools run prefill chunks.
     prefill_tokens = math.ceil(sequences * fresh_tokens(workload)) if prefills else max(pool.chunk, 0)
     decoding = 0 if prefills else math.ceil(pool.batch / groups)
     share = float(pool.memory.capacity) / plan.served.memory
@@ -100,11 +124,17 @@ def serve_args_for_pool(plan: Plan, pool: Pool) -> ServeArgs:
 
 
 def longest_request(plan: Plan) -> int:
-    """Return the longest request [tokens] that every pool has room for, at most the model's context.
+    """Return the longest request that every pool has room for.
 
-    The workload's figures are means, so that a limit of their sum would refuse every longer request. One request may take all
-    the KV cache that the plan leaves to an attention group: what fits beside the weights, activations and the engine's own.
-    Rounded down to 1,024 tokens, and never below the mean request.
+    The lengths of the workload are means, so that their sum as a limit would refuse longer requests. One request may take all
+    the KV cache that the plan leaves to a data-parallel rank. The result is rounded down to a multiple of 1,024 tokens; it is
+    at least the mean request, and at most the model's context.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        Tokens of prompt and output.
     """
     mean = math.ceil(plan.workload.input_tokens + plan.workload.output_tokens)
     room = min(_room(plan.workload, pool) for pool in plan.pools)
@@ -114,21 +144,38 @@ def longest_request(plan: Plan) -> int:
 
 
 def _room(workload: Workload, pool: Pool) -> float:
-    """Return the tokens of KV cache that fit on the chips of one attention group."""
+    """Return the tokens of KV cache that fit on the chips of one data-parallel rank."""
     memory, sequences = pool.memory, -(-pool.max_num_seqs // int(pool.layout.dp))
-    prefills = pool.role == "prefill"  # one pass under way, one being sent on
+    # A prefill pool stores the pass that runs and the one that it sends to the decode pool.
+    prefills = pool.role == "prefill"
     cache_tokens = 2 * sequences * workload.input_tokens if prefills else sequences * mean_context(workload)
     free = float(memory.capacity - memory.weights - memory.activations - memory.reserved)
     return cache_tokens * free / float(memory.cache) if memory.cache > 0 else math.inf
 
 
 def deepep_runs(served: Served, ranks: int) -> bool:
-    """Whether DeepEP has kernels for so many ranks: a few counts inside a host, whole hosts of eight between hosts."""
+    """Return whether DeepEP has kernels for a number of ranks.
+
+    It has some counts inside a host, and whole hosts of eight between hosts.
+
+    Args:
+        served: Facts about the machine.
+        ranks: Number of expert-parallel ranks.
+
+    Returns:
+        True if it has kernels.
+    """
     return bool(deepep_counts(float(served.host_chips), ranks))
 
 
 def queues(tokens: int) -> dict[str, str]:
-    """Return the environment in which low-latency kernels hold so many tokens a rank.
+    """Return the environment that DeepEP's low-latency kernels need.
+
+    Args:
+        tokens: Tokens per rank.
+
+    Returns:
+        Variables by name; empty if the default is enough.
 
     >>> queues(511), queues(512)
     ({}, {'NVSHMEM_QP_DEPTH': '2048'})
@@ -137,16 +184,23 @@ def queues(tokens: int) -> dict[str, str]:
     return {"NVSHMEM_QP_DEPTH": str(1 << (queue_depth - 1).bit_length())} if queue_depth > QUEUE_DEPTH else {}
 
 
-GGUF = "the checkpoint is a GGUF file, which not every engine reads; vLLM wants one file, and --tokenizer of its model"
+# Note on checkpoints in GGUF.
+GGUF = "the checkpoint is a GGUF file, which not every engine reads; vLLM needs one file, and --tokenizer of its model"
 
 
-VARIABLE = '"$CHECKPOINT"'  # quoted, so that a folder with a blank stays one word
+# Variable of the checkpoint, quoted so that a folder with a blank stays one word.
+VARIABLE = '"$CHECKPOINT"'
 
 
 def checkpoint(served: Served, *, quantises: bool) -> tuple[str, list[str]]:
-    """Return the word that names the checkpoint, and what it must be where the plan cannot name it.
+    """Return the word that names the checkpoint, and notes on it.
 
-    quantises: whether the engine brings its weights to the plan's formats by itself.
+    Args:
+        served: Facts about the checkpoint.
+        quantises: Whether the engine converts the weights to the plan's formats itself.
+
+    Returns:
+        The quoted id or folder, or a variable with notes on its value.
     """
     place, missing = _checkpoint_place(served)
     same = (served.weights, served.experts) == (served.checkpoint_weights, served.checkpoint_experts)
@@ -154,51 +208,70 @@ def checkpoint(served: Served, *, quantises: bool) -> tuple[str, list[str]]:
         return shlex.quote(place), [GGUF] if place.endswith(".gguf") else []
     asked_for = served.weights + (f" with experts in {served.experts}" if served.experts not in ("", served.weights) else "")
     if not place:
-        return VARIABLE, [f"CHECKPOINT: id or folder of the weights, in {asked_for}, {missing}"]
+        return VARIABLE, [f"CHECKPOINT: id or folder of the weights in {asked_for}, {missing}"]
     stored = served.checkpoint_weights
     stored += f" with experts in {served.checkpoint_experts}" if served.checkpoint_experts not in ("", stored) else ""
     return VARIABLE, [
         f"CHECKPOINT: id or folder of this model in {asked_for}; {place} is stored in {stored}, and this engine",
-        "brings no such weights to another format while it loads",
+        "does not convert such weights to another format when it loads them",
     ]
 
 
 def _checkpoint_place(served: Served) -> tuple[str, str]:
-    """Return the checkpoint's id or folder, or "" and why no command names it.
+    """Return the checkpoint's id or folder, or "" and the reason.
 
-    A terminal acts on control characters in a pasted command, quoted or not.
+    A terminal interprets control characters in a pasted command, even if they are quoted.
     """
     if not served.checkpoint:
         return "", "which the model's file does not name"
     if not served.checkpoint.isprintable():
-        return "", "whose name has characters that no command can hold"
+        return "", "whose name has characters that are not safe in a command"
     return served.checkpoint, ""
 
 
 def too_long(plan: Plan) -> str:
-    """Say that requests of the workload are longer than the model's context, "" where they are not."""
+    """Return a note if requests are longer than the model's context.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        The note; "" if they fit.
+    """
     mean, max_context = plan.workload.input_tokens + plan.workload.output_tokens, plan.served.max_context
     if mean <= max_context:
         return ""
     context_text = (
-        f"requests of {mean:,.0f} tokens are longer than the model's context of {max_context:,.0f}, to which servers keep"
+        f"requests of {mean:,.0f} tokens are longer than the model's context of {max_context:,.0f}, which servers enforce"
     )
-    return f"{context_text}: serve a checkpoint whose positions are stretched"
+    return f"{context_text}: serve a checkpoint with extended positions"
 
 
 def unsaid(serve_args: ServeArgs, engine: str) -> list[str]:
-    """Say what of a layout an engine does not run, by its rules as far as they need no more of the model than its experts."""
+    """Return notes on the parts of a layout that an engine does not run.
+
+    Only rules that need no more facts of the model than its experts apply.
+
+    Args:
+        serve_args: Requirements of the pool.
+        engine: Name of the engine.
+
+    Returns:
+        One note per rule.
+    """
     role = serve_args.role if serve_args.role != "serve" else ""
     facts = replace(facts_of_engine(load_engine(engine)), experts=serve_args.served.routed_experts, role=role)
     return [
         f"{rule.reason(facts, serve_args.layout)}: "
-        + ("expect slower steps" if rule.name.startswith("two batches") else "it will not start so")
+        + ("expect slower steps" if rule.name.startswith("two batches") else "the engine will not start with this layout")
         for rule in broken(serve_args.layout, facts, scopes=(ENGINE,))
     ]
 
 
-Flags = tuple[list[str], str, list[str]]  # of the weights' formats, the word that names the checkpoint, what that must be
-Exchange = tuple[list[str], dict[str, str], list[str]]  # flags of the experts, their environment, notes
+# Flags of the weights' formats, the word that names the checkpoint, and notes on it.
+Flags = tuple[list[str], str, list[str]]
+# Flags of the experts, their environment, and notes.
+Exchange = tuple[list[str], dict[str, str], list[str]]
 
 
 def opened(
@@ -213,10 +286,21 @@ def opened(
     room: Sequence[str],
     counted: Sequence[str],
 ) -> Command:
-    """Return how the command of a server opens: its layout, formats and limits, with what is to be said of them.
+    """Return the first part of a server command: layout, formats and limits.
 
-    axes: flags of the layout; caches: the engine's names of the formats that it keeps a KV cache in; room: flags of the limits;
-    counted: what limits count for.
+    Args:
+        serve_args: Requirements of the pool.
+        engine: Name of the engine.
+        program: Program and its option for the checkpoint.
+        axes: Flags of the layout.
+        weights: Flags of the weights, checkpoint, and notes.
+        experts: Flags of the experts, environment, and notes.
+        caches: The engine's names of KV cache formats.
+        room: Flags of the limits.
+        counted: Notes on the scope of the limits.
+
+    Returns:
+        The command with its environment and notes.
     """
     quantised, place, missing = weights
     exchange, environment, notes = experts
@@ -230,7 +314,13 @@ def opened(
 
 
 def parallel_sizes(flags: Mapping[str, Number]) -> list[str]:
-    """Return the flags of axes that have more ways than one.
+    """Return the flags of the parallel sizes above 1.
+
+    Args:
+        flags: Sizes by flag.
+
+    Returns:
+        Flags with their values.
 
     >>> parallel_sizes({"--pp-size": 1, "--ep-size": 8.0})
     ['--ep-size 8']
@@ -239,9 +329,18 @@ def parallel_sizes(flags: Mapping[str, Number]) -> list[str]:
 
 
 def cache(served: Served, engine: str, caches: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Return the flag of the cache's format, wherever an engine would take another by itself, and what it cannot do."""
+    """Return the flag of the KV cache format, and notes.
+
+    Args:
+        served: Facts about the checkpoint.
+        engine: Name of the engine.
+        caches: The engine's names of KV cache formats.
+
+    Returns:
+        The flag if the engine would choose another format by itself, and a note if it does not have the format.
+    """
     if served.kv not in caches:
-        return [], [f"{NAMES[engine]} keeps no KV cache in {served.kv}: expect another size of it"]
+        return [], [f"{NAMES[engine]} has no KV cache in {served.kv}: expect a cache of another size"]
     is_default = served.kv == served.checkpoint_kv == "bf16"
     return ([] if is_default else [f"--kv-cache-dtype {caches[served.kv]}"]), []
 
@@ -256,9 +355,19 @@ def routed(
     pools: str,
     address_suffix: Mapping[Replica, str],
 ) -> Command:
-    """Return the command of a router before several servers.
+    """Return the command of a router in front of several servers.
 
-    pools: flags that tell it of a prefill and a decode pool; address_suffix: what follows the address of a replica.
+    Args:
+        plan: The plan.
+        replicas: Placement of all replicas.
+        ports: Ports by replica.
+        port: Port of the clients.
+        program: Program of the router.
+        pools: Flags for a prefill and a decode pool.
+        address_suffix: Text after the address, by replica.
+
+    Returns:
+        The command.
     """
     urls = {r: f"http://${r.variable}:{ports[r]}" for r in replicas}
     if len(plan.pools) > 1:

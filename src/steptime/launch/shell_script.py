@@ -1,4 +1,4 @@
-"""A command as data, and as lines of a shell script; texts from outside stay texts in every language that is written here."""
+"""A command as data and as lines of a shell script; texts from outside are escaped for shell, comments and Markdown."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-WIDTH: Final = 90  # letters that lines of a command stay within, where a word allows it
+# Line width of a command in characters, if its words allow it.
+WIDTH: Final = 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command: `words` (a flag and its value are one), the environment it needs, comments, and files it reads by name.
+    """One command: words, environment, comments, and the files that it reads.
 
-    variables: names of shell variables, whose values replace `@NAME@` in the files.
+    A flag and its value are one word. `variables` names shell variables whose values replace `@NAME@` in the files.
     """
 
     words: tuple[str, ...]
@@ -28,7 +29,13 @@ class Command:
 
 
 def escape_unprintable(text: str) -> str:
-    r"""Return a text in one line of printable characters, all others as Python writes them.
+    r"""Return a text as one line of printable characters.
+
+    Args:
+        text: Text from outside.
+
+    Returns:
+        The text, with other characters as Python escapes.
 
     >>> escape_unprintable("a b\nrm\x1b"), escape_unprintable("modèle")
     ('a b\\nrm\\x1b', 'modèle')
@@ -37,7 +44,13 @@ def escape_unprintable(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    r"""Return a text in one line that Markdown shows as it is, without links, code or HTML.
+    r"""Return a text as one line that Markdown shows unchanged.
+
+    Args:
+        text: Text from outside.
+
+    Returns:
+        The text without active links, code or HTML.
 
     >>> escape_markdown("org/Model-7B"), escape_markdown("<b>`x`</b>")
     ('org/Model-7B', '\\<b\\>\\`x\\`\\</b\\>')
@@ -46,7 +59,14 @@ def escape_markdown(text: str) -> str:
 
 
 def wrapped(words: tuple[str, ...]) -> list[str]:
-    """Return words as lines that a backslash joins."""
+    """Return words as lines that end in a backslash.
+
+    Args:
+        words: Words of a command.
+
+    Returns:
+        Lines of at most `WIDTH` characters, if the words allow it.
+    """
     lines = [words[0]]
     for word in words[1:]:
         if len(lines[-1]) + len(word) < WIDTH:
@@ -58,18 +78,32 @@ def wrapped(words: tuple[str, ...]) -> list[str]:
 
 
 def comments(notes: Iterable[str]) -> list[str]:
-    """Return notes as comment lines, one each."""
+    """Return notes as comment lines.
+
+    Args:
+        notes: Notes of any text.
+
+    Returns:
+        One line per note.
+    """
     return [f"# {escape_unprintable(note)}" for note in notes]
 
 
 def files_written(command: Command) -> list[str]:
     """Return the lines that write a command's files from the shell.
 
-    The shell expands nothing in the texts: the end of each here-document is quoted, and stands nowhere in its text.
+    The shell expands nothing in the texts: the end word of each here-document is quoted, and does not occur in its text.
+
+    Args:
+        command: A command with files.
+
+    Returns:
+        Lines of a script.
     """
     lines = []
     for name, text in command.files.items():
         end = _heredoc_end(text)
+        # Addresses are known only on the host, so that sed fills them in.
         filled = [variable for variable in command.variables if f"@{variable}@" in text]
         program = wrapped(("sed", *(f'-e "s|@{variable}@|${variable}|g"' for variable in filled))) if filled else ["cat"]
         program[-1] += f" > {shlex.quote(name)} <<'{end}'"
@@ -78,7 +112,10 @@ def files_written(command: Command) -> list[str]:
 
 
 def _heredoc_end(text: str) -> str:
-    """Return a word for the end of a here-document that its text does not contain; the same for the same text."""
+    """Return an end word of a here-document that its text does not contain.
+
+    The same text gives the same word.
+    """
     end = salt = ""
     while not end or end in text:
         end = "END_" + hashlib.sha256((salt + text).encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -87,11 +124,25 @@ def _heredoc_end(text: str) -> str:
 
 
 def spoken(command: Command) -> list[str]:
-    """Return a command as lines to paste: files first, then the environment before the words."""
+    """Return a command as lines to paste.
+
+    Args:
+        command: The command.
+
+    Returns:
+        Its files first, then the environment and the words.
+    """
     environment = tuple(f"{name}={value}" for name, value in command.environment.items())
     return files_written(command) + wrapped((*environment, *command.words))
 
 
 def json_file(value: Mapping[str, Any]) -> str:
-    """Return a table as a file of JSON, which readers of YAML read as well."""
+    """Return a table as a JSON file, which YAML parsers read as well.
+
+    Args:
+        value: The table.
+
+    Returns:
+        Text of the file.
+    """
     return json.dumps(value, indent=2) + "\n"

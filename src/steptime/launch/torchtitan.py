@@ -1,7 +1,7 @@
-"""torchtitan 0.3: `torchrun -m torchtitan.train`, numbers as flags; formats, recomputation and LoRA in a file.
+"""The command of a training run in torchtitan 0.3: `torchrun -m torchtitan.train`, with flags and a Python file.
 
-Release 0.3 reads no TOML: a run is a function that returns a configuration, whose numbers flags may change. The file that is
-written takes the configuration of a model that torchtitan has, and changes what a flag cannot. Sources:
+Release 0.3 reads no TOML. A run is a function that returns a configuration; flags can change its numbers. The written file
+takes the configuration of a built-in model, and changes settings that flags cannot: formats, recomputation and LoRA. Sources:
 torchtitan/config/configs.py, torchtitan/models/*/config_registry.py, torchtitan/distributed/activation_checkpoint.py and
 torchtitan/components/ of the package; names of schedules: torch/distributed/pipelining/schedules.py of PyTorch.
 """
@@ -13,17 +13,19 @@ from typing import Final, NamedTuple
 from steptime.launch.shell_script import Command
 from steptime.launch.training_run import STEPS, Run, hosts_started, layers_by_chunk, torchrun
 
+# Name of the written module.
 FILE: Final = "steptime_run"
 
 
 class BuiltIn(NamedTuple):
-    """A model that torchtitan has: its module, its size there, and the configuration that a run starts from."""
+    """A model of torchtitan: module, size, and the configuration to start from."""
 
     module: str
     size: str
     start: str
 
 
+# Built-in models by their name in the catalogue.
 MODELS: Final = {
     "meta-llama/Llama-3.2-1B": BuiltIn("llama3", "1B", "llama3_8b"),
     "meta-llama/Llama-3.2-3B": BuiltIn("llama3", "3B", "llama3_8b"),
@@ -47,110 +49,140 @@ MODELS: Final = {
     "openai/gpt-oss-20b": BuiltIn("gpt_oss", "20b", "gpt_oss_20b"),
     "openai/gpt-oss-120b": BuiltIn("gpt_oss", "120b", "gpt_oss_120b"),
 }  # fmt: skip
+# PyTorch's names of pipeline schedules. Its InterleavedZeroBubble needs at least two stages per rank, unlike ZB-H1.
 SCHEDULES: Final = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zbv": "ZBVZeroBubble", "dualpipev": "DualPipeV",
 }  # fmt: skip
-"""Its InterleavedZeroBubble wants two stages a rank at least, which ZB-H1 has not."""
+# Schedules that split the backward pass. PyTorch refuses compiled models in them,
+# https://github.com/pytorch/pytorch/issues/161904. Selective recomputation by operators does not work with them,
+# https://github.com/areal-project/AReaL/pull/916.
 SPLIT: Final = ("zbv", "dualpipev")
-"""Schedules that split the backward pass: PyTorch refuses compiled models in them, https://github.com/pytorch/pytorch/issues/161904,
-and operators whose outputs are kept by a policy do not go with them, https://github.com/areal-project/AReaL/pull/916"""
+# Settings of recomputation.
 CHECKPOINTING: Final = {"none": "None", "full": "FullAC.Config()", "alternate": "SelectiveAC.Config()"}
 DTYPES: Final = ("bf16", "fp32", "fp8", "mxfp8", "nvfp4")
-SKIPPED: Final = ("lm_head", "router.gate")  # of products in fp8
+# Modules whose GEMMs stay in bf16 under fp8.
+SKIPPED: Final = ("lm_head", "router.gate")
+# Implementations of AdamW, the only optimizer of the configurations.
 IMPLEMENTATIONS: Final = {"adamw": "fused", "adamw-bf16": "fused_opt_states_bf16"}
-WIDE: Final = 4.0  # bytes of a gradient that it reduces: of its mixed_precision_reduce there is float32 alone
-ALPHA: Final = 2  # of LoRA's scale, times its rank, which no time depends on
+# Bytes of a reduced gradient: mixed_precision_reduce accepts only float32.
+WIDE: Final = 4.0
+# Scale of LoRA over its rank; no time depends on it.
+ALPHA: Final = 2
 
 
 def unable(run: Run) -> list[str]:
-    """Say what of a run torchtitan does not do."""
+    """Return the reasons why torchtitan cannot run a training layout.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        One sentence per reason; empty if it can.
+    """
     job, problems = run.job, []
     if run.system.chip.vendor not in ("NVIDIA", "AMD", ""):
         problems.append(f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.system.chip.vendor}")
     if run.model.name not in MODELS:
         problems.append(f"it has no configuration of {run.model.name}; it has {', '.join(MODELS)}")
     if job.dtype not in DTYPES:
-        problems.append(f"it computes no products in {job.dtype}; its formats are {', '.join(DTYPES)}")
+        problems.append(f"it has no GEMMs in {job.dtype}; use {', '.join(DTYPES)}")
     if job.dtype in ("mxfp8", "nvfp4") and not run.blackwell:
-        problems.append(f"{job.dtype} needs Blackwell or later; take fp8")
+        problems.append(f"{job.dtype} needs Blackwell or later; use fp8")
     if job.dtype == "nvfp4" and run.shape.experts:
-        problems.append("it has no grouped products of experts in nvfp4; take mxfp8")
+        problems.append("it has no grouped GEMMs of experts in nvfp4; use mxfp8")
     if job.optimizer not in IMPLEMENTATIONS:
-        problems.append(f"its configurations have no optimizer {job.optimizer}; take {' or '.join(IMPLEMENTATIONS)}")
+        problems.append(f"its configurations have no optimizer {job.optimizer}; use {' or '.join(IMPLEMENTATIONS)}")
     if job.attention == "unfused":
-        problems.append("it has no attention whose scores go through memory")
+        problems.append("it has no unfused attention")
     if run.layout.recompute not in CHECKPOINTING:
-        problems.append(f"it does not compute {run.layout.recompute!r} again; take {', '.join(CHECKPOINTING)}")
+        problems.append(f"it cannot recompute {run.layout.recompute!r}; use {', '.join(CHECKPOINTING)}")
+
+    # Some built-in models lack features that torchtitan has in general.
     if run.cp > 1 and run.model.name.startswith("openai/"):
-        problems.append("context parallelism does not divide the attention of its gpt-oss configurations; take cp 1")
+        problems.append("context parallelism does not work with the attention of its gpt-oss configurations; use cp 1")
     if run.drafts and MODELS.get(run.model.name, BuiltIn("", "", "")).module != "deepseek_v3":
-        problems.append("it trains multi-token-prediction layers of DeepSeek-V3 only")
+        problems.append("it trains multi-token-prediction layers only of DeepSeek-V3")
     return [*problems, *_axes(run), *_pipeline_cannot(run)]
 
 
 def _axes(run: Run) -> list[str]:
-    """Say which shardings and ways it has not."""
+    """Return the reasons against the sharding and the parallel sizes."""
     sharding, problems = run.layout.sharding, []
     if sharding == "zero1":
-        problems.append("it divides gradients with the optimizer's states: take zero2, or zero3 that divides weights too")
+        problems.append("it shards gradients together with optimizer states; use zero2, or zero3, which shards weights too")
     if sharding == "none" and run.cp > 1:
-        problems.append("its context parallelism divides states as well; take zero3")
+        problems.append("its context parallelism shards states as well; use zero3")
     if sharding != "none" and run.dp % run.group:
-        problems.append(f"{run.dp} copies do not divide by groups of {run.group}")
+        problems.append(f"dp {run.dp} is not a multiple of the sharding group {run.group}")
     if run.shape.experts:
         within = run.group * run.cp * run.tp if sharding != "none" else run.cp * run.tp
         if run.ep > 1 and run.etp > 1:
-            problems.append("experts that it spreads are not divided by tensor parallelism too; take etp 1")
+            problems.append("expert parallelism has no tensor parallelism within experts; use etp 1")
         if run.ep == 1 and run.etp != run.tp:
-            problems.append(f"experts that it does not spread are divided by tp as all else; take etp {run.tp}")
+            problems.append(f"without expert parallelism, tp divides experts like all other weights; use etp {run.tp}")
         if within % run.ep:
-            problems.append(f"ep {run.ep} does not divide the {within} chips that divide a copy's states")
+            problems.append(f"ep {run.ep} is not a divisor of the {within} chips that shard the states")
+
+    # Context parallelism splits a sequence in 2 cp parts, sequence parallelism in tp parts.
     every = (run.tp if run.job.sequence_parallel else 1) * (2 * run.cp if run.cp > 1 else 1)
     if run.seq % every:
-        problems.append(f"a sequence of {run.seq} does not divide by {every}, as tensor and context parallelism want")
+        problems.append(f"a sequence of {run.seq} is not a multiple of {every}, as tensor and context parallelism require")
     return problems
 
 
 def _pipeline_cannot(run: Run) -> list[str]:
     if run.pp == 1:
-        return ["virtual stages need a pipeline; take vpp 1"] if run.virtual > 1 else []
+        return ["virtual stages need a pipeline; use vpp 1"] if run.virtual > 1 else []
     if run.schedule not in SCHEDULES:
-        return [f"it has no schedule {run.schedule}; its are {', '.join(SCHEDULES)}"]
+        return [f"it has no schedule {run.schedule}; use {', '.join(SCHEDULES)}"]
     problems, m = [], run.micro_batches
     if run.drafts:
         problems.append("its pipeline has no multi-token-prediction layers")
     if run.schedule in SPLIT and run.layout.recompute == "alternate":
-        problems.append(f"{run.schedule} splits the backward pass, with which 'alternate' does not go; take none or full")
+        problems.append(f"{run.schedule} splits the backward pass, which excludes 'alternate'; use none or full")
     least = {"gpipe": run.pp, "1f1b": run.pp, "dualpipev": 2 * run.pp}.get(run.schedule, 1)
     if m < least:
-        problems.append(f"its {run.schedule} wants {least} micro-batches at least, not {m}")
+        problems.append(f"its {run.schedule} needs at least {least} micro-batches, got {m}")
     return problems
 
 
 def commands(run: Run) -> list[Command]:
-    """Return the command of a host, with the file that it reads."""
+    """Return the command of a host, with the file that it reads.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        One command, the same on each host.
+    """
     words = [*torchrun(run), "-m torchtitan.train", f"--module {FILE}", "--config run", *_flags(run)]
     return [Command(words=tuple(words), notes=(*hosts_started(run), *_notes(run)), files={f"{FILE}.py": file_text(run)})]
 
 
 def _notes(run: Run) -> tuple[str, ...]:
-    lines = [f"it reads c4 with the tokenizer in its hf_assets_path, and {STEPS} steps serve to time one: put your own there"]
+    lines = [f"it reads c4 with the tokenizer in hf_assets_path, and {STEPS} steps only time a step: replace both for training"]
     if run.job.gradient_bytes < WIDE:
-        lines.append("it reduces gradients in 4 bytes, whatever the plan reckons with")
+        lines.append(f"it reduces gradients in 4 bytes; the plan assumes {run.job.gradient_bytes:g}")
     if run.schedule in SPLIT:
-        lines.append(f"PyTorch compiles no model whose backward pass {run.schedule} splits: expect slower kernels")
+        lines.append(
+            f"PyTorch does not compile a model with {run.schedule}, which splits the backward pass: expect slower kernels"
+        )
     if run.pp > 1 and run.micro_batches < run.pp * run.virtual:
-        lines.append(f"{run.micro_batches} micro-batches are fewer than the {run.pp * run.virtual} stages of the pipeline")
+        lines.append(
+            f"{run.micro_batches} micro-batches are fewer than the {run.pp * run.virtual} stages: expect a larger bubble"
+        )
     return tuple(lines)
 
 
 def _flags(run: Run) -> list[str]:
     """Return the numbers of a run as flags.
 
-    Its local batch is what a copy computes between two reductions: one micro-batch, or with a pipeline all that pass it.
+    The local batch is the batch of a data-parallel rank between two reductions: one micro-batch, or all of them with a
+    pipeline.
     """
     sharding, piped = run.layout.sharding, run.pp > 1
     local = run.micro_batch * run.micro_batches if piped else run.micro_batch
+    # Without sharding, FSDP has one rank, and all others replicate.
     shard = 1 if sharding == "none" else run.group
     modules: dict[str, object] = {
         "training.local_batch_size": local,
@@ -184,11 +216,18 @@ def _flags(run: Run) -> list[str]:
 
 
 def file_text(run: Run) -> str:
-    """Return the file of Python that makes the configuration: what flags do not say."""
+    """Return the Python file that makes the configuration.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        Text of the module, with the settings that flags cannot change.
+    """
     built_in = MODELS[run.model.name]
     converter_lines = converters(run)
     imported = sorted({name.partition(".")[0] for name in converter_lines if not name.startswith("LoRA")})
-    lines = [f'"""A run of {built_in.module} {built_in.size} that flags finish."""', ""]
+    lines = [f'"""A run of {built_in.module} {built_in.size}; flags set its numbers."""', ""]
     if imported:
         lines.append(f"from torchtitan.components.quantization import {', '.join(imported)}")
     if any(name.startswith("LoRA") for name in converter_lines):
@@ -196,6 +235,8 @@ def file_text(run: Run) -> str:
     policy = CHECKPOINTING[run.layout.recompute]
     if policy != "None":
         lines.append(f"from torchtitan.distributed.activation_checkpoint import {policy.partition('.')[0]}")
+
+    # PyTorch cannot compile a model whose backward pass the schedule splits.
     components = '["loss"]' if run.schedule in SPLIT else '["model", "loss"]'
     size_literal = f"{built_in.size!r}".replace("'", '"')
     arguments = [size_literal] + ([f"converters=[{', '.join(converter_lines)}]"] if converter_lines else [])
@@ -220,7 +261,9 @@ def _settings(run: Run) -> list[str]:
     """Return the settings of a configuration that are words, truth values or lists."""
     lines = [f'config.optimizer.implementation = "{IMPLEMENTATIONS[run.job.optimizer]}"']
     graphs = run.pp > 1 or (run.shape.experts is not None and run.ep > 1)
-    lines += ["config.training.disable_cuda_graphs = True"] if graphs else []  # which refuse stages and exchanged experts
+
+    # CUDA graphs do not work with pipeline stages, nor with expert parallelism.
+    lines += ["config.training.disable_cuda_graphs = True"] if graphs else []
     lines += ['config.training.mixed_precision_param = "float32"'] if run.job.dtype == "fp32" else []
     lines += [] if run.job.sequence_parallel else ["config.parallelism.enable_sequence_parallel = False"]
     if run.pp > 1 and not (run.even or run.slotted):
@@ -236,7 +279,14 @@ def _settings(run: Run) -> list[str]:
 
 
 def converters(run: Run) -> list[str]:
-    """Return what changes the products of a model: into narrow formats, then adapters beside them."""
+    """Return the converters of a model: narrow formats first, then adapters.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        Python expressions.
+    """
     lines, dtype, experts = [], run.job.dtype, run.shape.experts
     compiled = f"model_compile_enabled={run.schedule not in SPLIT}"
     if dtype == "fp8":

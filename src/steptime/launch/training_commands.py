@@ -1,6 +1,7 @@
-"""What starts a training run in Megatron-LM, Megatron-Bridge, torchtitan or MaxText: as data, and as lines of a script.
+"""The commands that start a training run in Megatron-LM, Megatron-Bridge, torchtitan or MaxText.
 
-What a stack cannot do is said in one message: nothing is left out in silence, and nothing else is started in its place.
+If a stack cannot run a layout, one message gives all reasons. Nothing is left out without a message, and nothing else is
+started in its place.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from steptime.models.model import Model
 from steptime.training.training_job import TrainingJob
 from steptime.training.training_layout import TrainingLayout
 
+# Names of the stacks in messages, and the modules that write their commands.
 TITLES: Final = {
     "megatron": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "torchtitan": "torchtitan", "maxtext": "MaxText",
 }  # fmt: skip
@@ -28,12 +30,36 @@ STACKS: Final = tuple(WRITERS)
 
 
 def unable(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> str:
-    """Return why a stack cannot run a layout, all reasons in one line; "" where it can."""
+    """Return the reasons why a stack cannot run a layout.
+
+    Args:
+        model: The model.
+        job: Sequence length, batch, formats and optimizer.
+        layout: One training layout.
+        system: The machine.
+        stack: Name of the stack.
+
+    Returns:
+        All reasons in one line; "" if it can.
+    """
     return _refusal(stack, training_run(model, job, layout, system))
 
 
 def training_commands(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> list[Command]:
-    """Return the commands that start a run, each on every host; raise LayoutError with all reasons where the stack cannot.
+    """Return the commands that start a training run, each on every host.
+
+    Args:
+        model: The model.
+        job: Sequence length, batch, formats and optimizer.
+        layout: One training layout.
+        system: The machine.
+        stack: Name of the stack.
+
+    Returns:
+        Commands with environment, notes and files.
+
+    Raises:
+        LayoutError: If the stack cannot run the layout; the message has all reasons.
 
     >>> import steptime as st
     >>> job, layout = TrainingJob(seq=8192, batch=512), TrainingLayout(tp=8, dp=8)
@@ -49,7 +75,18 @@ def training_commands(model: Model, job: TrainingJob, layout: TrainingLayout, sy
 
 
 def training_lines(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> list[str]:
-    """Return the lines of a shell script that start a run: what to mind as comments, files, commands; or why there are none."""
+    """Return the lines of a shell script that start a training run.
+
+    Args:
+        model: The model.
+        job: Sequence length, batch, formats and optimizer.
+        layout: One training layout.
+        system: The machine.
+        stack: Name of the stack.
+
+    Returns:
+        Notes as comments, files, and commands; or the reasons as a comment.
+    """
     run = training_run(model, job, layout, system)
     if reason := _refusal(stack, run):
         return comments((reason,))

@@ -1,4 +1,4 @@
-"""A training run as the writers of commands are asked for it: one layout in whole numbers, its hosts, and layers by chunk."""
+"""A training run for the writers of commands: one layout in whole numbers, its hosts, and its layers by chunk."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from steptime.training.stage_balance import STEM_LAYERS, layers_of_chunks
 from steptime.training.training_job import TrainingJob
 from steptime.training.training_layout import DEGREES, TrainingLayout, read_layers
 
-STEPS: Final = 100  # of a run that measures
-MINE: Final = "synthetic data, {steps} steps and a learning rate that only serves to time a step: put your own in their place"
-PORT: Final = 29500  # on which the hosts of a run meet
+# Steps of a run that only measures.
+STEPS: Final = 100
+# Note of the stacks with synthetic data.
+MINE: Final = "synthetic data, {steps} steps and a learning rate only to time a step: replace them for training"
+# Port on which the hosts of a run meet.
+PORT: Final = 29500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What is started: ways as whole numbers, micro-batches of a copy in a step, hosts and their chips.
-
-    words: the modules that recomputation names, () for none; group: copies that states are divided over.
-    """
+    """A training run in whole numbers: parallel sizes, batch, and hosts."""
 
     model: Model
     job: TrainingJob
@@ -49,50 +49,50 @@ class Run:
 
     @property
     def chips(self) -> int:
-        """Chips in all."""
+        """Number of chips of all hosts."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a copy in a step."""
+        """Micro-batches of a data-parallel rank per step."""
         return self.batch // (self.micro_batch * self.dp)
 
     @property
     def group(self) -> int:
-        """Copies that divide states, of which `sharding` says which."""
+        """Data-parallel ranks that share one copy of the sharded states."""
         return int(self.layout.sharding_group) or self.dp
 
     @property
     def schedule(self) -> str:
-        """The schedule by its own name, "" without a pipeline."""
+        """Full name of the pipeline schedule; "" without a pipeline."""
         return schedule_named(self.layout.schedule).name if self.pp > 1 else ""
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The modules that are computed again; "selective" is attention."""
+        """Names of the recomputed modules; () for none, "selective" means attention."""
         word = self.layout.recompute
         return () if word in ("", "none") else ("attention",) if word == "selective" else tuple(word.split("+"))
 
     @property
     def blackwell(self) -> bool:
-        """Whether the chips are of NVIDIA's Blackwell generation or later: the first that multiplies in fp4."""
+        """Whether the chips are NVIDIA Blackwell or later, the first with fp4 GEMMs."""
         return self.system.chip.vendor == "NVIDIA" and "fp4" in self.system.chip.peak
 
     @property
     def has_given_layers(self) -> tuple[int, ...]:
-        """The layers of each chunk where the layout says them, else ()."""
+        """Layers of each chunk if the layout gives them, else ()."""
         return read_layers(self.layout.layers) if self.layout.layers else ()
 
     @property
     def even(self) -> bool:
-        """Whether all chunks have as many layers."""
+        """Whether all chunks have the same number of layers."""
         return (
             len(set(self.has_given_layers)) == 1 if self.has_given_layers else self.shape.layers % (self.pp * self.virtual) == 0
         )
 
     @property
     def slotted(self) -> bool:
-        """Whether all chunks have as many layers once the embedding and the head count as one each."""
+        """Whether all chunks are equal if embedding and head count as one layer each."""
         if self.even:
             return False
         if not self.has_given_layers:
@@ -107,24 +107,41 @@ class Run:
 
 
 def training_run(model: Model, job: TrainingJob, layout: TrainingLayout, system: System) -> Run:
-    """Return what is started; raise LayoutError where that is not one layout, or none that divides its batch and runs."""
+    """Return the run that a layout describes.
+
+    Args:
+        model: The model.
+        job: Sequence length, batch, formats and optimizer.
+        layout: One training layout.
+        system: The machine.
+
+    Returns:
+        The run in whole numbers.
+
+    Raises:
+        LayoutError: If the layout is an array, or does not divide chips or batch, or its schedule does not run.
+    """
     numbers: dict[str, int] = {}
     for name, value in {**{n: getattr(layout, n) for n in DEGREES}, "seq": job.seq, "batch": job.batch}.items():
         if np.ndim(value):
-            raise LayoutError(f"commands start one layout, and {name} is an array of {np.size(value)}; take one of its rows")
+            raise LayoutError(
+                f"{name}: must be one number to write commands, got an array of {np.size(value)}; give one layout"
+            )
         numbers[name] = int(value)
     host = host_chips(system)
     chips = numbers["tp"] * numbers["cp"] * numbers["pp"] * numbers["dp"]
+
+    # The smallest number of hosts must divide the chips, since launchers start equal hosts.
     nodes = -(-chips // host)
     if chips % nodes:
         raise LayoutError(
-            f"{chips} chips do not divide by the {nodes} hosts of {host} that they need; take {chips // host * host} chips"
+            f"chips: must divide evenly over {nodes} hosts of {host}, got {chips}; use {chips // host * host} chips"
         )
     sequences_per_step = numbers["micro_batch"] * numbers["dp"]
     if numbers["batch"] % sequences_per_step:
         raise LayoutError(
-            f"a batch of {numbers['batch']} does not divide by {numbers['dp']} copies x {numbers['micro_batch']} sequences; "
-            f"take {max(numbers['batch'] // sequences_per_step, 1) * sequences_per_step}"
+            f"batch: must be a multiple of dp {numbers['dp']} x micro-batch {numbers['micro_batch']}, got {numbers['batch']}; "
+            f"use {max(numbers['batch'] // sequences_per_step, 1) * sequences_per_step}"
         )
     virtual = numbers.pop("virtual_stages")
     if numbers["pp"] > 1:
@@ -136,7 +153,14 @@ def training_run(model: Model, job: TrainingJob, layout: TrainingLayout, system:
 
 
 def layers_by_chunk(run: Run) -> list[int]:
-    """Return the layers of each chunk in the order that a micro-batch passes them, as given, or dealt out."""
+    """Return the layers of each chunk, in the order of a micro-batch's path.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        The given layers, or evenly divided ones.
+    """
     if run.has_given_layers:
         return list(run.has_given_layers)
     path = schedule_named(run.layout.schedule).paths(run.pp, run.virtual)[0]
@@ -144,16 +168,30 @@ def layers_by_chunk(run: Run) -> list[int]:
 
 
 def hosts_started(run: Run) -> tuple[str, ...]:
-    """Say where a command of several hosts runs."""
+    """Return the note on the hosts of a command.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        One note; empty for a single host.
+    """
     if run.nodes == 1:
         return ()
     return (
-        f"on each of {run.nodes} hosts, with its NODE_RANK from 0 to {run.nodes - 1}; HEAD_ADDRESS: the first one's address",
+        f"run on each of {run.nodes} hosts, with NODE_RANK from 0 to {run.nodes - 1}; HEAD_ADDRESS: address of the first host",
     )
 
 
 def torchrun(run: Run) -> list[str]:
-    """Return `torchrun` with its hosts and the chips of each."""
+    """Return `torchrun` with its hosts and the chips of each.
+
+    Args:
+        run: The training run.
+
+    Returns:
+        Words of the command.
+    """
     if run.nodes == 1:
         return ["torchrun --standalone", f"--nproc-per-node {run.per_node}"]
     return [

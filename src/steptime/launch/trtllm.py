@@ -1,6 +1,6 @@
-"""TensorRT-LLM 1.2, as `trtllm-serve` takes its flags and its options file; `trtllm-serve disaggregated` before pools.
+"""Server commands of TensorRT-LLM 1.2: `trtllm-serve` with an options file, and `trtllm-serve disaggregated` for pools.
 
-Counted for one rank, which is an attention group, and for one micro-batch: `--max_batch_size`, `--max_num_tokens`.
+`--max_batch_size` and `--max_num_tokens` count for one rank, which is a data-parallel rank, and one micro-batch.
 """
 
 from __future__ import annotations
@@ -13,23 +13,44 @@ from steptime.launch.shell_script import Command, json_file
 from steptime.planning.launch_facts import Served
 from steptime.planning.plan_result import Plan
 
+# TensorRT-LLM's names of KV cache formats.
 CACHE = {"bf16": "auto", "fp16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
-LAYER_UPDATES = 1  # layers whose experts are moved in one step: 0 would leave the extra copies where they start
+# Layers whose experts move per step. With 0 the redundant experts would stay where they start.
+LAYER_UPDATES = 1
 
 
 def refused(served: Served) -> str:
-    """Return why TensorRT-LLM cannot serve a plan."""
+    """Return the reason why TensorRT-LLM cannot serve a plan.
+
+    Args:
+        served: Facts about the machine.
+
+    Returns:
+        The reason; "" if it can.
+    """
     return "" if served.vendor in (NVIDIA, "") else f"TensorRT-LLM runs on GPUs of NVIDIA, not on chips of {served.vendor}"
 
 
 def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Command:
-    """Return the one command of a replica, which starts the other hosts itself; rank: 0, whatever is given."""
+    """Return the command of a replica, which starts all its hosts.
+
+    Args:
+        serve_args: Requirements of the pool.
+        replica: Placement of the replica.
+        rank: Not used: one command starts all hosts.
+        port: Port of the server.
+
+    Returns:
+        The command with its options file and notes.
+    """
     del rank
     m = serve_args.layout
     place, missing = checkpoint(serve_args.served, quantises=False)
     name = f"{serve_args.role}.yaml"
     words = [f"trtllm-serve {place}", f"--tp_size {int(m.stage)}"]
-    chips = int(m.group) if m.dp > 1 else 1  # of a group: each becomes a group of its own
+
+    # With attention DP, TensorRT-LLM makes each chip a data-parallel rank.
+    chips = int(m.group) if m.dp > 1 else 1
     sequences = -(-serve_args.sequences // (serve_args.parts * chips))
     if replica.nodes > 1:
         words = [f"mpirun -n {int(m.chips)} -H $HOSTS", *_own_chips(serve_args, replica), "trtllm-llmapi-launch", *words]
@@ -53,10 +74,10 @@ def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int)
 
 
 def _own_chips(serve_args: ServeArgs, replica: Replica) -> list[str]:
-    """Return the words that let each process of a replica of several hosts see its own chips, where others are not its.
+    """Return the words that restrict each process of a replica to its own chips.
 
-    One list for all hosts is passed on from the environment; else each process picks its host's by its rank, for `mpirun`
-    fills the hosts in their order under `--map-by slot`, as `srun` does.
+    If all hosts use the same chips, the environment has one list. Otherwise each process picks the list of its host by its
+    rank: `mpirun` fills hosts in order under `--map-by slot`, as `srun` does.
     """
     if replica.chips == serve_args.served.host_chips:
         return []
@@ -69,7 +90,14 @@ def _own_chips(serve_args: ServeArgs, replica: Replica) -> list[str]:
 
 
 def options(serve_args: ServeArgs) -> dict[str, Any]:
-    """Return what its options file says of a pool."""
+    """Return the content of the options file of a pool.
+
+    Args:
+        serve_args: Requirements of the pool.
+
+    Returns:
+        Options by name.
+    """
     m, served = serve_args.layout, serve_args.served
     settings: dict[str, Any] = {}
     if serve_args.role != "decode":
@@ -79,6 +107,8 @@ def options(serve_args: ServeArgs) -> dict[str, Any]:
     settings["kv_cache_config"] = {"dtype": CACHE.get(served.kv, "auto")} | (
         {"enable_block_reuse": True} if serve_args.cached else {}
     )
+
+    # The load balancer counts slots: the routed experts and their redundant copies.
     if m.redundant_experts > 0:
         slots = served.routed_experts + int(m.redundant_experts)
         settings["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": LAYER_UPDATES}}
@@ -92,20 +122,21 @@ def options(serve_args: ServeArgs) -> dict[str, Any]:
 
 
 def _notes(serve_args: ServeArgs, replica: Replica) -> tuple[str, ...]:
-    """Say what limits count for, and what the engine cannot run."""
+    """Return notes on the scope of the limits, and on unsupported parts."""
     m, served = serve_args.layout, serve_args.served
     notes = []
+    # Both limits count for less than the whole server.
     if m.dp > 1:
         notes.append("--max_batch_size and --max_num_tokens count for one attention data-parallel rank")
     if serve_args.parts > 1:
         notes.append(f"--max_batch_size and --max_num_tokens count for one of the {serve_args.parts} micro-batches in flight")
     if served.kv not in CACHE:
-        notes.append(f"TensorRT-LLM keeps no KV cache in {served.kv}: expect another size of it")
+        notes.append(f"TensorRT-LLM has no KV cache in {served.kv}: expect a cache of another size")
     elif CACHE[served.kv] == "auto" and served.checkpoint_kv not in ("", "bf16"):
-        notes.append(f"dtype auto follows the checkpoint, which asks for {served.checkpoint_kv}: expect a smaller KV cache")
+        notes.append(f"dtype auto follows the checkpoint, which declares {served.checkpoint_kv}: expect a smaller KV cache")
     if replica.nodes > 1:
-        notes.append(f"one command starts all {replica.nodes} hosts, or srun --mpi=pmix in place of mpirun under Slurm;")
-        notes.append(f"HOSTS: the address of each with :{replica.chips} behind it, and commas between")
+        notes.append(f"one command starts all {replica.nodes} hosts; under Slurm use srun --mpi=pmix in place of mpirun;")
+        notes.append(f"HOSTS: addresses of the hosts, each followed by :{replica.chips}, separated by commas")
     return (*notes, *unsaid(serve_args, "trtllm"))
 
 
@@ -113,7 +144,19 @@ def _notes(serve_args: ServeArgs, replica: Replica) -> tuple[str, ...]:
 
 
 def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int], port: int) -> Command:
-    """Return the command of the server that parts requests between pools, or of nginx before equal replicas."""
+    """Return the command of the server between two pools, or of nginx.
+
+    nginx balances the load of equal replicas.
+
+    Args:
+        plan: The plan.
+        replicas: Placement of all replicas.
+        ports: Ports by replica.
+        port: Port of the clients.
+
+    Returns:
+        The command with its configuration file.
+    """
     urls = {r: f"@{r.variable}@:{ports[r]}" for r in replicas}
     variables = tuple(r.variable for r in replicas)
     if len(plan.pools) == 1:
@@ -124,10 +167,12 @@ def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int],
         words = ("nginx -g 'daemon off;' -c $PWD/router.conf",)
         return Command(
             words=words,
-            notes=("TensorRT-LLM has no balancer for equal replicas; nginx is one",),
+            notes=("TensorRT-LLM has no load balancer for equal replicas; this uses nginx",),
             files={"router.conf": text},
             variables=variables,
         )
+
+    # Prefill servers are context servers, decode servers are generation servers.
     sides = {
         side: {"num_instances": len(lines), "urls": lines}
         for side, role in (("context_servers", "prefill"), ("generation_servers", "decode"))

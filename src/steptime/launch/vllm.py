@@ -1,6 +1,6 @@
-"""vLLM, as its release 0.33 takes its flags: `vllm serve`, and `vllm-router` 0.1 before several servers.
+"""Server commands of vLLM with the flags of release 0.33: `vllm serve`, and `vllm-router` 0.1 for several servers.
 
-Counted for one data-parallel rank, which is an attention group: `--max-num-seqs`, `--max-num-batched-tokens`.
+`--max-num-seqs` and `--max-num-batched-tokens` count for one data-parallel rank.
 """
 
 from __future__ import annotations
@@ -28,28 +28,49 @@ from steptime.launch.shell_script import Command
 from steptime.planning.launch_facts import Served
 from steptime.planning.plan_result import Plan
 
+# First ports of a replica; replicas on one host count up, side channels by `STRIDE`.
 RPC_PORT, MASTER_PORT, SIDE_PORT, STRIDE = 29550, 29501, 5600, 128
+# Formats to which vLLM converts bf16 weights when it loads them, https://docs.vllm.ai/en/stable/features/quantization/online/
 ONLINE = {"fp8": "fp8_per_tensor", "mxfp8": "mxfp8"}
-"""Formats to which vLLM brings bf16 weights while it loads them, https://docs.vllm.ai/en/stable/features/quantization/online/;
-the experts alone also go to int8, and to nvfp4 on chips that multiply in it."""
+# Formats of experts: also int8, and nvfp4 on chips that multiply in it.
 ONLINE_EXPERTS = ONLINE | {"int8": "int8_per_channel_weight_only", "nvfp4": "nvfp4_per_token"}
+# vLLM's names of KV cache formats.
 CACHE = {
     "bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "fp8_ds_mla": "fp8_ds_mla", "int8": "int8_per_token_head",
     "nvfp4": "nvfp4",
 }  # fmt: skip
-PLUGINS = {"Google": "vllm-tpu", "AWS": "vllm-neuron", "Apple": "vllm-metal"}  # packages that run it on other chips
-DBO_DECODE, DBO_PREFILL = 32, 512  # tokens from which it overlaps two micro-batches unless told
+# Packages that run vLLM on other chips.
+PLUGINS = {"Google": "vllm-tpu", "AWS": "vllm-neuron", "Apple": "vllm-metal"}
+# Default number of tokens from which vLLM overlaps two micro-batches.
+DBO_DECODE, DBO_PREFILL = 32, 512
 
 
 def refused(served: Served) -> str:
-    """Return why vLLM cannot serve a plan."""
+    """Return the reason why vLLM cannot serve a plan.
+
+    Args:
+        served: Facts about the machine.
+
+    Returns:
+        The reason; "" if it can.
+    """
     if served.vendor in ("", NVIDIA, AMD, "Intel", *PLUGINS):
         return ""
-    return f"vLLM runs on GPUs, and by plug-ins on chips of {', '.join(PLUGINS)}, not on chips of {served.vendor}"
+    return f"vLLM runs on GPUs, and with plug-ins on chips of {', '.join(PLUGINS)}, not on chips of {served.vendor}"
 
 
 def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Command:
-    """Return the command of one host of a replica; rank: which of its hosts, None for a host in `$NODE_RANK`."""
+    """Return the command of one host of a replica.
+
+    Args:
+        serve_args: Requirements of the pool.
+        replica: Placement of the replica.
+        rank: Number of the host in the replica; None for `$NODE_RANK`.
+        port: Port of the server.
+
+    Returns:
+        The command with its environment and notes.
+    """
     m = serve_args.layout
     axes = parallel_sizes(
         {"--decode-context-parallel-size": m.cp, "--pipeline-parallel-size": m.pp, "--data-parallel-size": m.dp},
@@ -68,6 +89,7 @@ def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int)
     words, environment = [], dict(opening.environment)
     if serve_args.drafts:
         words.append(f"""--speculative-config '{{"method":"mtp","num_speculative_tokens":{serve_args.drafts}}}'""")
+    # Pools pass the KV cache on over NIXL, with one side channel per replica on a host.
     if serve_args.role != "serve":
         role = "kv_producer" if serve_args.role == "prefill" else "kv_consumer"
         words.append(f"""--kv-transfer-config '{{"kv_connector":"NixlConnector","kv_role":"{role}"}}'""")
@@ -81,7 +103,7 @@ def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int)
 
 
 def _counted(serve_args: ServeArgs) -> tuple[str, ...]:
-    """Say what must be installed beside vLLM, and what limits count for, where that is not the whole server."""
+    """Return notes on plug-ins, and on limits that do not count for the whole server."""
     plugin = PLUGINS.get(serve_args.served.vendor)
     notes = [f"pip install {plugin}, which may not know every flag"] if plugin else []
     if serve_args.layout.dp > 1:
@@ -92,9 +114,14 @@ def _counted(serve_args: ServeArgs) -> tuple[str, ...]:
 
 
 def _hosts(serve_args: ServeArgs, replica: Replica, rank: int | None) -> list[str]:
-    """Return what joins the hosts of a replica: data-parallel ranks where a group fits a host, else one group over hosts."""
+    """Return the flags that join the hosts of a replica.
+
+    Data-parallel ranks join the hosts if a rank fits on one host; otherwise one rank spans hosts.
+    """
     if replica.nodes == 1:
         return []
+
+    # A data-parallel rank that fits on one host needs no network inside itself.
     ranks_per_host = int(serve_args.layout.group * serve_args.layout.pp)
     later = [] if rank == 0 else ["--headless"]
     if serve_args.layout.dp > 1 and replica.chips % ranks_per_host == 0:
@@ -119,11 +146,16 @@ def _hosts(serve_args: ServeArgs, replica: Replica, rank: int | None) -> list[st
 
 
 def _experts(serve_args: ServeArgs) -> Exchange:
-    """Return how experts are spread, exchanged and balanced, with the environment and notes."""
+    """Return the flags of expert parallelism, exchange and balance.
+
+    The environment and notes follow.
+    """
     m = serve_args.layout
     if m.ep <= 1:
         return [], {}, []
     words, environment, notes = ["--enable-expert-parallel"], dict[str, str](), list[str]()
+
+    # Without an exchange, every rank has all tokens, and needs no back end.
     if serve_args.exchanges:
         backend, environment, why = exchange(serve_args)
         words.append(f"--all2all-backend {backend}")
@@ -131,7 +163,7 @@ def _experts(serve_args: ServeArgs) -> Exchange:
         if serve_args.two_batches and (backend.startswith("deepep") or serve_args.served.vendor == AMD):
             words += ["--enable-dbo", *_thresholds(serve_args)]
         elif serve_args.two_batches:
-            notes.append(f"vLLM overlaps two micro-batches over DeepEP only, not over {backend}: expect slower steps")
+            notes.append(f"vLLM overlaps two micro-batches only with DeepEP, not with {backend}: expect slower steps")
     if m.redundant_experts > 0:
         extra = json.dumps({"num_redundant_experts": int(m.redundant_experts)}, separators=(",", ":"))
         words += ["--enable-eplb", f"--eplb-config '{extra}'"]
@@ -139,46 +171,59 @@ def _experts(serve_args: ServeArgs) -> Exchange:
 
 
 def _thresholds(serve_args: ServeArgs) -> list[str]:
-    """Return the thresholds of the overlap, where those that vLLM takes would leave the plan's steps out."""
+    """Return the thresholds of the overlap, if the defaults exclude the plan's steps."""
     decoding, reads = serve_args.tokens - serve_args.prompt_tokens, serve_args.prompt_tokens > 0
     words = [f"--dbo-decode-token-threshold {decoding}"] if 0 < decoding < DBO_DECODE else []
     return words + ([f"--dbo-prefill-token-threshold {serve_args.tokens}"] if reads and serve_args.tokens < DBO_PREFILL else [])
 
 
 def exchange(serve_args: ServeArgs) -> tuple[str, dict[str, str], list[str]]:
-    """Return the back end of the exchange, its environment, and why it is not the one that one might expect.
+    """Return the back end of the expert exchange, its environment, and notes.
 
-    Inside an NVLink rack: FlashInfer's kernels over multi-node NVLink, or DeepEP's, told of it, for two micro-batches. On hosts
-    of NVLink and InfiniBand: DeepEP's low-latency kernels for a decode pool, its throughput kernels for a prefill pool, and for
-    chips that do both where the exchange leaves the host or overlaps; those have no CUDA graphs, so that else all-gather is
-    taken. On AMD: MoRI. Everywhere else: all-gather and reduce-scatter, which any link carries.
+    Inside an NVLink rack, vLLM uses FlashInfer's kernels over multi-node NVLink, or DeepEP's for two micro-batches. On hosts
+    with NVLink and InfiniBand, it uses DeepEP: low-latency kernels for a decode pool, throughput kernels for a prefill pool.
+    Chips that do both use throughput kernels if the exchange leaves the host or overlaps; these have no CUDA graphs, so that
+    all-gather replaces them otherwise. AMD uses MoRI. All other machines use all-gather and reduce-scatter, which run on any
+    link.
+
+    Args:
+        serve_args: Requirements of the pool.
+
+    Returns:
+        Back end, environment by name, and notes on an unexpected choice.
     """
     plain, served, stage = "allgather_reducescatter", serve_args.served, int(serve_args.layout.stage)
-    low = serve_args.role == "decode" and serve_args.sequences <= LOW_LATENCY_TOKENS  # its buffers hold a step of all
+
+    # The low-latency buffers must hold one step of all sequences.
+    low = serve_args.role == "decode" and serve_args.sequences <= LOW_LATENCY_TOKENS
     if served.vendor == AMD and serve_args.two_batches:
-        return plain, {}, ["vLLM overlaps two micro-batches on AMD's chips over all-gather, not over MoRI"]
+        return plain, {}, ["vLLM overlaps two micro-batches on AMD chips with all-gather, not with MoRI"]
     if served.vendor == AMD:
         return ("mori_low_latency" if low else "mori_high_throughput"), {}, []
     if served.vendor != NVIDIA or served.fabric != "nvlink":
-        return plain, {}, ["DeepEP needs NVLink between the chips of a host, which these have not: all-gather takes its place"]
+        return (
+            plain,
+            {},
+            ["DeepEP needs NVLink between the chips of a host, which this machine does not have: vLLM uses all-gather instead"],
+        )
     if served.domain_chips > served.host_chips and stage <= served.domain_chips:
         return _in_a_rack(serve_args, low=low)
     if not deepep_runs(served, stage):
         return (
             plain,
             {},
-            [f"DeepEP has no kernels for {stage} ranks on hosts of {served.host_chips}: all-gather takes its place"],
+            [f"DeepEP has no kernels for {stage} ranks on hosts of {served.host_chips}: vLLM uses all-gather instead"],
         )
     if low:
         return "deepep_low_latency", queues(serve_args.sequences), []
     if serve_args.role == "serve" and serve_args.hosts == 1 and not serve_args.two_batches:
         return plain, {}, []
-    note = "DeepEP's throughput kernels run without CUDA graphs, its low-latency kernels hold no chunk of this size"
+    note = "DeepEP's throughput kernels run without CUDA graphs; its low-latency kernels are too small for this prefill chunk"
     return "deepep_high_throughput", {}, [note] if serve_args.role != "prefill" else []
 
 
 def _in_a_rack(serve_args: ServeArgs, *, low: bool) -> tuple[str, dict[str, str], list[str]]:
-    """Return the back end where one NVLink domain joins several hosts."""
+    """Return the back end if one NVLink domain joins several hosts."""
     if serve_args.two_batches:
         switch = "VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL" if low else "VLLM_DEEPEP_HIGH_THROUGHPUT_FORCE_INTRA_NODE"
         return (
@@ -191,7 +236,10 @@ def _in_a_rack(serve_args: ServeArgs, *, low: bool) -> tuple[str, dict[str, str]
 
 
 def _in_blocks(served: Served) -> bool:
-    """Whether the experts are the fp8 blocks of a checkpoint, not those that vLLM makes while it loads."""
+    """Return whether the experts are fp8 blocks of the checkpoint itself.
+
+    vLLM's own conversion to fp8 has no blocks.
+    """
     return served.experts == served.checkpoint_experts == "fp8"
 
 
@@ -199,7 +247,14 @@ def _in_blocks(served: Served) -> bool:
 
 
 def weights(served: Served) -> Flags:
-    """Return the flags that bring weights to the plan's formats, the word that names the checkpoint, and what that must be."""
+    """Return the flags of the weights' formats, the checkpoint, and notes.
+
+    Args:
+        served: Facts about the checkpoint.
+
+    Returns:
+        Flags, the word that names the checkpoint, and notes on it.
+    """
     dense, routed = served.weights, served.experts
     same_dense, same_routed = dense == served.checkpoint_weights, routed == served.checkpoint_experts
     plain = {served.checkpoint_weights, served.checkpoint_experts} <= {"bf16", ""}
@@ -207,6 +262,7 @@ def weights(served: Served) -> Flags:
         return ([], *checkpoint(served, quantises=False))
     if dense in ONLINE and routed in (dense, ""):
         return ([f"--quantization {ONLINE[dense]}"], *checkpoint(served, quantises=True))
+    # Experts and other weights can be converted to different formats.
     able = routed in ONLINE_EXPERTS and (routed != "nvfp4" or "fp4" in served.arithmetic)
     if (same_dense or dense in ONLINE) and (same_routed or able):
         arguments = ({} if same_dense else {"linear": ONLINE[dense]}) | ({} if same_routed else {"moe": ONLINE_EXPERTS[routed]})
@@ -231,7 +287,19 @@ def _room(serve_args: ServeArgs) -> list[str]:
 
 
 def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int], port: int) -> Command:
-    """Return the command of `vllm-router` before several servers; for pools it hands the KV cache on over NIXL."""
+    """Return the command of `vllm-router` in front of several servers.
+
+    For pools it passes the KV cache on over NIXL.
+
+    Args:
+        plan: The plan.
+        replicas: Placement of all replicas.
+        ports: Ports by replica.
+        port: Port of the clients.
+
+    Returns:
+        The command.
+    """
     pools = "--vllm-pd-disaggregation --kv-connector nixl"
     command = routed(plan, replicas, ports, port, program="vllm-router", pools=pools, address_suffix={})
     return replace(command, notes=("pip install vllm-router",))

@@ -1,6 +1,9 @@
-"""The lecture as data: sections, claims and question cards, each number tied to the function that computes it, with a verdict.
+"""The lecture as data: sections, claims and question cards with computed numbers.
 
-The lecture is Reiner Pope's "The math behind how LLMs are trained and served" (Dwarkesh Podcast, 2026-04-29), told in words of
-our own. `entries` reads the files of `data/lecture`, `verdicts` computes every number again, `today` holds what real models and
-machines say, and `roofline` answers the board's questions for one of each.
+Each number has the function that computes it and a verdict. The lecture is Reiner Pope's "The math behind how LLMs
+are trained and served" (Dwarkesh Podcast, 2026-04-29), summarized in new words.
+
+`lecture_content` reads the files of `data/lecture`. `lecture_check` computes every number again. `current_figures`
+holds the functions for real models and machines. `pair_roofline` answers the questions of the blackboard for one
+model and one system.
 """

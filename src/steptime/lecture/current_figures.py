@@ -1,4 +1,7 @@
-"""What real machines, models, laws and prices say to the numbers of the lecture: functions of names that return numbers."""
+"""Numbers of real machines, models, laws and prices for the lecture's statements.
+
+The functions take names of the catalogue and return numbers.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +38,35 @@ from steptime.units import DAY, HOUR, MILLION
 
 
 def balances(systems: Sequence[str], weights: str) -> Array:
-    """Return R of systems in one number format of weights.
+    """Return the balance R of systems for one number format of weights.
+
+    Args:
+        systems: Names of systems.
+        weights: Number format of the weights.
+
+    Returns:
+        Multiplies per weight read, one value per system.
 
     >>> [round(float(one)) for one in balances(["hgx-h100", "hgx-h200"], "fp8")]
     [295, 206]
     """
     stored = number_format(weights)
     chips = [load_system(name).chip for name in systems]
-    of_weight = stored.bytes if weights != "nvfp4" else 0.5  # the lecture leaves scales out
+    # The lecture leaves out the scales of block formats.
+    of_weight = stored.bytes if weights != "nvfp4" else 0.5
     return np.array(
         [balance(multiplies(float(peak_rate(c.peak, stored.arithmetic))), of_weight, float(c.hbm.bandwidth)) for c in chips]
     )
 
 
 def drains(systems: Sequence[str]) -> Array:
-    """Return the drain times of systems' own memory [s].
+    """Return the drain times of the chips' own memory.
+
+    Args:
+        systems: Names of systems.
+
+    Returns:
+        Seconds, one value per system.
 
     >>> [round(float(one) * 1e3) for one in drains(["hgx-h100", "tpu-v5e"])]
     [24, 20]
@@ -59,7 +76,13 @@ def drains(systems: Sequence[str]) -> Array:
 
 
 def kv_bytes(models: Sequence[str]) -> Array:
-    """Return KV bytes per token of models as their configs store them.
+    """Return the KV bytes per token of models, in the format of their configs.
+
+    Args:
+        models: Names of models.
+
+    Returns:
+        Bytes per token, one value per model.
 
     >>> [float(one) for one in kv_bytes(["deepseek-v3", "llama-3.3-70b"])]
     [70272.0, 327680.0]
@@ -68,39 +91,97 @@ def kv_bytes(models: Sequence[str]) -> Array:
 
 
 def best_batch(model: str, system: str) -> float:
-    """Return B* of a real pair, no cache: R of its formats times all over active parameters."""
+    """Return B* of a model on a system without a KV cache.
+
+    R of the model's number formats, times total over active parameters.
+
+    Args:
+        model: Name of a model.
+        system: Name of a system.
+
+    Returns:
+        Sequences.
+    """
     pair = build_pair(load_model(model), load_system(system))
     return float(optimal_batch(pair.balance, pair.sparsity))
 
 
 def knee(model: str, system: str, context: int) -> float:
-    """Return L* of a real pair [tokens], by what a token of `context` reads."""
+    """Return L* of a model on a system.
+
+    Args:
+        model: Name of a model.
+        system: Name of a system.
+        context: Tokens of context, which decide the cache bytes that a token reads.
+
+    Returns:
+        Tokens.
+    """
     return build_pair(load_model(model), load_system(system), context=context).knee
 
 
 def floor(model: str, system: str) -> float:
-    """Return the time in which one domain reads all weights once [s]."""
+    """Return the time in which one scale-up domain reads all weights once.
+
+    Args:
+        model: Name of a model.
+        system: Name of a system.
+
+    Returns:
+        Seconds.
+    """
     return build_pair(load_model(model), load_system(system)).floor
 
 
 def scale_out_ratio(systems: Sequence[str]) -> Array:
-    """Return bandwidth inside a domain over that between domains, of a chip."""
+    """Return the bandwidth of a chip inside a domain over that between domains.
+
+    Args:
+        systems: Names of systems.
+
+    Returns:
+        Ratio, one value per system.
+    """
     machines = [load_system(name) for name in systems]
     return np.array([float(machine.scale_up.link.bandwidth) / float(machine.scale_out.link.bandwidth) for machine in machines])
 
 
 def domain_growth(before: str, after: str) -> float:
-    """Return chips of a scale-up domain over those of an earlier one."""
+    """Return the ratio of the chips of two scale-up domains.
+
+    Args:
+        before: Name of the earlier system.
+        after: Name of the later system.
+
+    Returns:
+        Chips of the later domain over chips of the earlier domain.
+    """
     return float(load_system(after).scale_up.size) / float(load_system(before).scale_up.size)
 
 
 def pipeline_ratio(model_experts: float, systems: Sequence[str]) -> Array:
-    """Return the pipeline condition for one layer a stage on real links."""
+    """Return the pipeline condition for one layer per stage on real links.
+
+    Args:
+        model_experts: Experts that a token uses.
+        systems: Names of systems.
+
+    Returns:
+        Ratio, one value per system; from 1 on the transfer is hidden.
+    """
     return np.asarray(pipeline_condition(model_experts, 1, scale_out_ratio(systems)))
 
 
 def batch_in_flight(tokens_per_second: float, tokens_per_second_per_user: float, best: float) -> float:
-    """Return sequences in flight over the best batch, by Little's law.
+    """Return the sequences in flight over the best batch, by Little's law.
+
+    Args:
+        tokens_per_second: Output of all users [tok/s].
+        tokens_per_second_per_user: Output of one user [tok/s].
+        best: Best batch [sequences].
+
+    Returns:
+        Ratio.
 
     >>> round(batch_in_flight(18 * 14_800, 21, 300 * 671 / 37), 2)
     2.33
@@ -109,36 +190,77 @@ def batch_in_flight(tokens_per_second: float, tokens_per_second_per_user: float,
 
 
 def best_overtraining(laws: Sequence[str], params: float, trained: float, served: float) -> Array:
-    """Return how far over Chinchilla's tokens the cheapest model is trained, for the loss of a given one, by law.
+    """Return the overtraining of the cheapest model at the loss of a given model.
 
-    served: tokens of serving that cost as forward passes of training do, relative speed counted in.
+    Args:
+        laws: Names of scaling laws.
+        params: Parameters of the given model.
+        trained: Training tokens of the given model.
+        served: Served tokens, converted to tokens of forward passes in training.
+
+    Returns:
+        Training tokens over Chinchilla's, one value per law.
     """
     ratios = []
     for law in laws:
         at_loss = loss(law, params, trained)
+        # The cheapest model has the loss of the given one, so the laws are compared at equal quality.
         size = float(cheapest(law, at_loss, served))
         ratios.append(float(overtraining(float(tokens_for(law, size, at_loss)), size)))
     return np.array(ratios)
 
 
 def dense_worth(laws: Sequence[str], active: float, experts: float) -> Array:
-    """Return the dense parameters of the same loss as a mixture of experts, by law."""
+    """Return the dense parameters with the loss of a mixture of experts.
+
+    Args:
+        laws: Names of scaling laws.
+        active: Active parameters.
+        experts: Number of experts.
+
+    Returns:
+        Parameters, one value per law.
+    """
     return np.array([float(equivalent_dense(law, active, experts)) for law in laws])
 
 
 def dense_gain(law: str, active: float, experts: float) -> float:
-    """Return the same over the active parameters."""
+    """Return the dense parameters with the loss of an MoE, over its active ones.
+
+    Args:
+        law: Name of a scaling law.
+        active: Active parameters.
+        experts: Number of experts.
+
+    Returns:
+        Ratio.
+    """
     return float(equivalent_dense(law, active, experts)) / active
 
 
 def bandwidth_growth(before: str, after: str) -> float:
-    """Return the memory bandwidth of a scale-up domain over that of an earlier one."""
+    """Return the ratio of the memory bandwidths of two scale-up domains.
+
+    Args:
+        before: Name of the earlier system.
+        after: Name of the later system.
+
+    Returns:
+        Bandwidth of the later domain over that of the earlier domain.
+    """
     wide, narrow = (float(s.scale_up.size) * float(s.chip.hbm.bandwidth) for s in (load_system(after), load_system(before)))
     return wide / narrow
 
 
 def figure_ratio(over: float, under: float) -> float:
-    """Return one measured figure over another.
+    """Return the ratio of two measured figures.
+
+    Args:
+        over: Numerator.
+        under: Denominator.
+
+    Returns:
+        Ratio.
 
     >>> figure_ratio(10, 4)
     2.5
@@ -147,18 +269,29 @@ def figure_ratio(over: float, under: float) -> float:
 
 
 def microbatches_without_idle(stages: int) -> int:
-    """Return the least micro-batches in flight that keep every stage of a loop busy, by walking the loop.
+    """Return the minimum micro-batches in flight that keep all stages of a loop busy.
 
-    Each micro-batch goes through all stages, a beat each, and starts again. -> count
+    The function walks the loop: each micro-batch passes all stages, one beat per stage, and starts again.
+
+    Args:
+        stages: Pipeline stages.
+
+    Returns:
+        Number of micro-batches.
+
+    Raises:
+        RangeError: No number below twice the stages keeps them busy.
 
     >>> microbatches_without_idle(4)
     4
     """
     for count in range(1, 2 * stages):
-        places = [-number for number in range(count)]  # micro-batches follow one another, and those below 0 have not started
+        # Micro-batches start one beat apart; a place below 0 has not started.
+        places = [-number for number in range(count)]
         busy = 0
         for beat in range(8 * stages):
             busy_stages = [place % stages for place in places if place >= 0]
+            # The first beats fill the pipeline and do not count.
             if beat >= 4 * stages:
                 busy += len(set(busy_stages))
             places = [place + 1 for place in places]
@@ -168,22 +301,54 @@ def microbatches_without_idle(stages: int) -> int:
 
 
 def dense_reads(context: float) -> float:
-    """Return the cache entries that attention to all tokens reads: all of them."""
+    """Return the cache entries that full attention reads: all of them.
+
+    Args:
+        context: Tokens of context.
+
+    Returns:
+        Entries.
+    """
     return context
 
 
 def cost_over_floor(context: float, knee: float) -> float:
-    """Return the cost of a token over its floor by context, a batch without end: max(1, L/L*)."""
+    """Return the cost of a token over its floor, for an infinite batch.
+
+    max(1, L/L*)
+
+    Args:
+        context: Tokens of context, L.
+        knee: L* [tokens].
+
+    Returns:
+        Ratio.
+    """
     return float(ratio_below_step(knee, context))
 
 
 def mixing_rounds(pattern: str) -> float:
-    """Return the rounds until each output depends on each input, by the name of a cipher's or a network's pattern."""
+    """Return the rounds until every output depends on every input.
+
+    Args:
+        pattern: Name of a pattern of a cipher or a network.
+
+    Returns:
+        Rounds; infinity if it never mixes completely.
+    """
     return known_times([pattern])[pattern]
 
 
 def flipped_share(name: str, rounds: float) -> float:
-    """Return the share of output bits, or signs, that one input bit flips after rounds of a cipher, or layers of a network."""
+    """Return the share of output bits that one flipped input bit flips.
+
+    Args:
+        name: Name of a cipher, or of a kind of network whose bits are signs.
+        rounds: Rounds of the cipher, or layers of the network.
+
+    Returns:
+        Share from 0 to 1.
+    """
     shares = _flipped(name)
     return shares[min(int(rounds), len(shares)) - 1]
 
@@ -194,44 +359,104 @@ def _flipped(name: str) -> tuple[float, ...]:
 
 
 def strength(sbox: str, figure: str) -> float:
-    """Return a figure of a known S-box's card: `uniformity` or `walsh`."""
+    """Return a figure of a known S-box.
+
+    Args:
+        sbox: aes or present.
+        figure: `uniformity` or `walsh`.
+
+    Returns:
+        Number of inputs.
+    """
     return float(getattr(sbox_card(sbox), figure))
 
 
 @lru_cache(maxsize=1)
 def trained_flips() -> float:
-    """Return the share of outputs that one input flips in a network trained to tell how groups of its inputs vote."""
+    """Return the share of outputs that one input flips in a trained network.
+
+    The network learned the majority of each group of its inputs.
+
+    Returns:
+        Share from 0 to 1.
+    """
     return trained_and_random().trained
 
 
 def kept_over_reversible(layers: float, stream_bytes: float, layer_bytes: float) -> float:
-    """Return activations that plain layers keep over those of reversible ones: two streams and one layer at any depth."""
+    """Return the activations of plain layers over those of reversible layers.
+
+    Reversible layers keep two streams and one layer at any depth.
+
+    Args:
+        layers: Number of layers.
+        stream_bytes: Activations of one stream [B].
+        layer_bytes: Activations of one layer [B].
+
+    Returns:
+        Ratio.
+    """
     return float(plain_bytes(layers, layer_bytes)) / float(reversible_bytes(stream_bytes, layer_bytes))
 
 
 def balances_by_format(pairs: Sequence[tuple[str, str]]) -> Array:
-    """Return R of systems, each with its own number format of weights."""
+    """Return the balance R of systems, each with its own weight format.
+
+    Args:
+        pairs: Name of a system and number format of the weights.
+
+    Returns:
+        Multiplies per weight read, one value per pair.
+    """
     return np.concatenate([balances([system], weights) for system, weights in pairs])
 
 
 def share_read(models: Sequence[str], context: int) -> Array:
-    """Return the share of a cache's bytes that a token reads at a context [tokens], by model."""
+    """Return the share of the cached bytes that a token reads.
+
+    Args:
+        models: Names of models.
+        context: Tokens of context.
+
+    Returns:
+        Share from 0 to 1, one value per model.
+    """
     loaded_models = [load_model(name) for name in models]
     return np.array([float(cache_bytes_read(model, context)) / float(cache_bytes(model, context)) for model in loaded_models])
 
 
 def longest_contexts(models: Sequence[str]) -> Array:
-    """Return the longest contexts that configs state [tokens]."""
+    """Return the longest contexts in the configs of models.
+
+    Args:
+        models: Names of models.
+
+    Returns:
+        Tokens, one value per model.
+    """
     return np.array([float(load_model(name).max_context) for name in models])
 
 
 def parameters(model: str) -> float:
-    """Return all parameters of a model, as counted from its config."""
+    """Return the total parameters of a model, counted from its config.
+
+    Args:
+        model: Name of a model.
+
+    Returns:
+        Parameters.
+    """
     return total_parameters(load_model(model))
 
 
 def per_second_of_month(tokens_a_month: Sequence[float]) -> Array:
-    """Return tokens a second from totals of a month of 365/12 days.
+    """Return tokens per second from tokens per month of 365/12 days.
+
+    Args:
+        tokens_a_month: Tokens per month.
+
+    Returns:
+        Tokens per second, one value per month.
 
     >>> [round(float(one) / 1e6) for one in per_second_of_month([480e12, 1300e12])]
     [183, 495]
@@ -240,13 +465,31 @@ def per_second_of_month(tokens_a_month: Sequence[float]) -> Array:
 
 
 def memory_share(system: str, usd_per_byte: Sequence[float], price: float) -> Array:
-    """Return what the HBM of one domain costs over the price of the whole [USD], at prices of memory [USD/B]."""
+    """Return the cost of the HBM of one domain over the price of the domain.
+
+    Args:
+        system: Name of a system.
+        usd_per_byte: Prices of memory [USD/B].
+        price: Price of the whole domain [USD].
+
+    Returns:
+        Share, one value per price of memory.
+    """
     machine = load_system(system)
     return np.asarray(usd_per_byte) * float(machine.scale_up.size) * float(machine.chip.hbm.capacity) / price
 
 
 def price_over_cost(usd_per_million: float, active: float, mac_rate: float, usd_per_hour: float) -> float:
     """Return the price of an input token over the rent of its arithmetic.
+
+    Args:
+        usd_per_million: Price of a million input tokens [USD].
+        active: Active parameters.
+        mac_rate: Multiplies per second of the chip.
+        usd_per_hour: Rent of the chip [USD/h].
+
+    Returns:
+        Ratio.
 
     >>> round(price_over_cost(5, 100e9, 2.25e15, 2))
     202
@@ -255,12 +498,28 @@ def price_over_cost(usd_per_million: float, active: float, mac_rate: float, usd_
 
 
 def chips_over_domain(chips: float, system: str) -> float:
-    """Return chips that share an expert layer over those that a scale-up domain joins."""
+    """Return the chips that share an expert layer over the chips of a domain.
+
+    Args:
+        chips: Chips that share an expert layer.
+        system: Name of a system.
+
+    Returns:
+        Ratio.
+    """
     return chips / float(load_system(system).scale_up.size)
 
 
 def slow_mode(batches: float) -> float:
-    """Return the cost of a token at so many times the best batch over that at the best one, no cache: 1 from there on.
+    """Return the cost of a token at a larger batch over its cost at the best batch.
+
+    Without a KV cache the ratio is 1 from the best batch on.
+
+    Args:
+        batches: Batch over the best batch.
+
+    Returns:
+        Ratio, at least 1.
 
     >>> slow_mode(4), slow_mode(0.5)
     (1.0, 2.0)
@@ -269,13 +528,31 @@ def slow_mode(batches: float) -> float:
 
 
 def idle_over_gpipe(schedule: str, stages: int, microbatches: int) -> float:
-    """Return the idle time of a schedule over GPipe's; forward, input and weight gradients take a beat each."""
+    """Return the idle time of a pipeline schedule over the idle time of GPipe.
+
+    Forward pass, input gradients and weight gradients take one beat each.
+
+    Args:
+        schedule: Name of a schedule.
+        stages: Pipeline stages.
+        microbatches: Micro-batches of a step.
+
+    Returns:
+        Ratio.
+    """
     idle, gpipe_idle = (schedule_named(name).idle(stages, microbatches, 1, 1.0, 2.0, 1.0) for name in (schedule, "gpipe"))
     return float(idle) / float(gpipe_idle)
 
 
 def stage_imbalance(layers: int, stages: int) -> float:
-    """Return the largest over the mean number of layers of a stage.
+    """Return the layers of the largest stage over the mean.
+
+    Args:
+        layers: Number of layers.
+        stages: Pipeline stages.
+
+    Returns:
+        Ratio, at least 1.
 
     >>> stage_imbalance(60, 4), round(stage_imbalance(61, 4), 2)
     (1.0, 1.05)
@@ -284,24 +561,65 @@ def stage_imbalance(layers: int, stages: int) -> float:
 
 
 def training_flops_per_parameter(model: str, seq: int) -> float:
-    """Return the FLOPs of training on a token, over parameters: three forward passes of sequences of `seq` tokens."""
+    """Return the training FLOP per token and parameter.
+
+    A training step costs three forward passes.
+
+    Args:
+        model: Name of a model.
+        seq: Tokens of a sequence.
+
+    Returns:
+        FLOP per token and parameter.
+    """
     loaded_model = load_model(model)
     return 3 * float(forward_flops(loaded_model, seq, full=False)) / total_parameters(loaded_model)
 
 
 def serving_over_training(served: float, trained: float, eta: float) -> float:
-    """Return the cost of serving tokens over that of pre-training: 2 eta D_inf over 6 D_pre."""
+    """Return the cost of serving over the cost of pre-training.
+
+    2 eta D_inf / (6 D_pre)
+
+    Args:
+        served: Served tokens, D_inf.
+        trained: Pre-training tokens, D_pre.
+        eta: Cost of a served FLOP over a trained FLOP.
+
+    Returns:
+        Ratio.
+    """
     return float(tokens_equal_to_serving(served, eta)) / trained
 
 
 def read_over_recompute(
     kv_bytes: float, bandwidth: float, tier_usd_per_hour: float, active: float, mac_rate: float, usd_per_hour: float
 ) -> float:
-    """Return the cost of reading a cached token back from a tier over that of computing it again."""
+    """Return the cost of reading a cached token from a tier over recomputing it.
+
+    Args:
+        kv_bytes: KV cache of a token [B].
+        bandwidth: Bandwidth of the tier [B/s].
+        tier_usd_per_hour: Rent of the tier [USD/h].
+        active: Active parameters.
+        mac_rate: Multiplies per second of the chip.
+        usd_per_hour: Rent of the chip [USD/h].
+
+    Returns:
+        Ratio.
+    """
     read_cost = retrieve_cost(kv_bytes, bandwidth, tier_usd_per_hour / HOUR)
     return float(read_cost / recompute_cost(active, mac_rate, usd_per_hour / HOUR))
 
 
 def feistel_flips(rounds: int, half: int) -> float:
-    """Return the expected share of outputs that one input bit flips after some Feistel rounds on halves of bits."""
+    """Return the expected avalanche of a Feistel cipher after its last round.
+
+    Args:
+        rounds: Number of rounds.
+        half: Bits of a half.
+
+    Returns:
+        Share from 0 to 1.
+    """
     return float(feistel_expected(rounds, half)[-1])

@@ -1,4 +1,4 @@
-"""All numbers of the lecture computed again, with their verdicts held against those that are stored."""
+"""Recompute the lecture's numbers and compare their verdicts with the stored ones."""
 
 from __future__ import annotations
 
@@ -13,47 +13,56 @@ from steptime.result_base import Tabular, columns_by_key, unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A number that was said, what is computed, and the verdict."""
+    """A stated number, the computed range, and the verdict."""
 
     place: str = field(metadata=unit("", "section 3, claim 3 or card 3"))
-    check: int = field(metadata=unit("", "number of the acceptance check; 0: none"))
-    name: str = field(metadata=unit("", "what it is"))
-    stated: float = field(metadata=unit("", "the number as spoken, or as published"))
-    low: float = field(metadata=unit("", "least of what is computed"))
-    high: float = field(metadata=unit("", "greatest of what is computed"))
-    verdict: str = field(metadata=unit("", "as computed"))
-    stored: str = field(metadata=unit("", "as stored"))
-    reason: str = field(metadata=unit("", "why"))
-    source: str = field(metadata=unit("", "where the number stands"))
-    unit: str = field(metadata=unit("", "of the numbers"))
+    check: int = field(metadata=unit("", "number of the acceptance check; 0: no check"))
+    name: str = field(metadata=unit("", "description of the number"))
+    stated: float = field(metadata=unit("", "number as spoken or published"))
+    low: float = field(metadata=unit("", "smallest computed number"))
+    high: float = field(metadata=unit("", "largest computed number"))
+    verdict: str = field(metadata=unit("", "computed verdict"))
+    stored: str = field(metadata=unit("", "stored verdict"))
+    reason: str = field(metadata=unit("", "reason for the verdict"))
+    source: str = field(metadata=unit("", "source of the stated number"))
+    unit: str = field(metadata=unit("", "unit of the numbers"))
 
     @property
     def changed(self) -> bool:
-        """Whether the verdict is another than the stored one."""
+        """Whether the computed verdict differs from the stored one."""
         return self.verdict != self.stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verdicts(Tabular):
-    """Every number of the lecture with its verdict."""
+    """All numbers of the lecture with their verdicts."""
 
     SCHEMA: ClassVar[str] = "steptime.lecture-verdicts/2"
 
-    rows: tuple[Row, ...] = field(metadata=unit("", "one each number"))
+    rows: tuple[Row, ...] = field(metadata=unit("", "one row per number"))
 
     @property
     def changed(self) -> tuple[Row, ...]:
-        """Numbers whose verdict is another than the stored one."""
+        """Numbers whose computed verdict differs from the stored one."""
         return tuple(row for row in self.rows if row.changed)
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return how many numbers there are of each verdict."""
+        """Return the count of numbers per verdict.
+
+        Returns:
+            Title, and counts by verdict.
+        """
+        # Verdicts without a number are shown as 0.
         counts = {name: sum(row.verdict == name for row in self.rows) for name in VERDICTS}
         figures = {name: f"{count:,}" for name, count in counts.items()}
-        return f"The lecture: {len(self.rows):,} numbers, {len(self.changed)} with another verdict than stored", figures
+        return f"The lecture: {len(self.rows):,} numbers, {len(self.changed)} with a changed verdict", figures
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each number."""
+        """Return one row per number.
+
+        Returns:
+            Columns by name, each with one value per number.
+        """
         return columns_by_key(Row, self.rows)
 
 
@@ -61,10 +70,10 @@ class Verdicts(Tabular):
 class Title:
     """A section with the verdicts on its numbers."""
 
-    number: int = field(metadata=unit("", "of the section"))
-    title: str = field(metadata=unit("", "what it is about"))
-    formula: str = field(metadata=unit("", "in plain letters"))
-    verdicts: tuple[str, ...] = field(metadata=unit("", "on its numbers", kind="list of text"))
+    number: int = field(metadata=unit("", "number of the section"))
+    title: str = field(metadata=unit("", "title of the section"))
+    formula: str = field(metadata=unit("", "formula in plain letters"))
+    verdicts: tuple[str, ...] = field(metadata=unit("", "verdicts on its numbers", kind="list of text"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -73,16 +82,24 @@ class Lecture(Tabular):
 
     SCHEMA: ClassVar[str] = "steptime.lecture/2"
 
-    sections: tuple[Title, ...] = field(metadata=unit("", "in their order"))
+    sections: tuple[Title, ...] = field(metadata=unit("", "sections in order"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return how many sections and numbers there are."""
+        """Return the number of sections and the verdicts on their numbers.
+
+        Returns:
+            Title, and counts by verdict.
+        """
         numbers = [verdict for section in self.sections for verdict in section.verdicts]
         counts = {name: f"{numbers.count(name):,} of {len(numbers):,} numbers" for name in VERDICTS}
         return f"The math behind how LLMs are trained and served: {len(self.sections):,} sections", counts
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each section."""
+        """Return one row per section.
+
+        Returns:
+            Columns by name, each with one value per section.
+        """
         every = self.sections
         return {
             "number": [section.number for section in every],
@@ -93,7 +110,11 @@ class Lecture(Tabular):
 
 
 def contents() -> Lecture:
-    """Return the sections with the stored verdicts on their numbers."""
+    """Return the sections with the stored verdicts on their numbers.
+
+    Returns:
+        All sections.
+    """
     return Lecture(sections=tuple(_title(section) for section in sections()))
 
 
@@ -103,7 +124,11 @@ def _title(section: Section) -> Title:
 
 
 def statements() -> Iterator[tuple[str, Statement]]:
-    """Yield every number with the place where it stands."""
+    """Yield every number with its place in the lecture.
+
+    Yields:
+        Place, such as "section 3", and statement.
+    """
     for section in sections():
         yield from ((f"section {section.number}", statement) for statement in section.statements)
     yield from ((f"claim {claim.number}", claim.statement) for claim in claims())
@@ -111,7 +136,11 @@ def statements() -> Iterator[tuple[str, Statement]]:
 
 
 def check() -> Verdicts:
-    """Return every number computed again."""
+    """Compute every number of the lecture again.
+
+    Returns:
+        One row per number, with the computed and the stored verdict.
+    """
     return Verdicts(rows=tuple(_row(place, statement) for place, statement in statements()))
 
 

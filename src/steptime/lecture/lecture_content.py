@@ -1,4 +1,4 @@
-"""Sections, claims and cards as they stand in `data/lecture`, and the numbers in them as they are computed."""
+"""Sections, claims and question cards of `data/lecture`, with computed numbers."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """A number that was said, or that follows from what was said, with the function that computes it."""
+    """A number of the lecture with the function that computes it."""
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "computed": unit("", "the number as computed, or several side by side", kind="list of number"),
-        "computed_verdict": unit("", "verdict as computed", key="computed_verdict"),
+        "computed": unit("", "computed number, or several numbers", kind="list of number"),
+        "computed_verdict": unit("", "computed verdict", key="computed_verdict"),
     }
 
-    name: str = field(metadata=unit("", "what it is"))
-    call: str = field(metadata=unit("", "function of the package that computes it"))
-    arguments: Mapping[str, Any] = field(default_factory=dict, metadata=unit("", "its arguments, in SI units", kind="object"))
-    stated: float = field(metadata=unit("", "the number as spoken, or as published", key="stated"))
+    name: str = field(metadata=unit("", "description of the number"))
+    call: str = field(metadata=unit("", "function of the package that computes the number"))
+    arguments: Mapping[str, Any] = field(default_factory=dict, metadata=unit("", "arguments in SI units", kind="object"))
+    stated: float = field(metadata=unit("", "number as spoken or published", key="stated"))
     relation: str = field(default="about", metadata=unit("", "about, at least or at most"))
-    tolerance: float = field(default=0.05, metadata=unit("", "relative distance within which it holds"))
-    factor: float = field(default=2.0, metadata=unit("", "factor within which it holds within a factor"))
-    check: int = field(default=0, metadata=unit("", "number of the acceptance check; 0: none"))
-    today: bool = field(default=False, metadata=unit("", "whether it is of real models, machines or prices"))
-    undecided: bool = field(default=False, metadata=unit("", "whether no function of public figures can decide it"))
-    verdict: str = field(metadata=unit("", "holds, holds within a factor, fails or undecided, as stored"))
-    reason: str = field(default="", metadata=unit("", "why"))
-    source: str = field(default=LECTURE, metadata=unit("", "where the number stands"))
+    tolerance: float = field(default=0.05, metadata=unit("", "relative distance for the verdict holds"))
+    factor: float = field(default=2.0, metadata=unit("", "ratio for the verdict holds within a factor"))
+    check: int = field(default=0, metadata=unit("", "number of the acceptance check; 0: no check"))
+    today: bool = field(default=False, metadata=unit("", "whether the number is about real models, machines or prices"))
+    undecided: bool = field(default=False, metadata=unit("", "whether public figures cannot decide it"))
+    verdict: str = field(metadata=unit("", "stored verdict: holds, holds within a factor, fails or undecided"))
+    reason: str = field(default="", metadata=unit("", "reason for the verdict"))
+    source: str = field(default=LECTURE, metadata=unit("", "source of the number"))
     unit: str = field(default="", metadata=unit("", "unit of the number"))
 
     @property
     def computed(self) -> tuple[float, ...]:
-        """The number as its function computes it, or several that stand side by side."""
+        """The computed number, or several numbers."""
+        # Text arguments make the call hashable for the cache.
         return _computed(self.call, json.dumps(self.arguments))
 
     @property
     def computed_verdict(self) -> str:
-        """The verdict, computed."""
+        """The verdict on the computed numbers."""
         if self.undecided:
             return UNDECIDED
         return verdict(self.computed, self.stated, tolerance=self.tolerance, factor=self.factor, relation=self.relation)
@@ -67,14 +68,21 @@ def _computed(call: str, arguments: str) -> tuple[float, ...]:
 
 
 def resolve_function(call: str) -> Any:
-    """Return the function of the package that a text such as "blackboard.optimal_batch" names."""
+    """Return a function of the package.
+
+    Args:
+        call: Dotted path below `steptime`, such as "blackboard.optimal_batch".
+
+    Returns:
+        The function.
+    """
     module, _, name = call.rpartition(".")
     return getattr(import_module(f"steptime.{module}"), name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A curve of a picture: a function of the quantity along its axis."""
+    """A curve of a picture: a function of the quantity along the axis."""
 
     name: str
     call: str
@@ -84,7 +92,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """What the board shows: curves over one quantity."""
+    """The picture of a section: curves over one quantity."""
 
     title: str
     vary: str
@@ -99,11 +107,19 @@ class Picture:
     lines: tuple[Line, ...]
 
     def points(self, count: int = 61) -> tuple[Any, dict[str, Any]]:
-        """Return values along the axis, and those of each curve by name."""
+        """Compute the curves of the picture.
+
+        Args:
+            count: Points along the axis.
+
+        Returns:
+            Values along the axis, and values of each curve by name.
+        """
         x = np.linspace(self.low, self.high, count) if self.linear else np.geomspace(self.low, self.high, count)
         x = np.unique(np.round(x)) if self.is_integer else x
         curves = {}
         for line in self.lines:
+            # The functions take scalars, so the curve is computed point by point.
             function = resolve_function(line.call)
             y = [function(**line.arguments, **{self.vary: int(v) if self.is_integer else float(v)}) for v in x]
             curves[line.name] = np.asarray(y, dtype=float)
@@ -112,21 +128,25 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Section(Result):
-    """A section of the lecture: what was said, its formula, its numbers, and where the claim fails."""
+    """A section of the lecture: summary, formula, numbers and limits of the claim."""
 
     SCHEMA: ClassVar[str] = "steptime.lecture-section/2"
 
-    number: int = field(metadata=unit("", "of the section"))
-    title: str = field(metadata=unit("", "what it is about"))
-    summary: str = field(metadata=unit("", "what was said, in words of our own"))
-    formula: str = field(metadata=unit("", "the formula in plain letters"))
-    symbols: Mapping[str, str] = field(metadata=unit("", "what its letters mean, with units", kind="object of text"))
-    fails: str = field(metadata=unit("", "where the claim fails, and what holds there"))
-    statements: tuple[Statement, ...] = field(metadata=unit("", "its numbers"))
-    picture: Picture = field(metadata=unit("", "what the board shows", left_out=True))
+    number: int = field(metadata=unit("", "number of the section"))
+    title: str = field(metadata=unit("", "title of the section"))
+    summary: str = field(metadata=unit("", "summary of the section in new words"))
+    formula: str = field(metadata=unit("", "formula in plain letters"))
+    symbols: Mapping[str, str] = field(metadata=unit("", "meaning of the letters, with units", kind="object of text"))
+    fails: str = field(metadata=unit("", "cases where the claim fails, and the result there"))
+    statements: tuple[Statement, ...] = field(metadata=unit("", "numbers of the section"))
+    picture: Picture = field(metadata=unit("", "picture of the section", left_out=True))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return its title and formula."""
+        """Return the title, the formula and the verdicts.
+
+        Returns:
+            Title, and figures by name.
+        """
         return f"Section {self.number}: {self.title}", {
             "formula": self.formula,
             "numbers": ", ".join(statement.computed_verdict for statement in self.statements),
@@ -137,28 +157,28 @@ class Section(Result):
 class Claim:
     """A prediction or a claim of the lecture."""
 
-    number: int = field(metadata=unit("", "of the claim"))
-    summary: str = field(metadata=unit("", "what was claimed, in words of our own"))
-    statement: Statement = field(metadata=unit("", "the number that decides it"))
+    number: int = field(metadata=unit("", "number of the claim"))
+    summary: str = field(metadata=unit("", "summary of the claim in new words"))
+    statement: Statement = field(metadata=unit("", "number that decides the claim"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A question about the lecture, its answer, and the number that answers it."""
+    """A question about the lecture, its answer, and the number of the answer."""
 
-    number: int = field(metadata=unit("", "of the card"))
-    question: str = field(metadata=unit("", "in words of our own"))
-    answer: str = field(metadata=unit("", "the closed form in words"))
-    watch: str = field(metadata=unit("", "what to mind"))
-    section: int = field(metadata=unit("", "where the lecture speaks of it"))
-    statement: Statement = field(metadata=unit("", "the number"))
+    number: int = field(metadata=unit("", "number of the card"))
+    question: str = field(metadata=unit("", "question in new words"))
+    answer: str = field(metadata=unit("", "closed form in words"))
+    watch: str = field(metadata=unit("", "caveat"))
+    section: int = field(metadata=unit("", "section of the lecture"))
+    statement: Statement = field(metadata=unit("", "number of the answer"))
 
 
 def _make(kind: type[Record], path: Path, place: str, data: Mapping[str, Any]) -> Record:
-    """Return a dataclass of a table; raise DataFileError for a key that is missing or unknown."""
+    """Return a dataclass from a table; a missing or unknown key is an error."""
     names = {attribute.name for attribute in fields(kind)}  # type: ignore[arg-type]
     if unknown := set(data) - names:
-        raise DataFileError(path, f"{place} has {sorted(unknown)[0]}, which is no key of it")
+        raise DataFileError(path, f"{place}: unknown key {sorted(unknown)[0]}")
     try:
         return kind(**data)
     except TypeError as error:
@@ -168,7 +188,7 @@ def _make(kind: type[Record], path: Path, place: str, data: Mapping[str, Any]) -
 def _statement(path: Path, place: str, data: Mapping[str, Any]) -> Statement:
     statement = _make(Statement, path, place, data)
     if statement.verdict not in VERDICTS:
-        raise DataFileError(path, f"{place}: a verdict is one of {', '.join(VERDICTS)}, not {statement.verdict!r}")
+        raise DataFileError(path, f"{place}: a verdict must be one of {', '.join(VERDICTS)}, not {statement.verdict!r}")
     return statement
 
 
@@ -179,7 +199,11 @@ def _read_toml(name: str) -> tuple[Path, dict[str, Any]]:
 
 @lru_cache(maxsize=1)
 def sections() -> tuple[Section, ...]:
-    """Return the sections in their order."""
+    """Return the sections in order.
+
+    Returns:
+        All sections of `data/lecture`.
+    """
     return tuple(_section(path.name) for path in sorted(FOLDER.glob("[0-9]*.toml")))
 
 
@@ -192,7 +216,17 @@ def _section(name: str) -> Section:
 
 
 def section(number: int) -> Section:
-    """Return a section by its number; raise RangeError where there is none."""
+    """Return one section.
+
+    Args:
+        number: Number of the section, from 1.
+
+    Returns:
+        The section.
+
+    Raises:
+        RangeError: There is no such section.
+    """
     every = sections()
     if not 1 <= number <= len(every):
         raise RangeError(f"the lecture has sections 1 to {len(every)}, not {number}; `steptime lecture` lists them")
@@ -201,13 +235,21 @@ def section(number: int) -> Section:
 
 @lru_cache(maxsize=1)
 def claims() -> tuple[Claim, ...]:
-    """Return the predictions and claims in their order."""
+    """Return the predictions and claims in order.
+
+    Returns:
+        All claims of `data/lecture/claims.toml`.
+    """
     return tuple(_with_statement(Claim, *path_and_table) for path_and_table in _tables("claims"))
 
 
 @lru_cache(maxsize=1)
 def cards() -> tuple[Card, ...]:
-    """Return the question cards in their order."""
+    """Return the question cards in order.
+
+    Returns:
+        All cards of `data/lecture/cards.toml`.
+    """
     return tuple(_with_statement(Card, *path_and_table) for path_and_table in _tables("cards"))
 
 

@@ -1,4 +1,4 @@
-"""A model on the chips of one scale-up domain, as the few numbers of the blackboard."""
+"""A model on one scale-up domain, as the few numbers of the blackboard."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from steptime.hardware.number_formats import peak_rate
 from steptime.hardware.system import System
 from steptime.models.model import Model, active_parameters, cache_bytes_read, entries_read, total_parameters, weight_bytes
 
+# Default context [tokens].
 CONTEXT = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Parameters, bytes of a weight, cache bytes a token of context, and multiplies, bandwidth and capacity of all chips.
+    """The parameters of a model and the rates of one scale-up domain.
 
-    mac_rate [MAC/s], bandwidth [B/s] and capacity [B] are of the whole domain; kv_bytes [B] is what a step reads of a cache of
-    `context` tokens over its length, so that windows and sparse reads are counted in. attention [s] is its arithmetic for one
-    sequence of that context, which the board leaves out.
+    `active` and `total` are parameters; `bytes_of_weight` is the mean bytes of a weight. `mac_rate` [MAC/s],
+    `bandwidth` [B/s] and `capacity` [B] are of the whole domain.
+
+    `kv_bytes` [B] is the cache that a step reads at `context` tokens, divided by `context`; it includes windows and
+    sparse reads. `attention` [s] is the arithmetic of attention for one sequence at that context, which the
+    blackboard leaves out.
     """
 
     active: float
@@ -41,29 +45,29 @@ class Pair:
 
     @property
     def balance(self) -> float:
-        """R of the formats that the weights are stored and multiplied in."""
+        """Balance R for the number formats of the weights and of their products."""
         return float(balance(self.mac_rate, self.bytes_of_weight, self.bandwidth))
 
     @property
     def sparsity(self) -> float:
-        """All parameters over active ones."""
+        """Total over active parameters."""
         return self.total / self.active
 
     @property
     def knee(self) -> float:
-        """L*, at which reading the cache takes as long as multiplying by the weights [tokens]; infinite without a cache."""
+        """L* [tokens]: reading the KV cache takes as long as the products with the weights; infinite without a cache."""
         if self.kv_bytes == 0:
             return math.inf
         return float(balanced_context(self.active, self.bytes_of_weight, self.balance, self.kv_bytes))
 
     @property
     def attention_ratio(self) -> float:
-        """Time of attention's arithmetic over that of the weights, at the context."""
+        """Arithmetic time of attention over that of the weights, at the context."""
         return self.attention * self.mac_rate / self.active
 
     @property
     def knee_with_attention(self) -> float:
-        """L* with attention's arithmetic counted; infinite where it takes longer than reading the cache does."""
+        """L* with the arithmetic of attention; infinite if that takes longer than reading the cache."""
         slope = self.kv_bytes / self.bandwidth - self.attention / self.context
         return self.active / self.mac_rate / slope if slope > 0 else math.inf
 
@@ -74,20 +78,42 @@ class Pair:
 
 
 def domain_chips(system: System) -> int:
-    """Return the chips of a system's scale-up domain, or of its usual deployment where that is smaller, as of TPU pods."""
+    """Return the chips of the scale-up domain, or of a smaller usual deployment.
+
+    The usual deployment is smaller in TPU pods.
+
+    Args:
+        system: The system.
+
+    Returns:
+        Chips.
+    """
     return int(min(float(system.scale_up.size), system.chips))
 
 
 def build_pair(model: Model, system: System, *, context: int = CONTEXT) -> Pair:
-    """Return a model on one scale-up domain; multiplies are at the peak of each operator's arithmetic."""
+    """Return a model on one scale-up domain as blackboard numbers.
+
+    Multiplies run at the peak rate of each operator's arithmetic.
+
+    Args:
+        model: The model.
+        system: The system.
+        context: Tokens of each sequence.
+
+    Returns:
+        Parameters, bytes and rates.
+    """
     chips, chip = domain_chips(system), system.chip
     seconds = multiplied = 0.0
     routed = [op for layer, _ in model.layers if (op := layer.routed) is not None]
     every = [(op, n) for layer, n in model.layers for op in layer.ops] + [(op, 1) for op in model.stem]
+    # The rate is the harmonic mean over operators, weighted by their active weights.
     for op, count in every:
         if op.rows in ("tokens", "routed", "outputs"):
             multiplied += count * op.active_weights
             seconds += count * op.active_weights / (float(peak_rate(chip.peak, op.format.arithmetic)) / 2)
+    # Attention runs in its own arithmetic, which may differ from that of the weights.
     attention = 0.0
     for layer, count in model.layers:
         for a in layer.attention:
@@ -99,5 +125,6 @@ def build_pair(model: Model, system: System, *, context: int = CONTEXT) -> Pair:
         kv_bytes=float(np.asarray(cache_bytes_read(model, context))) / context, context=context, chips=chips,
         mac_rate=chips * multiplied / seconds, bandwidth=chips * float(chip.hbm.bandwidth),
         capacity=chips * float(chip.hbm.capacity),
-        attention=attention, experts=int(routed[0].experts) if routed else 1, active_experts=int(routed[0].active) if routed else 1,
+        attention=attention, experts=int(routed[0].experts) if routed else 1,
+        active_experts=int(routed[0].active) if routed else 1,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The board's questions for a real model and system: each closed form beside the full model, and why they differ."""
+"""The blackboard's questions for a model and a system: closed form and full model."""
 
 from __future__ import annotations
 
@@ -31,23 +31,29 @@ from steptime.physics.step import decode_step
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import MILLION, show
 
+# Balance R of the lecture, section 3.
 SPOKEN_BALANCE: Final = 300.0
+# Speeds over the cheapest one whose price is shown.
 SPEEDS: Final = (1.5, 2.0, 2.5)
-STORED: Final = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5}  # bytes of a weight, scales left out as on the board
-NOTED: Final = 0.1  # share of arithmetic from which a note says that attention is no trifle
+# Bytes of a weight; scales are left out, as on the blackboard.
+STORED: Final = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
+# Smallest share of attention in the arithmetic that gets a note.
+NOTED: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A question of the board, answered; what is not asked of a column, or cannot be, is not a number."""
+    """One question of the blackboard with its answers; a missing answer is NaN."""
 
-    name: str = field(metadata=unit("", "what is asked"))
-    section: int = field(metadata=unit("", "of the lecture"))
-    formula: str = field(metadata=unit("", "the closed form"))
-    spoken: float = field(default=math.nan, metadata=unit("", "the lecture's number; null: none", key="spoken"))
-    closed: float = field(default=math.nan, metadata=unit("", "the closed form for this pair; null: none", key="closed_form"))
-    full: float = field(default=math.nan, metadata=unit("", "the full model; null: none", key="full_model"))
-    unit: str = field(default="", metadata=unit("", "of the numbers"))
+    name: str = field(metadata=unit("", "quantity"))
+    section: int = field(metadata=unit("", "section of the lecture"))
+    formula: str = field(metadata=unit("", "closed form"))
+    spoken: float = field(default=math.nan, metadata=unit("", "number of the lecture; null: no number", key="spoken"))
+    closed: float = field(
+        default=math.nan, metadata=unit("", "closed form for this model and system; null: no value", key="closed_form")
+    )
+    full: float = field(default=math.nan, metadata=unit("", "result of the full model; null: no value", key="full_model"))
+    unit: str = field(default="", metadata=unit("", "unit of the numbers"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -58,44 +64,62 @@ class Roofline(Tabular):
 
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))
-    engine: str = field(metadata=unit("", "of the full model"))
-    chips: int = field(metadata=unit("", "of the scale-up domain"))
-    context: int = field(metadata=unit("tokens", "of each sequence"))
+    engine: str = field(metadata=unit("", "engine of the full model"))
+    chips: int = field(metadata=unit("", "chips of the scale-up domain"))
+    context: int = field(metadata=unit("tokens", "context of each sequence"))
     active: float = field(metadata=unit("", "active parameters", key="active_parameters"))
-    total: float = field(metadata=unit("", "all parameters", key="total_parameters"))
-    kv_bytes: float = field(metadata=unit("B", "read of the cache for a token of context", key="kv_bytes_per_token"))
-    answers: tuple[Answer, ...] = field(metadata=unit("", "the board's questions"))
-    notes: tuple[str, ...] = field(metadata=unit("", "where the closed forms leave the truth"))
+    total: float = field(metadata=unit("", "total parameters", key="total_parameters"))
+    kv_bytes: float = field(metadata=unit("B", "KV cache read per token of context", key="kv_bytes_per_token"))
+    answers: tuple[Answer, ...] = field(metadata=unit("", "questions of the blackboard with their answers"))
+    notes: tuple[str, ...] = field(metadata=unit("", "differences between closed forms and full model"))
 
     def __getitem__(self, name: str) -> Answer:
-        """Return the answer of a name."""
+        """Return the answer of a name; raise InputError for an unknown name."""
         match = next((answer for answer in self.answers if answer.name == name), None)
         if match is None:
-            raise InputError(f"the board has no {name!r}; it has {', '.join(answer.name for answer in self.answers)}")
+            raise InputError(f"the roofline has no answer {name!r}; known: {', '.join(answer.name for answer in self.answers)}")
         return match
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return what is asked and the main answers."""
+        """Return the subject and the main answers.
+
+        Returns:
+            Title, and figures by name.
+        """
         names = ("B*, cache left out", "L*, the knee", "floor of a step")
         return f"Roofline of {self.model} on {self.chips} chips of {self.system}", {
             name: show(self[name].closed, self[name].unit) for name in names
         }
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each question."""
+        """Return one row per question.
+
+        Returns:
+            Columns by name, each with one value per question.
+        """
         return columns_by_key(Answer, self.answers)
 
 
 @dataclass(frozen=True)
 class Front:
-    """Points of the full model: seconds of a step, chips and batch of each, those that fit alone."""
+    """Points of the full model that fit the memory: step time, cost and batch."""
 
+    # Seconds of a step.
     seconds: Array
-    chip_seconds: Array  # a token
+    # Chip-seconds per token.
+    chip_seconds: Array
+    # Sequences.
     batch: Array
 
     def cheapest(self, speed: float = 0.0) -> int:
-        """Return the point of least chip-seconds a token at a speed [tok/s] or faster; -1 where there is none."""
+        """Return the cheapest point at a minimum speed.
+
+        Args:
+            speed: Minimum speed of each sequence [tok/s].
+
+        Returns:
+            Index of the point; -1 if no point is fast enough.
+        """
         cost = np.where(self.seconds * speed <= 1 + 1e-9, self.chip_seconds, np.inf)
         best = int(np.argmin(cost)) if cost.size else -1
         return best if best >= 0 and np.isfinite(cost[best]) else -1
@@ -109,10 +133,20 @@ def roofline(
     weights: str | None = None,
     engine: Engine | str | None = None,
 ) -> Roofline:
-    """Return the blackboard's answers for a model on one scale-up domain of a system.
+    """Answer the blackboard's questions for a model on one scale-up domain.
 
-    context: tokens of each sequence; weights: number format, by default the config's; engine: of the full model, by default
-    the one that suits the system. Raises RangeError where the weights do not fit the domain.
+    Args:
+        model: Model, or name of the catalogue.
+        system: System, or name of the catalogue.
+        context: Tokens of each sequence.
+        weights: Number format of the weights; None: the config's format.
+        engine: Engine of the full model; None: the system's default engine.
+
+    Returns:
+        One answer per question: the lecture's number, the closed form and the full model.
+
+    Raises:
+        RangeError: The weights and one sequence do not fit the domain, or the context is too long for the model.
     """
     machine, described = resolve_system(system), resolve_model(model)
     if weights is not None:
@@ -127,8 +161,9 @@ def roofline(
     if room < 1:
         raise RangeError(
             f"{described.name} and one sequence of {context:,} tokens need more than the {show(pair.capacity, 'B')} of the "
-            f"{pair.chips} chips that {machine.name} joins; a larger domain, smaller --weights or a shorter --context may do"
+            f"{pair.chips} chips of a domain of {machine.name}; use a larger domain, smaller weights or a shorter context"
         )
+    # The full model runs once; all answers read its points.
     front = full_model_front(described, machine, used, pair)
     rent = float(np.asarray(machine.rent.typical))
     answers = (
@@ -144,7 +179,7 @@ def roofline(
 
 
 def _balance(system: System, pair: Pair) -> Iterator[Answer]:
-    """Yield R by format and of the model's own, sparsity, and the batches at which both bounds are equal."""
+    """Yield R by number format, the sparsity, and the balanced batches."""
     chip, formula = system.chip, "R = F b_w / W"
     for name, stored in STORED.items():
         if name in chip.peak:
@@ -177,7 +212,15 @@ def _times(system: System, pair: Pair, front: Front) -> Iterator[Answer]:
 
 
 def closed_form_seconds(pair: Pair, batch: float) -> float:
-    """Return the closed form's time of a step [s]."""
+    """Return the step time of the closed form.
+
+    Args:
+        pair: Model on one scale-up domain.
+        batch: Sequences.
+
+    Returns:
+        Seconds.
+    """
     return float(
         step_seconds(
             batch, pair.context, active=pair.active, total=pair.total, weight_bytes=pair.bytes_of_weight,
@@ -187,9 +230,17 @@ def closed_form_seconds(pair: Pair, batch: float) -> float:
 
 
 def price_of_speed(pair: Pair, batch: float, speed: float) -> float:
-    """Return the cost of a token at `speed` times that of a batch, over its cost there; infinite beyond the floor. Section 5.
+    """Return the price of a higher speed in the closed form, as a ratio. Section 5.
 
-    Both points are bound by memory: t_w + u B.
+    Both points are memory-bound: a step takes t_w + u B.
+
+    Args:
+        pair: Model on one scale-up domain.
+        batch: Sequences at the base speed.
+        speed: Speed over the base speed.
+
+    Returns:
+        Cost of a token over its cost at the base speed; infinite if the weights alone take too long.
     """
     base = closed_form_seconds(pair, batch)
     sequence_seconds = pair.context * pair.kv_bytes / pair.bandwidth
@@ -202,9 +253,10 @@ def price_of_speed(pair: Pair, batch: float, speed: float) -> float:
 
 
 def _money(pair: Pair, room: float, rent: float, front: Front) -> Iterator[Answer]:
-    """Yield costs at the floor and at batch 1, prices of speed and the greatest speed.
+    """Yield costs, prices of speed and the greatest speed.
 
-    The base is the batch B*, or the largest that fits the memory where that is smaller; of the full model, its cheapest point.
+    The base of the closed form is B*, or the largest batch that fits the memory if that is smaller. The base of the
+    full model is its cheapest point.
     """
     base = min(float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee)), room)
     cheapest, is_single = front.cheapest(), front.batch == 1
@@ -212,7 +264,7 @@ def _money(pair: Pair, room: float, rent: float, front: Front) -> Iterator[Answe
     yield Answer(
         name="batch that is cheapest",
         section=2,
-        formula="least of B*, what fits",
+        formula="min(B*, largest that fits)",
         closed=base,
         full=_figure_at(front.batch, cheapest),
     )
@@ -244,7 +296,7 @@ def _figure_at(values: Array, place: int) -> float:
 
 
 def _racks(system: System, pair: Pair) -> Iterator[Answer]:
-    """Yield what leaving the domain costs; nothing for a box without a network."""
+    """Yield the cost of leaving the domain; nothing for a server without a network."""
     if system.is_box:
         return
     ratio = float(system.scale_up.link.bandwidth) / float(system.scale_out.link.bandwidth)
@@ -256,15 +308,29 @@ def _racks(system: System, pair: Pair) -> Iterator[Answer]:
 
 
 def full_model_front(model: Model, system: System, engine: Engine, pair: Pair) -> Front:
-    """Return the full model's points: one stage, ways that share the experts whole or not at all, batches by doubling."""
+    """Return the points of the full model.
+
+    One pipeline stage; experts are either fully spread or fully copied; batches double.
+
+    Args:
+        model: The model.
+        system: The system.
+        engine: Engine of the full model.
+        pair: Model on one scale-up domain, with the context.
+
+    Returns:
+        Points that fit the memory.
+    """
     layout_points: list[tuple[Array, Array, Array]] = []
     for layout in legal(model, system, pair.chips, microbatches=(1,), engine=engine):
         size = int(layout.tp * layout.dp)
+        # Replicas of a power of two, or of the whole domain, are enough for a front.
         whole_domain = size == pair.chips or not size & (size - 1)
         if layout.pp > 1 or layout.cp > 1 or layout.ep not in (1, size) or not whole_domain:
             continue
         batch = layout.dp * 2 ** np.arange(0, 15)
         fits = np.asarray(memory_per_chip(model, system, batch=batch, context=pair.context, layout=layout, engine=engine).fits)
+        # Only points that fit the memory enter the front.
         if not fits.any():
             continue
         batch = batch[np.broadcast_to(fits, batch.shape)]
@@ -276,28 +342,29 @@ def full_model_front(model: Model, system: System, engine: Engine, pair: Pair) -
 
 
 def _notes(pair: Pair, room: float, front: Front, rent: float) -> Iterator[str]:
-    """Yield where the closed forms leave the truth of the full model."""
+    """Yield the differences between the closed forms and the full model."""
     if pair.attention_ratio > NOTED:
         knee = pair.knee_with_attention
         yield (
-            f"attention computes {pair.attention_ratio:.2g} times as long as the weights here, which the board leaves "
-            + ("out; longer than its cache is read, so that no context is a knee" if math.isinf(knee) else
-               f"out; counted in, the knee lies at {knee:,.0f} tokens")
+            f"the arithmetic of attention takes {pair.attention_ratio:.2g} times as long as that of the weights; the "
+            "blackboard leaves it out; "
+            + ("it takes longer than reading the cache, so no context is a knee" if math.isinf(knee) else
+               f"with it, the knee is at {knee:,.0f} tokens")
         )  # fmt: skip
     if pair.experts > 1:
         share = (
             float(weights_touched(1, pair.active, pair.total, experts=pair.experts, active_experts=pair.active_experts))
             / pair.total
         )
-        yield f"a batch of one reads {share:.1%} of the weights, not all: the closed floor and cost at batch 1 are too high"
+        yield f"a batch of one reads only {share:.1%} of the weights: the closed forms of the floor and of batch 1 are too high"
     best = float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee))
     if math.isinf(best):
-        yield "beyond the knee no batch is bound by arithmetic: the largest that fits is the cheapest"
+        yield "beyond the knee no batch is compute-bound: the largest batch that fits is the cheapest"
     elif room < best:
-        yield f"the memory holds {room:,.0f} sequences of this context, fewer than B*"
+        yield f"the memory fits {room:,.0f} sequences of this context, fewer than B*"
     if not front.seconds.size:
-        yield "the full model finds no layout of one domain whose memory holds this"
+        yield "the full model has no layout of one domain whose memory fits the model and one sequence"
     else:
-        yield "the full model adds exchanges, overheads, lost efficiency and memory; its batches and replicas double"
+        yield "the full model adds communication, overheads, lost efficiency and memory; its batches are powers of two"
     if math.isnan(rent):
-        yield "no rent of this system is known: costs are left out, prices of speed are not"
+        yield "the rent of this system is not known: costs are missing, prices of speed are shown"

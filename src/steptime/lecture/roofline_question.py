@@ -1,4 +1,4 @@
-"""The question `roofline`: the blackboard's answers for a real model on one scale-up domain."""
+"""The question `roofline`: the blackboard's answers for a model and a system."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def solve(values: Mapping[str, Any]) -> Roofline:
     """Return the blackboard's answers for a model on a system.
 
     Args:
-        values: values of `RooflineInputs` by name, and figures of the machine by path.
+        values: Values of `RooflineInputs` by name, and figures of the machine by path.
+
+    Returns:
+        Roofline with one answer per question.
     """
     inputs = bind_declared(RooflineInputs, values, "roofline")
     model, system, engine = read_subject(values)
@@ -32,10 +35,8 @@ def solve(values: Mapping[str, Any]) -> Roofline:
 
 READS: Final[Mapping[str, Reader]] = {
     "active_parameters": Reader(meaning="active parameters", value=lambda board: board.active),
-    "total_parameters": Reader(meaning="all parameters", value=lambda board: board.total),
-    "kv_bytes_per_token": Reader(
-        meaning="bytes of the cache read per token of context", unit="B", value=lambda board: board.kv_bytes
-    ),
+    "total_parameters": Reader(meaning="total parameters", value=lambda board: board.total),
+    "kv_bytes_per_token": Reader(meaning="KV cache read per token of context", unit="B", value=lambda board: board.kv_bytes),
     "chips": Reader(meaning="chips of the scale-up domain", unit="chips", value=lambda board: board.chips),
 }
 ROOFLINE = question_of_result(
@@ -51,5 +52,12 @@ ROOFLINE = question_of_result(
 
 
 def summary(board: Roofline) -> dict[str, Any]:
-    """Return the answers of the question from its result."""
+    """Return the answers of the question from its result.
+
+    Args:
+        board: Result of `solve`.
+
+    Returns:
+        Answers by name.
+    """
     return read_answers(READS, board)

@@ -1,1 +1,4 @@
-"""Models: what a pass does, independent of any chip, and how a config.json becomes one. `families/` has a file a family."""
+"""Models: what a forward pass does on any chip, and how a config.json becomes one.
+
+`families/` has one file per family.
+"""

@@ -1,7 +1,7 @@
-"""The parts that families are built of: matrices, norms, feed-forward blocks, experts, attention.
+"""The parts of a layer: matrices, norms, feed-forward, experts, attention.
 
-Each part returns operators with exact parameter counts. Dimensions are those of the model's config; what runs where, and
-in which format, is decided elsewhere.
+Each part returns operators with exact parameter counts. Dimensions come from the model's config. The placement on chips
+and the number formats of the arithmetic are decided elsewhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from steptime.models.model import Attention, Op, Rows, Split
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Part of a layer: operators with weights, and what reads the cache."""
+    """A part of a layer: operators with weights, and token mixers that read a cache."""
 
     ops: tuple[Op, ...]
     attention: tuple[Attention, ...] = ()
@@ -37,7 +37,22 @@ def linear(
     split: Split = "group",
     split_limit: float = math.inf,
 ) -> Op:
-    """A matrix multiply of `inputs` by `outputs` values, with or without a bias."""
+    """Return a matrix multiply with or without a bias.
+
+    Args:
+        c: Config of the model.
+        module: Path of the module; its last part is the name of the operator.
+        inputs: Input values per row.
+        outputs: Output values per row.
+        term: Term of the step time.
+        bias: Whether it has a bias.
+        rows: Rows of the input.
+        split: How chips share the weights.
+        split_limit: Most chips that can share them.
+
+    Returns:
+        The operator.
+    """
     return Op(
         name=module.rpartition(".")[2],
         term=term,
@@ -53,7 +68,18 @@ def linear(
 
 
 def norm(c: Config, name: str, size: float, *, bias: bool = False, weights: float | None = None) -> Op:
-    """A normalisation over `size` values, with a gain and perhaps a bias; `weights` where the gain is shared by heads."""
+    """Return a normalization with a gain and perhaps a bias.
+
+    Args:
+        c: Config of the model.
+        name: Name of the operator.
+        size: Values per row.
+        bias: Whether it has a bias.
+        weights: Parameters of the gain; None: `size`. Fewer if heads share the gain.
+
+    Returns:
+        The operator.
+    """
     gain = size if weights is None else weights
     return Op(
         name=name,
@@ -68,12 +94,35 @@ def norm(c: Config, name: str, size: float, *, bias: bool = False, weights: floa
 
 
 def small(c: Config, name: str, weights: float, *, term: str = "norms", split: Split = "replicated") -> Op:
-    """Parameters that take no time of their own, such as biases, gates of one value or sinks."""
+    """Return parameters whose time is negligible, such as biases, gates or sinks.
+
+    Args:
+        c: Config of the model.
+        name: Name of the operator.
+        weights: Number of parameters.
+        term: Term of the step time.
+        split: How chips share the weights.
+
+    Returns:
+        The operator, without FLOPs.
+    """
     return Op(name=name, term=term, weights=weights, flops_per_row=0, format=c.base_format, split=split)
 
 
 def head_norms(c: Config, heads: int, kv_heads: int, head_dim: int, *, shared: bool = True, bias: bool = True) -> Block:
-    """Layer norms of queries and keys by head: one gain (and bias) for all heads, or one for each."""
+    """Return layer norms of queries and keys per head.
+
+    Args:
+        c: Config of the model.
+        heads: Query heads.
+        kv_heads: Key and value heads.
+        head_dim: Values per head.
+        shared: Whether all heads share one gain.
+        bias: Whether the norms have biases.
+
+    Returns:
+        Two norms.
+    """
     gains = (1, 1) if shared else (heads, kv_heads)
     sizes = (heads * head_dim, kv_heads * head_dim)
     names = ("q_norm", "k_norm")
@@ -100,14 +149,32 @@ def grouped_query(
     gate: int = 0,
     gathers: bool = False,
 ) -> Block:
-    """Multi-head, grouped-query or multi-query attention, by the number of KV heads.
+    """Return multi-head, grouped-query or multi-query attention.
 
-    `qk_norm`: gains of each of the two norms on queries and keys (0: none), of a head, or of all heads together.
-    `window` [tokens] of sliding-window layers.
-    `stored=False` where the cache of an earlier layer is read. `gate`: outputs of a gate beside the queries. `gathers`: whether
-    chips that divide the heads gather them for norms over all of them, not their sums of squares.
+    Args:
+        c: Config of the model.
+        module: Path of the module.
+        heads: Query heads.
+        kv_heads: Key and value heads.
+        head_dim: Values per query and key head.
+        value_dim: Values per value head; None: `head_dim`.
+        width: Input and output width; None: that of the model.
+        bias: Whether queries, keys and values have biases.
+        output_bias: Whether the output projection has a bias.
+        qk_norm: Gains of each of the two norms on queries and keys, of one head or of all heads together; 0: no norms.
+        window: Sliding window [tokens]; infinite for full attention.
+        stored: False if the layer reads the cache of an earlier layer.
+        shared_key_value: Whether one matrix makes keys and values; both are still cached.
+        gate: Outputs of a gate in the query projection.
+        gathers: Whether chips that divide the heads gather queries and keys for norms over all heads; otherwise they
+            all-reduce the sums of squares.
+
+    Returns:
+        The operators and the token mixer.
     """
     width, value_dim = width or c.width, value_dim or head_dim
+
+    # A layer that reads the cache of another layer has no keys and values.
     q, k, v = heads * head_dim, kv_heads * head_dim, kv_heads * value_dim
     term = "projections"
     ops = [linear(c, f"{module}.q_proj", width, q + gate, term=term, bias=bias, split_limit=heads)]
@@ -115,11 +182,15 @@ def grouped_query(
         ops.append(linear(c, f"{module}.k_proj", width, k, term=term, bias=bias, split_limit=kv_heads))
         if not shared_key_value:
             ops.append(linear(c, f"{module}.v_proj", width, v, term=term, bias=bias, split_limit=kv_heads))
+
     ops.append(linear(c, f"{module}.o_proj", heads * value_dim, width, term=term, bias=output_bias))
+
+    # Engines that split the heads need a collective only for norms over all heads.
     if qk_norm:
         ops.append(norm(c, "q_norm", q, weights=qk_norm))
         if stored:
             ops.append(norm(c, "k_norm", k, weights=min(qk_norm, k)))
+
     attention = Attention(
         name="attention",
         kv_bytes=(k + v) * c.kv_format.bytes,
@@ -135,24 +206,41 @@ def grouped_query(
         gathered=q + k if qk_norm > head_dim and gathers else 0.0,
         arithmetic=c.kv_format.arithmetic,
     )
+
     return Block(tuple(ops), (attention,))
 
 
 def latent(c: Config, module: str, *, heads: int | None = None, selected: float = math.inf) -> Block:
-    r"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+    r"""Return multi-head latent attention.
 
-    The cache holds a latent of $r$ values and a rotary key of $d_r$ for all heads together. Decode is absorbed: queries are
-    mapped into the latent space, so that a pair costs $2h(2r + d_r)$ FLOPs; prefill expands keys and values, so that a
-    pair costs $2h(d_n + d_r + d_v)$ and each cached token $2rh(d_n + d_v)$ more to expand. Per token, the absorbed maps cost
-    the FLOPs of `kv_b_proj`.
+    The cache has a latent of $r$ values and a rotary key of $d_r$ values for all heads together. Decode is absorbed:
+    queries are
+    mapped into the latent space, so a pair costs $2h(2r + d_r)$ FLOPs. Prefill expands keys and values, so a pair costs
+    $2h(d_n + d_r + d_v)$, and the expansion costs $2rh(d_n + d_v)$ per cached token. The absorbed maps of a token cost
+    the FLOPs
+    of `kv_b_proj`.
 
-    With the KV format "fp8_ds_mla" the latent is FP8 with a 4-byte scale for each 128 values and the rotary key stays BF16.
+    With the KV format "fp8_ds_mla", the latent is in FP8 with a 4-byte scale per 128 values, and the rotary key is in BF16.
+
+    Args:
+        c: Config of the model.
+        module: Path of the module.
+        heads: Query heads; None: those of the model.
+        selected: Tokens that a query reads; infinite: all.
+
+    Returns:
+        The operators and the token mixer.
+
+    References:
+        DeepSeek-V2, arXiv 2405.04434, section 2.1.
     """
     heads = heads or c.heads
     rank, rotary = c.integer("kv_lora_rank"), c.integer("qk_rope_head_dim")
     plain, value = c.integer("qk_nope_head_dim"), c.integer("v_head_dim")
     bias = c.flag("attention_bias", default=False)
     term, width = "projections", c.width
+
+    # The down-projections are narrow, so every chip has them; the heads are split after them.
     if c.has("q_lora_rank"):
         q_rank = c.integer("q_lora_rank")
         ops = [
@@ -161,7 +249,9 @@ def latent(c: Config, module: str, *, heads: int | None = None, selected: float 
             linear(c, f"{module}.q_b_proj", q_rank, heads * (plain + rotary), term=term, split_limit=heads),
         ]
     else:
+        # Small DeepSeek models have no latent of the queries.
         ops = [linear(c, f"{module}.q_proj", width, heads * (plain + rotary), term=term, split_limit=heads)]
+
     ops += [
         linear(c, f"{module}.kv_a_proj_with_mqa", width, rank + rotary, term=term, bias=bias, split="replicated"),
         norm(c, "kv_a_norm", rank),
@@ -181,11 +271,23 @@ def latent(c: Config, module: str, *, heads: int | None = None, selected: float 
         output_values=heads * rank,
         arithmetic=(number_format("fp8") if c.kv_name == LATENT_FP8_MIXED else c.kv_format).arithmetic,
     )
+
     return Block(tuple(ops), (attention,))
 
 
 def latent_cache_bytes(c: Config, rank: int, rotary: int) -> float:
-    """Bytes of one token's latent cache in one layer; "fp8_ds_mla" is 656 for 512 + 64 values."""
+    """Return the latent cache of one token in one layer.
+
+    The format "fp8_ds_mla" takes 656 B for 512 + 64 values.
+
+    Args:
+        c: Config of the model.
+        rank: Values of the latent.
+        rotary: Values of the rotary key.
+
+    Returns:
+        Bytes.
+    """
     if c.kv_name == LATENT_FP8_MIXED:
         return rank + 4 * math.ceil(rank / 128) + 2 * rotary
     return (rank + rotary) * c.kv_format.bytes
@@ -194,7 +296,19 @@ def latent_cache_bytes(c: Config, rank: int, rotary: int) -> float:
 def gated(
     c: Config, module: str, hidden: int, *, width: int | None = None, bias: bool = False, term: str = "feed-forward"
 ) -> Block:
-    """A gated feed-forward block (SwiGLU, GeGLU): three matrices."""
+    """Return a gated feed-forward block of three matrices (SwiGLU, GeGLU).
+
+    Args:
+        c: Config of the model.
+        module: Path of the module.
+        hidden: Hidden width.
+        width: Input and output width; None: that of the model.
+        bias: Whether the matrices have biases.
+        term: Term of the step time.
+
+    Returns:
+        The operators.
+    """
     width = width or c.width
     return Block(
         (
@@ -208,7 +322,19 @@ def gated(
 def plain(
     c: Config, module: str, hidden: int, *, width: int | None = None, bias: bool = False, term: str = "feed-forward"
 ) -> Block:
-    """A feed-forward block of two matrices (GELU, ReLU)."""
+    """Return a feed-forward block of two matrices (GELU, ReLU).
+
+    Args:
+        c: Config of the model.
+        module: Path of the module.
+        hidden: Hidden width.
+        width: Input and output width; None: that of the model.
+        bias: Whether the matrices have biases.
+        term: Term of the step time.
+
+    Returns:
+        The operators.
+    """
     width = width or c.width
     return Block(
         (
@@ -233,24 +359,46 @@ def experts(
     router_width: int | None = None,
     zero: int = 0,
 ) -> Block:
-    """A router and routed experts of `matrices` matrices (3 with a gate) each; `groups`: (all, chosen) groups of experts.
+    """Return a router and routed experts.
 
-    `zero` further experts of the router return their input: of the `active` that a token chooses, as many as all are alike
-    popular on average need no arithmetic.
+    Args:
+        c: Config of the model.
+        module: Path of the module.
+        hidden: Hidden width of an expert.
+        count: Number of experts.
+        active: Experts per token.
+        width: Input and output width of an expert; None: that of the model.
+        matrices: Matrices per expert; 3 with a gate.
+        bias: Whether the experts have biases.
+        router_bias: Whether the router has a bias.
+        groups: All groups of experts, and the groups that a token may use.
+        router_width: Input width of the router; None: that of the model.
+        zero: Further choices of the router that return their input. They take their equal share of the `active` choices of
+            a token, and need no arithmetic.
+
+    Returns:
+        The router and the routed experts.
+
+    Raises:
+        ConfigError: Counts or groups do not fit together.
     """
     width = width or c.width
     if active > count + zero:
-        raise c.error("num_experts_per_tok", f"must be at most the {count + zero} experts, not {active}")
+        raise c.error("num_experts_per_tok", f"must be at most the {count + zero} experts, got {active}")
     if count % groups[0]:
-        raise c.error("n_group", f"must divide the {count} experts, not {groups[0]}")
+        raise c.error("n_group", f"must divide the {count} experts, got {groups[0]}")
     if groups[1] > groups[0]:
-        raise c.error("topk_group", f"must be at most the {groups[0]} groups, not {groups[1]}")
+        raise c.error("topk_group", f"must be at most the {groups[0]} groups, got {groups[1]}")
     outputs = count + zero
+
+    # Each chip decides for its own tokens, so every chip has the whole router.
     router = linear(
         c, f"{module}.router", router_width or c.width, outputs, term="experts", bias=router_bias, split="replicated"
     )
     matrix = width * hidden
     biases = bias * ((matrices - 1) * hidden + width)
+
+    # The bytes of scales depend on the shapes of the matrices.
     shapes = [(width, hidden)] * (matrices - 1) + [(hidden, width)]
     routed = Op(
         name="experts",
@@ -268,11 +416,22 @@ def experts(
         active_groups=groups[1],
         columns=hidden,
     )
+
     return Block((router, routed))
 
 
 def embedding(c: Config, *, tied: bool, rows: int | None = None, width: int | None = None) -> Op:
-    """A table of which each token looks up one row. Where it is tied, the head stores it."""
+    """Return the embedding, a table in which each token looks up one row.
+
+    Args:
+        c: Config of the model.
+        tied: Whether the head stores the matrix.
+        rows: Rows of the table; None: the vocabulary.
+        width: Values per row; None: the width of the model.
+
+    Returns:
+        The operator.
+    """
     rows, width = rows or c.vocabulary, width or c.width
     return Op(
         name="embed_tokens",
@@ -286,12 +445,33 @@ def embedding(c: Config, *, tied: bool, rows: int | None = None, width: int | No
 
 
 def table(c: Config, name: str, weights: float) -> Op:
-    """Another table that is looked up, such as learned positions."""
+    """Return another lookup table, such as learned positions.
+
+    Args:
+        c: Config of the model.
+        name: Name of the operator.
+        weights: Number of parameters.
+
+    Returns:
+        The operator.
+    """
     return Op(
         name=name, term="embedding", weights=weights, flops_per_row=0, format=c.base_format, rows="lookup", outputs=c.width
     )
 
 
 def head(c: Config, *, bias: bool = False, vocabulary: int | None = None, module: str = "lm_head") -> Op:
-    """The output head; a tied one is the embedding's matrix, stored once and read here."""
+    """Return the output head.
+
+    The head stores the matrix of a tied embedding, and reads it in each step.
+
+    Args:
+        c: Config of the model.
+        bias: Whether it has a bias.
+        vocabulary: Outputs; None: the vocabulary of the model.
+        module: Path of the module.
+
+    Returns:
+        The operator.
+    """
     return linear(c, module, c.width, vocabulary or c.vocabulary, term="head", bias=bias, rows="outputs")

@@ -1,10 +1,9 @@
-r"""Mixers that keep a state of fixed size for each sequence: state-space models and linear attention.
+r"""Mixers with a state of fixed size per sequence, such as state-space models.
 
-The recurrent state is kept in FP32, as the reference implementations keep it, unless the config names another format;
-the short convolution keeps the last `kernel` - 1 inputs in the format of the model. The FLOPs are those of the
-recurrence, a multiply and an add as two; the exponentials and gates of a token, a few for each channel, are left out.
-So is what the chunked form adds in prefill, where a chunk of $C$ tokens costs about $C$ more multiply-adds for each
-channel and token.
+The recurrent state is in FP32, as in the reference implementations, unless the config names another format. The short
+convolution keeps the last `kernel` - 1 inputs in the format of the model. The FLOPs are those of the recurrence; a multiply
+and an add are two. The exponentials and gates of a token, a few per channel, are left out. The chunked form of prefill is
+left out too; with chunks of $C$ tokens it adds about $C$ multiply-adds per channel and token.
 """
 
 from __future__ import annotations
@@ -15,15 +14,25 @@ from steptime.models.config import Config
 from steptime.models.model import Attention, Op
 
 DECAY, OUTER, READOUT = 1, 2, 2
-"""FLOPs for each value of the state: decaying it, adding an outer product, multiplying it by a query."""
+"""FLOPs per value of the state: decay, addition of an outer product, multiplication by a query."""
 SCAN = 6
-"""FLOPs for each value of a Mamba-1 state: step times decay rate, the decay, an outer product, the read by C."""
+"""FLOPs per value of a Mamba-1 state: step times decay rate, decay, outer product, product with C."""
 DELTA = DECAY + READOUT + OUTER + READOUT
-"""FLOPs for each value of a state under the delta rule: it is decayed, read by the key, corrected, read by the query."""
+"""FLOPs per value of a state under the delta rule: decay, product with the key, correction, product with the query."""
 
 
 def convolution(c: Config, channels: int, kernel: int, *, bias: bool = False) -> Op:
-    """The depthwise causal convolution; its FLOPs belong to the state."""
+    """Return the depthwise causal convolution; its FLOPs are counted with the state.
+
+    Args:
+        c: Config of the model.
+        channels: Number of channels.
+        kernel: Taps per channel.
+        bias: Whether it has a bias.
+
+    Returns:
+        The operator, without FLOPs.
+    """
     return blocks.small(c, "conv1d", channels * kernel + bias * channels, term="projections", split="group")
 
 
@@ -37,7 +46,21 @@ def state(
     kernel: int = 1,
     name: str = "state",
 ) -> Attention:
-    """A recurrent state of `values` and the inputs that a convolution of `channels` and `kernel` still needs."""
+    """Return a recurrent state together with the buffered inputs of a convolution.
+
+    Args:
+        c: Config of the model.
+        heads: Heads of the state, by which chips can divide it.
+        values: Values of the recurrent state per sequence.
+        flops_per_value: FLOPs per value and token.
+        channels: Channels of the convolution; 0: none.
+        kernel: Taps of the convolution.
+        name: Name of the mixer.
+
+    Returns:
+        The token mixer.
+    """
+    # Some configs name the format of the state; otherwise it is FP32.
     recurrent = number_format(c.text("mamba_ssm_cache_dtype", "mamba_ssm_dtype", default="float32"))
     return Attention(
         name=name,
@@ -50,7 +73,22 @@ def state(
 def delta(
     c: Config, *, key_heads: int, value_heads: int, key_dim: int, value_dim: int, kernel: int, decays: int
 ) -> tuple[Op, Op, Attention]:
-    """The convolution, the `decays` and steps of a gated delta rule, and its state of key by value dimensions for each head."""
+    """Return the parts of a gated delta rule.
+
+    The state has key by value dimensions for each value head.
+
+    Args:
+        c: Config of the model.
+        key_heads: Heads of queries and keys.
+        value_heads: Heads of values.
+        key_dim: Values per key head.
+        value_dim: Values per value head.
+        kernel: Taps of the convolution.
+        decays: Parameters of decays and steps.
+
+    Returns:
+        The convolution, the decays and steps, and the state.
+    """
     channels = 2 * key_heads * key_dim + value_heads * value_dim
     scan = state(
         c,
@@ -75,7 +113,24 @@ def mamba1(
     bias: bool,
     norms: bool = False,
 ) -> blocks.Block:
-    """Mamba-1 (arXiv 2312.00752): values and gate; convolution; steps, B and C (with `norms`: each normalised); scan."""
+    """Return a Mamba-1 mixer (arXiv 2312.00752).
+
+    It projects to values and gate, runs a convolution, projects to step, B and C, and scans.
+
+    Args:
+        c: Config of the model.
+        module: Path of the module.
+        inner: Channels of the mixer.
+        state_dim: State values per channel.
+        rank: Rank of the step projection.
+        kernel: Taps of the convolution.
+        conv_bias: Whether the convolution has a bias.
+        bias: Whether input and output projections have biases.
+        norms: Whether step, B and C are normalized.
+
+    Returns:
+        The operators and the state.
+    """
     term = "projections"
     ops = (
         blocks.linear(c, f"{module}.in_proj", c.width, 2 * inner, term=term, bias=bias),
@@ -104,8 +159,29 @@ def mamba2(
     output_bias: bool | None = None,
     gated_norm: bool = True,
 ) -> blocks.Block:
-    """Mamba-2 (arXiv 2405.21060): a projection to gate, values, B, C and steps; convolution; scan; gated norm."""
+    """Return a Mamba-2 mixer (arXiv 2405.21060).
+
+    One projection gives gate, values, B, C and steps; then follow a convolution, the scan and a gated norm.
+
+    Args:
+        c: Config of the model.
+        module: Path of the module.
+        heads: Heads of the state.
+        head_dim: Channels per head.
+        groups: Groups of heads that share B and C.
+        state_dim: State values per channel.
+        kernel: Taps of the convolution.
+        conv_bias: Whether the convolution has a bias.
+        bias: Whether the input projection has a bias.
+        output_bias: Whether the output projection has a bias; None: as `bias`.
+        gated_norm: Whether a norm follows the gate.
+
+    Returns:
+        The operators and the state.
+    """
     inner = heads * head_dim
+
+    # The convolution runs over values, B and C together.
     channels = inner + 2 * groups * state_dim
     term = "projections"
     ops = (
@@ -131,4 +207,5 @@ def mamba2(
         channels=channels,
         kernel=kernel,
     )
+
     return blocks.Block(ops, (scan,))

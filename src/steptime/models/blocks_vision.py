@@ -1,11 +1,12 @@
-"""Towers: what turns images or sound into rows of the language model; stored beside it, and run before a prompt that has them.
+"""Towers: models that turn images or sound into rows for the language model.
 
-A `Tower` is a `Model` of its own, whose rows are patches of an image or frames of sound, and the `Rule` by which an image or
-a recording becomes such rows and tokens of the prompt. Its attention is not causal: each row reads all rows of its image, or
-those of its window. What runs on merged rows, such as a projector, has `share` of an operator's arithmetic a row: a quarter
-where four patches become a token.
+A tower is stored with the language model and runs before a prompt with images or sound. A `Tower` has its own `Model`,
+whose rows are patches of an image or frames of sound. Its `Rule` gives the rows and prompt tokens of an image or a
+recording. Attention in a tower is not causal: each row reads all rows of its image, or those of its window. Operators
+on merged rows, such as a projector, have `share` of an operator's arithmetic per row: a quarter if four patches become
+one token.
 
-MoonViT, the tower of Kimi's models: what its variants share.
+The last functions are common to the variants of MoonViT, the tower of Kimi models.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NAMES: dict[str, str] = {"image": "vision tower", "audio": "audio tower"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
-    """What reads images or sound, and how these are cut for it."""
+    """An encoder of images or sound, and the rule that cuts its inputs."""
 
     kind: Kind
     model: Model
@@ -32,7 +33,7 @@ class Tower:
 
     @property
     def name(self) -> str:
-        """What a term of a step calls it."""
+        """Name of the tower in the terms of a step."""
         return NAMES[self.kind]
 
 
@@ -46,7 +47,23 @@ def tower(
     layers: tuple[tuple[Layer, int], ...] = (),
     stem: tuple[Op, ...] = (),
 ) -> Tower:
-    """A tower of `width` with what stands before and after its layers; one without layers has its stem as a layer."""
+    """Return a tower with its layers and the operators before and after them.
+
+    Without layers, the stem becomes one layer.
+
+    Args:
+        c: Config of the tower.
+        kind: "image" or "audio".
+        rule: Rule that gives rows and tokens.
+        width: Width of the tower.
+        heads: Attention heads.
+        layers: Kinds of layers with their counts.
+        stem: Operators before and after the layers.
+
+    Returns:
+        The tower.
+    """
+    # A model needs a layer; an embedding without a tower has only a stem.
     if not layers:
         layers, stem = ((Layer(name="embedding of patches", ops=stem), 1),), ()
     name = f"the {NAMES[kind]}" + (f" of {c.name}" if c.name else "")
@@ -57,7 +74,14 @@ def tower(
 
 
 def counted(tower: Tower) -> Op:
-    """All parameters of a tower and of its projector, as the language model stores them: a token of text uses none."""
+    """Return all parameters of a tower as one operator that text tokens do not run.
+
+    Args:
+        tower: The tower with its projector.
+
+    Returns:
+        The operator.
+    """
     ops = (*tower.model.stem, *(op for layer, _ in tower.model.layers for op in layer.ops))
     return Op(
         name=tower.name,
@@ -72,7 +96,16 @@ def counted(tower: Tower) -> Op:
 
 
 def stored(c: Config, name: str, weights: float) -> Op:
-    """Parameters that no pass uses, or that take no time."""
+    """Return parameters that no pass uses, or whose time is negligible.
+
+    Args:
+        c: Config of the tower.
+        name: Name of the operator.
+        weights: Number of parameters.
+
+    Returns:
+        The operator, without FLOPs.
+    """
     return Op(
         name=name, term="vision", weights=weights, flops_per_row=0, format=c.base_format, rows="none", split="replicated",
         active=0,
@@ -90,7 +123,21 @@ def matrix(
     term: str = "projections",
     limit: float = math.inf,
 ) -> Op:
-    """A matrix with its bias that runs on `share` of the rows, in the format of what a checkpoint does not quantise."""
+    """Return a matrix that runs on a share of the rows, in the unquantized format.
+
+    Args:
+        c: Config of the tower.
+        name: Name of the operator.
+        inputs: Input values.
+        outputs: Output values.
+        bias: Whether it has a bias.
+        share: Share of the rows on which it runs.
+        term: Term of the step time.
+        limit: Most chips that can share its weights.
+
+    Returns:
+        The operator.
+    """
     return Op(
         name=name,
         term=term,
@@ -104,7 +151,18 @@ def matrix(
 
 
 def norm(c: Config, name: str, size: float, *, bias: bool = True, share: float = 1.0) -> Op:
-    """A normalisation of `size` values on `share` of the rows."""
+    """Return a normalization on a share of the rows.
+
+    Args:
+        c: Config of the tower.
+        name: Name of the operator.
+        size: Values per row.
+        bias: Whether it has a bias.
+        share: Share of the rows on which it runs.
+
+    Returns:
+        The operator.
+    """
     return Op(
         name=name, term="norms", weights=size * (1 + bias), flops_per_row=0, format=c.base_format, split="replicated",
         inputs=size * share, outputs=size * share,
@@ -112,14 +170,32 @@ def norm(c: Config, name: str, size: float, *, bias: bool = True, share: float =
 
 
 def positions(c: Config, weights: float, width: int) -> Op:
-    """Learned positions, of which each row reads one."""
+    """Return learned positions; each row reads one.
+
+    Args:
+        c: Config of the tower.
+        weights: Number of parameters.
+        width: Values per position.
+
+    Returns:
+        The operator.
+    """
     return Op(
         name="positions", term="embedding", weights=weights, flops_per_row=0, format=c.base_format, rows="lookup", outputs=width
     )
 
 
 def dense(inputs: float, outputs: float, *, bias: bool = True) -> float:
-    """Parameters of a matrix with its bias."""
+    """Return the parameters of a matrix.
+
+    Args:
+        inputs: Input values.
+        outputs: Output values.
+        bias: Whether it has a bias.
+
+    Returns:
+        Parameters.
+    """
     return inputs * outputs + bias * outputs
 
 
@@ -138,10 +214,24 @@ def encoder(
     head_gains: int = 0,
     window: float = math.inf,
 ) -> Layer:
-    """A layer of norms, attention of `inner` values among all rows or those of a window, and a feed-forward block of `hidden`.
+    """Return a layer of norms, bidirectional attention and a feed-forward block.
 
-    kv: values of the keys and of the values; `gated`: three matrices and not two; `head_gains`: parameters of norms on queries
-    and keys; window [rows].
+    Args:
+        c: Config of the tower.
+        width: Width of the tower.
+        hidden: Hidden width of the feed-forward block.
+        heads: Attention heads.
+        inner: Values of the queries; 0: `width`.
+        kv: Values of the keys, and of the values; 0: `inner`.
+        bias: Whether matrices have biases.
+        norm_bias: Whether norms have biases.
+        gated: Whether the feed-forward block has three matrices, not two.
+        norms: Number of norms.
+        head_gains: Parameters of norms on queries and keys.
+        window: Rows that a row reads; infinite: all of its image.
+
+    Returns:
+        The layer.
     """
     inner = inner or width
     kv = kv or inner
@@ -161,7 +251,19 @@ def encoder(
 def bidirectional(
     c: Config, inner: int, kv: int, heads: int, *, window: float = math.inf, flops_per_row: float = 0.0
 ) -> Attention:
-    """Attention of `inner` values in which each row reads all rows, or `window` of them; `flops_per_row` come on top."""
+    """Return attention in which each row reads all rows, or those of its window.
+
+    Args:
+        c: Config of the tower.
+        inner: Values of the queries.
+        kv: Values of the keys, and of the values.
+        heads: Attention heads.
+        window: Rows that a row reads; infinite: all.
+        flops_per_row: Further FLOPs per row.
+
+    Returns:
+        The token mixer.
+    """
     return Attention(
         name="attention",
         kv_bytes=2 * kv * c.base_format.bytes,
@@ -181,16 +283,32 @@ def bidirectional(
 def conformer(
     c: Config, *, width: int, heads: int, depth: int, kernel: int, chunk: int, past: int, future: int
 ) -> tuple[tuple[Layer, int], ...]:
-    """Layers of a Conformer (arXiv 2303.01037): half a feed-forward block, attention in chunks, a convolution, the other half.
+    """Return the layers of a Conformer (arXiv 2303.01037).
 
-    Queries of a chunk read it with `past` - 1 rows before and `future` behind; their distances have a matrix of their own, that
-    runs on as many distances and not on rows.
+    A layer is half a feed-forward block, attention in chunks, a convolution, and the other half. Queries of a chunk
+    read the chunk, `past` - 1 rows before it and `future` rows after it. One matrix per layer encodes distances; it
+    runs once per distance, not per row.
+
+    Args:
+        c: Config of the tower.
+        width: Width of the tower.
+        heads: Attention heads.
+        depth: Number of layers.
+        kernel: Taps of the convolution.
+        chunk: Rows of a chunk.
+        past: Rows before a query, with itself.
+        future: Rows after a query.
+
+    Returns:
+        The layer with its count.
     """
     name, term = "feed-forward", "projections"
     halves = tuple(
         matrix(c, f"{direction}_proj", *sizes, bias=False, term=name)
         for direction, sizes in (("up", (width, 4 * width)), ("down", (4 * width, width))) * 2
     )
+
+    # A query reads its whole chunk, so the number of rows does not depend on its place in the chunk.
     reach, distances = chunk + max(0, past - 1) + future, past + future
     ops = (
         *halves,
@@ -203,15 +321,29 @@ def conformer(
         *(norm(c, f"norm {i + 1}", width, bias=False) for i in range(9)),
         stored(c, "scales of queries", width // heads),
     )
+
+    # Relative positions and the depthwise convolution run per row, but not as a matrix on the rows.
     relative_flops = 2 * width * distances + 2 * kernel * width
     attention = bidirectional(c, width, width, heads, window=reach, flops_per_row=relative_flops)
+
     return ((Layer(name="Conformer", ops=ops, attention=(attention,)), depth),)
 
 
 def subsampling(c: Config, *, features: int, first: int, second: int, width: int) -> tuple[Op, ...]:
-    """Two convolutions of 3 x 3 with stride 2 over time and `features`, and a matrix to the width.
+    """Return two convolutions of stride 2 over time and features, and a matrix.
 
-    A row is what four spectra become: the first convolution makes two times `features`/2 values of `first` channels for it.
+    The kernels are 3 x 3. Four spectra become one row: the first convolution makes two times `features`/2 values of `first`
+    channels for it.
+
+    Args:
+        c: Config of the tower.
+        features: Values of a spectrum.
+        first: Channels of the first convolution.
+        second: Channels of the second convolution.
+        width: Width of the tower.
+
+    Returns:
+        The operators.
     """
     convolutions = (
         ("conv 1", 9 * first, 2 * 9 * first * features),
@@ -227,22 +359,51 @@ def subsampling(c: Config, *, features: int, first: int, second: int, width: int
     )
 
 
-SIDE = 512  # patches on a side, at most
+# Most patches on a side.
+SIDE = 512
 
 
 def moonvit_heads(v: Config) -> int:
-    """Return the heads of a MoonViT."""
+    """Return the heads of a MoonViT.
+
+    Args:
+        v: Config of the tower.
+
+    Returns:
+        Number of heads.
+    """
     return v.integer("vt_num_attention_heads", default=16)
 
 
 def moonvit_stem(v: Config, width: int, *, bias: bool) -> tuple[Op, ...]:
-    """Return the embedding of patches and the grid of positions, which is stretched to the image."""
+    """Return the patch embedding and the grid of positions of a MoonViT.
+
+    The grid is stretched to the size of the image.
+
+    Args:
+        v: Config of the tower.
+        width: Width of the tower.
+        bias: Whether the embedding has a bias.
+
+    Returns:
+        The operators.
+    """
     grid = v.integer("init_pos_emb_height") * v.integer("init_pos_emb_width")
     embedding = matrix(v, "patch_embed", 3 * v.integer("patch_size") ** 2, width, bias=bias, term="patches")
     return embedding, positions(v, grid * width, width)
 
 
 def moonvit_rule(v: Config, merge: int, max_patches: int, source: str) -> Rule:
-    """Return the rule of at most so many patches of an image."""
-    settings = f"at most {max_patches:,} patches, {SIDE} on a side, {source}"
+    """Return the rule of a MoonViT with a limit on patches.
+
+    Args:
+        v: Config of the tower.
+        merge: Patches on a side that become one token.
+        max_patches: Most patches of an image.
+        source: Source of the limit in words.
+
+    Returns:
+        The rule.
+    """
+    settings = f"at most {max_patches:,} patches and {SIDE} on a side, {source}"
     return rule(native, settings, patch=v.integer("patch_size"), merge=merge, max_patches=max_patches, max_side=SIDE)

@@ -1,4 +1,4 @@
-"""What the files of a checkpoint hold, by their headers."""
+"""The content of a checkpoint's files, from their headers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from steptime.result_base import unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldGroup:
-    """What the files hold of one part of a model."""
+    """The tensors of one part of a model."""
 
     name: str = field(metadata=unit("", "part of the model"))
     tensors: int = field(metadata=unit("", "number of tensors"))
     parameters: int = field(metadata=unit("", "parameters, unpacked"))
     bytes: int = field(metadata=unit("B", "bytes of its tensors", key="bytes"))
-    scales: int = field(metadata=unit("B", "bytes of scales and zero points among them", key="scale_bytes"))
+    scales: int = field(metadata=unit("B", "bytes of scales and zero points, included in bytes", key="scale_bytes"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldDtype:
-    """What the files hold in one dtype."""
+    """The tensors of one dtype."""
 
     name: str = field(metadata=unit("", "dtype as the header names it"))
     tensors: int = field(metadata=unit("", "number of tensors"))
@@ -29,28 +29,28 @@ class HeldDtype:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Tensors that the model does not count, or operators that the files do not hold."""
+    """Tensors that the model does not count, or operators that the files do not have."""
 
-    name: str = field(metadata=unit("", "tensors or operators, N for the number of a layer"))
+    name: str = field(metadata=unit("", "tensors or operators, with N for the layer number"))
     group: str = field(metadata=unit("", "part of the model"))
-    count: int = field(metadata=unit("", "how many"))
-    bytes: int = field(metadata=unit("B", "bytes on disk less those of the model", key="bytes"))
+    count: int = field(metadata=unit("", "number of tensors or operators"))
+    bytes: int = field(metadata=unit("B", "bytes on disk minus bytes in the model", key="bytes"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSummary:
-    """What the files of a checkpoint hold: exact bytes by the headers, and why the model's differ from them, if they do."""
+    """The exact content of a checkpoint's files, and its differences from the model."""
 
     kind: str = field(metadata=unit("", "safetensors or gguf"))
-    files: int = field(metadata=unit("", "files that are there"))
-    missing: tuple[str, ...] = field(default=(), metadata=unit("", "files that belong to it and are not there"))
-    stated: int = field(default=0, metadata=unit("B", "all tensors as the index states it; 0: it does not", key="stated_bytes"))
-    bytes: int = field(metadata=unit("B", "all tensors of the files that are there", key="bytes"))
+    files: int = field(metadata=unit("", "files present"))
+    missing: tuple[str, ...] = field(default=(), metadata=unit("", "missing files"))
+    stated: int = field(default=0, metadata=unit("B", "size of all tensors in the index; 0: not given", key="stated_bytes"))
+    bytes: int = field(metadata=unit("B", "size of all tensors in the files present", key="bytes"))
     tensors: int = field(metadata=unit("", "number of tensors"))
-    parameters: int = field(metadata=unit("", "parameters that they hold, unpacked"))
+    parameters: int = field(metadata=unit("", "parameters, unpacked"))
     scales: int = field(metadata=unit("B", "bytes of scales and zero points", key="scale_bytes"))
     groups: tuple[HeldGroup, ...] = field(default=(), metadata=unit("", "bytes by part of the model"))
     dtypes: tuple[HeldDtype, ...] = field(default=(), metadata=unit("", "bytes by dtype"))
     differences: tuple[Difference, ...] = field(
-        default=(), metadata=unit("", "why the bytes on disk are not those of the model; empty: they are")
+        default=(), metadata=unit("", "differences between the files and the model; empty: none")
     )

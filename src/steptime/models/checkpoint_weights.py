@@ -1,7 +1,8 @@
-"""Puts the tensors of a checkpoint together to weights: the values of a module, with the scales that stand beside them.
+"""Assembles the tensors of a checkpoint into weights: values and their scales.
 
-Tools name what they store by endings: `weight`, `weight_scale_inv`, `qweight`, `qzeros`, `g_idx`, `weight_packed`,
-`weight.absmax`, `gate_up_proj_blocks` and their like. An ending says whether a tensor holds values, or what unpacks them.
+Tools mark the role of a tensor by the ending of its name: `weight`, `weight_scale_inv`, `qweight`, `qzeros`, `g_idx`,
+`weight_packed`, `weight.absmax`, `gate_up_proj_blocks` and others. The ending shows whether a tensor has values, or data to
+unpack them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Final
 
 from steptime.models.safetensors_header import BITS, Tensor
 
+# Endings of tensors with values.
 VALUES: Final = r"weight|_?weight_qdata|weight_packed|qweight|blocks|bias"
+# Endings of tensors that unpack values.
 AUXILIARY_ROLES: Final = (
     r"weight_scale_inv|_?weight_scale(?:_2)?|weight_global_scale|input_scale(?:_inv|_ub)?|input_global_scale|input_amax|"
     r"_?weight_zero_point|weight_shape|weight_g_idx|g_idx|scales|biases|qzeros|zeros|SCB|weight_format|_?weight_block_size|"
@@ -24,19 +27,23 @@ AUXILIARY_ROLES: Final = (
 )
 _ENDING: Final = re.compile(rf"(?:{AUXILIARY_ROLES}|{VALUES})")
 LOOSE: Final = ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale", "output_scale", "input_scale")
-"""What stands beside no values of its own module: scales of the cache and of activations."""
+"""Roles of tensors whose module has no values: scales of the KV cache and of activations."""
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 _VALUES: Final = re.compile(VALUES)
+# Names of fused experts, whose ending is joined with "_" instead of ".".
 FUSED: Final = re.compile(rf"(.+\.(?:gate_up_proj|up_proj|gate_proj|down_proj|w[123]))_({AUXILIARY_ROLES}|scale|blocks|bias)")
+# dtypes that may contain several packed values.
 PACKED: Final = ("U8", "I8", "I32", "U32")
 OF_DTYPE: Final = {
     "BF16": "bf16", "F16": "fp16", "F32": "fp32", "F64": "fp32", "I8": "int8", "U8": "int8", "F4": "fp4", "F8_E4M3": "fp8",
     "F8_E5M2": "fp8", "F8_E4M3FNUZ": "fp8", "F8_E5M2FNUZ": "fp8",
 }  # fmt: skip
-"""Formats by dtype, of values that nothing packs; GGUF's types go by their own names."""
+"""Formats of unpacked values by dtype; types of GGUF keep their names."""
 
+# Layer number in the name of a module.
 LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|blk)\.(\d+)(?:\.|$)")
 VISION, DRAFT = "vision tower", "draft layers"
+# Parts of a model in order of precedence, with a pattern of module names.
 GROUPS: Final = (
     (VISION, r"vision|visual|vit\b|image|multi_modal|mm_projector|\bmerger\b|audio|speech|patch_"),
     (DRAFT, r"\bmtp|\bnextn|\beagle|eh_proj|\benorm\b|\bhnorm\b|shared_head"),
@@ -49,17 +56,17 @@ GROUPS: Final = (
     ("attention", r"attn|attention|\bmixer\b|\bsinks$|\bmamba\b|[qkvo]_proj"),
     ("feed-forward", r"\bmlp|ffn|feed_forward|(?:gate|up|down)_proj|\bw[123]$"),
 )
-# characters; real names have at most some 150, and the time of a search may grow with their square
+# Characters. Real names have at most about 150; the time of a search may grow with the square.
 LONGEST_MODULE: Final = 500
 _GROUPS: Final = tuple((name, re.compile(pattern)) for name, pattern in GROUPS)
 
 
 @dataclass(slots=True)
 class Weight:
-    """What a checkpoint holds of one module: its parameters, their format and bytes, and the `scale_bytes` [B] among them.
+    """The stored weight of one module: its parameters, their format and their bytes.
 
-    group: part of the model, the layers that predict further tokens and the vision tower each one; part: that within a layer.
-    block: columns that share a scale with the rows beside them.
+    group: part of the model; the multi-token-prediction layers and the vision tower are parts. part: part within a layer.
+    block: columns of a two-dimensional block with one scale. scale_bytes [B]: scales, included in `bytes`.
     """
 
     module: str
@@ -76,13 +83,19 @@ class Weight:
 
 @lru_cache(maxsize=4096)
 def _groups(module: str) -> tuple[str, str]:
-    """Return which part of a model a module is of, and which of its layer, by its name without numbers."""
+    """Return the part of the model and the part of the layer of a module name."""
     groups = [name for name, pattern in _GROUPS if pattern.search(module[:LONGEST_MODULE])]
     return next(iter(groups), "other"), next((name for name in groups if name != DRAFT), "other")
 
 
 def module_group(module: str) -> str:
-    """Return which part of a model a module is of, by its name.
+    """Return the part of a model of a module, from its name.
+
+    Args:
+        module: Path of the module.
+
+    Returns:
+        Name of the part, one of `GROUPS`, or "other".
 
     >>> module_group("model.layers.3.mlp.experts.7.up_proj"), module_group("model.layers.3.mlp.gate"), module_group("lm_head")
     ('routed experts', 'router', 'head')
@@ -91,14 +104,21 @@ def module_group(module: str) -> str:
 
 
 def parted(name: str) -> tuple[str, str]:
-    """Return the module of a tensor and what the tensor is of it.
+    """Return the module of a tensor and the role of the tensor in it.
+
+    Args:
+        name: Name of the tensor.
+
+    Returns:
+        Path of the module, and the ending.
 
     >>> parted("model.layers.0.self_attn.q_proj.weight_scale_inv"), parted("model.layers.0.mlp.experts.gate_up_proj_blocks")
     (('model.layers.0.self_attn.q_proj', 'weight_scale_inv'), ('model.layers.0.mlp.experts.gate_up_proj', 'blocks'))
     """
     module, _, role = name.rpartition(".")
     if module and not _ENDING.fullmatch(role):
-        outer, _, before = module.rpartition(".")  # as in weight.absmax, weight.quant_state.bitsandbytes__nf4
+        # Endings with dots, such as weight.absmax and weight.quant_state.bitsandbytes__nf4.
+        outer, _, before = module.rpartition(".")
         further, _, first = outer.rpartition(".")
         splits = ((outer, f"{before}.{role}"), (further, f"{first}.{before}.{role}"))
         module, role = next(((owner, ending) for owner, ending in splits if owner and _ENDING.fullmatch(ending)), ("", ""))
@@ -111,9 +131,16 @@ def parted(name: str) -> tuple[str, str]:
 def assemble_weights(
     tensors: Iterable[Tensor], *, depth: int, bits: int = 4, rename: Callable[[str], str] = str
 ) -> list[Weight]:
-    """Return the weights that tensors make; layers from `depth` on predict further tokens.
+    """Return the weights that a checkpoint's tensors form.
 
-    bits: of integers in words, where nothing tells; rename: what the modules of another tool are called here.
+    Args:
+        tensors: The tensors.
+        depth: Layers of the model; layers with a higher number are multi-token-prediction layers.
+        bits: Bits of an integer if several share a word and the tensors do not show it.
+        rename: Maps a module name of the checkpoint to its name here.
+
+    Returns:
+        The weights.
     """
     modules: dict[str, dict[str, Tensor]] = {}
     for tensor in tensors:
@@ -131,7 +158,7 @@ def assemble_weights(
 
 
 def _join(weight: Weight, second: Weight) -> None:
-    """Add what another tool keeps in two tensors and is one matrix here."""
+    """Add a second tensor to a weight that another tool stores in two tensors."""
     weight.parameters, weight.bytes = weight.parameters + second.parameters, weight.bytes + second.bytes
     weight.scale_bytes += second.scale_bytes
     weight.names += second.names
@@ -141,14 +168,20 @@ def _weight(module: str, roles: dict[str, Tensor], depth: int, bits: int) -> Wei
     numbered = LAYER.search(module)
     layer = int(numbered[1]) if numbered and len(numbered[1]) < 6 else -1
     group, part = _groups(_NUMBER.sub("0", module))
+
+    # Layers of a tower have numbers too, which are not those of the language model.
     if group == VISION:
         layer = -1
     elif layer >= depth:
         group = DRAFT
+
     weight = Weight(module, group, part, layer, names=[tensor.name for tensor in roles.values()])
+
+    # The largest tensor of values decides the format of the module.
     has_values, largest = _has_values(roles), -1
     for role, tensor in roles.items():
         weight.bytes += tensor.bytes
+        # A scale without values in its module counts as scale only if its role says so.
         if not _VALUES.fullmatch(role) and (has_values or role in LOOSE):
             weight.scale_bytes += tensor.bytes
             continue
@@ -157,13 +190,19 @@ def _weight(module: str, roles: dict[str, Tensor], depth: int, bits: int) -> Wei
         if role != "bias" and parameters > largest:
             weight.format, largest = format, parameters
             weight.block = _block(tensor, _scales(roles))
+
+    # A module with only a bias has the format of the bias.
     if largest < 0 and "bias" in roles:
         weight.format = _values("bias", roles["bias"], roles, bits)[1]
+
     return weight
 
 
 def _block(tensor: Tensor, scales: Tensor | None) -> int:
-    """Return the columns that share a scale with the rows beside them: the power of two that fits; 0 without such blocks."""
+    """Return the columns of a two-dimensional block with one scale, as a power of two.
+
+    Return 0 without such blocks.
+    """
     if scales is None or not len(scales.shape) == len(tensor.shape) >= 2 or min(*scales.shape, *tensor.shape) < 1:
         return 0
     rows, columns = (math.ceil(tensor.shape[i] / scales.shape[i]) for i in (-2, -1))
@@ -175,8 +214,9 @@ def _has_values(roles: dict[str, Tensor]) -> bool:
 
 
 def _values(role: str, tensor: Tensor, roles: dict[str, Tensor], bits: int) -> tuple[int, str]:
-    """Return how many parameters a tensor of values holds, and their format."""
-    if tensor.dtype not in BITS:  # a type of GGUF
+    """Return the parameters of a tensor of values, and their format."""
+    if tensor.dtype not in BITS:
+        # A type of GGUF, whose sizes are unpacked.
         return tensor.values, tensor.dtype.lower()
     per = _per_value(role, tensor, roles, bits)
     scales = _scales(roles)
@@ -196,10 +236,12 @@ def _scales(tensor_roles: dict[str, Tensor]) -> Tensor | None:
 
 
 def _per_value(role: str, tensor: Tensor, roles: dict[str, Tensor], bits: int) -> float:
-    """Return how many parameters a stored value holds: 2 in a byte, 8 in a word, 1 where nothing packs them."""
+    """Return the parameters per stored value: 2 in a byte, 8 in a word, 1 unpacked."""
     if role == "bias" or tensor.dtype not in PACKED:
         return 1
-    words = role in ("qweight", "weight_packed") or role.endswith("_qdata") or "scales" in roles  # the last: of MLX
+
+    # MLX calls packed values "weight", but stores "scales" with them.
+    words = role in ("qweight", "weight_packed") or role.endswith("_qdata") or "scales" in roles
     if words and tensor.dtype in ("I32", "U32"):
         return 32 / (_bits_of_words(roles) or bits)
     if role in ("blocks", "weight_packed") or "weight.absmax" in roles or (tensor.dtype == "U8" and role.endswith("_qdata")):
@@ -207,15 +249,18 @@ def _per_value(role: str, tensor: Tensor, roles: dict[str, Tensor], bits: int) -
     scales = _scales(roles)
     if tensor.dtype in ("U8", "I8") and scales is not None and len(scales.shape) == len(tensor.shape) > 1:
         shared = tensor.shape[-1] / max(scales.shape[-1], 1)
-        if shared in (8, 16) and scales.dtype.startswith(("F8", "U8")):  # 16 or 32 values of 4 bits
+        # A scale for 8 or 16 bytes is a scale for 16 or 32 values of 4 bits.
+        if shared in (8, 16) and scales.dtype.startswith(("F8", "U8")):
             return 2
-        if scales.shape[0] == 2 * tensor.shape[0]:  # packed along the outputs, as ModelOpt's W4A16
+        # ModelOpt's W4A16 packs along the outputs.
+        if scales.shape[0] == 2 * tensor.shape[0]:
             return 2
+
     return 1
 
 
 def _bits_of_words(roles: dict[str, Tensor]) -> int:
-    """Return the bits of an integer of GPTQ or AWQ, by how zero points are packed; 0 where there are none."""
+    """Return the bits of an integer of GPTQ or AWQ, from the packed zero points; or 0."""
     zeros, scales = roles.get("qzeros"), roles.get("scales")
     if zeros is None or scales is None or not zeros.shape or not scales.shape or not scales.shape[-1]:
         return 0

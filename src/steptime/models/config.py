@@ -1,7 +1,7 @@
 """Typed, checked access to a model's config.json.
 
-Every getter names the field in its error, so that a config that lacks one, or holds one of the wrong kind, is refused
-with the cause and the place, never with a traceback or a silent zero.
+Every getter names the field in its error. A missing field or a wrong kind of value gives an error with cause and place,
+never a traceback or a silent zero.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from steptime.hardware.number_formats import Format, number_format
 from steptime.models.dtype_assignment import stored
 from steptime.models.quantization import Quantization
 
-LARGEST: Final = 1e12  # no size of a real model comes near; larger ones are slips of the pen or of a fuzzer
+# Largest number in a config. Real models are far below; larger numbers are mistakes or fuzz tests.
+LARGEST: Final = 1e12
+# Most layers of a model.
 DEEPEST: Final = 1_000
-LATENT_FP8_MIXED: Final = "fp8_ds_mla"  # a KV format of latent attention alone: see `parts.latent`
+# KV format of vLLM for latent attention only, see `blocks.latent`.
+LATENT_FP8_MIXED: Final = "fp8_ds_mla"
 _MISSING: Final = object()
 
 
 class Config:
-    """A config.json with getters that check, the format of its weights by module path, and the format of its KV cache."""
+    """A config.json with checked getters, and the formats of its weights and KV cache."""
 
     def __init__(
         self,
@@ -36,9 +39,8 @@ class Config:
     ) -> None:
         self.fields, self.name, self.within = fields, name, within
         self.kv_name = kv_format
-        self.lookups: set[str] = (
-            set() if lookups is None else lookups
-        )  # fields that were looked for, there or not, by their full names
+        # Full names of all fields that were looked up, present or not.
+        self.lookups: set[str] = set() if lookups is None else lookups
         self.quantization = Quantization(fields.get("quantization_config"), self._error)
 
     def _error(self, field: str, problem: str) -> ConfigError:
@@ -46,21 +48,48 @@ class Config:
         return ConfigError(f"config of {self.name or 'the model'}: {place!r} {problem}")
 
     def error(self, field: str, problem: str) -> ConfigError:
-        """Return the error that says what is wrong with `field`."""
+        """Return the error about a field, for the caller to raise.
+
+        Args:
+            field: Name of the field.
+            problem: What is wrong with it, without the name.
+
+        Returns:
+            The error, which names the model and the field.
+        """
         return self._error(field, problem)
 
     def has(self, field: str) -> bool:
-        """Whether the field is there and not null."""
+        """Return whether a field is present and not null.
+
+        Args:
+            field: Name of the field.
+
+        Returns:
+            True if it has a value.
+        """
         self.lookups.add(f"{self.within}.{field}" if self.within else field)
         return self.fields.get(field) is not None
 
     def raw(self, *names: str, default: Any = _MISSING) -> Any:
-        """Return the first field of `names` that is there and not null."""
+        """Return the first field of `names` that is present and not null.
+
+        Args:
+            names: Names of the field, tried in turn.
+            default: Value if all are absent; without it, absence is an error.
+
+        Returns:
+            The value, unchecked.
+
+        Raises:
+            ConfigError: No field is present, and there is no default.
+        """
         for name in names:
             if self.has(name):
                 return self.fields[name]
         if default is not _MISSING:
             return default
+        # A misspelt field is more likely than an absent one.
         near = did_you_mean(names[0], self.fields, max_names=1, cutoff=0.8)
         if names[0] in self.fields:
             raise self._error(names[0], "is null")
@@ -68,57 +97,139 @@ class Config:
         raise self._error(names[0], f"is missing{hint}")
 
     def integer(self, *names: str, default: Any = _MISSING, least: int = 1, maximum: float = LARGEST) -> int:
-        """Return a whole number of at least `least` and at most `maximum`; `names` are tried in turn."""
+        """Return a whole number.
+
+        Args:
+            names: Names of the field, tried in turn.
+            default: Value if all are absent; without it, absence is an error.
+            least: Smallest allowed value.
+            maximum: Largest allowed value.
+
+        Returns:
+            The number.
+
+        Raises:
+            ConfigError: The field is absent, not a whole number, or out of range.
+        """
         value = self.raw(*names, default=default)
+        # JSON writers may write 8 as 8.0.
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self._error(names[0], f"must be a whole number, not {short_repr(value)}")
+            raise self._error(names[0], f"must be a whole number, got {short_repr(value)}")
         if not least <= value <= maximum:
             bounds = f"at least {least}" + ("" if value < least else f" and at most {maximum:g}")
-            raise self._error(names[0], f"must be {bounds}, not {short_repr(value)}")
+            raise self._error(names[0], f"must be {bounds}, got {short_repr(value)}")
         return value
 
     def number(self, *names: str, default: Any = _MISSING) -> float:
-        """Return a finite number above zero."""
+        """Return a finite number greater than 0.
+
+        Args:
+            names: Names of the field, tried in turn.
+            default: Value if all are absent; without it, absence is an error.
+
+        Returns:
+            The number.
+
+        Raises:
+            ConfigError: The field is absent, not a number, or out of range.
+        """
         value = self.raw(*names, default=default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST:
-            raise self._error(names[0], f"must be a number greater than 0, not {short_repr(value)}")
+            raise self._error(names[0], f"must be a number greater than 0, got {short_repr(value)}")
         return value
 
     def flag(self, *names: str, default: bool = False) -> bool:
-        """Return true or false."""
+        """Return true or false.
+
+        Args:
+            names: Names of the field, tried in turn.
+            default: Value if all are absent.
+
+        Returns:
+            The value.
+
+        Raises:
+            ConfigError: The field is neither true nor false.
+        """
         value = self.raw(*names, default=default)
         if not isinstance(value, bool):
-            raise self._error(names[0], f"must be true or false, not {short_repr(value)}")
+            raise self._error(names[0], f"must be true or false, got {short_repr(value)}")
         return value
 
     def text(self, *names: str, default: Any = _MISSING) -> str:
-        """Return a text."""
+        """Return a text.
+
+        Args:
+            names: Names of the field, tried in turn.
+            default: Value if all are absent; without it, absence is an error.
+
+        Returns:
+            The text.
+
+        Raises:
+            ConfigError: The field is absent or not a text.
+        """
         value = self.raw(*names, default=default)
         if not isinstance(value, str):
-            raise self._error(names[0], f"must be a text, not {short_repr(value)}")
+            raise self._error(names[0], f"must be a text, got {short_repr(value)}")
         return value
 
     def items(self, *names: str, length: int | None = None, default: Any = _MISSING) -> list[Any]:
-        """Return a list, of `length` items if that is given."""
+        """Return a list.
+
+        Args:
+            names: Names of the field, tried in turn.
+            length: Smallest number of items; None: any.
+            default: Value if all are absent; without it, absence is an error.
+
+        Returns:
+            The items, which may be more than `length`.
+
+        Raises:
+            ConfigError: The field is absent, not a list, or too short.
+        """
         value = self.raw(*names, default=default)
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise self._error(names[0], f"must be a list, not {short_repr(value)}")
+            raise self._error(names[0], f"must be a list, got {short_repr(value)}")
         if length is not None and len(value) < length:
-            raise self._error(names[0], f"must have {length} items, one a layer, not {len(value)}")
+            raise self._error(names[0], f"must have at least {length} items, one per layer, got {len(value)}")
         return list(value)
 
     def indices(self, *names: str, default: Any = _MISSING) -> list[int]:
-        """Return a list of layers, each a whole number from 0."""
+        """Return a list of layer numbers from 0.
+
+        Args:
+            names: Names of the field, tried in turn.
+            default: Value if all are absent; without it, absence is an error.
+
+        Returns:
+            The layer numbers.
+
+        Raises:
+            ConfigError: An item is not a whole number from 0.
+        """
         layers = self.items(*names, default=default)
         for position, value in enumerate(layers):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise self._error(f"{names[0]}[{position}]", f"must be the number of a layer, from 0, not {short_repr(value)}")
+                raise self._error(f"{names[0]}[{position}]", f"must be a layer number from 0, got {short_repr(value)}")
         return layers
 
     def choices(self, *names: str, valid_names: Sequence[str], length: int | None = None) -> list[str]:
-        """Return a list of names, each of them one of `valid_names`."""
+        """Return a list of names, each one of `valid_names`.
+
+        Args:
+            names: Names of the field, tried in turn.
+            valid_names: Allowed items.
+            length: Smallest number of items; None: any.
+
+        Returns:
+            The names.
+
+        Raises:
+            ConfigError: The field is absent, too short, or has another name.
+        """
         values = self.items(*names, length=length)
         for position, value in enumerate(values):
             if value not in valid_names:
@@ -126,17 +237,42 @@ class Config:
         return values
 
     def marked(self, name: str, index: int) -> bool:
-        """Return whether item `index` of a list of 0 and 1 is 1."""
+        """Return whether item `index` of a list of 0 and 1 is 1.
+
+        Args:
+            name: Name of the field.
+            index: Layer number, from 0.
+
+        Returns:
+            True for 1.
+
+        Raises:
+            ConfigError: The list is absent or too short, or the item is neither 0 nor 1.
+        """
         mark = self.items(name, length=index + 1)[index]
         if mark not in (0, 1):
-            raise self._error(f"{name}[{index}]", f"must be 0 or 1, not {short_repr(mark)}")
+            raise self._error(f"{name}[{index}]", f"must be 0 or 1, got {short_repr(mark)}")
         return bool(mark)
 
     def inner(self, field: str) -> Config:
-        """Return the config nested at `field`; it inherits the quantization of the outer one."""
+        """Return the config nested at a field.
+
+        It inherits the quantization, the dtype and the tying of embeddings of this config.
+
+        Args:
+            field: Name of the field.
+
+        Returns:
+            The nested config.
+
+        Raises:
+            ConfigError: The field is absent or not a table.
+        """
         value = self.raw(field)
         if not isinstance(value, Mapping):
-            raise self._error(field, f"must be a table of fields, not {short_repr(value)}")
+            raise self._error(field, f"must be a table of fields, got {short_repr(value)}")
+
+        # Vision-language configs often state these fields only at the top.
         fields = dict(value)
         if self.has("quantization_config"):
             fields.setdefault("quantization_config", self.fields["quantization_config"])
@@ -147,25 +283,36 @@ class Config:
         return Config(fields, name=self.name, kv_format=self.kv_name, within=within, lookups=self.lookups)
 
     def for_layer(self, index: int) -> Config:
-        """Return the config as layer `index` reads it: some give a layer fields of its own under `per_layer_config`."""
+        """Return the config for one layer, with its fields of `per_layer_config`.
+
+        Args:
+            index: Layer number, from 0.
+
+        Returns:
+            This config, or a copy with the fields of the layer.
+
+        Raises:
+            ConfigError: `per_layer_config` is malformed.
+        """
         if not self.has("per_layer_config"):
             return self
         layer_tables = self.raw("per_layer_config")
         if not isinstance(layer_tables, Mapping):
-            raise self._error("per_layer_config", f"must be a table of layers, not {short_repr(layer_tables)}")
+            raise self._error("per_layer_config", f"must be a table of layers, got {short_repr(layer_tables)}")
+
+        # Keys may have leading zeros, such as "007".
         layer_fields = next(
             (fields for layer, fields in layer_tables.items() if str(layer).lstrip("0") == (str(index).lstrip("0"))), None
         )
         if layer_fields is None:
             return self
         if not isinstance(layer_fields, Mapping):
-            raise self._error(f"per_layer_config.{index}", f"must be a table of fields, not {short_repr(layer_fields)}")
+            raise self._error(f"per_layer_config.{index}", f"must be a table of fields, got {short_repr(layer_fields)}")
         fields = {key: value for key, value in self.fields.items() if key != "per_layer_config"}
+
         return Config(
             fields | dict(layer_fields), name=self.name, kv_format=self.kv_name, within=self.within, lookups=self.lookups
         )
-
-    # --- what every family needs ----------------------------------------------------------------------------------------
 
     @property
     def depth(self) -> int:
@@ -179,24 +326,25 @@ class Config:
 
     @property
     def heads(self) -> int:
-        """Query heads."""
+        """Number of query heads."""
         return self.integer("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
 
     @property
     def kv_heads(self) -> int:
-        """Key and value heads."""
+        """Number of key and value heads."""
         kv_heads = self.integer("num_key_value_heads", default=self.heads)
         if self.heads % kv_heads:
-            raise self._error("num_key_value_heads", f"must divide the {self.heads} query heads, not {kv_heads}")
+            raise self._error("num_key_value_heads", f"must divide the {self.heads} query heads, got {kv_heads}")
         return kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Values of one head."""
+        """Values per head."""
         if self.has("head_dim"):
             return self.integer("head_dim")
+        # Without head_dim, the heads share the width equally.
         if self.width % self.heads:
-            problem = f"must divide the width {self.width}, not {self.heads}, unless 'head_dim' is given"
+            problem = f"must divide the width {self.width}, got {self.heads}; or give 'head_dim'"
             raise self._error("num_attention_heads", problem)
         return self.width // self.heads
 
@@ -207,23 +355,32 @@ class Config:
 
     @property
     def base_format(self) -> Format:
-        """The format of everything that is not quantised."""
+        """Format of all weights that are not quantized."""
         value = self.raw("torch_dtype", "dtype", default="bfloat16")
         if not isinstance(value, str):
-            raise self._error("torch_dtype", f"must be a text, not {short_repr(value)}")
+            raise self._error("torch_dtype", f"must be a text, got {short_repr(value)}")
         format = number_format(value.removeprefix("torch."))
-        return number_format("bf16") if format.name == "fp32" else format  # engines serve fp32 checkpoints in bf16
+        # Engines serve FP32 checkpoints in BF16.
+        return number_format("bf16") if format.name == "fp32" else format
 
     def weight_format(self, module: str, matrices: Iterable[tuple[float, float]] = (), *, bias: float = 0) -> Format:
-        """Return the format in which the weights of `module` are stored, such as "layers.3.self_attn.q_proj".
+        """Return the format in which the weights of a module are stored.
 
-        With the (inputs, outputs) of its matrices and the values of its biases, a parameter has the bytes that it takes in a
-        checkpoint, with all that stands beside it.
+        If the shapes are given, the bytes of a parameter include the scales and zero points of the checkpoint.
+
+        Args:
+            module: Path of the module, such as "layers.3.self_attn.q_proj".
+            matrices: Shapes of its matrices as (inputs, outputs).
+            bias: Number of values of its biases.
+
+        Returns:
+            The format.
         """
         base = self.base_format
         format, scale_bytes = self.quantization.module_format(module) or base, self.quantization.cache_scale_bytes(module)
         if format is base and not scale_bytes:
             return base
+        # Without shapes, the bytes of scales cannot be counted.
         shapes = [(int(inputs), int(outputs)) for inputs, outputs in matrices]
         return (
             stored(format, shapes, base=base, bias=int(bias), scale_bytes=scale_bytes)
@@ -233,10 +390,14 @@ class Config:
 
     @property
     def kv_format(self) -> Format:
-        """The format of the KV cache. Raises InputError for that of a latent, where there are keys and values instead."""
+        """Format of the KV cache.
+
+        Raises:
+            InputError: The format is one of a latent cache, but the model caches keys and values.
+        """
         if self.kv_name == LATENT_FP8_MIXED:
             who = self.name or "the model"
             raise InputError(
-                f"{who} keeps keys and values, and '{LATENT_FP8_MIXED}' is of multi-head latent attention; take fp8"
+                f"kv: '{LATENT_FP8_MIXED}' needs multi-head latent attention, but {who} caches keys and values; use fp8"
             )
         return number_format(self.kv_name or self.quantization.kv_format or "bf16")

@@ -1,8 +1,8 @@
-"""What steptime understands of a config: its layers, the fields that it read and those that it ignored, and how sure that is.
+"""How much of a config steptime reads: layers, read and ignored fields.
 
-Sure is what equals transformers to the last parameter, for every config of that kind that was compared. A field that nothing
-asked for is harmless where those configs have it too, with that value or as no part of an architecture; else it is named, with
-a field of a like name that was looked for and is not there.
+A result is exact if every compared config of this kind has the same number of parameters as transformers. An ignored field
+is harmless if those configs have it too, with this value or as no part of an architecture. Any other ignored field is
+listed, with a field of a similar name that was looked up but is absent.
 """
 
 from __future__ import annotations
@@ -33,31 +33,36 @@ TRIFLES: Final = {
     "fn", "version",
     "license", "name", "path", "cache", "template", "seed", "impl", "implementation", "interleaved",
 }  # fmt: skip
-"""Last words of names of figures and switches that no matrix and no cache grows with, whatever their value."""
+"""Last words of field names that never change the size of a matrix or a cache."""
 ABOUT: Final = re.compile(
     r"rope|rotary|token_(id|index)|(^|_)(bos|eos|pad|init|initializer)(_|$)|^(output|return)_|"
     r"^transformers"
 )
-"""The same, by any word of the name."""
-LIKE: Final = 0.85  # how alike the names of two fields are before one may be a slip for the other
+"""Words anywhere in field names that never change the size of a matrix or a cache."""
+# Similarity of two field names from which one may be a misspelling of the other.
+LIKE: Final = 0.85
 OPAQUE_FIELDS: Final = ("model_type", "architectures", "auto_map", "quantization_config", "compression_config")
-"""Fields that are read by themselves; what is inside is not followed."""
+"""Fields whose content is read as a whole, not field by field."""
+# Further guesses with an equal fit that are shown.
 MOST_GUESSED: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ignored:
-    """A field that nothing asked for."""
+    """A field of a config that was not looked up."""
 
-    name: str = field(metadata=unit("", "full name"))
-    value: Any = field(metadata=unit("", "as it stands there", kind="any JSON value"))
-    doubtful: bool = field(metadata=unit("", "whether it may be architecture"))
-    near: str = field(default="", metadata=unit("", "field of a like name that was looked for and is not there; empty: none"))
+    name: str = field(metadata=unit("", "full name of the field"))
+    value: Any = field(metadata=unit("", "value in the config", kind="any JSON value"))
+    doubtful: bool = field(metadata=unit("", "whether it may be part of the architecture"))
+    near: str = field(default="", metadata=unit("", "absent field of a similar name that was looked up; empty: none"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of layer: which layers are of it (empty where the family does not tell), how many, and what it is."""
+    """One kind of layer with its count and its layer numbers.
+
+    `layer_indices` is empty if the family does not give the order.
+    """
 
     layer: Layer
     count: int
@@ -66,7 +71,10 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Understanding:
-    """What a config says to steptime. sure: "exact", "likely" or "guess", with its reason."""
+    """The model that steptime reads from a config, with its confidence.
+
+    sure: "exact", "likely" or "guess". why: the reason.
+    """
 
     model: Model
     read_as: str
@@ -81,22 +89,35 @@ class Understanding:
 
     @property
     def doubtful(self) -> tuple[Ignored, ...]:
-        """Fields that nothing asked for, and that may be architecture."""
+        """Ignored fields that may be part of the architecture."""
         return tuple(entry for entry in self.ignored if entry.doubtful)
 
 
 def understand(fields: Mapping[str, Any], *, name: str = "", headers: Headers | None = None) -> Understanding:
-    """Return what steptime understands of a config.json; of a kind that it does not know, as what it reads best, as a guess.
+    """Return what steptime reads from a config.json, with its confidence.
 
-    headers: of the files of weights beside it, which hold the same tensors or not.
-    Raises InputError where no family reads it, with the reason of the family that its kind names.
+    An unknown kind is read as the family with the best fit, as a guess.
+
+    Args:
+        fields: Fields of the config.
+        name: Name of the model.
+        headers: Headers of the files of weights in the same folder; their tensors confirm the result or not.
+
+    Returns:
+        The model, its layers, the ignored fields and the confidence.
+
+    Raises:
+        InputError: No family reads the config.
     """
     understanding = _known_or_guessed(fields, name)
     return understanding if headers is None or headers.missing else _compared_with_headers(understanding, fields, headers)
 
 
 def _compared_with_headers(understanding: Understanding, fields: Mapping[str, Any], headers: Headers) -> Understanding:
-    """Return what was understood, held to the tensors of the files: equal ones make a guess likely, others nothing exact."""
+    """Return a result after comparison with the tensors of the files.
+
+    Equal tensors make a guess likely; other tensors make an exact result likely.
+    """
     summary = read_model(
         _as_kind(fields, understanding.read_as), name=understanding.model.name, headers=headers
     ).checkpoint.summary
@@ -104,19 +125,21 @@ def _compared_with_headers(understanding: Understanding, fields: Mapping[str, An
         return understanding
     if not summary.differences:
         sure = LIKELY if understanding.sure == GUESS else understanding.sure
-        return replace(understanding, sure=sure, why=f"{understanding.why}; the files beside it hold its tensors and no others")
+        return replace(understanding, sure=sure, why=f"{understanding.why}; the files next to it have exactly its tensors")
+
     first = summary.differences[0]
     mismatches = (
         f"{first.name} ({first.bytes:+,} B) and {len(summary.differences) - 1} more"
         if len(summary.differences) > 1
         else first.name
     )
-    why = f"{understanding.why}; the files beside it hold other tensors: {mismatches}"
+    why = f"{understanding.why}; the files next to it have other tensors: {mismatches}"
+
     return replace(understanding, sure=LIKELY if understanding.sure == EXACT else understanding.sure, why=why)
 
 
 def _as_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return a config as one of another kind."""
+    """Return a config with another kind of model."""
     changed = {**fields, "model_type": kind}
     inner = fields.get("text_config")
     if isinstance(inner, Mapping) and fields.get("model_type") != kind:
@@ -128,15 +151,16 @@ def _known_or_guessed(fields: Mapping[str, Any], name: str) -> Understanding:
     try:
         return _understanding(fields, name)
     except UnknownName as unknown:
+        # Another unknown name, such as a number format, is an error of the config.
         if unknown.args and "architecture" not in str(unknown):
             raise
         inner = fields.get("text_config")
         if isinstance(inner, Mapping) and inner.get("model_type") in known_families():
             understanding = _understanding(inner, name)
-            problem = (
-                f"{short_repr(fields.get('model_type'))} is no kind that steptime knows, and what else it holds is not counted"
-            )
-            return replace(understanding, sure=LIKELY, why=f"{problem}; its text_config says {understanding.read_as!r}")
+            problem = f"{short_repr(fields.get('model_type'))} is an unknown kind of model, and its other parts are not counted"
+            return replace(understanding, sure=LIKELY, why=f"{problem}; its text_config has the kind {understanding.read_as!r}")
+
+        # Read the config with every family, and take the best fit.
         guesses = sorted(_family_guesses(fields, name), key=_likeness)
         if not guesses:
             raise
@@ -145,13 +169,16 @@ def _known_or_guessed(fields: Mapping[str, Any], name: str) -> Understanding:
         close_guesses = [guess for guess in guesses[1 : 1 + MOST_GUESSED] if len(guess.doubtful) == len(best.doubtful)]
         alternatives = tuple(f"{guess.read_as} ({show(total_parameters(guess.model))})" for guess in close_guesses)
         kind = short_repr(fields.get("model_type"))
-        why = f"{kind} is no kind that steptime knows; its fields read as those of {best.read_as!r}"
-        why += f", and leave {_count(len(best.doubtful))} unread that may be architecture" if best.doubtful else ""
+        why = f"{kind} is an unknown kind of model; its fields fit {best.read_as!r}"
+        why += f", with {_count(len(best.doubtful))} unread that may be part of the architecture" if best.doubtful else ""
         return replace(best, sure=GUESS, why=why, alternatives=alternatives)
 
 
 def _likeness(guess: Understanding) -> tuple[int, ...]:
-    """Return how little a guess is like a config: fields it does not read, those its kind has else, how few were compared."""
+    """Return a sort key of guesses, the best first.
+
+    It counts doubtful and other unread fields, usual fields that are absent, and compared configs.
+    """
     unread = [entry for entry in guess.ignored if not is_trifle(entry.name.rpartition(".")[2])]
     return len(guess.doubtful), len(unread), guess.lacking, -guess.compared
 
@@ -162,7 +189,7 @@ def _understanding(fields: Mapping[str, Any], name: str) -> Understanding:
 
 
 def _understood_fields(fields: Mapping[str, Any], name: str) -> Understanding:
-    """Return what is understood but for the places of layers."""
+    """Return a result without the layer numbers of the kinds."""
     read_fields: set[str] = set()
     model = read_model(fields, name=name, lookups=read_fields)
     kind = model_kind(Config(fields, name=name))
@@ -172,17 +199,19 @@ def _understood_fields(fields: Mapping[str, Any], name: str) -> Understanding:
     lacking = _missing_fields(fields, read_fields, kind)
     unseen = f"lacks {', '.join(lacking[:3])}" if lacking else _uncompared_switch(fields, read_fields, kind)
     if not compared:
-        sure, why = LIKELY, f"no config of {kind!r} was compared with the code of transformers"
+        sure, why = LIKELY, f"no config of {kind!r} was compared with transformers"
     elif doubtful:
-        sure, why = LIKELY, f"{_count(doubtful)} that may be architecture {'was' if doubtful == 1 else 'were'} not read"
+        sure, why = (
+            LIKELY,
+            f"{_count(doubtful)} that may be part of the architecture {'was' if doubtful == 1 else 'were'} not read",
+        )
     elif unseen:
-        sure, why = LIKELY, f"no config of {kind!r} that was compared with the code of transformers {unseen}"
+        sure, why = LIKELY, f"no compared config of {kind!r} {unseen}"
     else:
         sure = EXACT
-        configs = "the one config" if compared == 1 else f"all {compared} configs"
-        why = (
-            f"{configs} of {kind!r} that {'was' if compared == 1 else 'were'} compared equal transformers to the last parameter"
-        )
+        configs = "the one compared config" if compared == 1 else f"all {compared} compared configs"
+        why = f"{configs} of {kind!r} {'has' if compared == 1 else 'have'} exactly the parameters of transformers"
+
     return Understanding(
         model=model, read_as=kind, kinds=(), fields=sum(1 for _ in leaves(fields)), ignored=ignored,
         sure=sure, why=why, compared=compared, lacking=len(lacking),
@@ -190,13 +219,15 @@ def _understood_fields(fields: Mapping[str, Any], name: str) -> Understanding:
 
 
 def _family_guesses(fields: Mapping[str, Any], name: str) -> Iterator[Understanding]:
-    """Yield what each family makes of a config, those that read it at all."""
+    """Yield the result of each family that can read a config."""
     for family in {id(family_class): family_class for family_class in known_families().values()}.values():
         kind = max(
             (k for k in family.model_types if k in known_families()), key=lambda k: _facts()["compared"].get(k, 0), default=""
         )
         if not kind:
             continue
+
+        # A quantization does not change the architecture, and may not be readable.
         plainly = {**_as_kind(fields, kind), "architectures": None, "quantization_config": None}
         try:
             yield _understood_fields(plainly, name)
@@ -205,12 +236,13 @@ def _family_guesses(fields: Mapping[str, Any], name: str) -> Iterator[Understand
 
 
 def _kinds(family: Family, c: Config, model: Model) -> tuple[Kind, ...]:
-    """Return the kinds of layers of a model in order of their first, with the places of each where its family tells them."""
+    """Return the kinds of layers in order, with layer numbers if they are known."""
     inner = family.text(c)
     try:
         layers = list(family.iter_layers(inner))
     except (InputError, NotImplementedError):
         layers = []
+    # The kinds of the model may differ from those of the family; then the order is unknown.
     if Counter(layers) != Counter(dict(model.layers)):
         return tuple(Kind(layer=layer, count=count) for layer, count in model.layers)
     places: dict[Layer, list[int]] = {}
@@ -219,11 +251,20 @@ def _kinds(family: Family, c: Config, model: Model) -> tuple[Kind, ...]:
     return tuple(Kind(layer=layer, count=len(indices), layer_indices=tuple(indices)) for layer, indices in places.items())
 
 
-# --- fields that nothing asked for --------------------------------------------------------------------------------------
+# --- ignored fields -----------------------------------------------------------------------------------------------------
 
 
 def leaves(fields: Mapping[str, Any], within: str = "", entered: frozenset[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield the full names and values of fields; tables are entered where something asked for what is inside."""
+    """Yield the full names and values of fields.
+
+    Args:
+        fields: Table of fields.
+        within: Full name of the table; "": the config.
+        entered: Full names of the tables to enter; None: all.
+
+    Yields:
+        Pairs of name and value; a table that is not entered is one value.
+    """
     for key, value in fields.items():
         full = f"{within}.{key}" if within else str(key)
         if isinstance(value, Mapping) and (entered is None or full in entered) and key not in OPAQUE_FIELDS:
@@ -233,7 +274,17 @@ def leaves(fields: Mapping[str, Any], within: str = "", entered: frozenset[str] 
 
 
 def ignored_fields(fields: Mapping[str, Any], lookups: set[str]) -> Iterator[Ignored]:
-    """Yield the fields that nothing asked for, in their order; those that are null say nothing."""
+    """Yield the fields that were not looked up, in their order.
+
+    Null fields are left out.
+
+    Args:
+        fields: Fields of the config.
+        lookups: Full names of the fields that were looked up.
+
+    Yields:
+        The ignored fields.
+    """
     entered = frozenset(name.rpartition(".")[0] for name in lookups)
     missing = sorted({name for name in lookups if _field_value(fields, name) is None})
     harmless = _facts()["ignored"]
@@ -248,7 +299,13 @@ def ignored_fields(fields: Mapping[str, Any], lookups: set[str]) -> Iterator[Ign
 
 
 def is_trifle(key: str) -> bool:
-    """Whether a field of that name cannot tell the size or kind of a matrix, a mixer or a cache.
+    """Return whether a field of this name never sets a size or kind of a layer.
+
+    Args:
+        key: Name of the field without its table.
+
+    Returns:
+        True if it cannot be part of the architecture.
 
     >>> [is_trifle(key) for key in ("rms_norm_eps", "bos_token_id", "attention_dropout", "num_heads", "decoder_sparse_steps")]
     [True, True, True, False, False]
@@ -257,14 +314,24 @@ def is_trifle(key: str) -> bool:
 
 
 def plain(value: Any) -> str:
-    """Return a value as it is kept beside harmless fields: short JSON; of lists the distinct values."""
+    """Return a value in the form in which harmless values are stored.
+
+    Args:
+        value: Value of a field.
+
+    Returns:
+        Short JSON; for a list, its distinct values.
+    """
     if isinstance(value, list):
         value = sorted({json.dumps(element, sort_keys=True) for element in value})[:8]
     return json.dumps(value, sort_keys=True)[:80]
 
 
 def _missing_fields(fields: Mapping[str, Any], read_fields: set[str], kind: str) -> list[str]:
-    """Return the fields that all compared configs of a kind have and this one lacks: its silence was not compared."""
+    """Return the fields of all compared configs of a kind that this config lacks.
+
+    The default for an absent field was not compared.
+    """
     compared_fields = _facts()["read"].get(kind, {})
     return [
         name
@@ -274,7 +341,7 @@ def _missing_fields(fields: Mapping[str, Any], read_fields: set[str], kind: str)
 
 
 def _uncompared_switch(fields: Mapping[str, Any], read_fields: set[str], kind: str) -> str:
-    """Say which switch no compared config of a kind sets as this one does; "" for none."""
+    """Return a switch whose value no compared config of a kind has; "" without any."""
     compared_fields = _facts()["read"].get(kind, {})
     for name, values in compared_fields.items():
         value = _field_value(fields, name)
@@ -297,7 +364,10 @@ def _field_value(fields: Mapping[str, Any], name: str) -> Any:
 
 @lru_cache(maxsize=1)
 def _facts() -> dict[str, Any]:
-    """Return what comparisons with transformers showed: configs compared by kind, and values of fields that change nothing."""
+    """Return the results of comparisons with transformers.
+
+    They are the number of compared configs by kind, and field values that change nothing.
+    """
     text = (resources.files("steptime") / "data" / "config_fields.json").read_text(encoding="utf-8")
     facts: dict[str, Any] = json.loads(text)
     return facts
@@ -311,7 +381,13 @@ def _count(number: int) -> str:
 
 
 def places(indices: Sequence[int]) -> str:
-    """Write the numbers of layers: ranges, or every how many.
+    """Return layer numbers in words: ranges, or a regular sequence.
+
+    Args:
+        indices: Layer numbers, from 0.
+
+    Returns:
+        The text.
 
     >>> places((0, 1, 2)), places((5, 11, 17, 23)), places((3,)), places((0, 1, 4, 6, 7))
     ('0-2', '5, 11, ..., 23', '3', '0-1, 4, 6-7')
@@ -329,7 +405,14 @@ def places(indices: Sequence[int]) -> str:
 
 
 def described(layer: Layer) -> str:
-    """Say what a layer is made of: its mixers with heads and cache, its feed-forward block or experts."""
+    """Return the parts of a layer in words.
+
+    Args:
+        layer: The layer.
+
+    Returns:
+        Its mixers with heads and cache, and its feed-forward block or experts.
+    """
     words = [_mixer(layer, index) for index in range(len(layer.attention))]
     ops = {op.name: op for op in layer.ops}
     routed = layer.routed
@@ -337,6 +420,7 @@ def described(layer: Layer) -> str:
         groups = f" in {routed.active_groups} of {routed.expert_groups} groups" if routed.expert_groups > 1 else ""
         wide = f" of {routed.columns:,}" if routed.columns else ""
         words.append(f"{routed.experts} experts{wide}, {routed.active:g} active{groups}")
+
     for term in ("shared experts", "feed-forward"):
         up = next(
             (
@@ -348,22 +432,24 @@ def described(layer: Layer) -> str:
         )
         if up is not None:
             words.append(f"{'shared experts' if term == 'shared experts' else 'feed-forward'} of {up.outputs:,.0f}")
+
     if any(name in ops for name in ("q_norm", "k_norm")):
-        words.append("norms of queries and keys")
+        words.append("norms on queries and keys")
+
     return "; ".join(words) or layer.name
 
 
 def _mixer(layer: Layer, index: int) -> str:
     a = layer.attention[index]
     if a.state_bytes:
-        return f"{a.name} of {a.state_bytes:,.0f} B a sequence"
+        return f"{a.name} of {a.state_bytes:,.0f} B per sequence"
     if a.name != "attention":
-        return f"{a.name}, {a.kv_bytes:,.0f} B an entry" + (f" of {a.stride:g} tokens" if a.stride > 1 else "")
+        return f"{a.name}, {a.kv_bytes:,.0f} B per entry" + (f" of {a.stride:g} tokens" if a.stride > 1 else "")
     if any(op.name == "kv_a_proj_with_mqa" for op in layer.ops):
         rank = a.output_values / a.heads
-        text = f"{a.heads} heads on a latent of {rank:g} + {a.query_values / a.heads - rank:g}"
+        text = f"{a.heads} heads, latent of {rank:g} + {a.query_values / a.heads - rank:g}"
     else:
-        text = f"{a.heads} heads of {a.query_values / a.heads:g}, {a.kv_shards} for keys and values"
+        text = f"{a.heads} heads of {a.query_values / a.heads:g}, {a.kv_shards} KV heads"
     if a.window < 1e18:
         text += f", window {a.window:,.0f}"
     if a.selected < 1e18:

@@ -1,13 +1,12 @@
-"""How the tools that write checkpoints store a matrix: its values, and the scales and zero points beside them.
+"""Storage of quantized matrices, and assignment of stored formats to operators.
 
-Read in the tools' own sources: DeepSeek-V3's inference/fp8_cast_bf16.py, NVIDIA Model Optimizer (export/quant_utils.py),
-transformers' mxfp4, AutoGPTQ and GPTQModel (QuantLinear), AutoAWQ (WQLinear_GEMM), compressed-tensors, bitsandbytes
-(QuantState.as_dict).
+Values, scales and zero points are counted as the tools store them. Sources: DeepSeek-V3's inference/fp8_cast_bf16.py,
+NVIDIA Model Optimizer (export/quant_utils.py), transformers' mxfp4, AutoGPTQ and GPTQModel (QuantLinear), AutoAWQ
+(WQLinear_GEMM), compressed-tensors, bitsandbytes (QuantState.as_dict).
 
-Gives a model the formats in which its checkpoint stores it: each operator the bytes of the tensors that make it.
-
-Operators and weights of a layer meet by their names where their parameters are equal, else by the part of the model that they
-are of, all together. What is left on either side is a difference, and is named.
+For a model with a checkpoint, each operator gets the format and the bytes of its tensors. Operators and weights of a layer
+are matched by name if their parameters are equal, and otherwise by the part of the model, all together. The rest on both
+sides is a difference with a name.
 """
 
 from __future__ import annotations
@@ -23,39 +22,84 @@ from steptime.models.checkpoint_summary import Difference
 from steptime.models.checkpoint_weights import Weight
 from steptime.models.model import Layer, Op
 
-SCALAR: Final = 4  # bytes of a scale of a whole matrix, in fp32
-NESTED: Final = 256  # scales of bitsandbytes that share a scale of their own
-CODEBOOK: Final = {"4": 16 * 4, "nested": 256 * 4}  # bytes of the values that codes of bitsandbytes stand for, in fp32
+# Bytes of a scale of a whole matrix, in FP32.
+SCALAR: Final = 4
+# Scales of bitsandbytes that share one second-level scale.
+NESTED: Final = 256
+# Bytes of the codebooks of bitsandbytes, in FP32.
+CODEBOOK: Final = {"4": 16 * 4, "nested": 256 * 4}
 
 
 def fp8_blocks(block: tuple[int, int]) -> Format:
-    """FP8 with a scale in fp32 for each block of (outputs, inputs): weight, weight_scale_inv."""
+    """Return FP8 with one FP32 scale per block (weight, weight_scale_inv).
+
+    Args:
+        block: Outputs and inputs of a block.
+
+    Returns:
+        The format.
+    """
     rows, columns = block
     plain = number_format("fp8", values_per_scale=rows * columns, scale_bytes=4, block=max(block))
     return replace(plain, packing=Packing(columns=columns, rows=rows, scale=4))
 
 
 def per_matrix(name: str, *, scales: int, scale: int = SCALAR) -> Format:
-    """8 bits with `scales` scales of `scale` bytes for each matrix: of the weights, and of inputs where those are fixed."""
+    """Return an 8-bit format with scales per matrix.
+
+    Args:
+        name: Name of the format.
+        scales: Scales per matrix: one of the weights, and one of the inputs if it is static.
+        scale: Bytes of a scale.
+
+    Returns:
+        The format.
+    """
     return replace(number_format(name), packing=Packing(fixed=scales * scale))
 
 
 def per_output(name: str, *, scale: int, fixed: int = 0) -> Format:
-    """8 bits with a scale of `scale` bytes for each output, and `fixed` bytes besides."""
+    """Return an 8-bit format with one scale per output.
+
+    Args:
+        name: Name of the format.
+        scale: Bytes of a scale.
+        fixed: Further bytes per matrix.
+
+    Returns:
+        The format.
+    """
     return replace(number_format(name), packing=Packing(scale=scale, fixed=fixed))
 
 
 def small_blocks(name: str, *, scalars: int = 0) -> Format:
-    """NVFP4, MXFP4 or MXFP8: a scale of a byte for 16 or 32 values, and `scalars` scales in fp32 for each matrix."""
+    """Return NVFP4, MXFP4 or MXFP8, with a one-byte scale per 16 or 32 values.
+
+    Args:
+        name: Name of the format.
+        scalars: FP32 scales per matrix.
+
+    Returns:
+        The format.
+    """
     bits = 8 if name == "mxfp8" else 4
     columns = 16 if name == "nvfp4" else 32
     return replace(number_format(name), packing=Packing(bits=bits, columns=columns, scale=1, fixed=scalars * SCALAR))
 
 
 def integers(bits: int, group: int, *, zeros: bool, index: bool = False, fixed: int = 0, scale: int = 2) -> Format:
-    """Integers of GPTQ, AWQ or compressed-tensors, packed into words of 32 bits; `group` 0: a scale for each output.
+    """Return integers of GPTQ, AWQ or compressed-tensors, packed into 32-bit words.
 
-    zeros: whether zero points are stored; index: whether the group of each input is.
+    Args:
+        bits: Bits of an integer, 4 or 8.
+        group: Values that share a scale; 0: all inputs of an output.
+        zeros: Whether zero points are stored.
+        index: Whether the group of each input is stored.
+        fixed: Further bytes per matrix.
+        scale: Bytes of a scale.
+
+    Returns:
+        The format.
     """
     plain = number_format("int4" if bits == 4 else "int8", values_per_scale=group, scale_bytes=scale)
     words = Packing(
@@ -71,7 +115,18 @@ def integers(bits: int, group: int, *, zeros: bool, index: bool = False, fixed: 
 
 
 def bitsandbytes_4bit(kind: str, *, nested: bool, block: int = 64) -> Format:
-    """4 bits of bitsandbytes: a scale for 64 values, in fp32 or, `nested`, in 8 bits; the tables of both; a state in JSON."""
+    """Return the 4-bit format of bitsandbytes.
+
+    Each block of values has a scale in FP32, or in 8 bits if nested. Codebooks and a state in JSON are stored too.
+
+    Args:
+        kind: "nf4" or "fp4".
+        nested: Whether the scales are quantized.
+        block: Values that share a scale.
+
+    Returns:
+        The format.
+    """
     fixed = CODEBOOK["4"] + (CODEBOOK["nested"] if nested else 0)
     scale = 1 + 4 / NESTED if nested else 4
     plain = number_format("int4", values_per_scale=block, scale_bytes=scale)
@@ -80,9 +135,19 @@ def bitsandbytes_4bit(kind: str, *, nested: bool, block: int = 64) -> Format:
 
 
 def state_bytes(kind: str, shape: tuple[int, int], dtype: str, *, nested: bool) -> int:
-    """Bytes of the state that bitsandbytes stores in JSON beside a matrix of `shape`, (outputs, inputs).
+    """Return the bytes of the JSON state that bitsandbytes stores with a matrix.
 
-    Where scales are nested, it holds the mean of the scales in digits, which no config tells: most have 17 to 20 characters.
+    If the scales are nested, the state has their mean in decimal digits. No config gives their number; most means have
+    17 to 20 characters.
+
+    Args:
+        kind: "nf4" or "fp4".
+        shape: Outputs and inputs of the matrix.
+        dtype: dtype of the unquantized matrix.
+        nested: Whether the scales are quantized.
+
+    Returns:
+        Bytes.
 
     >>> state_bytes("nf4", (4096, 4096), "bfloat16", nested=False)
     82
@@ -94,9 +159,19 @@ def state_bytes(kind: str, shape: tuple[int, int], dtype: str, *, nested: bool) 
 
 
 def stored(format: Format, matrices: Iterable[tuple[int, int]], *, base: Format, bias: int = 0, scale_bytes: int = 0) -> Format:
-    """Return `format` with the bytes that a parameter takes in these (inputs, outputs) with `bias` values in `base`.
+    """Return a format with the bytes per parameter that matrices of given shapes have.
 
-    scale_bytes: bytes of scales of the cache that stand with them. A format without a packing keeps its bytes.
+    A format without a packing keeps its bytes.
+
+    Args:
+        format: The format with its packing.
+        matrices: Shapes of the matrices as (inputs, outputs).
+        base: Format of the biases.
+        bias: Number of values of the biases.
+        scale_bytes: Bytes of KV cache scales stored with the matrices.
+
+    Returns:
+        The format, without its packing.
 
     >>> blocks = fp8_blocks((128, 128))
     >>> round(stored(blocks, [(7168, 576)], base=number_format("bf16")).bytes * 7168 * 576)
@@ -110,6 +185,7 @@ def stored(format: Format, matrices: Iterable[tuple[int, int]], *, base: Format,
     if packing is None:
         total_bytes = values * format.bytes
     else:
+        # The state of bitsandbytes names the dtype, so its length depends on it.
         dtype = {"fp16": "float16", "fp32": "float32"}.get(base.name, "bfloat16")
         total_bytes = sum(packed_bytes(packing, inputs, outputs) for inputs, outputs in matrices)
         if packing.state:
@@ -117,34 +193,57 @@ def stored(format: Format, matrices: Iterable[tuple[int, int]], *, base: Format,
             total_bytes += sum(state_bytes(packing.state, (m, n), dtype, nested=nested) for n, m in matrices)
     if not values + bias:
         return format
+
     return replace(format, bytes=(total_bytes + bias * base.bytes + scale_bytes) / (values + bias), packing=None)
 
 
+# Part of a model, by the term of an operator.
 PARTS: Final = {
     "projections": "attention", "feed-forward": "feed-forward", "shared experts": "shared experts", "norms": "norms",
     "embedding": "embedding", "head": "head", "vision": "vision tower",
 }  # fmt: skip
-BYTES_TOLERANCE: Final = 2e-3  # bytes of a parameter by which layers of one kind may differ, as states of bitsandbytes do
+# Bytes per parameter by which layers of one kind may differ, because of the states of bitsandbytes.
+BYTES_TOLERANCE: Final = 2e-3
 Counted = tuple[tuple[Layer, int], ...]
 
 
 @dataclass(slots=True)
 class Fit:
-    """What was found: `over`, weights that no operator takes; `short`, operators that no weight makes, with their layer."""
+    """The rest of a match of operators and weights.
+
+    over: weights without an operator. short: operators without weights, with their layer (-1: none).
+    """
 
     over: list[Weight] = field(default_factory=list)
     short: list[tuple[int, Op]] = field(default_factory=list)
 
 
 def model_part(op: Op) -> str:
-    """Return the part of a model that an operator is of, as `weights` calls it."""
+    """Return the part of a model to which an operator belongs.
+
+    Args:
+        op: The operator.
+
+    Returns:
+        Name of the part, as in `checkpoint_weights`.
+    """
     if op.term == "experts":
         return "routed experts" if op.rows == "routed" else "router"
     return PARTS.get(op.term, "other")
 
 
 def fitted_ops(ops: Sequence[Op], weights: Iterable[Weight], fit: Fit, layer: int = -1) -> tuple[Op, ...]:
-    """Return the operators of a layer with the formats of its weights."""
+    """Return the operators of a layer in the formats of its weights.
+
+    Args:
+        ops: The operators.
+        weights: The weights.
+        fit: Collects what does not match.
+        layer: Layer number, from 0; -1: the stem.
+
+    Returns:
+        The operators, in order.
+    """
     formats: dict[int, Format] = {}
     open_ops = dict(enumerate(op for op in ops))
     open_ops = {index: op for index, op in open_ops.items() if op.total_weights}
@@ -159,7 +258,7 @@ def fitted_ops(ops: Sequence[Op], weights: Iterable[Weight], fit: Fit, layer: in
         pool[:] = [weight for weight in pool if id(weight) not in used_ids]
 
     def meet(of_op: Callable[[Op], str], of_weight: Callable[[Weight], str]) -> None:
-        """Give each set of operators the weights of its name, where their parameters are equal."""
+        """Match sets of operators and weights with one name and equal parameters."""
         sets: dict[str, list[int]] = {}
         for index, op in open_ops.items():
             sets.setdefault(of_op(op), []).append(index)
@@ -171,22 +270,31 @@ def fitted_ops(ops: Sequence[Op], weights: Iterable[Weight], fit: Fit, layer: in
             if matches := _weights_with_parameters(by_name.get(name, ()), parameters):
                 give(indices, matches)
 
+    # Match by part and name first, then by part, then by parameters, then all of the layer together.
     meet(lambda op: f"{model_part(op)}.{op.name}", lambda weight: f"{weight.part}.{weight.module.rpartition('.')[2]}")
     meet(model_part, lambda weight: weight.part)
     for index in list(open_ops):
         if matches := next((w for w in pool if w.parameters == open_ops[index].total_weights), None):
             give([index], [matches])
+
     meet(lambda _: "", lambda _: "")
+
+    # An operator without matching weights gets the format of other weights of its part, as a guess.
     for index, op in open_ops.items():
         part_weights = [weight for weight in pool if weight.part == model_part(op)]
         formats[index] = _format(op, part_weights) if part_weights else op.format
         fit.short.append((layer, op))
+
     fit.over += pool
+
     return tuple(replace(op, format=formats[index]) if index in formats else op for index, op in enumerate(ops))
 
 
 def _with_parameters(weights: Iterable[Weight]) -> list[Weight]:
-    """Return weights that have parameters; what has none, such as scales of the cache, goes with another of its part."""
+    """Return the weights that have parameters.
+
+    The bytes of a weight without parameters, such as a scale of the cache, are added to another weight of its part.
+    """
     all_weights = list(weights)
     parameter_weights = [weight for weight in all_weights if weight.parameters]
     for weight in all_weights:
@@ -204,7 +312,7 @@ def _with_parameters(weights: Iterable[Weight]) -> list[Weight]:
 
 
 def _weights_with_parameters(weights: Sequence[Weight], parameters: float) -> list[Weight]:
-    """Return the weights that have as many parameters as that: all, or all but one; none where that cannot be."""
+    """Return the weights with this sum of parameters: all, or all except one, or none."""
     total = sum(weight.parameters for weight in weights)
     if not weights or total < parameters:
         return []
@@ -215,7 +323,7 @@ def _weights_with_parameters(weights: Sequence[Weight], parameters: float) -> li
 
 
 def _format(op: Op, weights: Sequence[Weight]) -> Format:
-    """Return the format that most parameters of some weights have, with the bytes that one of them takes."""
+    """Return the most frequent format of some weights, with their bytes per parameter."""
     by_name: dict[str, int] = {}
     for weight in weights:
         by_name[weight.format] = by_name.get(weight.format, 0) + weight.parameters
@@ -227,7 +335,16 @@ def _format(op: Op, weights: Sequence[Weight]) -> Format:
 
 
 def fitted_layers(layers: Iterable[Layer], weights: Sequence[Weight], fit: Fit) -> Counted:
-    """Return the kinds of layers with their counts, each in the formats of its own weights."""
+    """Return the kinds of layers with counts, each in the formats of its weights.
+
+    Args:
+        layers: The layers in order.
+        weights: The weights of all layers.
+        fit: Collects what does not match.
+
+    Returns:
+        Pairs of layer and count.
+    """
     by_layer: dict[int, list[Weight]] = {}
     for weight in weights:
         by_layer.setdefault(weight.layer, []).append(weight)
@@ -242,9 +359,20 @@ def fitted_layers(layers: Iterable[Layer], weights: Sequence[Weight], fit: Fit) 
 
 
 def count_layer_kinds(layers: Iterable[Layer]) -> Counted:
-    """Count layers of one kind; where the bytes of a parameter differ by a hair, the kind has their mean."""
+    """Count equal layers.
+
+    Layers are equal if their bytes per parameter round to the same multiple of `BYTES_TOLERANCE`; the kind then has
+    their mean.
+
+    Args:
+        layers: The layers in order.
+
+    Returns:
+        Pairs of layer and count.
+    """
     kinds: dict[Layer, list[Layer]] = {}
     for layer in layers:
+        # Rounded bytes make nearly equal layers compare as equal.
         ops = tuple(replace(op, format=replace(op.format, bytes=round(op.format.bytes / BYTES_TOLERANCE))) for op in layer.ops)
         kinds.setdefault(replace(layer, ops=ops), []).append(layer)
     layer_kinds = []
@@ -259,7 +387,7 @@ def count_layer_kinds(layers: Iterable[Layer]) -> Counted:
 
 
 def _with_formats_in_name(layer: Layer, kinds: Iterable[tuple[Layer, int]]) -> Layer:
-    """Return a layer with its formats in its name, where another kind has the same name: the most of its bytes first."""
+    """Return a layer with its formats in its name if another kind has the same name."""
     if sum(kind.name == layer.name for kind, _ in kinds) == 1:
         return layer
     format_bytes: dict[str, float] = {}
@@ -271,12 +399,24 @@ def _with_formats_in_name(layer: Layer, kinds: Iterable[tuple[Layer, int]]) -> L
 
 
 def fitted_draft(draft: Counted, weights: Sequence[Weight], fit: Fit) -> Counted:
-    """Return the multi-token-prediction layers in the formats of their weights."""
+    """Return the multi-token-prediction layers in the formats of their weights.
+
+    Args:
+        draft: Pairs of layer and count.
+        weights: Their weights.
+        fit: Collects what does not match.
+
+    Returns:
+        Pairs of layer and count.
+    """
     if not draft or not weights:
         fit.over += weights
         return draft
+
     numbers = sorted({weight.layer for weight in weights if weight.layer >= 0})
     plain_layers = [layer for layer, n in draft for _ in range(n)]
+
+    # Tools number the draft layers differently, so one layer takes all draft weights.
     if len(plain_layers) == 1:
         sets = [list(weights)]
     elif len(numbers) == len(plain_layers):
@@ -286,6 +426,7 @@ def fitted_draft(draft: Counted, weights: Sequence[Weight], fit: Fit) -> Counted
         fit.over += weights
         fit.short += [(-1, op) for layer in plain_layers for op in layer.ops if op.total_weights]
         return draft
+
     return count_layer_kinds(
         replace(layer, ops=fitted_ops(layer.ops, layer_weights, fit))
         for layer, layer_weights in zip(plain_layers, sets, strict=True)
@@ -293,7 +434,14 @@ def fitted_draft(draft: Counted, weights: Sequence[Weight], fit: Fit) -> Counted
 
 
 def differences(fit: Fit) -> tuple[Difference, ...]:
-    """Return what is left on either side, as one line for what differs in the number of its layer alone."""
+    """Return the unmatched operators and weights.
+
+    Args:
+        fit: The rest of the match.
+
+    Returns:
+        One difference per name without layer number, the largest first.
+    """
     totals: dict[tuple[str, str], list[int]] = {}
     for weight in fit.over:
         for name in [weight.module] if len(weight.names) > 1 else weight.names:
@@ -302,7 +450,7 @@ def differences(fit: Fit) -> tuple[Difference, ...]:
             count_and_bytes[1] += weight.bytes
     for layer, op in fit.short:
         prefix = "layers.N." if layer >= 0 else ""
-        count_and_bytes = totals.setdefault((f"{prefix}{op.name}, which the model counts", model_part(op)), [0, 0])
+        count_and_bytes = totals.setdefault((f"{prefix}{op.name}, counted by the model only", model_part(op)), [0, 0])
         count_and_bytes[0] += 1
         count_and_bytes[1] -= round(op.total_weights * op.format.bytes)
     mismatches = [Difference(name=label, group=group, count=n, bytes=size) for (label, group), (n, size) in totals.items()]

@@ -1,6 +1,6 @@
-"""Architectures that steptime does not read, and why: what they compute is no pass of a decoder with a cache.
+"""Families of models, how they are found, and the refused architectures.
 
-What a family of models is, and how families are found.
+An architecture is refused if it is not a decoder with a cache.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from steptime.models.blocks_vision import Tower, counted
 from steptime.models.config import Config
 from steptime.models.model import Layer, Op
 
-ENCODER: Final = "is an encoder: it reads a text at once and keeps no cache, and steptime reads decoders"
-BOTH: Final = "is an encoder-decoder: its decoder reads a second sequence through cross-attention, and steptime reads decoders"
-SEQUENCE: Final = (
-    "is a model of sound with a decoder that reads it through cross-attention, and steptime reads decoders of text"
-)
+ENCODER: Final = "is an encoder without a KV cache; steptime supports decoders only"
+BOTH: Final = "is an encoder-decoder with cross-attention to a second sequence; steptime supports decoders only"
+SEQUENCE: Final = "is an audio model whose decoder has cross-attention to the sound; steptime supports decoders of text only"
 
 REFUSED: Final[dict[str, str]] = (
     dict.fromkeys(
@@ -46,11 +44,18 @@ REFUSED: Final[dict[str, str]] = (
     )
     | dict.fromkeys(("moonshine", "musicgen", "musicgen_melody", "seamless_m4t", "speecht5", "whisper"), SEQUENCE)
 )  # fmt: skip
-"""By `model_type`."""
+"""Reasons for the refusal, by `model_type`."""
 
 
 def refuse(c: Config) -> None:
-    """Raise ConfigError for an architecture that is known to be no decoder."""
+    """Raise ConfigError for an architecture that is known not to be a decoder.
+
+    Args:
+        c: The config.
+
+    Raises:
+        ConfigError: The config is of an encoder or an encoder-decoder.
+    """
     kind = c.fields.get("model_type")
     is_refused = isinstance(kind, str) and kind in REFUSED
     if is_refused or c.fields.get("is_encoder_decoder") is True:
@@ -58,42 +63,95 @@ def refuse(c: Config) -> None:
 
 
 class Family(ABC):
-    """Models whose config.json has one of `model_types` and whose layers follow one plan.
+    """Models with the same plan of layers, selected by `model_type`.
 
-    A family is one file of this package with one final class. It says what layer `index` is made of; the stem is an
-    embedding, a final norm and a head unless the family says otherwise.
+    A family is one file of `families` with one final class. The class defines the parts of layer `index`. The stem is an
+    embedding, a final norm and a head unless the family overrides it.
     """
 
     model_types: ClassVar[tuple[str, ...]]
-    architectures: ClassVar[tuple[str, ...]] = ()  # for configs that carry no model_type
+    # For configs without a model_type.
+    architectures: ClassVar[tuple[str, ...]] = ()
     norm_bias: ClassVar[bool] = False
 
     @abstractmethod
     def layer(self, c: Config, index: int) -> Layer:
-        """Return layer `index` of the model, counted from 0."""
+        """Return layer `index` of the model.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer with its operators and token mixers.
+        """
 
     def depth(self, c: Config) -> int:
-        """Number of layers."""
+        """Return the number of layers.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Layers that a token passes.
+        """
         return c.depth
 
     def heads(self, c: Config) -> int:
-        """Number of query heads, or of heads of the state where there is no attention."""
+        """Return the number of query heads, or of state heads without attention.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Number of heads.
+        """
         return c.heads
 
     def iter_layers(self, c: Config) -> Iterator[Layer]:
-        """Yield the layers in the order of the model."""
+        """Yield the layers in the order of the model.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Iterator over the layers.
+        """
         return (self.layer(c.for_layer(index), index) for index in range(self.depth(c)))
 
     def layers(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the kinds of layers with their counts, in order of first appearance."""
+        """Return the kinds of layers with their counts.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Pairs of layer and count, in order of first appearance.
+        """
         return grouped(self.iter_layers(c))
 
     def tied(self, c: Config) -> bool:
-        """Whether embedding and head share their matrix; families differ in what a silent config means."""
+        """Return whether the embedding and the head share one matrix.
+
+        The default for a config without `tie_word_embeddings` depends on the family.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the matrix is stored once, by the head.
+        """
         return c.flag("tie_word_embeddings", default=False)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return what stands before and after the layers."""
+        """Return the operators before and after the layers.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Embedding, final norm and head.
+        """
         return (
             blocks.embedding(c, tied=self.tied(c)),
             blocks.norm(c, "final_norm", c.width, bias=self.norm_bias),
@@ -101,34 +159,82 @@ class Family(ABC):
         )
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:  # noqa: ARG002 - most families have none
-        """Return the multi-token-prediction layers."""
+        """Return the multi-token-prediction layers.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Pairs of layer and count; empty without such layers.
+        """
         return ()
 
     def text(self, c: Config) -> Config:
-        """Return the config of the language part, which vision-language models nest."""
+        """Return the config of the language part, which vision-language models nest.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            Config of the language model.
+        """
         return c.inner("text_config") if c.has("text_config") else c
 
     def towers(self, c: Config) -> tuple[Tower, ...]:  # noqa: ARG002 - most families have none
-        """Return the towers that read images and sound, as models of their own."""
+        """Return the towers for images and sound, each with its own model.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         return ()
 
     def vision(self, c: Config) -> tuple[Op, ...]:
-        """Return the operators of the towers as the language model stores them, not run for text."""
+        """Return the parameters of the towers as operators that do not run for text.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            One operator per tower.
+        """
         return tuple(counted(tower) for tower in self.towers(c))
 
     def notes(self, c: Config) -> tuple[str, ...]:  # noqa: ARG002 - most families have none
-        """Return what a reader of the figures should know about this model."""
+        """Return remarks that a reader of the figures needs.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            One text per remark.
+        """
         return ()
 
 
 def grouped(layers: Iterable[Layer]) -> tuple[tuple[Layer, int], ...]:
-    """Count equal layers, in order of first appearance."""
+    """Count equal layers, in order of first appearance.
+
+    Args:
+        layers: The layers of a model.
+
+    Returns:
+        Pairs of layer and count.
+    """
     return tuple(Counter(layers).items())
 
 
 @cache
 def known_families() -> dict[str, Family]:
-    """Return every family by the `model_type` it reads; each module of this package may define one."""
+    """Return every family by each `model_type` that it reads.
+
+    Each module of `families` may define one family.
+
+    Returns:
+        The families by kind of model.
+    """
     families_by_kind: dict[str, Family] = {}
     for module in pkgutil.iter_modules(families.__path__):
         families_by_kind |= _families_in(module.name)
@@ -137,12 +243,21 @@ def known_families() -> dict[str, Family]:
 
 @cache
 def family_named(kind: str) -> Family | None:
-    """Return the family that reads a kind of model if its module is named as the kind begins, without importing all others.
+    """Return the family of a kind of model from the module that its name suggests.
+
+    This avoids the import of all other families. The name of the module must be the start of the kind.
+
+    Args:
+        kind: `model_type` or architecture.
+
+    Returns:
+        The family; None if no module with such a name reads the kind.
 
     >>> type(family_named("deepseek_v3")).__module__.rpartition(".")[2], family_named("no_such_kind")
     ('deepseek', None)
     """
     words = kind.split("_")
+    # Try the longest prefix first, with and without a version number at its end.
     prefixes = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
     names = {module.name for module in pkgutil.iter_modules(families.__path__)}
     for name in dict.fromkeys(stem for begin in prefixes for stem in (begin, begin.rstrip("0123456789"))):

@@ -1,7 +1,8 @@
-"""Reads a model from the code of transformers: its module tree, built without weights, and two prompts run through it.
+"""Reads a model from the code of transformers, without weights.
 
-The generic way for architectures that no family reads, and the oracle of those that one does. Parameters are equal to the
-code's by construction. The readable truth of a known architecture is its family.
+The module tree is built without weights, and two prompts run through it. This is the generic way for architectures
+without a family, and the reference for the tests of families. The parameters equal those of the code by construction. A
+family remains the readable description of an architecture.
 """
 
 from __future__ import annotations
@@ -20,28 +21,41 @@ from steptime.models.family_registry import refuse
 from steptime.models.model import Attention, Checkpoint, Layer, Model, Op, matmul_flops_per_token, stored_formats
 from steptime.models.traced_passes import LayerCache, Trace, input_width, trace
 
+# Names of the number of experts per token.
 TOP_K_FIELDS: Final = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
+# Names of modules with experts, shared experts, and token mixers.
 EXPERT: Final = re.compile(r"expert", re.IGNORECASE)
 SHARED: Final = re.compile(r"shared", re.IGNORECASE)
 MIXER: Final = re.compile(r"attn|attention|mixer|mamba|conv|rec|time_mix|temporal|mlstm", re.IGNORECASE)
-DECAY: Final = re.compile(r"A(_log)?$|D$|dt_bias$")  # of a recurrent state, which no matrix multiplies by
+# Parameters of a recurrent state that are not used in a matrix multiply.
+DECAY: Final = re.compile(r"A(_log)?$|D$|dt_bias$")
+# Fields of caches with entries of many tokens.
 COMPRESSED: Final = re.compile(r"compress")
 AGREES: Final = 0.01
-"""How far the FLOPs of a traced prompt may be from those of the modules before a note says so."""
+"""Relative difference between traced FLOPs and FLOPs of the modules above which a note reports it."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A module tree with its trace: what is read of it."""
+    """A module tree with its trace."""
 
     c: Config
     model: Any
     trace: Trace
-    container: str  # the list of layers
-    head: str  # the module of the logits
+    # Name of the list of layers.
+    container: str
+    # Name of the module of the logits.
+    head: str
 
     def children(self, name: str) -> tuple[str, ...]:
-        """Return the full names of a module's children."""
+        """Return the full names of a module's children.
+
+        Args:
+            name: Full name of the module.
+
+        Returns:
+            The names.
+        """
         module = self.model.get_submodule(name)
         return tuple(f"{name}.{child}".lstrip(".") for child, _ in module.named_children())
 
@@ -53,15 +67,18 @@ def read_from_code(fields: Mapping[str, Any], *, name: str, kv_format: str = "",
         fields: Fields of the config.
         name: Name of the model.
         kv_format: Number format of the KV cache; "": the config's.
-        trusted_place: Folder or Hugging Face id whose code may run; "": none. No place that a config names is ever used.
+        trusted_place: Folder or Hugging Face id whose code may run; "": none. Places in a config are never used.
+
+    Returns:
+        The model, with notes about the trace.
 
     Raises:
-        InputError: transformers is missing, does not know the architecture, or its code cannot be followed.
+        InputError: transformers is missing, does not know the architecture, or its code cannot be traced.
     """
     c = Config(fields, name=name, kv_format=kv_format)
     refuse(c)
     if unseen := sorted(key for key in _text(c).fields if COMPRESSED.search(key)):
-        raise c.error(unseen[0], "makes entries of many tokens, which prompts as short as those traced do not show")
+        raise c.error(unseen[0], "compresses many tokens into one cache entry; the traced prompts are too short for it")
     torch, transformers = _torch_and_transformers()
     model, tree_trace = _traced_model(torch, transformers, fields, trusted_place)
     tree = Tree(_text(c), model, tree_trace, _container(model), _head(model))
@@ -69,8 +86,9 @@ def read_from_code(fields: Mapping[str, Any], *, name: str, kv_format: str = "",
         flops > 0 and "attention" in _class(tree, module).lower() for module, flops in tree_trace.per_pair.items()
     ):
         raise InputError(
-            f"{type(model).__name__} compares tokens and returns no cache, so that its bytes cannot be read from code"
+            f"{type(model).__name__} has attention but returns no cache, so the bytes of the cache cannot be read from code"
         )
+
     layers, stem, active = _ops(tree)
     model_read = Model(
         name=name,
@@ -88,6 +106,7 @@ def read_from_code(fields: Mapping[str, Any], *, name: str, kv_format: str = "",
     checkpoint = Checkpoint(
         weights=dense, experts=routed, kv=c.quantization.kv_format or "bf16", remote_code="auto_map" in fields
     )
+
     return replace(model_read, checkpoint=checkpoint, notes=_notes(transformers, tree, model_read, active))
 
 
@@ -97,16 +116,18 @@ def _torch_and_transformers() -> tuple[Any, Any]:
         import transformers
     except ImportError as problem:
         raise InputError(
-            f"reading a model from code needs PyTorch and transformers, and {problem.name} is missing: "
-            "pip install 'steptime[code]'"
+            f"reading a model from code needs PyTorch and transformers, but {problem.name} is missing; "
+            "use pip install 'steptime[code]'"
         ) from None
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call, unused-ignore]
     return torch, transformers
 
 
 def _traced_model(torch: Any, transformers: Any, fields: Mapping[str, Any], trusted_place: str) -> tuple[Any, Trace]:
-    """Build the model without weights and run its prompts: on the meta device, or where the code asks for values of tensors
-    that it made itself, with tensors that know their shapes alone.
+    """Build the model without weights and run its prompts.
+
+    They run on the meta device. If the code needs the values of tensors that it made itself, they run with fake
+    tensors, which have only shapes.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -119,18 +140,22 @@ def _traced_model(torch: Any, transformers: Any, fields: Mapping[str, Any], trus
             return model, trace(torch, model, device)
         except InputError as problem:
             refused = refused or problem
-    raise refused or InputError("no way to follow the code")
+    raise refused or InputError("the code cannot be traced")
 
 
 def _as_json(value: Any) -> Any:
-    """Return a value of a config.json as Python has it: transformers writes infinities as tables."""
+    """Return a value of a config.json in Python, with infinities that were tables."""
     if isinstance(value, Mapping):
         return float(value["__float__"]) if "__float__" in value else {key: _as_json(part) for key, part in value.items()}
     return [_as_json(part) for part in value] if isinstance(value, list) else value
 
 
 def _check_code_places(fields: Any, place: str) -> None:
-    """Raise InputError where an `auto_map` of a config takes code from another place than the trusted one."""
+    """Check that every `auto_map` in a config takes code from the trusted place only.
+
+    Raises:
+        InputError: One takes it from another place.
+    """
     if isinstance(fields, list):
         for part in fields:
             _check_code_places(part, place)
@@ -149,7 +174,7 @@ def _check_code_places(fields: Any, place: str) -> None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in a value of JSON."""
+    """Yield the texts in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -161,14 +186,15 @@ def _built(
     transformers: Any, fields: Mapping[str, Any], trusted_place: str, device: Callable[[], AbstractContextManager[Any]]
 ) -> Any:
     trusted = bool(trusted_place)
+
     # A config must not say where code comes from, so fields that transformers takes as a place are left out.
     left_out = ("quantization_config", "auto_map", "_name_or_path", "name_or_path")
     plain = {key: _as_json(value) for key, value in fields.items() if key not in left_out}
     kind = plain.pop("model_type", None)
     if not isinstance(kind, str) or (kind not in transformers.CONFIG_MAPPING and not trusted):
         raise InputError(
-            f"transformers {transformers.__version__} has no code for the architecture {str(kind)[:60]!r}; where the "
-            "repository brings its own, load_model(..., trust_remote_code=True) runs that"
+            f"transformers {transformers.__version__} has no code for the architecture {str(kind)[:60]!r}; if the "
+            "repository has its own code, load_model(..., trust_remote_code=True) runs it"
         )
 
     try:
@@ -179,18 +205,24 @@ def _built(
             for config_fields in (fields, transformers.PretrainedConfig.get_config_dict(trusted_place)[0]):
                 _check_code_places(config_fields, trusted_place)
             config = transformers.AutoConfig.from_pretrained(trusted_place, trust_remote_code=True)
+
+        # A vision-language model without a causal class is built by its own class.
         seeing = type(config) in transformers.AutoModelForImageTextToText._model_mapping
         plainly = type(config) in transformers.AutoModelForCausalLM._model_mapping
         auto = transformers.AutoModelForImageTextToText if seeing and not plainly else transformers.AutoModelForCausalLM
         with device():
             model = auto.from_config(config, attn_implementation="eager", trust_remote_code=trusted).eval()
         if getattr(model, "_can_set_experts_implementation", bool)():
-            model.set_experts_implementation("batched_mm")  # shapes that no routing decides
+            # The shapes of this implementation do not depend on the routing.
+            model.set_experts_implementation("batched_mm")
     except InputError:
         raise
     except Exception as problem:
         first = (str(problem).splitlines() or [type(problem).__name__])[0]
-        raise InputError(f"transformers {transformers.__version__} builds no {kind} from this config: {first[:160]}") from None
+        raise InputError(
+            f"transformers {transformers.__version__} cannot build {kind} from this config: {first[:160]}"
+        ) from None
+
     return model
 
 
@@ -199,7 +231,7 @@ def _text(c: Config) -> Config:
 
 
 def _container(model: Any) -> str:
-    """Return the name of the list of layers: of all lists that which holds most parameters."""
+    """Return the name of the list of layers, the list with the most parameters."""
     lists = {name: module for name, module in model.named_modules() if type(module).__name__ == "ModuleList"}
     if not lists:
         raise InputError(f"the code of {type(model).__name__} has no list of layers")
@@ -217,10 +249,12 @@ def _count(c: Config, names: tuple[str, ...], default: int) -> int:
 
 
 def _ops(tree: Tree) -> tuple[list[Layer], tuple[Op, ...], float]:
-    """Return the layers, the stem, and the FLOPs a token that the trace has in modules with weights."""
+    """Return the layers, the stem, and the traced FLOPs per token."""
     by_layer: dict[int, list[Op]] = {}
     stem: list[Op] = []
     parameter_ids: set[int] = set()
+
+    # Modules that no prompt reaches come last, so shared weights are counted where they run.
     idle_last = sorted(tree.model.named_modules(), key=lambda entry: tree.trace.calls.get(entry[0]) is None)
     for name, module in idle_last:
         parameters = dict(module.named_parameters(recurse=False))
@@ -229,18 +263,24 @@ def _ops(tree: Tree) -> tuple[list[Layer], tuple[Op, ...], float]:
         if not parameters or (not fresh and name != tree.head and tree.trace.calls.get(name) is None):
             continue
         ops = _module_ops(tree, name, module, fresh if fresh and name != tree.head else parameters)
-        if not fresh and name != tree.head:  # a block whose weights an earlier one holds
+        if not fresh and name != tree.head:
+            # An earlier block stores these weights.
             ops = [replace(op, stored=False) for op in ops]
         inside = re.match(re.escape(tree.container) + r"\.(\d+)\.?", name)
         (by_layer.setdefault(int(inside[1]), []) if inside else stem).extend(ops)
+
     depth = len(tree.model.get_submodule(tree.container))
     layers = [_layer(tree, index, tuple(by_layer.get(index, ())), depth) for index in range(depth)]
     traced = tree.trace.per_token.get("Global", 0.0)
+
     return layers, tuple(stem), traced
 
 
 def _module_ops(tree: Tree, name: str, module: Any, parameters: Mapping[str, Any]) -> list[Op]:
-    """Return the operators of one module's own parameters; a module that no prompt reaches is a tower."""
+    """Return the operators of one module's own parameters.
+
+    A module that no prompt reaches belongs to a tower.
+    """
     c, kind, size = tree.c, type(module).__name__, float(sum(p.numel() for p in parameters.values()))
     calls = tree.trace.calls.get(name)
     path = name.removeprefix("model.")
@@ -255,20 +295,26 @@ def _module_ops(tree: Tree, name: str, module: Any, parameters: Mapping[str, Any
     inside = name.startswith(f"{tree.container}.")
     if calls is None and not (inside and any(tree.trace.calls.get(parent) for parent in _parents(name))):
         return [replace(base, term="vision", rows="none", split="replicated", active=0, format=c.base_format)]
+
+    # An embedding looks up rows, which costs no FLOPs.
     if hasattr(module, "num_embeddings"):
         shared = bool(tree.head) and module.weight is tree.model.get_submodule(tree.head).weight
-        weights = size - module.weight.numel() * shared  # the head stores a shared one
+        # The head stores a shared matrix.
+        weights = size - module.weight.numel() * shared
         table = replace(base, weights=weights, term="embedding", rows="lookup", format=c.base_format)
         return [replace(table, outputs=module.weight.shape[-1])]
     if name == tree.head:
         flops = 2.0 * module.weight.numel()
         return [replace(base, term="head", rows="outputs", flops_per_row=flops, inputs=c.width, outputs=c.vocabulary)]
+
+    # Vectors, such as gains and biases, multiply no matrix.
     wide = [p for p in parameters.values() if p.ndim >= 2]
     if EXPERT.search(kind) and any(p.ndim == 3 for p in wide):
         return _experts(tree, name, base, parameters)
     if not wide or "norm" in kind.lower():
         norm = "norm" in kind.lower()
         return [replace(base, term="norms" if norm else base.term, split="replicated", format=c.base_format)]
+
     inputs = input_width(module)
     if (
         inputs
@@ -281,15 +327,20 @@ def _module_ops(tree: Tree, name: str, module: Any, parameters: Mapping[str, Any
             base, flops_per_row=matrix * calls.rows / repeats, inputs=inputs, outputs=module.weight.numel() / inputs
         )
         return [first, *[replace(first, stored=False)] * (repeats - 1)]
+
     parent = _parents(name)[0] if "." in name else ""
     if (
         calls is None
         and inputs
         and tree.trace.exclusive_flops(parent, tree.children(parent)) >= 2 * module.weight.numel() * (1 - AGREES)
     ):
-        return [replace(base, flops_per_row=2.0 * module.weight.numel(), inputs=inputs)]  # its parent multiplies by its weight
+        # The parent multiplies by the weight of this module.
+        return [replace(base, flops_per_row=2.0 * module.weight.numel(), inputs=inputs)]
+
+    # Parameters of a state have two dimensions, but are used element by element.
     of_state = all(DECAY.match(n) for n, p in parameters.items() if p.ndim >= 2)
     traced = 0.0 if of_state else max(tree.trace.exclusive_flops(name, tree.children(name)), 0.0)
+
     return [replace(base, flops_per_row=traced, format=c.base_format)]
 
 
@@ -299,7 +350,7 @@ def _parents(name: str) -> list[str]:
 
 
 def _experts(tree: Tree, name: str, base: Op, parameters: Mapping[str, Any]) -> list[Op]:
-    """Return routed experts, or a dense block where every token passes all of them."""
+    """Return routed experts, or a dense block if every token passes all of them."""
     count = min(p.shape[0] for p in parameters.values() if p.ndim == 3)
     expert_parameters = sum(p.numel() / p.shape[0] for p in parameters.values() if p.shape[0] >= count)
     matrices = sum(p.numel() / p.shape[0] for p in parameters.values() if p.ndim == 3)
@@ -307,6 +358,8 @@ def _experts(tree: Tree, name: str, base: Op, parameters: Mapping[str, Any]) -> 
     traced = tree.trace.exclusive_flops(name, tree.children(name)) / (2 * matrices)
     if SHARED.search(name):
         return [replace(base, term="shared experts", flops_per_row=2 * matrices * traced)]
+
+    # The trace counts experts that run; a config may name the number under several names.
     active = _count(tree.c, TOP_K_FIELDS, round(traced)) or traced
     routed = replace(
         base,
@@ -323,6 +376,7 @@ def _experts(tree: Tree, name: str, base: Op, parameters: Mapping[str, Any]) -> 
         format=tree.c.weight_format(f"{name.removeprefix('model.')}.0.up_proj"),
     )
     unused_ops = (replace(base, name="not used", weights=other_parameters, rows="none", active=0),) if other_parameters else ()
+
     return [routed, *unused_ops]
 
 
@@ -336,10 +390,12 @@ def _term(tree: Tree, name: str) -> str:
 
 
 def _layer(tree: Tree, index: int, ops: tuple[Op, ...], depth: int) -> Layer:
-    """Return one layer: its operators, and what the cache tells of its mixers."""
+    """Return one layer: its operators, and its mixers from the traced cache."""
     caches = tree.trace.caches
-    if len(caches) == 1 and depth > 1:  # one tensor for all layers, as RWKV keeps them
+    if len(caches) == 1 and depth > 1:
+        # RWKV keeps one tensor for all layers.
         caches = (replace(caches[0], per_token=caches[0].per_token / depth, state_bytes=caches[0].state_bytes / depth),) * depth
+    # Some layers have several caches, such as attention and convolution.
     caches_per_layer = len(caches) // depth if depth and len(caches) % depth == 0 else 0
     layer_caches = (
         caches[index * caches_per_layer : (index + 1) * caches_per_layer] if caches_per_layer else caches[index : index + 1]
@@ -358,7 +414,8 @@ def _mixers(tree: Tree, name: str, cache: LayerCache, sharing: int) -> tuple[Att
         decode, expand = pair, 0.0
         rank, rotary = (_count(c, (n,), 0) for n in ("kv_lora_rank", "qk_rope_head_dim"))
         heads = _count(c, ("num_attention_heads", "n_head", "num_heads"), 1)
-        if rank and cache.per_token == rank + rotary:  # absorbed: see `parts.latent`
+        if rank and cache.per_token == rank + rotary:
+            # Absorbed decode, see `blocks.latent`.
             decode = 2.0 * heads * (2 * rank + rotary)
             expand = 2.0 * rank * heads * (_count(c, ("qk_nope_head_dim",), 0) + _count(c, ("v_head_dim",), 0))
         mixers.append(
@@ -378,11 +435,15 @@ def _mixers(tree: Tree, name: str, cache: LayerCache, sharing: int) -> tuple[Att
         )
     if cache.state_bytes > 0:
         mixers.append(Attention(name="state", state_bytes=cache.state_bytes, heads=cache.heads))
+
     return tuple(mixers)
 
 
 def _pair_flops(tree: Tree, name: str) -> float:
-    """Return the FLOPs a pair of a layer's attention: of the modules that are called so, else of the whole layer."""
+    """Return the FLOPs per pair of a layer's attention.
+
+    They are those of modules named attention, or else of the whole layer.
+    """
     inner = [n for n in tree.trace.per_pair if n.startswith(f"{name}.") and "attention" in _class(tree, n).lower()]
     top = [n for n in inner if not any(n.startswith(f"{parent}.") for parent in inner)]
     return max(sum(tree.trace.per_pair[n] for n in top) if top else tree.trace.per_pair.get(name, 0.0), 0.0)
@@ -399,10 +460,10 @@ def _notes(transformers: Any, tree: Tree, model: Model, traced: float) -> tuple[
     summary = f"read from code: {type(tree.model).__name__} of transformers {transformers.__version__}, without weights"
     counted_flops = matmul_flops_per_token(model)
     deviation = traced / counted_flops - 1 if counted_flops else 0.0
-    checked = "a traced prompt has the FLOPs of its matrices"
+    checked = "the FLOPs of a traced prompt agree with its matrices"
     if abs(deviation) > AGREES:
-        checked = f"a traced prompt has {deviation:+.1%} FLOPs against its matrices: mixers that the code computes as matrices"
+        checked = f"the FLOPs of a traced prompt differ by {deviation:+.1%} from its matrices, because mixers run as matrices"
     return (
         f"{summary}; {checked}",
-        "states and convolutions are counted in bytes, not in FLOPs; splits over chips are those of KV heads only",
+        "states and convolutions are counted in bytes, not in FLOPs; chips can share KV heads only",
     )

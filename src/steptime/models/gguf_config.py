@@ -1,8 +1,8 @@
-"""What a GGUF file calls modules, and what they are called here (gguf-py/gguf/constants.py of llama.cpp, TENSOR_NAMES).
+"""Turns the metadata of a GGUF file into the fields of a config.json.
 
-Turns the metadata of a GGUF file into the fields of a config.json, checked against the shapes of its tensors.
-
-Keys and what each architecture means by them: gguf-py/gguf/constants.py and convert_hf_to_gguf.py of llama.cpp.
+The metadata are checked against the shapes of tensors. The names of modules and the keys are those of
+gguf-py/gguf/constants.py of llama.cpp (TENSOR_NAMES). The meaning of the keys for each architecture is in
+convert_hf_to_gguf.py of llama.cpp.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from steptime.models.model import Model
 from steptime.models.safetensors_header import SHARD, Headers, Tensor
 
 BLOCK: Final = re.compile(r"blk\.(\d+)\.(.+)")
-EXPERT: Final = re.compile(r"ffn_(gate|up|down)\.(\d+)")  # of files older than one tensor for all experts
+# Older files have one tensor per expert.
+EXPERT: Final = re.compile(r"ffn_(gate|up|down)\.(\d+)")
+# Names of modules outside the layers.
 AROUND: Final = {
     "token_embd": "embed_tokens", "output": "lm_head", "output_norm": "final_norm", "position_embd": "position_embeddings",
     "token_embd_norm": "embed_norm",
 }  # fmt: skip
+# Names of modules inside a layer.
 INSIDE: Final = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_qkv": "self_attn.qkv_proj",
     "attn_output": "self_attn.o_proj", "attn_sinks": "self_attn.sinks", "attn_gate": "self_attn.gate_proj",
@@ -41,7 +44,13 @@ INSIDE: Final = {
 
 
 def named_here(module: str) -> str:
-    """Return what a module of a GGUF file is called here.
+    """Return the name of a GGUF module in steptime.
+
+    Args:
+        module: Name in the GGUF file, without ".weight".
+
+    Returns:
+        The name here; unknown names keep their ending.
 
     >>> named_here("blk.3.attn_kv_a_mqa"), named_here("blk.0.ffn_norm"), named_here("token_embd"), named_here("rope_freqs")
     ('layers.3.self_attn.kv_a_proj_with_mqa', 'layers.0.ffn_norm', 'embed_tokens', 'rope_freqs')
@@ -60,7 +69,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """The metadata of a file, read by keys of its architecture, and its tensors by name."""
+    """The metadata of a GGUF file by keys of its architecture, and its tensors."""
 
     path: Path
     architecture: str
@@ -68,28 +77,68 @@ class Meta:
     tensors: Mapping[str, Tensor]
 
     def error(self, key: str, problem: str) -> DataFileError:
-        """Return the error that says what is wrong with a key."""
+        """Return the error about a key, for the caller to raise.
+
+        Args:
+            key: Key without the architecture.
+            problem: What is wrong with it.
+
+        Returns:
+            The error.
+        """
         return DataFileError(self.path, f"{self.architecture}.{key} {problem}")
 
     def has(self, key: str) -> bool:
-        """Whether the key is there."""
+        """Return whether a key is present.
+
+        Args:
+            key: Key without the architecture.
+
+        Returns:
+            True if it is present.
+        """
         return f"{self.architecture}.{key}" in self.metadata
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Return a whole number; of an array of one for each layer, the one that all layers have."""
+        """Return a whole number from 0.
+
+        The value may be an array with one number per layer if all are equal.
+
+        Args:
+            key: Key without the architecture.
+            default: Value if the key is absent; None: absence is an error.
+
+        Returns:
+            The number.
+
+        Raises:
+            DataFileError: The key is absent, differs between layers, or is not a whole number from 0.
+        """
         value = self.metadata.get(f"{self.architecture}.{key}")
         if isinstance(value, list) and value and all(element == value[0] for element in value):
             value = value[0]
         if value is None and default is not None:
             return default
         if isinstance(value, list | Long):
-            raise self.error(key, "differs from layer to layer, which is read from a config.json only")
+            raise self.error(key, "differs between layers; use a config.json of the model")
         if type(value) is not int or value < 0:
-            raise self.error(key, "is missing" if value is None else f"must be a whole number from 0, not {short_repr(value)}")
+            raise self.error(key, "is missing" if value is None else f"must be a whole number from 0, got {short_repr(value)}")
         return value
 
     def rows(self, name: str, default: int | None = None, axis: int = -2) -> int:
-        """Return the outputs of a tensor's matrix, or its size along another axis."""
+        """Return the outputs of a tensor's matrix, or its size along another axis.
+
+        Args:
+            name: Name of the tensor.
+            default: Value if the tensor is absent; None: absence is an error.
+            axis: Axis of the shape, from the end.
+
+        Returns:
+            The size.
+
+        Raises:
+            DataFileError: The tensor is absent.
+        """
         tensor = self.tensors.get(name)
         if tensor is None or len(tensor.shape) < -axis:
             if default is None:
@@ -98,16 +147,23 @@ class Meta:
         return tensor.shape[axis]
 
     def any(self, *names: str) -> bool:
-        """Whether any layer has a tensor of these names."""
+        """Return whether any layer has a tensor with one of these names.
+
+        Args:
+            names: Names without the layer.
+
+        Returns:
+            True if there is one.
+        """
         ends = tuple(f".{name}" for name in names)
         return any(tensor.endswith(ends) for tensor in self.tensors)
 
 
 def _common(m: Meta) -> Fields:
-    """Return the fields that every architecture has."""
+    """Return the fields of every architecture."""
     heads, width, depth = m.integer("attention.head_count"), m.integer("embedding_length"), m.integer("block_count")
     if not 0 < heads <= width:
-        raise m.error("attention.head_count", f"must be from 1 to the width of {width}, not {heads}")
+        raise m.error("attention.head_count", f"must be from 1 to the width {width}, got {heads}")
     fields: Fields = {
         "hidden_size": width,
         "num_hidden_layers": depth,
@@ -126,20 +182,23 @@ def _common(m: Meta) -> Fields:
         fields["intermediate_size"] = m.integer("feed_forward_length")
     if m.integer("attention.sliding_window", 0):
         fields["sliding_window"] = m.integer("attention.sliding_window")
+
+    # Metadata and tensors are independent claims, so one is checked by the other.
     columns = m.rows("token_embd.weight", axis=-1)
     if columns != width:
-        raise m.error("embedding_length", f"is {width:,}, and token_embd has {columns:,} columns")
+        raise m.error("embedding_length", f"is {width:,}, but token_embd has {columns:,} columns")
+
     return fields
 
 
 def _experts(m: Meta, count: str, *, width: str = "moe_intermediate_size") -> Fields:
-    """Return the fields of routed experts, whose number configs call by several names."""
+    """Return the fields of routed experts; `count` is the field of their number."""
     hidden = m.rows(_first(m, "ffn_up_exps.weight"), m.integer("expert_feed_forward_length", 0))
     return {count: m.integer("expert_count"), "num_experts_per_tok": m.integer("expert_used_count"), width: hidden}
 
 
 def _first(m: Meta, name: str) -> str:
-    """Return the first tensor of a name: the first layers of many mixtures are dense."""
+    """Return the first tensor of a name; the first layers of many models are dense."""
     ending = f".{name}"
     return next((tensor for tensor in m.tensors if tensor.endswith(ending)), name)
 
@@ -163,11 +222,15 @@ def _qwen_moe(kind: str) -> Callable[[Meta], Fields]:
 
 
 def _moe(kind: str, count: str = "n_routed_experts") -> Callable[[Meta], Fields]:
-    """Leading dense layers, then shared and routed experts, as DeepSeek has them; layers that predict further tokens last."""
+    """Return a reader of leading dense layers, then shared and routed experts.
+
+    Multi-token-prediction layers come last in the file.
+    """
 
     def fields(m: Meta) -> Fields:
         experts = _experts(m, count)
         shared, hidden = m.rows(_first(m, "ffn_up_shexp.weight"), 0), experts["moe_intermediate_size"]
+        # The block count of llama.cpp includes the multi-token-prediction layers.
         draft_layers = m.integer("nextn_predict_layers", 0)
         return {
             **experts,
@@ -185,7 +248,10 @@ def _moe(kind: str, count: str = "n_routed_experts") -> Callable[[Meta], Fields]
 
 
 def _deepseek(m: Meta) -> Fields:
-    """Latent attention: newer files state the sizes of heads as `_mla`, and those of the latent in their place."""
+    """Return the fields of latent attention.
+
+    Newer files give the sizes of heads in keys with `_mla`, and those of the latent in the other keys.
+    """
     rope = m.integer("rope.dimension_count")
     ranks = {"q_lora_rank": m.integer("attention.q_lora_rank")} if m.integer("attention.q_lora_rank", 0) else {}
     return {
@@ -270,14 +336,26 @@ ARCHITECTURES: Final[dict[str, Callable[[Meta], Fields]]] = {
         "model_type": "minimax_m2", **_experts(m, "num_local_experts", width="intermediate_size"),
     },
 }  # fmt: skip
-"""What configs call each architecture of GGUF files, and the fields that they have besides."""
+"""The `model_type` of each GGUF architecture, with its further fields."""
 
 
 def config_fields(meta: Meta) -> Fields:
-    """Return the fields of a config.json for the metadata of a file."""
+    """Return the fields of a config.json for the metadata of a GGUF file.
+
+    Args:
+        meta: Metadata and tensors.
+
+    Returns:
+        The fields.
+
+    Raises:
+        DataFileError: A key or a tensor is missing or wrong.
+    """
     dtype_values: dict[str, int] = {}
     for tensor in meta.tensors.values():
         dtype_values[tensor.dtype] = dtype_values.get(tensor.dtype, 0) + tensor.values
+
+    # The type of most values counts as the quantization of the model.
     main_dtype = {"F32": "fp32", "F16": "fp16"}.get(
         kind := max(dtype_values, key=lambda name: dtype_values[name]), kind.lower()
     )
@@ -290,32 +368,50 @@ def _meta(path: Path) -> tuple[Meta, int]:
     metadata, tensors, files = read_shards(path)
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
-        problem = "is missing" if architecture is None else f"must be a text, not {short_repr(architecture)}"
+        problem = "is missing" if architecture is None else f"must be a text, got {short_repr(architecture)}"
         raise DataFileError(path, f"general.architecture {problem}")
     if architecture not in ARCHITECTURES:
-        hint = f"Known: {', '.join(sorted(ARCHITECTURES))}. A config.json of the same model may be read instead."
+        hint = f"Known: {', '.join(sorted(ARCHITECTURES))}. A config.json of the same model works instead."
         raise UnknownName("architecture of a GGUF file", architecture, ARCHITECTURES, hint)
     if not tensors:
-        raise DataFileError(path, "holds no tensors: a vocabulary alone is no model")
+        raise DataFileError(path, "has no tensors; a file with only a vocabulary is not a model")
     return Meta(path, architecture, metadata, {tensor.name: tensor for tensor in tensors}), files
 
 
 def fields_of_file(path: Path) -> Fields:
-    """Return the fields of a config.json for a GGUF file."""
+    """Return the fields of a config.json for a GGUF file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The fields.
+    """
     return config_fields(_meta(path)[0])
 
 
 def gguf_path(path: Path) -> Path:
-    """Return the GGUF file of a path: the file itself, or the only one of a folder, its shards counted as one."""
+    """Return the GGUF file of a path.
+
+    Args:
+        path: The file, or a folder with one GGUF model; its shards count as one.
+
+    Returns:
+        The first file of the model.
+
+    Raises:
+        DataFileError: The folder has no GGUF model, or several.
+    """
     if not is_dir(path):
         return path
+    # A file mmproj is a vision tower in its own file.
     files = [file for file in sorted(path.glob("*.gguf")) if is_file(file) and not file.name.startswith("mmproj")]
     first_files = {_stem(file): file for file in reversed(files)}
     if not first_files:
-        raise DataFileError(path, "is a folder without a config.json")
+        raise DataFileError(path, "has neither a config.json nor a GGUF file")
     if len(first_files) > 1:
         raise DataFileError(
-            path, f"is a folder of {len(first_files)} GGUF models; name one: {', '.join(sorted(first_files)[:4])}, ..."
+            path, f"has {len(first_files)} GGUF models; give the path of one: {', '.join(sorted(first_files)[:4])}, ..."
         )
     return next(iter(first_files.values()))
 
@@ -327,7 +423,16 @@ def _stem(path: Path) -> str:
 
 @lru_cache(maxsize=64)
 def model_of_file(path: Path, _signature: tuple[Any, ...], kv_format: str = "") -> Model:
-    """Return the model of a GGUF file, each layer in the types of its tensors."""
+    """Return the model of a GGUF file, each layer in the types of its tensors.
+
+    Args:
+        path: The file.
+        _signature: Signature of the files, the key of the cache.
+        kv_format: Number format of the KV cache; "": bf16.
+
+    Returns:
+        The model.
+    """
     from steptime.models.model_loading import read_model
 
     meta, files = _meta(path)

@@ -1,8 +1,9 @@
-r"""What makes a KV cache smaller, or reads less of it: number formats, windows, shared caches, fewer heads, latents, selection.
+r"""Techniques that make a KV cache smaller or read less of it.
 
-A technique is one or several changes of a model's attention, such as "window=1024@5of6+share=2+kv=int8": windows in five of six
-layers, caches that two layers share, eight bits. Whatever their order, they are made as `CHANGE_KINDS` lists them. Layers that
-keep a state or compressed entries instead of keys and values stay as they are. Lecture, section 16. What a change does to the
+They are number formats, windows, shared caches, fewer heads, latents and selection. A technique is one or several
+changes of a model's attention, such as "window=1024@5of6+share=2+kv=int8": windows in five of six layers, caches shared
+by two layers, eight bits. The changes are made in the order of `CHANGE_KINDS`, in any order of the text. Layers with a
+state or with compressed entries instead of keys and values stay as they are. Lecture, section 16. The effect on the
 quality of answers is not computed.
 """
 
@@ -32,13 +33,18 @@ from steptime.models.model_loading import KV_FORMATS, ModelLike, resolve_model
 from steptime.number_checks import MOST_TOKENS
 from steptime.units import count as read_count
 
+# Changes that can be made once per technique.
 ONCE: Final = ("kv_heads", "latent", "rank", "share")
+# A share of the layers, such as 5of6.
 PARTS: Final = re.compile(r"(\d+)of(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change: which, its figures as written, and the layers that it is for ("" all; "full"; "local"; "5of6")."""
+    """One change of a technique.
+
+    name: kind of change. figures: its value as written. scope: layers to change: "" all, "full", "local", or "5of6".
+    """
 
     name: str
     figures: str
@@ -47,7 +53,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ChangeKind:
-    """A kind of change: what its figures are, what it does in words, what it costs beside, and where it comes from."""
+    """A kind of change: its value, its effect in words, its caveat and its source."""
 
     figures: str
     words: str
@@ -63,7 +69,7 @@ def _count(text: str) -> int:
     except InputError:
         number = 0
     if not 0 < number <= MOST_TOKENS:
-        raise InputError(f"{short_repr(text)} is no whole number from 1 to {MOST_TOKENS:,}, such as 8192 or 8k")
+        raise InputError(f"must be a whole number from 1 to {MOST_TOKENS:,}, such as 8192 or 8k, got {short_repr(text)}")
     return number
 
 
@@ -73,7 +79,7 @@ def _share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < 1:
-        raise InputError(f"{short_repr(text)} is no share between 0 and 1")
+        raise InputError(f"must be a share between 0 and 1, got {short_repr(text)}")
     return value
 
 
@@ -92,48 +98,60 @@ def _format(text: str) -> str:
 ARXIV: Final = "https://arxiv.org/abs/"
 CHANGE_KINDS: Final[dict[str, ChangeKind]] = {
     "kv_heads": ChangeKind(
-        "KV heads", "{} KV heads", "trained so, or uptrained with a twentieth of the compute", ARXIV + "2305.13245",
-        with_kv_heads, _count,
+        "KV heads", "{} KV heads", "needs training with it, or uptraining with a twentieth of the compute",
+        ARXIV + "2305.13245", with_kv_heads, _count,
     ),
     "latent": ChangeKind(
-        "rank", "a latent of {} values and a rotary key", "trained so, or converted", ARXIV + "2405.04434", with_latent, _count
+        "rank", "a latent of {} values and a rotary key", "needs training with it, or conversion",
+        ARXIV + "2405.04434", with_latent, _count,
     ),
     "rank": ChangeKind(
-        "share of the rank", "{} of the rank of keys and values", "keys are made again at each step", ARXIV + "2407.21118",
+        "share of the rank", "{} of the rank of keys and values", "keys are expanded again at each step", ARXIV + "2407.21118",
         in_low_rank, _share,
     ),
     "share": ChangeKind(
-        "layers", "{} layers share a cache", "trained so; each layer still reads it", ARXIV + "2405.12981",
+        "layers", "{} layers share a cache", "needs training with it; each layer still reads the cache", ARXIV + "2405.12981",
         reading_another, _count,
     ),
     "window": ChangeKind(
-        "tokens", "windows of {} tokens", "what is farther back reaches a token through other layers alone",
+        "tokens", "windows of {} tokens", "tokens outside the window reach a token only through other layers",
         ARXIV + "2004.05150", windowed, _count,
     ),
     "keep": ChangeKind(
         "tokens", "at most {} entries kept",
-        "what was dropped is lost, whatever is asked later; prompts are reckoned with as few", ARXIV + "2306.14048",
+        "dropped entries are lost for all later tokens; the prefill is computed with the same limit", ARXIV + "2306.14048",
         windowed, _count,
     ),
     "topk": ChangeKind(
-        "tokens", "the best {} tokens read, by an indexer", "the index itself reads the whole context; all stays in memory",
+        "tokens", "the best {} tokens read, by an indexer",
+        "the indexer still reads the whole context; the whole cache stays in memory",
         ARXIV + "2512.02556", selecting, _count,
     ),
     "blocks": ChangeKind(
-        "tokens of a block x blocks", "the best {1} blocks of {0} tokens read", "all stays in memory", ARXIV + "2502.13189",
-        selecting_blocks, _blocks,
+        "tokens of a block x blocks", "the best {1} blocks of {0} tokens read", "the whole cache stays in memory",
+        ARXIV + "2502.13189", selecting_blocks, _blocks,
     ),
     "kv": ChangeKind(
         "a number format", "cache in {}",
-        "keys of few bits need scales by channel; int4 is unpacked and multiplied in 16 bits", ARXIV + "2402.02750", None,
+        "keys with few bits need scales per channel; int4 is unpacked and multiplied in 16 bits", ARXIV + "2402.02750", None,
         _format,
     ),
 }  # fmt: skip
-"""Kinds of changes by name, in the order in which they are made; formats, of what is left, last."""
+"""Kinds of changes by name, in the order in which they are made; the format comes last."""
 
 
 def parse_technique(text: str) -> tuple[Change, ...]:
-    """Return the changes that a text names, such as "window=1024@5of6+kv=int8"; raise InputError for what is none.
+    """Return the changes in the text of a technique.
+
+    Args:
+        text: Changes joined by "+", such as "window=1024@5of6+kv=int8".
+
+    Returns:
+        The changes in the order of the text.
+
+    Raises:
+        UnknownName: A kind of change or a number format is unknown.
+        InputError: A value or a selection of layers is malformed.
 
     >>> [change.name for change in parse_technique("window=1024@5of6+share=2+kv=int8")]
     ['window', 'share', 'kv']
@@ -141,7 +159,7 @@ def parse_technique(text: str) -> tuple[Change, ...]:
     changes = tuple(_change(part, text) for part in text.replace(" ", "").split("+"))
     for name in ONCE:
         if sum(change.name == name for change in changes) > 1:
-            raise InputError(f"{short_repr(text)} names {name} twice; once is what can be made of it")
+            raise InputError(f"{name}: must be given once, got it twice in {short_repr(text)}")
     return changes
 
 
@@ -152,39 +170,51 @@ def _change(part: str, technique: str) -> Change:
             "technique",
             name[:40],
             CHANGE_KINDS,
-            f"Known: {', '.join(CHANGE_KINDS)}; several joined by '+', as in window=1024@5of6+kv=int8.",
+            f"Known: {', '.join(CHANGE_KINDS)}; join several with '+', as in window=1024@5of6+kv=int8.",
         )
+
     figures, separator, scope = setting.partition("@")
     if not equals or not figures or (separator and not scope):
-        raise InputError(
-            f"{short_repr(part)} in {short_repr(technique)} needs {name}={CHANGE_KINDS[name].figures.upper().replace(' ', '_')}"
-        )
+        form = f"{name}={CHANGE_KINDS[name].figures.upper().replace(' ', '_')}"
+        raise InputError(f"technique: change must be {form}, got {short_repr(part)} in {short_repr(technique)}")
+
     try:
         CHANGE_KINDS[name].parse(figures)
     except InputError as error:
         if isinstance(error, UnknownName):
             raise
         raise InputError(f"{name}={figures[:40]}: {error}") from None
+
     _fraction(scope)
+
     return Change(name, figures, scope)
 
 
 def _fraction(scope: str) -> float:
-    """Return the share of layers that a scope names; 1 for all, and for kinds of layers."""
+    """Return the share of the layers in a scope such as 5of6; 1 for other scopes."""
     if scope in ("", "full", "local"):
         return 1.0
     parts = PARTS.fullmatch(scope)
     if parts is None or not 0 < int(parts[1][:9]) <= int(parts[2][:9]):
-        raise InputError(f"@{scope[:40]} names no layers; known: @full, @local, and @5of6 for five of six")
+        raise InputError(f"@{scope[:40]}: unknown selection of layers; known: @full, @local, and @5of6 for five of six")
     return int(parts[1]) / int(parts[2])
 
 
 def with_techniques(model: ModelLike, technique: str) -> Model:
-    """Return the model with the changes that `technique` names, in the order of `CHANGE_KINDS`; "" changes nothing.
+    """Return a model with the changes of a technique, in the order of `CHANGE_KINDS`.
 
-    It is called by both names and has no checkpoint of its own: what there is was trained, and is stored, otherwise.
+    The name of the changed model includes the technique. It has no checkpoint, because the published weights were trained
+    without the change.
 
-    Raises InputError for what is no technique, and where one changes nothing or does not suit the model's attention.
+    Args:
+        model: A model, or what `load_model` accepts.
+        technique: Changes joined by "+"; "" for none.
+
+    Returns:
+        The changed model.
+
+    Raises:
+        InputError: The technique is malformed, changes nothing, or does not suit the model's attention.
 
     >>> from steptime.models.model import kv_bytes_per_token
     >>> kv_bytes_per_token(with_techniques("llama-3.3-70b", "kv_heads=1+share=2+kv=fp8"))
@@ -206,7 +236,13 @@ def with_techniques(model: ModelLike, technique: str) -> Model:
 
 
 def describe_technique(technique: str) -> str:
-    """Say what a technique does: "windows of 1,024 tokens in 5 of 6 layers; cache in int8".
+    """Return a technique in words.
+
+    Args:
+        technique: Changes joined by "+".
+
+    Returns:
+        The changes, separated by semicolons.
 
     >>> describe_technique("window=1024@5of6+kv=int8")
     'windows of 1,024 tokens in 5 of 6 layers; cache in int8'
@@ -226,13 +262,20 @@ def _words(change: Change) -> str:
 
 
 def technique_caveats(technique: str) -> tuple[str, ...]:
-    """Return what to mind of each change of a technique, with its source."""
+    """Return the caveat of each change of a technique, with its source.
+
+    Args:
+        technique: Changes joined by "+".
+
+    Returns:
+        One text per change; number formats of a byte or more have no caveat.
+    """
     lossy = [change for change in parse_technique(technique) if change.name != "kv" or number_format(change.figures).bytes < 1]
     return tuple(f"{change.name}: {CHANGE_KINDS[change.name].caveat} ({CHANGE_KINDS[change.name].source})" for change in lossy)
 
 
 def _with_change(model: Model, change: Change) -> Model:
-    """Return the model with a change in the layers that it means, as many of each kind."""
+    """Return the model with a change in a share of the layers of each kind."""
     value = CHANGE_KINDS[change.name].parse(change.figures)
     mixers_by_layer = [_mixers(layer, change.scope, stored=change.name == "share") for layer, _ in model.layers]
     counts = [n if mixers else 0 for (_, n), mixers in zip(model.layers, mixers_by_layer, strict=True)]
@@ -253,32 +296,37 @@ def _with_change(model: Model, change: Change) -> Model:
             layers.append((replace(layer, name=name, ops=ops, attention=attention), changed))
         if n > changed:
             layers.append((layer, n - changed))
+
     if tuple(layers) == model.layers:
         raise InputError(
             f"{change.name}={change.figures} changes nothing in {model.name}: {_unchanged_reason(mixers_by_layer)}"
         )
+
     return replace(model, layers=tuple(layers), notes=(*model.notes, _words(change)))
 
 
 def _changed_layer(model: Model, change: Change, layer: Layer, mixers: tuple[Attention, ...], value: Any) -> LayerParts:
-    """Return what a change makes of a layer: of its operators once, of each of the mixers that are meant."""
+    """Return the operators and mixers of a layer after changes of selected mixers."""
     apply = CHANGE_KINDS[change.name].apply
     ops, attention = layer.ops, layer.attention
     for number, mixer in enumerate(mixers):
+        # Only the number format has no function, and `with_techniques` treats it apart.
         assert apply is not None
         try:
             changed_ops, changed_mixers = apply(replace(layer, attention=attention), mixer, value)
         except InputError as error:
             raise InputError(f"{change.name}={change.figures} does not suit {model.name}: {error}") from None
+
+        # A second mixer must not add the changed operators twice, only its own new ones.
         ops = changed_ops if not number else (*ops, *changed_ops[len(layer.ops) :])
         attention = changed_mixers
     return ops, attention
 
 
 def _changed_counts(change: Change, value: Any, counts: list[int], same: list[bool]) -> list[int]:
-    """Return how many layers of each kind change: the share that is asked for, those counted in that are so already.
+    """Return the number of changed layers of each kind.
 
-    Of `share` layers that read one cache, one of each kind keeps it.
+    Layers that already have the change count as changed. Of `share` layers that share a cache, one of each kind keeps it.
     """
     shares = _spread(counts, _fraction(change.scope))
     if change.name == "share":
@@ -292,13 +340,18 @@ def _changed_counts(change: Change, value: Any, counts: list[int], same: list[bo
 
 
 def _with_kv_format(model: Model, change: Change) -> Model:
-    """Return the model with the caches of all layers, or of those that are meant, in another format; indexes keep theirs."""
+    """Return the model with the caches of selected layers in another format.
+
+    Indexes keep their format.
+    """
     if model.kv_format not in FORMATS:
-        raise InputError(f"kv={change.figures}: the cache of {model.name} is in {model.kv_format}; load it without --kv")
+        raise InputError(f"kv={change.figures}: the cache of {model.name} is in {model.kv_format}; load the model without --kv")
     new_format = number_format(change.figures)
     counts = [n if _mixers(layer, change.scope, stored=False) else 0 for layer, n in model.layers]
     if not any(counts):
         raise InputError(f"kv={change.figures} changes nothing in {model.name}: {_unchanged_reason([])}")
+
+    # Layers that differ from the model carry the name of their format.
     format_name = new_format.name if change.scope else ""
 
     def with_format(a: Attention) -> Attention:
@@ -312,15 +365,17 @@ def _with_kv_format(model: Model, change: Change) -> Model:
             layers.append((replace(layer, attention=tuple(map(with_format, layer.attention))), count))
         if n > count:
             layers.append((layer, n - count))
+
     notes = (*model.notes, _words(change))
     if change.scope:
         return replace(model, layers=tuple(layers), notes=notes)
     draft = tuple((replace(layer, attention=tuple(map(with_format, layer.attention))), n) for layer, n in model.draft)
+
     return replace(model, layers=tuple(layers), draft=draft, kv_format=new_format.name, kv_told=True, notes=notes)
 
 
 def _mixers(layer: Layer, scope: str, *, stored: bool) -> tuple[Attention, ...]:
-    """Return what of a layer keeps or reads keys and values, or a latent, if a scope means it; stored: keeps them alone."""
+    """Return the mixers of a layer in a scope; stored: only mixers that store a cache."""
     mixers = [a for a in layer.attention if a.name == "attention" and a.kv_bytes and (a.stored or not stored)]
     windowed = {"full": False, "local": True}.get(scope)
     return tuple(a for a in mixers if windowed is None or math.isfinite(a.window) is windowed)
@@ -328,16 +383,18 @@ def _mixers(layer: Layer, scope: str, *, stored: bool) -> tuple[Attention, ...]:
 
 def _unchanged_reason(mixers_by_layer: Iterable[tuple[Attention, ...]]) -> str:
     if not any(mixers_by_layer):
-        return "none of the layers that are meant keeps keys and values"
-    return "its layers are so already, or too few for it"
+        return "no selected layer caches keys and values"
+    return "its layers already have it, or are too few"
 
 
 def _spread(counts: list[int], part: float) -> list[int]:
-    """Return how many of each kind of layer are changed, in all `part` of them, spread evenly.
+    """Return the number of changed layers of each kind, `part` of all, spread evenly.
 
     >>> _spread([3, 58], 5 / 6), _spread([80], 0.5), _spread([0, 4], 1.0)
     ([3, 48], [40], [0, 4])
     """
+
+    # Round the sum, then give the remaining layers to the largest fractions.
     total = round(sum(counts) * part)
     exact = [n * part for n in counts]
     floors = [math.floor(value) for value in exact]

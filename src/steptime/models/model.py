@@ -2,9 +2,9 @@ r"""Models: what a forward pass does, independent of any chip.
 
 A `Model` is layers and a stem (embedding, final norm, head, multi-token prediction). A `Layer` is matrix multiplies and
 other operators with weights (`Op`) and token mixers that read a cache (`Attention`). All counts are exact integers in
-parameters, FLOPs (a multiply and an add are two) and values; bytes come from the number format.
+parameters, FLOPs (a multiply and an add are two) and values. The bytes follow from the number format.
 
-With $T$ rows of tokens, an `Op` costs $2 \cdot$ weights $\cdot T$ FLOPs and reads its weights once. An `Attention` of a
+With $T$ rows of tokens, an `Op` costs $2 \cdot$ weights $\cdot T$ FLOPs and reads its weights once. In an `Attention`, a
 query at context $L$ costs `flops_per_pair` for each cached token that it reads, and reads $\kappa$ bytes of each.
 """
 
@@ -28,23 +28,29 @@ if TYPE_CHECKING:
     from steptime.models.multimodal_inputs import Media
 
 Rows = Literal["tokens", "outputs", "routed", "lookup", "none"]
-"""What the rows of an operator's input are: every token of the step; tokens whose logits are needed; token-expert pairs
-of routed experts; rows looked up in a table, of which only those are read; none: stored but not run in a plain step."""
+"""Rows of an operator's input.
+
+tokens: every token of the step. outputs: tokens whose logits are needed. routed: token-expert pairs of routed experts.
+lookup: rows of a table; only the looked-up rows are read. none: stored, but not run in a plain step.
+"""
 
 Split = Literal["group", "replicated", "experts"]
-"""Which chips share an operator's weights: group (all chips of an attention group, at most `split_limit` ways, such as the
-number of heads), replicated (every chip of the group has them), experts (expert parallel)."""
+"""How chips share an operator's weights.
+
+group: split over all chips of a tensor-parallel group, at most `split_limit` ways, such as the number of heads.
+replicated: every chip of the group stores them. experts: expert parallel.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Op(Result):
     """An operator with weights.
 
-    weights [parameters] of one instance (one expert for routed experts); flops_per_row [FLOP]; `inputs` and `outputs`
-    [values per row] are what it reads and writes besides weights. Routed experts have `experts` instances, `active` of
-    which each token uses, and each is `columns` wide inside (0: not known). `format` is how the weights are stored.
-    An operator that runs with the weights of an earlier one, as in a block that several layers share, has `stored=False`:
-    it reads them again, and does not count them again.
+    weights [parameters] is for one instance (one expert for routed experts); flops_per_row [FLOP]; `inputs` and
+    `outputs` [values per row] are the activations that it reads and writes. Routed experts have `experts` instances;
+    each token uses `active` of them, and each is `columns` wide inside (0: unknown). `format` is the number format of
+    the stored weights. An operator with `stored=False` runs with the weights of an earlier operator, as in a block that
+    several layers share. It reads these weights again, but they are not counted again.
     """
 
     name: str
@@ -75,7 +81,11 @@ class Op(Result):
         return self.weights * self.active * self.stored
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return its parameters and their format."""
+        """Return the parameters and their format as a title without rows.
+
+        Returns:
+            The title, and an empty table.
+        """
         multiplier = f"{self.experts} x " if self.experts > 1 else ""
         return f"Op {self.name} ({self.term}): {multiplier}{show(self.weights)} parameters in {self.format.name}", {}
 
@@ -84,16 +94,16 @@ class Op(Result):
 class Attention:
     r"""A token mixer that reads a cache.
 
-    A query at context $L$ reads $\min(L/s, w, k)$ entries, where $s$ = `stride` tokens share an entry, $w$ = `window`
-    bounds what is kept and $k$ = `selected` what is read. Each entry is `kv_bytes` [B]; `kv_shards` is how often tensor
-    parallelism can divide it (KV heads; 1 for a latent). FLOPs per entry read differ where decode works on the latent
-    and prefill on expanded heads; `expand_flops` [FLOP per cached token] is what expanding a cached prefix costs.
-    `query_values` and `output_values` [values per token] are what chips that divide a context exchange in decode.
-    `state_bytes` [B per sequence] is read and written at every step by mixers with a state instead of a cache.
-    `summed` [values per token] is what chips that divide its heads add up before it: sums of squares, of norms over all heads;
-    `gathered` [values per token] what they gather instead, queries and keys one after the other.
-    A layer that reuses another's cache has `stored=False`. `kv_format` names the format of entries that have one of their own.
-    In a tower attention is not `causal`: each query reads all entries of its image, or `window` of them.
+    A query at context $L$ reads $\min(L/s, w, k)$ entries: $s$ = `stride` tokens share an entry, $w$ = `window` limits
+    the stored entries, and $k$ = `selected` limits the entries that are read. Each entry has `kv_bytes` [B]; tensor
+    parallelism can divide it `kv_shards` ways (KV heads; 1 for a latent). The FLOPs per entry differ if decode works on
+    the latent and prefill on expanded heads; `expand_flops` [FLOP per cached token] is the cost of the expansion of a
+    cached prefix. In decode, chips that divide a context exchange `query_values` and `output_values` [values per
+    token]. A mixer with a state instead of a cache reads and writes `state_bytes` [B per sequence] at every step. Chips
+    that divide the heads all-reduce `summed` [values per token] before the mixer: sums of squares for norms over all
+    heads. Or they gather `gathered` [values per token]: all queries and keys. A layer that reads the cache of another
+    layer has `stored=False`. `kv_format` is the format of entries that do not follow the model's format. In a tower,
+    attention is not `causal`: each query reads all entries of its image, or `window` of them.
     """
 
     name: str
@@ -132,19 +142,23 @@ class Layer(Result):
         return next((op for op in self.ops if op.rows == "routed"), None)
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return its parameters, and how many operators and mixers it has."""
+        """Return the parameters and the numbers of operators and mixers as a title.
+
+        Returns:
+            The title, and an empty table.
+        """
         size = show(sum(op.total_weights for op in self.ops))
         return f"Layer {self.name}: {size} parameters, {len(self.ops)} operators, {len(self.attention)} token mixers", {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Where the weights lie that a config describes, and how they are stored there.
+    """The location of a model's weights, and their stored formats.
 
-    place: Hugging Face id or local folder; "" where the config tells neither. weights, experts ("" without any) and kv: formats
-    of the dense layers, of the routed experts and of the KV cache. remote_code: whether the repository brings code of its own,
-    by the `auto_map` of its config, or by the source that a file of the catalogue gives where it leaves that field out.
-    bytes: of all tensors of its files, exactly; 0 where no whole checkpoint lies beside the config. summary: of the files.
+    place: Hugging Face id or local folder; "" if unknown. weights, experts ("" without experts) and kv: formats of the
+    dense layers, of the routed experts and of the KV cache. remote_code: whether the repository has its own code, from
+    `auto_map` in its config or from the source in a file of the catalogue. bytes: exact size of all tensors of its
+    files; 0 unless a complete checkpoint is in the same folder as the config. summary: content of the files.
     """
 
     place: str = ""
@@ -158,28 +172,35 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Model(Result):
-    """A transformer: kinds of layers with their counts, the stem around them, and where the description comes from."""
+    """A transformer: kinds of layers with counts, the stem, and the source of both."""
 
     name: str
     family: str = ""
     layers: tuple[tuple[Layer, int], ...]
     stem: tuple[Op, ...] = ()
-    draft: tuple[tuple[Layer, int], ...] = ()  # multi-token-prediction layers, stored but not run in a plain step
+    # Multi-token-prediction layers, stored but not run in a plain step.
+    draft: tuple[tuple[Layer, int], ...] = ()
     width: int
     vocabulary: int
     heads: int = 1
     max_context: float = math.inf
     kv_format: str = "bf16"
-    kv_told: bool = False  # whether that was asked for or the checkpoint says so: else an engine may keep another
+    # Whether the user or the checkpoint gives the format of the KV cache; if not, an engine may choose another one.
+    kv_told: bool = False
     source: Mapping[str, str] = field(default_factory=dict, hash=False)
     published: Mapping[str, Number] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
     checkpoint: Checkpoint = Checkpoint()
-    towers: tuple[Tower, ...] = field(default=(), metadata={"left_out": True})  # that read images and sound for it
-    media: Media | None = field(default=None, metadata={"left_out": True})  # what its prompts hold of them
+    # Towers that encode images and sound.
+    towers: tuple[Tower, ...] = field(default=(), metadata={"left_out": True})
+    # Images and recordings in every prompt.
+    media: Media | None = field(default=None, metadata={"left_out": True})
 
     def __hash__(self) -> int:
-        """Hash what tells most models apart: caches ask for it in every step, and equality decides."""
+        """Hash the fields that differ between most models.
+
+        Caches need the hash in every step; equality compares all fields.
+        """
         return hash((self.name, self.kv_format, self.width, len(self.layers), self.checkpoint))
 
     @property
@@ -189,39 +210,68 @@ class Model(Result):
 
     @property
     def routed(self) -> bool:
-        """Whether a layer sends tokens to experts."""
+        """Whether a layer has routed experts."""
         return any(layer.routed for layer, _ in self.layers)
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return its parameters, weights, cache and context."""
+        """Return the name, and rows for parameters, weights, cache and context.
+
+        Returns:
+            The title, and texts by row label.
+        """
         growing, full = growing_kv_bytes_per_token(self), kv_bytes_per_token(self)
-        cache = f"{full:,.0f} B a token in {self.kv_format}" + (
-            f", {growing:,.0f} B without windows" if growing != full else ""
+        cache = f"{full:,.0f} B per token in {self.kv_format}" + (
+            f", {growing:,.0f} B per token once all windows are full" if growing != full else ""
         )
         state = state_bytes(self)
         return f"Model {self.name}" + (f" ({self.family})" if self.family else ""), {
-            "parameters": f"{show(total_parameters(self))}, {show(active_parameters(self))} for a token",
+            "parameters": f"{show(total_parameters(self))}, {show(active_parameters(self))} active per token",
             "weights": show(weight_bytes(self), "B"),
-            "layers": f"{self.depth}, {self.width:,} wide, {self.heads} heads",
+            "layers": f"{self.depth}, width {self.width:,}, {self.heads} heads",
             "KV cache": cache + (f", and {show(state, 'B')} of state" if state else ""),
-            "context": f"{self.max_context:,.0f} tokens" if math.isfinite(self.max_context) else "no limit stated",
+            "context": f"{self.max_context:,.0f} tokens" if math.isfinite(self.max_context) else "no published limit",
         }
 
 
 def cache_entries(attention: Attention, context: Number) -> Number:
-    """Entries that the cache of one sequence keeps at `context` [tokens]."""
+    """Return the entries that the cache of one sequence stores.
+
+    Args:
+        attention: The token mixer.
+        context: Tokens of the sequence.
+
+    Returns:
+        Entries, with the shape of `context`.
+    """
     return np.minimum(context / attention.stride, attention.window)
 
 
 def entries_read(attention: Attention, context: Number) -> Number:
-    """Entries that one query reads at `context` [tokens]."""
+    """Return the entries that one query reads.
+
+    Args:
+        attention: The token mixer.
+        context: Tokens of the sequence.
+
+    Returns:
+        Entries, with the shape of `context`.
+    """
     return np.minimum(cache_entries(attention, context), attention.selected)
 
 
 def pairs(attention: Attention, tokens: Number, prefix: Number) -> Number:
-    r"""Query-entry pairs of `tokens` queries after a cached `prefix`: $\sum_{i=1}^{n} \min((p+i)/s, w, k)$.
+    r"""Return the query-entry pairs of new tokens after a cached prefix.
 
-    Where attention is not causal, every query reads what the last one does.
+    The number is $\sum_{i=1}^{n} \min((p+i)/s, w, k)$. If attention is not causal, every query reads as much as the
+    last one.
+
+    Args:
+        attention: The token mixer.
+        tokens: Number of queries $n$.
+        prefix: Cached tokens $p$ before them.
+
+    Returns:
+        Pairs, with the shape of `tokens` and `prefix`.
 
     >>> from steptime.models.model import Attention, pairs
     >>> float(pairs(Attention(name="full"), 4, 0)), float(pairs(Attention(name="local", window=2), 4, 0))
@@ -231,6 +281,8 @@ def pairs(attention: Attention, tokens: Number, prefix: Number) -> Number:
     """
     if not attention.causal:
         return tokens * entries_read(attention, prefix + tokens)
+
+    # The pairs grow with the position until the window or the selection is full, and are constant after that.
     limit = np.minimum(attention.window, attention.selected)
     growing: Number = np.clip(np.floor(limit * attention.stride) - prefix, 0.0, tokens)
     flat: Number = np.where(tokens > growing, (tokens - growing) * np.where(np.isfinite(limit), limit, 0.0), 0.0)
@@ -238,37 +290,82 @@ def pairs(attention: Attention, tokens: Number, prefix: Number) -> Number:
 
 
 def total_parameters(model: Model) -> float:
-    """Stored parameters of the model itself, multi-token-prediction layers not counted."""
+    """Return the stored parameters without the multi-token-prediction layers.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Parameters.
+    """
     return sum(n * sum(op.total_weights for op in layer.ops) for layer, n in model.layers) + sum(
         op.total_weights for op in model.stem
     )
 
 
 def active_parameters(model: Model) -> float:
-    """Parameters that one token uses: all but the routed experts that it is not sent to."""
+    """Return the parameters that one token uses.
+
+    Routed experts that the token does not use are left out.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Parameters.
+    """
     return sum(n * sum(op.active_weights for op in layer.ops) for layer, n in model.layers) + sum(
         op.active_weights for op in model.stem
     )
 
 
 def draft_parameters(model: Model) -> float:
-    """Parameters of the multi-token-prediction layers."""
+    """Return the parameters of the multi-token-prediction layers.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Parameters.
+    """
     return sum(n * sum(op.total_weights for op in layer.ops) for layer, n in model.draft)
 
 
 def weight_bytes(model: Model) -> float:
-    """Bytes of all stored weights, multi-token-prediction layers not counted."""
+    """Return the size of the weights without the multi-token-prediction layers.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Bytes, rounded to an integer.
+    """
     layers = sum(n * sum(op.total_weights * op.format.bytes for op in layer.ops) for layer, n in model.layers)
     return float(round(layers + sum(op.total_weights * op.format.bytes for op in model.stem)))
 
 
 def draft_bytes(model: Model) -> float:
-    """Bytes of the weights of the multi-token-prediction layers."""
+    """Return the size of the weights of the multi-token-prediction layers.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Bytes, rounded to an integer.
+    """
     return float(round(sum(n * sum(op.total_weights * op.format.bytes for op in layer.ops) for layer, n in model.draft)))
 
 
 def kv_bytes_per_token(model: Model) -> float:
-    """Bytes that one more token adds to a full cache while no window is full: the figure of published tables.
+    """Return the bytes that one more token adds to the KV cache.
+
+    This is the figure of published tables: no window is full yet.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Bytes per token and sequence.
 
     >>> from steptime.models.model import Attention, Layer, Model, kv_bytes_per_token
     >>> gqa = Layer(name="layer", ops=(), attention=(Attention(name="attention", kv_bytes=2 * 8 * 128 * 2),))
@@ -279,24 +376,53 @@ def kv_bytes_per_token(model: Model) -> float:
 
 
 def layer_kv_bytes(layer: Layer) -> float:
-    """Bytes that one more token adds to the cache of one layer while no window is full."""
+    """Return the bytes that one more token adds to the KV cache of one layer.
+
+    Args:
+        layer: The layer; no window of it is full yet.
+
+    Returns:
+        Bytes per token and sequence.
+    """
     return sum(a.kv_bytes / a.stride * a.stored for a in layer.attention)
 
 
 def growing_kv_bytes_per_token(model: Model) -> float:
-    """Bytes that one more token adds once every window is full."""
+    """Return the bytes that one more token adds once every window is full.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Bytes per token and sequence.
+    """
     return sum(
         n * a.kv_bytes / a.stride * a.stored * math.isinf(a.window) for layer, n in model.layers for a in layer.attention
     ) * 1.0  # fmt: skip
 
 
 def state_bytes(model: Model) -> float:
-    """Bytes of recurrent state that one sequence holds, whatever its context."""
+    """Return the recurrent state of one sequence, which does not grow with context.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Bytes per sequence.
+    """
     return sum(n * a.state_bytes for layer, n in model.layers for a in layer.attention) * 1.0
 
 
 def cache_bytes(model: Model, context: Number) -> Number:
-    """Bytes of cache and state that one sequence of `context` [tokens] holds."""
+    """Return the KV cache and state of one sequence.
+
+    Args:
+        model: The model.
+        context: Tokens of the sequence.
+
+    Returns:
+        Bytes, with the shape of `context`.
+    """
     return sum(
         n * (a.kv_bytes * cache_entries(a, context) * a.stored + a.state_bytes)
         for layer, n in model.layers
@@ -305,27 +431,51 @@ def cache_bytes(model: Model, context: Number) -> Number:
 
 
 def cache_bytes_read(model: Model, context: Number) -> Number:
-    """Bytes of cache and state that one decode token reads at `context` [tokens]."""
+    """Return the KV cache and state that one decode token reads.
+
+    Args:
+        model: The model.
+        context: Tokens of the sequence.
+
+    Returns:
+        Bytes, with the shape of `context`.
+    """
     return sum(
         n * (a.kv_bytes * entries_read(a, context) + a.state_bytes) for layer, n in model.layers for a in layer.attention
     )
 
 
 def matmul_flops_per_token(model: Model, *, logits: bool = True) -> float:
-    """FLOPs per token in operators with weights; a prompt token needs no `logits`.
+    """Return the FLOPs per token of the operators with weights.
+
+    Args:
+        model: The model.
+        logits: Whether to count the head; prompt tokens except the last need no logits.
+
+    Returns:
+        FLOPs per token.
 
     >>> from steptime.hardware.number_formats import number_format
     >>> op = Op(name="up", term="feed-forward", weights=100, flops_per_row=200, format=number_format("bf16"))
     >>> matmul_flops_per_token(Model(name="m", layers=((Layer(name="l", ops=(op,)), 3),), width=10, vocabulary=1))
     600.0
     """
+    # Lookups do no arithmetic, and "none" does not run.
     counted = ("tokens", "routed", "outputs") if logits else ("tokens", "routed")
     layers = sum(n * op.flops_per_row * op.active for layer, n in model.layers for op in layer.ops if op.rows in counted)
     return (layers + sum(op.flops_per_row * op.active for op in model.stem if op.rows in counted)) * 1.0
 
 
 def decode_flops_per_token(model: Model, context: Number) -> Number:
-    """FLOPs of one decode token at `context` [tokens]: operators with weights, and attention."""
+    """Return the FLOPs of one decode token: operators with weights, and attention.
+
+    Args:
+        model: The model.
+        context: Tokens of the sequence.
+
+    Returns:
+        FLOPs, with the shape of `context`.
+    """
     attention = sum(
         n * (a.flops_per_pair_decode * entries_read(a, context) + a.state_flops_per_token)
         for layer, n in model.layers
@@ -335,7 +485,16 @@ def decode_flops_per_token(model: Model, context: Number) -> Number:
 
 
 def prefill_flops(model: Model, tokens: Number, prefix: Number = 0.0) -> Number:
-    """FLOPs of a prompt of `tokens` after a cached `prefix`, logits of its last token only."""
+    """Return the FLOPs of the prefill of one prompt, with logits of its last token.
+
+    Args:
+        model: The model.
+        tokens: New tokens of the prompt.
+        prefix: Tokens already in the KV cache.
+
+    Returns:
+        FLOPs, with the shape of `tokens` and `prefix`.
+    """
     head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
     attention = sum(
         n * (a.flops_per_pair_prefill * pairs(a, tokens, prefix) + a.expand_flops * prefix + a.state_flops_per_token * tokens)
@@ -346,18 +505,36 @@ def prefill_flops(model: Model, tokens: Number, prefix: Number = 0.0) -> Number:
 
 
 def in_format(a: Attention, now: Format, then: Format) -> Attention:
-    """Return a mixer with its cache in another format than `now`."""
+    """Return a token mixer with its cache in another format.
+
+    Args:
+        a: The token mixer.
+        now: Present format of its cache.
+        then: New format of its cache.
+
+    Returns:
+        The changed mixer.
+    """
     return replace(a, kv_bytes=a.kv_bytes * then.bytes / now.bytes, arithmetic=then.arithmetic)
 
 
 def with_kv(model: Model, format: Format) -> Model:
-    """Return the model with its KV cache in another format, as when its config is read with that format.
+    """Return a model with its KV cache in another format.
 
-    Caches in a format of their own keep it (most indexes of sparse attention), as buffers do.
+    The result is the same as loading the config with that format. Caches with their own format keep it (most indexes of
+    sparse attention), and so do buffers.
+
+    Args:
+        model: The model.
+        format: New format of the KV cache.
+
+    Returns:
+        The changed model.
     """
     old_format = number_format(model.kv_format)
 
     def with_format(a: Attention) -> Attention:
+        # Buffers hold FP32 inputs, and indexes have a fixed format.
         keeps_format = a.name == "buffer" or a.kv_format or not a.kv_bytes
         return a if keeps_format else in_format(a, old_format, format)
 
@@ -367,31 +544,42 @@ def with_kv(model: Model, format: Format) -> Model:
     return replace(model, layers=changed(model.layers), draft=changed(model.draft), kv_format=format.name)
 
 
-STORED = ("projections", "feed-forward", "experts", "shared experts")  # terms whose weights checkpoints store in narrow formats
+# Terms whose weights checkpoints store in narrow formats.
+STORED = ("projections", "feed-forward", "experts", "shared experts")
 WIDE_ATTENTION = ("nvfp4", "mxfp4")
-"""Formats whose published checkpoints of models with experts leave attention in bf16.
+"""Formats in which published checkpoints of models with experts keep attention in bf16.
 
-nvidia/MiniMax-M2.7-NVFP4 (recipe in https://github.com/NVIDIA/Model-Optimizer/pull/2437), the -NVFP4 of Kimi-K2 (pull 655), and
-amd/DeepSeek-R1-0528-MXFP4 (its card: exclude_layers "*self_attn*"). nvidia/DeepSeek-R1-0528-FP4-v2 narrows its output
-projections too, which is left out here.
+Sources: nvidia/MiniMax-M2.7-NVFP4 (recipe in https://github.com/NVIDIA/Model-Optimizer/pull/2437), the -NVFP4 of Kimi-K2
+(pull 655), and amd/DeepSeek-R1-0528-MXFP4 (its card: exclude_layers "*self_attn*"). nvidia/DeepSeek-R1-0528-FP4-v2 also
+quantizes its output projections; this is not modelled here.
 """
 
 
 def with_formats(model: Model, *, weights: Format | None = None, experts: Format | None = None) -> Model:
-    """Return the model with its weights stored in other formats: routed experts in `experts`, all else in `weights`.
+    """Return a model with its weights in other number formats.
 
-    Embeddings, head, norms and routers keep their own format, as engines keep them. Projections of attention are in bf16 beside
-    experts where `weights` is of `WIDE_ATTENTION`.
+    Embeddings, head, norms and routers keep their format, as in engines. If `weights` is in `WIDE_ATTENTION` and the model
+    has experts, projections of attention are in bf16.
+
+    Args:
+        model: The model.
+        weights: Format of all weights except routed experts; None: unchanged.
+        experts: Format of the routed experts; None: unchanged.
+
+    Returns:
+        The changed model.
     """
     attention = weights
     if weights is not None and weights.name in WIDE_ATTENTION and model.routed:
         attention = number_format("bf16")
 
     def stored(op: Op) -> Op:
+        # Routers decide with small differences, so engines keep them in high precision.
         if op.name == "router" or op.term not in STORED:
             return op
         new = experts if op.rows == "routed" else attention if op.term == "projections" else weights
-        return op if new is None or new.name == op.format.name else replace(op, format=new)  # its own scales stay
+        # An operator already in this format keeps the scales of its checkpoint.
+        return op if new is None or new.name == op.format.name else replace(op, format=new)
 
     def changed(layers: tuple[tuple[Layer, int], ...]) -> tuple[tuple[Layer, int], ...]:
         return tuple((replace(layer, ops=tuple(stored(op) for op in layer.ops)), n) for layer, n in layers)
@@ -400,9 +588,15 @@ def with_formats(model: Model, *, weights: Format | None = None, experts: Format
 
 
 def stored_formats(model: Model) -> tuple[str, str]:
-    """Return the names of the formats that hold most of the dense layers and of the routed experts ("" without any).
+    """Return the main formats of the dense layers and of the routed experts.
 
-    Embeddings, head, norms and routers are left out, as engines leave them as they are.
+    Embeddings, head, norms and routers are left out, because engines do not quantize them.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Names of the formats with the most parameters: dense layers, and routed experts ("" without experts).
     """
     dense: dict[str, float] = {}
     routed: dict[str, float] = {}

@@ -24,8 +24,11 @@ from steptime.units import counted
 ModelLike = Model | str | os.PathLike[str] | Mapping[str, Any]
 
 GGUF, SAFETENSORS = ".gguf", ".safetensors"
+# Hugging Face ids: owner and model.
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-CODE = "transformers:"  # before a name: read it from the code of transformers
+# Prefix of a name: read the model from the code of transformers.
+CODE = "transformers:"
+# Names of the longest context in configs.
 CONTEXTS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
 KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "nvfp4", "mxfp8", "mxfp4", LATENT_FP8_MIXED)
 
@@ -39,31 +42,52 @@ def read_model(
     renamed: Callable[[str], str] = str,
     lookups: set[str] | None = None,
 ) -> Model:
-    """Return the model that a config.json describes, in the formats that the headers of its checkpoint tell, if there are any.
+    """Return the model that a config.json describes.
 
-    renamed: what the checkpoint's modules are called here, where it calls them otherwise; lookups: gains the names of the
-    fields that were looked for.
-    Raises ConfigError, which names the field, or UnknownName, which lists the families, for an architecture that
-    steptime does not know.
+    If the headers of its checkpoint are given, the formats and bytes are those of the files.
+
+    Args:
+        fields: Fields of the config.
+        name: Name of the model; "": `_name_or_path` or `model_type` of the config.
+        kv_format: Number format of the KV cache; "": the config's, or bf16.
+        headers: Headers of the checkpoint.
+        renamed: Maps a module name of the checkpoint to its name here.
+        lookups: Set to which the names of all fields that were looked up are added.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: A field is missing or wrong; the error names it.
+        UnknownName: steptime does not know the architecture; the error lists the known families.
     """
+
+    # A name from a file may contain characters that scripts must not repeat.
     names = (fields.get(key) for key in ("_name_or_path", "model_type"))
     name = name or next(filter(is_entry_name, names), "model")
     if kv_format and kv_format not in KV_FORMATS:
         raise UnknownName("KV format", kv_format, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")
+
+    # The headers give the formats, so an unreadable quantization in the config does not matter.
     fields, doubts = _reliable_fields(fields, name, headers)
     outer = Config(fields, name=name, kv_format="" if kv_format == LATENT_FP8_MIXED else kv_format, lookups=lookups)
     outer.kv_name = kv_format
     family = find_family(outer)
+
+    # Vision-language models nest the config of the language part.
     c = family.text(outer)
     plain_layers = () if headers is None else tuple(family.iter_layers(c))
     layers = family.layers(c) if headers is None else ()
     stem, draft, checkpoint, notes = (*family.stem(c), *family.vision(outer)), family.draft(c), Checkpoint(), family.notes(c)
+
+    # Import late: most models come from the catalogue, without files of weights.
     if headers is not None:
         from steptime.models.checkpoint import fitted
 
         fit = fitted(plain_layers, stem, draft, headers, vocabulary=c.vocabulary, bits=_bits(c), rename=renamed)
         layers, stem, draft, notes = fit.layers, fit.stem, fit.draft, (*notes, *doubts, *fit.notes)
         checkpoint = Checkpoint(bytes=0 if headers.missing else fit.summary.bytes, summary=fit.summary)
+
     model = Model(
         name=name,
         family=c.text("model_type", default=outer.text("model_type", default=type(family).__name__)),
@@ -81,11 +105,12 @@ def read_model(
     )
     dense, routed = stored_formats(model)
     kv, code = c.quantization.kv_format or "bf16", "auto_map" in fields
+
     return replace(model, checkpoint=replace(checkpoint, weights=dense, experts=routed, kv=kv, remote_code=code))
 
 
 def _bits(c: Config) -> int:
-    """Return the bits of an integer, where integers of several fill a word: as MLX tells them, else as other tools do."""
+    """Return the bits of an integer if several share a word, from MLX's field or else."""
     mlx = c.raw("quantization", default=None)
     bits = mlx.get("bits") if isinstance(mlx, Mapping) else None
     return bits if bits in (2, 3, 4, 6, 8) else c.quantization.bits
@@ -94,7 +119,10 @@ def _bits(c: Config) -> int:
 def _reliable_fields(
     fields: Mapping[str, Any], name: str, headers: Headers | None
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return the fields without a quantisation that cannot be read, where the files tell formats, and a note of it."""
+    """Return the fields without an unreadable quantization, and a note about it.
+
+    The quantization may be left out only if the files give the formats.
+    """
     if headers is None or headers.missing:
         return fields, ()
     inner = fields.get("text_config")
@@ -107,18 +135,39 @@ def _reliable_fields(
         Config(fields, name=name)
     except ConfigError as problem:
         other_fields = {key: value for key, value in fields.items() if key != "quantization_config"}
-        return other_fields, (*notes, f"{problem}. Formats are those of the files")
+        return other_fields, (*notes, f"{problem}. The formats of the files are used")
     return fields, notes
 
 
 def find_family(c: Config) -> Family:
-    """Return the family that reads a config; raise UnknownName, which lists the known ones, where none does."""
+    """Return the family that reads a config.
+
+    Args:
+        c: The config.
+
+    Returns:
+        The family.
+
+    Raises:
+        UnknownName: No family reads it; the error lists the known families.
+    """
     kind = model_kind(c)
     return family_named(kind) or known_families()[kind]
 
 
 def model_kind(c: Config) -> str:
-    """Return the kind of model by which a family knows a config: its `model_type`, else one of its architectures."""
+    """Return the kind of model that selects the family of a config.
+
+    Args:
+        c: The config.
+
+    Returns:
+        Its `model_type`, or else one of its `architectures`.
+
+    Raises:
+        ConfigError: The config names neither, or an architecture that is not a decoder.
+        UnknownName: No family reads the kind.
+    """
     kinds = (
         [c.fields.get("model_type"), *(c.fields.get("architectures") or ())]
         if isinstance(c.fields.get("architectures"), list | None)
@@ -127,16 +176,17 @@ def model_kind(c: Config) -> str:
     for kind in kinds:
         if isinstance(kind, str) and (family_named(kind) is not None or kind in known_families()):
             return kind
+
     families = known_families()
     if not any(isinstance(kind, str) and kind for kind in kinds):
-        raise c.error(
-            "model_type", "is missing or no text: it says which family this is; known: " + ", ".join(sorted(families))
-        )
+        raise c.error("model_type", "is missing or not a text; it selects the family; known: " + ", ".join(sorted(families)))
     kind = next(kind for kind in kinds if isinstance(kind, str) and kind)
+
+    # An encoder gets a better message than an unknown architecture.
     refuse(c)
     hint = (
-        f"The catalogue knows {len(families)} by their families; 'transformers:' before a path or an id reads others from code"
-        ", and `steptime models --new` guesses."
+        f"Known: {len(families)} architectures. Put 'transformers:' before the path or id to read others from code, "
+        "or use `steptime models --new` for a guess."
     )
     raise UnknownName("architecture", kind[:60], families, hint)
 
@@ -151,20 +201,35 @@ def load_model(
     via: str = "",
     trust_remote_code: bool = False,
 ) -> Model:
-    """Return the model of a catalogue name, a Hugging Face id, a path, or a dict of the fields of a config.json.
+    """Return a model by name, Hugging Face id, path, or the fields of a config.json.
 
-    A path is of a config.json or its folder, of a safetensors file or an index beside one, or of a GGUF file. Where files of
-    weights are there, their headers tell formats and exact bytes; no weights are read.
-    `weights`, `experts` and `kv` are number formats that replace those of the config: "fp8", "nvfp4", "bf16", ...
-    `via="transformers"`, or "transformers:" before the name, reads the model from the code of transformers, built without
-    weights, whatever family knows it. With `trust_remote_code`, the code of the folder or id that `name` gives may run;
-    no other place that a config names is trusted.
-    Raises UnknownName with the nearest names, ConfigError with the field, or DataFileError with file and line.
+    A path is that of a config.json or its folder, of a safetensors file or index with a config.json in the same folder,
+    or of a GGUF file. If files of weights are there, their headers give the formats and exact bytes; the weights are
+    not read.
+
+    Args:
+        name: Name of the catalogue, Hugging Face id, path, or dict of fields. "transformers:" before a name or path means
+            `via="transformers"`.
+        weights: Number format that replaces the config's, such as "fp8", "nvfp4" or "bf16"; "": the config's.
+        experts: Number format of the routed experts; "": that of `weights`.
+        kv: Number format of the KV cache; "": the config's.
+        catalog: Folder that is searched first; None: only the user's and the packaged folder.
+        via: "transformers": read the model from the code of transformers, built without weights; "": read it with a family.
+        trust_remote_code: Whether the code of the folder or id in `name` may run. Other places in a config are never
+            trusted.
+
+    Returns:
+        The model.
+
+    Raises:
+        UnknownName: No entry has this name; the error lists the nearest names.
+        ConfigError: A field of the config is missing or wrong; the error names it.
+        DataFileError: A file is malformed; the error names the file and the line.
     """
     if not isinstance(name, str | os.PathLike | Mapping):
-        raise RangeError(f"a model is a name, a path or the fields of a config.json, not {short_repr(name)}")
+        raise RangeError(f"model: must be a name, a path or the fields of a config.json, got {short_repr(name)}")
     if isinstance(name, str) and not name.strip():
-        raise RangeError("a model needs a name or a path; this one is empty")
+        raise RangeError("model: must be a name or a path, got an empty text")
     if isinstance(name, str) and name.startswith(CODE):
         name, via = name.removeprefix(CODE), "transformers"
     if via:
@@ -173,58 +238,73 @@ def load_model(
         model = read_model(name, kv_format=kv)
     else:
         model = _from_path(name, kv, catalog)
+
+    # The formats of the user replace those of the config.
     if weights or experts:
         model = with_formats(
             model,
             weights=number_format(weights) if weights else None,
             experts=number_format(experts or weights),
         )
+
     return model
 
 
 def _from_path(name: str | os.PathLike[str], kv_format: str, catalog: str | os.PathLike[str] | None) -> Model:
-    """Return the model of a folder, a config, a file of weights beside one, a GGUF file, or a name."""
+    """Return the model of a path or a name.
+
+    The path may be a folder, a config, a file of weights next to a config, or a GGUF file.
+    """
     path = Path(name)
     if _is_gguf(path):
         from steptime.models.gguf_config import gguf_path, model_of_file
 
         gguf_file = gguf_path(path)
         return model_of_file(gguf_file, signature(gguf_file), kv_format)
+
     direct = _holds_weights(path)
     config = _config_at(path)
     is_given = is_file(config)
     config = config if is_given else _config_path_by_name(str(name), catalog)
     in_folder = config.name == "config.json"
     weights = path if direct else config.parent
+
+    # The cache of `_load` is keyed by these, so changed files are read again.
     file_stats = signature(weights) if in_folder else ()
     model = _load(config, config.stat().st_mtime, kv_format, weights, file_stats)
-    if not is_given and in_folder:  # fetched into a folder that is named by a hash
+    if not is_given and in_folder:
+        # The cache of Hugging Face names the folder by a hash, so the id is used as the name.
         model = _with_place(replace(model, name=str(name)), str(name))
+
     return model
 
 
 def _is_gguf(path: Path) -> bool:
-    """Whether a path is of a GGUF file, or of a folder that has no config.json, only such files perhaps."""
+    """Return whether a path is a GGUF file, or a folder without a config.json."""
     return not is_file(path / "config.json") if is_dir(path) else path.suffix == GGUF
 
 
 def _holds_weights(path: Path) -> bool:
-    """Whether a path is of a file of weights, or of their index, that a config.json lies beside."""
+    """Return whether a path is a file of weights or their index."""
     return not is_dir(path) and path.name.endswith((SAFETENSORS, INDEX))
 
 
 def _config_at(path: Path) -> Path:
-    """Return the config that a path means: that of a folder, that beside a file of weights, or the path itself."""
+    """Return the config of a folder, of a file of weights, or the path itself."""
     return path / "config.json" if is_dir(path) else _config_path(path) if _holds_weights(path) else path
 
 
 def _config_path(weights: Path) -> Path:
-    """Return the config.json beside a file of weights; raise DataFileError where either is not there."""
+    """Return the config.json in the folder of a file of weights.
+
+    Raises:
+        DataFileError: The file of weights or the config is missing.
+    """
     if not is_file(weights):
         raise DataFileError(weights, "no such file")
     config = weights.parent / "config.json"
     if not is_file(config):
-        raise DataFileError(weights, "lies in a folder without a config.json, which says what its tensors are for")
+        raise DataFileError(weights, "has no config.json in its folder; the config is needed to assign the tensors")
     return config
 
 
@@ -241,13 +321,17 @@ def _from_code(
 
     place = _trusted_place(name) if trusted else ""
     fields = name if isinstance(name, Mapping) else load_config_fields(name, catalog)
+    # As in `read_model`: only safe names.
     config_name = next(filter(is_entry_name, (fields.get("_name_or_path"), fields.get("model_type"))), "model")
     label = config_name if isinstance(name, Mapping) else model_label(name)
     return read_from_code(fields, name=label, kv_format=kv_format, trusted_place=place)
 
 
 def _trusted_place(name: str | os.PathLike[str] | Mapping[str, Any]) -> str:
-    """Return the folder or the Hugging Face id whose code the user trusts: the one that was named, and no other."""
+    """Return the folder or Hugging Face id whose code the user trusts.
+
+    Only the place that the user named is trusted.
+    """
     if not isinstance(name, Mapping):
         folder = config_folder(name)
         if folder is not None:
@@ -261,7 +345,14 @@ def _trusted_place(name: str | os.PathLike[str] | Mapping[str, Any]) -> str:
 
 
 def model_label(name: str | os.PathLike[str]) -> str:
-    """Return what a model of a path is called: its folder, or the file where that is not called config.json."""
+    """Return the name of a model that is given by path.
+
+    Args:
+        name: Path or name.
+
+    Returns:
+        The name of the folder, of the file if it is not called config.json, or `name` if there is no such path.
+    """
     path = Path(name)
     if is_file(path) and path.name == "config.json":
         path = path.parent
@@ -269,14 +360,32 @@ def model_label(name: str | os.PathLike[str]) -> str:
 
 
 def config_folder(name: str | os.PathLike[str]) -> Path | None:
-    """Return the folder of a model's config.json, where files of weights may lie beside it; None for what is no path of one."""
+    """Return the folder of a model's config.json, which may contain its weights.
+
+    Args:
+        name: Path of a folder or a config.json, or a name.
+
+    Returns:
+        The folder; None if `name` is not such a path.
+    """
     path = Path(name)
     path = path / "config.json" if is_dir(path) else path
     return path.parent if is_file(path) and path.name == "config.json" else None
 
 
 def load_config_fields(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | None = None) -> Mapping[str, Any]:
-    """Return the fields of a model's config as its file has them; `name` is as for `load_model`."""
+    """Return the fields of a model's config as its file has them.
+
+    Args:
+        name: Name of the catalogue, Hugging Face id or path, as for `load_model`.
+        catalog: Folder that is searched first; None: only the user's and the packaged folder.
+
+    Returns:
+        The fields; for a GGUF file, the equivalent fields of a config.json.
+
+    Raises:
+        DataFileError: The file is malformed.
+    """
     path = Path(name)
     if _is_gguf(path):
         from steptime.models.gguf_config import fields_of_file, gguf_path
@@ -291,16 +400,32 @@ def load_config_fields(name: str | os.PathLike[str], catalog: str | os.PathLike[
 
 
 def resolve_model(model: ModelLike) -> Model:
-    """Return a model as it is, and load one that is named: what every public function takes."""
+    """Return a model as it is, or load it.
+
+    Every public function accepts a model in these forms.
+
+    Args:
+        model: A model, or what `load_model` accepts.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: `model` is of another type.
+    """
     if isinstance(model, Model):
         return model
     if not isinstance(model, str | os.PathLike | Mapping):
-        raise InputError(f"a model is a name, a path, a dict or a Model, not {type(model).__name__}")
+        raise InputError(f"model: must be a name, a path, a dict or a Model, got {type(model).__name__}")
     return load_model(model)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Return the fields of a model's file; raise DataFileError for a file that is neither JSON nor a TOML file by its name."""
+    """Return the content of a model's file.
+
+    Raises:
+        DataFileError: The file is neither JSON nor named like a TOML file.
+    """
     if path.suffix not in (".json", ".toml"):
         try:
             with path.open("rb") as file:
@@ -308,7 +433,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         except OSError as error:
             raise DataFileError(path, error.strerror or str(error)) from None
         if not start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
-            raise DataFileError(path, "is no model's config.json, which begins with a brace; give a config.json or its folder")
+            raise DataFileError(path, "is not a config.json, which begins with a brace; give a config.json or its folder")
     return read_file(path)
 
 
@@ -316,10 +441,12 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _load(path: Path, _modified: float, kv_format: str, weights: Path, file_stats: tuple[Any, ...]) -> Model:
     data = _read_config(path)
     if not data:
-        raise DataFileError(path, "is empty, and no model's config.json")
+        raise DataFileError(path, "is empty; expected a model's config.json")
     kind = looks_like(data)
     if kind and "model" not in kind:
-        raise DataFileError(path, f"is no model's config.json: it looks like {kind}")
+        raise DataFileError(path, f"is not a model's config.json: it looks like {kind}")
+
+    # A plain config.json, not a file of the catalogue.
     if "config" not in data:
         in_folder = path.name == "config.json"
         headers = read_headers(weights, file_stats) if file_stats else None
@@ -333,16 +460,19 @@ def _load(path: Path, _modified: float, kv_format: str, weights: Path, file_stat
         raise DataFileError(path, "config: must be a table of fields")
     for key in ("source", "published", "remote_code"):
         if not isinstance(data.get(key, {}), dict):
-            raise DataFileError(path, f"{key}: must be a table, not {short_repr(data[key])}")
+            raise DataFileError(path, f"{key}: must be a table, got {short_repr(data[key])}")
+
+    # A file of the catalogue: the config with its source and published figures.
     name = check_entry_name(data["name"], path) if "name" in data else path.stem
     model = read_model(data["config"], name=name, kv_format=kv_format)
     trusted = replace(model.checkpoint, remote_code=model.checkpoint.remote_code or bool(data.get("remote_code")))
     model = replace(model, source=data.get("source", {}), published=data.get("published", {}), checkpoint=trusted)
+
     return _with_place(model, model.name) if "/" in model.name else model
 
 
 def _unread_note(fields: Mapping[str, Any], read_fields: set[str]) -> str:
-    """Return a note about the fields of a config that were not read and may be architecture; "" without any."""
+    """Return a note about unread fields that may be architecture; "" without any."""
     from steptime.models.config_coverage import ignored_fields
 
     unread = [entry.name for entry in ignored_fields(fields, read_fields) if entry.doubtful]
@@ -350,8 +480,8 @@ def _unread_note(fields: Mapping[str, Any], read_fields: set[str]) -> str:
         return ""
     suffix = f" and {len(unread) - 4} more" if len(unread) > 4 else ""
     return (
-        f"its config has {counted(len(unread), 'field')} that may be architecture and {'is' if len(unread) == 1 else 'are'} "
-        f"not read: {', '.join(unread[:4])}{suffix}; `steptime models --new` shows the values"
+        f"its config has {counted(len(unread), 'unread field')} that may be part of the architecture: "
+        f"{', '.join(unread[:4])}{suffix}; `steptime models --new` shows the values"
     )
 
 
@@ -373,23 +503,32 @@ def _config_path_by_name(name: str, catalog: str | os.PathLike[str] | None) -> P
 
 
 def fetch(name: str) -> Path | str:
-    """Fetch the config.json of a Hugging Face id with `huggingface_hub`, or return in words why that cannot be done."""
+    """Fetch the config.json of a Hugging Face id with `huggingface_hub`.
+
+    Args:
+        name: The id, owner/model.
+
+    Returns:
+        Path of the file in the cache of Hugging Face, or a text that explains why there is no file.
+    """
     try:
         from huggingface_hub import errors, hf_hub_download
     except ImportError:
-        return "with `pip install 'steptime[hub]'` and a network any Hugging Face id"
-    hint = "any Hugging Face id, but"
+        return "after `pip install 'steptime[hub]'` and with a network, any Hugging Face id works"
+
+    hint = "any Hugging Face id works, but"
     try:
         return Path(hf_hub_download(name, "config.json"))
     except errors.GatedRepoError:
-        return f"{hint} this one is open only to those whom its owner lets in: ask there, and log in by `hf auth login`"
+        return f"{hint} this one is gated: request access from its owner, and log in with `hf auth login`"
     except errors.RepositoryNotFoundError:
-        return f"{hint} Hugging Face has none of this name, or keeps it private (`hf auth login`)"
+        return f"{hint} Hugging Face has no public repository of this name; for a private one, log in with `hf auth login`"
     except errors.LocalEntryNotFoundError:
         return f"{hint} Hugging Face did not answer"
     except errors.EntryNotFoundError:
         return f"{hint} this one has no config.json"
     except errors.HFValidationError:
-        return f"{hint} this is none"
-    except Exception as error:  # whatever a network, a proxy or a full disk may raise
-        return f"{hint} asking for this one ended with {type(error).__name__}"
+        return f"{hint} this name is not a valid id"
+    except Exception as error:
+        # A network, a proxy or a full disk may raise many kinds of errors.
+        return f"{hint} the request for this one failed with {type(error).__name__}"

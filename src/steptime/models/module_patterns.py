@@ -1,7 +1,7 @@
-"""Patterns that name modules: a name, a glob, or a regular expression after "re:".
+"""Patterns of module names: a name, a glob, or a regular expression after "re:".
 
-A config may come from anywhere, so a regular expression that could take long is refused before it is run, and the time
-spent on all of them is bounded.
+A config is untrusted. A regular expression that could take long is refused before it runs, and the total time of all
+patterns is limited.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ from functools import lru_cache
 from math import comb, inf
 from typing import Final
 
+# Prefixes that checkpoints put before module names.
 PREFIXES: Final = (
     "", "model.", "language_model.model.", "model.language_model.", "language_model.", "backbone.", "transformer.",
 )  # fmt: skip
+# Characters.
 LONGEST_PATTERN: Final = 4_000
+# Characters of a module name, for the bound on the time.
 LONGEST_MODULE: Final = 100
-MOST_WAYS: Final = 1_000_000  # hundredths of a second for one module; real checkpoints need up to 40,000
+# Most ways to match one module, which take hundredths of a second; real checkpoints need up to 40,000.
+MOST_WAYS: Final = 1_000_000
+# Levels of nested groups.
 DEEPEST_GROUP: Final = 20
-PATIENCE: Final = 1.0  # seconds of the processor for all modules of a model; real checkpoints take hundredths
+# CPU time [s] for all modules of a model; real checkpoints take hundredths of a second.
+PATIENCE: Final = 1.0
 
 
 class Patterns:
-    """An ordered set of patterns; `first` says which of them names a module or a parent of it."""
+    """An ordered list of patterns of module names."""
 
     def __init__(self, patterns: Iterable[str], refuse: Callable[[str], Exception]) -> None:
         self._names: dict[str, int] = {}
@@ -40,10 +46,21 @@ class Patterns:
                 self._names.setdefault(pattern, rank)
 
     def first(self, module: str) -> int | None:
-        """Return the position of the first pattern that names `module`, or None."""
+        """Return the position of the first pattern that matches a module or its parent.
+
+        Args:
+            module: Path of the module.
+
+        Returns:
+            Position from 0; None if no pattern matches.
+
+        Raises:
+            Exception: The error of `refuse`, if all matches together take too long.
+        """
         ranks = [self._names[name] for name in _name_suffixes(module) if name in self._names] if self._names else []
         rank = min(ranks, default=None)
         for position, expression in self._expressions:
+            # A plain name matched earlier in the list.
             if rank is not None and position > rank:
                 break
             start_time = time.process_time()
@@ -56,12 +73,12 @@ class Patterns:
     def _count(self, seconds: float) -> None:
         self._spent += seconds
         if self._spent > PATIENCE:
-            raise self._refuse("holds more patterns, or harder ones, than can be matched in a second: 'ignore' fewer")
+            raise self._refuse("has patterns that take more than a second to match; list fewer in 'ignore'")
 
 
 @lru_cache(maxsize=8192)
 def _candidates(module: str) -> tuple[str, ...]:
-    """The module and its parents, each behind every prefix that checkpoints put before them."""
+    """Return a module and its parents, each with every prefix."""
     parents = [module]
     while "." in parents[-1]:
         parents.append(parents[-1].rpartition(".")[0])
@@ -70,7 +87,10 @@ def _candidates(module: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=8192)
 def _name_suffixes(module: str) -> frozenset[str]:
-    """Every plain name that means `module`: its own behind any prefix, those of its parents, and its endings."""
+    """Return every plain name that means a module.
+
+    These are the module and its parents with any prefix, and the endings of its path.
+    """
     words = module.split(".")
     endings = (".".join(words[start:]) for start in range(1, len(words)))
     prefixes = (prefix.rstrip(".") for prefix in PREFIXES if prefix)
@@ -79,17 +99,28 @@ def _name_suffixes(module: str) -> frozenset[str]:
 
 
 def compiled(pattern: str, refuse: Callable[[str], Exception]) -> re.Pattern[str]:
-    """Return the expression of a glob or of what follows "re:"; one that is malformed or could take long is refused."""
+    """Return the regular expression of a glob, or of the text after "re:".
+
+    Args:
+        pattern: The pattern.
+        refuse: Makes the error for a problem.
+
+    Returns:
+        The compiled expression.
+
+    Raises:
+        Exception: The error of `refuse`, if the pattern is malformed or could take long.
+    """
     if len(pattern) > LONGEST_PATTERN:
-        raise refuse(f"holds a pattern of {len(pattern):,} characters, '{pattern[:20]}...'; at most {LONGEST_PATTERN:,}")
+        raise refuse(f"has a pattern of {len(pattern):,} characters, '{pattern[:20]}...'; the limit is {LONGEST_PATTERN:,}")
     if not pattern.startswith("re:"):
         return re.compile(translate(pattern))
     if max_match_count(pattern[3:]) > MOST_WAYS:
-        raise refuse(f"holds the pattern {pattern[:60]!r}, which could take very long to match")
+        raise refuse(f"has the pattern {pattern[:60]!r}, which could take very long to match")
     try:
         return re.compile(pattern[3:])
     except (re.error, OverflowError, RecursionError) as error:
-        raise refuse(f"holds the pattern {pattern[:60]!r}, which is no regular expression: {error}") from None
+        raise refuse(f"has the pattern {pattern[:60]!r}, which is not a regular expression: {error}") from None
 
 
 _ATOM: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\\[()|*+?{]", re.DOTALL)
@@ -97,31 +128,42 @@ _REPEAT: Final = re.compile(r"(?:[*+?]|\{\d*,?\d*\})[?+]?")
 
 
 def max_match_count(expression: str) -> float:
-    r"""Return an upper bound on the ways to match `expression` with a module's name, infinity where a repeat holds a choice.
+    r"""Return an upper bound on the ways to match an expression with a module's name.
 
-    Alternatives add, what follows each other multiplies, `?` doubles, and $u$ repeats divide a text of $n$ characters in
-    $\binom{n + u}{u}$ ways.
+    Alternatives add, sequences multiply, `?` doubles, and $u$ repeats divide a text of $n$ characters in $\binom{n +
+    u}{u}$ ways.
+
+    Args:
+        expression: The regular expression.
+
+    Returns:
+        The bound; infinity if a repeat contains a choice.
 
     >>> max_match_count("layers.(?:1|2).*"), max_match_count("(a+)+"), max_match_count("(a|a)*")
     (202.0, inf, inf)
     """
     total, repeats, position = _match_count(expression, 0, 0)
     if position < len(expression):
-        return 0.0  # a bracket that closes nothing: the compiler says so
+        # A closing bracket without an opening one; the compiler refuses it.
+        return 0.0
     return total * comb(LONGEST_MODULE + repeats, repeats) if repeats <= LONGEST_MODULE else inf
 
 
 def _match_count(text: str, position: int, depth: int) -> tuple[float, int, int]:
-    """Return (ways without repeats, number of repeats, position of the end) of the alternatives that begin at `position`."""
+    """Return (ways without repeats, repeats, end) of the alternatives at `position`."""
     if depth > DEEPEST_GROUP:
         return inf, 0, len(text)
-    branches, most_repeats = 0.0, 0  # of the alternatives so far: the sum of their ways, the most repeats of one
+
+    # Sum of the ways of the alternatives so far, and the most repeats of one alternative.
+    branches, most_repeats = 0.0, 0
     branch, repeats = 1.0, 0
     while position < len(text) and text[position] != ")":
         if text[position] == "|":
             branches, most_repeats = branches + branch, max(most_repeats, repeats)
             branch, repeats, position = 1.0, 0, position + 1
             continue
+
+        # Ways and repeats of the next atom or group.
         inner, within = 1.0, 0
         if text[position] == "(":
             inner, within, position = _match_count(text, _group_start(text, position), depth + 1)
@@ -130,10 +172,12 @@ def _match_count(text: str, position: int, depth: int) -> tuple[float, int, int]
             atom = _ATOM.match(text, position)
             position = atom.end() if atom else position + 1
         repeat = _REPEAT.match(text, position)
-        while repeat:  # one after another, as in a{2}{3}, is refused by the compiler or multiplies the same atom
+        # Repeats of repeats, as in a{2}{3}, are refused by the compiler or multiply the same atom.
+        while repeat:
             position = repeat.end()
             if repeat.group().startswith("?") and not within:
                 inner += 1
+            # A repeat of a choice or of a repeat can take exponential time.
             elif inner > 1 or within:
                 inner = inf
             else:
@@ -141,10 +185,11 @@ def _match_count(text: str, position: int, depth: int) -> tuple[float, int, int]
             repeat = _REPEAT.match(text, position)
         branch *= inner
         repeats += within
+
     return branches + branch, max(most_repeats, repeats), position
 
 
 def _group_start(text: str, position: int) -> int:
-    """Return where the content of the group at `position` begins, after ?:, ?=, ?<name> and their like."""
+    """Return the first position inside a group, after ?:, ?=, ?<name> and others."""
     opened = re.compile(r"\((?:\?(?:P?<\w+>|[a-zA-Z-]*:|<?[=!]|>))?").match(text, position)
     return opened.end() if opened else position + 1

@@ -1,7 +1,8 @@
-"""What a pass of a module tree of PyTorch does, found by running it twice without weights: rows, FLOPs and caches by module.
+"""Measures the rows, FLOPs and caches of a PyTorch module tree in two prompts.
 
-Tensors lie on the meta device, where only shapes are computed. Two prompts of different lengths tell what grows with tokens
-($a$), with pairs ($b$) and with neither: $F(n) = a n + b n^2$ for FLOPs, $s + g n$ for the values of a cache.
+Tensors are on the meta device, which computes only shapes. Two prompts of different lengths separate the parts that
+grow with tokens ($a$), with pairs ($b$) and with neither: $F(n) = a n + b n^2$ for FLOPs, $s + g n$ for the values of a
+cache.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any, Final
 
 from steptime.errors import InputError
 
-SHORT, LONG = 8, 16  # tokens of the two prompts
+# Tokens of the two prompts.
+SHORT, LONG = 8, 16
+# Operators of PyTorch that are counted as matrix multiplies.
 PLAIN: Final = ("mm", "addmm", "bmm", "baddbmm")
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How a module was called in a prompt: how often, and with how many rows in all."""
+    """The calls of a module in a prompt: number, and rows per token."""
 
     count: int
     rows: float
@@ -27,7 +30,10 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """What the cache of one layer holds: values for each token and KV heads, values and bytes whatever the tokens, a window."""
+    """The cache of one layer.
+
+    per_token: values per token. heads: KV heads. state_bytes: bytes that do not grow with tokens. window: tokens.
+    """
 
     per_token: float = 0.0
     heads: int = 1
@@ -37,22 +43,46 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class Trace:
-    """What two prompts showed, by the name of a module."""
+    """The result of two prompts, by name of module."""
 
     calls: Mapping[str, Calls]
-    per_token: Mapping[str, float]  # FLOPs of matrix multiplies for each token, children included
+    # FLOPs of matrix multiplies per token, with those of children.
+    per_token: Mapping[str, float]
+    # FLOPs of matrix multiplies per pair of tokens, with those of children.
     per_pair: Mapping[str, float]
     caches: tuple[LayerCache, ...] = field(default_factory=tuple)
 
     def exclusive_flops(self, name: str, children: tuple[str, ...]) -> float:
-        """Return the FLOPs a token of a module without those of its children."""
+        """Return the FLOPs per token of a module without its children.
+
+        Args:
+            name: Full name of the module.
+            children: Full names of its children.
+
+        Returns:
+            FLOPs per token.
+        """
         return self.per_token.get(name, 0.0) - sum(self.per_token.get(child, 0.0) for child in children)
 
 
 def trace(torch: Any, model: Any, device: Callable[[], AbstractContextManager[Any]]) -> Trace:
-    """Run two prompts; raises InputError where the code needs the values of tensors."""
+    """Run two prompts through a model without weights.
+
+    Args:
+        torch: The module torch.
+        model: The module tree.
+        device: Makes the context in which tensors have no values.
+
+    Returns:
+        The trace.
+
+    Raises:
+        InputError: The code needs the values of tensors, or fails.
+    """
     short, long = (_run(torch, model, device, tokens) for tokens in (SHORT, LONG))
     names = short[1].keys() | long[1].keys()
+
+    # Solve F(n) = a n + b n^2 for the two lengths.
     pairs = {n: (long[1].get(n, 0) - LONG / SHORT * short[1].get(n, 0)) / (LONG**2 - SHORT * LONG) for n in names}
     tokens = {n: short[1].get(n, 0) / SHORT - SHORT * pairs[n] for n in names}
     caches = tuple(_cache(*both) for both in zip(short[2], long[2], strict=True))
@@ -73,25 +103,28 @@ def _run(
     except Exception as problem:
         first = (str(problem).splitlines() or [type(problem).__name__])[0]
         raise InputError(
-            f"the code of {type(model).__name__} cannot be followed without weights, a pass asks for the values of tensors or "
-            f"fails: {first[:160]}"
+            f"the code of {type(model).__name__} cannot be traced without weights; it needs the values of tensors or fails: "
+            f"{first[:160]}"
         ) from None
+
     prefix = f"{type(model).__name__}."
     flops: dict[str, float] = {}
     for name, by_operator in counter.get_flop_counts().items():
         module = name.removeprefix(prefix)
         flops[module] = sum(n for operator, n in by_operator.items() if str(operator).rpartition(".")[2] in PLAIN)
+
     return calls, flops, _layers(torch, output)
 
 
 @contextmanager
 def _counted(model: Any, calls: dict[str, Calls], tokens: int) -> Iterator[None]:
-    """Count the calls of every module, and the rows of those that have a weight."""
+    """Count the calls of every module, and the rows of modules with a weight."""
 
     def count(name: str, inputs: float) -> Callable[..., None]:
         def hook(_module: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             first = next((v for v in (*positional, *keywords.values()) if hasattr(v, "numel")), None)
             rows = first.numel() / inputs if first is not None and inputs else float(tokens)
+            # A module may run several times in a prompt.
             before = calls.get(name, Calls(0, 0.0))
             calls[name] = Calls(before.count + 1, before.rows + rows / tokens)
 
@@ -109,7 +142,14 @@ def _counted(model: Any, calls: dict[str, Calls], tokens: int) -> Iterator[None]
 
 
 def input_width(module: Any) -> int:
-    """Return the values of one row of a module's input, 0 where its weight is no matrix of it."""
+    """Return the input values per row of a module.
+
+    Args:
+        module: A PyTorch module.
+
+    Returns:
+        Values; 0 if its weight is not a matrix that multiplies the input.
+    """
     weight = getattr(module, "weight", None)
     if weight is None or getattr(weight, "ndim", 0) != 2 or hasattr(module, "num_embeddings"):
         return 0
@@ -117,16 +157,19 @@ def input_width(module: Any) -> int:
 
 
 def _layers(torch: Any, output: Any) -> list[dict[str, Any]]:
-    """Return the tensors that each layer of a cache holds, by name, and its window."""
+    """Return the tensors of each layer of a cache by name, and its window."""
+    # Names of the cache in the outputs of transformers.
     names = ("past_key_values", "cache_params", "state")
     cache = next((getattr(output, name) for name in names if getattr(output, name, None) is not None), None)
     if cache is None:
         return []
     listed = getattr(cache, "layers", None)
-    if listed is None:  # one tensor a kind, each of all layers
+    if listed is None:
+        # The cache has one tensor per kind, each for all layers.
         parts = cache if isinstance(cache, list | tuple) else list(vars(cache).values())
         layers = {str(i): {"values": part} for i, part in enumerate(_tensors(torch, parts))}
         return [{"tensors": {f"{k}.{n}": v for k, t in layers.items() for n, v in t.items()}, "window": None, "all": True}]
+
     return [
         {
             "tensors": {str(i): value for i, value in enumerate(_tensors(torch, vars(layer)))},
@@ -151,7 +194,10 @@ def _heads(keys: Any) -> int:
 
 
 def _position(stored: Any) -> float:
-    """Return the values of one position of a cache of sequences, heads, positions and values."""
+    """Return the values of one position of a cache.
+
+    The axes of the cache are sequences, heads, positions and values.
+    """
     return float(stored.numel() / stored.shape[-2]) if getattr(stored, "ndim", 0) == 4 and stored.shape[-2] else 0.0
 
 
@@ -164,6 +210,7 @@ def _cache(short: Mapping[str, Any], long: Mapping[str, Any]) -> LayerCache:
         per_token += grown
         state += (values - grown * SHORT) * tensor.element_size()
     window = long["window"]
-    if window and long["position"]:  # full or not: what a position takes, times the window
+    if window and long["position"]:
+        # The prompts may be shorter than the window, so the values per position are taken.
         return LayerCache(long["position"], long["heads"], 0.0, float(window))
     return LayerCache(per_token, long.get("heads", 1), state)

@@ -1,1 +1,1 @@
-"""One forward pass: operators, collectives, memory, layout, engine, step and its range. The heart of steptime."""
+"""Physics of one forward pass: operators, collectives, memory, layout and engine."""

@@ -1,8 +1,8 @@
-r"""Bytes per chip: weights, KV cache, activations, and whether they fit.
+r"""Memory of one chip: weights, KV cache and activations, and whether they fit.
 
-A chip of stage $i$ of $P$ holds $1/P$ of the layers, for all sequences in flight. So pipeline stages divide the weights, but
-not the cache of a batch that grows with them: with $B = P b$ sequences a chip holds $b L \kappa / E$ whatever $P$ is (lecture,
-section 10).
+With $P$ pipeline stages, a chip has $1/P$ of the layers, for all sequences in flight. So pipeline stages divide the
+weights. They do not divide the KV cache of a batch that grows with the number of stages: with $B = P b$ sequences a chip
+has $b L \kappa / E$ bytes of cache for every $P$ (lecture, section 10).
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import stacked
 from steptime.units import show
 
-ACTIVATION_BYTES = 2.0  # engines keep activations in 16 bits
+# Bytes per activation value: engines keep activations in 16 bits.
+ACTIVATION_BYTES = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Memory(Tabular):
-    """The bytes of one chip by part, arrays that broadcast alike; `capacity` is what the engine may use of its memory."""
+    """The bytes on one chip by part, as arrays that broadcast together.
+
+    `capacity` is the part of the chip's memory that the engine may use.
+    """
 
     SCHEMA: ClassVar[str] = "steptime.memory/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "used": unit("B", "bytes in use: the sum of the parts"),
-        "fits": unit("", "whether they are within the capacity", kind="true or false, or list"),
+        "fits": unit("", "whether the bytes in use are within the capacity", kind="true or false, or list"),
     }
 
-    weights: Number = field(metadata=unit("B", "weights on the fullest chip"))
-    cache: Number = field(metadata=unit("B", "KV cache and state of the sequences in flight"))
+    weights: Number = field(metadata=unit("B", "weights, on the chip with the most weights"))
+    cache: Number = field(metadata=unit("B", "KV cache and recurrent states of the sequences in flight"))
     activations: Number = field(metadata=unit("B", "live activations"))
-    reserved: Number = field(metadata=unit("B", "what the engine keeps for itself"))
+    reserved: Number = field(metadata=unit("B", "memory that the engine reserves"))
     capacity: Number = field(metadata=unit("B", "memory of a chip that the engine may use"))
 
     @property
@@ -52,25 +56,37 @@ class Memory(Tabular):
 
     @property
     def fits(self) -> Array:
-        """Whether it fits."""
+        """Whether the bytes in use are within the capacity."""
         return np.asarray(self.used <= self.capacity)
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return bytes in use over capacity, and the parts."""
+        """Return bytes in use and capacity, and the parts.
+
+        Returns:
+            A title and a table of texts.
+        """
         fits = np.asarray(self.fits)
         verdict = "fits" if fits.all() else "does not fit" if not fits.any() else f"{int(fits.sum())} of {fits.size} fit"
         title = f"Memory of a chip: {_bytes(self.used)} of {_bytes(self.capacity)}, {verdict}"
         return title, {name: _bytes(getattr(self, name)) for name in ("weights", "cache", "activations", "reserved")}
 
     def drawing(self) -> str:
-        """Return the parts of a single chip's memory as a bar; "" for several."""
+        """Draw the parts of one chip's memory as a bar.
+
+        Returns:
+            SVG text; "" for several points.
+        """
         if np.ndim(self.used):
             return ""
         parts = {name: float(getattr(self, name)) for name in ("weights", "cache", "activations", "reserved")}
         return stacked(parts, "B", total=float(self.capacity))
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each point: bytes by part, in use and in all, and whether they fit."""
+        """Return one row per point: bytes by part, and whether they fit.
+
+        Returns:
+            Arrays of one shape by column name.
+        """
         names = ("weights", "cache", "activations", "reserved", "used", "capacity")
         return broadcast({f"{name}_bytes": getattr(self, name) for name in names} | {"fits": self.fits})
 
@@ -80,7 +96,15 @@ def _bytes(values: Number) -> str:
 
 
 def weight_ways(op: Op, layout: Layout) -> Number:
-    """Ways that the weights of one operator are divided inside an attention group, by the chip that holds most of them."""
+    """Return the number of shards of an operator's weights in a data-parallel rank.
+
+    Args:
+        op: Operator of a layer or of the stem.
+        layout: Parallel degrees; fields may be arrays.
+
+    Returns:
+        Number of shards, from the chip with the largest shard.
+    """
     return shard_count(_most_ways(op), layout.group)
 
 
@@ -89,17 +113,41 @@ def _most_ways(op: Op) -> float:
 
 
 def expert_slots(op: Op, layout: Layout) -> Number:
-    """Experts that one chip holds, redundant copies among them."""
+    """Return the number of experts on one chip, with redundant copies.
+
+    Args:
+        op: Routed experts of a layer.
+        layout: Parallel degrees; fields may be arrays.
+
+    Returns:
+        Experts per chip, rounded up.
+    """
     return np.ceil((op.experts + layout.redundant_experts) / layout.ep)
 
 
 def stage_share(model: Model, layout: Layout) -> Number:
-    """Share of the layers that the fullest pipeline stage holds."""
+    """Return the share of the layers in the pipeline stage with the most layers.
+
+    Args:
+        model: The model.
+        layout: Parallel degrees; fields may be arrays.
+
+    Returns:
+        A share above 0, at most 1.
+    """
     return np.ceil(model.depth / np.asarray(layout.pp)) / model.depth
 
 
 def op_bytes(op: Op, layout: Layout) -> Number:
-    """Bytes per chip of one operator's weights."""
+    """Return the bytes per chip of one operator's weights.
+
+    Args:
+        op: Operator of a layer or of the stem.
+        layout: Parallel degrees; fields may be arrays.
+
+    Returns:
+        Bytes on the chip with the largest shard.
+    """
     if op.rows == "routed":
         sharing = layout.stage / layout.ep
         return expert_slots(op, layout) * op.weights * op.stored * op.format.bytes / sharing
@@ -108,7 +156,7 @@ def op_bytes(op: Op, layout: Layout) -> Number:
 
 @lru_cache(maxsize=256)
 def _divided(model: Model) -> tuple[dict[float, float], tuple[tuple[Op, int], ...]]:
-    """Return the bytes of weights of all layers by the most ways that they are divided, and routed experts, counted."""
+    """Return weight bytes of all layers by maximum shards, and the routed experts."""
     plain: dict[float, float] = {}
     routed = []
     for layer, n in model.layers:
@@ -122,7 +170,7 @@ def _divided(model: Model) -> tuple[dict[float, float], tuple[tuple[Op, int], ..
 
 @lru_cache(maxsize=256)
 def _widest(model: Model) -> dict[float, float]:
-    """Return the most values that a row reads and writes in an operator, by the most ways that it is divided."""
+    """Return the maximum values per row of an operator, by maximum number of shards."""
     widest: dict[float, float] = {}
     for layer, _ in model.layers:
         for op in layer.ops:
@@ -132,9 +180,17 @@ def _widest(model: Model) -> dict[float, float]:
 
 
 def weights_per_chip(model: Model, layout: Layout) -> Number:
-    """Return the bytes of weights on the fullest chip, without multi-token-prediction layers.
+    """Return the bytes of weights on the chip with the most weights.
 
-    Embedding and head are on the first and the last stage, so that with pipeline stages a chip holds one of them.
+    The weights of multi-token-prediction layers are not included. Embedding and head are on the first and the last stage,
+    so that with pipeline stages a chip has one of them.
+
+    Args:
+        model: The model.
+        layout: Parallel degrees; fields may be arrays.
+
+    Returns:
+        Bytes per chip.
     """
     plain, routed = _divided(model)
     layers: Number = np.asarray(0.0)
@@ -143,6 +199,8 @@ def weights_per_chip(model: Model, layout: Layout) -> Number:
     for op, n in routed:
         layers = layers + n * op_bytes(op, layout)
     layers = layers * stage_share(model, layout)
+
+    # The embedding and vision towers run on the first stage, the head on the last.
     first: Number = np.asarray(0.0)
     last: Number = np.asarray(0.0)
     for op in model.stem:
@@ -155,22 +213,57 @@ def weights_per_chip(model: Model, layout: Layout) -> Number:
 
 
 def sequences_per_group(batch: Number, layout: Layout) -> Number:
-    """Sequences whose cache the busiest attention group holds."""
+    """Return the number of sequences of the busiest data-parallel rank.
+
+    Args:
+        batch: Sequences per replica.
+        layout: Parallel degrees; fields may be arrays.
+
+    Returns:
+        Sequences, rounded up.
+    """
     return np.ceil(batch / np.asarray(layout.dp) - 1e-9)
 
 
 def cache_ways(attention: Attention, layout: Layout) -> Number:
-    """Ways that a KV cache is divided: by heads, of which the busiest chip has a whole number, and by context."""
+    """Return the number of shards of a KV cache: by whole heads and by context.
+
+    Args:
+        attention: A token mixer with a KV cache.
+        layout: Parallel degrees; fields may be arrays.
+
+    Returns:
+        Number of shards, from the chip with the most heads.
+    """
     return shard_count(attention.kv_shards, layout.tp) * layout.cp
 
 
 def state_ways(attention: Attention, layout: Layout) -> Number:
-    """Ways that the state of a recurrent mixer is divided, by its heads."""
+    """Return the number of shards of a recurrent mixer's state: by whole heads.
+
+    Args:
+        attention: A token mixer with a recurrent state.
+        layout: Parallel degrees; fields may be arrays.
+
+    Returns:
+        Number of shards, from the chip with the most heads.
+    """
     return shard_count(attention.heads, layout.tp)
 
 
 def cache_per_sequence(model: Model, context: Number, layout: Layout) -> Number:
-    """Bytes of one sequence's cache on one chip: KV divided by heads as far as they go, and by context parallelism."""
+    """Return the bytes of one sequence's cache on one chip.
+
+    The KV cache is divided by heads, at most one head per shard, and by context parallelism.
+
+    Args:
+        model: The model.
+        context: Tokens in the KV cache of the sequence.
+        layout: Parallel degrees; fields may be arrays.
+
+    Returns:
+        Bytes per sequence and chip: KV cache and recurrent states.
+    """
     total: Number = np.asarray(0.0)
     for layer, n in model.layers:
         for a in layer.attention:
@@ -180,7 +273,18 @@ def cache_per_sequence(model: Model, context: Number, layout: Layout) -> Number:
 
 
 def activations_per_chip(model: Model, tokens: Number, layout: Layout) -> Number:
-    """Bytes of live activations for `tokens` [per attention group]: the residual stream twice, and the largest operator."""
+    """Return the bytes of live activations: residual stream (twice) and one operator.
+
+    The operator is the one with the most input and output values per chip.
+
+    Args:
+        model: The model.
+        tokens: Tokens per data-parallel rank.
+        layout: Parallel degrees; fields may be arrays.
+
+    Returns:
+        Bytes per chip.
+    """
     largest: Number = np.asarray(0.0)
     for shards, values in _widest(model).items():
         largest = np.maximum(largest, values / shard_count(shards, layout.group))
@@ -198,20 +302,36 @@ def memory_per_chip(
     step_tokens: Number = 0.0,
     legal: bool = False,
 ) -> Memory:
-    """Return what a chip holds when `batch` sequences of `context` [tokens] are in flight in one replica.
+    """Return the bytes on one chip with `batch` sequences in flight in one replica.
 
-    `step_tokens`: tokens that one attention group works on at once (by default one for each of its sequences).
-    legal: whether sizes and layouts are known to be sound, as those of a search.
-    Raises LayoutError where the layout cannot run the model.
+    Args:
+        model: A model, or its name.
+        system: A system, or its name.
+        batch: Sequences per replica.
+        context: Tokens in the KV cache of each sequence.
+        layout: Parallel degrees; by default one chip.
+        engine: An engine, or its name; by default the engine of the system.
+        step_tokens: Tokens that one data-parallel rank processes at once; by default one for each of its
+            sequences.
+        legal: Whether the sizes and the layout are already checked, as in a search.
+
+    Returns:
+        The bytes by part, with the broadcast shape of the arguments.
+
+    Raises:
+        LayoutError: The layout cannot run the model.
     """
     model, system = resolve_model(model), resolve_system(system)
     layout, runs_on = Layout() if layout is None else layout, engine_for(system, engine)
+
+    # A search checks its sizes and layouts once, before it calls this thousands of times.
     if not legal:
         batch = at_least_zero("batch", batch, maximum=MOST_SEQUENCES)
         context = at_least_zero("context", context, maximum=MOST_TOKENS)
         step_tokens, layout = at_least_zero("step tokens", step_tokens), check_ways(layout)
         check_shapes(batch=batch, context=context, step_tokens=step_tokens, **{name: getattr(layout, name) for name in NAMES})
         check_rules(layout, model, system)
+
     sequences = sequences_per_group(batch, layout)
     return Memory(
         weights=weights_per_chip(model, layout),
@@ -232,14 +352,26 @@ def sequences_that_fit(
     step_tokens: Number = 0.0,
     is_integer: bool = True,
 ) -> Number:
-    """Return how many sequences of `context` [tokens] one replica can hold; below 1 the weights leave no room.
+    """Return the number of sequences whose KV cache fits in one replica.
 
-    Infinite for a model without a cache. is_integer: whether parts of a sequence are left out.
+    Args:
+        model: The model.
+        system: The system.
+        context: Tokens in the KV cache of each sequence.
+        layout: Parallel degrees; by default one chip.
+        engine: An engine, or its name; by default the engine of the system.
+        step_tokens: Tokens that one data-parallel rank processes at once.
+        is_integer: Whether to round down to whole sequences per data-parallel rank.
+
+    Returns:
+        Sequences per replica. Below 1 the weights leave no room; infinite for a model without a cache.
     """
     layout = check_ways(Layout() if layout is None else layout)
     context = positive("context", context, "token", minimum=1e-6, maximum=MOST_TOKENS)
     empty = memory_per_chip(model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens)
     bytes_per_sequence, room = cache_per_sequence(model, context, layout), np.maximum(empty.capacity - empty.used, -1.0)
-    endless = np.where(room < 0, -1.0, np.inf)  # sequences without a cache take no room
+
+    # Sequences without a cache take no room, so that any number fits, or none if the weights do not fit.
+    endless = np.where(room < 0, -1.0, np.inf)
     sequences = room / np.where(bytes_per_sequence > 0, bytes_per_sequence, 1.0)
     return np.where(bytes_per_sequence > 0, np.floor(sequences) if is_integer else sequences, endless) * layout.dp

@@ -1,4 +1,4 @@
-"""Cuts large input into blocks that stay in cache, and evaluates them on all cores."""
+"""Chunked evaluation: large arrays in blocks that fit in cache, on all cores."""
 
 from __future__ import annotations
 
@@ -13,15 +13,26 @@ import numpy as np
 
 from steptime.number_checks import Array
 
-BLOCK = 1 << 15  # points evaluated at once: about what a core keeps in cache
-GRID = 1 << 16  # of a grid, where most of what is computed is smaller than it
-RETAINED_BYTES = 31 << 20  # B; glibc learns from blocks of up to 32 MiB
+# Points per block: about as many as the cache of one core holds.
+BLOCK = 1 << 15
+# Points per block of a grid, in which most arrays are smaller than the grid.
+GRID = 1 << 16
+# Bytes; glibc raises its threshold only for blocks of up to 32 MiB.
+RETAINED_BYTES = 31 << 20
 Part = TypeVar("Part")
 Answer = TypeVar("Answer")
 
 
 def split_blocks(arrays: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the arrays cut along the first axis of the shape that they broadcast to, of `BLOCK` or `GRID` points.
+    """Split arrays along the first axis of their broadcast shape.
+
+    A block has `BLOCK` points, or `GRID` points where no array has the full size.
+
+    Args:
+        arrays: Arrays by name, which broadcast together.
+
+    Returns:
+        The arrays of each block; one block where the input is small.
 
     >>> [block["b"].shape for block in split_blocks({"a": np.ones(3), "b": np.ones((BLOCK, 3))})]
     [(10922, 3), (10922, 3), (10922, 3), (2, 3)]
@@ -40,7 +51,13 @@ def split_blocks(arrays: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def block_slices(blocks: list[dict[str, Any]]) -> list[slice]:
-    """Return the places of blocks along the axis that was cut.
+    """Return the position of each block along the axis that was split.
+
+    Args:
+        blocks: Blocks as `split_blocks` returns them.
+
+    Returns:
+        One slice per block.
 
     >>> block_slices(split_blocks({"a": np.ones(3), "b": np.ones((BLOCK, 3))}))[2:]
     [slice(21844, 32766, None), slice(32766, 32768, None)]
@@ -51,7 +68,10 @@ def block_slices(blocks: list[dict[str, Any]]) -> list[slice]:
 
 
 class Assembly:
-    """Arrays of `length` along an `axis` that threads fill part by part: 0 where a part lacks what others have."""
+    """Arrays of `length` along an `axis`, which threads fill part by part.
+
+    A value is 0 where one part lacks an array that other parts have.
+    """
 
     def __init__(self, length: int, axis: int = 0) -> None:
         self.length, self.axis = length, axis
@@ -59,9 +79,17 @@ class Assembly:
         self.lock = threading.Lock()
 
     def put(self, part: slice, values: Mapping[Any, Array]) -> None:
-        """Fill a part of each array that `values` has; the kind of its numbers is that of what comes first."""
+        """Fill one part of each array in `values`.
+
+        The dtype of an array is that of its first values.
+
+        Args:
+            part: Position along the axis.
+            values: Arrays by name.
+        """
         for name, value in values.items():
             array = np.asarray(value)
+            # Two threads may be the first to see the same array.
             with self.lock:
                 if name not in self.arrays:
                     shape = list(array.shape) or [0]
@@ -72,17 +100,26 @@ class Assembly:
 
 
 def in_threads(work: Callable[[Part], Answer], parts: Iterable[Part], workers: int | None = None) -> list[Answer]:
-    """Return what `work` makes of each part, in their order; on all cores unless told how many `workers` there are."""
+    """Evaluate `work` for each part in a pool of threads.
+
+    Args:
+        work: Function of one part.
+        parts: Arguments of `work`.
+        workers: Number of threads; by default one per core.
+
+    Returns:
+        The results in the order of the parts.
+    """
     keep_memory()
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         return list(pool.map(work, parts))
 
 
 def keep_memory() -> None:
-    """Let the process keep the memory that temporary arrays give back, some 60 MiB, for the next ones.
+    """Keep some 60 MiB of freed memory in the process for the next arrays.
 
-    By itself glibc returns it to the system, which has to clear it page by page for the next array: up to half of the time of a
-    formula. It keeps twice the size of the largest block of its own that was ever freed (mallopt(3), M_TRIM_THRESHOLD), so that
-    one is asked for and freed, untouched.
+    By default glibc returns freed memory to the system, which clears it page by page for the next array: up to half of the
+    time of a formula. glibc keeps twice the size of the largest mapped block that was ever freed (mallopt(3),
+    M_TRIM_THRESHOLD). So this function allocates one block and frees it untouched.
     """
     np.empty(RETAINED_BYTES, dtype=np.uint8)

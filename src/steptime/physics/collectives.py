@@ -1,4 +1,4 @@
-"""The collectives of a pass: which exchanges its layers need, and the time that each adds."""
+"""Collectives of a forward pass: the exchanges that its layers need, with times."""
 
 from __future__ import annotations
 
@@ -16,21 +16,35 @@ from steptime.physics.network_time import Traffic
 from steptime.physics.op_work import Work, ledger
 from steptime.physics.time_ledger import Clock
 
-SUM_BYTES = 4  # of a sum of squares, in fp32 (vLLM 0.19, model_executor/layers/mamba/linear_attn.py: forward_qk)
+# Bytes of a sum of squares in fp32 (vLLM 0.19, model_executor/layers/mamba/linear_attn.py: forward_qk).
+SUM_BYTES = 4
 NORMS = "norms over all heads"
 SHARED = "among the {sharing} chips that share an expert"
 
 
 def run_network(clock: Clock, model: Model, work: Work, system: System, layout: Layout, engine: Engine) -> None:
-    """Add the collectives of all layers."""
+    """Add the collectives of all layers to a clock.
+
+    Args:
+        clock: Sums of seconds, which this function increases.
+        model: The model.
+        work: Rows of one micro-batch.
+        system: The system.
+        layout: Parallel degrees; fields may be arrays.
+        engine: The engine.
+    """
     rows = work.decode + work.prefill
     row_bytes = rows * model.width * ACTIVATION_BYTES
-    has_dp_ranks = np.where(np.asarray(layout.dp) > 1, 1.0, 0.0)  # attention groups that exchange tokens
+
+    # Data-parallel ranks exchange tokens with experts by dispatch and combine, which replace the all-reduce of the experts.
+    has_dp_ranks = np.where(np.asarray(layout.dp) > 1, 1.0, 0.0)
     sparse = sum(n for layer, n in model.layers if layer.routed)
     blocks = sum(n * (bool(layer.attention) + any(op.term == "feed-forward" for op in layer.ops)) for layer, n in model.layers)
     reductions = blocks + sparse * (1 - has_dp_ranks)
     if np.any(np.asarray(layout.group) > 1):
         _all_reduce(clock, layout.group, row_bytes, reductions, system, engine)
+
+    # Norms over all heads need values from every tensor-parallel rank.
     if np.any(np.asarray(layout.tp) > 1):
         for attention, n in ledger(model, merged=True).mixers:
             if attention.summed:
@@ -38,7 +52,8 @@ def run_network(clock: Clock, model: Model, work: Work, system: System, layout: 
                 _all_reduce(clock, layout.tp, squares, n, system, engine, name=NORMS)
             if attention.gathered:
                 values = rows * attention.gathered * ACTIVATION_BYTES
-                gather = network_time.all_gather(system, layout.tp, values / 2)  # of queries, and of keys
+                # One all-gather for the queries and one for the keys.
+                gather = network_time.all_gather(system, layout.tp, values / 2)
                 run_collective(clock, "all-reduce", gather * (2 * n), system, engine, name=f"{NORMS}, gathered", count=2 * n)
     if np.any(np.asarray(layout.cp) > 1):
         for attention, n in ledger(model, merged=True).mixers:
@@ -51,7 +66,16 @@ def run_network(clock: Clock, model: Model, work: Work, system: System, layout: 
 
 
 def run_hops(clock: Clock, model: Model, work: Work, system: System, layout: Layout, engine: Engine) -> None:
-    """Add the hops of a micro-batch from stage to stage."""
+    """Add the transfers of a micro-batch between pipeline stages to a clock.
+
+    Args:
+        clock: Sums of seconds, which this function increases.
+        model: The model.
+        work: Rows of one micro-batch.
+        system: The system.
+        layout: Parallel degrees; fields may be arrays.
+        engine: The engine.
+    """
     if np.any(np.asarray(layout.pp) > 1):
         bytes_ = (work.decode + work.prefill) * model.width * ACTIVATION_BYTES / layout.group
         traffic = network_time.point_to_point(system, layout.pp, bytes_, layout.stage)
@@ -69,12 +93,25 @@ def run_collective(
     count: Number = 1,
     pipelined: bool = False,
 ) -> None:
-    """Add a collective: its levels one after another, or at once where tokens are forwarded as they come (`pipelined`)."""
+    """Add one collective to a clock.
+
+    Args:
+        clock: Sums of seconds, which this function increases.
+        term: Term of the step, such as "all-reduce".
+        traffic: Busy seconds of each link level, latency and calls.
+        system: The system.
+        engine: The engine.
+        name: Name of the line in the ledger.
+        count: Number of collectives in `traffic`.
+        pipelined: Whether the levels work at the same time, because tokens are forwarded as they arrive. Otherwise the
+            levels run one after another.
+    """
     reached = engine.kernels.network_efficiency
     busy = {d.kind: b / reached for d, b in zip(system.domains, traffic.busy, strict=True) if has_nonzero(b)}
     blame: dict[str, Number] = dict(busy)
     moving: Number = 0.0
     if pipelined and len(busy) > 1:
+        # Levels overlap: the slowest level sets the time, and the step waits for it only.
         for b in busy.values():
             moving = np.maximum(moving, b)
         remaining = moving
@@ -95,14 +132,14 @@ def run_collective(
 def _all_reduce(
     clock: Clock, size: Number, bytes_: Number, count: Number, system: System, engine: Engine, *, name: str = ""
 ) -> None:
-    """Add `count` all-reduces of so many bytes [B per chip] over groups of `size` chips."""
+    """Add `count` all-reduces of `bytes_` [B per chip] over groups of `size` chips."""
     phase, reached = engine.overheads.seconds_per_collective, engine.kernels.network_efficiency
     once = network_time.all_reduce(system, size, bytes_, overhead=phase, efficiency=reached)
     run_collective(clock, "all-reduce", once * count, system, engine, name=name, count=count)
 
 
 def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) -> Traffic:
-    """Gather queries over the chips that divide a context, scatter partial outputs, and gather the cache of prompt prefixes."""
+    """Return the traffic of context parallelism: queries, outputs and prefixes."""
     values = work.decode * (a.query_values + a.output_values) / layout.tp * ACTIVATION_BYTES
     gathered = network_time.all_gather(system, layout.cp, values)
     if not has_nonzero(work.prompts):
@@ -114,7 +151,8 @@ def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) 
 def _run_exchange(
     clock: Clock, op: Op, count: Number, model: Model, work: Work, system: System, layout: Layout, engine: Engine
 ) -> None:
-    """Add dispatch of tokens to their experts and combination of what comes back, which differ in bytes only."""
+    """Add dispatch of tokens to their experts and combination of the results."""
+    # Dispatch and combine differ in bytes only, so that one traffic per byte serves both.
     sharing, active = layout.stage / layout.ep, round(op.active)
     groups = (op.expert_groups, op.active_groups) if op.expert_groups > 1 else (1, 1)
     per_byte = network_time.exchange(
@@ -129,6 +167,7 @@ def _run_exchange(
         stride=sharing,
     )
     gathered = None
+    # Chips that share an expert each need all of its rows.
     if np.any(sharing > 1):
         rows = work.everywhere * distinct_hit(op.experts, active, layout.ep) / layout.ep
         gathered = network_time.all_gather(system, sharing, rows * model.width) * count

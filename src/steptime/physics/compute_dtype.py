@@ -1,4 +1,4 @@
-"""Which arithmetic an engine's kernels compute in, where that is not the best that the chip has for what is stored."""
+"""Compute dtype: the arithmetic of kernels where it is not the chip's best."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from steptime.hardware.number_formats import FORMATS, number_format
 WEIGHTS, LATENT_DECODE, LATENT_PREFILL, DECODE, PREFILL = "weights", "latent decode", "latent prefill", "decode", "prefill"
 KINDS: Final = (WEIGHTS, LATENT_DECODE, LATENT_PREFILL, DECODE, PREFILL)
 CHIPS: Final = ("any", "with fp4", "without fp4")
-STORED: Final = tuple(dict.fromkeys(dtype.arithmetic[0] for dtype in FORMATS.values()))  # the best of each format
+# The best arithmetic of each format.
+STORED: Final = tuple(dict.fromkeys(dtype.arithmetic[0] for dtype in FORMATS.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """One rule: products of `operation` that is stored for `stored` arithmetic run in that of the format `computed`.
+    """A rule of an engine file: the format in which kernels compute an operation.
 
-    operation: weights, or attention over a cache ("decode", "prefill"; for MLA "latent decode" and "latent prefill").
-    stored: the first arithmetic of its format (fp8, fp4). chips: those with or without 4-bit arithmetic, or any.
-    source: where that is read.
+    operation: "weights", or attention over a cache ("decode", "prefill"; for MLA "latent decode" and "latent
+    prefill").
+    stored: The first arithmetic of the stored format (fp8, fp4).
+    computed: The format in which the products run.
+    chips: "with fp4", "without fp4" (4-bit arithmetic) or "any".
+    source: Where the rule was found.
     """
 
     operation: str
@@ -35,6 +39,15 @@ def select_compute_dtype(
     rules: Iterable[Computed], operation: str, stored: tuple[str, ...], peak: Collection[str]
 ) -> tuple[str, ...]:
     """Return the arithmetic in which a chip computes an operation, best first.
+
+    Args:
+        rules: Rules of the engine.
+        operation: An operation of `KINDS`.
+        stored: Arithmetic that can multiply the stored format, best first.
+        peak: Arithmetic that the chip has.
+
+    Returns:
+        Names of arithmetic; `stored` where no rule applies.
 
     >>> rule = Computed(operation="weights", stored="fp4", computed="bf16", chips="without fp4")
     >>> select_compute_dtype((rule,), "weights", ("fp4", "fp8", "bf16"), {"fp8": 2e15, "bf16": 1e15})[0]
@@ -50,7 +63,17 @@ def select_compute_dtype(
 
 
 def read_rules(entries: object) -> tuple[Computed, ...]:
-    """Return the rules of an engine file's [[arithmetic]] tables; raise ValueError with what is wrong with one."""
+    """Read the [[arithmetic]] tables of an engine file.
+
+    Args:
+        entries: Value of the key "arithmetic" of the file.
+
+    Returns:
+        The rules, in the order of the file.
+
+    Raises:
+        ValueError: A table is malformed; the message says which and why.
+    """
     if not isinstance(entries, list):
         raise ValueError("arithmetic: must be a list of tables, [[arithmetic]]")
     rules = []
@@ -62,13 +85,15 @@ def read_rules(entries: object) -> tuple[Computed, ...]:
         missing = {"operation", "stored", "computed"} - set(entry)
         if missing:
             raise ValueError(
-                f"{place}: has no {min(missing)}; it needs operation, stored and computed, besides chips and source"
+                f"{place}: has no {min(missing)}; a table needs operation, stored and computed, and may have chips and source"
             )
         if unknown:
-            raise ValueError(f"{place}: has operation, stored, computed, chips and source, not {short_repr(min(unknown))}")
+            raise ValueError(
+                f"{place}: unknown key, got {short_repr(min(unknown))}; use operation, stored, computed, chips and source"
+            )
         choices = (("operation", KINDS), ("stored", STORED), ("chips", CHIPS), ("computed", tuple(FORMATS)))
         for name, options in choices:
             if entry.get(name, options[0]) not in options:
-                raise ValueError(f"{place}: {name} must be {', '.join(options)}, not {short_repr(entry[name])}")
+                raise ValueError(f"{place}: {name} must be one of {', '.join(options)}, got {short_repr(entry[name])}")
         rules.append(Computed(**entry))
     return tuple(rules)

@@ -1,7 +1,8 @@
-"""The default layout of a replica: one chip where the model fits it, else the smallest conventional layout that fits.
+"""The default layout of a replica: the smallest conventional layout that fits.
 
-Conventional is what `vllm serve --tensor-parallel-size N` runs: tensor parallelism inside the scale-up domain, experts over
-all chips, and pipeline stages beyond the domain. Sizes are powers of two.
+This is one chip where the model fits on one chip. A conventional layout is the layout of `vllm serve --tensor-parallel-size
+N`: tensor parallelism inside the scale-up domain, experts over all chips, and pipeline stages beyond the domain. Sizes are
+powers of two.
 """
 
 from __future__ import annotations
@@ -19,27 +20,32 @@ from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import legal
 
-MOST_CHIPS: Final = 1024  # of one replica: eight racks of 72 hold every model of the catalogue
+# Chips of one replica: eight racks of 72 hold every model of the catalogue.
+MOST_CHIPS: Final = 1024
 DEGREES: Final = ("tp", "pp", "dp", "ep", "cp")
 
 
 def default_layout(
     model: Model, system: System, *, engine: Engine | None = None, batch: Number = 1, context: Number = 1
 ) -> Layout:
-    """Return one chip where the model fits it, else the smallest conventional layout that fits.
+    """Return the smallest conventional layout that fits, one chip where possible.
 
     Args:
         model: The model.
-        system: The machine.
-        engine: Leaves out what it cannot run; by default any can.
-        batch: Sequences in flight in the replica, held where a scale-up domain holds them; the least where it is an array.
-        context: Context of each [tokens]; the least where it is an array.
+        system: The system.
+        engine: Excludes layouts that this engine cannot run; by default no layout is excluded.
+        batch: Sequences in flight in the replica, which should fit where a scale-up domain allows it; the
+            minimum of an array.
+        context: Context of each sequence [tokens]; the minimum of an array.
 
     Returns:
-        One replica. One chip where no layout holds the model, so that memory is what an answer then names.
+        A layout of one replica. It is one chip where no layout fits the model, so that the answer names memory
+        as the reason.
     """
     sequences, tokens = float(np.min(batch)), float(np.min(context))
     sizes = _sizes(system)
+
+    # First the weights with one sequence, then the requested batch where it does not need a second scale-up domain.
     smallest = _smallest(model, system, engine, sizes, 1.0, tokens)
     if smallest is None or int(smallest.chips) == 1 or sequences <= 1:
         return smallest or Layout()
@@ -55,7 +61,7 @@ def _sizes(system: System) -> list[int]:
 def _smallest(
     model: Model, system: System, engine: Engine | None, sizes: Sequence[int], batch: float, context: float
 ) -> Layout | None:
-    """Return the conventional layout on the fewest chips that holds sequences beside the weights."""
+    """Return the conventional layout on the fewest chips that fits the sequences."""
     for chips in sizes:
         layouts = [
             candidate
@@ -64,6 +70,7 @@ def _smallest(
         ]
         if not layouts:
             continue
+        # As few pipeline stages as possible, then as many expert-parallel ranks as possible.
         layout = min(layouts, key=lambda candidate: (int(candidate.pp), -int(candidate.ep)))
         if bool(np.all(memory_per_chip(model, system, batch=batch, context=context, layout=layout).fits)):
             degrees = {name: int(getattr(layout, name)) for name in DEGREES}
@@ -72,7 +79,16 @@ def _smallest(
 
 
 def most_spread(layouts: Sequence[Layout]) -> Layout:
-    """Return the layout that uses most chips: experts over all, attention by copies; without experts heads are divided."""
+    """Return the layout with the most chips.
+
+    Experts are spread over all chips, with data-parallel attention. Without experts, heads are divided.
+
+    Args:
+        layouts: Layouts of one replica each; at least one.
+
+    Returns:
+        One of the layouts.
+    """
     size = max(int(layout.chips) for layout in layouts)
     largest_layouts = [layout for layout in layouts if int(layout.chips) == size]
     return max(largest_layouts, key=lambda layout: (int(layout.ep), -int(layout.tp) if layout.ep > 1 else int(layout.tp)))

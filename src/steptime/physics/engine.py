@@ -1,6 +1,6 @@
-"""A serving engine: what it loses against the physics, as a few constants (`constants`).
+"""A serving engine: its losses against the physics, as a few constants.
 
-`ideal` loses nothing. An engine file in `engines/` holds the constants of a real one, with where they came from, so that a
+The engine `ideal` has no losses. A file in `engines/` contains the constants of a real engine and their sources, so that a
 fitted engine is data.
 """
 
@@ -38,12 +38,13 @@ from steptime.result_base import Result, in_words
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Engine(Result):
-    """An engine: its constants in groups (`constants`), the `fit` behind them, and their `source`.
+    """An engine: its constants in groups, the `fit` behind them, and their `source`.
 
-    arithmetic: what its kernels compute in where that is not the chip's best (`computed`). anchor: one's own runs, by which
-    every step is longer or shorter.
+    arithmetic: Rules for kernels that compute in another format than the chip's best (`Computed`).
+    anchor: Correction from your own runs; every step takes longer or shorter by its factor.
 
-    The ideal engine has the defaults of every group: each efficiency 1, each overhead 0. Constants may be arrays.
+    The ideal engine has the defaults of every group: each efficiency is 1, each overhead is 0. Constants may be
+    arrays.
     """
 
     name: str = "ideal"
@@ -60,14 +61,18 @@ class Engine(Result):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape to which constants of a step that are arrays broadcast: () where all are numbers."""
+        """The broadcast shape of the constants of a step: () where all are numbers."""
         groups = (self.kernels, self.overheads, self.experts)
         return np.broadcast_shapes(
             *(np.shape(getattr(group, constant_field.name)) for group in groups for constant_field in fields(group))
         )
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return what it is, and the shares of peak rates that it reaches."""
+        """Return the name of the engine and its efficiencies.
+
+        Returns:
+            A title and a table of texts.
+        """
         title = f"Engine {self.name}" + (f": {self.title[:120]}" if self.title else "")
         kernels = self.kernels
         shares = {
@@ -82,31 +87,60 @@ class Engine(Result):
         return title, figures
 
 
-IDEAL = Engine(name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0")
-DEFAULT, DEFAULT_VENDOR = "vllm", "NVIDIA"  # the engine people run most, and the chips that it was measured on
-MOST_IMBALANCE = 1e6  # rows on the busiest chip over the mean
-MOST_FIGURE = 1e6  # of a factor or of a variance of a logarithm
-TYPICAL = "typical"  # the engine that stands for one that is not known
+IDEAL = Engine(name="ideal", title="the physical bound: every efficiency is 1, every overhead is 0")
+# The most common engine, and the vendor of the chips on which it was measured.
+DEFAULT, DEFAULT_VENDOR = "vllm", "NVIDIA"
+# Rows on the busiest chip divided by the mean.
+MOST_IMBALANCE = 1e6
+# Largest factor, or variance of a logarithm, in an engine file.
+MOST_FIGURE = 1e6
+# The engine that stands for an unknown engine.
+TYPICAL = "typical"
 
 
 def default_engine(system: System) -> str:
-    """Return the name of the engine that a plan takes for a system unless told: a real one.
+    """Return the name of the engine that a plan uses for a system by default.
 
-    `vllm` on the chips that it was measured on. Elsewhere no engine was (TPUs, Trainium, AMD and others run engines, or ports
-    of them, whose constants nobody has fitted), so that it is `typical`, which stands for one that is not known.
+    It is `vllm` on NVIDIA chips, on which it was measured. Other chips (TPUs, Trainium, AMD and others) run engines, or
+    ports of engines, without fitted constants. There it is `typical`, which stands for an unknown engine.
+
+    Args:
+        system: The system.
+
+    Returns:
+        Name of an engine file.
     """
     return DEFAULT if system.chip.vendor == DEFAULT_VENDOR else TYPICAL
 
 
 def engine_for(system: System, engine: Engine | str | None = None, catalog: str | os.PathLike[str] | None = None) -> Engine:
-    """Return the engine asked for, or the default of the system where none is: what every function and command takes."""
+    """Return the given engine, or the default engine of the system.
+
+    Args:
+        system: The system.
+        engine: An engine, its name or its file; None for the default.
+        catalog: Folder of further data files.
+
+    Returns:
+        The engine.
+    """
     return load_engine(default_engine(system) if engine is None else engine, catalog)
 
 
 def anchored(engine: Engine, anchor: Anchors | Anchor | None, *, model: str, system: str) -> Engine:
-    """Return the engine with the anchor of a model and a system, by their names, of those given; as it is without any.
+    """Return the engine with the correction for a model and a system.
 
-    Raises InputError where the runs are of another model, system or engine.
+    Args:
+        engine: The engine.
+        anchor: Corrections; None keeps those of the engine.
+        model: Name of the model.
+        system: Name of the system.
+
+    Returns:
+        The engine, unchanged where there is no correction.
+
+    Raises:
+        InputError: The runs belong to another model, system or engine.
     """
     correction = engine.anchor if anchor is None else anchor
     return (
@@ -117,12 +151,30 @@ def anchored(engine: Engine, anchor: Anchors | Anchor | None, *, model: str, sys
 
 
 def bare(engine: Engine) -> Engine:
-    """Return the engine without the anchor of one's own runs."""
+    """Return the engine without the correction from your own runs.
+
+    Args:
+        engine: The engine.
+
+    Returns:
+        The engine with `anchor` None.
+    """
     return replace(engine, anchor=None)
 
 
 def load_engine(name: str | os.PathLike[str] | Engine, catalog: str | os.PathLike[str] | None = None) -> Engine:
-    """Return the engine of a name ("ideal", or a file of engines/), a path to a TOML file, or an Engine as it is."""
+    """Load an engine by name or from a file.
+
+    Args:
+        name: "ideal", a file name in engines/, a path to a TOML file, or an Engine, which is returned as it is.
+        catalog: Folder of further data files.
+
+    Returns:
+        The engine.
+
+    Raises:
+        UnknownName: There is no engine of that name. DataFileError: The file is malformed.
+    """
     if isinstance(name, Engine):
         return name
     expect("an engine", name, (str, os.PathLike), "a name, a path or an Engine")
@@ -149,14 +201,15 @@ def _load(path: Path, _modified: float) -> Engine:
 
 
 def _check_constants(path: Path, data: dict[str, Any], constants: object) -> None:
-    """Raise DataFileError where a file is none of an engine, or a constant is unknown or out of its range."""
+    """Raise DataFileError where a file is not an engine file or a constant is invalid."""
     unknown = [key for key in data if key not in ("name", "title", "source", "constants", "arithmetic", "fit")]
+    # Users often pass another kind of file; the error then names the kind.
     if unknown or not isinstance(constants, dict) or not constants:
         looks = "; it looks like a model's config.json" if "model_type" in data or "architectures" in data else ""
         looks = looks or (
-            "; it looks like a chip, system or list of rents" if {"peak", "domains", "quotes"} & set(data) else ""
+            "; it looks like a chip, a system or a list of rents" if {"peak", "domains", "quotes"} & set(data) else ""
         )
-        problem_words = f"{unknown[0][:40]!r} is no key of an engine" if unknown else "has no table [constants]"
+        problem_words = f"{unknown[0][:40]!r} is not a key of an engine file" if unknown else "has no table [constants]"
         raise DataFileError(
             path, f"{problem_words}; an engine file has name, title, [source], [constants], [[arithmetic]] and [fit]{looks}"
         )
@@ -177,10 +230,12 @@ def _read_arithmetic(path: Path, data: dict[str, Any]) -> tuple[Computed, ...]:
 
 
 def _read_fit(path: Path, data: dict[str, Any]) -> dict[str, Any]:
-    """Return the fit of an engine file: fitted names, covariance of their logarithms, residual scatter by regime."""
+    """Return the fit of an engine file: names, covariance and residual scatter."""
     fit = data.get("fit", {})
     if not fit:
         return {}
+
+    # A range is computed from the covariance, so that a bad matrix must fail here and not as a NaN in a plan.
     names, covariance = fit.get("names"), fit.get("covariance")
     if not isinstance(names, list) or any(not isinstance(name, str) or name not in CONSTANTS for name in names):
         raise DataFileError(path, "fit.names: must be a list of names of constants")
@@ -197,13 +252,13 @@ def _read_fit(path: Path, data: dict[str, Any]) -> dict[str, Any]:
         or not np.allclose(matrix, matrix.T, atol=1e-12)
         or np.linalg.eigvalsh(matrix).min() < -1e-9
     ):
-        raise DataFileError(path, "fit.covariance: is no covariance: it must be symmetric, finite and of no negative variance")
+        raise DataFileError(path, "fit.covariance: must be symmetric, finite and positive semidefinite")
     _check_fit_tables(path, fit)
     return dict(fit)
 
 
 def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
-    """Raise DataFileError where the tables by quantity and regime that a range is made of cannot be right."""
+    """Raise DataFileError where the tables behind a range are invalid."""
     for key in ("interval", "parameter_variance"):
         tables = fit.get(key, {})
         if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
@@ -217,6 +272,8 @@ def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
                     raise DataFileError(path, f"{place}: must be two factors, the lower first, not {short_repr(value)}")
                 if not good or min(numbers) < 0:
                     raise DataFileError(path, f"{place}: must be a variance of at least 0, not {short_repr(value)}")
+
+    # [fit.held]: the share of left-out runs inside their 90 % range, and the number of these runs.
     coverage = fit.get("held", {})
     for kind, value in coverage.items() if isinstance(coverage, dict) else [("", coverage)]:
         good = isinstance(value, list) and len(value) == 2 and all(map(_is_figure, value))
@@ -224,16 +281,23 @@ def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
             raise DataFileError(path, f"fit.held.{kind}: must be a share and a number of runs, not {short_repr(value)}")
     vendors = fit.get("vendors", [])
     if not isinstance(vendors, list) or not all(isinstance(vendor, str) for vendor in vendors):
-        raise DataFileError(path, "fit.vendors: must be a list of makers of chips")
+        raise DataFileError(path, "fit.vendors: must be a list of chip vendors")
 
 
 def _is_figure(value: object) -> bool:
-    """Whether a value of a file is a number that factors and variances of logarithms can be."""
+    """Whether a value is a number that a factor or a variance can have."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -MOST_FIGURE <= value <= MOST_FIGURE
 
 
 def constant(engine: Engine, name: str) -> Number:
-    """Return one constant of the engine by its name.
+    """Return one constant of the engine.
+
+    Args:
+        engine: The engine.
+        name: Name of the constant.
+
+    Returns:
+        Its value, in the unit of `DESCRIPTIONS`.
 
     >>> constant(IDEAL, "memory_efficiency")
     1.0
@@ -243,7 +307,14 @@ def constant(engine: Engine, name: str) -> Number:
 
 
 def with_constants(engine: Engine, values: Mapping[str, Number]) -> Engine:
-    """Return the engine with other values of some constants, by name; values may be arrays.
+    """Return the engine with other values of some constants.
+
+    Args:
+        engine: The engine.
+        values: Values by name, which may be arrays.
+
+    Returns:
+        The changed engine.
 
     >>> constant(with_constants(IDEAL, {"memory_efficiency": 0.8}), "memory_efficiency")
     0.8
@@ -256,12 +327,31 @@ def with_constants(engine: Engine, values: Mapping[str, Number]) -> Engine:
 
 
 def label_values(names: Iterable[str], values: Iterable[float]) -> dict[str, float]:
-    """Return fitted `values` by the `names` that they have, as `with_constants` takes them."""
+    """Return fitted values by name, as `with_constants` takes them.
+
+    Args:
+        names: Names of constants.
+        values: One value per name.
+
+    Returns:
+        Values by name.
+    """
     return {name: float(value) for name, value in zip(names, values, strict=True)}
 
 
 def with_imbalance(engine: Engine, imbalance: float) -> Engine:
-    """Return the engine with another expert imbalance, the rows on the busiest chip over the mean (at least 1)."""
+    """Return the engine with another expert imbalance.
+
+    Args:
+        engine: The engine.
+        imbalance: Rows on the busiest expert-parallel chip divided by the mean; at least 1.
+
+    Returns:
+        The changed engine.
+
+    Raises:
+        RangeError: The imbalance is out of range.
+    """
     if find_problem("expert_imbalance", imbalance):
         maximum = DESCRIPTIONS["expert_imbalance"]["most"]
         raise RangeError(f"imbalance must be at least 1 and at most {maximum:,.0f}, not {imbalance:g}")

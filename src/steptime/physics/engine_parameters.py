@@ -1,6 +1,6 @@
-"""The constants of an engine in groups: each with what it is, its unit, its range and who reads it.
+"""The constants of an engine in groups, with meaning, unit, range and reader.
 
-Every constant is physical, and shared by all models and chips. `docs/engines.md` is written from these lines.
+Every constant is physical, and all models and chips share it. `docs/engines.md` is generated from these lines.
 """
 
 from __future__ import annotations
@@ -13,14 +13,27 @@ from steptime.errors import short_repr
 from steptime.number_checks import Number
 
 STEP, PLAN, SIMULATOR, FIT = "step", "plan", "simulator", "runs"
-"""Who reads a constant: every step (and so all that stands on it); plans; the simulator; rows of measured runs."""
-SHARE: Final = 1.25  # of a data sheet's peak that is believed: boost clocks reach a little more than it states
+"""Readers of a constant: every step (and each result that uses steps), plans, the simulator, and measured runs."""
+# Largest accepted share of a data sheet's peak rate: boost clocks exceed the stated rate a little.
+SHARE: Final = 1.25
 
 
 def constant(
     default: float, line: str, *, unit: str = "", least: float = 0.0, maximum: float = math.inf, read_by: str = STEP
 ) -> Any:
-    """Return the field of one constant. `unit` "" is a plain number; the range is closed, its lower end open where it is 0."""
+    """Declare the field of one constant.
+
+    Args:
+        default: Value of the ideal engine.
+        line: Meaning of the constant, one line.
+        unit: Unit; "" for a plain number.
+        least: Lower end of the closed range; the range is open at 0.
+        maximum: Upper end of the closed range.
+        read_by: Parts of steptime that use the constant.
+
+    Returns:
+        A dataclass field.
+    """
     return field(default=default, metadata={"line": line, "unit": unit, "least": least, "most": maximum, "read_by": read_by})
 
 
@@ -34,122 +47,147 @@ def _seconds(line: str, *, unit: str = "s", maximum: float = 1.0, read_by: str =
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """What kernels reach of a chip's peak rates, and how their arithmetic and traffic overlap."""
+    """Efficiencies of kernels against a chip's peak rates, and their overlap."""
 
-    memory_efficiency: Number = _share(1.0, "of memory bandwidth, reading the weights of dense matrices")
-    narrow_efficiency: Number = _share(1.0, "of memory_efficiency, with weights of fewer than 5 bits, which must be unpacked")
+    memory_efficiency: Number = _share(1.0, "share of memory bandwidth in reads of dense weights")
+    narrow_efficiency: Number = _share(
+        1.0, "factor on memory_efficiency for weights of fewer than 5 bits, which need unpacking"
+    )
     unpack_rate: Number = constant(
-        math.inf, "that a chip unpacks of weights under 5 bits, where it multiplies them in 16", unit="weights/s", least=1e9
+        math.inf,
+        "rate of unpacking weights of fewer than 5 bits that a chip multiplies in 16 bits",
+        unit="weights/s",
+        least=1e9,
     )
-    compute_efficiency: Number = _share(1.0, "of peak arithmetic, in dense matrices")
-    expert_efficiency: Number = _share(1.0, "of peak arithmetic, in grouped matrices of routed experts")
-    expert_memory_efficiency: Number = _share(1.0, "of memory bandwidth, reading the weights of routed experts")
-    fp4_efficiency: Number = _share(1.0, "of those two, in products of 4-bit numbers")
+    compute_efficiency: Number = _share(1.0, "share of peak FLOP/s in dense GEMMs")
+    expert_efficiency: Number = _share(1.0, "share of peak FLOP/s in grouped GEMMs of routed experts")
+    expert_memory_efficiency: Number = _share(1.0, "share of memory bandwidth in reads of routed-expert weights")
+    fp4_efficiency: Number = _share(1.0, "factor on compute_efficiency and expert_efficiency for 4-bit GEMMs")
     block_efficiency: Number = _share(
-        1.0, "of those two, in products of 8-bit numbers with a scale for each block of weights, on chips with 4-bit arithmetic"
+        1.0,
+        "factor on compute_efficiency and expert_efficiency for 8-bit GEMMs with block scales, on chips with 4-bit arithmetic",
     )
-    attention_efficiency: Number = _share(1.0, "of peak arithmetic, in attention")
-    latent_efficiency: Number = _share(1.0, "of attention_efficiency, where decode attention works on a latent")
-    attention_memory_efficiency: Number = _share(1.0, "of memory bandwidth, reading the KV cache")
+    attention_efficiency: Number = _share(1.0, "share of peak FLOP/s in attention")
+    latent_efficiency: Number = _share(1.0, "factor on attention_efficiency for decode attention over a latent (MLA)")
+    attention_memory_efficiency: Number = _share(1.0, "share of memory bandwidth in reads of the KV cache")
     latent_contexts: Number = constant(
         math.inf,
-        "whose latents decode attention reads at once, each by a part of the chip; infinite: each is split among all of it",
+        "latents (MLA) that decode attention reads at once, each by one part of the chip; infinite: all parts share each",
         unit="sequences",
         least=1.0,
     )
-    network_efficiency: Number = _share(1.0, "of the bandwidth of links, in collectives")
+    network_efficiency: Number = _share(1.0, "share of link bandwidth in collectives")
     chip_departure: Number = constant(
-        0.0, "how much of a chip's own departure from the usual share of its data sheet shows", unit="exponent", maximum=2.0
+        0.0,
+        "exponent on the ratio of a chip's measured share of its data sheet to the usual share",
+        unit="exponent",
+        maximum=2.0,
     )
     roofline_norm: Number = constant(
         math.inf,
-        "p of the p-norm that joins arithmetic and traffic of an operator: infinite, all overlaps; 1, nothing",
+        "p of the p-norm that joins an operator's compute and memory times; infinite: full overlap; 1: no overlap",
         least=1.0,
     )
     fill_bytes: Number = constant(
-        0.0, "of the inner dimension of a product, whose time it takes to start and to end one", unit="B", maximum=1e5
+        0.0, "bytes of the inner dimension of a GEMM that take as long as its fill and drain", unit="B", maximum=1e5
     )
-    activation_traffic: Number = constant(0.0, "of activations, that go through memory", unit="share", maximum=4.0)
+    activation_traffic: Number = constant(0.0, "share of activations that pass through memory", unit="share", maximum=4.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """Seconds that a step takes whatever its sizes: each goes with a count of kernels, of sequences, or with the step."""
+    """Seconds per step that do not depend on the sizes of matrices.
 
-    seconds_per_layer: Number = _seconds("norms and other small kernels of a layer", unit="s per layer")
+    Each overhead is proportional to a number of kernels, layers or sequences, or occurs once per step.
+    """
+
+    seconds_per_layer: Number = _seconds("time of norms and other small kernels of a layer", unit="s per layer")
     seconds_per_kernel: Number = _seconds(
-        "a dense matrix; those that share an input are one. Three beside experts of more than 4 bits", unit="s per kernel"
+        "time of a dense kernel; matrices with one input share a kernel, and experts above 4 bits need three more",
+        unit="s per kernel",
     )
-    seconds_per_quantised_kernel: Number = _seconds("quantising the input of an 8- or 4-bit matrix", unit="s per kernel")
-    seconds_per_expert_layer: Number = _seconds("routing and the grouped matrices of routed experts", unit="s per layer")
-    seconds_per_attention_layer: Number = _seconds("attention that reads a cache", unit="s per layer")
-    seconds_per_latent_layer: Number = _seconds("the extra products of latent attention", unit="s per layer")
-    seconds_per_state_layer: Number = _seconds("a mixer with a recurrent state", unit="s per layer")
-    seconds_per_selected_layer: Number = _seconds("index and selection of sparse attention", unit="s per layer")
-    seconds_per_collective: Number = _seconds("each time that all chips of a group wait for all", unit="s per phase")
+    seconds_per_quantised_kernel: Number = _seconds(
+        "time to quantise the input of an 8-bit or 4-bit matrix", unit="s per kernel"
+    )
+    seconds_per_expert_layer: Number = _seconds(
+        "time of routing and of the grouped GEMM kernels of routed experts", unit="s per layer"
+    )
+    seconds_per_attention_layer: Number = _seconds("time of an attention kernel that reads a KV cache", unit="s per layer")
+    seconds_per_latent_layer: Number = _seconds("time of the extra products of latent attention (MLA)", unit="s per layer")
+    seconds_per_state_layer: Number = _seconds("time of a mixer with a recurrent state", unit="s per layer")
+    seconds_per_selected_layer: Number = _seconds("time of index and selection in sparse attention", unit="s per layer")
+    seconds_per_collective: Number = _seconds("time per synchronization of all chips of a collective", unit="s per phase")
     seconds_per_sequence: Number = _seconds(
-        "sampling, and the host's work, for each token that a sequence of a group gets, verifies or drafts", unit="s per token"
+        "time of sampling and host work per token of a data-parallel rank, with speculative tokens", unit="s per token"
     )
-    seconds_per_step: Number = _seconds("the host's work for a step", unit="s per step")
+    seconds_per_step: Number = _seconds("time of host work per step", unit="s per step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """How unevenly tokens fall on routed experts, and what padding that brings."""
+    """Load imbalance of routed experts, and padding of their rows."""
 
     expert_imbalance: Number = constant(
-        1.0, "rows on the busiest chip over the mean, of chips that divide experts", unit="factor", least=1.0, maximum=1e4
+        1.0,
+        "rows on the busiest expert-parallel chip divided by the mean",
+        unit="factor",
+        least=1.0,
+        maximum=1e4,
     )
     expert_evenness: Number = constant(
-        math.inf, "shape of the gamma distribution of experts' popularity: infinite, all alike; 1, exponential", unit="shape"
+        math.inf, "shape of the gamma distribution of expert popularity; infinite: uniform; 1: exponential", unit="shape"
     )
-    expert_tile_rows: Number = constant(0.0, "rows to which those of an expert are padded", unit="rows", maximum=1e4)
+    expert_tile_rows: Number = constant(0.0, "tile size to which the rows of an expert are padded", unit="rows", maximum=1e4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """What is done in a step and in which order, and what first tokens wait for besides an orderly prompt queue."""
+    """Order of work in a step, and delays of first tokens outside the prefill queue."""
 
     step_tokens: Number = constant(
         2048.0,
-        "of an attention group in a step; 0: a prompt and the decode batch",
+        "token budget of a data-parallel rank per step (max_num_batched_tokens); 0: one prompt and the decode batch",
         unit="tokens",
         maximum=1e7,
         read_by=SIMULATOR,
     )
     prefill_first: Number = constant(
-        0.0, "1: waiting prompts are read before decoding goes on; 0: beside it", unit="0 or 1", maximum=1.0,
-        read_by=f"{SIMULATOR}, {FIT}",
+        0.0, "1: prefill runs before decode continues; 0: chunked prefill runs together with decode", unit="0 or 1",
+        maximum=1.0, read_by=f"{SIMULATOR}, {FIT}",
     )  # fmt: skip
     two_batch: Number = constant(
-        2.0, "overlaps two micro-batches of a stage: 2 anywhere, 1 where groups exchange experts, 0 nowhere", unit="0, 1 or 2",
-        maximum=2.0, read_by=PLAN,
+        2.0, "overlap of two micro-batches of a stage; 2: always; 1: only with dp and ep above 1; 0: never",
+        unit="0, 1 or 2", maximum=2.0, read_by=PLAN,
     )  # fmt: skip
-    seconds_per_request: Number = _seconds("before a prompt is read", unit="s per request", maximum=100.0, read_by=FIT)
+    seconds_per_request: Number = _seconds(
+        "delay of a request before its prefill", unit="s per request", maximum=100.0, read_by=FIT
+    )
     first_token_factor: Number = constant(
-        1.0, "time to first token over that of an orderly prompt queue", unit="factor", least=1e-3, maximum=100.0,
+        1.0, "time to first token divided by that of a first-come prefill queue", unit="factor", least=1e-3, maximum=100.0,
         read_by=FIT,
     )  # fmt: skip
     seconds_before_queue: Number = _seconds(
-        "HTTP and scheduling, before a request is in the queue",
+        "time of HTTP and scheduling before a request enters the queue",
         unit="s per request",
         maximum=100.0,
         read_by=f"{PLAN}, {SIMULATOR}",
     )
-    seconds_before_queue_per_token: Number = _seconds("tokenising", unit="s per prompt token", read_by=f"{PLAN}, {SIMULATOR}")
+    seconds_before_queue_per_token: Number = _seconds(
+        "time of tokenization", unit="s per prompt token", read_by=f"{PLAN}, {SIMULATOR}"
+    )
     steps_before_answer: Number = constant(
-        0.0, "from the end of a prompt until its first token is seen: tokens sent in groups, a scheduler that runs ahead",
+        0.0, "delay between prefill and the visible first token: tokens are sent in groups, the scheduler runs ahead",
         unit="decode steps", maximum=1e5, read_by=f"{PLAN}, {SIMULATOR}",
     )  # fmt: skip
     steps_to_balance: Number = constant(
         0.0,
-        "more of them where attention groups wait for prompts of their own",
+        "extra delay of a first token where data-parallel ranks wait until each has a prompt",
         unit="decode steps",
         maximum=1e5,
         read_by=f"{PLAN}, {SIMULATOR}",
     )
     seconds_to_start: Number = _seconds(
-        "that the first requests of a run wait besides: kernels are compiled and tuned, connections opened",
+        "extra delay of the first requests of a run, while kernels are compiled and connections are opened",
         unit="s per run",
         maximum=1e4,
         read_by=FIT,
@@ -158,13 +196,15 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What an engine does with a chip's memory."""
+    """Use of a chip's memory by an engine."""
 
-    reserved_bytes: Number = constant(0.0, "that the engine keeps for itself on a chip", unit="B", maximum=1e13)
-    memory_share: Number = constant(1.0, "of the rest, that it uses", unit="share", least=1e-3, maximum=1.0)
+    reserved_bytes: Number = constant(0.0, "memory of a chip that the engine reserves", unit="B", maximum=1e13)
+    memory_share: Number = constant(
+        1.0, "share of the remaining memory that the engine uses", unit="share", least=1e-3, maximum=1.0
+    )
     small_kv: Number = constant(
         0.0,
-        "1: KV cache in 8 bits where the model is computed in 8 or fewer, unless told; 0: in 16",
+        "1: default KV cache of 8 bits where the model is computed in 8 bits or fewer; 0: of 16 bits",
         unit="0 or 1",
         maximum=1.0,
         read_by=f"{PLAN}, {FIT}",
@@ -175,28 +215,35 @@ GROUPS: Final[dict[str, Any]] = {
     "kernels": Kernels, "overheads": Overheads, "experts": Experts, "scheduler": Scheduler, "room": Room,
 }  # fmt: skip
 GROUP_BY_NAME: Final[dict[str, str]] = {f.name: group for group, kind in GROUPS.items() for f in fields(kind)}
-"""The group of each constant; names are unique over all groups, so that files of engines list them flat."""
+"""The group of each constant; names are unique over all groups, so that engine files list them without groups."""
 CONSTANTS: Final = tuple(GROUP_BY_NAME)
 DESCRIPTIONS: Final[dict[str, dict[str, Any]]] = {
     f.name: {**f.metadata, "default": f.default} for kind in GROUPS.values() for f in fields(kind)
 }
 WAIT_NAMES: Final = ("seconds_before_queue", "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance")
-"""What first tokens wait for besides the queue, in the simulator."""
+"""Delays of first tokens outside the queue, in the simulator."""
 RUN_WAITS: Final = (*WAIT_NAMES, "seconds_to_start")
-"""The same in measured runs, whose means hold their start."""
+"""The same delays in measured runs, whose means include the start of the run."""
 
 
 def find_problem(name: str, value: object) -> str:
-    """Return what is wrong with a value of the constant `name`, "" for nothing.
+    """Return the problem with a value of a constant.
+
+    Args:
+        name: Name of the constant.
+        value: A value from a file or an option.
+
+    Returns:
+        The problem in words; "" where the value is valid.
 
     >>> find_problem("memory_efficiency", 50)
-    'must be from 0.001 to 1.25 (share of memory bandwidth, reading the weights of dense matrices), not 50'
+    'must be from 0.001 to 1.25 (share of memory bandwidth in reads of dense weights), got 50'
     >>> find_problem("memory_efficiency", 0.8)
     ''
     """
     description = DESCRIPTIONS[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return f"must be a number, not {short_repr(value)}"
+        return f"must be a number, got {short_repr(value)}"
     if description["least"] <= value <= description["most"]:
         return ""
     bounds = (
@@ -204,5 +251,6 @@ def find_problem(name: str, value: object) -> str:
         if math.isinf(description["most"])
         else f"from {description['least']:g} to {description['most']:g}"
     )
-    unit_text = f"{description['unit']} " if description["unit"] else ""
-    return f"must be {bounds} ({unit_text}{description['line']}), not {short_repr(value)}"
+    # The line of a share, factor or flag names the unit already.
+    unit_text = f" [{description['unit']}]" if description["unit"].startswith("s per") or description["unit"] == "B" else ""
+    return f"must be {bounds} ({description['line']}{unit_text}), got {short_repr(value)}"

@@ -1,7 +1,8 @@
-"""What engines refuse to start, each rule with where each engine says so: rows of the table of `rules`.
+"""Engine rules: layouts that engines refuse to start, each with its source.
 
-Read in the engines' sources and threads on 2026-11-21: files at the commits named, else the lines alone. vLLM counts tp x cp
-of a group as its tensor parallel size, and divides contexts inside it; SGLang and TensorRT-LLM count the chips of a stage.
+`layout_rules` has the whole table. The rules were read in the engines' sources and threads on 2026-11-21: files at the
+given commits, otherwise single lines. vLLM counts tp x cp of a data-parallel rank as its tensor parallel size, and divides
+contexts inside it. SGLang and TensorRT-LLM count the chips of a stage.
 """
 
 from __future__ import annotations
@@ -17,14 +18,26 @@ from steptime.physics.layout_constraints import ENGINE, READ_ENGINES, Facts, Rul
 VLLM, SGLANG, TRTLLM = "github.com/vllm-project/vllm", "github.com/sgl-project/sglang", "github.com/NVIDIA/TensorRT-LLM"
 
 
-DEEPEP_IN_A_HOST = (2, 4, 8)  # ranks of its kernels inside one NVLink host
-DEEPEP_HOST = 8  # ranks a host of its kernels between hosts
-"""Read 2026-11-21: TensorRT-LLM's `is_deepep_feasible` takes 2, 4 or 8 ranks in a host and hosts of 8 (2, 4, 8 or 16 of them;
-that others run is recalled from SGLang's reports of 3, 9 and 12), and vLLM 0.33 asks that ranks 0 to 7 share a node."""
+# Ranks for which DeepEP has kernels inside one NVLink host.
+DEEPEP_IN_A_HOST = (2, 4, 8)
+# Ranks per host for its kernels between hosts.
+DEEPEP_HOST = 8
+"""Source, read 2026-11-21: TensorRT-LLM's `is_deepep_feasible` accepts 2, 4 or 8 ranks in a host, and 2, 4, 8 or 16 hosts of 8.
+SGLang's reports of 3, 9 and 12 hosts (recalled) show that other numbers of hosts work. vLLM 0.33 needs ranks 0 to 7 on one
+node."""
 
 
 def deepep_counts(host: float, ranks: Number) -> Any:
-    """Whether DeepEP has kernels for so many ranks on hosts of `host` chips: a few counts inside one, whole hosts of eight.
+    """Whether DeepEP has kernels for `ranks` ranks on hosts of `host` chips.
+
+    DeepEP supports a few numbers of ranks inside one host, and whole hosts of eight.
+
+    Args:
+        host: Chips of one host; infinite where any number of ranks works.
+        ranks: Number of ranks, or an array.
+
+    Returns:
+        Booleans with the shape of `ranks`.
 
     >>> deepep_counts(8.0, np.array([3, 4, 12, 16])).tolist(), bool(deepep_counts(4.0, 8))
     ([False, True, False, True], False)
@@ -59,12 +72,13 @@ def _state_heads_hold(facts: Facts, layout: Layout) -> Any:
 
 
 def _copies_needed(facts: Facts, layout: Layout) -> Any:
-    """Redundant experts with which all chips hold the same number of experts, at least those of the layout."""
+    """Return the redundant experts that give every chip the same number of experts."""
     copies, ep = axis(layout.redundant_experts), axis(layout.ep)
     return copies + -(facts.experts + copies) % ep
 
 
 def _uneven(facts: Facts, layout: Layout) -> Any:
+    # A dense model, or one without expert parallelism, has nothing to divide.
     over = (facts.experts + axis(layout.redundant_experts)) % axis(layout.ep)
     return (facts.experts > 0) & (axis(layout.ep) > 1) & (over != 0)
 
@@ -73,7 +87,7 @@ def _uneven_reason(facts: Facts, layout: Layout) -> str:
     copies = f" and {layout.redundant_experts} copies" if np.any(axis(layout.redundant_experts) > 0) else ""
     needed = _copies_needed(facts, layout)
     return (
-        f"{facts.experts} experts{copies} do not come out even over ep={layout.ep} chips, as {_who(facts)} needs; "
+        f"{facts.experts} experts{copies} do not divide evenly over ep={layout.ep} chips, as {_who(facts)} needs; "
         f"try redundant_experts={needed}"
     )
 
@@ -84,22 +98,25 @@ def _sharing(layout: Layout) -> Any:
 
 
 def _divided(columns: int, shards: Any, block: int) -> Any:
-    """Whether columns come out even over chips, in whole blocks; holds where none are known."""
+    """Whether columns divide evenly over chips, in whole blocks; true for no columns."""
     return axis(True) if not columns else columns % (shards * max(block, 1)) == 0
 
 
 def _columns_reason(facts: Facts, columns: int, shards: Any, label: str, block: int = 0) -> str:
     columns_text = f"{columns:,} columns of {label} in {facts.model}"
     if not block:
-        return f"{columns_text} do not come out even over {shards} chips, as {_who(facts)} needs"
+        return f"{columns_text} do not divide evenly over {shards} chips, as {_who(facts)} needs"
     return (
-        f"{columns_text} leave each of {shards} chips {columns / float(np.max(shards)):g}, which are no whole blocks of "
-        f"{block} that share a scale, as {_who(facts)} needs"
+        f"{columns_text} give each of {shards} chips {columns / float(np.max(shards)):g} columns, "
+        f"but {_who(facts)} needs whole blocks of {block} that share a scale"
     )
 
 
 def _context_holds(facts: Facts, layout: Layout) -> Any:
-    """Whether vLLM divides contexts so: each chip has one KV head, and chips that share one divide its query heads."""
+    """Whether vLLM can divide contexts in this way.
+
+    Each chip has one KV head, and chips that share a KV head divide its query heads.
+    """
     tp, cp, kv = axis(layout.tp), axis(layout.cp), max(facts.kv_heads, 1)
     return (cp == 1) | (kv == 1) | ((tp >= kv) & (tp % kv == 0) & (facts.heads // kv % cp == 0))
 
@@ -113,7 +130,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="KV heads",
         scope=ENGINE,
         engines=READ_ENGINES,
-        says="tp divides the KV heads, or is a multiple of them; a latent counts as one head, so that any tp will do",
+        says="tp divides the number of KV heads, or is a multiple of it; a latent counts as one head, so that any tp works",
         holds=_kv_heads_hold,
         reason=_kv_heads_reason,
         sources={
@@ -154,12 +171,12 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="even experts in an exchange",
         scope=ENGINE,
         engines=READ_ENGINES,
-        says="where attention groups exchange tokens, experts and their redundant copies are a multiple of ep",
+        says="where data-parallel ranks exchange tokens, experts and their redundant copies are a multiple of ep",
         holds=lambda f, x: ~(exchanges_experts(x) & _uneven(f, x)),
         reason=_uneven_reason,
         sources={
             "vllm": "github.com/deepseek-ai/DeepEP csrc: num_experts % num_ranks == 0; "
-            f"{VLLM}/issues/52435; without an exchange vLLM deals experts out unevenly",
+            f"{VLLM}/issues/52435; without an exchange vLLM distributes experts unevenly",
             "sglang": "as for all experts",
             "trtllm": "as for all experts",
         },
@@ -168,11 +185,11 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="copies of experts",
         scope=ENGINE,
         engines=("trtllm",),
-        says="redundant experts only with attention groups and ep above 1",
+        says="redundant experts only with dp above 1 and ep above 1",
         holds=lambda _, x: (axis(x.redundant_experts) == 0) | exchanges_experts(x),
         reason=lambda f, x: (
-            f"{_who(f)} keeps redundant experts only where attention groups exchange tokens (dp and ep above 1); "
-            f"ep={x.ep} and dp={x.dp} have none"
+            f"{_who(f)} has redundant experts only where data-parallel ranks exchange tokens (dp and ep above 1), "
+            f"got ep={x.ep} and dp={x.dp}"
         ),
         sources={
             "trtllm": f"{TRTLLM} tensorrt_llm/_torch/modules/fused_moe/interface.py: load balancer should be "
@@ -183,18 +200,22 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="experts over a stage",
         scope=ENGINE,
         engines=("vllm",),
-        says="ep is 1, or all chips of a stage",
+        says="ep is 1, or the number of chips of a stage",
         holds=lambda _, x: (axis(x.ep) == 1) | (axis(x.ep) == x.stage),
-        reason=lambda f, x: f"ep={x.ep}: {_who(f)} spreads experts over all {x.stage} chips of a stage or over none",
+        reason=lambda f, x: (
+            f"ep={x.ep}: {_who(f)} spreads experts over all {x.stage} chips of a stage (ep={x.stage}) or not at all (ep=1)"
+        ),
         sources={"vllm": f"{VLLM}/pull/30615: expert layers always use EP of size TP x DP"},
     ),
     Rule(
         name="exchange over a stage",
         scope=ENGINE,
         engines=("vllm", "sglang"),
-        says="where attention groups exchange tokens, ep is all chips of a stage",
+        says="where data-parallel ranks exchange tokens, ep is the number of chips of a stage",
         holds=lambda _, x: ~exchanges_experts(x) | (axis(x.ep) == x.stage),
-        reason=lambda f, x: f"ep={x.ep}: {_who(f)} exchanges tokens among all {x.stage} chips of a stage or among none",
+        reason=lambda f, x: (
+            f"ep={x.ep}: {_who(f)} exchanges tokens among all {x.stage} chips of a stage (ep={x.stage}) or not at all (ep=1)"
+        ),
         sources={
             "vllm": "as for experts over a stage",
             "sglang": f"{SGLANG} python/sglang/srt/server_args.py: DeepEP sets ep_size to tp_size",
@@ -206,7 +227,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         engines=("vllm",),
         says="tp x cp is at most the number of experts",
         holds=lambda f, x: (axis(x.group) <= f.experts) | (f.experts == 0),
-        reason=lambda f, x: f"tp x cp={x.group} is more than the {f.experts} experts of {f.model}, which {_who(f)} refuses",
+        reason=lambda f, x: f"tp x cp={x.group} is more than the {f.experts} experts of {f.model}; {_who(f)} refuses this",
         sources={"vllm": f"{VLLM} vllm/model_executor/models/qwen3_moe.py: tensor parallel size greater than experts"},
     ),
     Rule(
@@ -216,7 +237,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         says="tp x cp x dp is at most the number of experts",
         holds=lambda f, x: (axis(x.stage) <= f.experts) | (f.experts == 0),
         reason=lambda f, x: (
-            f"a stage of {x.stage} chips has more than the {f.experts} experts of {f.model}: {_who(f)} refuses it"
+            f"a stage of {x.stage} chips has more chips than {f.model} has experts ({f.experts}); {_who(f)} refuses this"
         ),
         sources={"sglang": f"{SGLANG} python/sglang/srt/models/qwen3_moe.py: tp_size greater than experts"},
     ),
@@ -252,7 +273,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="blocks of columns",
         scope=ENGINE,
         engines=("vllm", "sglang"),
-        says="of weights with a scale for each block (FP8, 128 x 128), each chip has whole blocks of dense columns",
+        says="with one scale per block of weights (FP8, 128 x 128), each chip has whole blocks of dense columns",
         holds=lambda f, x: (axis(x.group) == 1) | _divided(f.columns * bool(f.block), axis(x.group), f.block),
         reason=lambda f, x: _columns_reason(f, f.columns, x.group, "feed-forward blocks", f.block),
         sources={
@@ -264,7 +285,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="blocks of expert columns",
         scope=ENGINE,
         engines=("vllm", "sglang"),
-        says="of weights with a scale for each block (FP8, 128 x 128), each chip has whole blocks of an expert's columns",
+        says="with one scale per block of weights (FP8, 128 x 128), each chip has whole blocks of an expert's columns",
         holds=lambda f, x: (_sharing(x) == 1) | _divided(f.expert_columns * bool(f.expert_block), _sharing(x), f.expert_block),
         reason=lambda f, x: _columns_reason(f, f.expert_columns, _sharing(x), "an expert", f.expert_block),
         sources={
@@ -276,9 +297,9 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="one chip a group",
         scope=ENGINE,
         engines=("trtllm",),
-        says="attention groups (dp above 1) are of one chip",
+        says="with dp above 1, a data-parallel rank is one chip (tp x cp is 1)",
         holds=lambda _, x: (axis(x.dp) == 1) | (axis(x.group) == 1),
-        reason=lambda f, x: f"dp={x.dp} with groups of {x.group} chips: {_who(f)} makes each chip a group of its own",
+        reason=lambda f, x: f"dp={x.dp} with tp x cp={x.group}: {_who(f)} makes each chip a data-parallel rank",
         sources={
             "trtllm": f"{TRTLLM} tensorrt_llm/_torch/modules/attention.py: tp_size = 1 with enable_attention_dp; "
             "docs/source/features/parallel-strategy.md"
@@ -288,11 +309,11 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="divided contexts",
         scope=ENGINE,
         engines=("vllm",),
-        says="cp above 1 only for a latent, or with tp a multiple of the KV heads and cp a divisor of query heads a KV head",
+        says="cp above 1 only for a latent, or if the KV heads divide tp and cp divides the query heads per KV head",
         holds=_context_holds,
         reason=lambda f, x: (
             f"cp={x.cp} with tp={x.tp}: {_who(f)} divides contexts only where tp is a multiple of the {f.kv_heads} KV heads of "
-            f"{f.model} and cp divides the {f.heads // max(f.kv_heads, 1)} query heads of each"
+            f"{f.model} and cp divides the {f.heads // max(f.kv_heads, 1)} query heads per KV head"
         ),
         sources={
             "vllm": f"{VLLM} vllm/config/parallel.py (00193b8): tp % dcp == 0; vllm/config/model.py (0052a5b): "
@@ -312,7 +333,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="whole contexts",
         scope=ENGINE,
         engines=("trtllm",),
-        says="cp is 1: Helix, its context parallelism, is experimental and for decode servers of latent models only",
+        says="cp is 1: the engine's context parallelism (Helix) is experimental, for decode servers of latent models only",
         holds=lambda _, x: axis(x.cp) == 1,
         reason=lambda f, x: f"cp={x.cp}: {_who(f)} divides contexts only as an experiment, in decode servers of latent models",
         sources={"trtllm": f"{TRTLLM}/pull/9342; docs/source/features/helix.md"},
@@ -320,11 +341,11 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="two batches",
         scope=ENGINE,
-        says="two micro-batches a stage where `two_batch` allows them: anywhere, where groups exchange experts, or nowhere",
+        says="two micro-batches per stage where `two_batch` allows them: always, with dp and ep above 1, or never",
         holds=lambda f, x: (axis(x.microbatches) <= x.pp) | (f.two_batch >= np.where(exchanges_experts(x), 1, 2)),
         reason=lambda f, _: (
             f"{f.engine or 'the engine'} overlaps two micro-batches of a stage "
-            + ("in no layout" if f.two_batch < 1 else "only where attention groups exchange experts")
+            + ("in no layout" if f.two_batch < 1 else "only where data-parallel ranks exchange tokens (dp and ep above 1)")
         ),
         sources={
             "vllm": "https://docs.vllm.ai/en/stable/design/dbo/",
@@ -335,7 +356,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="two batches without stages",
         scope=ENGINE,
         engines=("vllm",),
-        says="two micro-batches a stage only with one stage",
+        says="two micro-batches per stage only with one stage",
         holds=lambda _, x: (axis(x.microbatches) <= x.pp) | (axis(x.pp) == 1),
         reason=lambda f, x: f"{_who(f)} overlaps two micro-batches of a stage only without pipeline stages, not with pp={x.pp}",
         sources={"vllm": f"{VLLM} docs/design/dbo.md (0621454): currently only targets DP+EP deployments"},
@@ -344,7 +365,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="two batches of ranks that DeepEP has",
         scope=ENGINE,
         engines=("vllm", "sglang"),
-        says="two micro-batches a stage only over 2, 4 or 8 ranks of a host, or whole hosts of 8, but for racks of NVLink",
+        says="two micro-batches per stage only over 2, 4 or 8 ranks of a host, or whole hosts of 8, except in NVLink racks",
         holds=lambda f, x: (axis(x.microbatches) <= x.pp) | ~exchanges_experts(x) | deepep_counts(f.host, x.stage),
         reason=lambda f, x: f"{_who(f)} overlaps two micro-batches over DeepEP, which has no kernels for {x.stage} ranks here",
         sources={
@@ -359,7 +380,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         says="no pipeline stages in the decode pool of a disaggregated deployment",
         holds=lambda f, x: (axis(x.pp) == 1) | (f.role != "decode"),
         reason=lambda f, x: (
-            f"pp={x.pp}: {_who(f)} refuses pipeline stages in a decode pool: it hands no cache on to a decode pool with them"
+            f"pp={x.pp}: {_who(f)} refuses pipeline stages in a decode pool, because it cannot transfer a KV cache to one"
         ),
         sources={
             "vllm": f"{VLLM}/pull/45880: pipeline parallelism of the decode side is not planned; "
@@ -370,9 +391,11 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         name="contexts handed on",
         scope=ENGINE,
         engines=("vllm",),
-        says="in pools, cp is 1 or all chips of an attention group",
+        says="in a disaggregated deployment, cp is 1 or the number of chips of a data-parallel rank",
         holds=lambda f, x: (axis(x.cp) == 1) | (axis(x.cp) == axis(x.group)) | (f.role == ""),
-        reason=lambda f, x: f"cp={x.cp}: {_who(f)} hands on contexts divided over all {x.group} chips of a group or none",
+        reason=lambda f, x: (
+            f"cp={x.cp}: {_who(f)} transfers contexts divided over all {x.group} chips of a data-parallel rank, or undivided"
+        ),
         sources={"vllm": f"{VLLM} vllm/config/vllm.py of release 0.33: NixlConnector and decode context parallelism"},
     ),
 )

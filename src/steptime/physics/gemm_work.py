@@ -1,7 +1,7 @@
-"""Products with the weights of a model, all of them at once: what they ask of a chip, as arrays with a row for each.
+"""GEMM work: the demand of all products with weights, one row per GEMM.
 
-A step of a few points costs as long as it takes to say what is to be done. What is said of one product holds for all, so that
-their figures are columns, and a formula is evaluated once for them all.
+For a few points, a step costs mostly Python overhead per product. All products share the same formulas, so that their
+figures are columns, and each formula is evaluated once for all of them.
 """
 
 from __future__ import annotations
@@ -22,19 +22,27 @@ from steptime.physics.layout import shard_count
 from steptime.physics.moe_kernels import four_bits
 from steptime.physics.op_work import NARROW, ROW_BYTES, SECOND, UNPACKED, Demand, Pass, computed_in, in_blocks, ledger
 
-EXACT = 1e-6  # how near the FLOPs of one product are to twice its inputs times its outputs
+# Relative tolerance for FLOPs that equal 2 x inputs x outputs, which identifies a single GEMM.
+EXACT = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Products:
-    """Products as columns, arrays of shape (products,): each `op` stands for so many `instances`.
+    """Products with weights as columns: arrays of shape (products,).
 
-    stored, splits: each arithmetic of weights, and each number of parts that they are cut into at most; `rate` and `split` say
-    which a product has. flops [FLOP per row];
-    weights [B]; a row reads and writes `whole` values on every chip and `shared` ones divided among them; short: mean of 1 / K
-    of its sums over the bytes of a value [1/B], 0 where that is not known; `second`: whose sums chips divide. narrow: whose
-    weights cost bandwidth to unpack, `unpacked`: by the chip itself, of so many bytes each [B], inf where not. four, blocked:
-    multiplied in four bits, and in blocks of eight. logits: on rows of logits alone.
+    ops: Operators, each with the number of instances in the model for which it stands.
+    stored, splits: Distinct arithmetic of stored weights, and distinct maximum numbers of shards.
+    rate, split: Index of each product into `stored` and `splits`.
+    flops: FLOP per row.
+    weights: Bytes.
+    unsharded_values, sharded_values: Values that a row reads and writes on every chip, and values divided among
+    chips.
+    short: Mean of 1 / K over the sums of a product, per byte of a value [1/B]; 0 where unknown.
+    second: Whether chips divide the sums (the inner dimension).
+    narrow: Whether the weights cost bandwidth to unpack.
+    unpacked: Bytes per weight that the chip itself unpacks; infinite where it does not.
+    four, blocked: Whether the product runs in 4 bits, and in 8 bits with block scales.
+    logits: Whether the product runs only on rows with logits.
     """
 
     ops: tuple[tuple[Op, int], ...]
@@ -55,7 +63,14 @@ class Products:
     logits: Array
 
     def parts(self, largest: int) -> Iterator[Products]:
-        """Yield the products in parts of at most so many."""
+        """Yield the products in parts of at most `largest` products.
+
+        Args:
+            largest: Maximum number of products per part.
+
+        Yields:
+            Products with a slice of all columns.
+        """
         if largest >= len(self.ops):
             yield self
             return
@@ -65,7 +80,11 @@ class Products:
             yield replace(self, ops=self.ops[rows_slice], **columns)
 
     def by_term(self) -> Mapping[str, list[int]]:
-        """Return the places of the products of each term."""
+        """Return the positions of the products of each term.
+
+        Returns:
+            Positions by term.
+        """
         places: dict[str, list[int]] = {}
         for place, (op, _) in enumerate(self.ops):
             places.setdefault(op.term, []).append(place)
@@ -76,7 +95,14 @@ COLUMNS = tuple(f.name for f in fields(Products) if f.name not in ("ops", "store
 
 
 def is_product(op: Op) -> bool:
-    """Whether an operator takes rows, and all of them take the same weights: multiplied with them, or looked up in them."""
+    """Whether all rows of an operator use the same weights: a GEMM or a lookup.
+
+    Args:
+        op: The operator.
+
+    Returns:
+        False for routed experts and operators without rows.
+    """
     return op.rows not in ("none", "routed")
 
 
@@ -84,14 +110,37 @@ def is_product(op: Op) -> bool:
 def collect_products(
     model: Model, *, merged: bool, stem: bool, vendor: str, peak: tuple[str, ...], rules: tuple[Computed, ...]
 ) -> Products:
-    """Return the products of a model's layers, or of its stem, on a chip that multiplies `peak` arithmetic."""
+    """Return the products of a model's layers, or of its stem, on a chip.
+
+    Args:
+        model: The model.
+        merged: Whether operators that cost the same together are joined.
+        stem: Whether to return embedding and head instead of the layers.
+        vendor: Vendor of the chip.
+        peak: Arithmetic that the chip has.
+        rules: Compute formats of the engine.
+
+    Returns:
+        The products as columns.
+    """
     totals = ledger(model, merged=merged)
     ops = tuple((op, 1) for op in totals.stem) if stem else totals.layers
     return stacked_products([entry for entry in ops if is_product(entry[0])], vendor, peak, rules)
 
 
 def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collection[str], rules: Iterable[Computed]) -> Products:
-    """Return products, each with how many it stands for, as columns."""
+    """Return products as columns.
+
+    Args:
+        ops: Operators, each with its number of instances.
+        vendor: Vendor of the chip.
+        peak: Arithmetic that the chip has.
+        rules: Compute formats of the engine.
+
+    Returns:
+        The products as columns.
+    """
+    # Distinct values are stored once and found by position: a model has dozens of products and few formats.
     ops, rules = tuple(ops), tuple(rules)
     stored = tuple(dict.fromkeys(op.format.arithmetic for op, _ in ops))
     splits = tuple(dict.fromkeys(_split(op) for op, _ in ops))
@@ -131,13 +180,20 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
 
 
 def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
-    """Return what products ask of the busiest chip for one micro-batch, and the number of axes of all that the time depends on.
+    """Return the demand of products on the busiest chip for one micro-batch.
 
-    A figure that differs from product to product has one more axis, the first, with a row for each.
+    A figure that differs from product to product has one more axis, the first, with one row per product.
+
+    Args:
+        products: Products as columns.
+        context: Work of a micro-batch on a chip.
+
+    Returns:
+        The demand, and the number of axes of all inputs on which the time depends.
     """
     chip, kernels = context.system.chip, context.engine.kernels
     bandwidth = chip.hbm.bandwidth
-    peaks = [context.rate(stored)[1] for stored in products.stored]
+    peaks = [peak for _, peak in [*map(context.rate, products.stored)]]
     shards = [shard_count(parts, context.layout.group) for parts in products.splits]
     constants = (
         kernels.fp4_efficiency, kernels.block_efficiency, kernels.fill_bytes, kernels.narrow_efficiency, kernels.unpack_rate,
@@ -151,7 +207,7 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
         return values.reshape(-1, *(1,) * axes)
 
     def spread(values: list[Number], which: Array) -> Number:
-        """Return the value of each product, of those that differ."""
+        """Return one value per product from the distinct values."""
         if len(values) == 1:
             return values[0]
         shape = np.broadcast_shapes(*map(np.shape, values))
@@ -160,6 +216,7 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
             rows[row] = value
         return rows[which]
 
+    # Neutral terms are skipped: with few points, each numpy call counts.
     sharing = spread(shards, products.split)
     rows = context.rows
     if has_nonzero(products.logits):
@@ -169,6 +226,7 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
         efficiency = np.where(column(products.four), efficiency * kernels.fp4_efficiency, efficiency)
     if has_nonzero(products.blocked):
         efficiency = np.where(column(products.blocked), efficiency * kernels.block_efficiency, efficiency)
+    # Short sums spend a larger share of their time in fill and drain.
     if context.fills:
         sums = np.where(column(products.second), sharing, 1.0) * column(products.short)
         efficiency = efficiency / (1 + kernels.fill_bytes * sums)
@@ -192,7 +250,10 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
 
 
 def _split(op: Op) -> float:
-    """Return into how many parts the weights of an operator are cut at most; what is looked up goes to any chip of a group."""
+    """Return the maximum number of shards of an operator's weights.
+
+    The rows of a lookup table can go to any chip of a data-parallel rank.
+    """
     return math.inf if op.rows == "lookup" else 1.0 if op.split == "replicated" else op.split_limit
 
 
@@ -201,6 +262,15 @@ def _axes(value: Number) -> int:
 
 
 def demand_row(demand: Demand, place: int, axes: int) -> Demand:
-    """Return what one of several products asks: that row of all figures with an axis more than `axes`."""
+    """Return the demand of one of several products.
+
+    Args:
+        demand: Demand of several products.
+        place: Position of the product.
+        axes: Number of axes of the inputs; a figure with more axes has one row per product.
+
+    Returns:
+        The demand of that product.
+    """
     figures = {f.name: getattr(demand, f.name) for f in fields(Demand)}
     return Demand(**{name: value[place] if np.ndim(value) > axes else value for name, value in figures.items()})

@@ -1,10 +1,10 @@
-"""How a model is laid over chips.
+"""Layout: how a model is distributed over chips by each kind of parallelism.
 
-One replica is `tp * cp * dp * pp` chips: `pp` stages of `dp` attention groups of `tp * cp` chips. Attention and dense layers
-are divided inside a group and repeated in each; `tp` divides heads, and `cp` the cached context where heads run out (each chip
-keeps every cp-th token; queries are gathered and partial outputs scattered, as in vLLM's decode context parallelism). Routed
-experts are spread over all chips of a stage, `ep` ways, each expert divided over the `tp * cp * dp / ep` chips that share it.
-Neighbours in tp are neighbours in the machine, then cp, dp, pp.
+One replica has `tp * cp * dp * pp` chips: `pp` stages of `dp` data-parallel ranks of `tp * cp` chips. Attention and dense
+layers are divided inside a rank and repeated in each rank. `tp` divides heads. `cp` divides the cached context where there
+are not enough heads: each chip keeps every cp-th token, queries are gathered and partial outputs are scattered, as in
+vLLM's decode context parallelism. Routed experts are spread over all chips of a stage, `ep` ways. The `tp * cp * dp / ep`
+chips that share an expert divide it. Neighbours in tp are neighbours in the machine, then neighbours in cp, dp and pp.
 """
 
 from __future__ import annotations
@@ -22,27 +22,33 @@ from steptime.result_base import Tabular, broadcast, in_words, unit
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Layout(Tabular):
-    """Ways of each kind of parallelism; any field may be an array, and all broadcast.
+    """Degrees of each kind of parallelism; any field may be an array.
 
-    tp: tensor parallel. pp: pipeline stages. dp: attention groups (data parallel attention). ep: expert parallel. cp: context
-    parallel. microbatches: parts of the batch in flight at once, which pipeline stages and two-batch overlap need.
-    replicas: copies of it all. redundant_experts: extra copies of busy experts, held to balance the load.
+    tp: Tensor parallelism.
+    pp: Pipeline stages.
+    dp: Data-parallel ranks of attention.
+    ep: Expert parallelism.
+    cp: Context parallelism.
+    microbatches: Parts of the batch in flight at once, for pipeline stages and two-batch overlap.
+    replicas: Copies of the whole.
+    redundant_experts: Extra copies of busy experts, which balance the load.
     """
 
-    tp: Number = field(default=1, metadata=unit("", "tensor parallel ways"))
+    tp: Number = field(default=1, metadata=unit("", "tensor-parallel degree"))
     pp: Number = field(default=1, metadata=unit("", "pipeline stages"))
-    dp: Number = field(default=1, metadata=unit("", "attention groups"))
-    ep: Number = field(default=1, metadata=unit("", "expert parallel ways"))
-    cp: Number = field(default=1, metadata=unit("", "context parallel ways"))
-    microbatches: Number = field(default=1, metadata=unit("", "parts of the batch in flight at once"))
-    replicas: Number = field(default=1, metadata=unit("", "copies of it all"))
+    dp: Number = field(default=1, metadata=unit("", "data-parallel ranks"))
+    ep: Number = field(default=1, metadata=unit("", "expert-parallel degree"))
+    cp: Number = field(default=1, metadata=unit("", "context-parallel degree"))
+    microbatches: Number = field(default=1, metadata=unit("", "micro-batches in flight at once"))
+    replicas: Number = field(default=1, metadata=unit("", "replicas"))
     redundant_experts: Number = field(default=0, metadata=unit("", "extra copies of busy experts"))
 
     def __post_init__(self) -> None:
-        """Raise LayoutError for a Python scalar that counts nothing; arrays are checked where they are used."""
+        """Raise LayoutError for an invalid Python scalar; arrays are checked where used."""
         for name in NAMES:
             value = getattr(self, name)
             minimum = 0 if name == "redundant_experts" else 1
+            # A search creates thousands of layouts, so that the common case skips the full check.
             if isinstance(value, np.ndarray | np.generic | list | tuple) or (
                 type(value) is int and minimum <= value <= MOST_CHIPS
             ):
@@ -54,7 +60,7 @@ class Layout(Tabular):
 
     @property
     def group(self) -> Number:
-        """Chips of one attention group."""
+        """Chips of one data-parallel rank."""
         return self.tp * self.cp
 
     @property
@@ -73,11 +79,19 @@ class Layout(Tabular):
         return f"Layout({', '.join(texts)})"
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the ways that are not 1, and the chips of a replica."""
+        """Return the degrees that are not 1, and the chips of a replica.
+
+        Returns:
+            A title and a table of texts.
+        """
         return repr(self), {"chips of a replica": in_words(self.chips, "{:,g}".format)}
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each layout."""
+        """Return one row per layout.
+
+        Returns:
+            Arrays of one shape by field name.
+        """
         return broadcast({name: getattr(self, name) for name in NAMES})
 
 
@@ -85,7 +99,13 @@ NAMES = tuple(f.name for f in fields(Layout))
 
 
 def show_layout(layout: Layout) -> str:
-    """Return a layout as text: the axes that are not 1.
+    """Return a layout as text: the degrees that are not 1.
+
+    Args:
+        layout: A layout of plain numbers.
+
+    Returns:
+        Text such as "tp8 ep8".
 
     >>> show_layout(Layout(tp=8, ep=8)), show_layout(Layout())
     ('tp8 ep8', 'one chip')
@@ -96,9 +116,17 @@ def show_layout(layout: Layout) -> str:
 
 
 def check_ways(layout: Layout) -> Layout:
-    """Return a layout, its lists as arrays.
+    """Return a layout with lists as arrays.
 
-    Raises LayoutError for anything else, or where a field is not made of whole numbers of at least 1 (redundant experts: 0).
+    Args:
+        layout: A layout; fields may be numbers, lists or arrays.
+
+    Returns:
+        The layout.
+
+    Raises:
+        LayoutError: A field has other numbers than whole numbers of at least 1 (redundant experts: 0).
+        InputError: The argument is not a layout.
     """
     expect("a layout", layout, Layout, "a Layout, such as Layout(tp=8)")
     lists = {name: value for name in NAMES if isinstance(value := getattr(layout, name), list | tuple)}
@@ -110,12 +138,21 @@ def check_ways(layout: Layout) -> Layout:
     try:
         np.broadcast_shapes(*(np.shape(getattr(layout, name)) for name in NAMES))
     except ValueError as error:
-        raise LayoutError(f"the fields of a layout do not go together: {error}") from None
+        raise LayoutError(f"layout: the shapes of its fields do not broadcast: {error}") from None
     return replace(layout, **{name: np.asarray(value) for name, value in lists.items()}) if lists else layout
 
 
 def shard_count(parts: float, chips: Number) -> Number:
-    """Ways that `parts`, which cannot be cut, are divided over chips, by the chip that holds most of them.
+    """Return the number of shards of indivisible parts over chips.
+
+    The chip with the most parts determines the number.
+
+    Args:
+        parts: Number of parts that cannot be cut; infinite where any cut is possible.
+        chips: Number of chips, or an array.
+
+    Returns:
+        Number of shards, at most `chips`.
 
     >>> [float(shard_count(8, chips)) for chips in (1, 6, 8, 16)], float(shard_count(10, 8)), float(shard_count(math.inf, 6))
     ([1.0, 4.0, 8.0, 8.0], 5.0, 6.0)
@@ -124,20 +161,50 @@ def shard_count(parts: float, chips: Number) -> Number:
 
 
 def exchanges_experts(layout: Layout) -> Any:
-    """Whether attention groups send each other tokens for their experts."""
+    """Whether data-parallel ranks exchange tokens for their experts.
+
+    Args:
+        layout: A layout; fields may be arrays.
+
+    Returns:
+        Booleans with the broadcast shape of dp and ep.
+    """
     return (np.asarray(layout.dp) > 1) & (np.asarray(layout.ep) > 1)
 
 
 def stacked(layouts: list[Layout]) -> Layout:
-    """Return one layout whose fields are arrays of shape (layouts,)."""
+    """Return one layout whose fields are arrays of shape (layouts,).
+
+    Args:
+        layouts: Layouts of plain numbers.
+
+    Returns:
+        One layout.
+    """
     return Layout(**{name: np.array([getattr(m, name) for m in layouts]) for name in NAMES})
 
 
 def shaped(layout: Layout, dimensions: int) -> Layout:
-    """Return the layout with `dimensions` axes of length one appended to every array field."""
+    """Append axes of length one to every field of a layout.
+
+    Args:
+        layout: A layout with fields of shape (layouts,).
+        dimensions: Number of axes to append.
+
+    Returns:
+        The layout.
+    """
     return replace(layout, **{n: np.asarray(getattr(layout, n)).reshape((-1,) + (1,) * dimensions) for n in NAMES})
 
 
 def select_layouts(layout: Layout, index: Any) -> Layout:
-    """Return the layout with the rows `index` of every array field."""
+    """Return the layout with the rows `index` of every field.
+
+    Args:
+        layout: A layout with fields of shape (layouts, ...).
+        index: Any index of a numpy array.
+
+    Returns:
+        The layout.
+    """
     return Layout(**{name: np.asarray(getattr(layout, name))[index] for name in NAMES})

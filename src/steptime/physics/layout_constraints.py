@@ -1,4 +1,7 @@
-"""What rules of layouts ask: the facts of a model, a machine and an engine, and what a rule is (`rules` has them all)."""
+"""Layout constraints: the facts of a model, system and engine that rules check.
+
+A `Rule` is one condition on layouts; `layout_rules` has all of them.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,37 @@ from steptime.number_checks import Number, divisors
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 
-MODEL, SEARCH, ENGINE = "model", "search", "engine"  # scopes of rules
-READ_ENGINES = ("vllm", "sglang", "trtllm")  # engines whose source was read; any other obeys what all of these do
-LARGEST_HOST = 8  # chips of one host where a system's file tells none: no server of several such boards holds more
-FREE = ("", "ideal")  # no engine, and the one that does whatever mathematics allows
-BETWEEN = {"gate_proj": "outputs", "up_proj": "outputs", "down_proj": "inputs"}  # side of a matrix that has a block's columns
+# Scopes of rules.
+MODEL, SEARCH, ENGINE = "model", "search", "engine"
+# Engines whose sources were read; any other engine follows the rules that all of these share.
+READ_ENGINES = ("vllm", "sglang", "trtllm")
+# Default chips per host: no server of several such boards has more.
+LARGEST_HOST = 8
+# No engine, and the engine without limits of software.
+FREE = ("", "ideal")
+# The side of each matrix that has the columns of a feed-forward block.
+BETWEEN = {"gate_proj": "outputs", "up_proj": "outputs", "down_proj": "inputs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What rules ask of a model, a machine, the chips of a deployment and an engine.
+    """The facts of a model, a system, a deployment and an engine that rules check.
 
-    heads, kv_heads, depth, experts (0: none); cached: whether any layer keeps a KV cache; kv_kinds: KV heads of each kind of
-    attention (1: a latent); state_heads: heads of each kind of recurrent mixer. columns: greatest common divisor of the widths
-    inside feed-forward blocks, that tp divides, and expert_columns inside routed experts; block and expert_block: columns that
-    share a scale (0 each: not known, or none). domain: chips of a scale-up domain that the deployment uses; whole: those it
-    has; most: chips that the machine can have; two_batch: what the engine overlaps; host: chips of a host that the kernels of
-    an overlapped exchange count by, 0 where they do not run, infinite where any number of chips will do. role: "prefill" or
-    "decode" of a pool that hands its cache on or takes it; "" elsewhere.
+    heads, kv_heads, depth, experts: Numbers of the model (0 experts: no routed experts).
+    cached: Whether any layer has a KV cache.
+    kv_kinds: KV heads of each kind of attention (1: a latent).
+    state_heads: Heads of each kind of recurrent mixer.
+    columns: Greatest common divisor of the widths inside feed-forward blocks, which tp divides.
+    expert_columns: The same inside routed experts.
+    block, expert_block: Columns that share a scale (0: unknown, or no such blocks).
+    domain: Chips of a scale-up domain that the deployment uses.
+    domain_chips: Chips of a scale-up domain.
+    max_chips: Maximum chips of the system.
+    chips: Chips of the deployment.
+    two_batch: The engine's overlap of two micro-batches.
+    host: Chips per host for the kernels of an overlapped exchange; 0 where these do not run, infinite where any
+    number works.
+    role: "prefill" or "decode" for a pool of a disaggregated deployment; "" otherwise.
     """
 
     model: str = ""
@@ -61,10 +77,12 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One condition on layouts: where it `holds`, the `reason` to give where it does not, and the engines that need it.
+    """One condition on layouts: its test, the reason for a failure, and its engines.
 
-    engines: names; none: all. An engine that is not known obeys a rule that all known ones have. says: the condition in
-    words; sources: where each engine says so.
+    engines: Names of the engines with this rule; empty for all. An unknown engine follows the rules that all
+    known engines share.
+    says: The condition in words.
+    sources: The source for each engine.
     """
 
     name: str
@@ -76,7 +94,14 @@ class Rule:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def binds(self, engine: str) -> bool:
-        """Whether an engine of that name obeys it."""
+        """Whether an engine of that name follows the rule.
+
+        Args:
+            engine: Name of an engine; "" or "ideal" for no engine.
+
+        Returns:
+            True or false.
+        """
         if not self.engines:
             return True
         return set(READ_ENGINES) <= set(self.engines) if engine not in (*READ_ENGINES, *FREE) else engine in self.engines
@@ -85,7 +110,18 @@ class Rule:
 def collect_facts(
     model: Model, system: System, *, chips: int | None = None, engine: Engine | None = None, role: str = ""
 ) -> Facts:
-    """Return what rules ask, of `chips` of the system (by default any number), an engine (by default any) and a role."""
+    """Collect the facts that rules check.
+
+    Args:
+        model: The model.
+        system: The system.
+        chips: Chips of the deployment; by default any number.
+        engine: The engine; by default any.
+        role: "prefill" or "decode" for a pool of a disaggregated deployment.
+
+    Returns:
+        The facts.
+    """
     shape = _shape(model)
     largest = system.scale_out.size
     inside = system.scale_up.size if chips is None else min(system.scale_up.size, chips)
@@ -104,7 +140,10 @@ def collect_facts(
 
 
 def _host(system: System) -> float:
-    """Return the chips of a host by which DeepEP counts: none without NVLink, no matter in a rack of NVLink or on AMD's."""
+    """Return the chips per host for DeepEP: 0 without NVLink.
+
+    It is infinite in NVLink racks and on AMD chips, where any number works.
+    """
     if system.chip.vendor != "NVIDIA":
         return math.inf
     if system.scale_up.name != "nvlink":
@@ -114,13 +153,20 @@ def _host(system: System) -> float:
 
 
 def facts_of_engine(engine: Engine) -> Facts:
-    """Return what rules of scope "engine" ask, whatever the model and the machine."""
+    """Collect the facts that rules of scope "engine" check, for any model and system.
+
+    Args:
+        engine: The engine.
+
+    Returns:
+        The facts.
+    """
     return Facts(engine=engine.name, two_batch=float(engine.scheduler.two_batch))
 
 
 @lru_cache(maxsize=256)
 def _shape(model: Model) -> dict[str, Any]:
-    """Return what rules ask of a model."""
+    """Return the facts of a model."""
     mixers = [a for layer, _ in model.layers for a in layer.attention]
     routed = [layer.routed for layer, _ in model.layers if layer.routed]
     dense = [(op, _columns(op)) for layer, _ in model.layers for op in layer.ops if op.term == "feed-forward" and _columns(op)]
@@ -141,28 +187,49 @@ def _shape(model: Model) -> dict[str, Any]:
 
 
 def _columns(op: Op) -> int:
-    """Return the width inside a feed-forward block that an operator is one side of; 0 where it is not known."""
+    """Return the inner width of a feed-forward block of an operator; 0 if unknown."""
     side = BETWEEN.get(op.name)
     return int(getattr(op, side)) if side and op.split == "group" else 0
 
 
 def host_chips(system: System) -> int:
-    """Return the chips of one host of a system: as its file tells, or those of a scale-up domain, at most `LARGEST_HOST`."""
+    """Return the chips of one host of a system.
+
+    Args:
+        system: The system.
+
+    Returns:
+        The number in its file, otherwise the chips of a scale-up domain, at most `LARGEST_HOST`.
+    """
     return int(system.rack.get("host_chips", np.min(system.scale_up.size, initial=LARGEST_HOST)))
 
 
 def axis(value: Number) -> Any:
-    """Return an axis of a layout as an array."""
+    """Return an axis of a layout as an array.
+
+    Args:
+        value: A number or an array.
+
+    Returns:
+        An array.
+    """
     return np.asarray(value)
 
 
 def near(total: Number, degree: Number) -> str:
-    """Write the divisors of `total` that are nearest to `degree`.
+    """Write the two divisors of `total` that are nearest to `degree`.
+
+    Args:
+        total: Number to divide.
+        degree: Number that does not divide it.
+
+    Returns:
+        Text such as "4 or 6"; a general text for arrays.
 
     >>> near(12, 5), near(7, 3)
     ('4 or 6', '1 or 7')
     """
     if np.ndim(total) or np.ndim(degree):
-        return "ways that divide it"
+        return "a degree that divides it"
     number, about = int(total), float(degree)
     return " or ".join(str(d) for d in sorted(sorted(divisors(number), key=lambda d: abs(d - about))[:2]))

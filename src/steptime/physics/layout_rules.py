@@ -1,7 +1,11 @@
-"""Which layouts can run, as one table of rules: `check` raises the first that is broken, the search keeps what breaks none.
+"""Layout rules: one table of the conditions under which a layout can run.
 
-A rule holds over arrays of layouts at once. Its scope says what breaking it means: "model", it cannot run at all; "search", it
-could run, but another layout does the same at less cost; "engine", the engine at hand cannot run it.
+`check` raises the first broken rule; a search keeps the layouts that break no rule. A rule is evaluated for arrays of
+layouts at once. Its scope gives the meaning of a broken rule:
+
+- "model": the layout cannot run.
+- "search": it could run, but another layout does the same at a lower cost.
+- "engine": this engine cannot run it.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from steptime.physics.layout_constraints import ENGINE, MODEL, SEARCH, Facts, Ru
 
 
 def _copies(layout: Layout) -> str:
-    """Write how many copies of experts a layout has beside them."""
+    """Write the number of redundant experts of a layout."""
     return f" and {layout.redundant_experts} copies" if np.any(axis(layout.redundant_experts) > 0) else ""
 
 
@@ -68,7 +72,9 @@ RULES: Final[tuple[Rule, ...]] = (
         name="shared experts",
         scope=MODEL,
         holds=lambda f, x: (axis(x.dp) == 1) | (f.experts > 0),
-        reason=lambda f, x: f"dp={x.dp}, but {f.model} has no experts that attention groups could share; use replicas",
+        reason=lambda f, x: (
+            f"dp={x.dp}, but {f.model} has no routed experts that data-parallel ranks could share; use replicas"
+        ),
     ),
     Rule(
         name="divided cache",
@@ -86,57 +92,101 @@ RULES: Final[tuple[Rule, ...]] = (
         name="chips of the deployment",
         scope=SEARCH,
         holds=lambda f, x: axis(x.chips) <= f.chips,
-        reason=lambda f, x: f"a replica of {x.chips} chips is more than the {f.chips} at hand",
+        reason=lambda f, x: f"a replica of {x.chips} chips is larger than the deployment of {f.chips} chips",
     ),
     Rule(
         name="heads before context",
         scope=SEARCH,
         holds=lambda f, x: (axis(x.cp) == 1) | (axis(x.tp) >= f.kv_heads),
-        reason=lambda f, x: f"cp={x.cp} divides contexts before tp={x.tp} has divided the {f.kv_heads} KV heads",
+        reason=lambda f, x: f"cp={x.cp} divides contexts although tp={x.tp} does not yet divide all {f.kv_heads} KV heads",
     ),
     Rule(
         name="groups inside a domain",
         scope=SEARCH,
         holds=lambda f, x: axis(x.group) <= f.domain,
-        reason=lambda f, x: f"an attention group of {x.group} chips leaves the scale-up domain of {f.domain}",
+        reason=lambda f, x: f"a data-parallel rank of {x.group} chips is larger than the scale-up domain of {f.domain} chips",
     ),
     Rule(
         name="groups that fill a domain",
         scope=SEARCH,
         holds=lambda f, x: (x.stage <= f.domain) | (f.domain % axis(x.group) == 0),
-        reason=lambda f, x: f"an attention group of {x.group} chips would straddle two domains of {f.domain}",
+        reason=lambda f, x: f"a data-parallel rank of {x.group} chips would span two scale-up domains of {f.domain} chips",
     ),
     *ENGINE_RULES,
 )
 
 
 def check(layout: Layout, model: Model, system: System) -> None:
-    """Raise LayoutError where a layout is none, or breaks a rule of the model or the system."""
+    """Raise LayoutError where a layout is invalid or breaks a rule of model or system.
+
+    Args:
+        layout: The layout; fields may be arrays.
+        model: The model.
+        system: The system.
+
+    Raises:
+        LayoutError: The first problem.
+    """
     check_ways(layout)
     check_rules(layout, model, system)
 
 
 def check_rules(layout: Layout, model: Model, system: System) -> None:
-    """Raise LayoutError where a layout cannot run the model on the system, naming the axis and the nearest ways that could.
+    """Raise LayoutError where a layout cannot run the model on the system.
 
-    `check_ways` has passed the layout.
+    The message names the axis and the nearest valid degrees. `check_ways` must have accepted the layout before.
+
+    Args:
+        layout: The layout; fields may be arrays.
+        model: The model.
+        system: The system.
+
+    Raises:
+        LayoutError: The first broken rule.
     """
     for reason in reasons(layout, collect_facts(model, system), scopes=(MODEL,)):
         raise LayoutError(reason)
 
 
 def reasons(layout: Layout, facts: Facts, scopes: Iterable[str] = (MODEL, SEARCH, ENGINE)) -> list[str]:
-    """Return why a layout is absent from a search: what each rule that it breaks says; fields may be arrays."""
+    """Return the reasons why a search excludes a layout, one per broken rule.
+
+    Args:
+        layout: The layout; fields may be arrays.
+        facts: Facts of model, system and engine.
+        scopes: Scopes of the rules to check.
+
+    Returns:
+        Messages; empty where no rule is broken.
+    """
     return [rule.reason(facts, layout) for rule in broken(layout, facts, scopes)]
 
 
 def broken(layout: Layout, facts: Facts, scopes: Iterable[str] = (MODEL, SEARCH, ENGINE)) -> list[Rule]:
-    """Return the rules that a layout breaks; fields may be arrays."""
+    """Return the rules that a layout breaks.
+
+    Args:
+        layout: The layout; fields may be arrays.
+        facts: Facts of model, system and engine.
+        scopes: Scopes of the rules to check.
+
+    Returns:
+        The broken rules, in the order of the table.
+    """
     return [rule for rule in _in_force(facts, scopes) if not np.all(rule.holds(facts, layout))]
 
 
 def allowed(layouts: Layout, facts: Facts, scopes: Iterable[str] = (MODEL, SEARCH, ENGINE)) -> Any:
-    """Return which of the layouts, fields of shape (layouts,), break no rule: booleans of that shape."""
+    """Return which of several layouts break no rule.
+
+    Args:
+        layouts: Layouts with fields of shape (layouts,).
+        facts: Facts of model, system and engine.
+        scopes: Scopes of the rules to check.
+
+    Returns:
+        Booleans of shape (layouts,).
+    """
     is_allowed = np.ones(np.broadcast_shapes(*(np.shape(getattr(layouts, name)) for name in NAMES)), dtype=bool)
     for rule in _in_force(facts, scopes):
         is_allowed &= rule.holds(facts, layouts)

@@ -1,4 +1,4 @@
-"""Which layouts a search looks at: ways worth trying, less those that break a rule (`rules`)."""
+"""Layout space: the layouts that a search considers, which break no rule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from steptime.physics.layout_constraints import Facts, collect_facts
 from steptime.physics.layout_rules import allowed
 from steptime.physics.replica_placement import replicas
 
-LARGEST_REPLICA = 256  # chips; larger ones are tried only where one scale-up domain is larger
+# Chips; larger replicas are tried only where one scale-up domain is larger.
+LARGEST_REPLICA = 256
 STAGES = (1, 2, 3, 4, 6, 8, 9, 12, 16)
 CONTEXT_WAYS = (1, 2, 4, 8)
 
@@ -26,10 +27,19 @@ CONTEXT_WAYS = (1, 2, 4, 8)
 def legal(
     model: Model, system: System, chips: int, *, microbatches: tuple[int, ...] = (1, 2), engine: Engine | None = None
 ) -> list[Layout]:
-    """Return the layouts of `model` whose replicas fit `chips` chips, with as many replicas as fit.
+    """Return the layouts of a model whose replicas fit a number of chips.
 
-    An attention group stays inside the scale-up domain; a stage may span several. microbatches: micro-batches a stage.
-    engine: leaves out what it cannot run; by default any can.
+    A data-parallel rank stays inside the scale-up domain; a stage may span several domains.
+
+    Args:
+        model: The model.
+        system: The system.
+        chips: Chips of the deployment.
+        microbatches: Micro-batches per stage to try.
+        engine: Excludes layouts that this engine cannot run; by default no layout is excluded.
+
+    Returns:
+        Layouts, each with as many replicas as fit.
     """
     facts = collect_facts(model, system, chips=chips, engine=engine)
     proposals = list(dict.fromkeys(proposed(facts, chips, microbatches)))
@@ -46,13 +56,23 @@ def legal(
     ]
 
 
-DEGREES = tuple(name for name in NAMES if name != "replicas")  # of one replica
+# The fields of a layout that describe one replica.
+DEGREES = tuple(name for name in NAMES if name != "replicas")
 
 
 def proposed(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield the `WAYS` worth trying, whatever the rules say of them: ways that divide heads, and sizes of every magnitude.
+    """Yield the degrees to try, before any rule excludes them.
 
-    More chips only add to them, so that no deployment is lost by renting one more: what does not fit into its replicas idles.
+    These are divisors of the heads, and sizes of every scale. More chips only add proposals, so that a larger deployment
+    loses no layout. Chips that its replicas do not use stay idle.
+
+    Args:
+        facts: Facts of model and system.
+        chips: Chips of the deployment.
+        microbatches: Micro-batches per stage to try.
+
+    Yields:
+        Degrees in the order of `DEGREES`.
     """
     domain = int(min(facts.domain, chips))
     largest = min(chips, max(domain, LARGEST_REPLICA))
@@ -60,29 +80,50 @@ def proposed(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> Iterato
     for tp, pp, cp in product(heads, [p for p in STAGES if p <= min(facts.depth, chips)], CONTEXT_WAYS):
         for dp in groups(largest // (tp * cp * pp), shared=facts.experts > 0, domain=facts.domain_chips):
             for ep in expert_ways(tp * cp * dp, dp, facts.experts):
-                copies = -facts.experts % ep  # redundant experts with which every chip holds as many
+                # Redundant experts that give every chip the same number of experts.
+                copies = -facts.experts % ep
                 for parts in microbatches:
                     yield tp, pp, dp, ep, cp, pp * parts, copies
 
 
 def not_tried(layout: Layout, facts: Facts, chips: int, microbatches: tuple[int, ...] = (1, 2)) -> str:
-    """Return which axis keeps a layout out of those worth trying, "" where it is among them."""
+    """Return the axis that excludes a layout from the proposals.
+
+    Args:
+        layout: A layout of plain numbers.
+        facts: Facts of model and system.
+        chips: Chips of the deployment.
+        microbatches: Micro-batches per stage to try.
+
+    Returns:
+        A message; "" where the layout is among the proposals.
+    """
     proposals = list(proposed(facts, chips, microbatches))
     for index, name in enumerate(DEGREES):
         degrees = sorted({x[index] for x in proposals})
         proposals = [x for x in proposals if x[index] == getattr(layout, name)]
         if not proposals:
-            return f"{name}={getattr(layout, name)} is not tried here; ways that are: {', '.join(map(str, degrees))}"
+            return f"{name}={getattr(layout, name)} is not tried here; the search tries {', '.join(map(str, degrees))}"
     return ""
 
 
-LADDER = (1, 3, 5, 7, 9, 11, 13)  # times powers of two: eight even steps to an octave, of which one is left out
+# Odd factors of the numbers of ranks to try. Times powers of two they give seven of the eight even steps per octave.
+LADDER = (1, 3, 5, 7, 9, 11, 13)
 
 
 def groups(largest: int, *, shared: bool, domain: Number = math.inf) -> list[int]:
-    """Return the attention groups worth trying, up to `largest`: the rungs of a ladder, and what divides a scale-up domain.
+    """Return the numbers of data-parallel ranks to try, up to `largest`.
 
-    Above `LARGEST_REPLICA` the rungs are powers of two.
+    These are the odd numbers of `LADDER` times powers of two, and the divisors of a scale-up domain. Above
+    `LARGEST_REPLICA` they are powers of two.
+
+    Args:
+        largest: Largest number of ranks.
+        shared: Whether ranks share routed experts; without, one rank is enough.
+        domain: Chips of a scale-up domain.
+
+    Returns:
+        Numbers in rising order.
 
     >>> groups(9, shared=True), groups(9, shared=False), groups(0, shared=True)
     ([1, 2, 3, 4, 5, 6, 7, 8, 9], [1], [])
@@ -100,7 +141,18 @@ def groups(largest: int, *, shared: bool, domain: Number = math.inf) -> list[int
 
 @lru_cache(maxsize=4096)
 def expert_ways(stage: int, dp: int, experts: int) -> tuple[int, ...]:
-    """Return the expert parallel ways worth trying: none, or all chips of the stage (as many as there are experts for).
+    """Return the expert-parallel degrees to try: 1, or all chips of the stage.
+
+    A single data-parallel rank with fewer experts than chips also tries the largest divisor of the stage that leaves one
+    expert per chip.
+
+    Args:
+        stage: Chips of a stage.
+        dp: Data-parallel ranks of the stage.
+        experts: Routed experts of the model; 0 for a dense model.
+
+    Returns:
+        Degrees in rising order.
 
     >>> expert_ways(72, 72, 256), expert_ways(8, 1, 4), expert_ways(8, 8, 4), expert_ways(8, 1, 0)
     ((1, 72), (1, 4), (1,), (1,))

@@ -1,15 +1,15 @@
-r"""How micro-batches pass through stages: the period of a step, its latency, and what counts in it.
+r"""Micro-batch pipeline: the period and the latency of a step over pipeline stages.
 
-Let $c$, $s$ and $n$ be the seconds that one micro-batch spends in all stages together on operators of layers, on the stem
-(embedding and head) and on collectives, $h$ on hops between stages, and $\varphi$ the share of the layers in the fullest stage.
-A stage must serve all $m$ micro-batches, on its arithmetic and on its links, and a micro-batch must pass all stages before its
-next token:
+Let $c$, $s$ and $n$ be the seconds of one micro-batch in all stages together: on operators of layers, on the stem
+(embedding and head) and on collectives. Let $h$ be its seconds on hops between stages, and $\varphi$ the share of the
+layers in the stage with the most layers. A stage must process all $m$ micro-batches, on its arithmetic and on its links. A
+micro-batch must pass all stages before its next token:
 
 $$ t = \max(m (\varphi c + s),\; m \varphi n,\; c + s + n + h) $$
 
-With one micro-batch on one stage this is $c + s + n$; with two, the collectives of one hide behind the operators of the other
-(two-batch overlap), at the price of reading the weights twice; with $P$ on $P$ stages it is the looped pipeline of lecture
-section 10.
+One micro-batch on one stage takes $c + s + n$. With two, the collectives of one overlap with the operators of the other
+(two-batch overlap), at the cost of reading the weights twice. With $P$ micro-batches on $P$ stages it is the looped
+pipeline of lecture section 10.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from steptime.number_checks import Number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """A cycle of micro-batches: its `period` and `latency` [s], and how often the seconds of each part count in the period.
+    """A cycle of micro-batches: `period` and `latency` [s], and weights of the parts.
 
-    The weights add the parts up to the period: collectives that hide behind operators weigh nothing.
+    The weights times the seconds of the parts add up to the period. Collectives that overlap with operators
+    have the weight 0.
     """
 
     period: Number
@@ -36,18 +37,36 @@ class Cycle:
     hops: Number
 
     def slowed(self, factor: Number) -> Cycle:
-        """Return the cycle with all times `factor` times as long."""
+        """Return the cycle with all times multiplied by `factor`.
+
+        Args:
+            factor: A factor, or an array.
+
+        Returns:
+            The slower cycle.
+        """
         return Cycle(**{f.name: getattr(self, f.name) * factor for f in fields(self)})
 
 
 def cycle(layers: Number, stem: Number, links: Number, hops: Number, *, microbatches: Number, share: Number) -> Cycle:
-    r"""Return the cycle of `microbatches` that each take the given seconds in all stages together; all broadcast.
+    r"""Return the cycle of `microbatches` micro-batches over pipeline stages.
 
-    layers, stem, links, hops [s] of one micro-batch; share of the layers in the fullest stage: 1 for one stage.
-    The latency is from the first micro-batch's start to the last one's end. One alone spends $a = \varphi (c + n) + s$ in the
-    fullest stage and the rest of its way elsewhere; that stage serves all $m$, each in $a$, or in $t / m$ where micro-batches
-    overlap in it: $c + s + n + h - a + \min(t, m a)$. On one stage it is the period. Exact without collectives where the stem
-    is in the fullest stage; with collectives it leaves out how those of neighbouring micro-batches interlock.
+    The latency is from the start of the first micro-batch to the end of the last. One micro-batch spends $a = \varphi (c +
+    n) + s$ in the stage with the most layers, and the rest of its time elsewhere. That stage processes all $m$, each in
+    $a$, or in $t / m$ where micro-batches overlap in it: $c + s + n + h - a + \min(t, m a)$. On one stage the latency is
+    the period. The formula is exact without collectives where the stem is in the stage with the most layers. With
+    collectives it ignores how those of neighbouring micro-batches interlock.
+
+    Args:
+        layers: Seconds of one micro-batch on operators of layers, in all stages together.
+        stem: Seconds on embedding and head.
+        links: Seconds on collectives.
+        hops: Seconds on transfers between stages.
+        microbatches: Number of micro-batches.
+        share: Share of the layers in the stage with the most layers; 1 for one stage.
+
+    Returns:
+        The cycle, with the broadcast shape of the arguments.
 
     >>> one = cycle(3.0, 0.0, 1.0, 0.0, microbatches=1, share=1.0)
     >>> float(one.period), float(one.latency)
@@ -59,11 +78,14 @@ def cycle(layers: Number, stem: Number, links: Number, hops: Number, *, microbat
     >>> float(loop.period), float(loop.latency)
     (8.0, 14.0)
     """
+    # Most searches have one micro-batch: skip the comparisons.
     chain = layers + stem + links + hops
     if np.all(np.asarray(microbatches) == 1):
         return Cycle(period=chain, latency=chain, layers=1.0, stem=1.0, links=1.0, hops=1.0)
     by_operators, by_links = microbatches * (share * layers + stem), microbatches * share * links
     period = np.maximum(np.maximum(by_operators, by_links), chain)
+
+    # Exactly one of three limits sets the period; its parts get the weights that add up to it.
     in_chain = chain >= period
     operators = ~in_chain & (by_operators >= by_links)
     linked = ~in_chain & ~operators
@@ -88,9 +110,18 @@ def bounds(
     microbatches: Number,
     share: Number,
 ) -> tuple[Number, Number]:
-    """Return the least and the most time [s] of a step: were all resources overlapped, and were nothing.
+    """Return lower and upper bound of a step [s]: full overlap and no overlap.
 
-    operators, stem, links: busy seconds of each resource in one micro-batch; hops [s] count in the upper bound only.
+    Args:
+        operators: Busy seconds of each resource on operators of layers, in one micro-batch.
+        stem: Busy seconds of each resource on embedding and head.
+        links: Busy seconds of each resource on collectives.
+        hops: Seconds on transfers between stages; only in the upper bound.
+        microbatches: Number of micro-batches.
+        share: Share of the layers in the stage with the most layers.
+
+    Returns:
+        Two times in seconds.
     """
     lower: Number = 0.0
     serial: Number = 0.0

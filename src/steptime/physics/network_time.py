@@ -1,9 +1,12 @@
-r"""The cost of moving data between chips, on nested domains.
+r"""Network time: the cost of moving data between chips, on nested domains.
 
-The alpha-beta model (Hockney 1994; Thakur, Rabenseifner and Gropp 2005): a message of $n$ bytes takes $\alpha + n/W$. A group
-of chips is packed: members fill the inner domain first, then spread over outer ones. Collectives are hierarchical: each
-level moves what the levels below it could not finish. Every function returns one `Traffic` with the seconds that each
-level's link is busy and the seconds of latency, so that the caller can overlap or add them.
+The alpha-beta model: a message of $n$ bytes takes $\alpha + n/W$. A group of chips is packed: its members fill the inner
+domain first, and then further outer domains. Collectives are hierarchical: each level moves the data that the levels below
+cannot finish. Every function returns one `Traffic`: busy seconds of each link level and seconds of latency. The caller can
+overlap them or add them.
+
+References:
+    Hockney 1994; Thakur, Rabenseifner and Gropp 2005.
 """
 
 from __future__ import annotations
@@ -19,7 +22,11 @@ from steptime.number_checks import Number
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Seconds that each link level is busy, inner to outer, seconds of latency, and how often all members wait for all."""
+    """Busy seconds of each link level, latency [s], and calls of a collective.
+
+    busy: Seconds per level, inner to outer.
+    calls: Number of times that all members wait for all members.
+    """
 
     busy: tuple[Number, ...]
     latency: Number
@@ -33,15 +40,30 @@ class Traffic:
         return Traffic(tuple(b * times for b in self.busy), self.latency * times, self.calls * times)
 
     def resized(self, factor: Number) -> Traffic:
-        """The same collective with `factor` times the bytes."""
+        """Return the same collective with `factor` times the bytes.
+
+        Args:
+            factor: A factor, or an array.
+
+        Returns:
+            The traffic; latency and calls do not change.
+        """
         return Traffic(tuple(b * factor for b in self.busy), self.latency, self.calls)
 
 
 def members_by_level(domains: tuple[Domain, ...], size: Number, stride: Number = 1) -> tuple[Number, ...]:
-    """How many members of a packed group of `size`, one every `stride` chips, meet at each level; their product is `size`.
+    """Return the members of a packed group that meet at each level.
 
-    A group of 144 on racks of 72 is 72 in a rack times 2 racks. Groups that do not divide a domain are spread evenly over
-    as many domains as they need.
+    A group of 144 on racks of 72 has 72 members in a rack, times 2 racks. A group that does not divide a domain is spread
+    evenly over the minimum number of domains.
+
+    Args:
+        domains: Domains, inner to outer.
+        size: Members of the group.
+        stride: The group has one member every `stride` chips.
+
+    Returns:
+        Members per level, inner to outer; their product is `size`.
 
     >>> from steptime.hardware.system import Domain, Link
     >>> rack = Domain(name="rack", kind="scale-up", size=72, link=Link(bandwidth=9e11))
@@ -50,7 +72,8 @@ def members_by_level(domains: tuple[Domain, ...], size: Number, stride: Number =
     [(8.0, 1.0), (72.0, 1.0), (72.0, 2.0)]
     """
     members = []
-    outer = np.asarray(size, dtype=np.float64)  # groups still apart once the levels below have met
+    # Parts of the group that are still separate above the levels so far.
+    outer = np.asarray(size, dtype=np.float64)
     for domain in domains[:-1]:
         outer_members = np.minimum(np.ceil(size * stride / domain.size - 1e-9), outer)
         members.append(outer / outer_members)
@@ -59,29 +82,52 @@ def members_by_level(domains: tuple[Domain, ...], size: Number, stride: Number =
 
 
 def messages(link: Link, members: Number) -> Number:
-    """Messages in a row that one phase of a collective needs: one across a switch or mesh, a half ring on a torus."""
+    """Return the sequential messages of one phase of a collective.
+
+    A switch or a mesh needs one, a ring one per further member, and a torus half of each of its three axes.
+
+    Args:
+        link: Link of the domain.
+        members: Members at this level.
+
+    Returns:
+        Number of messages; 0 for one member.
+    """
     if link.topology == "ring":
         return np.maximum(members - 1, 0)
     if link.topology == "torus":
-        return np.where(members > 1, np.ceil(np.cbrt(members) * 1.5), 0)  # half of each of three axes
+        # Half of each of three axes.
+        return np.where(members > 1, np.ceil(np.cbrt(members) * 1.5), 0)
     return (members > 1) * 1.0
 
 
 def all_reduce(
     system: System, size: Number, bytes_: Number, stride: Number = 1, *, overhead: Number = 0.0, efficiency: Number = 1.0
 ) -> Traffic:
-    r"""Sum `bytes_` [B per chip] over a group and give every member the sum, in the faster of two ways.
+    r"""Sum `bytes_` over a group and give every member the sum, by the faster method.
 
-    In two phases, reduce-scatter and all-gather, at each level: $2 (g-1)/g \cdot n / W$ on a level of $g$ members, and $1/g$ of
-    the data on the next. In one, behind a switch: each member reads what the $g - 1$ others hold, $(g-1) n / W$, which saves a
-    latency and so wins for the short messages of decoding. `size` [chips], `bytes_` [B]; [s]. overhead [s] of each phase and
-    the share of bandwidth reached (`efficiency`) decide between them and are the caller's to add.
+    Two phases, reduce-scatter and all-gather, at each level: $2 (g-1)/g \cdot n / W$ on a level of $g$ members, and $1/g$
+    of the data on the next level. One phase, behind a switch: each member reads the data of the $g - 1$ others in $(g-1) n
+    / W$. This saves one latency and is faster for the short messages of decode.
+
+    Args:
+        system: The system.
+        size: Chips of the group.
+        bytes_: Bytes per chip.
+        stride: The group has one member every `stride` chips.
+        overhead: Seconds of each phase. It is used for the choice only; the caller adds it.
+        efficiency: Share of link bandwidth. It is used for the choice only; the caller divides by it.
+
+    Returns:
+        Traffic in seconds at full bandwidth.
     """
     two = _reduce_and_gather(system, size, bytes_, stride)
     link = system.domains[0].link
     members, *beyond = members_by_level(system.domains, size, stride)
     if link.topology in ("ring", "torus"):
         return two
+
+    # One phase pays off where the saved latency and overhead exceed the additional transfer time.
     moved = (members - 1) * bytes_ / link.bandwidth
     traffic = Traffic((moved, *(0.0 for _ in beyond)), (members > 1) * link.latency, (members > 1) * 1.0)
     within = np.asarray(beyond[0] <= 1) if beyond else np.asarray(True)
@@ -96,7 +142,7 @@ def all_reduce(
 
 
 def _reduce_and_gather(system: System, size: Number, bytes_: Number, stride: Number) -> Traffic:
-    """An all-reduce in two phases at each level: twice what either phase alone takes."""
+    """Return an all-reduce in two phases at each level: twice the time of one phase."""
     busy: list[Number] = []
     latency: Number = 0.0
     calls: Number = 0.0
@@ -113,7 +159,17 @@ def _reduce_and_gather(system: System, size: Number, bytes_: Number, stride: Num
 
 
 def all_gather(system: System, size: Number, bytes_: Number, stride: Number = 1) -> Traffic:
-    r"""Give every member of a group the `bytes_` [B] that they hold together: half an all-reduce. Also a reduce-scatter."""
+    """Return the traffic of an all-gather, or of a reduce-scatter: half an all-reduce.
+
+    Args:
+        system: The system.
+        size: Chips of the group.
+        bytes_: Bytes that every member has at the end.
+        stride: The group has one member every `stride` chips.
+
+    Returns:
+        Traffic in seconds at full bandwidth.
+    """
     return _reduce_and_gather(system, size, bytes_, stride) * 0.5
 
 
@@ -129,17 +185,33 @@ def exchange(
     active_groups: int = 1,
     stride: Number = 1,
 ) -> Traffic:
-    r"""Send each token to the chips that hold its experts, once per chip and once per outer domain (dispatch, or combine).
+    """Send each token to the chips of its experts (dispatch), or back (combine).
 
-    size: chips over which the experts are spread; tokens [per chip]; token_bytes [B]; experts and active as routed, out of
-    `active_groups` of `expert_groups` groups where routing is limited to some. A token crosses each outer link once for every
-    domain that it needs and is copied inside it, as DeepEP does, so a level carries the distinct groups hit at that level.
-    Source: lecture, section 7; DeepSeek-V3, arXiv 2412.19437, section 3.2.2.
+    A token crosses each outer link once for every domain that it needs, and is copied inside the domain, as in DeepEP. So
+    each level carries one copy per distinct group with an active expert at that level.
+
+    Args:
+        system: The system.
+        size: Chips over which the experts are spread.
+        tokens: Tokens per chip.
+        token_bytes: Bytes per token.
+        experts: Routed experts.
+        active: Active experts per token.
+        expert_groups: Groups of experts, for routing that is limited to some groups.
+        active_groups: Groups per token.
+        stride: The group has one member every `stride` chips.
+
+    Returns:
+        Traffic in seconds at full bandwidth.
+
+    References:
+        Lecture, section 7; DeepSeek-V3, arXiv 2412.19437, section 3.2.2.
     """
     members = members_by_level(system.domains, size, stride)
     busy: list[Number] = []
     latency: Number = 0.0
-    groups = np.asarray(size, dtype=np.float64)  # groups to tell apart at this level: chips, then nodes, then pods
+    # Separate destinations at this level: chips, then nodes, then pods.
+    groups = np.asarray(size, dtype=np.float64)
     for domain, local_members in zip(system.domains, members, strict=True):
         if not np.any(local_members > 1):
             busy.append(0.0)
@@ -158,9 +230,19 @@ def exchange(
 
 
 def point_to_point(system: System, size: Number, bytes_: Number, stride: Number) -> Traffic:
-    """Pass `bytes_` [B per chip] along a loop of `size` stages, `stride` chips apart: each hop at the level it crosses.
+    """Pass data along a loop of pipeline stages.
 
-    The last hop brings only token ids back to the first stage: a latency without bytes.
+    Each hop uses the level that it crosses. The last hop brings only token ids back to the first stage: a
+    latency without bytes.
+
+    Args:
+        system: The system.
+        size: Number of stages.
+        bytes_: Bytes per chip.
+        stride: Chips between neighbouring stages.
+
+    Returns:
+        Traffic in seconds at full bandwidth.
     """
     members = members_by_level(system.domains, size, stride)
     busy: list[Number] = []

@@ -1,7 +1,7 @@
-"""What a pass asks of one chip: its rows, the FLOPs and bytes of each operator, and how many kernels it launches.
+"""Operator work: the rows, FLOPs, bytes and kernel launches of a pass on one chip.
 
-Demand is work, not time. Two kinds of an engine's constants change the work itself and are read here: the imbalance of experts
-with the tiles that pad their rows, and the share of activations that goes through memory.
+Demand is work, not time. Two kinds of engine constants change the work itself and are used here: the imbalance of experts
+with the tiles that pad their rows, and the share of activations that passes through memory.
 """
 
 from __future__ import annotations
@@ -35,17 +35,24 @@ from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.physics.moe_kernels import FOUR, Chain, four_bits, kernel_chain, multiplied_in
 
-QUANTISED = ("fp8", "fp4", "int8")  # arithmetic that needs its inputs quantised first
-UNPACKED = ("bf16", "fp16")  # arithmetic to which a chip itself widens narrower weights
-FEWEST = 1e-6  # sequences, of a pass that has none
-NARROW = 5 / 8  # bytes per weight under which unpacking it costs bandwidth
+# Arithmetic with quantised inputs.
+QUANTISED = ("fp8", "fp4", "int8")
+# Arithmetic to which a chip converts narrower weights.
+UNPACKED = ("bf16", "fp16")
+# Sequences of an empty pass, which avoids a division by 0.
+FEWEST = 1e-6
+# Bytes per weight below which unpacking costs bandwidth.
+NARROW = 5 / 8
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The rows that one micro-batch brings to one attention group; `everywhere` counts those of all groups together.
+    """The rows of one micro-batch in one data-parallel rank.
 
-    sequences, prompts; decode, prefill, everywhere [rows]; context, tokens, prefix [tokens of a sequence or a prompt].
+    sequences, prompts: Sequences in decode, and prompts in prefill.
+    decode, prefill, everywhere: Rows; `everywhere` is the sum over all data-parallel ranks.
+    context, tokens, prefix: Tokens in the KV cache of a sequence, new tokens of a prompt, and its cached
+    tokens.
     """
 
     sequences: Number
@@ -59,12 +66,20 @@ class Work:
 
     @property
     def logits(self) -> Number:
-        """Rows whose logits are needed: every decoded token, and the last of each prompt."""
+        """Rows with logits: every decode token, and the last token of each prompt."""
         return self.decode + self.prompts
 
 
 def build_work(inputs: Mapping[str, Any], layout: Layout) -> Work:
-    """Return the rows that one micro-batch brings to an attention group; `inputs` are the arguments of `mixed_step`."""
+    """Return the rows of one micro-batch in a data-parallel rank.
+
+    Args:
+        inputs: The sizes of `mixed_step` by name.
+        layout: Parallel degrees; fields may be arrays.
+
+    Returns:
+        The work.
+    """
     m, dp = layout.microbatches, layout.dp
     sequences = busiest(inputs["batch"], dp * m)
     group_prompts = busiest(inputs["prompts"], dp) / m
@@ -81,16 +96,25 @@ def build_work(inputs: Mapping[str, Any], layout: Layout) -> Work:
 
 
 def busiest(count: Number, groups: Number) -> Number:
-    """Sequences or prompts of the group that has most of them, where they are dealt out in turn: at least one of any.
+    """Return the number of sequences or prompts of the busiest rank.
 
-    A mean number between two whole ones is between theirs: a step of one prompt or two does not always read two.
+    They are distributed round-robin, so that a positive number gives at least one. A mean number between two whole numbers
+    is interpolated, because a step with one or two prompts does not always have two.
+
+    Args:
+        count: Sequences or prompts, or their mean number.
+        groups: Data-parallel ranks, times micro-batches where these divide them.
+
+    Returns:
+        Sequences or prompts.
 
     >>> [float(busiest(count, 4)) for count in (0, 0.5, 3.5, 4, 4.25, 5)], float(busiest(2.5, 1))
     ([0.0, 1.0, 1.0, 1.0, 1.25, 2.0], 2.5)
     """
     rounded = np.floor(count + 1e-9)
     part = np.maximum(count - rounded, 0.0)
-    largest: Number = np.ceil(rounded / groups - 1e-9) + 0.0  # never -0
+    # The sum with 0 turns -0 into 0.
+    largest: Number = np.ceil(rounded / groups - 1e-9) + 0.0
     if has_nonzero(part):
         largest = (1 - part) * largest + part * np.ceil((rounded + 1) / groups - 1e-9)
         largest = np.maximum(largest, np.minimum(np.ceil(count), 1.0))
@@ -99,7 +123,7 @@ def busiest(count: Number, groups: Number) -> Number:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What a pass runs: operators of the layers with how many each stands for, those of the stem, mixers with their counts."""
+    """The operators of a pass: layers and mixers with their counts, and the stem."""
 
     layers: tuple[tuple[Op, int], ...]
     stem: tuple[Op, ...]
@@ -108,12 +132,19 @@ class Ledger:
 
 @lru_cache(maxsize=256)
 def ledger(model: Model, *, merged: bool) -> Ledger:
-    """Return distinct operators, each standing for all that are equal to it.
+    """Return the distinct operators of a model, each with its number of instances.
 
-    The time of an operator is homogeneous: $n$ equal ones take the time of one with $n$ times the weights and FLOPs. Where
-    activations cost nothing (`merged`), that holds for all operators of one term, format and split with one ratio of FLOPs
-    to weights, too, where the lengths of sums cost nothing either; a format's bytes differ by what its scales take in matrices
-    of other shapes, and count as their mean.
+    The time of an operator is homogeneous: $n$ equal operators take the time of one with $n$ times the weights and FLOPs.
+    If activations and short sums cost nothing (`merged`), this is also true for different operators. These need one term,
+    format, split and ratio of FLOPs to weights. The bytes per weight of one format differ by the scales of matrices of other
+    shapes; the mean counts.
+
+    Args:
+        model: The model.
+        merged: Whether to join operators in this way.
+
+    Returns:
+        The operators.
     """
     ops: dict[Any, list[tuple[Op, int]]] = {}
     mixers: Counter[Attention] = Counter()
@@ -157,10 +188,12 @@ def _joined(same: list[tuple[Op, int]]) -> tuple[Op, int]:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What an operator asks of one chip in one micro-batch.
+    """The work of an operator on one chip in one micro-batch.
 
-    flops [FLOP] at a rate of peak [FLOP/s] x efficiency; weights [B], read at memory_efficiency of the bandwidth; activations
-    and kv [B].
+    flops: FLOP.
+    peak, efficiency: Peak rate [FLOP/s] and the share of it.
+    weights, memory_efficiency: Bytes of weights, and the share of memory bandwidth of their reads.
+    activations, kv: Bytes.
     """
 
     flops: Number
@@ -173,9 +206,10 @@ class Demand:
 
 
 class Pass:
-    """The work of one micro-batch on a chip, and what its operators have in common: each of it is found once.
+    """The work of one micro-batch on a chip, with the values that its operators share.
 
-    rows; logits [rows]; compute, memory: shares of the data sheet that plain products reach.
+    rows, logits: Rows, and rows with logits.
+    compute, memory: Shares of the data sheet's rates in plain products.
     """
 
     def __init__(self, work: Work, system: System, layout: Layout, engine: Engine) -> None:
@@ -187,7 +221,14 @@ class Pass:
         self._rates: dict[tuple[str, ...], tuple[tuple[str, ...], Any]] = {}
 
     def rate(self, stored: tuple[str, ...]) -> tuple[tuple[str, ...], Any]:
-        """Return the arithmetic in which weights of the arithmetic `stored` are multiplied, and its peak rate [FLOP/s]."""
+        """Return the arithmetic in which stored weights are multiplied, and its peak rate.
+
+        Args:
+            stored: Arithmetic that can multiply the stored format, best first.
+
+        Returns:
+            Names of arithmetic, and FLOP/s.
+        """
         if stored not in self._rates:
             peak = self.system.chip.peak
             computed = computed_in(self.engine.arithmetic, stored, peak, self.system.chip.vendor)
@@ -196,9 +237,18 @@ class Pass:
 
 
 def computed_in(rules: Iterable[Computed], stored: tuple[str, ...], peak: Collection[str], vendor: str) -> tuple[str, ...]:
-    """Return the arithmetic, best first, in which an engine multiplies weights on a chip of such peak rates.
+    """Return the arithmetic in which an engine multiplies weights, best first.
 
-    AMD's chips that multiply 4 bits and not 6 run what 6 could in 4 (`four_bits`).
+    AMD chips with 4-bit and without 6-bit arithmetic run formats for 6-bit arithmetic in 4 bits (`four_bits`).
+
+    Args:
+        rules: Compute formats of the engine.
+        stored: Arithmetic that can multiply the stored format, best first.
+        peak: Arithmetic that the chip has.
+        vendor: Vendor of the chip.
+
+    Returns:
+        Names of arithmetic.
 
     >>> computed_in((), ("fp6", "bf16"), ("fp4", "bf16"), "AMD"), computed_in((), ("fp6", "bf16"), ("fp4", "bf16"), "")
     (('fp4', 'bf16'), ('fp6', 'bf16'))
@@ -209,7 +259,16 @@ def computed_in(rules: Iterable[Computed], stored: tuple[str, ...], peak: Collec
 
 
 def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
-    """Return what routed experts ask of the busiest chip for one micro-batch; they stand for so many `instances`."""
+    """Return the demand of routed experts on the busiest chip for one micro-batch.
+
+    Args:
+        op: Routed experts of `instances` layers.
+        context: Work of a micro-batch on a chip.
+        instances: Number of layers in `op`.
+
+    Returns:
+        The demand.
+    """
     work, system, layout, kernels, experts = (
         context.work,
         context.system,
@@ -219,20 +278,29 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
     )
     computed, peak = context.rate(op.format.arithmetic)
     slots, sharing = expert_slots(op, layout), layout.stage / layout.ep
-    copies = slots * layout.ep  # that the tokens choose among
+
+    # Weights: the busiest chip reads each expert that at least one of its tokens activates.
+    copies = slots * layout.ep
     touched = experts_touched(slots, slots * op.active / copies, work.everywhere, experts.expert_evenness)
     share = np.minimum(touched / slots, 1.0)
     reachable = np.where(work.everywhere < 1, work.everywhere, np.minimum(slots, work.everywhere * op.active))
     touched = np.minimum(expected_maximum(touched, touched * (1 - share), layout.ep, np.maximum(1 - 2 * share, 0.0)), reachable)
-    least = np.minimum(work.everywhere, 1.0)  # the busiest chip has at least one
+    # The busiest chip has at least one active expert.
+    least = np.minimum(work.everywhere, 1.0)
     touched = np.maximum(touched, least)
+
+    # Rows: the experts of one token are distinct, which lowers the variance between chips.
     rows = work.everywhere * op.active / layout.ep
-    distinct_factor = (op.experts - op.active) / np.maximum(op.experts - 1, 1)  # a token's experts differ from one another
+    distinct_factor = (op.experts - op.active) / np.maximum(op.experts - 1, 1)
     rows = np.maximum(expected_maximum(rows, rows * distinct_factor, layout.ep), least)
-    rows = rows * np.where(np.asarray(layout.ep) > 1, experts.expert_imbalance, 1.0)  # one chip has all rows
+    # Without expert parallelism one chip has all rows, and there is no imbalance.
+    rows = rows * np.where(np.asarray(layout.ep) > 1, experts.expert_imbalance, 1.0)
     rows = np.minimum(rows, work.everywhere * np.minimum(op.active, slots))
     if has_nonzero(experts.expert_tile_rows):
-        rows = np.hypot(rows, touched * experts.expert_tile_rows)  # a tile is computed whole
+        # A kernel computes whole tiles.
+        rows = np.hypot(rows, touched * experts.expert_tile_rows)
+
+    # Efficiency: by the arithmetic in which the chip multiplies the weights.
     efficiency, reading = kernels.expert_efficiency, kernels.expert_memory_efficiency
     if op.format.bytes < NARROW and computed[0] in UNPACKED:
         reading = np.minimum(reading, kernels.unpack_rate * op.format.bytes / system.chip.hbm.bandwidth)
@@ -252,15 +320,27 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
     return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
 
 
-ROW_BYTES = {"fp4": 0.5, "fp6": 0.75, "fp8": 1.0, "int8": 1.0}  # of a value that is multiplied; else two
+# Bytes per multiplied value; 2 for other arithmetic.
+ROW_BYTES = {"fp4": 0.5, "fp6": 0.75, "fp8": 1.0, "int8": 1.0}
 
 
 def shortness(op: Op, sharing: Number, instances: int) -> Number:
-    """Return the mean of 1 / K over the FLOPs of routed experts, of products that sum K values; 0 where that is not known.
+    """Return the mean of 1 / K over the FLOPs of routed experts, for sums of K values.
 
-    Products of sums over K bytes reached 1,418 TFLOP/s / (1 + 719 / K) on H800 in FP8, for K from 512 to 16,384 and 4,096 rows,
-    grouped ones alike (github.com/deepseek-ai/DeepGEMM, README of 2025-02); writing outputs of two bytes takes 420 of the 719.
-    Chips that divide the inner dimension of a block's second product have shorter sums. What is not one product is not known.
+    Chips that divide the inner dimension of a block's second product have shorter sums.
+
+    Args:
+        op: Routed experts of `instances` layers.
+        sharing: Chips that share an expert.
+        instances: Number of layers in `op`.
+
+    Returns:
+        The mean of 1 / K; 0 where the operator is not a plain product.
+
+    References:
+        Products of sums over K bytes reached 1,418 TFLOP/s / (1 + 719 / K) on H800 in FP8 (K from 512 to 16,384; 4,096
+        rows). Grouped products are the same (github.com/deepseek-ai/DeepGEMM, README of 2025-02). Writing outputs of
+        two bytes takes 420 of the 719.
     """
     if not op.columns or not op.inputs or not op.flops_per_row:
         return 0.0
@@ -269,26 +349,57 @@ def shortness(op: Op, sharing: Number, instances: int) -> Number:
 
 
 def moved_values(op: Op, sharing: Number, instances: int, chain: Chain) -> Number:
-    """Return the values of 16 bits that go through memory for each row of routed experts, moved by a `chain` of kernels."""
+    """Return the 16-bit values through memory for each row of routed experts.
+
+    Args:
+        op: Routed experts of `instances` layers.
+        sharing: Chips that share an expert.
+        instances: Number of layers in `op`.
+        chain: Kernels that run the experts.
+
+    Returns:
+        Values per row and chip.
+    """
     columns = op.columns * instances
     matrices = op.flops_per_row / (2 * op.inputs * op.columns) if op.inputs and op.columns else 0.0
     return chain.wide * op.inputs + (chain.narrow + chain.per_matrix * matrices) * columns / sharing
 
 
 def in_blocks(op: Op) -> bool:
-    """Whether 8-bit weights of an operator have a scale for each block: as their format says, and experts in any case.
+    """Whether 8-bit weights of an operator have block scales.
 
-    Tensor cores of chips with 4-bit arithmetic scale 16 or 32 values in a row. Sums over the blocks of 128 x 128 that FP8
-    mixtures of experts have are scaled outside of them, by units hardly faster than those of chips before: slower than BF16 on
-    B200 (0.58 to 0.97 times as fast; github.com/flashinfer-ai/flashinfer/issues/2146, github.com/NVIDIA/cutlass/issues/2923),
-    but 1,500 of 1,979 TFLOP/s on H800 (github.com/deepseek-ai/DeepGEMM/pull/81). Kernels that round such scales to powers of
-    two, for the tensor cores, are faster than that on Blackwell too (DeepGEMM, in wide deployments of SGLang).
+    Routed experts always count as block-scaled. Tensor cores of chips with 4-bit arithmetic scale 16 or 32 values in a row.
+    FP8 models of experts have sums over blocks of 128 x 128. Their scales are applied outside of tensor cores, by units
+    that are hardly faster than on earlier chips. Kernels that round such scales to powers of two for the tensor cores are
+    faster on Blackwell too (DeepGEMM, in wide deployments of SGLang).
+
+    Args:
+        op: The operator.
+
+    Returns:
+        True or false.
+
+    References:
+        B200: 0.58 to 0.97 times the speed of BF16 (github.com/flashinfer-ai/flashinfer/issues/2146,
+        github.com/NVIDIA/cutlass/issues/2923). H800: 1,500 of 1,979 TFLOP/s
+        (github.com/deepseek-ai/DeepGEMM/pull/81).
     """
     return op.rows == "routed" or op.format.block > 0
 
 
 def attention_demands(a: Attention, work: Work, system: System, layout: Layout, engine: Engine) -> dict[str, Demand]:
-    """Return what a token mixer asks of a chip, by phase: "decode" and "prefill"."""
+    """Return the demand of a token mixer on a chip, by phase.
+
+    Args:
+        a: The token mixer.
+        work: Rows of one micro-batch.
+        system: The system.
+        layout: Parallel degrees; fields may be arrays.
+        engine: The engine.
+
+    Returns:
+        Demands of the phases with work: "decode" and "prefill".
+    """
     kv_ways, state_shards = cache_ways(a, layout), state_ways(a, layout)
     latent = a.expand_flops > 0
 
@@ -299,6 +410,8 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         return rate
 
     demands = {}
+
+    # Decode reads the whole cache of each sequence, and reads and writes recurrent states.
     if has_nonzero(work.decode):
         entries = entries_read(a, work.context)
         flops = work.decode * (a.flops_per_pair_decode * entries / layout.cp + a.state_flops_per_token) / layout.tp
@@ -307,6 +420,8 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         reached = engine.kernels.attention_efficiency * (engine.kernels.latent_efficiency * busy if latent else 1.0)
         rate = peak(LATENT_DECODE if latent else DECODE)
         demands["decode"] = Demand(flops, rate, kv=moved, efficiency=reached, memory_efficiency=busy)
+
+    # Prefill of a latent expands the cached prefix to keys and values first.
     if has_nonzero(work.prefill):
         flops = work.prompts * (
             a.flops_per_pair_prefill * pairs(a, work.tokens, work.prefix)
@@ -322,10 +437,16 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
 
 
 def busy_parts(sequences: Number, parts: Number) -> Number:
-    """Return the share of a chip's parts that work, where each of `parts` takes a whole sequence at a time.
+    """Return the share of a chip's parts that work, with one whole sequence per part.
 
-    A mean number of sequences between two whole ones takes rounds between theirs. One where `parts` is infinite: contexts are
-    split among all of the chip.
+    A mean number of sequences between two whole numbers is interpolated.
+
+    Args:
+        sequences: Sequences on the chip.
+        parts: Parts of the chip; infinite where all of the chip shares each context.
+
+    Returns:
+        A share; 1 for infinite parts.
 
     >>> [float(busy_parts(sequences, 76)) for sequences in (19, 76, 114)], busy_parts(19, np.inf)
     ([0.25, 1.0, 0.75], 1.0)
@@ -338,27 +459,52 @@ def busy_parts(sequences: Number, parts: Number) -> Number:
     return np.where(np.isfinite(parts), np.maximum(sequences, FEWEST) / (rounds * parts), 1.0)
 
 
-REACHED = {"memory": 0.77, "compute": 0.74}  # of the data sheet, by plain bf16 products: mean of H100, H200, B200, B300, GB200
+# Usual share of the data sheet in plain bf16 products: mean of H100, H200, B200, B300, GB200.
+REACHED = {"memory": 0.77, "compute": 0.74}
 
 
 def chip_factor(system: System, kind: str, engine: Engine) -> Number:
-    """Return the factor by which a chip's share of its data sheet ("memory" or "compute") departs from the usual share.
+    """Return a chip's measured share of its data sheet divided by the usual share.
 
-    Shares are those of kernels measured alone. The constant `chip_departure` is the exponent with which the departure shows in
-    an engine: 0 for the ideal, which reaches the data sheet on every chip.
+    Shares were measured with single kernels. The constant `chip_departure` is the exponent: 0 for the ideal engine, which
+    reaches the data sheet on every chip.
+
+    Args:
+        system: The system.
+        kind: "memory" or "compute".
+        engine: The engine.
+
+    Returns:
+        A factor on the efficiency.
     """
     share = system.chip.reached.get(kind)
     return 1.0 if share is None else (share / REACHED[kind]) ** engine.kernels.chip_departure
 
 
 def slowness(system: System, engine: Engine) -> Number:
-    """Return the factor on all of a step's times: for an engine's software for a chip, and what runs of one's own say."""
+    """Return the factor on all times of a step, from software and from your own runs.
+
+    Args:
+        system: The system.
+        engine: The engine.
+
+    Returns:
+        A factor; more than 1 is slower.
+    """
     anchored = 1.0 if engine.anchor is None else engine.anchor.step
     return software_factor(system, engine) * anchored
 
 
 def software_factor(system: System, engine: Engine) -> Number:
-    """Return the factor on an engine's times for how far its software for a chip is: 1 for the ideal."""
+    """Return the factor on an engine's times from its software for a chip.
+
+    Args:
+        system: The system.
+        engine: The engine.
+
+    Returns:
+        A factor; 1 for the ideal engine.
+    """
     share = system.chip.reached.get(SOFTWARE, 1.0)
     return np.where(np.asarray(engine.kernels.chip_departure) > 0, 1 / share, 1.0) if np.any(np.asarray(share) != 1) else 1.0
 
@@ -368,16 +514,18 @@ KERNELS = (
 )  # fmt: skip
 
 
-HEAD_NORMS = ("q_norm", "k_norm")  # each a kernel of its own (vLLM 0.19, models/qwen3.py: q_norm(q), k_norm(k))
+# Norms with a separate kernel each (vLLM 0.19, models/qwen3.py: q_norm(q), k_norm(k)).
+HEAD_NORMS = ("q_norm", "k_norm")
 CLOSING = ("o_proj", "out_proj", "down_proj")
-"""Products of what others of their block make: they share no input with those, however wide it is."""
+"""Products of the results of other products in their block: they never share an input with these."""
 
 
-SECOND = (*CLOSING, "wo_b", "output_linear", "linear_out")  # whose inputs chips divide; of these some have inputs of their own
+# Products whose inner dimension chips divide. Some of them have a separate input.
+SECOND = (*CLOSING, "wo_b", "output_linear", "linear_out")
 
 
 def _reads(op: Op) -> tuple[object, ...]:
-    """Return what tells the input of a product apart: those that share one run as one kernel."""
+    """Return the identity of a product's input; products of one input share a kernel."""
     return op.inputs, op.term, op.rows, op.name in CLOSING
 
 
@@ -385,13 +533,20 @@ def _reads(op: Op) -> tuple[object, ...]:
 def kernel_counts(
     model: Model, vendor: str = "", peak: tuple[str, ...] = (), rules: tuple[Computed, ...] = ()
 ) -> dict[str, int]:
-    """Return how often a pass launches each kind of kernel, by the name of its overhead: seconds_per_layer counts "layer".
+    """Return the launches of each kind of kernel in a pass.
 
-    vendor: who made the chip; peak: the arithmetic that it has; rules: in which an engine multiplies formats.
+    Args:
+        model: The model.
+        vendor: Vendor of the chip.
+        peak: Arithmetic that the chip has.
+        rules: Compute formats of the engine.
+
+    Returns:
+        Launches by the name of their overhead: "layer" for `seconds_per_layer`.
     """
 
     def launches(op: Op) -> tuple[int, int]:
-        """Kernels that a step launches, those of `seconds_per_expert_layer` left out, and those that quantise inputs."""
+        """Return plain kernels (without those of expert layers) and quantising kernels."""
         stored = op.format.arithmetic
         kind = multiplied_in(computed_in(rules, stored, peak, vendor), peak)
         chain = kernel_chain(stored[0], kind, vendor)

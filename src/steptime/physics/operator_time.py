@@ -1,4 +1,4 @@
-"""The time of operators: their arithmetic and traffic overlapped, divided between the resources that they wait for."""
+"""Operator time: overlapped arithmetic and traffic, divided between resources."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from steptime.physics.op_work import (
 from steptime.physics.roofline import TINY, compute_time, is_norm, memory_time, overlap, root, smaller_power
 from steptime.physics.time_ledger import Clock, Entry, accumulate
 
-AT_ONCE = 1 << 15  # seconds of operators that are joined at once: about what a core keeps in cache
+# Values per block: about as many as the cache of one core holds.
+AT_ONCE = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """`count` times the demand of an operator, which stands for so many `instances` in the model."""
+    """`count` times the demand of an operator, which has `instances` in the model."""
 
     term: str
     name: str
@@ -39,12 +40,27 @@ class Operator:
     instances: Number = 1
 
     def scaled(self, amount: Number) -> Number:
-        """What all of them ask for, where one asks for so much."""
+        """Return the amount of all instances from the amount of one.
+
+        Args:
+            amount: FLOP or bytes of one.
+
+        Returns:
+            FLOP or bytes of `count`.
+        """
         return amount if type(self.count) is int and self.count == 1 else self.count * amount
 
 
 def run_layers(clock: Clock, totals: Ledger, model: Model, context: Pass, *, merged: bool) -> None:
-    """Add the operators and token mixers of all layers, and the overheads that go with them."""
+    """Add the operators, token mixers and overheads of all layers to a clock.
+
+    Args:
+        clock: Sums of seconds, which this function increases.
+        totals: The operators of the model.
+        model: The model.
+        context: Work of a micro-batch on a chip.
+        merged: Whether operators that cost the same together are joined.
+    """
     system, engine = context.system, context.engine
     run_products(clock, _products(model, context, merged=merged, stem=False), context)
     operators = [
@@ -56,6 +72,8 @@ def run_layers(clock: Clock, totals: Ledger, model: Model, context: Pass, *, mer
         phases = attention_demands(mixer, context.work, system, context.layout, engine).items()
         operators += [Operator("attention", f"{mixer.name}, {phase}", demand, n, n) for phase, demand in phases]
     run(clock, operators, system, engine)
+
+    # Launch overheads do not overlap with operators.
     for kernel, times in kernel_counts(model, system.chip.vendor, tuple(system.chip.peak), engine.arithmetic).items():
         launch_seconds = constant(engine, f"seconds_per_{kernel}")
         if times and has_nonzero(launch_seconds):
@@ -63,13 +81,20 @@ def run_layers(clock: Clock, totals: Ledger, model: Model, context: Pass, *, mer
 
 
 def run_stem(clock: Clock, model: Model, context: Pass, *, merged: bool) -> None:
-    """Add the operators before and after the layers, and what the host does for a step and its sequences."""
+    """Add embedding, head and host work to a clock.
+
+    Args:
+        clock: Sums of seconds, which this function increases.
+        model: The model.
+        context: Work of a micro-batch on a chip.
+        merged: Whether operators that cost the same together are joined.
+    """
     engine = context.engine
     run_products(clock, _products(model, context, merged=merged, stem=True), context)
     if has_nonzero(engine.overheads.seconds_per_step):
         clock.wait("step", 1, engine.overheads.seconds_per_step)
     if has_nonzero(engine.overheads.seconds_per_sequence):
-        clock.wait("sequences of a group", context.work.decode, engine.overheads.seconds_per_sequence)
+        clock.wait("tokens of a data-parallel rank", context.work.decode, engine.overheads.seconds_per_sequence)
 
 
 def _products(model: Model, context: Pass, *, merged: bool, stem: bool) -> Products:
@@ -80,7 +105,15 @@ def _products(model: Model, context: Pass, *, merged: bool, stem: bool) -> Produ
 
 
 def run_products(clock: Clock, products: Products, context: Pass) -> None:
-    """Add products that run one after another: rows of one array, as many at once as a core keeps in cache."""
+    """Add products that run one after another to a clock.
+
+    Products are rows of one array, as many at once as fit in the cache of a core.
+
+    Args:
+        clock: Sums of seconds, which this function increases.
+        products: Products as columns.
+        context: Work of a micro-batch on a chip.
+    """
     norm, bandwidth = context.engine.kernels.roofline_norm, context.system.chip.hbm.bandwidth
     points = math.prod(np.broadcast_shapes(np.shape(norm), np.shape(context.rows), np.shape(context.layout.group)))
     for part in products.parts(max(1, AT_ONCE // max(1, points))):
@@ -96,6 +129,8 @@ def run_products(clock: Clock, products: Products, context: Pass) -> None:
         if not clock.parts:
             clock.add({"": np.add.reduce(overlap(compute, memory, norm))}, {}, busy)
             continue
+
+        # The part of traffic is divided by kind of data in proportion to its seconds.
         seconds, to_compute, to_memory = (np.asarray(array) for array in overlapped(compute, memory, norm))
         blame: dict[str, Number] = {"compute": np.add.reduce(to_compute)}
         if len(traffic) > 1:
@@ -116,7 +151,14 @@ def run_products(clock: Clock, products: Products, context: Pass) -> None:
 
 
 def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Engine) -> None:
-    """Add operators that run one after another: the times of many are rows of one array."""
+    """Add operators that run one after another to a clock.
+
+    Args:
+        clock: Sums of seconds, which this function increases.
+        operators: The operators, whose times are rows of one array.
+        system: The system.
+        engine: The engine.
+    """
     norm = engine.kernels.roofline_norm
     compute = [
         compute_time(operator.scaled(operator.demand.flops), operator.demand.peak, operator.demand.efficiency)
@@ -142,7 +184,7 @@ def _rows(values: Sequence[Number], shape: tuple[int, ...]) -> Array:
 
 
 def _sum(parts: Sequence[Number] | Array) -> Number:
-    """Return the sum of some numbers, or of the rows of an array: one alone as it is."""
+    """Return the sum of numbers, or of the rows of an array; a single one unchanged."""
     if len(parts) == 1:
         only: Number = parts[0]
         return only
@@ -150,7 +192,7 @@ def _sum(parts: Sequence[Number] | Array) -> Number:
 
 
 def _traffic(operator: Operator, system: System, engine: Engine) -> dict[str, Number]:
-    """Return the seconds in which memory delivers what an operator reads: a cache, or weights and activations."""
+    """Return the seconds of memory traffic of an operator, by kind of data."""
     demand, bandwidth, kernels = operator.demand, system.chip.hbm.bandwidth, engine.kernels
     if has_nonzero(demand.kv):
         reached = kernels.attention_memory_efficiency * chip_factor(system, "memory", engine) * demand.memory_efficiency
@@ -169,7 +211,7 @@ def _run(
     traffic: Sequence[dict[str, Number]],
     norm: Number,
 ) -> None:
-    """Add operators whose arithmetic and traffic take `compute` and `memory` [s], a row each."""
+    """Add operators with the times `compute` and `memory` [s], one row each."""
     busy = {"compute": _sum(compute), "memory": _sum(memory)}
     if not clock.parts:
         clock.add({"": _sum(np.asarray(overlap(compute, memory, norm)))}, {}, busy)
@@ -195,9 +237,15 @@ def _run(
 
 
 def overlapped(compute: Number, memory: Number, norm: Number) -> tuple[Number, Number, Number]:
-    """Return the seconds of an operator, and how they divide between arithmetic and traffic, as each brought them about.
+    """Return the seconds of an operator, and the parts of arithmetic and of traffic.
 
-    compute, memory [s]; norm: p of the p-norm that joins them.
+    Args:
+        compute: Seconds of arithmetic.
+        memory: Seconds of memory traffic.
+        norm: p of the p-norm that joins them.
+
+    Returns:
+        Total seconds, the part of arithmetic, and the part of traffic.
 
     >>> [float(x) for x in overlapped(3.0, 4.0, np.inf)], [round(float(x), 3) for x in overlapped(3.0, 4.0, 1)]
     ([4.0, 0.0, 4.0], [7.0, 3.0, 4.0])
@@ -205,7 +253,8 @@ def overlapped(compute: Number, memory: Number, norm: Number) -> tuple[Number, N
     larger = np.maximum(compute, memory)
     if is_norm(norm, np.inf):
         seconds, to_memory = larger, memory * (memory > compute)
-    else:  # as `roofline.overlap` has it, the powers kept for the shares
+    else:
+        # The formula of `roofline.overlap`; the powers are reused for the shares.
         smaller = smaller_power(compute, memory, norm)
         both = 1 + smaller
         seconds = larger * root(both, norm)

@@ -1,7 +1,7 @@
-"""How many replicas of one size, or of two, find a place in scale-up domains.
+"""Replica placement: numbers of replicas of one or two sizes in scale-up domains.
 
-A replica that fits into a domain lies inside one. A larger one begins where another ended, so that it touches as few domains as
-it can; its attention groups divide the domain, and so none of them straddles two.
+A replica that fits into a domain is inside one domain. A larger replica starts where another replica ended, so that it uses
+the minimum number of domains. Its data-parallel ranks divide the domain, so that no rank spans two domains.
 """
 
 from __future__ import annotations
@@ -13,11 +13,20 @@ import numpy as np
 
 from steptime.number_checks import Array, Number, divisors
 
-INDIVIDUAL_DOMAINS = 32  # domains of which each is filled in its own way; of more, some are filled alike
+# Up to this number of domains, each is filled independently. Of more domains, some are filled equally.
+INDIVIDUAL_DOMAINS = 32
 
 
 def replicas(domain: Number, chips: int, chips_per_replica: int) -> int:
-    """Return how many replicas fit in `chips` chips in domains of `domain` chips; the last domain may be incomplete.
+    """Return the number of replicas that fit in `chips` chips.
+
+    Args:
+        domain: Chips of a scale-up domain; the last domain may be incomplete.
+        chips: Chips of the deployment.
+        chips_per_replica: Chips of one replica.
+
+    Returns:
+        Number of replicas.
 
     >>> replicas(8, 32, 3), replicas(8, 20, 3), replicas(8, 20, 12), replicas(72, 20, 3)
     (8, 5, 1, 6)
@@ -29,9 +38,17 @@ def replicas(domain: Number, chips: int, chips_per_replica: int) -> int:
 
 
 def stays_inside(domain: Number, *pools: tuple[int, int]) -> bool:
-    """Whether what one pool sends another stays in a domain: one holds all, or several alike hold as many replicas each.
+    """Whether transfers between pools stay inside a scale-up domain.
 
-    pools: chips of a replica, and how many there are.
+    This is true where one domain contains all pools, or where several equal domains contain the same replicas
+    each.
+
+    Args:
+        domain: Chips of a scale-up domain.
+        pools: Chips per replica and number of replicas, for each pool.
+
+    Returns:
+        True or false.
 
     >>> stays_inside(8, (4, 1), (4, 1)), stays_inside(8, (4, 2), (4, 2)), stays_inside(8, (4, 3), (4, 1))
     (True, True, False)
@@ -44,26 +61,40 @@ def stays_inside(domain: Number, *pools: tuple[int, int]) -> bool:
 
 @lru_cache(maxsize=8192)
 def pairs(domain: float, chips: int, first: int, second: int) -> tuple[Array, Array]:
-    """Return how many replicas of `first` and of `second` chips fit together, at least one of each: arrays of one shape.
+    """Return the numbers of replicas of two sizes that fit together.
 
-    Only pairs to whose one number nothing can be added without taking from the other, by rising numbers of the first. They
-    are remembered, and not to be written to.
+    There is at least one of each size. Only maximal pairs are returned: neither number can rise without a decrease of the
+    other. The arrays are cached: do not write to them.
+
+    Args:
+        domain: Chips of a scale-up domain.
+        chips: Chips of the deployment.
+        first: Chips of a replica of the first size.
+        second: Chips of a replica of the second size.
+
+    Returns:
+        Numbers of the first size in rising order, and numbers of the second size: two arrays of one shape.
 
     >>> [n.tolist() for n in pairs(8, 8, 3, 2)], [n.tolist() for n in pairs(8, 32, 6, 6)]
     ([[1, 2], [2, 1]], [[1, 2, 3], [3, 2, 1]])
     """
     largest = _max_second_counts(int(min(domain, chips)), chips, first, second)
-    least_better = np.append(np.maximum.accumulate(largest[::-1])[::-1][1:], 0)  # with more of the first
+    # A pair is maximal if no larger number of the first size leaves as many of the second.
+    least_better = np.append(np.maximum.accumulate(largest[::-1])[::-1][1:], 0)
     counts = np.nonzero((largest > least_better) & (np.arange(len(largest)) > 0))[0]
     return counts, largest[counts]
 
 
 @lru_cache(maxsize=4096)
 def _max_second_counts(domain: int, chips: int, first: int, second: int) -> Array:
-    """Return the most replicas of the second size beside each number of the first: shape (most of the first + 1,)."""
+    """Return the maximum number of the second size, for each number of the first size.
+
+    The result has the shape (maximum number of the first size + 1,).
+    """
     if not domain or domain == chips:
         return _second_beside_first(chips, first, second)
-    coarse = math.gcd(second, domain) > math.gcd(first, domain)  # groups of the second may be larger, and go first
+    # The second size may have larger data-parallel ranks, which must be placed first.
+    coarse = math.gcd(second, domain) > math.gcd(first, domain)
     if first > domain and not (second > domain and coarse):
         return _counts_next_to_large(domain, chips, first, second)
     if second > domain:
@@ -75,19 +106,24 @@ def _max_second_counts(domain: int, chips: int, first: int, second: int) -> Arra
 
 
 def _second_beside_first(chips: int, first: int, second: int) -> Array:
-    """Return how many of the second size find room beside each number of the first in one domain of `chips`."""
+    """Return the maximum number of the second size in one domain of `chips`.
+
+    There is one value for each number of the first size.
+    """
     counts: Array = (chips - first * np.arange(chips // first + 1)) // second
     return counts
 
 
 def _counts_next_to_large(domain: int, chips: int, large: int, second_chips: int) -> Array:
-    """Return how many of another size find room beside each number of replicas that are larger than a domain.
+    """Return the maximum number of another size, for each number of large replicas.
 
-    The large ones take the first chips, one after another. Others that are larger too follow at once where any groups of
-    theirs, which divide a domain, fit what the large ones leave of one; else in the next domain.
+    Large replicas exceed a domain and take the first chips, one after another. Other large replicas follow directly where
+    their data-parallel ranks fit the rest of the last domain. These ranks divide a domain. Otherwise they start in the next
+    domain.
     """
     used = large * np.arange(chips // large + 1)
-    touched = -(-used // domain) * domain  # chips of the domains that have some of them
+    # Chips of the domains with at least one large replica.
+    touched = -(-used // domain) * domain
     unused = np.maximum(chips - np.minimum(touched, chips), 0)
     if second_chips > domain:
         aligned = math.gcd(large, domain) % math.gcd(second_chips, domain) == 0
@@ -102,16 +138,17 @@ def _counts_next_to_large(domain: int, chips: int, large: int, second_chips: int
 
 
 def _inverse(largest: Array) -> Array:
-    """Return the most of the first size beside each number of the second, from the most of the second beside the first."""
+    """Swap the two sizes: maximum of the first size for each number of the second."""
     falling = np.maximum.accumulate(largest[::-1])[::-1]
     positions: Array = np.searchsorted(-falling, -np.arange(falling[0] + 1), side="right") - 1
     return positions
 
 
 def _repeat_domains(counts: Array, domains: int) -> Array:
-    """Return what fits into so many domains, each of which holds what `counts` does.
+    """Return the maximum numbers in `domains` domains, each with the numbers `counts`.
 
-    Exact up to `ALIKE` squared domains or so; of more, all but some are filled in groups that are alike.
+    The result is exact for up to about the square of `INDIVIDUAL_DOMAINS` domains. Of more domains, most are
+    filled in equal groups.
     """
     same = max(1, domains // INDIVIDUAL_DOMAINS)
     if same == 1:
@@ -123,7 +160,7 @@ def _repeat_domains(counts: Array, domains: int) -> Array:
 
 
 def _power(counts: Array, domains: int) -> Array:
-    """Return what fits into `domains` domains, each filled in its own way, by doubling."""
+    """Return the maximum numbers in `domains` independent domains, by doubling."""
     if domains == 0:
         return np.zeros(1, dtype=np.int64)
     half = _power(counts, domains // 2)
@@ -132,7 +169,10 @@ def _power(counts: Array, domains: int) -> Array:
 
 
 def _max_plus_convolution(first_counts: Array, second_counts: Array) -> Array:
-    """Return the most of the second size over all ways to divide each number of the first over two places; -1: none there."""
+    """Return the maximum of the second size when each number of the first is divided.
+
+    The first size is divided over two places in all ways; -1 marks an impossible number.
+    """
     if np.count_nonzero(first_counts >= 0) > np.count_nonzero(second_counts >= 0):
         first_counts, second_counts = second_counts, first_counts
     sums = np.zeros(len(first_counts) + len(second_counts) - 1, dtype=np.int64)

@@ -1,8 +1,11 @@
-r"""The time of one operator on one chip, from its FLOPs and bytes.
+r"""Roofline: the time of one operator on one chip, from its FLOPs and bytes.
 
 An ideal chip computes and streams memory at once: $t = \max(F / P, Q / W)$ for $F$ FLOPs at peak rate $P$ and $Q$ bytes at
-bandwidth $W$ (Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009). A real one overlaps them imperfectly, which
-a $p$-norm of the two describes: $p = \infty$ is the ideal, $p = 1$ no overlap.
+bandwidth $W$. A real chip overlaps them imperfectly, which a $p$-norm of the two times describes: $p = \infty$ is ideal, $p
+= 1$ is no overlap.
+
+References:
+    Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
 """
 
 from __future__ import annotations
@@ -11,12 +14,22 @@ import numpy as np
 
 from steptime.number_checks import Number
 
-TINY = 1e-300  # instead of nothing, where it divides
-HALVES = range(2, 9)  # twice the norms whose powers are products and a square root
+# Replaces 0 as a divisor.
+TINY = 1e-300
+# Twice the norms whose powers are products and a square root.
+HALVES = range(2, 9)
 
 
 def compute_time(flops: Number, peak: Number, efficiency: Number = 1.0) -> Number:
-    """Time of the arithmetic: flops [FLOP], peak [FLOP/s], efficiency [share of peak] -> [s].
+    """Return the time of arithmetic.
+
+    Args:
+        flops: FLOP.
+        peak: FLOP/s.
+        efficiency: Share of peak.
+
+    Returns:
+        Seconds.
 
     >>> compute_time(2 * 37e9, 5e15)
     1.48e-05
@@ -25,7 +38,15 @@ def compute_time(flops: Number, peak: Number, efficiency: Number = 1.0) -> Numbe
 
 
 def memory_time(bytes_moved: Number, bandwidth: Number, efficiency: Number = 1.0) -> Number:
-    """Time of the traffic: bytes_moved [B], bandwidth [B/s], efficiency [share of bandwidth] -> [s].
+    """Return the time of memory traffic.
+
+    Args:
+        bytes_moved: Bytes.
+        bandwidth: Bytes per second.
+        efficiency: Share of bandwidth.
+
+    Returns:
+        Seconds.
 
     >>> memory_time(671e9, 72 * 8e12)
     0.0011649305555555556
@@ -34,9 +55,18 @@ def memory_time(bytes_moved: Number, bandwidth: Number, efficiency: Number = 1.0
 
 
 def overlap(compute: Number, memory: Number, norm: Number = np.inf) -> Number:
-    r"""Time of an operator whose arithmetic and traffic overlap: $(a^p + b^p)^{1/p}$, the larger of the two at $p = \infty$.
+    r"""Return the time of an operator whose arithmetic and traffic overlap.
 
-    compute, memory [s] -> [s]. Lies between max(compute, memory) and compute + memory for every norm >= 1.
+    The time is $(a^p + b^p)^{1/p}$, which is the larger of the two at $p = \infty$. For every norm >= 1 it is between
+    max(compute, memory) and compute + memory.
+
+    Args:
+        compute: Seconds of arithmetic.
+        memory: Seconds of memory traffic.
+        norm: p of the p-norm.
+
+    Returns:
+        Seconds.
 
     >>> float(overlap(3.0, 4.0)), float(overlap(3.0, 4.0, 2)), float(overlap(3.0, 4.0, 1))
     (4.0, 5.0, 7.0)
@@ -49,12 +79,30 @@ def overlap(compute: Number, memory: Number, norm: Number = np.inf) -> Number:
 
 
 def is_norm(norm: Number, value: float) -> bool:
-    """Whether a norm is the one number `value`, for which there is a shorter way; the general one holds for all."""
+    """Whether a norm is the single number `value`, which has a faster formula.
+
+    Args:
+        norm: p of the p-norm, or an array.
+        value: The special value.
+
+    Returns:
+        True or false; the general formula is valid in both cases.
+    """
     return bool(np.ndim(norm) == 0 and norm == value)
 
 
 def smaller_power(compute: Number, memory: Number, norm: Number) -> Number:
-    """Ratio of the smaller to the larger of two times, to the power `norm`: what the smaller adds in `overlap`, 0 to 1.
+    """Return the ratio of the smaller to the larger time, to the power `norm`.
+
+    This is the part that the smaller time adds in `overlap`.
+
+    Args:
+        compute: Seconds of arithmetic.
+        memory: Seconds of memory traffic.
+        norm: p of the p-norm.
+
+    Returns:
+        A number from 0 to 1.
 
     >>> float(smaller_power(1.0, 2.0, 4)), float(smaller_power(0.0, 0.0, 4))
     (0.0625, 0.0)
@@ -64,17 +112,26 @@ def smaller_power(compute: Number, memory: Number, norm: Number) -> Number:
     halves = 2 * norm if np.ndim(norm) == 0 else np.nan
     if halves not in HALVES:
         return ratio**norm
-    power: Number = ratio * 1.0 if halves % 2 == 0 else ratio * np.sqrt(ratio)  # products are ten times as quick as powers
+    # Products are ten times faster than powers.
+    power: Number = ratio * 1.0 if halves % 2 == 0 else ratio * np.sqrt(ratio)
     for _ in range(int(norm) - 1):
         power = power * ratio
     return power
 
 
 def root(value: Number, norm: Number) -> Number:
-    """The `norm`-th root of a number above 0.
+    """Return the `norm`-th root of a number.
+
+    Args:
+        value: A number above 0.
+        norm: p of the p-norm.
+
+    Returns:
+        The root.
 
     >>> round(float(root(16.0, 4)), 12), round(float(root(27.0, 3)), 12)
     (2.0, 3.0)
     """
-    value_root: Number = value if is_norm(norm, 1) else np.exp(np.log(value) / norm)  # twice as quick as a power
+    # exp and log are twice as fast as a power.
+    value_root: Number = value if is_norm(norm, 1) else np.exp(np.log(value) / norm)
     return value_root

@@ -1,14 +1,15 @@
-r"""Steps that draft: each verifies the drafts of the step before, then drafts again, token by token, with small layers.
+r"""Speculative step: verify the previous speculative tokens, then draft new ones.
 
-A model's own multi-token-prediction layers draft. A step of $N$ drafts gives every sequence $N + 1$ tokens (the last sure one
-and its drafts) in one pass of the model, and then runs $N$ passes of the draft layers, one after another, each of one token a
-sequence behind embedding and head:
+The multi-token-prediction layers of a model draft one token at a time. A step with $N$ speculative tokens runs $N + 1$
+tokens per sequence (the last accepted token and its drafts) in one pass of the model. Then it runs $N$ passes of the draft
+layers one after another, each with one token per sequence, behind embedding and head:
 
 $$ t = t_{model}(N + 1) + N\, t_{draft}(1) $$
 
-Prompts go through the draft layers once, since those have a cache of their own. All modules of a model that has several are
-stored, and each pass runs one of them. With pipeline stages the draft layers are in the last one, which drafts for one
-micro-batch after another; it is taken to be the fullest. The host works once for a step, not once for a pass.
+Prompts pass the draft layers once, because these have a separate KV cache. If a model has several modules, memory contains
+all of them, and each pass runs one module. With pipeline stages the draft layers are in the last stage, which drafts for
+one micro-batch after another. The model assumes that this is the stage with the most layers. The host works once per step,
+not once per pass.
 """
 
 from __future__ import annotations
@@ -40,7 +41,14 @@ TERM = "drafts"
 
 @lru_cache(maxsize=256)
 def drafter(model: Model) -> Model:
-    """Return one of the modules that draft for a model, as a model with the same embedding and head."""
+    """Return one draft module of a model, as a model with the same embedding and head.
+
+    Args:
+        model: The model.
+
+    Returns:
+        A small model.
+    """
     modules = math.gcd(*(count for _, count in model.draft))
     layers = tuple((layer, count // modules) for layer, count in model.draft)
     return replace(model, name=f"{model.name}, draft layers", layers=layers, draft=(), media=None)
@@ -48,7 +56,7 @@ def drafter(model: Model) -> Model:
 
 @lru_cache(maxsize=256)
 def _stored(model: Model) -> Model:
-    """Return the layers of all modules that draft, without embedding and head, which are the model's own."""
+    """Return the layers of all draft modules, without embedding and head."""
     return replace(model, layers=model.draft, stem=(), draft=())
 
 
@@ -68,12 +76,28 @@ def drafted_step(
     parts: bool = True,
     legal: bool = False,
 ) -> Step:
-    """Return the time of a step that verifies and makes `drafts` tokens for each sequence; the rest is as of `mixed_step`.
+    """Return the time of a step that verifies and drafts `drafts` tokens per sequence.
 
-    A model without layers of its own that draft verifies drafts that come from elsewhere, in no time.
-    has_draft_term: whether draft passes are a separate term, or are added to the terms of the model.
-    parts: whether there are terms.
-    legal: as of `mixed_step`.
+    A model without draft layers verifies tokens from another source, which take no time to draft.
+
+    Args:
+        model: The model.
+        system: The system.
+        drafts: Speculative tokens per sequence and step.
+        batch: Sequences per replica.
+        context: Tokens in the KV cache of each sequence.
+        prompts: Prompts per replica, as in `mixed_step`.
+        tokens: New tokens of each prompt.
+        prefix: Cached tokens of each prompt.
+        layout: Parallel degrees; fields may be arrays.
+        engine: The engine.
+        has_draft_term: Whether draft passes are a separate term; otherwise they are added to the terms of the
+            model.
+        parts: Whether the step has terms and resources.
+        legal: Whether the sizes and the layout are already checked, as in a search.
+
+    Returns:
+        The step.
     """
     sizes: dict[str, Any] = {"batch": batch, "context": context, "prompts": prompts, "tokens": tokens, "prefix": prefix}
     step = mixed_step(model, system, **sizes, query=drafts + 1, layout=layout, engine=engine, parts=parts, legal=legal)
@@ -84,13 +108,29 @@ def drafted_step(
 def draft_passes(
     model: Model, system: System, sizes: dict[str, Any], *, drafts: int, layout: Layout, engine: Engine, parts: bool = True
 ) -> list[tuple[float, Step]]:
-    """Return the passes of the draft layers in a step, with how many there are of each; sizes: of `mixed_step`."""
+    """Return the passes of the draft layers in a step.
+
+    Args:
+        model: The model.
+        system: The system.
+        sizes: Sizes of `mixed_step` by name.
+        drafts: Speculative tokens per sequence and step.
+        layout: Parallel degrees; fields may be arrays.
+        engine: The engine.
+        parts: Whether the steps have terms and resources.
+
+    Returns:
+        Pairs of a number of passes and the step of one pass.
+    """
     if not drafts or not model.draft:
         return []
     small = drafter(model)
+
+    # The last stage drafts for one micro-batch after another, in turns.
     inner = np.maximum(1, np.asarray(layout.microbatches) // layout.pp)
     turns = np.ceil(np.asarray(layout.microbatches) / inner)
     one_stage = replace(layout, pp=1, microbatches=inner)
+    # The host works once per step, which the pass of the model contains already.
     overheads = replace(engine.overheads, seconds_per_step=0.0)
     bare = replace(engine, overheads=overheads)
 
@@ -101,6 +141,8 @@ def draft_passes(
         )
 
     decodes, reads = bool(np.any(np.asarray(sizes["batch"]) > 0)), bool(np.any(np.asarray(sizes["prompts"]) > 0))
+
+    # The first draft pass also runs the prompts; the other passes have decode rows only.
     weighted_passes = [(1.0, draft_pass(**sizes))] if reads else []
     repeats = drafts - len(weighted_passes)
     if decodes and repeats:
@@ -120,9 +162,22 @@ def drafted_memory(
     step_tokens: Number | None = None,
     legal: bool = False,
 ) -> Memory:
-    """Return what a chip holds as `memory_per_chip` does, with the weights and the cache of draft layers where they draft.
+    """Return the bytes on one chip, with weights and KV cache of draft layers.
 
-    step_tokens: by default those that one attention group verifies for its sequences. legal: as of `memory_per_chip`.
+    Args:
+        model: The model.
+        system: The system.
+        drafts: Speculative tokens per sequence and step; 0 for no draft layers.
+        batch: Sequences per replica.
+        context: Tokens in the KV cache of each sequence.
+        layout: Parallel degrees; fields may be arrays.
+        engine: The engine.
+        step_tokens: Tokens of a data-parallel rank in a step; by default those that it verifies for its
+            sequences.
+        legal: Whether the sizes and the layout are already checked, as in a search.
+
+    Returns:
+        The bytes by part.
     """
     sequences = sequences_per_group(batch, layout)
     step_rows = sequences / layout.microbatches * (drafts + 1) if step_tokens is None else step_tokens
@@ -145,7 +200,21 @@ def drafted_sequences(
     step_tokens: Number = 0.0,
     is_integer: bool = True,
 ) -> Number:
-    """Return how many sequences of `context` [tokens] one replica holds: `sequences_that_fit`, beside layers that draft."""
+    """Return the number of sequences that fit in one replica next to draft layers.
+
+    Args:
+        model: The model.
+        system: The system.
+        context: Tokens in the KV cache of each sequence.
+        drafts: Speculative tokens per sequence and step; 0 for no draft layers.
+        layout: Parallel degrees; fields may be arrays.
+        engine: The engine.
+        step_tokens: Tokens that one data-parallel rank processes at once.
+        is_integer: Whether to round down to whole sequences per data-parallel rank.
+
+    Returns:
+        Sequences per replica; below 1 the weights leave no room.
+    """
     arguments: dict[str, Any] = {"context": context, "layout": layout, "engine": engine, "step_tokens": step_tokens}
     if not drafts or not model.draft:
         return sequences_that_fit(model, system, **arguments, is_integer=is_integer)
@@ -157,12 +226,30 @@ def drafted_sequences(
 
 
 def cache_moved(model: Model, context: Number, drafts: int) -> Number:
-    """Return the bytes of cache that follow a prompt of `context` [tokens] to another pool, with those of draft layers."""
+    """Return the bytes of KV cache that a prompt transfers to another pool.
+
+    Args:
+        model: The model.
+        context: Tokens of the prompt.
+        drafts: Speculative tokens per sequence and step; above 0 the cache of draft layers is included.
+
+    Returns:
+        Bytes per prompt.
+    """
     model_cache = cache_bytes(model, context)
     return model_cache + cache_bytes(_stored(model), context) if drafts and model.draft else model_cache
 
 
 def draft_bytes(model: Model, context: Number, layout: Layout) -> tuple[Number, Number]:
-    """Return the bytes that draft layers take of a chip of the last stage: weights, and cache of one sequence of `context`."""
+    """Return the bytes of draft layers on a chip of the last stage.
+
+    Args:
+        model: The model.
+        context: Tokens in the KV cache of the sequence.
+        layout: Parallel degrees; fields may be arrays.
+
+    Returns:
+        Bytes of weights, and bytes of one sequence's KV cache.
+    """
     stored, last = _stored(model), replace(layout, pp=1)
     return weights_per_chip(stored, last), cache_per_sequence(stored, context, last)

@@ -1,21 +1,27 @@
-r"""One forward pass: decode, prefill, or both at once, as named terms. The heart of steptime.
+"""One step (forward pass): decode, prefill, or both, as named terms.
 
-**Work.** A replica runs `batch` sequences of `context` tokens that each get `query` new ones, and `prompts` prompts of
-`tokens` new tokens after a cached `prefix`. The batch is cut in $m$ micro-batches, and each attention group takes its part.
+**Work.** A replica decodes `batch` sequences of `context` tokens, each with `query` new tokens. It also prefills `prompts`
+prompts of `tokens` new tokens after a cached `prefix`. The batch is split into $m$ micro-batches, and each data-parallel
+rank takes its part.
 
-**Operators** take the overlap of their arithmetic and traffic (`roofline.overlap`) and run one after another, since each
-needs the one before. **Collectives** follow alpha-beta (`network`) and wait for the operators of their own micro-batch.
+**Operators** overlap their arithmetic and memory traffic (`roofline.overlap`). They run one after another, because each
+needs the result of the previous one. **Collectives** follow the alpha-beta model (`network_time`) and wait for the
+operators of their micro-batch.
 
-**A cycle** joins the micro-batches and stages (`cycle`). Terms are those of whatever makes the cycle as long as it is, so that
-they add up to it: collectives that hide behind operators are not among them.
+**A cycle** joins the micro-batches and stages (`microbatch_pipeline`). The terms are those of the limit that sets the
+cycle, so that they add up to it: collectives that overlap with operators are not included.
 
-**Bounds.** `lower` is the busiest resource, were all overlapped; `upper` is the sum, were nothing overlapped.
+**Bounds.** `lower` is the time of the busiest resource, with full overlap. `upper` is the sum, with no overlap.
 
-**Images.** Where the prompts of a model hold images or recordings (`readings.with_media`), the passes of its towers are added
-as terms of their own (`towers`).
+**Images.** Prompts may contain images or recordings. The passes of the vision or audio towers are then added as separate
+terms (`vision_encoder`).
 
-Left out: norms and element-wise arithmetic (under 1 % of FLOPs), sampling, the write of new cache entries ($1/L$ of the read),
-the vocabulary-parallel embedding's all-reduce (one of some hundred), and switch-side reduction of collectives.
+Not included:
+
+- Norms and element-wise arithmetic (under 1 % of FLOPs), and sampling.
+- The write of new cache entries ($1/L$ of the read).
+- The all-reduce of the vocabulary-parallel embedding (one of some hundred).
+- In-switch reduction of collectives.
 """
 
 from __future__ import annotations
@@ -64,53 +70,66 @@ PASS_SIZES = ("batch", "context", "query", "prompts", "tokens", "prefix")
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Step(Tabular):
-    """The time of one step [s]: by named term and by resource, each adding up to `total`, its two bounds, and its latency.
+    """The time of one step [s]: by term and by resource, with bounds and latency.
 
-    `terms` say what is done (projections, attention, experts, all-reduce, ...); `resources` say what it waits for (compute,
-    weights, kv, activations, the domains of the network, latency, overhead). `latency` is from the start of the first
-    micro-batch to the end of the last: a pass of P micro-batches through P stages lasts longer than the period at which passes
-    follow one another. All share one broadcast shape.
+    `terms` give the work (projections, attention, experts, all-reduce, ...). `resources` give the limit (compute, weights,
+    kv, activations, the domains of the network, latency, overhead). Both add up to `total`. `latency` is from the start of
+    the first micro-batch to the end of the last: a pass of P micro-batches through P stages lasts longer than the period
+    between passes. All arrays share one broadcast shape.
     """
 
     SCHEMA: ClassVar[str] = "steptime.step/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "bound": unit("", "resource that takes the most", kind="text or list")
+        "bound": unit("", "resource with the largest part of the step", kind="text or list")
     }
 
-    terms: Mapping[str, Array] = field(metadata=unit("s", "time by what is done: attention, experts, all-reduce, ..."))
-    resources: Mapping[str, Array] = field(metadata=unit("s", "time by what is waited for: compute, weights, kv, ..."))
-    lower: Array = field(metadata=unit("s", "lower bound: the busiest resource, were everything overlapped"))
-    total: Array = field(metadata=unit("s", "the engine's estimate"))
-    upper: Array = field(metadata=unit("s", "upper bound: the sum, were nothing overlapped"))
-    latency: Array = field(metadata=unit("s", "from the start of the first micro-batch to the end of the last"))
+    terms: Mapping[str, Array] = field(metadata=unit("s", "time by kind of work: attention, experts, all-reduce, ..."))
+    resources: Mapping[str, Array] = field(metadata=unit("s", "time by limiting resource: compute, weights, kv, ..."))
+    lower: Array = field(metadata=unit("s", "lower bound: time of the busiest resource, with full overlap"))
+    total: Array = field(metadata=unit("s", "estimated time with the engine"))
+    upper: Array = field(metadata=unit("s", "upper bound: sum of all times, with no overlap"))
+    latency: Array = field(metadata=unit("s", "time from the start of the first micro-batch to the end of the last"))
 
     @property
     def bound(self) -> Any:
-        """The resource that takes the largest part of the step."""
+        """The resource with the largest part of the step."""
         names = list(self.resources)
-        if not names:  # a step of no points
+        # A step of no points has no resources.
+        if not names:
             return np.full(np.shape(self.total), "")
         values = np.broadcast_arrays(*self.resources.values())
         return np.array(names)[np.argmax(np.stack(values), axis=0)]
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the time with its bounds; the largest terms and resources with their shares of all points."""
+        """Return the time with its bounds, and the largest terms and resources.
+
+        Returns:
+            A title and a table of texts; shares are over all points.
+        """
         title = f"Step: {_seconds(self.total)}"
         total = float(np.sum(self.total)) or 1.0
         return title, {
-            "bounds": f"{_seconds(self.lower)}, all overlapped; {_seconds(self.upper)}, nothing overlapped",
+            "bounds": f"{_seconds(self.lower)} with full overlap; {_seconds(self.upper)} with no overlap",
             "terms": _largest(self.terms, total),
             "waits for": _largest(self.resources, total),
         }
 
     def drawing(self) -> str:
-        """Return what a single step waits for as a bar; "" for several."""
+        """Draw the resources of one step as a bar.
+
+        Returns:
+            SVG text; "" for several points.
+        """
         if np.ndim(self.total):
             return ""
         return stacked({PART_NAMES[name]: float(value) for name, value in in_colours(self.resources).items()}, "s")
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each point: total, bounds, what binds, and every term and resource [s]."""
+        """Return one row per point: total, bounds, limiting resource, terms and resources.
+
+        Returns:
+            Arrays of one shape by column name; times in seconds.
+        """
         columns = {"total_s": self.total, "lower_s": self.lower, "upper_s": self.upper, "bound": self.bound}
         columns |= {f"{_worded(name)}_s": seconds for name, seconds in self.terms.items()}
         return broadcast(columns | {f"waits_for_{_worded(name)}_s": seconds for name, seconds in self.resources.items()})
@@ -141,14 +160,16 @@ def _evaluate(
     merged: bool | None = None,
     parts: bool = True,
 ) -> tuple[Step, list[Entry]]:
-    """Return the step of one micro-batch's work, cycled over micro-batches and stages, and the entries that add up to it.
+    """Return the step over micro-batches and stages, and its entries.
 
-    merged: whether operators that take the same time together as apart are joined; by default where that is exact. parts:
-    whether the step has terms and resources.
+    merged: Whether operators that take the same time together as separately are joined; by default where that is exact.
+    parts: Whether the step has terms and resources.
     """
     is_mergeable = not has_nonzero(engine.kernels.activation_traffic) and not has_nonzero(engine.kernels.fill_bytes)
     explained, merged = merged is not None, is_mergeable if merged is None else merged
     totals = ledger(model, merged=merged)
+
+    # One clock per part, because the parts count differently in the cycle.
     layers, stem, links, hops = (Clock(explained=explained, parts=parts) for _ in range(4))
     context = Pass(work, system, layout, engine)
     run_layers(layers, totals, model, context, merged=merged)
@@ -161,6 +182,8 @@ def _evaluate(
     cycled = cycled.slowed(slower)
     lower, upper = bounds(layers.busy, stem.busy, links.busy, hops.total, microbatches=m, share=share)
     lower, upper = slower * lower, slower * upper
+
+    # Weighted by the cycle, the parts add up to its period.
     terms: dict[str, Number] = {}
     resources: dict[str, Number] = {}
     entries: list[Entry] = []
@@ -201,15 +224,32 @@ def mixed_step(
     parts: bool = True,
     legal: bool = False,
 ) -> Step:
-    """Return the time of a step that decodes `batch` sequences and prefills `prompts` chunks beside them.
+    """Return the time of a step that decodes sequences and prefills prompts together.
 
-    batch [sequences per replica] at context [tokens], each getting query [tokens]; prompts [per replica] of tokens [new tokens
-    each] after prefix [cached tokens each]. All numbers and the fields of layout may be arrays that broadcast.
-    The engine is that of the system (`engine.default_engine`) unless named; "ideal" is the bound that physics sets, and
-    `uncertainty.step_range` says how sure the time of a real one is. anchor: one's own runs (`st.load_anchor`).
-    model and system may be named, as for `load_model` and `load_system`. parts: whether the step has terms and resources, too;
-    without them it takes half as long. legal: whether sizes and layouts are known to be sound, as those of a search.
-    Raises LayoutError where the layout does not divide the model, RangeError for negative sizes or no work at all.
+    All sizes and the fields of the layout may be arrays that broadcast.
+
+    Args:
+        model: A model, or a name as for `load_model`.
+        system: A system, or a name as for `load_system`.
+        batch: Sequences per replica in decode.
+        context: Tokens in the KV cache of each sequence.
+        query: New tokens per sequence and step; more than 1 verifies speculative tokens.
+        prompts: Prompts per replica in prefill.
+        tokens: New tokens of each prompt.
+        prefix: Cached tokens of each prompt.
+        layout: Parallel degrees; by default one chip.
+        engine: An engine, or its name; by default that of the system (`engine.default_engine`). "ideal" is the
+            physical bound.
+        anchor: Correction from your own runs (`st.load_anchor`).
+        parts: Whether the step has terms and resources; without them it takes half the time.
+        legal: Whether the sizes and the layout are already checked, as in a search.
+
+    Returns:
+        The step, with the broadcast shape of the arguments. `uncertainty.step_range` gives the 90 % range of
+        its time.
+
+    Raises:
+        LayoutError: The layout does not divide the model. RangeError: A size is negative or too large.
     """
     model, system = resolve_model(model), resolve_system(system)
     runs_on = engine_for(system, engine)
@@ -218,9 +258,11 @@ def mixed_step(
     inputs = {"batch": batch, "context": context, "query": query, "prompts": prompts, "tokens": tokens, "prefix": prefix}
     layout = Layout() if layout is None else layout
     arrays = _arrays(inputs, layout) if legal else _checked(inputs, layout)
+
+    # Large inputs run in blocks that fit in cache, on all cores.
     blocks = split_blocks(arrays)
     if len(blocks) == 1 or not is_scalar(system):
-        return _one_block(model, system, runs_on, arrays, parts=parts, legal=legal)
+        return _one_layout(model, system, runs_on, arrays, parts=parts, legal=legal)[0]
     return _filled(model, system, runs_on, arrays, blocks, parts=parts)
 
 
@@ -232,9 +274,17 @@ def ledger_of_step(
     layout: Layout | None = None,
     engine: Engine | str | None = None,
 ) -> tuple[Step, list[Entry]]:
-    """Return a step and every operator, collective and overhead behind it, as recorded: their `counted` seconds add up to it.
+    """Return a step, and the operators, collectives and overheads behind it.
 
-    sizes: the arguments of `mixed_step`.
+    Args:
+        model: The model.
+        system: The system.
+        sizes: Sizes of `mixed_step` by name.
+        layout: Parallel degrees; by default one chip.
+        engine: An engine, or its name; by default the engine of the system.
+
+    Returns:
+        The step, and its entries, whose `counted` seconds add up to its total.
     """
     inputs = {name: sizes.get(name, 1 if name == "query" else 0) for name in PASS_SIZES}
     arrays = _checked(inputs, Layout() if layout is None else layout)
@@ -242,7 +292,7 @@ def ledger_of_step(
 
 
 def _checked(inputs: dict[str, Number], layout: Layout) -> dict[str, Any]:
-    """Return the arguments of a step and the axes of its layout as arrays; raise RangeError for sizes out of bounds."""
+    """Return the sizes of a step and the fields of its layout as checked arrays."""
     for name, value in inputs.items():
         largest = MOST_SEQUENCES if name in ("batch", "prompts") else MOST_TOKENS
         if name == "query":
@@ -263,14 +313,17 @@ def _arrays(inputs: dict[str, Number], layout: Layout) -> dict[str, Any]:
 def _filled(
     model: Model, system: System, engine: Engine, arrays: dict[str, Any], blocks: list[dict[str, Any]], *, parts: bool
 ) -> Step:
-    """Return the steps of blocks as one, along the axis that was cut; constants of an engine may have axes before it."""
+    """Return the steps of blocks as one, along the axis of the split.
+
+    Constants of an engine may have axes before it.
+    """
     places = block_slices(blocks)
     assemblies = {
         name: Assembly(places[-1].stop, axis=-max(a.ndim for a in arrays.values())) for name in ("terms", "resources", "")
     }
 
     def fill(number: int) -> tuple[list[str], list[str]]:
-        step = _one_block(model, system, engine, blocks[number], parts=parts)
+        step = _one_layout(model, system, engine, blocks[number], parts=parts)[0]
         assemblies["terms"].put(places[number], step.terms)
         assemblies["resources"].put(places[number], step.resources)
         assemblies[""].put(places[number], {name: getattr(step, name) for name in TIMES})
@@ -283,12 +336,6 @@ def _filled(
         resources={name: assemblies["resources"].arrays[name] for name in resources},
         **{name: assemblies[""].arrays[name] for name in TIMES},
     )
-
-
-def _one_block(
-    model: Model, system: System, engine: Engine, arrays: dict[str, Any], *, parts: bool, legal: bool = False
-) -> Step:
-    return _one_layout(model, system, engine, arrays, parts=parts, legal=legal)[0]
 
 
 def _one_layout(
@@ -304,7 +351,8 @@ def _one_layout(
     layout = Layout(**{name: arrays[name] for name in NAMES})
     if not legal:
         check_rules(layout, model, system)
-    layout = Layout(**{name: arrays[name] * 1.0 for name in NAMES})  # as what they divide: mixed kinds are slow to combine
+    # Floats, like the values that they divide: numpy is slow with mixed dtypes.
+    layout = Layout(**{name: arrays[name] * 1.0 for name in NAMES})
     step, entries = _evaluate(model, system, layout, engine, build_work(arrays, layout), merged=merged, parts=parts)
     for tower_pass in tower_passes(model.media, arrays, layout):
         tower_step, tower_entries = _evaluate(
@@ -318,7 +366,15 @@ def _one_layout(
 
 
 def scale_step(step: Step, factor: Number) -> Step:
-    """Return a step that takes `factor` times as long in all its parts."""
+    """Return a step with all times multiplied by `factor`.
+
+    Args:
+        step: The step.
+        factor: A factor, or an array.
+
+    Returns:
+        The step.
+    """
     if np.all(np.asarray(factor) == 1):
         return step
     return Step(
@@ -332,7 +388,17 @@ def scale_step(step: Step, factor: Number) -> Step:
 
 
 def first_step(step: Step, dimensions: int) -> Step:
-    """Return the first of steps along a leading axis that some of a step's parts may have."""
+    """Return the first of several steps along a leading axis.
+
+    Some parts of the step may lack this axis.
+
+    Args:
+        step: Steps along a leading axis.
+        dimensions: Number of axes without the leading axis.
+
+    Returns:
+        The step.
+    """
 
     def first(value: Array) -> Array:
         return np.asarray(value[0] if np.ndim(value) > dimensions else value)
@@ -345,7 +411,17 @@ def first_step(step: Step, dimensions: int) -> Step:
 
 
 def add_passes(step: Step, passes: Iterable[tuple[Number, Step]], term: str | None) -> Step:
-    """Return a step with passes after it, each so many times; their time is of `term`, or of their own terms for None."""
+    """Return a step followed by further passes.
+
+    Args:
+        step: The step.
+        passes: Pairs of a number of passes and the step of one pass.
+        term: The term of their time; None for the terms of each pass.
+
+    Returns:
+        The step.
+    """
+    # The passes may have more axes than the step, so that every part is broadcast to the common shape.
     rows = [(1.0, step), *passes]
     after = sum((count * single.total for count, single in rows[1:]), np.zeros_like(step.total))
     shape = np.broadcast_shapes(np.shape(step.total), np.shape(after))
@@ -383,9 +459,20 @@ def decode_step(
     engine: Engine | str | None = None,
     anchor: Anchors | Anchor | None = None,
 ) -> Step:
-    """Return the time in which each of `batch` sequences at `context` [tokens] gets its next token.
+    """Return the time of one decode step: each sequence gets its next token.
 
-    `batch` counts the sequences of one replica, all attention groups together. `query` > 1 verifies drafted tokens.
+    Args:
+        model: A model, or a name as for `load_model`.
+        system: A system, or a name as for `load_system`.
+        batch: Sequences per replica, over all data-parallel ranks.
+        context: Tokens in the KV cache of each sequence.
+        query: New tokens per sequence; more than 1 verifies speculative tokens.
+        layout: Parallel degrees; by default one chip.
+        engine: An engine, or its name; by default the engine of the system.
+        anchor: Correction from your own runs (`st.load_anchor`).
+
+    Returns:
+        The step, with the broadcast shape of the arguments.
     """
     positive("batch", batch, maximum=MOST_SEQUENCES)
     positive("context", context, maximum=MOST_TOKENS)
@@ -403,9 +490,20 @@ def prefill_step(
     engine: Engine | str | None = None,
     anchor: Anchors | Anchor | None = None,
 ) -> Step:
-    """Return the time in which `prompts` prompts of `tokens` new tokens are read, each after a cached `prefix`.
+    """Return the time of one prefill step.
 
-    By default every attention group reads one prompt.
+    Args:
+        model: A model, or a name as for `load_model`.
+        system: A system, or a name as for `load_system`.
+        tokens: New tokens of each prompt.
+        prompts: Prompts per replica; by default one per data-parallel rank.
+        prefix: Cached tokens of each prompt.
+        layout: Parallel degrees; by default one chip.
+        engine: An engine, or its name; by default the engine of the system.
+        anchor: Correction from your own runs (`st.load_anchor`).
+
+    Returns:
+        The step, with the broadcast shape of the arguments.
     """
     layout = check_ways(Layout() if layout is None else layout)
     prompts = layout.dp if prompts is None else prompts

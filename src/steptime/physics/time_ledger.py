@@ -1,4 +1,7 @@
-"""Adds up the seconds of a pass: by term, by what it waits for, and as the ledger of lines that an explanation prints."""
+"""Time ledger: sums of the seconds of a pass, by term and by resource.
+
+It also records the lines that an explanation prints.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ from steptime.physics.op_work import Demand
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One operator, collective or overhead as the step recorded it.
+    """One operator, collective or overhead, as the step recorded it.
 
-    seconds [s] of one micro-batch in all layers that have it, `count` of them; compute and memory [s] are the two sides of an
-    operator's roofline. What was asked for is `times` a `demand` of a chip, a `traffic` of links, or `count` times `each` [s].
-    at_once: whether the levels of a network work at the same time, as where tokens are forwarded as they come.
-    weight: how often its seconds count in the period of a cycle of micro-batches.
+    seconds: Seconds of one micro-batch in all layers, `count` of them.
+    compute, memory: The two times of an operator's roofline [s].
+    demand, times: The work of an operator on a chip, and its multiple.
+    traffic: The work of links.
+    seconds_each: Seconds of one overhead, which occurs `count` times.
+    at_once: Whether the levels of a network work at the same time, because tokens are forwarded as they arrive.
+    weight: The weight of its seconds in the period of a cycle of micro-batches.
     """
 
     term: str
@@ -36,15 +42,15 @@ class Entry:
 
     @property
     def counted(self) -> Number:
-        """Seconds of the step that are this entry's, over all micro-batches and stages [s]."""
+        """Seconds of this entry in the step, over all micro-batches and stages."""
         return self.seconds * self.weight
 
 
 class Clock:
-    """Sums of one part of a pass for one micro-batch: seconds by term and by resource, and busy seconds of each resource.
+    """Sums of one part of a pass for one micro-batch.
 
-    `entries` are the lines behind the sums, kept where they are to be `explained`; terms and resources are left out where
-    `parts` are not asked for, which takes half of the time.
+    There are seconds by term and by resource, and busy seconds of each resource. `entries` are the lines behind the sums,
+    if `explained`. Terms and resources are missing without `parts`, which takes half the time.
     """
 
     def __init__(self, *, explained: bool = False, parts: bool = True) -> None:
@@ -56,7 +62,13 @@ class Clock:
         self.entries: list[Entry] = []
 
     def add(self, terms: Mapping[str, Number], blame: Mapping[str, Number], busy: Mapping[str, Number]) -> None:
-        """Add seconds by term; `blame` divides them among resources, `busy` is how long each resource works [s]."""
+        """Add seconds.
+
+        Args:
+            terms: Seconds by term.
+            blame: The same seconds by resource.
+            busy: Busy seconds of each resource.
+        """
         for seconds in terms.values():
             self.total = self.total + seconds
         accumulate(self.busy, busy)
@@ -65,13 +77,27 @@ class Clock:
             accumulate(self.resources, blame)
 
     def record(self, term: str, seconds: Number, blame: Mapping[str, Number], busy: Mapping[str, Number], **line: Any) -> None:
-        """Add the seconds of a term, as `add` does; `line`: what else its entry holds."""
+        """Add the seconds of one term, with a line in the ledger.
+
+        Args:
+            term: Name of the term.
+            seconds: Seconds.
+            blame: The same seconds by resource.
+            busy: Busy seconds of each resource.
+            line: Further fields of the `Entry`.
+        """
         self.add({term: seconds}, blame, busy)
         if self.explained:
             self.entries.append(Entry(term=term, seconds=seconds, **line))
 
     def wait(self, name: str, count: Number, seconds_each: Number) -> None:
-        """Add an overhead of the engine: `count` times `seconds_each` [s]."""
+        """Add an overhead of the engine.
+
+        Args:
+            name: Name of the line.
+            count: Number of occurrences.
+            seconds_each: Seconds of one.
+        """
         seconds = count * seconds_each
         self.record(
             "overhead", seconds, {"overhead": seconds}, {"overhead": seconds}, name=name, count=count, seconds_each=seconds_each
@@ -79,13 +105,19 @@ class Clock:
 
 
 def accumulate(sums: dict[str, Number], values: Mapping[str, Number], times: Number = 1.0) -> None:
-    """Add so many `times` the `values` to `sums`, name by name.
+    """Add `times` times the `values` to `sums`, name by name.
+
+    Args:
+        sums: Sums by name, which this function changes.
+        values: Values by name.
+        times: A factor.
 
     >>> sums = {"a": 1.0}
     >>> accumulate(sums, {"a": 2.0, "b": 3.0}, 2.0)
     >>> sums
     {'a': 5.0, 'b': 6.0}
     """
+    # A product with 1 would copy each array.
     once = type(times) is float and times == 1
     for name, value in values.items():
         added = value if once else value * times

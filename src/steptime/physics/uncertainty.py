@@ -1,18 +1,21 @@
-r"""How far off a prediction may be: the 90 % range of a time, from what was measured and from how well constants are known.
+r"""Uncertainty: the 90 % range of a predicted time.
 
-**Scatter.** Of the runs whose model-system pair was left out of a fit, 90 % lie between two factors $e^{-q_-}$ and $e^{q_+}$ on
-their prediction. An engine file holds them by regime, for time per token and time to first token.
+The range has two sources.
 
-**Constants.** With the gradient $g = \partial \log f / \partial \log \theta$ of a time $f$ and the covariance $\Sigma$ of the
-logarithms of the fitted constants $\theta$, $\log f$ has the variance $g^T \Sigma g$. The errors of left-out runs hold the mean
-$\bar v$ of it over the fitted runs already, so that only what exceeds it widens the range:
+**Scatter.** Runs are predicted with their model-system pair left out of a fit. For 90 % of them the measured time divided
+by the prediction is between two factors $e^{-q_-}$ and $e^{q_+}$. An engine file contains the factors by regime, for time
+per token and time to first token.
+
+**Constants.** Let $g = \partial \log f / \partial \log \theta$ be the gradient of a time $f$. Let $\Sigma$ be the
+covariance of the logarithms of the fitted constants $\theta$. Then $\log f$ has the variance $g^T \Sigma g$. The errors of
+left-out runs contain its mean $\bar v$ over the fitted runs already, so that only the excess widens the range:
 
 $$ w_\pm = \sqrt{q_\pm^2 + z^2 \max(0, g^T \Sigma g - \bar v)}, \qquad f e^{-w_-} \le t \le f e^{w_+} $$
 
-A step like those measured gets the interval of left-out runs; one that rests on a badly known constant gets a wider one. On
-chips of a vendor of which no run was fitted, and for an engine without a fit, the range is at least `WIDE`. Runs of one's own
-(`anchor`) narrow the scatter, not what a step's own constants or its distance from what was measured add. The ideal engine is a
-bound and no prediction: it has no range.
+A step like the measured steps gets the interval of left-out runs. A step that depends on an uncertain constant gets a wider
+interval. On chips of a vendor without fitted runs, and for an engine without a fit, the range is at least `WIDE`. Your own
+runs (`anchor`) narrow the scatter. They do not narrow the part of a step's constants or of its distance from measured runs.
+The ideal engine is a bound and not a prediction: it has no range.
 """
 
 from __future__ import annotations
@@ -33,16 +36,28 @@ from steptime.physics.extrapolation import distances, widening
 from steptime.physics.layout import NAMES, Layout
 from steptime.physics.step import Step, first_step, mixed_step
 
-Z90 = 1.645  # standard deviations between which 90 % of a normal distribution lie
-WIDE = (0.5, 2.0)  # of an engine without a fit, or of chips that were never measured
-REGIMES = ("decode", "mixed")  # most of the time goes to decode, or a good part to others' prompts
-LEFT_OUT, DRAFTED, POOLS = "left_out", "drafted", "pools"  # runs of which `fit.held` tells how many lay in their range
-PREFILL_SHARE = 0.15  # of a token's time from which a run is "mixed"
-NUDGE = 1e-4  # of a constant's logarithm, for differences
+# 90 % of a normal distribution are within this number of standard deviations.
+Z90 = 1.645
+# Range factors of an engine without a fit, or of chips without measurements.
+WIDE = (0.5, 2.0)
+# Decode takes most of the time, or prefill of other requests takes a considerable part.
+REGIMES = ("decode", "mixed")
+# Kinds of runs in `fit.held`, which gives the share of runs inside their range.
+LEFT_OUT, DRAFTED, POOLS = "left_out", "drafted", "pools"
+# Share of prefill in the time of a token above which a run is "mixed".
+PREFILL_SHARE = 0.15
+# Step in a constant's logarithm for finite differences.
+NUDGE = 1e-4
 
 
 def latency_regime(prefill_share: Number) -> Any:
-    """Return the regime of a time of which `prefill_share` goes to prompts.
+    """Return the regime of a time per token.
+
+    Args:
+        prefill_share: Share of the time that goes to prefill.
+
+    Returns:
+        "decode" or "mixed", with the shape of `prefill_share`.
 
     >>> latency_regime(np.array([0.0, 0.5])).tolist()
     ['decode', 'mixed']
@@ -51,9 +66,14 @@ def latency_regime(prefill_share: Number) -> Any:
 
 
 def half_width(scatter: Number, excess: Number) -> Number:
-    r"""Half of a 90 % range in logarithms: $\sqrt{q^2 + z^2 \max(0, e)}$, for one of its sides.
+    r"""Return half of a 90 % range in logarithms: $\sqrt{q^2 + z^2 \max(0, e)}$.
 
-    scatter $q$ of left-out runs, excess $e$ of the constants' variance over that of the fitted runs; all broadcast.
+    Args:
+        scatter: $q$ of left-out runs, for one side of the range.
+        excess: $e$, the variance of the constants minus that of the fitted runs.
+
+    Returns:
+        A logarithm.
 
     >>> float(half_width(0.3, -1.0)), round(float(half_width(0.3, 0.04)), 3)
     (0.3, 0.445)
@@ -62,12 +82,22 @@ def half_width(scatter: Number, excess: Number) -> Number:
 
 
 def has_range(engine: Engine) -> bool:
-    """Whether an engine predicts, and so may be off; the ideal one is a bound."""
+    """Whether an engine predicts times with a range; the ideal engine is a bound.
+
+    Args:
+        engine: The engine.
+
+    Returns:
+        True or false.
+    """
     return engine.name != IDEAL.name
 
 
 def _nudged(engine: Engine, dimensions: int) -> Engine:
-    """Return the engine with constants of shape (1 + constants, 1, ...): as they are, then each fitted one a little larger."""
+    """Return the engine as it is and with each constant a little larger, in one axis.
+
+    The shape of each constant is (1 + constants, 1, ...).
+    """
     names = engine.fit.get("names", ())
     table = np.exp(NUDGE * np.vstack([np.zeros(len(names)), np.eye(len(names))]))
     shape = (-1,) + (1,) * dimensions
@@ -81,10 +111,18 @@ def _gradient(values: Array) -> Array:
 
 
 def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimensions: int = 0) -> Array:
-    """Return d log(function) / d log(constant) of each fitted constant of the engine: shape (constants, ...).
+    """Return d log(function) / d log(constant) of each fitted constant of the engine.
 
-    One evaluation: `function` gets an engine whose constants are arrays with a leading axis, and `dimensions` axes of length
-    one for the axes of its other input.
+    There is one evaluation: `function` gets an engine whose constants are arrays with a leading axis, and `dimensions` axes
+    of length one for the axes of its other input.
+
+    Args:
+        function: Function of an engine.
+        engine: The engine.
+        dimensions: Number of axes of the function's other input.
+
+    Returns:
+        Slopes of shape (constants, ...).
 
     >>> engine = Engine(name="a", fit={"names": ["memory_efficiency", "seconds_per_step"]})
     >>> log_gradient(lambda e: 3 / e.kernels.memory_efficiency, engine).round(6).tolist()
@@ -94,7 +132,7 @@ def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimens
 
 
 def _rows(values: Number, engine: Engine, dimensions: int) -> Array:
-    """Return values with a row for each nudged engine, also where they depend on no constant."""
+    """Return values with one row per nudged engine, even if they use no constant."""
     count = 1 + len(engine.fit.get("names", ()))
     shape = np.shape(values)
     inner = shape[1:] if len(shape) > dimensions else shape
@@ -102,7 +140,15 @@ def _rows(values: Number, engine: Engine, dimensions: int) -> Array:
 
 
 def parameter_variance(gradient: Array, engine: Engine) -> Array:
-    """Variance of log(f) that the constants' covariance brings about: gradient of shape (constants, ...) -> (...)."""
+    """Return the variance of log(f) from the covariance of the constants.
+
+    Args:
+        gradient: Slopes of shape (constants, ...).
+        engine: The engine.
+
+    Returns:
+        Variances of shape (...).
+    """
     covariance = np.asarray(engine.fit.get("covariance", np.zeros((len(gradient), len(gradient)))))
     variance: Array = np.maximum(np.einsum("i...,ij,j...->...", gradient, covariance, gradient), 0.0)
     return variance
@@ -111,13 +157,30 @@ def parameter_variance(gradient: Array, engine: Engine) -> Array:
 def with_variances(
     function: Callable[[Engine], tuple[Number, ...]], engine: Engine, *, dimensions: int = 0
 ) -> list[tuple[Array, Array]]:
-    """Return each value that `function` gives for the engine with the variance of its logarithm, from one evaluation."""
+    """Return each value of a function with the variance of its logarithm.
+
+    Args:
+        function: Function of an engine that returns several values.
+        engine: The engine.
+        dimensions: Number of axes of the function's other input.
+
+    Returns:
+        Pairs of a value and a variance, from one evaluation.
+    """
     tables = [_rows(values, engine, dimensions) for values in function(_nudged(engine, dimensions))]
     return [(table[0], parameter_variance(_gradient(table), engine)) for table in tables]
 
 
 def measured_on(engine: Engine, system: System) -> bool:
-    """Whether an engine was fitted to runs on chips of this vendor, as far as its file says."""
+    """Whether an engine was fitted to runs on chips of this vendor.
+
+    Args:
+        engine: The engine.
+        system: The system.
+
+    Returns:
+        True or false; true where the engine file names no vendors.
+    """
     vendors = engine.fit.get("vendors")
     return vendors is None or system.chip.vendor in vendors
 
@@ -131,17 +194,26 @@ def factors(
     system: System | None = None,
     wider: tuple[Number, Number] = (0.0, 0.0),
 ) -> tuple[Number, Number]:
-    """Return the factors on a prediction between which 90 % of measured values are expected: at most 1, at least 1.
+    """Return the factors on a prediction that contain 90 % of measured values.
 
-    quantity: "tpot" (also of a step) or "ttft"; regime: of `REGIMES`; variance: `parameter_variance` of the prediction, by
-    default that of the fitted runs; system: where it runs; wider: logarithms that distance from what was measured adds to both
-    sides (`distance`). All broadcast.
+    All arguments broadcast.
+
+    Args:
+        engine: The engine.
+        quantity: "tpot" (also for a step) or "ttft".
+        regime: One of `REGIMES`, or an array of them.
+        variance: `parameter_variance` of the prediction; by default the variance of the fitted runs.
+        system: The system; None for chips of a measured vendor.
+        wider: Logarithms that distance from measured runs adds below and above (`extrapolation`).
+
+    Returns:
+        A factor of at most 1 and a factor of at least 1.
     """
     table = engine.fit.get("interval", {}).get(quantity, {})
     usual = _by_regime(engine.fit.get("parameter_variance", {}).get(quantity, {}), 0.0, regime)
-    remaining_width = (
-        1.0 if engine.anchor is None else engine.anchor.width(quantity)
-    )  # of the scatter; own runs tell the rest (`anchor`)
+
+    # Own runs remove a part of the scatter (`bias_correction`); the other parts of the range stay.
+    remaining_width = 1.0 if engine.anchor is None else engine.anchor.width(quantity)
     low, high = (_by_regime({r: f[side] for r, f in table.items()}, WIDE[side], regime) ** remaining_width for side in (0, 1))
     excess = 0.0 if variance is None else variance - usual
     low = np.exp(-np.hypot(half_width(np.maximum(-np.log(low), 0.0), excess), wider[0]))
@@ -152,9 +224,17 @@ def factors(
 
 
 def interval_coverage_words(engine: Engine, system: System, *, drafts: bool, pools: bool) -> tuple[str, ...]:
-    """Say how many measured times per token lay in their 90 % range: of all left-out runs, and of those of this kind.
+    """Describe how many measured times per token were in their 90 % range.
 
-    Nothing for an engine that was not fitted by steptime's own runs, or with runs of one's own.
+    Args:
+        engine: The engine.
+        system: The system.
+        drafts: Whether there are speculative tokens.
+        pools: Whether prefill and decode have separate pools.
+
+    Returns:
+        Texts for all left-out runs and for runs of this kind. Empty for an engine that was not fitted to the project's
+        runs, or with own runs.
     """
     table = engine.fit.get("held", {})
     if not table or engine.anchor is not None:
@@ -164,22 +244,28 @@ def interval_coverage_words(engine: Engine, system: System, *, drafts: bool, poo
     words = []
     for kind, is_relevant, label in (
         (LEFT_OUT, True, "left-out runs"),
-        (vendor, is_other_vendor, f"on {vendor}'s chips"),
-        (DRAFTED, drafts and not pools, "with drafts"),
-        (POOLS, pools, "in pools of their own"),
+        (vendor, is_other_vendor, f"on {vendor} chips"),
+        (DRAFTED, drafts and not pools, "with speculative tokens"),
+        (POOLS, pools, "with separate pools"),
     ):
         if is_relevant and kind in table:
             share, runs = table[kind]
             words.append(f"{share:.0%} of {runs:,.0f} {label}")
         elif is_relevant and kind != vendor:
-            words.append(f"none {label} was measured with {engine.name}")
+            words.append(f"no run {label} was measured with {engine.name}")
     return tuple(words)
 
 
 def widest(engine: Engine, system: System, wider: tuple[Number, Number] = (0.0, 0.0)) -> tuple[float, float]:
-    """Return the factors of the 90 % range of a time per token whatever its regime: the lowest and the highest.
+    """Return the widest 90 % range of a time per token over all regimes.
 
-    wider: by how much distance from what was measured widens it, in logarithms.
+    Args:
+        engine: The engine.
+        system: The system.
+        wider: Logarithms that distance from measured runs adds below and above.
+
+    Returns:
+        The lowest and the highest factor.
     """
     low, high = factors(engine, "tpot", np.array(REGIMES), system=system, wider=wider)
     return float(np.min(low)), float(np.max(high))
@@ -198,11 +284,20 @@ def step_range(
     anchor: Anchors | Anchor | None = None,
     **inputs: Any,
 ) -> tuple[Number, Number] | None:
-    """Return the 90 % range of the time of one step [s], or None for the ideal engine.
+    """Return the 90 % range of the time of one step.
 
-    `inputs`: the arguments of `mixed_step`, which may be arrays; anchor: one's own runs. A step that reads prompts takes the
-    regime "mixed": no run that only reads prompts was measured. A layout unlike those that were measured has a wider range
-    (`distance`), as that of a plan.
+    A step with prefill has the regime "mixed": no run with prefill only was measured. A layout that differs from measured
+    layouts has a wider range (`extrapolation`), as in a plan.
+
+    Args:
+        model: A model, or its name.
+        system: A system, or its name.
+        engine: An engine, or its name; by default the engine of the system.
+        anchor: Correction from your own runs.
+        inputs: The other arguments of `mixed_step`, which may be arrays.
+
+    Returns:
+        Two times in seconds; None for the ideal engine.
     """
     return step_and_range(model, system, engine=engine, anchor=anchor, **inputs)[1]
 
@@ -215,11 +310,24 @@ def step_and_range(
     anchor: Anchors | Anchor | None = None,
     **inputs: Any,
 ) -> tuple[Step, tuple[Number, Number] | None]:
-    """Return a step as `mixed_step` does, with its range as `step_range` does, from one evaluation."""
+    """Return a step and its 90 % range, from one evaluation.
+
+    Args:
+        model: A model, or its name.
+        system: A system, or its name.
+        engine: An engine, or its name; by default the engine of the system.
+        anchor: Correction from your own runs.
+        inputs: The other arguments of `mixed_step`, which may be arrays.
+
+    Returns:
+        The step of `mixed_step` and the range of `step_range`.
+    """
     loaded_model, loaded_system = resolve_model(model), resolve_system(system)
     engine = anchored(engine_for(loaded_system, engine), anchor, model=loaded_model.name, system=loaded_system.name)
     if not has_range(engine):
         return mixed_step(loaded_model, loaded_system, engine=engine, **inputs), None
+
+    # One evaluation of the nudged engine gives the step (first row) and its gradient (other rows).
     layout = inputs.get("layout") or Layout()
     dimensions = max(np.ndim(value) for value in (*inputs.values(), *(getattr(layout, name) for name in NAMES)))
     if not is_scalar(loaded_system):

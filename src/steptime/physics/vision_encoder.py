@@ -1,16 +1,17 @@
-r"""The passes of towers: what reads the images and recordings of prompts before the language model reads the prompts.
+r"""Vision encoder: the passes of towers over images and recordings before prefill.
 
-An engine runs a tower on the chips of the language model, tensor parallel as that is (vLLM `--mm-encoder-tp-mode weights`, its
-default; SGLang without `--mm-enable-dp-encoder`), and before the prompt: their times add up. Each attention group reads what
-its own prompts hold, and the first stage of a pipeline does it. Where the ways do not divide the heads of a tower, as many
-chips as divide both run it, and the others wait. Images of one size go through in one pass, other sizes in passes of their own,
-each with the overheads of a step.
+An engine runs a tower on the chips of the language model, with the same tensor parallelism (vLLM `--mm-encoder-tp-mode
+weights`, its default; SGLang without `--mm-enable-dp-encoder`). It runs before prefill: the times add up. Each
+data-parallel rank processes the images of its prompts, on the first pipeline stage. Sometimes the tensor-parallel degree
+does not divide the heads of a tower. Then the tower runs on the largest number of chips that divides both, and the other
+chips wait. Images of one size share a pass; each other size has a separate pass, with the overheads of a step.
 
-A pass that reads a part of a prompt reads that part of its images: of $p$ prompts of $n$ new tokens each, in a model whose
-prompts have $N$ with images, it reads those of $f = p n / N$ prompts, in $t(\max(f, 1)) \min(f, 1)$ seconds where $t(f)$ is
-the time of their passes. Over the chunks of a prompt that adds up to $t(1)$.
+A pass over a part of a prompt processes that part of its images. Take $p$ prompts of $n$ new tokens each, in a model whose
+prompts have $N$ tokens with images. The pass processes the images of $f = p n / N$ prompts. Let $t(f)$ be the time of their
+passes; then it takes $t(\max(f, 1)) \min(f, 1)$ seconds. Over the prefill chunks of a prompt this adds up to $t(1)$.
 
-Left out: decoding and scaling the images on the host, the transfer of pixels to the chips, and the activations of a tower.
+Not included: decoding and scaling of images on the host, the transfer of pixels to the chips, and the
+activations of a tower.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from steptime.physics.time_ledger import Entry
 
 @dataclass(frozen=True, slots=True)
 class TowerPass:
-    """One pass of a tower: its model and term, how it is laid out, its work, and the `share` of its time that a step takes."""
+    """One pass of a tower: model, term, layout, work, and its `share` in a step."""
 
     model: Model
     term: str
@@ -41,7 +42,14 @@ class TowerPass:
     share: Number
 
     def entries(self, tower_entries: list[Entry]) -> list[Entry]:
-        """Return the entries of the pass as those of the step's term."""
+        """Return the entries of the pass as entries of the step's term.
+
+        Args:
+            tower_entries: Entries of the tower's step.
+
+        Returns:
+            The changed entries.
+        """
         return [
             replace(entry, term=self.term, name=f"{entry.name}, {entry.term}", weight=entry.weight * self.share)
             for entry in tower_entries
@@ -49,12 +57,27 @@ class TowerPass:
 
 
 def tower_layout(tower: Tower, layout: Layout) -> Layout:
-    """Return how a tower is laid over an attention group: as many tensor parallel ways as divide its heads too."""
+    """Return the layout of a tower on one data-parallel rank.
+
+    Args:
+        tower: The tower.
+        layout: Layout of the language model.
+
+    Returns:
+        Tensor parallelism by the largest degree that also divides the tower's heads.
+    """
     return Layout(tp=np.gcd(np.asarray(layout.tp).astype(np.int64), tower.model.heads) * 1.0)
 
 
 def sequence_counts(media: Media) -> dict[tuple[Tower, int], int]:
-    """Return the sequences that a prompt has for each tower, by their rows."""
+    """Return the number of sequences of a prompt for each tower and size.
+
+    Args:
+        media: Images and recordings of a prompt.
+
+    Returns:
+        Numbers by tower and rows per sequence.
+    """
     counts: dict[tuple[Tower, int], int] = {}
     for reading in media.readings:
         for count, rows in reading.sequences:
@@ -64,10 +87,20 @@ def sequence_counts(media: Media) -> dict[tuple[Tower, int], int]:
 
 
 def tower_passes(media: Media | None, inputs: Mapping[str, Any], layout: Layout) -> Iterator[TowerPass]:
-    """Yield the passes of towers that go with a step; `inputs` are the arguments of `mixed_step`."""
+    """Yield the passes of towers in a step.
+
+    Args:
+        media: Images and recordings of a prompt; None for text only.
+        inputs: Sizes of `mixed_step` by name.
+        layout: Layout of the language model.
+
+    Yields:
+        One pass per tower and size.
+    """
     if media is None:
         return
-    prompts = busiest(inputs["prompts"], layout.dp) * inputs["tokens"] / media.tokens  # whose images are read
+    # Prompts whose images this step processes, which may be a fraction of one.
+    prompts = busiest(inputs["prompts"], layout.dp) * inputs["tokens"] / media.tokens
     if not np.any(prompts > 0):
         return
     for (tower, rows), count in sequence_counts(media).items():

@@ -1,1 +1,1 @@
-"""A deployment: workload and limits, steady states, queues, the search over layouts, and what binds."""
+"""Deployment planning: workload, limits, steady states, queues, layout search."""

@@ -1,8 +1,10 @@
-"""How many requests are in flight in replicas with so many seats: as many as come, or those that find a seat.
+"""Slots and occupancy: how many requests are in flight in the replicas of a pool.
 
-Where as many seats are kept as ever are wanted, an arrival waits for none and a token is made among one more than are in
-flight in the mean (`steady.in_flight`). Requests queue for a seat in two cases: where there are only a few seats in all it is
-better to fill them, as far as the limit on the first token has time for; and where memory holds no more, they are all there is.
+A replica normally keeps more slots than requests ever need. Then no arrival waits for a slot, and a token is
+made among one more request than the mean number in flight (`steady_state.in_flight`).
+
+Requests queue for a slot in two cases. With few slots in all, it is better to fill them, as far as the TTFT
+limit allows. Where memory has no room for spare slots, the slots that fit are all there are.
 """
 
 from __future__ import annotations
@@ -20,15 +22,19 @@ from steptime.planning.plan_problem import PlanProblem
 from steptime.planning.steady_state import MOST_UTILISED, SPARE_DEVIATIONS, State, in_flight, mean_context
 from steptime.planning.workload import Workload
 
-MAX_SEQUENCES = 1 << 20  # seats: as many as a model without a cache has
-PATIENCE = 0.25  # of the time that a request keeps its seat: longer than that nobody queues for one, limit or not
+# Slots of a replica whose model has no KV cache.
+MAX_SEQUENCES = 1 << 20
+# Longest wait for a slot over the time that a request keeps it. No request waits longer, with a limit or without.
+PATIENCE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """Arrays of one shape: share of the batch in flight in the mean, mean wait for a seat [s], whether requests queue for one.
+    """Occupancy of the slots of a replica: arrays of one shape.
 
-    max_num_seqs [sequences of a replica]; memory of a chip with all of them taken, or with as many in flight as leave them spare [B].
+    `share` is the mean share of the batch that is in flight. `wait` is the mean wait for a slot [s], and
+    `capped` says whether requests queue for one. `max_num_seqs` counts sequences per replica. `memory` is
+    that of a chip [B]. Where `capped`, all slots are taken; otherwise it has the slots of the state.
     """
 
     share: Array
@@ -39,31 +45,56 @@ class Occupancy:
 
 
 def uncapped_occupancy(state: State, batch: Number, replicas: Number) -> Occupancy:
-    """Return what is in flight in pools that keep seats for all who come."""
+    """Return the occupancy of replicas that have a slot for every arrival.
+
+    Args:
+        state: Steady state of one replica.
+        batch: Sequences per replica.
+        replicas: Replicas of the pool.
+
+    Returns:
+        The occupancy; the wait is 0 s.
+    """
     share = in_flight(batch, replicas)
     never = np.zeros_like(share, dtype=bool)
     return Occupancy(share=share, wait=np.zeros_like(share), capped=never, max_num_seqs=state.max_num_seqs, memory=state.memory)
 
 
 def capped_occupancy(case: PlanProblem, state: State, batch: Number, layout: Layout, ttft: Number) -> Occupancy:
-    """Return how many requests are in flight in a pool that decodes and reads, with a limit on the first token of `ttft` [s].
+    """Return the occupancy of a pool that runs chunked prefill together with decode.
 
-    batch: sequences of a replica of `layout` among which a token is made: in the mean where there are more seats, at most where
-    there are no more. A seat that is taken while its prompt is read makes no tokens: the share counts the time of decode alone.
+    A slot makes no tokens while the prompt of its request is prefilled: the share counts the time of decode
+    only.
+
+    Args:
+        case: Plan problem.
+        state: Steady state of one replica of `layout`.
+        batch: Sequences per replica among which a token is made: a mean with spare slots, else a maximum.
+        layout: Layout and number of replicas.
+        ttft: Limit on the time to first token [s].
+
+    Returns:
+        The occupancy, in the broadcast shape of the arguments.
     """
     replicas, open_share = layout.replicas, in_flight(batch, layout.replicas)
     life = np.nan_to_num(state.ttft + (case.workload.output_tokens - 1) * state.tpot, posinf=0.0)
     comes = np.isfinite(state.ttft)
     room = np.minimum(np.where(comes, ttft - np.where(comes, state.ttft, 0.0), -np.inf), PATIENCE * life)
+
+    # The wait for a slot may use what the rest of the first token leaves of its limit.
     share, wait = filled(life, room, np.asarray(batch * replicas))
     answering = np.maximum(1.0, case.workload.output_tokens - 1) * state.tpot
     share = share * np.where(life > 0, answering / np.where(life > 0, life, 1.0), 0.0)
     max_sequences = most_seats(case.workload, state, layout)
-    slower = 1 + state.growing * np.maximum(max_sequences / batch - 1, 0.0)  # where all seats are taken
+
+    # With all slots taken the batch is larger, so that each step is slower than the mean step.
+    slower = 1 + state.growing * np.maximum(max_sequences / batch - 1, 0.0)
     mean = state.rate * open_share * life * replicas
     busy_share, later = queued(mean, life * slower, np.maximum(max_sequences, 1.0) * replicas, state.growing, slower)
     spare = np.asarray(state.memory.fits)
     queue = ~spare & (max_sequences >= batch) & (busy_share <= MOST_UTILISED) & (later <= room)
+
+    # Filling every slot pays only where it serves more than a pool with spare slots.
     fill = (max_sequences >= batch) & (np.mod(batch, 1) == 0) & (share > np.where(spare | queue, open_share, 0.0))
     seats = np.where(fill, batch, np.where(queue, max_sequences, state.max_num_seqs))
     return Occupancy(
@@ -76,11 +107,21 @@ def capped_occupancy(case: PlanProblem, state: State, batch: Number, layout: Lay
 
 
 def queued(mean: Number, life: Number, seats: Number, growing: Number, slower: Number) -> tuple[Array, Array]:
-    r"""Return the share of seats that would be taken were all slow, and the wait for one [s], in pools that share their chips.
+    """Return the share of slots in use and the wait, where replicas share their chips.
 
-    mean: requests in flight were there seats for all, whose number has the variance `mean` / (1 - `growing`); life [s] of those
-    in flight where all `seats` are taken, `slower` than in the mean. Beyond the last seat the number falls off by the share
-    `busy_share` each, and waits are half of those of exponential lives, since lives are alike.
+    The number in flight has the variance `mean` / (1 - `growing`). Beyond the last slot its distribution
+    falls by the factor `busy_share` per request. Waits are half of those with exponential lifetimes, because
+    lifetimes are almost equal.
+
+    Args:
+        mean: Mean requests in flight if there were a slot for each.
+        life: Time that a request keeps its slot when all slots are taken [s].
+        seats: Slots of the pool.
+        growing: Share of a step that grows with the batch.
+        slower: Step time with all slots taken over the mean step time.
+
+    Returns:
+        The share of slots in use if all steps were slow, and the mean wait for a slot [s].
     """
     busy_share = np.minimum(mean * slower / seats, 1.0)
     free_share = np.maximum(1 - busy_share, 1e-9)
@@ -92,7 +133,16 @@ def queued(mean: Number, life: Number, seats: Number, growing: Number, slower: N
 
 
 def most_seats(workload: Workload, state: State, layout: Layout) -> Array:
-    """Return how many sequences of a replica find room where all seats are taken."""
+    """Return the largest number of sequences that fit in a replica at one time.
+
+    Args:
+        workload: Requests.
+        state: Steady state of one replica; its memory gives the room.
+        layout: Layout of a replica.
+
+    Returns:
+        Sequences per replica, a whole number from 0 to `MAX_SEQUENCES`.
+    """
     memory = state.memory
     sequence_bytes = np.asarray(_sequence_cache_bytes(state, layout))
     free = memory.capacity - memory.used + memory.cache
@@ -105,10 +155,10 @@ def most_seats(workload: Workload, state: State, layout: Layout) -> Array:
 
 
 def _occupied_memory(workload: Workload, state: State, seats: Number, layout: Layout) -> Memory:
-    r"""Return the memory of a chip [B] with so many `seats` taken, or that of the state where there are none.
+    r"""Return the memory of a chip [B] with `seats` slots taken; 0 keeps the state's.
 
-    A group's $n$ sequences have at most $n O / 2$ tokens more than in the mean, and where they are many, `SPARE_DEVIATIONS` of
-    $O \sqrt{n / 12}$.
+    The $n$ sequences of a rank have at most $n O / 2$ tokens more than their mean. With many sequences the
+    excess is `SPARE_DEVIATIONS` of $O \sqrt{n / 12}$.
     """
     sequences = sequences_per_group(seats, layout)
     beyond = (
@@ -119,18 +169,28 @@ def _occupied_memory(workload: Workload, state: State, seats: Number, layout: La
 
 
 def _sequence_cache_bytes(state: State, layout: Layout) -> Number:
-    """Bytes of cache of a sequence at the mean context, on the fullest chip."""
+    """Return the cache of one sequence at the mean context on the fullest chip [B]."""
     return state.memory.cache / np.maximum(sequences_per_group(state.max_num_seqs, layout), 1)
 
 
 def filled(life: Number, room: Number, seats: Number) -> tuple[Array, Array]:
-    """Return the highest share of seats that can be taken, and the wait for one [s], which is to stay within `room` [s].
+    """Return the highest share of slots in use that keeps the wait within a limit.
 
-    life [s] that a request keeps a seat; a queue M/D/c, at most `MOST_UTILISED`; all broadcast.
+    The queue is M/D/c, with a utilization of at most `MOST_UTILISED`. All arguments broadcast.
+
+    Args:
+        life: Time that a request keeps its slot [s].
+        room: Longest mean wait for a slot [s].
+        seats: Slots of the pool.
+
+    Returns:
+        The share of slots in use, and the mean wait for a slot [s].
 
     >>> [round(float(x), 2) for x in filled(10.0, np.inf, 2)], float(filled(10.0, -1.0, 2)[0])
     ([0.9, 21.34], 0.0)
     """
+
+    # The wait rises with utilization: interpolate between the last level within the limit and the next.
     utilisations = np.concatenate([[0.0], MOST_UTILISED * LEVELS])
     half, seats, room = (np.asarray(x, dtype=np.float64)[..., None] for x in (np.asarray(life) / 2, seats, room))
     waits = half * queue_share(utilisations, seats)

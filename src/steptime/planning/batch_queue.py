@@ -1,6 +1,7 @@
-"""The mean time that a request waits in a queue of servers that all take the same time.
+"""Queues of servers with constant service time, and of batch servers.
 
-Passes of a batch server, which takes along whoever waits: how long they last, and how busy it may be within a limit.
+`queue_wait` gives the mean wait of M/D/c. `passes` describes a batch server, which takes all waiting requests
+in one pass: how long a pass lasts, and how busy the server may be within a latency limit.
 """
 
 from __future__ import annotations
@@ -12,15 +13,28 @@ import numpy as np
 
 from steptime.number_checks import Array, Number
 
-FULL = 1 - 1e-9  # load of a slot beyond which its queue grows
-SERVERS_EXPONENT = 1.2102  # of sqrt(c) - 1: the wait of M/D/c over that of M/D/1, fitted to its exact values within 0.9 %
+# Largest load of a slot [share]; at 1 its queue grows without end.
+FULL = 1 - 1e-9
+# Exponent per unit of sqrt(c) - 1: the wait of M/D/c over that of M/D/1, fitted to exact values within 0.9 %.
+SERVERS_EXPONENT = 1.2102
 
 
 def queue_wait(service: Number, utilisation: Number, servers: Number = 1) -> Number:
-    r"""Mean wait [s] of Poisson arrivals for servers of constant `service` time [s]: half of an M/M/c queue's.
+    r"""Return the mean wait of M/D/c: half of the wait of an M/M/c queue.
 
-    $W = \frac{S}{2} \frac{\rho^{\sqrt{2(c+1)} - 1}}{c (1 - \rho)}$ (Sakasegawa 1977, with Cosmetatos' factor of one half for
-    M/D/c, 1976). Exact for one server (Pollaczek-Khinchine); infinite at a utilisation of 1 and above.
+    $W = \frac{S}{2} \frac{\rho^{\sqrt{2(c+1)} - 1}}{c (1 - \rho)}$. Exact for one server
+    (Pollaczek-Khinchine).
+
+    Args:
+        service: Constant service time $S$ [s].
+        utilisation: Utilization of the servers $\rho$ [share].
+        servers: Number of servers $c$.
+
+    Returns:
+        Mean wait [s]; infinite at a utilization of 1 or more.
+
+    References:
+        Sakasegawa 1977; factor of one half for M/D/c: Cosmetatos 1976.
 
     >>> float(queue_wait(1.0, 0.5)), float(queue_wait(1.0, 0.0)), float(queue_wait(1.0, 1.0))
     (0.5, 0.0, inf)
@@ -31,36 +45,50 @@ def queue_wait(service: Number, utilisation: Number, servers: Number = 1) -> Num
 
 
 def queue_share(utilisation: Number, servers: Number) -> Array:
-    r"""Mean wait of M/D/c over half of the service time: $\rho^{1 + 1.21 (\sqrt c - 1)} / (c (1 - \rho))$, finite at 1.
+    r"""Return the mean wait of M/D/c over half of the service time.
 
-    Exact for one server; within 0.9 % of exact values elsewhere.
+    $\rho^{1 + 1.21 (\sqrt c - 1)} / (c (1 - \rho))$, finite at 1. Exact for one server; within 0.9 % of exact
+    values for several.
+
+    Args:
+        utilisation: Utilization of the servers $\rho$ [share].
+        servers: Number of servers $c$.
+
+    Returns:
+        Wait over half of the service time, in the broadcast shape.
 
     >>> float(queue_share(0.5, 1)), round(float(queue_share(0.9, 16)), 3)
     (1.0, 0.384)
     """
     used = np.clip(utilisation, 0.0, FULL)
     exponent = 1 + SERVERS_EXPONENT * (np.sqrt(servers) - 1)
-    busy = np.exp(exponent * np.log(np.maximum(used, 1e-300)))  # half as long as a power takes
+    # exp and log take half as long as a power.
+    busy = np.exp(exponent * np.log(np.maximum(used, 1e-300)))
     wait_share: Array = busy / (servers * (1 - used))
     return wait_share
 
 
-STEPS = 5  # of the fixed point of passes, of two each, at most
-SETTLED = 1e-9  # change of the passes that is none
-LEVELS = 1 - np.square(np.linspace(1, 0, 25))  # of utilisation that are tried, closer where waits bend
-# where there are so many rows, each fourth level is tried first, and then those next to the limit
+# Most iterations of the fixed point of passes; each evaluates two passes.
+STEPS = 5
+# Relative change of the passes at which the fixed point has converged.
+SETTLED = 1e-9
+# Utilization levels to evaluate, closer together at high utilization, where waits rise steeply.
+LEVELS = 1 - np.square(np.linspace(1, 0, 25))
+# From MANY_ROWS rows on, every LEVEL_STRIDE-th level is evaluated first, then the levels next to the limit.
 LEVEL_STRIDE, MANY_ROWS = 4, 200
-MAX_DEALT_REPLICAS = 16  # replicas beyond which streams that are dealt out to them are as even as they get
+# Replicas beyond which a stream that goes to replicas in turn does not become more even.
+MAX_DEALT_REPLICAS = 16
 FACTORIALS = np.cumprod(np.maximum(np.arange(MAX_DEALT_REPLICAS + 1.0), 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTime:
-    r"""Seconds of a pass of k requests: arrays of one shape.
+    """Seconds of a pass of k requests: arrays of one shape.
 
-    first [s] of one; slope_to_kink [s] of each further one up to `kink`, as many as are read side by side; jump [s] of the first after
-    it, for which all others wait; beyond [s] of each after it, and far [s] of each after `bend`; row_jump [s] of the first after
-    each further `kink`: third and later rows of requests that are read side by side.
+    `first` [s] is the time of one request. Each further one adds `slope_to_kink` [s] up to `kink` requests,
+    which run in parallel. The next one adds `jump` [s], and all others of the pass wait for it. Each one
+    after that adds `beyond` [s], and `far` [s] after `bend` requests. `row_jump` [s] is added at each further
+    multiple of `kink`: the third and later rows of requests that run in parallel.
     """
 
     first: Number
@@ -73,9 +101,16 @@ class PassTime:
     row_jump: Number = 0.0
 
     def __call__(self, requests: Number) -> Array:
-        """Return the seconds of a pass of so many requests, which need not be whole.
+        """Return the seconds of a pass.
 
-        >>> PassTime(first=1.0, slope_to_kink=0.1, kink=4, beyond=0.5, bend=6, far=1.0)(np.array([1, 4, 6, 7])).round(9).tolist()
+        Args:
+            requests: Requests in the pass; need not be a whole number.
+
+        Returns:
+            Seconds, in the broadcast shape of `requests` and the fields.
+
+        >>> bent = PassTime(first=1.0, slope_to_kink=0.1, kink=4, beyond=0.5, bend=6, far=1.0)
+        >>> bent(np.array([1, 4, 6, 7])).round(9).tolist()
         [1.0, 1.3, 2.3, 3.3]
         >>> PassTime(first=1.0, kink=4, jump=1.0)(np.array([4, 5, 8])).tolist()
         [1.0, 2.0, 2.0]
@@ -88,7 +123,13 @@ class PassTime:
         return seconds
 
     def smooth(self) -> Callable[[Array], Array]:
-        """Return the function of requests that this is where it has no jump, with what does not change found once."""
+        """Return the time of a pass without its jumps, as a function of requests.
+
+        What does not depend on the number of requests is computed once.
+
+        Returns:
+            A function from requests to seconds.
+        """
         base, side, near, far = (
             self.first - self.slope_to_kink,
             self.slope_to_kink - self.beyond,
@@ -104,18 +145,26 @@ class PassTime:
         return seconds
 
     def slope(self, requests: Number) -> Array:
-        """Return the seconds that another request adds to so many."""
+        """Return the seconds that one more request adds to a pass.
+
+        Args:
+            requests: Requests in the pass.
+
+        Returns:
+            Seconds per request.
+        """
         slope_to_bend = np.where(np.asarray(requests) <= self.kink, self.slope_to_kink, self.beyond)
         return np.where(np.asarray(requests) <= self.bend, slope_to_bend, self.far)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """Passes of a batch server that departs when it is free and somebody waits: arrays of one shape.
+    """Passes of a batch server that starts when it is free and a request waits.
 
-    prompts: mean number in a pass; seconds: mean time of a pass [s]; busy: share of time in which one is under way; wait: mean
-    time from arrival to departure [s]; service: mean time of the pass that a request takes part in [s], longer than `seconds`
-    since more of them come in long ones.
+    Arrays of one shape. `prompts` is the mean number in a pass. `seconds` is the mean time of a pass [s], and
+    `busy` the share of time in which a pass runs. `wait` is the mean time from arrival to the start of the
+    pass [s]. `service` is the mean time of the pass of a request [s]. It is longer than `seconds`, because
+    long passes take more requests.
     """
 
     prompts: Array
@@ -126,19 +175,30 @@ class Passes:
 
 
 def passes(rate: Number, time: PassTime, seats: Number, *, replicas: Number = 1) -> Passes:
-    r"""Return the passes of a batch server of `seats` that takes `time` $t(k)$ for $k$ requests.
+    r"""Return the passes of a batch server at a request rate.
 
-    rate $\lambda$ [requests/s of a server]; replicas $R$: servers that requests are dealt out to in turn, so that every $R$-th
-    of a Poisson stream comes to one. All broadcast. A pass of $\tau$ seconds is followed at once
-    by the next one, or, if nobody came ($p$), by a wait of $h$ for the one that leaves with the first who does:
+    A pass of $\tau$ seconds is followed at once by the next one. If no request came (probability $p$), the
+    server waits for $h$ seconds and starts with the first that comes:
 
     $$ b = \frac{\tau}{\tau + p h}, \qquad k = \lambda (\tau + p h), \qquad \tau = t(k) $$
 
-    For $R = 1$: $p = e^{-\lambda \tau} (1 - \rho^{c+1})$, the second factor since nobody may be left over, and
-    $h = 1 / \lambda$. An arrival that finds a pass under way waits for the rest of it, half where all last alike, and for the
-    queue of `seats` servers that forms near saturation. Where $t$ jumps, passes above and below it follow one another
-    (`_rows`). With $t(k)$ constant and many seats that is the train of lecture
-    section 4: a wait of $b \tau / 2$ and a service of $\tau$, $1.5 \tau$ in all for one that always runs. One seat is M/D/R.
+    For $R = 1$: $p = e^{-\lambda \tau} (1 - \rho^{c+1})$ and $h = 1 / \lambda$. The second factor of $p$
+    covers requests that did not fit in the last pass. A request that arrives during a pass waits for the rest
+    of it, which is half where all passes are equal. Near saturation it also waits in the queue of $c$
+    servers. Where $t$ jumps, passes above and below the jump alternate (`_rows`).
+
+    With constant $t(k)$ and many slots, this is the train of lecture section 4: a wait of $b \tau / 2$ and a
+    service of $\tau$, $1.5 \tau$ in all for a train that always runs. One slot is M/D/R. All arguments
+    broadcast.
+
+    Args:
+        rate: Request rate of one server $\lambda$ [requests/s].
+        time: Time of a pass $t(k)$ by its requests.
+        seats: Most requests of a pass $c$.
+        replicas: Servers $R$ that receive requests in turn: each gets every $R$-th of a Poisson stream.
+
+    Returns:
+        The passes of one server.
 
     >>> train = passes(10.0, PassTime(first=0.1), 1e6)
     >>> round(float(train.wait), 4), round(float(train.service), 4), round(float(train.prompts), 3)
@@ -157,17 +217,21 @@ def passes(rate: Number, time: PassTime, seats: Number, *, replicas: Number = 1)
 
 
 def _rows(row_passes: Passes, number: Array, kink: Number, seats: Number, replicas: Number, carried: Array) -> Passes:
-    r"""Return the passes of a server that changes between states: `row_passes`, by the rows of requests side by side in a pass.
+    """Return the passes of a server that changes between rows of requests in a pass.
 
-    With more than `kink` requests a pass takes longer, so that more come meanwhile: it stays there, until few come by chance.
-    The number in a pass is taken as normal about the mean $k$ of its state, with the variance $k / R$ of arrivals that are
-    dealt out; $u_r$ is how likely it is beyond row $r$, $d_r$ that it is below, and of all passes the share $w_r$ has $r$ rows,
-    $w_{r+1} = w_r u_r / d_{r+1}$. Against a simulation of such a server (12 side by side, 24 seats, a jump of half of the time;
-    1, 3 and 8 replicas): prompts and seconds of a pass within 5 %. With three to six rows of 3 to 8 at loads up to 0.9, first
-    tokens are 4 to 14 % too soon.
+    With more than `kink` requests a pass takes longer, so that more requests arrive during it. The server
+    stays in this state until few arrive by chance. The number in a pass is taken as normal about the mean $k$
+    of its state. Its variance is $k / R$, because arrivals go to replicas in turn. $u_r$ is the probability
+    that it is beyond row $r$, and $d_r$ that it is below. The share $w_r$ of all passes has $r$ rows,
+    $w_{r+1} = w_r u_r / d_{r+1}$.
+
+    Compared with a simulation of such a server (12 in parallel, 24 slots, a jump of half of the time; 1, 3
+    and 8 replicas), prompts and seconds of a pass agree within 5 %. With three to six rows of 3 to 8 at loads
+    up to 0.9, first tokens are 4 to 14 % too early.
     """
     spread = np.sqrt(np.maximum(row_passes.prompts, 1.0) / carried / np.minimum(replicas, MAX_DEALT_REPLICAS))
-    has_row = kink * (number + 1) < seats  # whether a further row has seats
+    # A further row exists only if it has slots.
+    has_row = kink * (number + 1) < seats
     up = np.where(has_row, upper_tail((kink * (number + 1) + 0.5 - row_passes.prompts) / spread), 0.0)
     down = 1 - upper_tail((kink * number + 0.5 - row_passes.prompts) / spread)
     odds = np.cumprod(np.concatenate([np.ones_like(up[:1]), up[:-1] / np.maximum(down[1:], 1e-12)]), axis=0)
@@ -188,9 +252,18 @@ def _rows(row_passes: Passes, number: Array, kink: Number, seats: Number, replic
 
 
 def upper_tail(deviations: Array) -> Array:
-    """Return how likely a normal number lies so many standard deviations above its mean, within 2 % up to 4 of them.
+    """Return the upper tail of the normal distribution.
 
-    Tsay, Huang and Wang's exponential of a quadratic (2013).
+    Within 2 % up to 4 standard deviations.
+
+    Args:
+        deviations: Distance above the mean, in standard deviations.
+
+    Returns:
+        Probability, with the shape of `deviations`.
+
+    References:
+        Tsay, Huang and Wang 2013: exponential of a quadratic.
 
     >>> upper_tail(np.array([-1.0, 0.0, 1.0, 3.0])).round(4).tolist()
     [0.839, 0.5, 0.161, 0.0014]
@@ -211,7 +284,7 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
     none, gap = arrivals(replicas), 1 / np.maximum(rate, 1e-300)
 
     def nobody(pass_: Array) -> tuple[Array, Array]:
-        """Return how likely a pass of so many seconds ends with nobody waiting, and how long the server then waits [s]."""
+        """Return the probability that no request waits after a pass, and the idle time."""
         expected = rate * pass_
         empty, next_empty = none(expected)
         idle = next_empty / empty * gap - pass_
@@ -222,7 +295,8 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
         empty, idle = nobody(before)
         return np.minimum(np.maximum(last(rate * (before + empty * idle)), least), longest)
 
-    for _ in range(STEPS):  # Steffensen's: two passes, and where their differences lead
+    # Steffensen's method: two passes give the differences from which the fixed point is extrapolated.
+    for _ in range(STEPS):
         once = next_pass(seconds)
         twice = next_pass(once)
         fell = once - seconds
@@ -238,10 +312,13 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
     arrival_variance = np.maximum((prompts - 1) * (1 - (prompts - 1) / np.maximum(seats - 1, 1.0)), 0.0) / np.minimum(
         replicas, MAX_DEALT_REPLICAS
     )
-    carried = np.maximum(1 - np.square(rate * slope), 1e-3)  # long passes make long ones
-    varied = np.where(is_batched, arrival_variance / carried, 0.0)  # variance of the number in a pass
+    # A long pass collects more arrivals, so that the next pass is long too.
+    carried = np.maximum(1 - np.square(rate * slope), 1e-3)
+    # Variance of the number of requests in a pass.
+    varied = np.where(is_batched, arrival_variance / carried, 0.0)
     service = np.minimum(seconds + slope * varied / np.maximum(prompts, 1.0), longest)
-    during = np.maximum(prompts - empty, 0.0)  # that come during a pass
+    # Mean number of requests that arrive during a pass.
+    during = np.maximum(prompts - empty, 0.0)
     busy_on_arrival = during / prompts * np.minimum(during / np.maximum(rate * seconds, 1e-12), 1.0)
     residual = (seconds + np.square(slope) * varied / seconds) / 2
     queue = queue_share(rate * service / seats, seats * replicas)
@@ -255,10 +332,17 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
 
 
 def arrivals(replicas: Number) -> Callable[[Number], tuple[Array, Array]]:
-    r"""Return a function of the requests that are expected: how likely none comes, of every R-th of a Poisson stream.
+    r"""Return the probability of no arrival among every R-th of a Poisson stream.
 
-    And how likely none comes of that stream's next, $P(N < R)$ and $P(N \le R)$ with $N$ Poisson of $R$ times those expected;
-    more than `MAX_DEALT_REPLICAS` replicas are taken for as many.
+    The probabilities are $P(N < R)$ and $P(N \le R)$, with $N$ Poisson of $R$ times the expected number. More
+    than `MAX_DEALT_REPLICAS` replicas count as `MAX_DEALT_REPLICAS`.
+
+    Args:
+        replicas: Replicas $R$ that receive requests in turn.
+
+    Returns:
+        A function from expected requests to two probabilities: no arrival at this replica, and none at the
+        next.
 
     >>> [round(float(x), 4) for x in arrivals(1)(0.5)], [round(float(x), 4) for x in arrivals(8)(0.5)]
     ([0.6065, 0.9098], [0.9489, 0.9786])
@@ -272,12 +356,14 @@ def arrivals(replicas: Number) -> Callable[[Number], tuple[Array, Array]]:
     factorial = FACTORIALS[count]
 
     def none(expected: Number) -> tuple[Array, Array]:
-        mean = np.minimum(np.maximum(expected * count, 1e-300), 700.0)  # of more, none is as unlikely
+        # Beyond 700 the exponential underflows, and no arrival is impossible in any case.
+        mean = np.minimum(np.maximum(expected * count, 1e-300), 700.0)
         never = np.exp(-mean)
         if max_count == 1:
             return np.maximum(never, 1e-250), never * (1 + mean)
         below = np.zeros(np.shape(mean))
-        for term in terms:  # Horner's: 1 + m (1 + m (1/2 + m (1/6 ...))), as far as a row's count goes
+        # Horner's method, 1 + m (1 + m (1/2 + m (1/6 ...))), with as many terms as the row has replicas.
+        for term in terms:
             below *= mean
             below += term
         last = np.exp(count * np.log(mean) - mean) / factorial
@@ -290,10 +376,21 @@ def arrivals(replicas: Number) -> Callable[[Number], tuple[Array, Array]]:
 def highest_utilisation(
     limit: Number, time: PassTime, seats: Number, ceiling: float, *, late: Number = 0.0, replicas: Number = 1
 ) -> Array:
-    """Return the highest utilisation, at most `ceiling`, at which wait and service of `passes` stay within `limit` [s].
+    """Return the highest utilization at which wait and service stay within a limit.
 
-    Utilisation is the rate over that of full passes of `seats`; 0 where none keeps the limit. late: what a request is under way
-    beyond the pass, over it. All broadcast. Read off a line between two of `LEVELS`, which lies above the curve of the times.
+    Utilization is the rate over the rate of full passes. The result is interpolated between two of `LEVELS`,
+    on a line that lies above the curve of the times. All arguments broadcast.
+
+    Args:
+        limit: Limit on wait plus service of `passes` [s].
+        time: Time of a pass by its requests.
+        seats: Most requests of a pass.
+        ceiling: Highest utilization to return [share].
+        late: Time of a request beyond its pass, over the time of the pass.
+        replicas: Servers that receive requests in turn.
+
+    Returns:
+        Utilization [share]; 0 where no level is within the limit.
     """
     limit, seats, late, replicas = (np.asarray(x, dtype=np.float64)[..., None] for x in (limit, seats, late, replicas))
     time = PassTime(**{f.name: np.asarray(getattr(time, f.name), dtype=np.float64)[..., None] for f in fields(PassTime)})
@@ -308,7 +405,8 @@ def highest_utilisation(
     levels = LEVELS[::LEVEL_STRIDE] if full.size >= MANY_ROWS else LEVELS
     seconds = request_seconds(levels)
     last = _last(seconds <= limit)
-    if len(levels) < len(LEVELS):  # and between the two levels that the limit lies between
+    # Refine between the two levels that enclose the limit.
+    if len(levels) < len(LEVELS):
         first = np.clip(last, 0, len(levels) - 2)
         low, high = (np.take_along_axis(seconds, first + side, axis=-1) for side in (0, 1))
         levels = LEVELS[LEVEL_STRIDE * first + np.arange(LEVEL_STRIDE + 1)]
@@ -325,6 +423,6 @@ def highest_utilisation(
 
 
 def _last(good: Array) -> Array:
-    """Return the place of the last of those that are good from the first on, along the last axis: -1 where the first is not."""
+    """Return the index of the last true value before the first false one; -1 if none."""
     position: Array = np.sum(np.logical_and.accumulate(good, axis=-1), axis=-1, keepdims=True) - 1
     return position

@@ -1,4 +1,7 @@
-"""Steps of attention groups that decode and read prompts beside: how many of them read, how long they take, who waits."""
+"""Chunked prefill: steps of data-parallel ranks that decode and prefill together.
+
+The module computes how many steps contain prefill chunks, how long they take, and how long requests wait.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,22 @@ import numpy as np
 from steptime.number_checks import Array, Number
 from steptime.planning.batch_queue import FULL, queue_share
 
-ROUNDS = 12  # of the fixed point of steps that read one prompt at once: it halves its error in each
-SECANTS = 6  # evaluations for that of several slots, after which nearly all points are within 1e-8 of it
-UNSETTLED, HALVINGS = 1e-5, 40  # last step of a share that is not settled, and of the interval that it is then looked for in
+# Iterations of the fixed point with one prompt at a time; the error halves in each.
+ROUNDS = 12
+# Evaluations of the secant method; nearly all points are then within 1e-8 of the fixed point.
+SECANTS = 6
+# Relative last step above which a point has not converged, and the bisections that it then gets.
+UNSETTLED, HALVINGS = 1e-5, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedStepStats:
-    """Steps of a replica of which some read prompts: arrays of one shape.
+    """Steps of a replica, some of which contain prefill chunks: arrays of one shape.
 
-    decode_only_share: share of steps that read nothing; seconds: mean step [s]; slow: mean step that reads [s]; chunks_per_mixed_step: mean number of
-    chunks in one of those; utilisation: share of what full steps could read; wait: mean time from a request's
-    arrival to its first chunk [s]; service: from there to the end of its prompt [s].
+    `decode_only_share` is the share of steps without a chunk. `seconds` is the mean step [s], and `slow` the
+    mean step with chunks [s]. `chunks_per_mixed_step` is the mean number of chunks in a step that has any.
+    `utilisation` is the prefill rate over that of full steps. `wait` is the mean time from arrival to the
+    first chunk [s]. `service` is the time from there to the end of the prompt [s].
     """
 
     decode_only_share: Array
@@ -35,23 +42,34 @@ class MixedStepStats:
 def interleaved_prefill_share(
     decode_sequences: Number, steps: Number, chunks: Number, decode: Number, slow: Number, *, replicas: Number = 1
 ) -> tuple[Array, Array]:
-    r"""Return the share of steps that read as tokens see it, and that of all steps, where one prompt is read at once.
+    r"""Return the share of mixed steps where one prompt is prefilled at a time.
 
-    decode_sequences: sequences that decode beside, in the mean, each for `steps` steps; chunks $n$ of a prompt, read one
-    prompt after another in steps of `slow` $t_1$ instead of `decode` $t_0$ [s]; replicas: that requests are dealt out to.
-
-    Whoever begins to decode leaves the prompts behind that came while its own waited and was read, $\lambda (W_q + n t_1)$ of
-    them in the mean (fewer where they are dealt out in turn), and meets all of their chunks; whoever ends leaves what is there
-    at any time. With $\rho = \lambda n t_1$ and $\pi$ the share of all steps that read, decode meets
+    A request that begins to decode meets the chunks of prompts that came during its own wait and prefill.
+    These are $\lambda (W_q + n t_1)$ prompts on average, fewer where requests go to replicas in turn. A
+    request that ends leaves behind the prompts that are present at any time. With $\rho = \lambda n t_1$ and
+    $\pi$ the share of all steps that are mixed, decode meets
 
     $$ \lambda n D + n (\rho + \lambda W_q) - n \left(\frac\rho 2 + \lambda W_q\right) \frac\pi\rho $$
 
-    slow steps in its time $D$. Without the two last terms, tokens of prompts that take long would look up to twice as fast.
+    mixed steps in its time $D$. Without the last two terms, tokens would appear up to twice as fast where
+    prompts take long.
+
+    Args:
+        decode_sequences: Mean number of decoding sequences.
+        steps: Decode steps per request.
+        chunks: Prefill chunks per prompt $n$; prompts are prefilled one after another.
+        decode: Step time without a chunk $t_0$ [s].
+        slow: Step time with a chunk $t_1$ [s].
+        replicas: Replicas that receive requests in turn.
+
+    Returns:
+        The share of mixed steps that a token meets, and the share of all steps.
 
     >>> [round(float(x), 3) for x in interleaved_prefill_share(4.0, 127, 4, 0.01, 0.1)]
     [0.149, 0.104]
     """
-    dealt = np.power(np.asarray(replicas, dtype=np.float64), 0.75)  # for who comes during a service, within 0.2
+    # Exponent for arrivals during a service, where requests go to replicas in turn; accurate within 0.2.
+    dealt = np.power(np.asarray(replicas, dtype=np.float64), 0.75)
     decode_sequences, steps = np.asarray(decode_sequences, dtype=np.float64), np.asarray(steps, dtype=np.float64)
     observed_share = np.minimum(decode_sequences * chunks / steps, 1.0)
     share = observed_share
@@ -76,29 +94,42 @@ def mixed_step_stats(
     *,
     replicas: Number = 1,
 ) -> MixedStepStats:
-    r"""Return the steps of a replica that decodes and reads prompts in `slots` at once.
+    r"""Return the steps of a replica that prefills up to `slots` prompts at a time.
 
-    load $a$: chunks that a step brings in the mean; slots $c$: chunks that a step can read, one of each attention group where
-    a chunk holds one prompt; chunks $n$ of a prompt, one after another in the same slot; a step lasts decode $t_0$ [s] with no
-    chunk and $t_1 + s (j - 1)$ [s] with $j$ of them (`first` and `per_chunk`); replicas: that requests are dealt out to. All
-    broadcast. Requests go to replicas and slots in turn, or to those that have least to read, which is the same where all are
-    alike: none waits while a slot anywhere is free, as in a queue of them all.
+    A step lasts $t_0$ with no chunk and $t_1 + s (j - 1)$ with $j$ chunks. Requests go to replicas and slots
+    in turn, or to the one with the lowest load, which is the same where all are equal. No request waits while any
+    slot is free, as in one common queue. All arguments broadcast.
 
-    Were all steps slow, slots would be servers of a queue M/D/c at the load $f = a \tau / (c T)$, idle all together at the odds
-    $1 : B$ with $B = e^{c f} / (1 - f^{c+1}) - 1$. Only the starts out of quiet steps differ: arrivals come per second and not
-    per step, so that slow steps attract them. With $\pi$ the share of slow steps, $\tau = t_1 + s (a / \pi - 1)$ their mean,
-    $T$ the mean step, $\lambda = a / (n T)$ and $w = 1 / (c^2 n)$:
+    If all steps were slow, slots would be the servers of an M/D/c queue at the load $f = a \tau / (c T)$. All
+    would be idle at the odds $1 : B$ with $B = e^{c f} / (1 - f^{c+1}) - 1$. Only the starts out of
+    decode-only steps differ: arrivals come per second and not per step, so that slow steps attract them. With
+    $\pi$ the share of slow steps, $\tau = t_1 + s (a / \pi - 1)$ their mean, $T$ the mean step, $\lambda = a
+    / (n T)$ and $w = 1 / (c^2 n)$:
 
     $$ \frac{\pi}{1 - \pi} = B \left(\frac{1 - e^{-\lambda t_0}}{1 - e^{-\lambda \tau}}\right)^{1-w}
        \left(\frac{t_0}{\tau}\right)^w $$
 
-    The queue for slots grows without end where $\lambda$ is what full steps read: its load is $\lambda n t(c) / c$, above the
-    share of time in which a slot is taken, since steps with few chunks are shorter.
+    The queue for slots grows without end where $\lambda$ reaches the rate of full steps. Its load is $\lambda
+    n t(c) / c$. This is above the share of time in which a slot is taken, because steps with few chunks are
+    shorter. For one slot $\pi = a$ at any step times.
 
-    For one slot that is $\pi = a$, whatever the times. Against a Monte Carlo of the queues (260 points: 1 to 72 slots, 1 and 4
-    chunks): the mean step is off by 0.3 % in the mean and 1.7 % at most; the binomial $(1 - a/c)^c$ for quiet steps stands 5 to
-    11 % too high at 8 to 32 slots, and up to 23 %. Time to the end of a prompt: 0.5 %, 3 % at most. Held-out points agree to
-    0.7 % but where single steps vary much (`per_chunk` a fifth of `first`, 48 slots: 14 %).
+    Compared with a Monte Carlo simulation of the queues (260 points: 1 to 72 slots, 1 and 4 chunks), the mean
+    step is off by 0.3 % on average and 1.7 % at most. The binomial $(1 - a/c)^c$ for decode-only steps is 5
+    to 11 % too high at 8 to 32 slots, and up to 23 %. The time to the end of a prompt is off by 0.5 % on
+    average and 3 % at most. Held-out points agree within 0.7 %, except where single steps vary much
+    (`per_chunk` a fifth of `first`, 48 slots: 14 %).
+
+    Args:
+        load: Mean number of chunks that arrive per step $a$.
+        slots: Chunks that fit in one step $c$; one per data-parallel rank where a chunk holds one prompt.
+        chunks: Chunks per prompt $n$, one after another in the same slot.
+        decode: Step time without a chunk $t_0$ [s].
+        first: Step time with one chunk $t_1$ [s].
+        per_chunk: Time that each further chunk adds $s$ [s].
+        replicas: Replicas that receive requests in turn.
+
+    Returns:
+        The steps of one replica.
 
     >>> one = mixed_step_stats(0.5, 1, 1, 0.02, 0.1, 0.0)
     >>> [round(float(x), 6) for x in (one.decode_only_share, one.seconds, one.utilisation)]
@@ -109,18 +140,25 @@ def mixed_step_stats(
     """
     slots = np.asarray(slots, dtype=np.float64)
     offered_load = np.asarray(load, dtype=np.float64)
-    load = np.clip(offered_load, 1e-12, FULL * slots)  # beyond it the queue grows, and all slots are busy
+    # Beyond this load the queue grows, and all slots are busy.
+    load = np.clip(offered_load, 1e-12, FULL * slots)
     slow_share = _slow_share(load, slots, chunks, decode, first, per_chunk)
     reads = np.maximum(load / slow_share, 1.0)
     slow = first + per_chunk * (reads - 1)
     seconds = decode + slow_share * (slow - decode)
     rate = load / (chunks * seconds)
-    varied = (reads - 1) * (1 - (reads - 1) / np.maximum(slots - 1, 1.0))  # variance of the chunks of a slow step
-    reader_step = slow + per_chunk * varied / reads  # the step that a reader sees
+    # Variance of the number of chunks in a mixed step.
+    varied = (reads - 1) * (1 - (reads - 1) / np.maximum(slots - 1, 1.0))
+    # A prompt is in steps with more chunks than the mean mixed step has.
+    reader_step = slow + per_chunk * varied / reads
     full_step = first + per_chunk * (slots - 1)
+
+    # Full steps set the capacity, so that the utilization is above the share of time in which a slot is taken.
     utilisation = np.where(
         offered_load < FULL * slots, rate * chunks * full_step / slots, np.maximum(offered_load / slots, 1.0)
     )
+
+    # An arrival first waits for the end of the current step, whose mean rest depends on the mean square of steps.
     residual = (np.square(decode) * (1 - slow_share) + slow_share * (np.square(slow) + np.square(per_chunk) * varied)) / (
         2 * seconds
     )
@@ -137,7 +175,7 @@ def mixed_step_stats(
 
 
 def _slow_share(*arguments: Number) -> Array:
-    """Return the share of steps that read, by load, slots, chunks, decode, first, per_chunk: the load of one slot."""
+    """Return the share of mixed steps; arguments as in `_excess` without the share."""
     every = np.broadcast_arrays(*arguments)
     shares: Array = every[0].copy()
     several = every[1] > 1
@@ -147,10 +185,11 @@ def _slow_share(*arguments: Number) -> Array:
 
 
 def _settled(*columns: Array) -> Array:
-    """Return the share of steps that read, where more than one slot can: the fixed point of `mixed_step_stats`.
+    """Return the share of mixed steps where more than one slot can prefill.
 
-    By secants; of the few points that these leave unsettled, where a step that reads is long, by halving: what follows from no
-    share is above it, what follows from all is not.
+    This is the fixed point of `mixed_step_stats`, found with the secant method. It fails at a few points with
+    long mixed steps. There bisection finds it: the share that follows from 0 is above 0, and the share that
+    follows from 1 is not above 1.
     """
     before = -np.expm1(-columns[0])
     fell = _excess(before, *columns)
@@ -175,7 +214,7 @@ def _settled(*columns: Array) -> Array:
 
 
 def _excess(share: Array, load: Array, slots: Array, chunks: Array, decode: Array, first: Array, per_chunk: Array) -> Array:
-    """Return how far above a share of steps that read the one lies that follows from it."""
+    """Return how far the share that follows from a share of mixed steps lies above it."""
     power = 1 / (np.square(slots) * chunks)
     slow = first + per_chunk * (np.maximum(load / share, 1.0) - 1)
     seconds = decode + share * (slow - decode)

@@ -1,4 +1,4 @@
-"""What stops a layout from being cheaper, and what each figure of the machine is worth."""
+"""Elasticity of the cost: what limits a layout, and what faster parts would save."""
 
 from __future__ import annotations
 
@@ -19,14 +19,26 @@ from steptime.planning.refinement import best, evaluate_occupancy, planned_prefi
 from steptime.planning.slo_probability import effective_targets
 from steptime.planning.steady_state import MOST_UTILISED, State
 
-NUDGE = 1.1  # how much better a figure is made to see what it is worth
-LOOKED_AT = 64  # candidates, the best of a search first, that may be the best where a figure is better
-ROUNDING = 1e-12  # of a rate that is found in two ways
-MIN_GAIN = 0.005  # a gain below this is none
+# Factor by which a figure is improved to measure its effect on the cost.
+NUDGE = 1.1
+# Candidates of a search, best first, that may become the best on the better machine.
+LOOKED_AT = 64
+# Relative difference of two equal rates that are computed in two ways.
+ROUNDING = 1e-12
+# Relative gain below which a larger batch does not pay.
+MIN_GAIN = 0.005
 
 
 def scaled_cache(model: Model, factor: float) -> Model:
-    """Return the model with `factor` times the KV bytes per token."""
+    """Return the model with its KV bytes per token multiplied by a factor.
+
+    Args:
+        model: Model.
+        factor: Factor on the KV bytes per token.
+
+    Returns:
+        The changed model.
+    """
 
     def changed(layer: Layer) -> Layer:
         return replace(layer, attention=tuple(replace(a, kv_bytes=a.kv_bytes * factor) for a in layer.attention))
@@ -54,7 +66,14 @@ IN_WORDS = {
 
 
 def elastic_figures(system: System) -> list[str]:
-    """Return the figures whose worth can be asked for on this system."""
+    """List the figures of a system that have an elasticity.
+
+    Args:
+        system: System.
+
+    Returns:
+        Names, such as "hbm_bandwidth"; "rent" only where a rent is known.
+    """
     paths = settable(system)
     needed = {name: path for name, path in MACHINE.items() if path != "chip.peak" and path not in paths}
     rented = math.isfinite(system.rent.typical) and system.rent.typical > 0
@@ -62,16 +81,33 @@ def elastic_figures(system: System) -> list[str]:
 
 
 def relaxed(case: PlanProblem) -> PlanProblem:
-    """Return the case with limits that a machine `NUDGE` as good keeps where this one just misses its own."""
+    """Return the problem with limits that are wider by the factor `NUDGE`.
+
+    A machine that is `NUDGE` times as good can meet its limits with a candidate that just misses them here.
+
+    Args:
+        case: Plan problem.
+
+    Returns:
+        The problem with wider limits.
+    """
     return replace(case, slo=replace(case.slo, tpot=case.slo.tpot * NUDGE, ttft=case.slo.ttft * NUDGE))
 
 
 def elasticities(case: PlanProblem, finalists: Sequence[Candidate], candidates: Iterable[Candidate] = ()) -> dict[str, float]:
-    r"""Return $d \log(cost) / d \log(figure)$ for each figure, planned anew under the same limits.
+    """Return d log(cost) / d log(figure) for each figure, at the same limits.
 
-    -0.6 means that a figure 10 % higher makes tokens about 6 % cheaper. The finalists of a plan, and those of `candidates` that
-    come first (within limits a tenth wider), are given the batches that serve most on a machine that is 10 % better in that
-    figure alone (with 10 % fewer KV bytes); the best of them is what it is worth.
+    -0.6 means that a figure 10 % higher makes tokens about 6 % cheaper. The finalists of a plan and the first
+    of `candidates` are tuned on a machine that is 10 % better in one figure. For KV bytes, this is 10 %
+    fewer. The best of them gives the elasticity.
+
+    Args:
+        case: Plan problem.
+        finalists: Finalists of the plan, best first.
+        candidates: Other candidates of the search with limits a tenth wider, best first.
+
+    Returns:
+        Elasticity by figure.
     """
     return {name: find() for name, find in worths(case, finalists, candidates).items()}
 
@@ -79,7 +115,16 @@ def elasticities(case: PlanProblem, finalists: Sequence[Candidate], candidates: 
 def worths(
     case: PlanProblem, finalists: Sequence[Candidate], candidates: Iterable[Candidate] = ()
 ) -> dict[str, Callable[[], float]]:
-    """Return what finds each of the `elasticities`: they do not wait for one another."""
+    """Return a function for each of the `elasticities`, which can run in parallel.
+
+    Args:
+        case: Plan problem.
+        finalists: Finalists of the plan, best first.
+        candidates: Other candidates of the search, best first.
+
+    Returns:
+        A function without arguments by figure; it returns the elasticity.
+    """
     before = max(served_by(case, candidate) for candidate in finalists)
     near = list({candidate.same: candidate for candidate in (*islice(candidates, LOOKED_AT), *finalists)}.values())
 
@@ -89,27 +134,39 @@ def worths(
 
     def evaluate_figure(name: str) -> float:
         if name == RENT:
-            return 1.0  # all is rented
+            # The whole cost is rent.
+            return 1.0
         if name == KV_BYTES:
             return -figure_elasticity(replace(case, model=scaled_cache(case.model, 1 / NUDGE)))
         if name == "scale_out_bandwidth" and case.used <= case.system.scale_up.size:
-            return 0.0  # nothing leaves the domain
+            # No traffic leaves the scale-up domain.
+            return 0.0
         return figure_elasticity(replace(case, system=scale(case.system, MACHINE[name], NUDGE)))
 
     return {name: partial(evaluate_figure, name) for name in elastic_figures(case.system)}
 
 
 def binding(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
-    """Return what stops the batch from growing: the limits that a larger batch would break.
+    """Return the limits that a larger batch would break.
 
-    "speed", "first token", "memory", "prompt queue"; "prefill rate" and "transfer rate", where a prefill pool or the links out
-    of it take no more; and "saturation", where a batch 10 % larger would be cheaper by less than half a percent, limits or not.
+    The names are "speed", "first token", "memory" and "prompt queue". "prefill rate" and "transfer rate" mean
+    that the prefill pool or its links are full. "saturation" means that a batch 10 % larger would save less
+    than half a percent, with limits or without.
+
+    Args:
+        case: Plan problem.
+        candidate: Candidate with its batch.
+
+    Returns:
+        One name or several.
     """
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
     larger = unit * np.array([candidate.batch // unit + 1, math.ceil(candidate.batch * NUDGE / unit)])
     sizes = chunk_sizes(case.workload) if candidate.mode == AGGREGATED else np.ones(1, dtype=np.int64)
     sizes = sizes[readable(case.workload, sizes, candidate.layout)]
     now = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
+
+    # A prefill pool or its links can be the bottleneck, and then a larger decode batch changes nothing.
     limited = _prefill_limits(case, candidate, now)
     if limited:
         return (limited,)
@@ -120,6 +177,8 @@ def binding(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
     if np.max(np.where(stable[-1], state.rate[-1], 0.0)) < now.rate * (1 + MIN_GAIN):
         faster = np.max(np.where(np.isfinite(state.tpot[-1]), state.rate[-1], 0.0)) >= now.rate * (1 + MIN_GAIN)
         return ("prompt queue",) if faster else ("saturation",)
+
+    # Look for a broken limit at the next batch first, then at a batch that is `NUDGE` times as large.
     tpot, ttft = effective_targets(case, candidate.layout, candidate.prefill_layout, state.input_share)
     broken = {
         "speed": state.tpot > tpot,
@@ -135,7 +194,7 @@ def binding(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
 
 
 def _prefill_limits(case: PlanProblem, candidate: Candidate, state: State) -> str:
-    """Return what takes no more requests than decode in `state` could serve: a prefill pool, its links, or "" for neither."""
+    """Return "prefill rate" or "transfer rate" if it limits decode, else ""."""
     prefill = planned_prefill(case, candidate, state.tpot)
     if prefill is None or candidate.prefill_layout is None:
         return ""

@@ -1,4 +1,4 @@
-"""What a plan serves and on which hosts, as commands that start it must say: the checkpoint, its formats, and the machine."""
+"""Facts that launch commands need: checkpoint, number formats, chips and hosts."""
 
 from __future__ import annotations
 
@@ -13,28 +13,36 @@ from steptime.result_base import unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """The checkpoint that a plan serves, the formats that the plan reckons with and those of the checkpoint, and the hosts."""
+    """The checkpoint, the number formats and the hosts of a plan."""
 
-    checkpoint: str = field(default="", metadata=unit("", "Hugging Face id or local folder of the weights; empty: not told"))
+    checkpoint: str = field(default="", metadata=unit("", "Hugging Face id or local folder of the weights; empty: not known"))
     weights: str = field(default="", metadata=unit("", "format of the dense layers' weights"))
-    experts: str = field(default="", metadata=unit("", "format of the routed experts; empty: there are none"))
+    experts: str = field(default="", metadata=unit("", "format of the routed experts; empty: no routed experts"))
     kv: str = field(default="", metadata=unit("", "format of the KV cache"))
-    checkpoint_weights: str = field(default="", metadata=unit("", "the dense layers' format in the checkpoint"))
-    checkpoint_experts: str = field(default="", metadata=unit("", "the routed experts' format in the checkpoint"))
-    checkpoint_kv: str = field(default="", metadata=unit("", "format of the KV cache that the checkpoint asks for"))
-    remote_code: bool = field(default=False, metadata=unit("", "whether the checkpoint brings code of its own"))
-    routed_experts: int = field(default=0, metadata=unit("", "routed experts of a layer"))
-    max_context: float = field(default=math.inf, metadata=unit("tokens", "longest context of the model; null: not told"))
-    vendor: str = field(default="", metadata=unit("", "who makes the chip"))
-    arithmetic: tuple[str, ...] = field(default=(), metadata=unit("", "formats that the chip multiplies in"))
-    memory: float = field(default=math.inf, metadata=unit("B", "memory of a chip"))
+    checkpoint_weights: str = field(default="", metadata=unit("", "format of the dense layers in the checkpoint"))
+    checkpoint_experts: str = field(default="", metadata=unit("", "format of the routed experts in the checkpoint"))
+    checkpoint_kv: str = field(default="", metadata=unit("", "format of the KV cache that the checkpoint specifies"))
+    remote_code: bool = field(default=False, metadata=unit("", "whether the checkpoint contains its own model code"))
+    routed_experts: int = field(default=0, metadata=unit("", "routed experts per layer"))
+    max_context: float = field(default=math.inf, metadata=unit("tokens", "longest context of the model; null: not known"))
+    vendor: str = field(default="", metadata=unit("", "manufacturer of the chip"))
+    arithmetic: tuple[str, ...] = field(default=(), metadata=unit("", "number formats of the chip's matrix units"))
+    memory: float = field(default=math.inf, metadata=unit("B", "memory per chip"))
     fabric: str = field(default="", metadata=unit("", "name of the scale-up fabric"))
-    domain_chips: int = field(default=0, metadata=unit("", "chips of a scale-up domain"))
-    host_chips: int = field(default=LARGEST_HOST, metadata=unit("", "chips of one host"))
+    domain_chips: int = field(default=0, metadata=unit("", "chips per scale-up domain"))
+    host_chips: int = field(default=LARGEST_HOST, metadata=unit("", "chips per host"))
 
 
 def what_is_served(model: Model, system: System) -> Served:
-    """Return what is served on which hosts."""
+    """Return the facts that launch commands need of a model and a system.
+
+    Args:
+        model: Model as it is served.
+        system: System.
+
+    Returns:
+        Checkpoint, formats and hosts.
+    """
     weights, experts = stored_formats(model)
     stored, domain = model.checkpoint, system.scale_up
     return Served(

@@ -1,4 +1,4 @@
-"""The Pareto front of a plan as a picture: what each speed per user costs, and where the plan stands."""
+"""Pareto front of a plan as a picture: the cost of each speed, and the plan itself."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def draw_pareto_front(plan: Plan) -> Any:
             axis.set_major_locator(matplotlib.ticker.FixedLocator([tick for tick in TICKS if ends[0] <= tick <= ends[1]]))
             axis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
             axis.set_minor_locator(matplotlib.ticker.NullLocator())
-        axes.set_xlabel("output tokens per second of each user")
-        axes.set_ylabel("USD per million output tokens" if with_cost else "output tokens per second of a chip")
+        axes.set_xlabel("output tokens per second per user")
+        axes.set_ylabel("USD per million output tokens" if with_cost else "output tokens per second per chip")
         axes.legend(fontsize=8.5, frameon=False, loc="upper left" if with_cost else "upper right")
         lengths = f"{plan.workload.input_tokens:,} tokens in, {plan.workload.output_tokens:,} out"
         title = f"{plan.model} on {plan.chips} chips of {plan.system}, {lengths}"
@@ -80,7 +80,7 @@ def _mark_plan(axes: Any, plan: Plan, *, with_cost: bool) -> None:
     if plan.speed_range and limits:
         axes.hlines(height, *plan.speed_range, color=ORANGE, lw=1.2, alpha=0.8)
         axes.vlines(speed, *limits, color=ORANGE, lw=1.2, alpha=0.8)
-    words = f"{usd(height)} at {in_digits(speed, 3)} tok/s" if with_cost else f"{in_digits(height, 3)} tok/s a chip"
+    words = f"{usd(height)} at {in_digits(speed, 3)} tok/s" if with_cost else f"{in_digits(height, 3)} tok/s per chip"
     ranges = ", with 90 % ranges" if plan.speed_range and limits else ""
     axes.plot(speed, height, "D", color=ORANGE, ms=8, mec="white", mew=1.2, zorder=5, label=f"this plan: {words}{ranges}")
     if plan.ideal is not None:

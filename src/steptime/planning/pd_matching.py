@@ -1,4 +1,4 @@
-"""Pools apart: prefill replicas and decode replicas of all sizes, matched to one rate of requests."""
+"""Matching of prefill and decode replicas of all sizes to one request rate."""
 
 from __future__ import annotations
 
@@ -27,14 +27,24 @@ from steptime.planning.steady_state import (
     ttft_seen,
 )
 
-UNKNOWN = 0.03  # s per token, of a pool that decodes and is not chosen yet, where no limit says more
-LARGEST_PASS = 16384  # tokens of one prefill pass of a group, unless one prompt is longer
+# TPOT of a decode pool that is not chosen yet and has no limit [s].
+UNKNOWN = 0.03
+# Tokens of one prefill pass of a data-parallel rank, unless one prompt is longer.
+LARGEST_PASS = 16384
 MOST_SEQUENCES = 65536
-AT_ONCE = 1 << 16  # pairs of pools that are matched at once: about what a core keeps in cache
+# Pairs of pools that are matched in one step: about what the cache of a CPU core holds.
+AT_ONCE = 1 << 16
 
 
 def batches(maximum: float, per_octave: int = 2) -> Array:
-    """Batch sizes to try, evenly spaced in their logarithm: whole numbers from 1 to at least `maximum`.
+    """Return batch sizes to try, evenly spaced in their logarithm.
+
+    Args:
+        maximum: Largest batch that must be covered.
+        per_octave: Batch sizes per factor of two.
+
+    Returns:
+        Whole numbers from 1 to at least `maximum`.
 
     >>> batches(8).tolist()
     [1, 2, 3, 4, 6, 8]
@@ -44,15 +54,30 @@ def batches(maximum: float, per_octave: int = 2) -> Array:
 
 
 def batch_grid(wide: Layout) -> Array:
-    """Return batches to try, at least a sequence for each micro-batch of each group: layouts (n, 1) -> (n, batches)."""
+    """Return batch sizes to try for each layout.
+
+    The minimum is one sequence per micro-batch and data-parallel rank.
+
+    Args:
+        wide: Layouts, of shape (n, 1).
+
+    Returns:
+        Sequences per replica, of shape (n, batches).
+    """
     grid: Array = np.maximum(batches(MOST_SEQUENCES)[None, :], wide.dp * wide.microbatches)
     return grid
 
 
 def search_disaggregated(case: PlanProblem, layouts: list[Layout], decode: State) -> Table:
-    """Match prefill replicas and decode replicas of all sizes to one rate of requests.
+    """Match prefill and decode replicas of all sizes to one request rate.
 
-    decode: of pools that decode alone, with the batches of `batch_grid`.
+    Args:
+        case: Plan problem.
+        layouts: Layouts of one replica.
+        decode: Steady states of decode pools, with the batches of `batch_grid`.
+
+    Returns:
+        The disaggregated candidates.
     """
     table = stacked(layouts)
     decoders = _best_decoders(case, table, decode)
@@ -62,7 +87,10 @@ def search_disaggregated(case: PlanProblem, layouts: list[Layout], decode: State
 
 
 def _first_tokens(case: PlanProblem, matches: Table, table: Layout, pools: list[Reader], which: Array) -> Array:
-    """Return the mean times to first token [s] of matched pools; `which` of the prefill pools each row has."""
+    """Return the mean TTFT [s] of matched pools.
+
+    `which` is the index of the prefill replica of each row.
+    """
     if not len(matches):
         return np.zeros(0)
     pass_times = {f.name: np.array([getattr(pool.time, f.name) for pool in pools])[which] for f in fields(PassTime)}
@@ -82,9 +110,11 @@ def _first_tokens(case: PlanProblem, matches: Table, table: Layout, pools: list[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """A prefill replica of `chips` chips that reads most within the limit: its layout, prompts a group, its pool's figures.
+    """A prefill replica that serves the highest rate within the limit on TTFT.
 
-    usable: requests/s that each of 1, 2, ... such replicas reads within the limit and its links carry.
+    `layout` indexes the layouts, `prompts` counts prompts per data-parallel rank and pass. `usable`
+    [requests/s] is the rate of each of 1, 2, ... such replicas within the limit and within the capacity of
+    their links.
     """
 
     chips: int
@@ -97,7 +127,8 @@ class Reader:
     usable: Array
 
 
-_FIGURES = ("late", "seats", "rate")  # of a pool, that a reader keeps
+# Figures of a prefill pool that a `Reader` keeps.
+_FIGURES = ("late", "seats", "rate")
 
 
 def _select_rows(pool: Prefill, index: Any) -> Prefill:
@@ -114,9 +145,17 @@ def _select_rows(pool: Prefill, index: Any) -> Prefill:
 
 
 def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
-    """Return, for each size of a replica, the layouts and passes that prefill most within the limit on TTFT, alone and many.
+    """Return the best prefill layout and pass of each replica size.
 
-    Without those in whose place others, or several smaller ones, prefill as much on their chips.
+    The best is taken for one replica and for as many as fit on the chips. A size is left out where a smaller
+    one, or several smaller ones, prefill as much on the same chips.
+
+    Args:
+        case: Plan problem.
+        table: Layouts as one layout of arrays.
+
+    Returns:
+        Prefill replicas by size, smallest first.
     """
     maximum = max(1.0, LARGEST_PASS // fresh_tokens(case.workload))
     prompts = batches(maximum, per_octave=1)
@@ -125,6 +164,8 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
     arguments: dict[str, Any] = {"layout": wide, "engine": case.engine, "speculation": case.speculation, "legal": True}
     pool = prefill_pool(case.model, case.system, case.workload, prompts=prompts[None, :], **arguments)
     shape = np.shape(pool.rate)
+
+    # The decode pool is not chosen yet: assume the limit on TPOT, or a usual TPOT.
     aim = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), effective_targets(case, wide, wide)[1])
     limit, links, chips, replicas = (
         np.broadcast_to(x, shape).reshape(-1) for x in (aim, moving(case, wide).max_rate, wide.chips, wide.replicas)
@@ -142,6 +183,8 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
     best = distinct(
         np.concatenate([_most_usable(pool, highest, chips, counts, limit, usable) for counts in (replicas, 1 + 0 * replicas)])
     )
+
+    # The rate per replica depends smoothly on their number: evaluate a grid and interpolate.
     max_replicas = [int(case.used // chips[row_index]) for row_index in best]
     replica_grids = [
         np.append(numbers[numbers < maximum], maximum) for maximum in max_replicas for numbers in [batches(maximum)]
@@ -171,10 +214,10 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
 def _most_usable(
     pool: Prefill, highest: Array, chips: Array, replicas: Array, limit: Array, usable: Callable[[Array, Array], Array]
 ) -> Array:
-    """Return the index of the row of each size that reads most, where `replicas` of it share the requests.
+    """Return the row index of the highest rate of each size, for `replicas` replicas.
 
-    highest: what each row reads at most, without a limit, 0 where it cannot run; only rows that may beat what was found are
-    looked at.
+    `highest` is the rate of each row without a limit, 0 where it cannot run. Only rows that may beat the best
+    rate so far are evaluated.
     """
     tops = _best_of_each(chips, highest)
     usable_rates = np.zeros(len(highest))
@@ -192,13 +235,13 @@ def _most_usable(
 
 
 def _best_of_each(sizes: Array, values: Array) -> Array:
-    """Return the index of the highest value of each size, the first of equals, by size."""
+    """Return the index of the highest value of each size; of equals the first."""
     order = np.lexsort((-values, sizes))
     return order[np.unique(sizes[order], return_index=True)[1]]
 
 
 def _replaces(small: Reader, large: Reader, domain: Number) -> bool:
-    """Whether smaller replicas find place on the chips of any number of larger ones, and prefill as much there as they do."""
+    """Whether smaller replicas fit on the chips of larger ones and prefill as much."""
     if not _finds_place(small.chips, large.chips, domain):
         return False
     ratio = large.chips // small.chips
@@ -210,10 +253,10 @@ def _replaces(small: Reader, large: Reader, domain: Number) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decoders:
-    """The decode replicas of `chips` chips that no other of that size beats in speed and rate: columns of one shape.
+    """The decode replicas of one size that no other of that size beats: columns.
 
-    rate: with all of `batch` in flight; max_rate: that links take caches in [requests/s of a replica]; load: of
-    `load_shares`.
+    Columns of one shape. `rate` is that with all of `batch` in flight, `max_rate` that of the links for
+    incoming caches [requests/s per replica]. `load` is that of `load_shares`.
     """
 
     chips: int
@@ -226,13 +269,15 @@ class _Decoders:
     memory: Any
 
 
-DECODED = ("layout", "batch", "tpot", "rate", "max_rate", "load", "memory")  # columns of `_Decoders`
+# Columns of `_Decoders`.
+DECODED = ("layout", "batch", "tpot", "rate", "max_rate", "load", "memory")
 
 
 def _best_decoders(case: PlanProblem, table: Layout, coarse: State) -> list[_Decoders]:
-    """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate.
+    """Return the decode layouts and batches that are not beaten in speed and rate.
 
-    Nor several smaller ones, whose chips they have. Beside the batches of a grid, the largest within the limits is looked at.
+    They are compared with others of their size and with several smaller ones on the same chips. In addition
+    to the batches of a grid, the largest batch within the limits is evaluated.
     """
     wide = shaped(table, 1)
     grid = batch_grid(wide)
@@ -251,6 +296,8 @@ def _best_decoders(case: PlanProblem, table: Layout, coarse: State) -> list[_Dec
     good = fits & (loaded * in_flight(sequences, 1) <= MOST_LOADED) & runs(case, wide, "decode")
     if not case.front and case.sure is None:
         good &= tpot <= case.slo.tpot * (1 + 1e-9)
+
+    # By size, smallest first, so that larger replicas are compared with the smaller ones that were kept.
     decoders: list[_Decoders] = []
     for size in distinct(table.chips):
         rows = np.nonzero(table.chips == size)[0]
@@ -277,9 +324,10 @@ def _best_decoders(case: PlanProblem, table: Layout, coarse: State) -> list[_Dec
 
 
 def _largest(case: PlanProblem, wide: Layout, grid: Array, state: State, load: Array) -> tuple[Array, Array]:
-    """Return the largest batch of each layout within the limit on TPOT and memory, and how loaded its pool is: shape (n, 1).
+    """Return the largest batch of each layout within the limits, and its load: (n, 1).
 
-    Read off lines between batches of the grid, in logarithms, which lie above the curve of the times.
+    The limits are those on TPOT and memory. The batch is interpolated between batches of the grid, in
+    logarithms, on lines that lie above the curve of the times.
     """
     aim = effective_targets(case, wide, wide)[0]
     over = np.log(np.maximum(state.tpot / aim, state.memory.used / state.memory.capacity))
@@ -295,26 +343,28 @@ def _largest(case: PlanProblem, wide: Layout, grid: Array, state: State, load: A
 
 
 def _finds_place(small: int, large: int, domain: Number) -> bool:
-    """Whether replicas of `small` chips find place on the chips of a larger one."""
+    """Whether replicas of `small` chips fit on the chips of a larger replica."""
     return large % small == 0 and bool(large <= domain or small > domain or domain % small == 0)
 
 
 def _beaten(tpot: Array, per_chip: Array, small: _Decoders) -> Array:
-    """Whether smaller replicas on the same chips are as fast and serve as many requests: shape of `tpot`."""
+    """Whether smaller replicas on the same chips match a larger one in speed and rate."""
     order = np.argsort(small.tpot)
     best_rates = np.maximum.accumulate(small.rate[order]) / small.chips
-    slower = np.searchsorted(small.tpot[order], tpot, side="right")  # than these
+    # Number of smaller replicas that are at least as fast.
+    slower = np.searchsorted(small.tpot[order], tpot, side="right")
     beaten: Array = (slower > 0) & (best_rates[slower - 1] >= per_chip)
     return beaten
 
 
 def _matched(case: PlanProblem, readers: list[Reader], decoders: list[_Decoders], layouts: list[Layout]) -> tuple[Table, Array]:
-    """Divide the chips between prefill and decode replicas of each pair of sizes, for the highest rate that both sustain.
+    """Divide the chips between prefill and decode replicas for the highest rate.
 
-    Return which of the readers each row has, too.
+    Each pair of sizes is matched. The second result is the index of the prefill replica of each row.
     """
     domain = float(case.system.scale_up.size)
-    domains = case.used // int(domain) if case.symmetric_domains else 1  # domains, each with as many
+    # All domains get the same layout where they are symmetric.
+    domains = case.used // int(domain) if case.symmetric_domains else 1
     rows = np.array([len(pool.rate) for pool in decoders], dtype=np.int64)
     starts = np.cumsum(rows) - rows
     sizes = [(which, size) for which in range(len(readers)) for size in range(len(decoders))]
@@ -324,6 +374,8 @@ def _matched(case: PlanProblem, readers: list[Reader], decoders: list[_Decoders]
     placed = [number for number, (counts, _) in enumerate(fits) if len(counts)]
     if not placed:
         return joined(DISAGGREGATED, layouts, []), np.zeros(0, dtype=np.int64)
+
+    # Split the pairs into parts that fit the cache of a core.
     elements = np.array([len(fits[number][0]) * rows[sizes[number][1]] for number in placed])
     cuts = np.searchsorted(np.cumsum(elements) // AT_ONCE, np.arange(1, int(elements.sum()) // AT_ONCE + 1))
     columns = {name: np.concatenate([getattr(pool, name) for pool in decoders]) for name in DECODED}
@@ -333,16 +385,20 @@ def _matched(case: PlanProblem, readers: list[Reader], decoders: list[_Decoders]
         if not len(part):
             continue
         placements = [len(fits[number][0]) for number in part]
-        pair_index = np.repeat(part, placements)  # of each pair of numbers, its sizes
+        # The pair of sizes of each pair of replica counts.
+        pair_index = np.repeat(part, placements)
         counts, replicas = (domains * np.concatenate([fits[number][side] for number in part]) for side in (0, 1))
         reader, decoder = reader_index[pair_index], decoder_index[pair_index]
         usable = counts * every[firsts[reader] + counts - 1]
-        pair = np.repeat(np.arange(len(pair_index)), rows[decoder])  # and with each row of its decode replicas
+        # Each pair of counts is combined with each row of its decode replicas.
+        pair = np.repeat(np.arange(len(pair_index)), rows[decoder])
         row = starts[decoder][pair] + np.arange(len(pair)) - (np.cumsum(rows[decoder]) - rows[decoder])[pair]
         rate, batch, max_rate, load = (columns[name][row] for name in ("rate", "batch", "max_rate", "load"))
         served = delivered(rate, batch, replicas[pair], max_rate)
         steady = load * in_flight(batch, replicas[pair]) <= MOST_LOADED
         matched = np.minimum(usable[pair], np.where(steady, served, 0.0))
+
+        # Keep the best pair of counts for each decode row of each pair of sizes.
         best, start = [], 0
         for number, pairs_ in zip(part, placements, strict=True):
             wide = int(rows[sizes[number][1]])
@@ -376,7 +432,8 @@ def _matched(case: PlanProblem, readers: list[Reader], decoders: list[_Decoders]
         prefill_prompts=prefill_column("prompts"),
         prefill_replicas=counts,
         tpot=decode_column("tpot"),
-        ttft=0.0 * rate,  # `_first_tokens` finds them
+        # `_first_tokens` replaces the zeros.
+        ttft=0.0 * rate,
         rate=rate,
         utilisation=rate / (counts * prefill_column("rate")),
         input_share=reading / (reading + serving),

@@ -1,8 +1,9 @@
-"""Choices that would make a plan cheaper: number formats, more chips, pools apart or together, drafts.
+"""Alternatives to a plan: formats, more chips, another mode, speculative tokens.
 
-A full search for each choice would take as long as the plan itself. Each is searched only among layouts near the one that the
-plan chose (every axis within a factor of `NEAR`), and where those are many among nearer ones and in its mode only: all choices
-take about a third of the plan's time, and nearly always find what full searches do.
+A full search for each alternative would take as long as the plan itself. Each is therefore searched only
+among layouts near the chosen one, with every axis within a factor of `NEAR`. Where these are too many, the
+factor is `NEARER` and only the plan's mode is searched. All alternatives together take about a third of the
+plan's time, and nearly always find the result of a full search.
 """
 
 from __future__ import annotations
@@ -27,17 +28,25 @@ from steptime.planning.plan_search import AS_CHEAP, held_by, lawful, ranked, sea
 from steptime.planning.refinement import Peak, best, served_by
 from steptime.planning.speculative_config import NONE, Speculation, known_draftings
 
-NEAR: Final = 4  # how far from the chosen layout, on each axis, a choice is searched
-NEARER: Final = 2  # the same where near layouts are many
-MAX_NEARBY_LAYOUTS: Final = 160  # near layouts, all of which are searched, and in every mode
-ROWS: Final = 100  # of a search that are looked at again
+# Factor on each axis within which layouts count as near the chosen one.
+NEAR: Final = 4
+# The same factor where near layouts are too many.
+NEARER: Final = 2
+# Up to this number, all near layouts are searched in every mode.
+MAX_NEARBY_LAYOUTS: Final = 160
+# Candidates of a search that are refined.
+ROWS: Final = 100
 DRAFTS: Final = "--drafts"
-SMALLER: Final = 0.95  # of the weights' bytes: a format that saves less is no choice
+# Largest ratio of weight bytes for which a format is an alternative.
+SMALLER: Final = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A choice that a plan has not made: its option, in words, the case with it, and the modes, if it is one of these."""
+    """An alternative to try: its option, description, changed problem and modes.
+
+    Empty `modes` stand for the modes of the plan.
+    """
 
     option: str
     words: str
@@ -46,22 +55,41 @@ class Choice:
 
 
 def list_choices(case: PlanProblem, modes: tuple[str, ...]) -> list[Choice]:
-    """Return the choices that a plan for a case has, which has searched these modes."""
+    """List the alternatives that a plan can try.
+
+    Args:
+        case: Plan problem.
+        modes: Modes that the plan searched.
+
+    Returns:
+        Alternatives to evaluate.
+    """
     tries = (*_weights(case), *_cache(case), *_chips(case))
     choices = [Choice(option=option, words=words, case=changed_case) for option, words, changed_case in tries]
-    mode_words = {AGGREGATED: "one pool for prompts and output", DISAGGREGATED: "separate pools for prompts and output"}
+    mode_words = {AGGREGATED: "one pool for prefill and decode", DISAGGREGATED: "separate pools for prefill and decode"}
     choices += [
         Choice(option=f"--mode {mode}", words=words, case=case, modes=(mode,))
         for mode, words in mode_words.items()
         if mode not in modes
     ]
     if not case.speculation.drafts and any(speculation.drafts for speculation in known_draftings(case.model)):
-        choices.append(Choice(option=DRAFTS, words="", case=case))  # how many is seen with the chosen candidate
+        # The number of tokens is chosen later, with the chosen candidate.
+        choices.append(Choice(option=DRAFTS, words="", case=case))
     return choices
 
 
 def evaluate_alternative(case: PlanProblem, candidate: Candidate, modes: tuple[str, ...], choice: Choice) -> Alternative | None:
-    """Return what a choice would do to the cost of a plan's chosen candidate; None where it meets no limits."""
+    """Evaluate the effect of an alternative on the cost of the chosen candidate.
+
+    Args:
+        case: Plan problem.
+        candidate: Candidate that the plan chose.
+        modes: Modes that the plan searched.
+        choice: Alternative to evaluate.
+
+    Returns:
+        The alternative with its saving; None where no layout meets the limits.
+    """
     trial = _drafted(case, candidate) if choice.option == DRAFTS else choice
     changes_chips = trial.case.chips != case.chips
     searched, near = _nearby(trial.case if changes_chips else case, candidate, modes)
@@ -69,7 +97,14 @@ def evaluate_alternative(case: PlanProblem, candidate: Candidate, modes: tuple[s
 
 
 def by_saving(alternatives: Iterable[Alternative | None]) -> tuple[Alternative, ...]:
-    """Return alternatives, the one that saves most first."""
+    """Return alternatives by saving, the largest first.
+
+    Args:
+        alternatives: Alternatives; None entries are left out.
+
+    Returns:
+        Sorted alternatives.
+    """
     return tuple(
         sorted(
             (alternative for alternative in alternatives if alternative is not None),
@@ -79,13 +114,27 @@ def by_saving(alternatives: Iterable[Alternative | None]) -> tuple[Alternative, 
 
 
 def best_alternative(plan_: Plan) -> Alternative | None:
-    """Return the choice that saves most, where one saves more than half a percent."""
+    """Return the alternative with the largest saving, if it is above half a percent.
+
+    Args:
+        plan_: Plan with its alternatives.
+
+    Returns:
+        The alternative, or None.
+    """
     first = plan_.alternatives[0] if plan_.alternatives else None
     return first if first is not None and first.saving > AS_CHEAP else None
 
 
 def alternative_sentence(plan_: Plan) -> str:
-    """Say which choice would help most, in money or in output for the same chips; nothing where none would."""
+    """Return a sentence on the alternative that saves most.
+
+    Args:
+        plan_: Plan with its alternatives.
+
+    Returns:
+        Saving in cost, or in output per chip where no rent is known; empty if none saves.
+    """
     alternative = best_alternative(plan_)
     if alternative is None:
         return ""
@@ -93,11 +142,14 @@ def alternative_sentence(plan_: Plan) -> str:
     gain = f"{alternative.saving:.0%} cheaper" if money else f"{1 / (1 - alternative.saving) - 1:.0%} more output per chip"
     option = f" ({alternative.option})" if alternative.option else ""
     hangs = f", {alternative.caveat}" if alternative.caveat else ""
-    return f" Of choices, {alternative.words}{option} would help most: about {gain}{hangs}."
+    return f" The best alternative is {alternative.words}{option}: about {gain}{hangs}."
 
 
 def _weights(case: PlanProblem) -> Iterator[tuple[str, str, PlanProblem]]:
-    """Yield narrower formats of weights that the chip multiplies, of experts alone for 4 bits, as checkpoints have them."""
+    """Yield narrower weight formats that the chip computes in.
+
+    The 4-bit format applies to the experts only, as in published checkpoints.
+    """
     peak, model = case.system.chip.peak, case.model
     routed = model.routed
     eight = "fp8" if "fp8" in peak else "int8" if "int8" in peak else ""
@@ -108,7 +160,7 @@ def _weights(case: PlanProblem) -> Iterator[tuple[str, str, PlanProblem]]:
         smaller = with_formats(model, weights=stored if option == "--weights" else None, experts=stored)
         if weight_bytes(smaller) < SMALLER * weight_bytes(model):
             served = as_served(smaller, case.system, case.engine)
-            cache = f" and the KV cache in {served.kv_format} with them" if served.kv_format != model.kv_format else ""
+            cache = f" and the KV cache in {served.kv_format}" if served.kv_format != model.kv_format else ""
             yield f"{option} {name}", f"{words} in {name}{cache}", replace(case, model=served)
 
 
@@ -124,14 +176,17 @@ def _chips(case: PlanProblem) -> Iterator[tuple[str, str, PlanProblem]]:
 
 
 def _nearby(case: PlanProblem, candidate: Candidate, modes: tuple[str, ...]) -> tuple[tuple[str, ...], list[Layout]]:
-    """Return the modes and the legal layouts to search about the chosen ones, whether the weights fit or not."""
+    """Return the modes and the legal layouts near the chosen ones.
+
+    Weights need not fit in these layouts.
+    """
     about, every = [layout for layout in (candidate.layout, candidate.prefill_layout) if layout is not None], lawful(case)
     near = _near(every, about, NEAR)
     return (modes, near) if len(near) <= MAX_NEARBY_LAYOUTS else ((candidate.mode,), _near(every, about, NEARER))
 
 
 def _near(layouts: list[Layout], about: list[Layout], factor: int) -> list[Layout]:
-    """Return the layouts of which each axis is within a factor of that of one of some."""
+    """Return the layouts whose axes are all within a factor of one of `about`."""
     axes = attrgetter("tp", "pp", "dp", "cp")
     degrees = np.array([axes(layout) for layout in layouts]).reshape(-1, 1, 4)
     other_degrees = np.array([axes(layout) for layout in about])
@@ -140,22 +195,22 @@ def _near(layouts: list[Layout], about: list[Layout], factor: int) -> list[Layou
 
 
 def _best(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> Peak | None:
-    """Return the best candidate of some modes, and what it serves, among those of some layouts that leave room on a chip."""
+    """Return the best candidate of some modes and layouts; None if none fits."""
     fits = held_by(case, layouts)
     candidates = ranked(case, search(replace(case, front=False), modes, fits), ROWS) if fits else []
     return best(case, candidates, finalists=1)[0] if candidates else None
 
 
 def _alternative(choice: Choice, base: float, peak: Peak | None) -> Alternative | None:
-    """Return what a choice comes to, by the requests per second and chip without it; None where it meets no limits."""
+    """Return an alternative, given the rate per chip without it; None without a peak."""
     if peak is None:
         return None
     case, option = choice.case, choice.option
     caveat, speculation, rate = "", case.speculation, peak.rate / case.chips
     if option.startswith(("--weights", "--experts", "--kv")):
-        caveat = "if answers stay good enough"
+        caveat = "if the quality stays sufficient"
     elif option.startswith(DRAFTS):
-        caveat = f"if a step yields {speculation.acceptance:.3g} tokens ({speculation.source})"
+        caveat = f"if each step yields {speculation.acceptance:.3g} tokens ({speculation.source})"
     tokens = rate * case.workload.output_tokens
     return Alternative(
         option=option,
@@ -169,7 +224,7 @@ def _alternative(choice: Choice, base: float, peak: Peak | None) -> Alternative 
 
 
 def _drafted(case: PlanProblem, candidate: Candidate) -> Choice:
-    """Return the drafts by the model's own layers that do most with the batch kept."""
+    """Return the number of speculative tokens that serves most with the same batch."""
     tries = [replace(case, speculation=speculation) for speculation in known_draftings(case.model) if speculation.drafts]
     rates = [
         float(evaluate_state(changed_case, candidate, candidate.batch, max(candidate.chunk, 1)).rate) for changed_case in tries
@@ -178,16 +233,24 @@ def _drafted(case: PlanProblem, candidate: Candidate) -> Choice:
     tokens = best_trial.speculation.drafts
     return Choice(
         option=f"{DRAFTS} {tokens}",
-        words=f"{tokens} draft{'s' * (tokens > 1)} a step by the model's own layers",
+        words=f"{tokens} speculative token{'s' * (tokens > 1)} per step from the model's own MTP layers",
         case=best_trial,
     )
 
 
 def best_drafting(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> Speculation:
-    """Return the number of drafts, of those whose acceptance is known, that serves most; the fewest of equals.
+    """Return the number of speculative tokens that serves most requests.
 
-    All layouts are searched without drafts, and with each number of them those near the layout that was best without: all of
-    them, where nothing meets the limits without.
+    All layouts are searched without speculative tokens. Each number of them is then searched near the layout
+    that was best without them; if no layout met the limits, it is searched in all layouts.
+
+    Args:
+        case: Plan problem.
+        modes: Modes to search.
+        layouts: Layouts to search.
+
+    Returns:
+        Speculation with a known acceptance; of equal rates the fewest tokens.
     """
     plain = _best(case, modes, layouts)
     near = (modes, layouts) if plain is None else _nearby(case, plain.candidate, modes)

@@ -1,4 +1,4 @@
-"""How sure the figures of a candidate are: the 90 % ranges of its times and cost, from those of its steps (`uncertainty`)."""
+"""The 90 % ranges of a plan's times and cost, from those of its steps."""
 
 from __future__ import annotations
 
@@ -22,14 +22,23 @@ Range = tuple[float, float]
 def candidate_ranges(
     case: PlanProblem, candidate: Candidate, state: State, prefill: Prefill | None, utilisation: Number
 ) -> dict[str, Range | None]:
-    """Return the ranges of TPOT and TTFT [s], cost [USD per million output tokens] and throughput [tok/s per chip].
+    """Return the 90 % ranges of TPOT, TTFT, cost and throughput of a candidate.
 
-    Keys: `tpot_range`, `ttft_range`, `cost_range` and `throughput_range`; all None for the ideal.
+    The candidate keeps its batch and the utilization of its prefill queue. The errors of the two pools of a
+    disaggregated plan are equal: the cost is highest where both are slowest. Decode pools use the regime
+    "decode", prefill pools "mixed". Ranges widen with the distance of the candidate from measured runs
+    (`distance`).
 
-    `state`, `prefill` and `utilisation` are what the engine predicts of the candidate, which keeps its batch and the use of
-    its prompt queue whatever the times turn out to be. The pools of a disaggregated one err together: the cost is highest
-    where both are slowest. Decode pools take the regime "decode", prefill pools "mixed". Ranges widen with the distance of the
-    candidate from what was measured (`distance`).
+    Args:
+        case: Plan problem.
+        candidate: Candidate.
+        state: Predicted steady state of the candidate.
+        prefill: Predicted prefill pool; None for an aggregated candidate.
+        utilisation: Utilization of its prefill queue [share].
+
+    Returns:
+        `tpot_range` and `ttft_range` [s], `cost_range` [USD per million output tokens] and `throughput_range`
+        [tok/s per chip]; all None for the ideal engine.
     """
     if not has_range(case.engine):
         return dict.fromkeys(("tpot_range", "ttft_range", "cost_range", "throughput_range"))
@@ -41,6 +50,7 @@ def candidate_ranges(
         soon = first_token_of(ideal_case, candidate, now, first, utilisation)
         return (now.tpot, soon) if first is None else (now.tpot, soon, first.step.total)
 
+    # The variance of the constants adds to that of the candidate's own steps.
     (tpot, tpot_variance), (ttft, ttft_variance), *reading = with_variances(times, case.engine)
     decoding = latency_regime(state.input_share)
     waiting = decoding if prefill is None else REGIMES[1]
@@ -60,7 +70,15 @@ def candidate_ranges(
 
 
 def list_distances(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
-    """Say in which ways a candidate is unlike what was measured."""
+    """List in which ways a candidate differs from measured runs.
+
+    Args:
+        case: Plan problem.
+        candidate: Candidate.
+
+    Returns:
+        One phrase per way.
+    """
     return tuple(
         flag.words for flag, applies in extrapolation_flags(case, candidate.layout, candidate.prefill_layout) if applies
     )
@@ -69,6 +87,6 @@ def list_distances(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
 def _slowed_rate(
     case: PlanProblem, candidate: Candidate, state: State, prefill: Prefill | None, decode: Number, reading: Number
 ) -> Number:
-    """Requests per second where a token takes `decode` times as long, and a pass of a prefill pool `reading` times."""
+    """Return the requests/s where decode and prefill take a multiple of their time."""
     slowed = replace(state, rate=state.rate / decode)
     return matched_rate(case, candidate, slowed, prefill and replace(prefill, rate=prefill.rate / reading))[0]

@@ -1,4 +1,4 @@
-"""What a plan says in words: why it is not cheaper, what nothing meets, and what does not fit."""
+"""Sentences of a plan: why it is not cheaper, which limit fails, what cannot fit."""
 
 from __future__ import annotations
 
@@ -30,27 +30,35 @@ STOPS = {
     "speed": "a larger batch would make each token slower than {tpot}",
     "first token": "a larger batch would delay the first token beyond {ttft}",
     "memory": "the memory of a chip is full",
-    "prompt queue": "prompts already arrive almost as fast as chunks can read them",
-    "prefill rate": "the prefill pool takes no more requests",
-    "transfer rate": "the links between the pools carry no more KV caches",
-    "saturation": "a larger batch would {same}, since enough sequences share the weights already",
+    "prompt queue": "prompts already arrive almost as fast as chunked prefill can process them",
+    "prefill rate": "the prefill pool is at its capacity",
+    "transfer rate": "the links between the pools are at their capacity for KV caches",
+    "saturation": "a larger batch would {same}, because enough sequences already share the weights",
 }
 WAITS = {
-    "compute": "multiplies",
+    "compute": "computes",
     "weights": "streams weights",
     "kv": "streams KV cache",
     "activations": "moves activations",
     "scale-up": "waits for the scale-up network",
     "pod": "waits for the pod network",
     "scale-out": "waits for the scale-out network",
-    "latency": "waits for messages to arrive",
+    "latency": "waits for network latency",
     "overhead": "waits for the engine's overhead",
 }
 BETTER = {"kv_bytes": "10 % fewer KV bytes per token", "rent": "10 % lower rent"}
 
 
 def why(case: PlanProblem, deployment: Plan) -> str:
-    """Say why a plan cannot be cheaper, what its step waits for, and what would help most."""
+    """Return why a plan is not cheaper, what its step waits for, and what would help.
+
+    Args:
+        case: Plan problem.
+        deployment: Plan.
+
+    Returns:
+        Two or three sentences.
+    """
     server = deployment.pools[-1]
     resources = mean_resources(server)
     total = sum(resources.values())
@@ -65,18 +73,27 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     step = "step" if server.role == "serve" else "decode step"
     text = f"It cannot {'be cheaper' if rented else 'serve more'} because {stops}. A {step} {shares} of its time."
     change = best_change(deployment)
-    if not deployment.elasticities:  # not worked out
+    if not deployment.elasticities:
         return text
     if change is None:
-        return text + f" No single figure of the machine, 10 % better, would {'lower the cost' if rented else 'raise that'}."
+        return text + f" No single hardware figure, 10 % better, would {'lower the cost' if rented else 'raise the output'}."
     name, saving = change
     better = BETTER.get(name, f"10 % more {IN_WORDS.get(name, name)}")
-    gain = f"{saving:.1%} cheaper" if rented else f"{saving / (1 - saving):.1%} more requests a second"
+    gain = f"{saving:.1%} cheaper" if rented else f"{saving / (1 - saving):.1%} more requests per second"
     return text + f" {better} would help most: {gain}."
 
 
 def warnings_of_step(model: Model, system: System, *, reach: Number) -> tuple[str, ...]:
-    """Return what to mind about a step whose longest sequence has `reach` [tokens]: the model's context, an odd network."""
+    """Return warnings about a step: a context too long, or an unusual network.
+
+    Args:
+        model: Model.
+        system: System.
+        reach: Tokens of the longest sequence.
+
+    Returns:
+        Warnings.
+    """
     warnings = []
     longest = float(np.max(reach))
     if longest > model.max_context:
@@ -86,13 +103,20 @@ def warnings_of_step(model: Model, system: System, *, reach: Number) -> tuple[st
             warnings.append(
                 f"{inner.name}, the {inner.kind} network, is slower than {outer.name}, the {outer.kind} network outside it "
                 f"({show(float(np.min(inner.link.bandwidth)), 'B/s')} and {show(float(np.max(outer.link.bandwidth)), 'B/s')}): "
-                "chips of one domain are taken to use the former alone"
+                "chips of one domain are assumed to use the inner network only"
             )
     return tuple(warnings)
 
 
 def list_warnings(case: PlanProblem) -> tuple[str, ...]:
-    """Return what to mind about a plan before it is made: a short context, an uncertain rent, notes on the model."""
+    """Return warnings about a plan: context, rent, measured runs, notes on the model.
+
+    Args:
+        case: Plan problem.
+
+    Returns:
+        Warnings.
+    """
     reach = case.workload.input_tokens + case.workload.output_tokens
     warnings = [*warnings_of_step(case.model, case.system, reach=reach)]
     rent = case.system.rent
@@ -100,40 +124,51 @@ def list_warnings(case: PlanProblem) -> tuple[str, ...]:
         warnings.append(rent.note)
     elif rent.grade in ("recalled", "guess"):
         warnings.append(
-            f"the rent of {show(float(rent.typical), 'USD/s')} a chip is a {rent.grade} figure ({kind_in_words(rent)}); "
+            f"the rent of {show(float(rent.typical), 'USD/s')} per chip is a {rent.grade} figure ({kind_in_words(rent)}); "
             "give yours in USD per chip-hour, such as --rent 2.10"
         )
     if has_range(case.engine) and SOFTWARE in case.system.chip.reached:
         chip = case.system.chip.title or case.system.chip.name
         warnings.append(
-            f"times on {chip} rest on runs of DeepSeek-R1 alone, with software of {_days(case.system)}: on other models, and "
-            "since, they may be shorter"
+            f"times on {chip} rest only on runs of DeepSeek-R1, with software of {_days(case.system)}: on other models, and "
+            "with newer software, they may be shorter"
         )
     if has_range(case.engine) and not measured_on(case.engine, case.system):
         warnings.append(
-            f"no run on chips of {case.system.chip.vendor or 'this maker'} was measured: times are a guess from others, and "
-            "ranges reach from half to twice of them or further"
+            f"no run on chips of {case.system.chip.vendor or 'this vendor'} was measured: times are a guess from others, and "
+            "ranges reach from half to twice the time or further"
         )
     return (*warnings, *case.model.notes)
 
 
 def _days(system: System) -> str:
-    """Say of which days the software is that a system is taken to have."""
+    """Return the dates of the software that a system is assumed to run."""
     share = system.chip.reached[SOFTWARE]
     period = next((period_entry for period_entry in system.chip.software if period_entry.share == share), None)
     if period is None:
-        return "a share of one's own"
+        return "unknown date (your own share)"
     return period.first if period.first == period.last else f"{period.first} to {period.last}"
 
 
 def _likely(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> bool:
-    """Whether any layout keeps the limits if its typical times hold."""
+    """Whether any layout meets the limits if its typical times are right."""
     typical = replace(case, sure=None, aim=(1.0, 1.0))
     return bool(ranked(typical, search(typical, modes, layouts), 1))
 
 
 def unreachable(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> str:
-    """Say which limit nothing meets, and how near the best comes to it, each limit taken alone."""
+    """Return which limit no layout meets, and how near the best layout comes to it.
+
+    Each limit is checked separately, then both together.
+
+    Args:
+        case: Plan problem.
+        modes: Modes to search.
+        layouts: Layouts to search.
+
+    Returns:
+        The reason and a remedy.
+    """
     chips = counted(case.chips, "chip")
     tables = search(replace(case, slo=Slo()), modes, layouts)
     tpot = np.concatenate([t.tpot for t in tables])
@@ -144,42 +179,49 @@ def unreachable(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]
             np.any(t.memory <= 1) for t in search(replace(case, slo=Slo()), (AGGREGATED,), layouts)
         ):
             return (
-                f"separate pools hold the {show(weight_bytes(case.model), 'B')} of weights twice, and {chips} have no room for "
+                f"separate pools store the {show(weight_bytes(case.model), 'B')} of weights twice, and {chips} are too few for "
                 "that; use more chips, or one pool (--mode aggregated)"
             )
         return (
             f"the {show(weight_bytes(case.model), 'B')} of weights fit {chips}, but leave no room for a request "
             f"of {case.workload.input_tokens + case.workload.output_tokens:,.0f} tokens; use more chips"
         )
+
+    # With a probability, separate limits that are too strict in any case from limits that only the probability makes strict.
     if case.sure is not None:
         likely = unreachable(replace(case, sure=None), modes, layouts) if not _likely(case, modes, layouts) else ""
         return likely or (
-            "no layout's range keeps within the limits so surely, though the typical times of some do; ask for less, for a "
-            "lower --sure, or for more chips"
+            "no layout meets the limits with this probability, although typical times of some do; relax the limits, use a "
+            "lower --sure, or use more chips"
         )
     fastest = float(np.min(tpot[fits]))
     speed, first = show(1 / case.slo.tpot, "tok/s"), show(case.slo.ttft, "s")
     if fastest > case.slo.tpot:
         return (
             f"no layout on {chips} reaches {speed} per user; the fastest gives {show(1 / fastest, 'tok/s')}. "
-            "Use more or faster chips, smaller weights (--weights), or ask for less"
+            "Use more or faster chips, smaller weights (--weights), or a lower limit"
         )
+
+    # The search may choose other chunks once the TTFT is limited.
     in_time = search(replace(case, slo=Slo(ttft=case.slo.ttft)), modes, layouts)
     if not any(np.any((t.ttft <= case.slo.ttft) & (t.memory <= 1) & (t.rate > 0)) for t in in_time):
         soonest = min(float(np.min(t.ttft[t.memory <= 1], initial=np.inf)) for t in in_time)
         return (
-            f"no layout on {chips} gives a first token within {first}; the soonest is {show(soonest, 's')}. Use "
-            "more chips, a shorter prompt, or a prefix cache (--cached)"
+            f"no layout on {chips} gives a first token within {first}; the earliest comes after {show(soonest, 's')}. Use "
+            "more chips, shorter prompts, or a prefix cache (--cached)"
         )
     with_speed = show(float(np.min(ttft[fits & (tpot <= case.slo.tpot)])), "s")
     return (
-        f"each limit can be met, but not both: at {speed} per user the soonest first token comes after {with_speed}, "
-        f"not {first}. Use more chips, or relax one"
+        f"each limit can be met, but not both: at {speed} per user the earliest first token comes after {with_speed}, "
+        f"not {first}. Use more chips, or relax one limit"
     )
 
 
 def _best_layout(case: PlanProblem, need: float, capacity: float) -> str:
-    """Say how near the layout comes that spreads the weights most, or why the engine does not start it."""
+    """Return how near the layout with the fewest bytes per chip comes to fitting.
+
+    If it fits, return why the engine cannot run it.
+    """
     layouts = legal(case.model, case.system, case.chips)
     best = min(layouts, key=lambda layout: float(weights_per_chip(case.model, layout)), default=None)
     least = need if best is None else float(weights_per_chip(case.model, best))
@@ -187,12 +229,19 @@ def _best_layout(case: PlanProblem, need: float, capacity: float) -> str:
         return f"; the best layout puts {show(least, 'B')} on a chip of {show(capacity, 'B')}"
     refused = reasons(best, collect_facts(case.model, case.system, chips=case.chips, engine=case.engine))
     return (
-        f"; {case.engine.name} starts no layout that holds them, such as {show_layout(replace(best, replicas=1))}: {refused[0]}"
+        f"; {case.engine.name} cannot start a layout that fits, such as {show_layout(replace(best, replicas=1))}: {refused[0]}"
     )
 
 
 def does_not_fit(case: PlanProblem) -> str:
-    """Say by how much the weights are too large for the chips, and how many chips of this kind would hold them."""
+    """Return by how much the weights are too large, and how many chips are enough.
+
+    Args:
+        case: Plan problem.
+
+    Returns:
+        The message.
+    """
     capacity = float(prefill_room(case))
     need, have = weight_bytes(case.model), case.chips * capacity
     total = float(case.chips * case.system.chip.capacity)
@@ -205,6 +254,8 @@ def does_not_fit(case: PlanProblem) -> str:
         message += f", {show(need - have, 'B')} too little"
     else:
         message += _best_layout(case, need, capacity)
+
+    # Try chip counts that layouts divide well: multiples of 8, whole domains and powers of two.
     least = math.ceil(need / capacity)
     domain = min(case.system.scale_up.size, 4096)
     tries = sorted(

@@ -1,4 +1,4 @@
-"""What a plan is made for, the candidates it chooses among, and tables of them."""
+"""The problem of a plan, its candidates, and tables of candidates."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ from steptime.planning.workload import Slo, Workload
 
 Memoized = TypeVar("Memoized")
 
-_DEGREES = attrgetter(*(name for name in NAMES if name != "microbatches"))  # of a layout
+# Degrees of a layout that identify it; micro-batches may differ.
+_DEGREES = attrgetter(*(name for name in NAMES if name != "microbatches"))
 AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanProblem:
-    """Everything that a plan is made for.
+    """The inputs of a plan search.
 
-    symmetric_domains: whether whole scale-up domains are laid out alike, so that caches stay in the domain where they are made. sure:
-    probability with which its limits are to be met; None: in the mean. aim: factors on where TPOT and TTFT have to be.
-    front: whether what misses the limits is evaluated too, for the front of speed and cost. diagnostics: whether a plan tells its
-    runner-up, the ideal and what binds. memo: what is known of it already, by `memoize`.
+    `symmetric_domains` means that all whole scale-up domains have the same layout, so that caches stay in
+    their domain. `sure` is the probability with which the limits must be met; None means on average. `aim`
+    holds factors on the targets of TPOT and TTFT. `front` also evaluates candidates that miss the limits, for
+    the front of speed and cost. `diagnostics` adds the runner-up, the ideal and the binding limits. `memo`
+    holds results of `memoize`.
     """
 
     model: Model
@@ -54,21 +56,22 @@ class PlanProblem:
 
     @property
     def used(self) -> int:
-        """Chips that replicas may take: of domains that are alike, whole ones."""
+        """Chips that replicas may use: those of whole domains where domains are symmetric."""
         return self.chips - self.chips % int(self.system.scale_up.size) if self.symmetric_domains else self.chips
 
     @property
     def rent(self) -> Number:
-        """USD per second of all chips."""
+        """Rent of all chips [USD/s]."""
         return deployment_rent(self.chips, self.system.rent.typical)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One way to serve: decode replicas of `layout` with `batch` sequences each, and how prompts are prefilled.
+    """One way to serve: decode replicas with their batch, and the prefill of prompts.
 
-    Aggregated: in chunks of `chunk` tokens beside decode. Disaggregated: by `prefill_layout.replicas` replicas of their own
-    that take `prompts` prompts per attention group in a pass. A batch is of the mean token, and need not be whole.
+    An aggregated candidate prefills in chunks of `chunk` tokens together with decode. A disaggregated one has
+    `prefill_layout.replicas` prefill replicas, which take `prompts` prompts per data-parallel rank in a pass.
+    `batch` counts the sequences per replica among which a token is made. It need not be a whole number.
     """
 
     mode: str
@@ -80,24 +83,25 @@ class Candidate:
 
     @property
     def text(self) -> str:
-        """The candidate in a line."""
+        """The candidate in one line."""
         if self.prefill_layout is None:
             return show_layout(self.layout)
         return f"prefill {show_layout(self.prefill_layout)} + decode {show_layout(self.layout)}"
 
     @property
     def same(self) -> tuple[object, ...]:
-        """What two candidates share that differ in batch, chunk and micro-batches only."""
+        """Key of candidates that differ only in batch, chunk and micro-batches."""
         return (self.mode, _DEGREES(self.layout), self.prefill_layout and _DEGREES(self.prefill_layout))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Candidates as columns, arrays of shape (candidates,); `layout` and `prefill_layout` index `layouts`.
+    """Candidates as columns, arrays of shape (candidates,).
 
-    layout; batch [sequences of a replica]; chunk [tokens]; replicas; prefill_layout (-1: none), prefill_prompts [per attention
-    group in a pass], prefill_replicas; tpot, ttft [s]; rate [requests/s of the whole deployment]; utilisation of the prompt
-    queue; input_share of the chips' time; memory: used over capacity.
+    `layout` and `prefill_layout` index `layouts` (-1: none). `batch` counts sequences per replica, `chunk`
+    tokens, and `prefill_prompts` prompts per data-parallel rank in a pass. `tpot` and `ttft` are in s, `rate`
+    in requests/s of the whole deployment. `utilisation` is that of the prefill queue, `input_share` the share
+    of the chips' time for prefill, and `memory` the used share of the capacity.
     """
 
     mode: str
@@ -120,7 +124,14 @@ class Table:
         return len(self.tpot)
 
     def row(self, index: int) -> Candidate:
-        """Return one row."""
+        """Return one candidate.
+
+        Args:
+            index: Row of the table.
+
+        Returns:
+            The candidate.
+        """
         is_disaggregated = self.mode == DISAGGREGATED
         return Candidate(
             mode=self.mode,
@@ -135,7 +146,7 @@ class Table:
 
 
 def _times(layout: Layout, replicas: int) -> Layout:
-    """Return a layout so many times."""
+    """Return a layout with a number of replicas."""
     return layout if layout.replicas == replicas else replace(layout, replicas=replicas)
 
 
@@ -143,24 +154,61 @@ COLUMNS = tuple(f.name for f in fields(Table) if f.name not in ("mode", "layouts
 
 
 def joined(mode: str, layouts: list[Layout], parts: Sequence[Table]) -> Table:
-    """Return the rows of all parts, tables of one mode over the same layouts, as one table."""
+    """Join tables of one mode over the same layouts.
+
+    Args:
+        mode: Mode of all parts.
+        layouts: Layouts that the tables index.
+        parts: Tables to join.
+
+    Returns:
+        One table with the rows of all parts.
+    """
     nothing = (np.zeros(0, dtype=np.int64),)
     columns = {name: np.concatenate([getattr(part, name) for part in parts] or nothing) for name in COLUMNS}
     return Table(mode=mode, layouts=layouts, **columns)
 
 
 def evaluate_state(case: PlanProblem, candidate: Candidate, batch: Number, chunk: Number) -> State:
-    """Return the steady state of one replica of the candidate at any batch and chunk."""
+    """Return the steady state of one replica of a candidate.
+
+    Args:
+        case: Plan problem.
+        candidate: Candidate; its own batch and chunk are not used.
+        batch: Sequences per replica.
+        chunk: Prompt tokens per data-parallel rank in a mixed step; has no effect on a decode pool.
+
+    Returns:
+        The steady state, in the broadcast shape of batch and chunk.
+    """
+
+    # Only single points are stored: grids differ in each call.
     key = (candidate.mode, candidate.layout, batch, chunk) if np.ndim(batch) == np.ndim(chunk) == 0 else None
+    if key is not None and key in case.memo:
+        stored: State = case.memo[key]
+        return stored
     if candidate.mode == DISAGGREGATED:
-        return memoize(case, key, lambda: decoding(case, candidate.layout, batch))
-    arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk, "legal": True}
-    arguments |= {"engine": case.engine, "speculation": case.speculation}
-    return memoize(case, key, lambda: aggregated(case.model, case.system, case.workload, **arguments))
+        state = decoding(case, candidate.layout, batch)
+    else:
+        arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk, "legal": True}
+        arguments |= {"engine": case.engine, "speculation": case.speculation}
+        state = aggregated(case.model, case.system, case.workload, **arguments)
+    if key is not None:
+        case.memo[key] = state
+    return state
 
 
 def decoding(case: PlanProblem, layout: Layout, batch: Number) -> State:
-    """Return the steady state of a replica of `layout` that only decodes."""
+    """Return the steady state of a replica that only decodes.
+
+    Args:
+        case: Plan problem.
+        layout: Layout of a replica.
+        batch: Sequences per replica.
+
+    Returns:
+        The steady state.
+    """
     arguments: dict[str, Any] = {
         "layout": layout,
         "batch": batch,
@@ -172,7 +220,16 @@ def decoding(case: PlanProblem, layout: Layout, batch: Number) -> State:
 
 
 def memoize(case: PlanProblem, key: tuple[object, ...] | None, find: Callable[[], Memoized]) -> Memoized:
-    """Return what `find` finds, once for each key; every time for None."""
+    """Return a result, computed once per key.
+
+    Args:
+        case: Plan problem, which stores the results.
+        key: Key of the result; None computes it every time.
+        find: Function that computes the result.
+
+    Returns:
+        The result.
+    """
     if key is None:
         return find()
     if key not in case.memo:
@@ -182,35 +239,63 @@ def memoize(case: PlanProblem, key: tuple[object, ...] | None, find: Callable[[]
 
 
 def evaluate_prefill(case: PlanProblem, candidate: Candidate, tpot: Number = 0.0, ttft: Number | None = None) -> Prefill | None:
-    """Return what one prefill replica of the candidate delivers, if it has any.
+    """Return the performance of one prefill replica of a candidate.
 
-    tpot [s] of the pool that decodes; ttft [s]: where the first token has to be, by default within the limit.
+    Args:
+        case: Plan problem.
+        candidate: Candidate.
+        tpot: TPOT of the decode pool [s].
+        ttft: Target of the TTFT [s]; by default its limit.
+
+    Returns:
+        The prefill replica; None for an aggregated candidate.
     """
     if candidate.prefill_layout is None:
         return None
     layout, prompts = candidate.prefill_layout, candidate.prompts
     arguments: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "speculation": case.speculation}
     arguments["legal"] = True
-    pool = memoize(
-        case, ("prefill", layout, prompts), lambda: prefill_pool(case.model, case.system, case.workload, **arguments)
-    )
+    key = ("prefill", layout, prompts)
+    if key not in case.memo:
+        case.memo[key] = prefill_pool(case.model, case.system, case.workload, **arguments)
+    pool = case.memo[key]
     limit = pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft)
-    key = ("within", layout, prompts, float(limit)) if np.ndim(limit) == 0 else None
-    return memoize(case, key, lambda: within_limit(pool, limit, layout.replicas))
+    within_key = ("within", layout, prompts, float(limit)) if np.ndim(limit) == 0 else None
+    return memoize(case, within_key, lambda: within_limit(pool, limit, layout.replicas))
 
 
 def moving(case: PlanProblem, layout: Layout) -> Transfer:
-    """Return how caches leave a prefill replica: over the scale-up links where one domain holds all chips."""
+    """Return how KV caches leave a prefill replica.
+
+    They use the scale-up links where one domain contains all chips, or where domains are symmetric.
+
+    Args:
+        case: Plan problem.
+        layout: Layout of the prefill replica.
+
+    Returns:
+        The transfer.
+    """
     near = case.symmetric_domains or case.used <= case.system.scale_up.size
     drafts = case.speculation.drafts
     return kv_transfer(case.model, case.system, case.workload, layout=layout, within_domain=bool(near), drafts=drafts)
 
 
 def pass_limit(case: PlanProblem, layout: Layout, answering: Layout, tpot: Number, ttft: Number) -> Number:
-    """Return how long a prompt may wait and be read in a prefill pool [s]: the aim for TTFT less what else comes to it.
+    """Return the limit on wait plus pass in a prefill pool.
 
-    layout: of the pool; answering, tpot [s]: of the pool that decodes; ttft: the aim [s]. The wait for links is left out: it is
-    added where the rate is known.
+    It is the target of TTFT without the other delays. The wait for links depends on the rate and is added
+    later.
+
+    Args:
+        case: Plan problem.
+        layout: Layout of the prefill pool.
+        answering: Layout of the decode pool.
+        tpot: TPOT of the decode pool [s].
+        ttft: Target of the TTFT [s].
+
+    Returns:
+        Seconds from the queue to the end of the pass.
     """
     sent = moving(case, layout)
     other_delays = ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine, case.speculation)
@@ -218,7 +303,16 @@ def pass_limit(case: PlanProblem, layout: Layout, answering: Layout, tpot: Numbe
 
 
 def runs(case: PlanProblem, layouts: Layout, role: str) -> Array:
-    """Return which layouts the engine runs in pools of a role, "prefill" or "decode": booleans of their shape."""
+    """Return which layouts the engine supports in a pool of one role.
+
+    Args:
+        case: Plan problem.
+        layouts: Layouts.
+        role: "prefill" or "decode".
+
+    Returns:
+        Booleans with the shape of the layouts.
+    """
     facts = collect_facts(case.model, case.system, chips=case.used, engine=case.engine, role=role)
     is_allowed: Array = allowed(layouts, facts, (ENGINE,))
     return is_allowed

@@ -1,6 +1,7 @@
-"""Searches every legal layout and batch for the candidates of a deployment, as arrays.
+"""Search over every legal layout and batch for the candidates of a deployment.
 
-`search` evaluates all candidates worth looking at and returns them as tables; `refine.refined` tunes the batch of one.
+`search` evaluates all promising candidates as arrays and returns them as tables. `refinement.refined` tunes
+the batch of one candidate.
 """
 
 from __future__ import annotations
@@ -30,26 +31,54 @@ from steptime.planning.steady_state import (
 from steptime.planning.workload import Workload
 from steptime.units import show
 
-LEAST_CHUNK = 64  # tokens: smaller ones cost as much
-PARTS = 64  # of a prompt at most
-AS_CHEAP = 0.005  # costs this near are the same
-FIRST = 0.9  # of the highest rate without prompts: what comes as near is looked at first
-OUTDONE = 0.02  # by which that serves more than others would without prompts, where these are not looked at
-PROMISING = 0.6  # of the highest rate, below which none is the best: closer batches and chunks serve at most 1.5 times as much
+# Smallest chunk to try [tokens]; smaller ones take as long.
+LEAST_CHUNK = 64
+# Largest number of chunks per prompt.
+PARTS = 64
+# Relative difference below which costs count as equal.
+AS_CHEAP = 0.005
+# Candidates with this share of the highest decode-only rate are evaluated first.
+FIRST = 0.9
+# Candidates are skipped where an evaluated rate exceeds their decode-only rate by this share.
+OUTDONE = 0.02
+# Share of the highest rate below which no candidate becomes the best: tuning gains at most a factor of 1.5.
+PROMISING = 0.6
 
 
 def fitting(case: PlanProblem) -> list[Layout]:
-    """Return the legal layouts that the engine can run and whose weights leave room on a chip."""
+    """List the legal layouts that the engine can run and whose weights fit.
+
+    Args:
+        case: Plan problem.
+
+    Returns:
+        Layouts of one replica.
+    """
     return held_by(case, lawful(case))
 
 
 def lawful(case: PlanProblem) -> list[Layout]:
-    """Return the legal layouts that the engine can run, whether their weights leave room or not."""
+    """List the legal layouts that the engine can run, whether weights fit or not.
+
+    Args:
+        case: Plan problem.
+
+    Returns:
+        Layouts of one replica.
+    """
     return memoize(case, ("legal",), lambda: legal(case.model, case.system, case.used, engine=case.engine))
 
 
 def held_by(case: PlanProblem, layouts: list[Layout]) -> list[Layout]:
-    """Return those of some layouts whose weights leave room on a chip."""
+    """List the layouts whose weights leave room on a chip.
+
+    Args:
+        case: Plan problem.
+        layouts: Layouts to filter.
+
+    Returns:
+        Layouts that fit.
+    """
     if not layouts:
         return []
     room = prefill_room(case)
@@ -58,9 +87,17 @@ def held_by(case: PlanProblem, layouts: list[Layout]) -> list[Layout]:
 
 
 def absent_because(case: PlanProblem, layout: Layout) -> list[str]:
-    """Return why a layout is not among those that a plan looks at: rules it breaks, memory, ways not tried; [] where it is.
+    """List the reasons why a layout is not in the search.
 
-    Only the axes of one replica count: as many replicas are taken as fit.
+    The reasons are rules, memory, or degrees that are not tried. Only the axes of one replica count, because
+    the search takes as many replicas as fit.
+
+    Args:
+        case: Plan problem.
+        layout: Layout.
+
+    Returns:
+        Reasons; empty where the layout is in the search.
     """
     facts = collect_facts(case.model, case.system, chips=case.chips, engine=case.engine)
     broken = reasons(layout, facts)
@@ -74,12 +111,27 @@ def absent_because(case: PlanProblem, layout: Layout) -> list[str]:
 
 
 def prefill_room(case: PlanProblem) -> Number:
-    """Bytes of a chip that the engine uses."""
+    """Return the bytes of a chip that the engine may use.
+
+    Args:
+        case: Plan problem.
+
+    Returns:
+        Bytes per chip.
+    """
     return case.system.chip.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
 
 
 def chunk_sizes(workload: Workload) -> Array:
-    """Chunk sizes to try [tokens]: a prompt, its halves, quarters and so on, and several whole prompts.
+    """Return the prefill chunk sizes to try.
+
+    They are a whole prompt, its halves, quarters and so on, and several whole prompts.
+
+    Args:
+        workload: Requests.
+
+    Returns:
+        Tokens per chunk, in increasing order.
 
     >>> chunk_sizes(Workload(input_tokens=1000, output_tokens=1)).tolist()
     [63, 125, 250, 500, 1000, 2000, 4000, 8000]
@@ -93,16 +145,34 @@ def chunk_sizes(workload: Workload) -> Array:
 
 
 def readable(workload: Workload, sizes: Array, layout: Layout) -> Array:
-    """Whether chunks are worth trying in a layout: several prompts in one only where there is one attention group.
+    """Whether prefill chunks are worth trying in a layout.
 
-    Of several groups the busiest would often have two prompts where the mean has one, and all would wait for it.
+    Several prompts in one chunk are tried only with one data-parallel rank. With several ranks, the busiest
+    would often have two prompts where the mean has one, and all ranks would wait for it.
+
+    Args:
+        workload: Requests.
+        sizes: Chunk sizes [tokens].
+        layout: Layouts.
+
+    Returns:
+        Booleans, in the broadcast shape.
     """
     is_readable: Array = (sizes <= fresh_tokens(workload)) | (np.asarray(layout.dp) == 1)
     return is_readable
 
 
 def search(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> list[Table]:
-    """Evaluate the candidates of all modes asked for."""
+    """Evaluate the candidates of all requested modes.
+
+    Args:
+        case: Plan problem.
+        modes: Modes to search.
+        layouts: Layouts of one replica.
+
+    Returns:
+        One table per mode.
+    """
     table = stacked(layouts)
     wide = shaped(table, 1)
     decode = decoding(case, wide, batch_grid(wide))
@@ -114,10 +184,19 @@ def search(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> 
 
 
 def search_aggregated(case: PlanProblem, layouts: list[Layout], decode: State, disaggregated: Table | None = None) -> Table:
-    """Evaluate every layout with every batch and chunk that can be a steady state, decode and prefill sharing the chips.
+    """Evaluate layouts, batches and chunks where decode and prefill share the chips.
 
-    decode: of pools that decode alone, with the batches of `batch_grid`; disaggregated: what separate pools deliver. Where one
-    of those is as fast and serves as many requests as a layout whose prefill takes no time, no chunks are evaluated.
+    Chunks are not evaluated where a disaggregated candidate is as fast and serves as many requests as the
+    layout would without any prefill.
+
+    Args:
+        case: Plan problem.
+        layouts: Layouts of one replica.
+        decode: Steady states of decode pools, with the batches of `batch_grid`.
+        disaggregated: Disaggregated candidates, if that mode is searched.
+
+    Returns:
+        The aggregated candidates.
     """
     workload = case.workload
     table = stacked(layouts)
@@ -127,19 +206,27 @@ def search_aggregated(case: PlanProblem, layouts: list[Layout], decode: State, d
     sizes = chunk_sizes(workload)
     taken_up = in_flight(sequences, wide.replicas)
     work = sequences * taken_up * fresh_tokens(workload) / (decode_steps(workload, case.speculation) * wide.dp)
-    is_single = sequences * wide.replicas <= 1  # whose prompts nobody waits for
-    stable = ((work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])) | is_single  # prompt tokens of a step
+    # With one sequence in flight, no other request waits for its prefill.
+    is_single = sequences * wide.replicas <= 1
+
+    # The prefill tokens per step must fit the largest chunk, and not be negligible for the smallest.
+    stable = ((work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])) | is_single
     load = load_shares(decode.tpot, sequences)
     roomy = decode.memory.fits & (load * taken_up <= MOST_LOADED)
-    queued = most_seats(workload, decode, wide) >= sequences  # for seats, where there is room for no more
+    # Requests may queue for slots where memory has no room for spare ones.
+    queued = most_seats(workload, decode, wide) >= sequences
     hopeful = (roomy | queued) & new & stable
     if not case.front and case.sure is None:
-        hopeful &= decode.tpot <= case.slo.tpot * (1 + 1e-9)  # prompts only make a token slower
+        # Prefill chunks can only make a token slower.
+        hopeful &= decode.tpot <= case.slo.tpot * (1 + 1e-9)
     rate = np.asarray(decode.rate * wide.replicas)
     if disaggregated is not None:
         hopeful &= ~_outdone(case, disaggregated, decode.tpot, rate)
-    if case.sure is not None:  # where each has to be differs
+    # With a probability, the targets differ between candidates, so that rates do not rule candidates out.
+    if case.sure is not None:
         return _read_beside(case, layouts, sequences, decode, load, hopeful)
+
+    # Evaluate the most promising candidates first: their rates rule out most of the others.
     first = hopeful & (rate >= FIRST * _highest(decode.tpot, rate, hopeful))
     table_found = _read_beside(case, layouts, sequences, decode, load, first)
     remaining = hopeful & ~first & ~_outdone(case, table_found, decode.tpot, rate * (1 + OUTDONE))
@@ -147,9 +234,10 @@ def search_aggregated(case: PlanProblem, layouts: list[Layout], decode: State, d
 
 
 def _highest(tpot: Array, rate: Array, among: Array) -> Array:
-    """Return the highest rate among some of those that are no slower than each: shape of `tpot`; 0 where there is none."""
+    """Return the highest rate among candidates that are at least as fast; 0 if none."""
     order = np.argsort(tpot[among])
-    running_maximum = np.append(np.maximum.accumulate(rate[among][order]), 0.0)  # the last for none
+    # The last entry serves candidates with no faster one.
+    running_maximum = np.append(np.maximum.accumulate(rate[among][order]), 0.0)
     highest: Array = running_maximum[np.searchsorted(tpot[among][order], tpot, side="right") - 1]
     return highest
 
@@ -157,11 +245,16 @@ def _highest(tpot: Array, rate: Array, among: Array) -> Array:
 def _read_beside(
     case: PlanProblem, layouts: list[Layout], sequences: Array, decode: State, load: Array, selection: Array
 ) -> Table:
-    """Evaluate some layouts and batches, of shape (layouts, batches), with every chunk in which prompts may be read beside."""
+    """Evaluate some layouts and batches with every prefill chunk size.
+
+    `selection` has the shape (layouts, batches).
+    """
     workload, table, sizes = case.workload, stacked(layouts), chunk_sizes(case.workload)
     m, b = np.nonzero(selection)
     batch, layouts_taken = sequences[m, b], select_layouts(table, m[:, None])
     taken_up = in_flight(batch, np.asarray(table.replicas)[m])[:, None]
+
+    # All layouts, batches and chunk sizes of the selection are evaluated in one call.
     state = aggregated(
         case.model,
         case.system,
@@ -176,10 +269,14 @@ def _read_beside(
     )
     loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], load[m, b][:, None], np.asarray(layouts_taken.dp))
     loaded = loaded * taken_up
+
+    # A candidate is feasible with spare slots or with a queue for slots; both need memory and a stable prefill queue.
     aim = effective_targets(case, layouts_taken, None, state.input_share)[1]
     seats = capped_occupancy(case, state, batch[:, None], layouts_taken, aim)
     is_feasible = readable(workload, sizes[None, :], layouts_taken) & ((loaded <= MOST_LOADED) | seats.capped)
     is_feasible &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & seats.memory.fits
+
+    # Only feasible candidates become rows of the table.
     i, j = np.nonzero(is_feasible)
     replicas = np.asarray(table.replicas)[m[i]]
     memory = np.asarray(seats.memory.used / seats.memory.capacity)
@@ -204,20 +301,25 @@ def _read_beside(
 
 
 def _outdone(case: PlanProblem, disaggregated: Table, tpot: Array, rate: Array) -> Array:
-    """Whether pools of their own keep the limit on the first token at no higher TPOT [s] and no lower rate [requests/s]."""
+    """Whether a disaggregated candidate is as fast and serves as many requests.
+
+    The disaggregated candidate must be within the limit on TTFT. `tpot` is in s, `rate` in requests/s.
+    """
     good = np.nonzero((disaggregated.ttft <= case.slo.ttft) & (disaggregated.memory <= 1) & (disaggregated.rate > 0))[0]
     if not len(good):
         return np.zeros(tpot.shape, dtype=bool)
     order = good[np.argsort(disaggregated.tpot[good])]
-    running_maximum = np.append(np.maximum.accumulate(disaggregated.rate[order]), -np.inf)  # the last for none
+    # The last entry serves candidates with no faster one.
+    running_maximum = np.append(np.maximum.accumulate(disaggregated.rate[order]), -np.inf)
     outdone: Array = running_maximum[np.searchsorted(disaggregated.tpot[order], tpot, side="right") - 1] >= rate
     return outdone
 
 
 def _load(state: State, decode: Array, loaded: Array, groups: Array) -> Array:
-    """Return about how much of its highest rate a pool delivers that decodes and reads, `loaded` by decode alone.
+    """Return the approximate load of a pool that decodes and prefills.
 
-    What prompts add to a token grows with the batch; of several groups, as long as more of them make more slow steps.
+    `loaded` is its load with decode only. The time that chunks add to a token grows with the batch. With
+    several data-parallel ranks it grows as long as more chunks make more mixed steps.
     """
     reads = state.chunks_per_mixed_step * (1 - state.decode_only_share)
     growing = np.clip(reads * state.decode_only_share / np.maximum(1 - state.decode_only_share, 1e-12), 0.0, 1.0)
@@ -227,7 +329,18 @@ def _load(state: State, decode: Array, loaded: Array, groups: Array) -> Array:
 
 
 def ranked(case: PlanProblem, tables: list[Table], limit: int = 400) -> list[Candidate]:
-    """Return the candidates within the limits: by what they cost, in steps of half a percent, and the fastest of each first."""
+    """Return the candidates within the limits, cheapest first.
+
+    Costs are sorted in steps of half a percent. Within a step, the fastest comes first.
+
+    Args:
+        case: Plan problem.
+        tables: Tables of candidates.
+        limit: Largest number of candidates per table.
+
+    Returns:
+        Sorted candidates.
+    """
     good = []
     for table in tables:
         tpot, ttft = _aims(case, table)
@@ -243,7 +356,7 @@ def ranked(case: PlanProblem, tables: list[Table], limit: int = 400) -> list[Can
 
 
 def _aims(case: PlanProblem, table: Table) -> tuple[Number, Number]:
-    """Return where TPOT and TTFT of each row have to be [s]."""
+    """Return the targets of TPOT and TTFT [s] of each row."""
     layouts = stacked(table.layouts)
     decoding = select_layouts(layouts, table.layout)
     if table.mode == AGGREGATED:

@@ -1,8 +1,8 @@
-"""The best way to serve a model on a system: the cheapest layout within the limits, what binds, and what would help.
+"""The planner: the cheapest deployment of a model on a system within limits.
 
-`plan` searches every legal layout, batch and chunk size, aggregated and disaggregated (`search`), keeps what meets the limits,
-refines the cheapest, and asks of each figure of the machine how much cheaper a token would be if it were better
-(`elasticity`).
+`plan` searches every legal layout, batch and chunk size, aggregated and disaggregated (`plan_search`). It
+keeps the candidates within the limits and refines the cheapest (`refinement`). It then computes how much
+cheaper a token would be on better hardware (`elasticity`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import fields, replace
+from functools import partial
+from operator import call
 from typing import Any
 
 import numpy as np
@@ -51,13 +53,16 @@ from steptime.planning.steady_state import State, decode_pool
 from steptime.planning.workload import Slo, Workload
 
 MODES = (AGGREGATED, DISAGGREGATED)
-MOST_ALIKE = 4  # scale-up domains that are tried alike: of more, a transfer between any two is as good
-MOST_DOUBLINGS = 14  # of the smallest batch, in what drafts do at each
-TURNS, CLOSER = 6, 0.998  # searches more at most for a plan that is sure of its limits, and how far below them each aims
+# Most scale-up domains that are tried with equal layouts; with more, transfers across domains cost little.
+MOST_ALIKE = 4
+# Doublings of the smallest batch at which the effect of speculative tokens is shown.
+MOST_DOUBLINGS = 14
+# Most repeated searches for a plan with a probability, and the factor below the limit that each one aims at.
+TURNS, CLOSER = 6, 0.998
 
 
 class DoesNotFit(Impossible):
-    """The model does not fit the chips: by how much, and what would hold it."""
+    """The model does not fit the chips; the message says how many chips are enough."""
 
 
 def plan(
@@ -79,28 +84,43 @@ def plan(
     acceptance: float | None = None,
     anchor: Anchors | Anchor | None = None,
 ) -> Plan:
-    """Return the cheapest way to serve `workload` within `slo` on `chips` chips (by default one scale-up domain).
+    """Return the cheapest deployment of a workload within limits.
 
-    model and system may be named, as for `load_model` and `load_system`. engine: "ideal" for the bound that physics sets; by
-    default a real one, which `default_engine` chooses for the system. electricity: its price, as "0.08/kWh" or in USD/J.
-    alternatives: whether other choices are looked at too, which takes about as long as a third of the search.
-    elasticities: whether what each figure of the machine is worth is told too (`elasticities`), which takes longer than the
-    search.
-    front: whether what other speeds cost is told too; without it a search leaves out what cannot keep the limits.
-    diagnostics: whether the runner-up, the same layout without losses and what binds are told.
-    sure: probability with which each limit is met, such as
-    0.9; by default a plan meets them in the mean, which a machine may miss half the time.
-    drafts: tokens that the model's own layers draft for a step, "auto" for the number that serves most; none by default, as
-    engines do. acceptance: tokens that a step then yields in the mean, from 1 to drafts + 1; by default as it was measured.
-    anchor: runs of one's own (`st.load_anchor`) of this model on this system by this engine, which set its times right.
-    Raises DoesNotFit where the weights do not fit the chips in any layout. Limits that nothing meets are an answer: a Plan
-    with `feasible=False` and the reason.
+    Limits that no layout meets are not an error: the result is a Plan with `feasible=False` and the reason.
+
+    Args:
+        model: Model, or its name as for `load_model`.
+        system: System, or its name as for `load_system`.
+        workload: Requests: input and output tokens, cached share.
+        slo: Limits on TTFT and TPOT [s]; by default no limits.
+        chips: Number of chips; by default one scale-up domain.
+        engine: Engine or its name. "ideal" gives the physical bound; by default `default_engine` chooses a
+            real one.
+        modes: "aggregated", "disaggregated", or a tuple of both.
+        electricity: Price of electricity, as "0.08/kWh" or in USD/J.
+        alternatives: Evaluate other formats, chips and modes, which takes about a third of the search time.
+        elasticities: Evaluate the effect of each hardware figure, which takes longer than the search.
+        front: Compute the front of speed and cost; without it the search skips candidates outside the limits.
+        diagnostics: Compute the runner-up, the same layout without losses, and the binding limits.
+        sure: Probability of meeting each limit, 0.5 to 0.99; by default limits hold on average, which a
+            machine may miss half the time.
+        drafts: Speculative tokens per step from the model's own layers, or "auto" for the best number; by
+            default none, as in engines.
+        acceptance: Mean acceptance length [tokens per step], 1 to drafts + 1; by default a measured value.
+        anchor: Your own runs (`st.load_anchor`) of this model, system and engine, which correct the times.
+
+    Returns:
+        The plan.
+
+    Raises:
+        DoesNotFit: The weights do not fit the chips in any layout.
+        RangeError: An argument is out of range.
     """
     started = time.perf_counter()
     modes = (modes,) if isinstance(modes, str) else modes
     expect("modes", modes, (tuple, list), "a tuple of " + " and ".join(MODES))
     if not modes or set(modes) - set(MODES):
-        raise RangeError(f"mode must be {' or '.join(MODES)}, not {', '.join(map(str, modes)) or 'nothing'}")
+        raise RangeError(f"modes: must be {' or '.join(MODES)}, got {', '.join(map(str, modes)) or 'nothing'}")
     slo = Slo() if slo is None else slo
     expect("a workload", workload, Workload, "a Workload, such as Workload(input_tokens=8192, output_tokens=1024)")
     expect("a pair of limits", slo, Slo, "a Slo, such as Slo(tpot=0.02, ttft=2)")
@@ -118,6 +138,8 @@ def plan(
         raise DoesNotFit(does_not_fit(case))
     case = _choose_speculation(case, modes, layouts, drafts, acceptance)
     best_plan = _sure(case, modes, layouts, price, sure, alternatives=alternatives, elasticities=elasticities)
+
+    # Equal domains keep KV caches inside their domain; they may serve more although some chips stay idle.
     fewer = _symmetric_problem(case, modes)
     if fewer is not None:
         disaggregated_plan = _sure(
@@ -133,26 +155,38 @@ def plan(
 
 
 def check_limits(sure: float | None, slo: Slo) -> None:
-    """Raise RangeError for what is no probability, and for one without a limit."""
+    """Check a probability and its limits.
+
+    Args:
+        sure: Probability of meeting each limit, or None.
+        slo: Limits.
+
+    Raises:
+        RangeError: The probability is out of range, or there is no limit.
+    """
     check_sure(sure)
     if sure is not None and slo == Slo():
-        raise RangeError("sure is of limits, and there are none: give Slo(tpot=...) or Slo(ttft=...) (--speed, --ttft) with it")
+        raise RangeError("sure: a probability needs a limit, got none; give Slo(tpot=...) or Slo(ttft=...) (--speed, --ttft)")
 
 
 def _choose_speculation(
     case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout], drafts: int | str | None, acceptance: float | None
 ) -> PlanProblem:
-    """Return the case with the drafts that are asked for, or with those that serve most."""
+    """Return the problem with the requested or the best number of speculative tokens."""
     if drafts is None:
         return case
     if drafts == AUTO:
-        choose_speculation(case.model, 1, 1.0)  # whether it can draft at all
+        # Check first that the model has layers that can draft.
+        choose_speculation(case.model, 1, 1.0)
         return replace(case, speculation=best_drafting(case, tuple(modes), layouts))
     return replace(case, speculation=choose_speculation(case.model, int(drafts), acceptance))
 
 
 def _symmetric_problem(case: PlanProblem, modes: tuple[str, ...]) -> PlanProblem | None:
-    """Return the case with whole scale-up domains that are laid out alike, where there are a few of them; others idle."""
+    """Return the problem with whole, equal scale-up domains, if there are a few.
+
+    Chips outside whole domains stay idle.
+    """
     domain = int(case.system.scale_up.size)
     fewer = replace(case, symmetric_domains=True)
     has_few_domains = domain < case.chips < (MOST_ALIKE + 1) * domain
@@ -169,10 +203,11 @@ def _sure(
     alternatives: bool,
     elasticities: bool,
 ) -> Plan:
-    """Return the cheapest plan whose times stay within the limits with probability `sure`, or in the mean where it is None.
+    """Return the cheapest plan that meets the limits with probability `sure`.
 
-    A search knows how sure the times of each candidate are but for what constants add to its own: where the one that is found
-    is a little less sure, all aim a little lower.
+    With None, the limits hold on average. The search includes the ranges of each candidate, except the part
+    that the engine's constants add. Where the resulting plan is slightly below `sure`, the search is repeated
+    with lower targets.
     """
     deployment = _planned(case, modes, layouts, price, alternatives=alternatives, elasticities=elasticities)
     if sure is None or not has_range(case.engine):
@@ -190,7 +225,7 @@ def _sure(
 
 
 def _over(deployment: Plan, limits_asked: Slo, name: str, sure: float) -> float:
-    """What a figure stays below with probability `sure`, over the limit; 0 without a limit."""
+    """Return the `sure` quantile of a figure over its limit; 0 without a limit."""
     limit = float(getattr(limits_asked, name))
     return point(getattr(deployment, name), getattr(deployment, f"{name}_range"), sure) / limit if math.isfinite(limit) else 0.0
 
@@ -198,7 +233,7 @@ def _over(deployment: Plan, limits_asked: Slo, name: str, sure: float) -> float:
 def _planned(
     case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout], price: float, *, alternatives: bool, elasticities: bool
 ) -> Plan:
-    """Return the plan for a case, of those layouts."""
+    """Return the plan for a problem from some layouts."""
     workload = case.workload
     tables = search(case, modes, layouts)
     common = Plan(
@@ -220,12 +255,16 @@ def _planned(
         served=what_is_served(case.model, case.system),
         anchor=case.engine.anchor,
     )
+
+    # Without a feasible candidate, the plan explains which limit fails.
     candidates = ranked(case, tables)
     if not candidates:
         return replace(common, reason=unreachable(case, modes, layouts))
     candidate, *other_finalists = finalists = [peak.candidate for peak in best(case, candidates)]
     choices = list_choices(case, modes) if alternatives else ()
     figures = worths(case, finalists, ranked(relaxed(case), tables)) if elasticities else {}
+
+    # The sentences of a plan need its figures, and are added last.
     deployment = replace(
         common,
         feasible=True,
@@ -237,8 +276,8 @@ def _planned(
     )
     deployment = replace(
         deployment,
-        alternatives=by_saving([evaluate_alternative(case, candidate, modes, choice) for choice in choices]),
-        elasticities={name: figure() for name, figure in figures.items()},
+        alternatives=by_saving([*map(partial(evaluate_alternative, case, candidate, modes), choices)]),
+        elasticities=dict(zip(figures, map(call, figures.values()), strict=True)),
     )
     return replace(deployment, why=why(case, deployment) + alternative_sentence(deployment) if case.diagnostics else "")
 
@@ -252,14 +291,14 @@ def _make_problem(
     engine: Engine | str | None,
     anchor: Anchors | Anchor | None,
 ) -> PlanProblem:
-    """Return what a plan is made for; raise RangeError for arrays, and for chips that a machine does not have."""
+    """Return the plan problem; raise RangeError for arrays and for too many chips."""
     single(chips=chips)
     number = whole_number("chips", system.chips if chips is None else chips, maximum=MOST_CHIPS)
     if not is_single(system) or any(np.ndim(getattr(group, f.name)) for group in (workload, slo) for f in fields(group)):
-        raise RangeError("a plan takes one machine, one workload and one pair of limits: numbers, not arrays of them")
+        raise RangeError("a plan takes one system, one workload and one pair of limits, got arrays; give single numbers")
     if number > system.scale_out.size:
-        has = f"{system.name} has {system.scale_out.size:,} chips and no network beyond them"
-        raise RangeError(f"{has}; {number:,} are too many")
+        has = f"at most {system.scale_out.size:,}, because {system.name} has no network beyond them"
+        raise RangeError(f"chips: must be {has}, got {number:,}")
     runs_on = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
     served = as_served(model, system, runs_on)
     return PlanProblem(model=served, system=system, workload=workload, slo=slo, chips=number, engine=runs_on)
@@ -269,7 +308,7 @@ def _make_problem(
 
 
 def _delivered(case: PlanProblem, candidate: Candidate) -> dict[str, Any]:
-    """Return what a plan says of its candidate."""
+    """Return the fields of a plan that depend on its candidate."""
     state, prefill, figures = _figures(case, candidate)
     rate, all_in = figures["requests_per_second"], figures["usd_per_million_output_tokens"]
     workload, share = case.workload, _input_share(candidate, state, prefill)
@@ -295,7 +334,10 @@ def _delivered(case: PlanProblem, candidate: Candidate) -> dict[str, Any]:
 
 
 def _drafted(case: PlanProblem, candidate: Candidate) -> tuple[Drafted, ...]:
-    """Return what drafts do at each batch that fits, powers of two and the plan's own."""
+    """Return the effect of speculative tokens at each batch that fits.
+
+    The batches are powers of two and the batch of the plan.
+    """
     if not case.speculation.drafts:
         return ()
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
@@ -319,7 +361,7 @@ def _drafted(case: PlanProblem, candidate: Candidate) -> tuple[Drafted, ...]:
 
 
 def _figures(case: PlanProblem, candidate: Candidate) -> tuple[State, Prefill | None, dict[str, float]]:
-    """Return the steady state of a candidate, its prefill pool, and its times, rate and cost."""
+    """Return the steady state of a candidate, its prefill pool, and its main figures."""
     state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
     prefill = planned_prefill(case, candidate, state.tpot)
     rate, utilisation = matched_rate(case, candidate, state, prefill)
@@ -337,16 +379,17 @@ def _figures(case: PlanProblem, candidate: Candidate) -> tuple[State, Prefill | 
 
 
 def _bound(state: State, prefill: Prefill | None, name: str) -> float:
-    """The bound of the slower pool's time over its estimate."""
+    """Return a bound of the step time over its estimate; the mean of separate pools."""
     ratio = float(getattr(state, name) / state.tpot)
     return ratio if prefill is None else (ratio + float(getattr(prefill.step, name) / prefill.step.total)) / 2
 
 
 def _input_share(candidate: Candidate, state: State, prefill: Prefill | None) -> float:
-    """Share of the rent that input tokens bear: of the time that chips need for a request, whole replicas or not."""
+    """Return the share of the rent for input tokens: that of prefill in the chip-time."""
     if prefill is None or candidate.prefill_layout is None:
         return float(state.input_share)
-    reads = candidate.prefill_layout.chips / prefill.rate  # chip-seconds of a request
+    # Chip-seconds per request.
+    reads = candidate.prefill_layout.chips / prefill.rate
     decodes = candidate.layout.chips / state.rate
     return float(reads / (reads + decodes))
 
@@ -367,6 +410,8 @@ def _pools(case: PlanProblem, candidate: Candidate, state: State, prefill: Prefi
         memory=seats.memory,
         tokens_per_second=float(rate * workload.output_tokens),
     )
+
+    # A disaggregated plan has a prefill pool in front of the decode pool.
     if prefill is None or candidate.prefill_layout is None:
         return (server,)
     first = Pool(
@@ -400,13 +445,15 @@ def _point(case: PlanProblem, candidate: Candidate) -> Point:
 
 
 def _front(case: PlanProblem, tables: list[Table]) -> tuple[Point, ...]:
-    """Return the candidates that no other beats in speed and throughput, fastest first, whatever the speed limit."""
+    """Return the Pareto front of speed and throughput, fastest first, at any speed."""
     speeds, rates, starts = [], [], [0]
     for table in tables:
         good = (table.ttft <= case.slo.ttft) & (table.memory <= 1) & (table.rate > 0)
         speeds.append(np.where(good, 1 / table.tpot, np.nan))
         rates.append(table.rate)
         starts.append(starts[-1] + len(table))
+
+    # Points of all tables compete; the index of a point gives its table and row.
     speed, rate = np.concatenate(speeds), np.concatenate(rates)
     points = []
     for position in pareto(speed, rate):

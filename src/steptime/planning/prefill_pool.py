@@ -1,4 +1,4 @@
-"""Pools of replicas that only read prompts: the time of their passes, what they deliver, and how long a prompt is there."""
+"""Prefill pools: the time of their passes, their rate, and prompt latency."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from steptime.planning.speculative_config import NONE, Speculation
 from steptime.planning.steady_state import MOST_UTILISED, fresh_tokens
 from steptime.planning.workload import Workload
 
-MOST_ROWS = 6  # of prompts in a pass of a prefill pool, each looked at; of more, a line through all is as good
-BEND = 3  # of the seats of a prefill pool: where its passes are looked at between a few prompts and all
+# Rows of prompts in a pass up to which each row is evaluated; more rows are well described by one line.
+MOST_ROWS = 6
+# The pass time is evaluated at 1 / BEND of the prompts, between a few and all.
+BEND = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
     """A replica that only prefills: arrays of one shape.
 
-    time of a pass by its prompts, up to `seats`; late: how much longer a prompt is under way than a pass takes, through the
-    stages of a pipeline, over the pass; rate of full passes [requests/s]; most_utilised: the highest utilisation within the
-    limit [share]; memory of a chip [B]; step: a full pass, of a single pool with terms and resources.
+    `time` is the time of a pass by its prompts, up to `seats`. `late` is the time of a prompt beyond its
+    pass, in the stages of a pipeline, over the time of the pass. `rate` is that of full passes [requests/s].
+    `most_utilised` is the highest utilization within the limit [share]. `memory` is that of a chip [B].
+    `step` is a full pass; that of a single pool has terms and resources.
     """
 
     time: PassTime
@@ -43,10 +46,12 @@ class Prefill:
 
 
 def _looked_at(groups: Number, seats: Array) -> list[Array]:
-    """Return the prompts of passes that are looked at, of pools of `seats` that `groups` share evenly: arrays of one shape.
+    """Return the prompts of the passes to evaluate: arrays of one shape.
 
-    All seats, and one prompt, one a group, one more than that, and, for the bend, half of the groups with all of theirs, or a
-    third of the seats of one group or where each has over `MOST_ROWS`; between three rows and those, two prompts a group.
+    They are all `seats` of the pool, one prompt, one per data-parallel rank, one more than that, and a point
+    for the bend. For the bend, half of the ranks have all of their prompts. Where each rank has over
+    `MOST_ROWS` prompts, or there is one rank, it is a third of the prompts. Between three rows and
+    `MOST_ROWS`, it is two prompts per rank.
     """
     if np.all(seats == 1):
         return [seats]
@@ -60,16 +65,17 @@ def _looked_at(groups: Number, seats: Array) -> list[Array]:
 
 
 def _in_rows(groups: Number, seats: Array) -> Array:
-    """Whether passes are looked at by rows of prompts, one of each group: there are a few."""
+    """Whether a pass has few rows of prompts, one prompt of each data-parallel rank."""
     rows = seats / groups
     is_row: Array = (np.asarray(groups) > 2) & (rows > 2) & (rows <= MOST_ROWS)
     return is_row
 
 
 def _pass_time(looked_at: list[Array], seconds: Array, groups: Number) -> PassTime:
-    """Return the time of passes of any number of prompts: by lines between some, with a jump where a group has a second one.
+    """Return the time of passes of any number of prompts.
 
-    seconds of passes with the prompts `looked_at`, rows of one array. Where rows are few, there is a jump for each further one.
+    The time is linear between evaluated points, with a jump where a data-parallel rank has a second prompt.
+    With few rows, there is a jump for each further row. `seconds` has one row for each entry of `looked_at`.
     """
     full, seats = seconds[0], looked_at[0]
     if len(looked_at) == 1:
@@ -78,6 +84,8 @@ def _pass_time(looked_at: list[Array], seconds: Array, groups: Number) -> PassTi
     several, in_rows = groups > 1, _in_rows(groups, seats)
     single, side, after, bent = [*seconds[1:], *(full,) * 3][:4]
     more_than, bend = looked_at[3:] if len(looked_at) > 2 else (seats, seats)
+
+    # Without a jump, the slope starts at one prompt per rank.
     beyond = np.maximum(bent - after, 0.0) / np.maximum(bend - more_than, 1)
     jump = np.where(several & (seats > groups), np.maximum(after - side - beyond, 0.0), 0.0)
     beyond = np.where(jump > 0, beyond, np.maximum(bent - side, 0.0) / np.maximum(bend - groups, 1))
@@ -106,9 +114,20 @@ def prefill_pool(
     speculation: Speculation = NONE,
     legal: bool = False,
 ) -> Prefill:
-    """Return what a prefill replica delivers with `prompts` [per attention group] in a pass, without a limit.
+    """Return the performance of a prefill replica without a latency limit.
 
-    legal: whether layouts and sizes are known to be sound.
+    Args:
+        model: Model.
+        system: System.
+        workload: Requests.
+        layout: Layout of the replica.
+        prompts: Prompts per data-parallel rank in a pass.
+        engine: Engine.
+        speculation: Speculative tokens, whose layers also prefill.
+        legal: True if layouts and sizes are already checked.
+
+    Returns:
+        The prefill replica, in the broadcast shape.
     """
     fresh = fresh_tokens(workload)
     seats = np.asarray(prompts * layout.dp)
@@ -116,6 +135,8 @@ def prefill_pool(
         "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": speculation.drafts, "layout": layout,
         "engine": engine, "legal": legal,
     }  # fmt: skip
+
+    # A few passes with different numbers of prompts are evaluated in one call and interpolated.
     shape = np.broadcast_shapes(np.shape(seats), np.shape(layout.chips), engine.shape)
     looked_at = _looked_at(layout.dp, np.broadcast_to(seats, shape))
     passes_ = drafted_step(model, system, prompts=np.stack(looked_at), **arguments, parts=np.ndim(seats) == 0)
@@ -131,7 +152,8 @@ def prefill_pool(
             model,
             system,
             drafts=speculation.drafts,
-            batch=2 * seats,  # one pass under way, one being sent on
+            # Memory holds one pass in progress, and one that is being sent.
+            batch=2 * seats,
             context=workload.input_tokens,
             layout=layout,
             engine=engine,
@@ -143,13 +165,31 @@ def prefill_pool(
 
 
 def within_limit(pool: Prefill, limit: Number, replicas: Number) -> Prefill:
-    """Return the pool as busy as a limit [s] on the time from arrival to the end of the pass lets it be."""
+    """Return a prefill pool with the highest utilization within a latency limit.
+
+    Args:
+        pool: Prefill replica.
+        limit: Limit on the time from arrival to the end of the pass [s].
+        replicas: Replicas of the pool.
+
+    Returns:
+        The pool with its `most_utilised`.
+    """
     highest = highest_utilisation(limit, pool.time, pool.seats, MOST_UTILISED, late=pool.late, replicas=replicas)
     return replace(pool, most_utilised=highest)
 
 
 def first_token(prefill: Prefill, utilisation: Number, replicas: Number) -> Number:
-    """Return the mean time from arrival to the end of the prompt [s] in a pool of `replicas` at a utilisation [share]."""
+    """Return the mean time from arrival to the end of prefill.
+
+    Args:
+        prefill: Prefill replica.
+        utilisation: Utilization [share].
+        replicas: Replicas of the pool.
+
+    Returns:
+        Seconds.
+    """
     queue = passes(utilisation * prefill.rate, prefill.time, prefill.seats, replicas=replicas)
     latency: Number = queue.wait + queue.service * (1 + prefill.late)
     return latency

@@ -1,13 +1,15 @@
-"""The best of the candidates that a search found: each tuned in batch and chunk, then the cheapest of them.
+"""Refinement: tune the batch and chunk of the best candidates, and choose one.
 
-A search looks at batches on a coarse grid, where candidates tie that are not equal: each is given the batches about its own,
-those that come out best closer ones about those, and the first few are refined before one is chosen.
+A search evaluates batches on a coarse grid, on which unequal candidates can tie. Each candidate is therefore
+evaluated at batches around its own. The best ones are evaluated at closer batches, and the first few are
+refined before one is chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,30 +43,52 @@ from steptime.planning.steady_state import (
     ttft_seen,
 )
 
-CONTENDERS = 64  # candidates that are looked at again
-FINALISTS = 3  # of them that are refined
-CLOSER, NEAR = 16, 0.03  # of them, at most, that come within this of the best, and are looked at closer
-AROUND = 1.5  # how far around the batch of a search the best one is looked for
-FAR = (*np.geomspace(0.25, 0.9, 16), 1.25, 1.3, 1.4, AROUND)  # times that batch: a search knows less well how loaded a pool is
-CLOSE = np.linspace(0.96, 1.2, 13)  # and nearer, since the batch that a limit allows may lie between two of a search
-FEW_SEQUENCES, PARTS = (
-    4,
-    8,
-)  # sequences of a group and micro-batch below which batches between whole ones count, and in what parts
-HALF = 0.5  # of a sequence that several groups have less than a whole number of each
-FINEST = 128  # sequences below which they count where one group takes all; parts are as large a share of them, or 1 / PARTS
-BATCH_FACTORS = np.sort([*FAR, *CLOSE])  # the batch itself among them
-NEXT = np.arange(-3.0, 7.0)  # whole sequences of a group beside a batch that is looked at closer
+# Candidates of a search that are evaluated at nearby batches.
+CONTENDERS = 64
+# Candidates that are refined.
+FINALISTS = 3
+# Most candidates that are evaluated at closer batches, and how near to the best rate they must be.
+CLOSER, NEAR = 16, 0.03
+# Factor around the batch of a search within which the best batch is sought.
+AROUND = 1.5
+# Factors on the batch of a search, which estimates the load of a pool less accurately.
+FAR = (*np.geomspace(0.25, 0.9, 16), 1.25, 1.3, 1.4, AROUND)
+# Closer factors, since the largest batch within a limit may lie between two batches of a search.
+CLOSE = np.linspace(0.96, 1.2, 13)
+# Below this number of sequences per rank and micro-batch, fractional batches are tried, in steps of 1 / PARTS.
+FEW_SEQUENCES, PARTS = 4, 8
+# Sequences that are subtracted from a batch of several ranks.
+HALF = 0.5
+# From this batch on, a single rank varies by whole sequences; below it, by 1 / FINEST of the batch or 1 / PARTS.
+FINEST = 128
+# Includes the batch itself.
+BATCH_FACTORS = np.sort([*FAR, *CLOSE])
+# Whole sequences per rank around a batch that is evaluated more closely.
+NEXT = np.arange(-3.0, 7.0)
 
 
 def within(case: PlanProblem, state: State, seats: Occupancy, layout: Layout, reader: Layout | None) -> Number:
-    """Whether a state of `layout` is where it has to be and fits; `reader`: of the pool that reads its prompts, if another."""
+    """Whether a state meets its targets and fits in memory.
+
+    Args:
+        case: Plan problem.
+        state: Steady state.
+        seats: Occupancy of its slots.
+        layout: Layout of the replica that decodes.
+        reader: Layout of a separate prefill pool, or None.
+
+    Returns:
+        Booleans, in the broadcast shape.
+    """
     tpot, ttft = effective_targets(case, layout, reader, state.input_share)
     return (state.tpot <= tpot) & (state.ttft + seats.wait <= ttft) & seats.memory.fits & (state.utilisation <= MOST_UTILISED)
 
 
 class Peak(NamedTuple):
-    """The most that a candidate serves: requests per second, its time per token [s] there, and it with that batch and chunk."""
+    """The highest request rate [1/s] of a candidate, its TPOT [s], and the candidate.
+
+    The candidate has the batch and the chunk of that rate.
+    """
 
     rate: float
     tpot: float
@@ -72,9 +96,17 @@ class Peak(NamedTuple):
 
 
 def refined(case: PlanProblem, candidate: Candidate) -> Peak:
-    """Return the candidate with the batch and the chunk that serve most; as it is where none keeps the limits.
+    """Tune the batch and the chunk of a candidate for the highest request rate.
 
-    Of batches that cost the same to within a quarter of a percent, the fastest for the user; so does `best` of layouts.
+    Of batches whose cost is equal within a quarter of a percent, the fastest one is taken. `best` does the
+    same for layouts.
+
+    Args:
+        case: Plan problem.
+        candidate: Candidate.
+
+    Returns:
+        The tuned candidate; the given one where no batch meets the limits.
     """
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
     batches_around = _around(candidate.batch, unit)
@@ -102,6 +134,8 @@ def refined(case: PlanProblem, candidate: Candidate) -> Peak:
     if not np.isfinite(best_rate):
         state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
         return Peak(served_by(case, candidate), float(state.tpot), candidate)
+
+    # Among equal costs, prefer the fastest, and a whole number of sequences per rank.
     as_cheap = rate >= best_rate * (1 - AS_CHEAP / 2)
     full = as_cheap & (np.arange(len(batch)) < len(batches_around))[:, None]
     i, j = np.unravel_index(int(np.argmin(np.where(full if np.any(full) else as_cheap, state.tpot, np.inf))), rate.shape)
@@ -110,10 +144,11 @@ def refined(case: PlanProblem, candidate: Candidate) -> Peak:
 
 
 def _around(middle: float, unit: int) -> Array:
-    """Return the batches about one that are looked at: whole ones of each group and micro-batch, and where they are few, parts.
+    """Return the batches to evaluate around one.
 
-    unit: groups times micro-batches. One alone takes the mean of its two whole neighbours between them; the busiest of several
-    gets no more between two of its own.
+    They are whole numbers of sequences per data-parallel rank and micro-batch, and fractions where these are
+    few. `unit` is the number of ranks times micro-batches. A single rank varies between two whole numbers, so
+    that its mean lies between them. With several ranks, the busiest one has no more than a whole number.
 
     >>> _around(8, 8).tolist()[:5], _around(64, 8).tolist()
     ([8.0, 9.0, 10.0, 11.0, 12.0], [40.0, 48.0, 56.0, 64.0, 72.0, 80.0, 88.0, 96.0, 104.0])
@@ -128,9 +163,9 @@ def _around(middle: float, unit: int) -> Array:
 
 
 def _with_less(batch: Array, unit: Number) -> Array:
-    """Return batches of the last axis, and after them half a sequence less of each: what a limit may just allow.
+    """Append batches with half a sequence less, which a limit may just allow.
 
-    One group with one micro-batch has parts of a sequence between its batches anyhow.
+    A single rank with one micro-batch already has fractions between its batches.
 
     >>> _with_less(np.array([[8.0, 16.0]]), 8).tolist(), _with_less(np.array([[8.0, 16.0]]), 1).tolist()
     ([[8.0, 16.0, 7.5, 15.5]], [[8.0, 16.0, 8.0, 16.0]])
@@ -139,13 +174,16 @@ def _with_less(batch: Array, unit: Number) -> Array:
 
 
 def _load(tpot: Array, batch: Array) -> Array:
-    """Return `load_shares` of batches of the last axis, those `_with_less` as loaded as the whole ones: tpot [s] has both."""
+    """Return `load_shares` of the batches of the last axis.
+
+    If `tpot` [s] includes batches from `_with_less`, they have the load of the whole ones.
+    """
     load = load_shares(tpot[..., : batch.shape[-1]], batch)
     return load if tpot.shape[-1] == batch.shape[-1] else np.concatenate([load, load], axis=-1)
 
 
 def _part(batch: Number) -> Number:
-    """Return the part of a sequence by which batches of one group differ: about a hundredth of them, from an eighth to one.
+    """Return the spacing of batches of one rank: about a hundredth, from 1/8 to 1.
 
     >>> _part(np.array([1.0, 16.0, 32.0, 127.0, 128.0, 999.0])).tolist()
     [0.125, 0.125, 0.25, 0.5, 1.0, 1.0]
@@ -157,9 +195,10 @@ FINE = np.concatenate([np.arange(2**n, 2 ** (n + 1), float(_part(2.0**n))) for n
 
 
 def _about(middle: Array, unit: Array) -> Array:
-    """Return batches about those of a search, a row of each: as near ones as in `_around`, and whole ones farther off.
+    """Return a row of batches around each batch of a search.
 
-    Only whole ones can be kept full (`seating`).
+    Near batches are as close as in `_around`, others are whole numbers. Only whole numbers can fill all slots
+    (`admission`).
     """
     batches = middle / unit * BATCH_FACTORS
     near = np.where(np.isin(BATCH_FACTORS, CLOSE) & (unit == 1), _part(batches), 1.0)
@@ -169,7 +208,7 @@ def _about(middle: Array, unit: Array) -> Array:
 
 
 def _closer(middle: Array, unit: Array) -> Array:
-    """Return batches closer to some than those of `_about`, a row of each: whole ones, and parts of one where a group is alone.
+    """Return a row of batches that are closer to a batch than those of `_about`.
 
     >>> [row.tolist()[::3] for row in _closer(np.array([[64.0], [10.0]]), np.array([[8], [1]]))]
     [[40.0, 64.0, 88.0, 112.0], [9.625, 10.0, 10.375, 10.75]]
@@ -180,7 +219,16 @@ def _closer(middle: Array, unit: Array) -> Array:
 
 
 def planned_prefill(case: PlanProblem, candidate: Candidate, tpot: Number) -> Prefill | None:
-    """Return the prefill pool of a candidate, as busy as its aim for the first token lets it be; tpot [s] of decode."""
+    """Return the prefill pool of a candidate at the utilization that its TTFT allows.
+
+    Args:
+        case: Plan problem.
+        candidate: Candidate.
+        tpot: TPOT of the decode pool [s].
+
+    Returns:
+        The prefill replica; None for an aggregated candidate.
+    """
     reader = candidate.prefill_layout
     return evaluate_prefill(
         case, candidate, tpot, None if reader is None else effective_targets(case, candidate.layout, reader)[1]
@@ -188,7 +236,17 @@ def planned_prefill(case: PlanProblem, candidate: Candidate, tpot: Number) -> Pr
 
 
 def evaluate_occupancy(case: PlanProblem, state: State, candidate: Candidate, batch: Number) -> Occupancy:
-    """Return how many of `batch` sequences are in flight in a replica of the candidate, and whether requests wait for seats."""
+    """Return the occupancy of the slots of a candidate's decode replicas.
+
+    Args:
+        case: Plan problem.
+        state: Steady state of one replica.
+        candidate: Candidate.
+        batch: Sequences per replica.
+
+    Returns:
+        The occupancy.
+    """
     replicas = candidate.layout.replicas
     if candidate.mode == DISAGGREGATED:
         return uncapped_occupancy(state, batch, replicas)
@@ -198,7 +256,18 @@ def evaluate_occupancy(case: PlanProblem, state: State, candidate: Candidate, ba
 
 
 def decode_rate(case: PlanProblem, state: State, candidate: Candidate, batch: Number, seats: Occupancy) -> Number:
-    """Return the requests per second that all replicas which decode deliver, with `batch` sequences in each."""
+    """Return the request rate of all decode replicas.
+
+    Args:
+        case: Plan problem.
+        state: Steady state of one replica.
+        candidate: Candidate.
+        batch: Sequences per replica.
+        seats: Occupancy of the slots.
+
+    Returns:
+        Requests/s.
+    """
     layout = candidate.layout
     if candidate.mode == DISAGGREGATED:
         return delivered(state.rate, batch, layout.replicas, moving(case, layout).max_rate)
@@ -207,7 +276,18 @@ def decode_rate(case: PlanProblem, state: State, candidate: Candidate, batch: Nu
 
 
 def prefill_rate(case: PlanProblem, candidate: Candidate, prefill: Prefill) -> Number:
-    """Return the most requests per second that all prefill replicas read within the limit, and that their links carry."""
+    """Return the highest request rate of all prefill replicas within the TTFT target.
+
+    The rate of the links that send KV caches also limits it.
+
+    Args:
+        case: Plan problem.
+        candidate: Disaggregated candidate.
+        prefill: Its prefill replica.
+
+    Returns:
+        Requests/s.
+    """
     assert candidate.prefill_layout is not None
     rate_per_pool = np.minimum(prefill.rate * prefill.most_utilised, moving(case, candidate.prefill_layout).max_rate)
     rate: Number = rate_per_pool * candidate.prefill_layout.replicas
@@ -215,7 +295,17 @@ def prefill_rate(case: PlanProblem, candidate: Candidate, prefill: Prefill) -> N
 
 
 def matched_rate(case: PlanProblem, candidate: Candidate, state: State, prefill: Prefill | None) -> tuple[Number, Number]:
-    """Return the requests per second of the whole deployment, and how busy its prompt queue is."""
+    """Return the request rate of a deployment and its prefill queue utilization.
+
+    Args:
+        case: Plan problem.
+        candidate: Candidate.
+        state: Steady state of one decode replica.
+        prefill: Its prefill replica, or None.
+
+    Returns:
+        Requests/s, and the utilization [share].
+    """
     rate = decode_rate(case, state, candidate, candidate.batch, evaluate_occupancy(case, state, candidate, candidate.batch))
     if prefill is None or candidate.prefill_layout is None:
         return rate, state.utilisation
@@ -224,7 +314,15 @@ def matched_rate(case: PlanProblem, candidate: Candidate, state: State, prefill:
 
 
 def served_by(case: PlanProblem, candidate: Candidate) -> float:
-    """Return the requests per second that a candidate serves."""
+    """Return the request rate of a candidate.
+
+    Args:
+        case: Plan problem.
+        candidate: Candidate with its batch and chunk.
+
+    Returns:
+        Requests/s.
+    """
     state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
     return float(matched_rate(case, candidate, state, planned_prefill(case, candidate, state.tpot))[0])
 
@@ -232,7 +330,18 @@ def served_by(case: PlanProblem, candidate: Candidate) -> float:
 def first_token_of(
     case: PlanProblem, candidate: Candidate, state: State, prefill: Prefill | None, utilisation: Number
 ) -> Number:
-    """Return the mean time to first token [s]: of a prompt read beside decode, or in a pool of its own at a utilisation."""
+    """Return the mean TTFT of a candidate.
+
+    Args:
+        case: Plan problem.
+        candidate: Candidate.
+        state: Steady state of one decode replica.
+        prefill: Its prefill replica; None for an aggregated candidate.
+        utilisation: Utilization of the prefill pool [share].
+
+    Returns:
+        Seconds.
+    """
     layout = candidate.prefill_layout
     if prefill is None or layout is None:
         return state.ttft + evaluate_occupancy(case, state, candidate, candidate.batch).wait
@@ -244,10 +353,20 @@ def first_token_of(
 
 
 def best(case: PlanProblem, candidates: list[Candidate], finalists: int = FINALISTS) -> list[Peak]:
-    """Refine the most promising of the candidates that differ in more than batch and chunk, and return them, the best first.
+    """Refine the most promising candidates that differ in more than batch and chunk.
 
-    Of candidates that cost the same to within a quarter of a percent, the fastest for the user comes first.
+    Of candidates whose cost is equal within a quarter of a percent, the fastest comes first.
+
+    Args:
+        case: Plan problem.
+        candidates: Candidates of a search, best first.
+        finalists: Number of candidates to refine.
+
+    Returns:
+        Refined candidates, best first.
     """
+
+    # One contender per layout and number of prompts: the first is the best of its batches.
     contenders: dict[object, Candidate] = {}
     for candidate in candidates:
         if len(contenders) < CONTENDERS:
@@ -258,19 +377,24 @@ def best(case: PlanProblem, candidates: list[Candidate], finalists: int = FINALI
     by_layout: dict[object, Candidate] = {}
     for _, candidate in sorted(promise, key=lambda entry: -entry[0]):
         by_layout.setdefault(candidate.same, candidate)
-    finalists_found = [refined(case, contender) for contender in [*by_layout.values()][:finalists]]
+    finalists_found = [*map(partial(refined, case), [*by_layout.values()][:finalists])]
+
+    # Rates within a quarter of a percent count as equal: the faster one comes first.
     enough = max(peak.rate for peak in finalists_found) * (1 - AS_CHEAP / 2)
     return sorted(finalists_found, key=lambda peak: (peak.tpot, -peak.rate) if peak.rate >= enough else (np.inf, -peak.rate))
 
 
 def _promising(case: PlanProblem, candidates: Collection[Candidate], *, closer: bool) -> list[tuple[float, Candidate]]:
-    """Return the most requests per second of each candidate with batches about its own, the best first."""
-    peaks = [peak for mode in (AGGREGATED, DISAGGREGATED) for peak in _peaks(case, mode, candidates, closer=closer)]
+    """Return the highest rate of each candidate at nearby batches, the best first."""
+    peaks = _peaks(case, AGGREGATED, candidates, closer=closer) + _peaks(case, DISAGGREGATED, candidates, closer=closer)
     return sorted(peaks, key=lambda peak: -peak[0])
 
 
 def _peaks(case: PlanProblem, mode: str, candidates: Iterable[Candidate], *, closer: bool) -> list[tuple[float, Candidate]]:
-    """Return the most requests per second of each candidate of a mode about its batch, with any chunk, from one evaluation."""
+    """Return the highest rate of each candidate of a mode at nearby batches.
+
+    Aggregated candidates are evaluated with every chunk size. All candidates share one evaluation.
+    """
     candidates_of_mode = [candidate for candidate in candidates if candidate.mode == mode]
     if not candidates_of_mode:
         return []
@@ -282,6 +406,8 @@ def _peaks(case: PlanProblem, mode: str, candidates: Iterable[Candidate], *, clo
     batch = _with_less(batches, unit) if closer else batches
     arguments: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
     arguments |= {"speculation": case.speculation, "legal": True}
+
+    # Aggregated arrays have a chunk axis, disaggregated ones have not.
     if mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
         state = aggregated(**arguments, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
@@ -302,6 +428,7 @@ def _peaks(case: PlanProblem, mode: str, candidates: Iterable[Candidate], *, clo
         can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).max_rate) * readers.replicas
         served = delivered(state.rate, batch, wide.replicas, moving(case, wide).max_rate)
         rate = np.minimum(served, np.asarray(can)[:, None])
+    # From here, the arrays have a batch axis, and a chunk axis where aggregated; `load_shares` needs the batch axis last.
     around = shaped(layout, rate.ndim - 1)
     reading = None if mode == AGGREGATED else shaped(readers, rate.ndim - 1)
     tpot = state.tpot if mode == DISAGGREGATED else np.moveaxis(state.tpot, 1, -1)
@@ -311,6 +438,8 @@ def _peaks(case: PlanProblem, mode: str, candidates: Iterable[Candidate], *, clo
     steady = load * (occupied if mode == DISAGGREGATED else occupied[:, :, None]) <= MOST_LOADED
     steady = np.logical_or(steady, seats.capped)
     rate = np.where(np.logical_and(within(case, state, seats, around, reading), steady), rate, 0.0)
+
+    # The best chunk per batch, then the best batch per candidate.
     by_batch = rate if mode == DISAGGREGATED else np.max(rate, axis=2)
     top = np.argmax(by_batch, axis=1)
     rows = np.arange(len(candidates_of_mode))

@@ -1,8 +1,7 @@
-"""How likely a plan meets its limits, and where it has to aim to meet them with a given probability.
+"""SLO probability: how likely limits are met, and targets for a given probability.
 
-The range of a figure reaches from its 5 % point to its 95 % point; each side is taken for half of a log-normal distribution.
-
-Where candidates have to aim: at the limits, or so far below them that they are met with the probability asked for.
+The 90 % range of a figure reaches from its 5 % to its 95 % quantile. Each side is taken as half of a
+log-normal distribution.
 """
 
 from __future__ import annotations
@@ -19,18 +18,34 @@ from steptime.physics.uncertainty import factors, has_range, latency_regime
 from steptime.planning.plan_problem import PlanProblem
 
 NORMAL: Final = NormalDist()
-EDGE: Final = NORMAL.inv_cdf(0.95)  # deviations at which a 90 % range ends
+# Standard deviations at the end of a 90 % range.
+EDGE: Final = NORMAL.inv_cdf(0.95)
 
 
 def check_sure(sure: float | None) -> None:
-    """Raise RangeError for a probability out of bounds."""
+    """Check a probability.
+
+    Args:
+        sure: Probability, or None.
+
+    Raises:
+        RangeError: It is not between 0.5 and 0.99.
+    """
     single(sure=sure)
     if sure is not None and not 0.5 <= sure <= 0.99:
-        raise RangeError(f"sure is a probability from 0.5 to 0.99, such as 0.9, not {sure:g}")
+        raise RangeError(f"sure: must be a probability from 0.5 to 0.99, got {sure:g}; give for example 0.9")
 
 
 def deviations(sure: float) -> float:
-    """Return how far towards the end of a 90 % range, in logarithms, the point lies below which a figure stays with `sure`.
+    """Return the position of a quantile within the upper half of a 90 % range.
+
+    The scale is logarithmic: 0 is the median, and 1 is the end of the range.
+
+    Args:
+        sure: Probability of the quantile, 0 to 1.
+
+    Returns:
+        Position.
 
     >>> round(deviations(0.95), 6), deviations(0.5)
     (1.0, 0.0)
@@ -39,7 +54,15 @@ def deviations(sure: float) -> float:
 
 
 def point(value: float, limits: tuple[float, float] | None, sure: float) -> float:
-    """Return what a figure stays below with probability `sure`, of at least one half; the figure itself without a range.
+    """Return the value that a figure stays below with a given probability.
+
+    Args:
+        value: Median of the figure.
+        limits: Its 90 % range, or None.
+        sure: Probability, at least 0.5.
+
+    Returns:
+        The quantile; the figure itself without a range.
 
     >>> round(point(1.0, (0.5, 2.0), 0.95), 6), point(1.0, (0.5, 2.0), 0.5), point(1.0, None, 0.9)
     (2.0, 1.0, 1.0)
@@ -50,7 +73,15 @@ def point(value: float, limits: tuple[float, float] | None, sure: float) -> floa
 
 
 def likelihood(value: float, limits: tuple[float, float] | None, limit: float) -> float:
-    """Return how likely a figure stays below a `limit`: 0 or 1 without a range.
+    """Return the probability that a figure stays below a limit.
+
+    Args:
+        value: Median of the figure.
+        limits: Its 90 % range, or None.
+        limit: Upper limit.
+
+    Returns:
+        Probability; 0 or 1 without a range.
 
     >>> likelihood(1.0, (0.5, 2.0), 1.0), round(likelihood(1.0, (0.5, 2.0), 2.0), 3), round(likelihood(1.0, (0.5, 2.0), 0.5), 3)
     (0.5, 0.95, 0.05)
@@ -65,14 +96,33 @@ def likelihood(value: float, limits: tuple[float, float] | None, limit: float) -
 
 
 def extrapolation_flags(case: PlanProblem, layout: Layout, reader: Layout | None) -> tuple[tuple[Distance, Array], ...]:
-    """Return in which ways candidates are unlike what was measured; their layouts may hold arrays, `reader` reads prompts."""
+    """Return in which ways candidates differ from measured runs.
+
+    Args:
+        case: Plan problem.
+        layout: Layouts of the decode replica; may hold arrays.
+        reader: Layouts of a separate prefill pool, or None.
+
+    Returns:
+        Pairs of a kind of distance and booleans by candidate.
+    """
     return distances(case.engine, case.system, layout, reader, drafts=bool(case.speculation.drafts))
 
 
 def effective_targets(case: PlanProblem, layout: Layout, reader: Layout | None, prompts: Number = 0.0) -> tuple[Number, Number]:
-    """Return where TPOT and TTFT have to be [s]: below the limits by what the range at `case.sure` holds above a figure.
+    """Return the targets of TPOT and TTFT for the probability `case.sure`.
 
-    prompts: share of a token's time that goes to others' prompts. `case.aim` sets right what is known of a candidate alone.
+    They are below the limits by the upper part of the range. `case.aim` corrects for the uncertainty that is
+    known only for a single candidate.
+
+    Args:
+        case: Plan problem.
+        layout: Layouts of the decode replica.
+        reader: Layouts of a separate prefill pool, or None.
+        prompts: Share of the time of a token that prefill chunks take.
+
+    Returns:
+        TPOT and TTFT [s].
     """
     if case.sure is None or not has_range(case.engine):
         return case.slo.tpot, case.slo.ttft

@@ -1,4 +1,4 @@
-"""The smallest system that holds a model: what a person would rent for it."""
+"""The smallest system on which a model fits: what a person would rent for it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,25 @@ from steptime.planning.plan_problem import PlanProblem
 from steptime.planning.plan_search import fitting, prefill_room
 from steptime.planning.workload import Slo, Workload
 
-STEP_PROMPT_TOKENS: Final = 256  # prompt tokens of a step
-REQUEST: Final = 8192  # tokens of the request that must fit beside the weights, or the model's context where that is shorter
+# Prefill tokens of a step.
+STEP_PROMPT_TOKENS: Final = 256
+# Tokens of the request that must fit in addition to the weights, or the model's context where that is shorter.
+REQUEST: Final = 8192
 
 
 def smallest_system(model: Model, systems: Iterable[System]) -> tuple[System, int] | None:
-    """Return the system, and the chips of it, that hold `model` and one request for the least USD an hour.
+    """Return the cheapest system on which a model and one request fit.
 
-    A request of 8,192 tokens (or of the model's context) must fit beside the weights, in some layout that the system's usual
-    engine runs. Chips are counted in powers of two up to the usual deployment. Systems without a known rent come only where no
-    other holds the model, the fewest chips first, then the least memory.
+    A request of 8,192 tokens (or of the model's context) must fit in addition to the weights. The layout must
+    be one that the system's usual engine runs. Chips are powers of two up to the usual deployment. Systems
+    without a known rent come last, sorted by chips and then by memory.
+
+    Args:
+        model: Model.
+        systems: Systems to compare.
+
+    Returns:
+        The system and the number of chips; None where no system is large enough.
     """
     need = weight_bytes(model)
     tries = ((_order(system, chips), system, chips) for system in systems for chips in _counts(system))
@@ -43,13 +52,13 @@ def _counts(system: System) -> Iterator[int]:
 
 
 def _order(system: System, chips: int) -> tuple[float, ...]:
-    """Return what comes first: the lowest rent, fewest chips, least memory, highest bandwidth; systems without a rent last."""
+    """Return the sort key: rent, chips, memory, bandwidth; no known rent sorts last."""
     rent = chips * float(system.rent.typical) if has_rent(system.rent) else math.inf
     return rent, chips, chips * float(system.chip.capacity), -float(system.chip.hbm.bandwidth)
 
 
 def _holds(model: Model, system: System, chips: int) -> bool:
-    """Whether some layout leaves room for a request, and for the prompt tokens that a step reads of it."""
+    """Whether some layout leaves room for a request and the prefill tokens of a step."""
     context = min(REQUEST, model.max_context)
     request = Workload(input_tokens=1, output_tokens=1)
     case = PlanProblem(model=model, system=system, workload=request, slo=Slo(), chips=chips, engine=engine_for(system, None))

@@ -1,4 +1,4 @@
-"""How many tokens are drafted for a step, how many of them are accepted, and where that was measured."""
+"""Speculative decoding: tokens drafted per step, acceptance length and its source."""
 
 from __future__ import annotations
 
@@ -14,45 +14,56 @@ from steptime.number_checks import Number, single, whole_number
 from steptime.planning.workload import Workload
 from steptime.result_base import unit
 
-MOST_DRAFTS: Final = 8  # tokens a step, as far as acceptance was measured
+# Most speculative tokens per step; acceptance was not measured beyond.
+MOST_DRAFTS: Final = 8
 AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """Speculative decoding: `drafts` tokens are drafted for a step, which yields `acceptance` tokens of a sequence in the mean.
+    """Speculative decoding: tokens drafted per step, and tokens that a step yields.
 
-    acceptance counts the token that is sure, so that it is from 1 to drafts + 1; source: where it is from, in words.
+    `acceptance` is the mean acceptance length of a sequence, including the token that is always accepted. It
+    is from 1 to drafts + 1.
     """
 
-    drafts: int = field(default=0, metadata=unit("tokens", "drafted for a step of a sequence; 0: none", key="drafts"))
+    drafts: int = field(default=0, metadata=unit("tokens", "speculative tokens per step and sequence; 0: off", key="drafts"))
     acceptance: float = field(
-        default=1.0, metadata=unit("tokens", "that a step yields of a sequence in the mean, the sure one among them")
+        default=1.0, metadata=unit("tokens", "mean acceptance length per step, including the token that is always accepted")
     )
-    source: str = field(default="", metadata=unit("", "where that was measured, with its grade; empty: nothing is drafted"))
+    source: str = field(default="", metadata=unit("", "grade and source of the acceptance length; empty: no drafts"))
 
     def __post_init__(self) -> None:
         single(drafts=self.drafts, acceptance=self.acceptance)
         whole_number("drafts", self.drafts, minimum=0, maximum=MOST_DRAFTS)
         if not 1 <= self.acceptance <= self.drafts + 1:
             raise RangeError(
-                f"acceptance is the tokens that a step yields, from 1 to {self.drafts + 1} with drafts {self.drafts} "
-                f"(drafts + 1), not {self.acceptance:g}"
+                f"acceptance: must be from 1 to {self.drafts + 1} tokens per step with drafts {self.drafts} "
+                f"(drafts + 1), got {self.acceptance:g}"
             )
 
     @property
     def text(self) -> str:
-        """Say what is drafted and accepted."""
-        count_text = "1 draft" if self.drafts == 1 else f"{self.drafts} drafts"
-        return f"{count_text} a step, {self.acceptance:.3g} tokens accepted ({self.source})" if self.drafts else "no drafts"
+        """Speculative tokens and acceptance length in words."""
+        count_text = "1 speculative token" if self.drafts == 1 else f"{self.drafts} speculative tokens"
+        return f"{count_text} per step, acceptance length {self.acceptance:.3g} ({self.source})" if self.drafts else "none"
 
 
 NONE: Final = Speculation()
-"""Nothing is drafted, as engines do unless told."""
+"""No speculative tokens, the default of engines."""
 
 
 def decode_steps(workload: Workload, speculation: Speculation = NONE) -> Number:
-    """Decode steps of a request in the mean: the first token comes from prefill, each step yields the accepted ones.
+    """Return the mean number of decode steps per request.
+
+    The first token comes from prefill. Each step yields the acceptance length.
+
+    Args:
+        workload: Requests.
+        speculation: Speculative tokens.
+
+    Returns:
+        Steps, at least 1.
 
     >>> decode_steps(Workload(input_tokens=8, output_tokens=101)), decode_steps(Workload(input_tokens=8, output_tokens=1))
     (100.0, 1.0)
@@ -63,49 +74,84 @@ def decode_steps(workload: Workload, speculation: Speculation = NONE) -> Number:
 
 
 def step_yield(workload: Workload, speculation: Speculation = NONE) -> Number:
-    """Tokens of a request that one decode step yields in the mean: those accepted, or all that it still owes."""
+    """Return the mean number of tokens that a decode step yields for a request.
+
+    This is the acceptance length, or all remaining tokens if these are fewer.
+
+    Args:
+        workload: Requests.
+        speculation: Speculative tokens.
+
+    Returns:
+        Tokens per step.
+    """
     owed = np.maximum(1.0, workload.output_tokens - 1)
     gained: Number = owed / decode_steps(workload, speculation)
     return gained
 
 
 def check_asked(drafts: int | str | None, acceptance: float | None) -> None:
-    """Raise RangeError for numbers of drafts and acceptances that say nothing together."""
+    """Check the options for speculative tokens together.
+
+    Args:
+        drafts: Speculative tokens per step, "auto" or None.
+        acceptance: Acceptance length, or None.
+
+    Raises:
+        RangeError: A value is out of range, or an acceptance has no number of tokens.
+    """
     if isinstance(drafts, str) and drafts != AUTO:
-        raise RangeError(f"drafts is a number of tokens from 0 to {MOST_DRAFTS}, or auto, not {drafts!r}")
+        raise RangeError(f"drafts: must be a number of tokens from 0 to {MOST_DRAFTS}, or auto, got {drafts!r}")
     if acceptance is not None and drafts is None:
-        raise RangeError("acceptance goes with a number of drafts: give drafts too (--drafts 2)")
+        raise RangeError("acceptance: needs a number of drafts, got none; give drafts too (--drafts 2)")
     if acceptance is not None and drafts == AUTO:
-        raise RangeError("acceptance goes with one number of drafts, which auto searches: give the number (--drafts 2)")
+        raise RangeError("acceptance: needs one number of drafts, got auto, which searches it; give the number (--drafts 2)")
     if drafts is not None and drafts != AUTO:
         whole_number("drafts", drafts, minimum=0, maximum=MOST_DRAFTS)
 
 
 def choose_speculation(model: Model, drafts: int, acceptance: float | None = None) -> Speculation:
-    """Return the drafting of a model's own layers: with the acceptance given, or as it was measured of such a model.
+    """Return the speculation of a model's own layers.
 
-    Raises InputError for a model without layers that draft, and RangeError beyond what was measured of it.
+    Args:
+        model: Model.
+        drafts: Speculative tokens per step.
+        acceptance: Acceptance length; by default the measured value of such a model.
+
+    Returns:
+        The speculation with its source.
+
+    Raises:
+        InputError: The model has no layers that can draft.
+        RangeError: No acceptance was measured for this number of tokens.
     """
     if drafts == 0:
         return Speculation(acceptance=1.0 if acceptance is None else acceptance)
     if not model.draft:
         raise InputError(
-            f"{model.name} has no layers that draft tokens (multi-token prediction), and draft models of their own are not "
-            "counted: plan without --drafts, or a model that has such layers, such as deepseek-v3 or glm-5.2"
+            f"drafts: {model.name} has no layers that draft tokens (multi-token prediction), and separate draft models are not "
+            "supported; plan without --drafts, or use a model with such layers, such as deepseek-v3 or glm-5.2"
         )
     if acceptance is not None:
-        return Speculation(drafts=drafts, acceptance=acceptance, source="acceptance as given")
+        return Speculation(drafts=drafts, acceptance=acceptance, source="given")
     curve = acceptance_curve(model.name)
     if drafts > len(curve.figures):
         raise RangeError(
-            f"how many of {drafts} drafts {model.name} accepts was not measured; known up to {len(curve.figures)}: "
-            "give the tokens that a step yields (--acceptance)"
+            f"drafts: no acceptance of {model.name} was measured beyond {len(curve.figures)}, got {drafts}; "
+            "give the acceptance length (--acceptance)"
         )
     return _measured(curve, drafts)
 
 
 def known_draftings(model: Model) -> tuple[Speculation, ...]:
-    """Return every number of drafts whose acceptance is known of a model, none first; none alone without draft layers."""
+    """List every number of speculative tokens with a known acceptance.
+
+    Args:
+        model: Model.
+
+    Returns:
+        Speculations, starting with no tokens; only that one where the model has no draft layers.
+    """
     if not model.draft:
         return (Speculation(),)
     curve = acceptance_curve(model.name)
@@ -117,12 +163,20 @@ def _measured(curve: Curve, drafts: int) -> Speculation:
 
 
 def drafting_warnings(model: Model, speculation: Speculation) -> tuple[str, ...]:
-    """Say where an acceptance is a guess."""
+    """Return a warning where the acceptance length is a guess.
+
+    Args:
+        model: Model.
+        speculation: Speculative tokens.
+
+    Returns:
+        Warnings; empty where the value was measured or given.
+    """
     if not speculation.drafts or not speculation.source.startswith("guess"):
         return ()
     return (
-        f"no acceptance of drafts by {model.name} was published: {speculation.acceptance:.3g} tokens a step are a guess from "
-        "other models, and ranges do not count how far it may be off; give yours as --acceptance",
+        f"no acceptance length of {model.name} was published: {speculation.acceptance:.3g} tokens per step are a guess from "
+        "other models, and the ranges do not include its error; give yours as --acceptance",
     )
 
 

@@ -1,24 +1,28 @@
-r"""Steady states of a deployment: what a replica delivers when requests keep coming.
+r"""Steady states of a deployment: the rate and latency of a replica under load.
 
-**Aggregated.** A token is made among $B$ sequences; each request lives for $O - 1$ steps, so that a step brings $B/(O-1)$ new
-requests and their prompts. An attention group reads prompts in chunks of $c$ tokens beside its decode batch; a step brings
-$a = B n/(O-1)$ of them, $n$ to a prompt. Experts synchronise the groups in every layer, so that a step is slow when any group
-reads: a share $1 - u$ of steps, which `mixed_step_stats` finds, and
+**Aggregated.** A token is made among $B$ sequences. Each request lives for $O - 1$ steps, so that a step
+brings $B/(O-1)$ new requests and their prompts. A data-parallel rank prefills in chunks of $c$ tokens
+together with its decode batch. A step brings $a = B n/(O-1)$ chunks, with $n$ per prompt. Experts synchronize
+the ranks in every layer, so that a step is slow when any rank prefills. This is a share $1 - u$ of steps
+(`mixed_step_stats`), and
 
 $$ t = u\, t_{decode} + (1 - u)\, t_{mixed}, \qquad t_{mixed} = t(a / (1 - u)) $$
 
-with the chunks that a slow step has in the mean. A user's time per token is $t$: the prompts of other requests delay the steps
-that read them. The load of the prompt queue is a share of time: it grows without end where $a$ reaches what a step can read.
+with the mean number of chunks of a slow step. A user's time per token is $t$: the prompts of other requests
+delay the steps that prefill them. The load of the prefill queue is a share of time. The queue grows without
+end where $a$ reaches the capacity of a step.
 
-**Disaggregated.** One pool prefills whole prompts, another decodes, and the numbers of their replicas are matched to the same
-rate of requests. The KV cache of each prompt moves between them before its first token is seen.
+**Disaggregated.** One pool prefills whole prompts, another decodes, and the numbers of their replicas are
+matched to the same rate of requests. The KV cache of each prompt moves between them before the user sees the
+first token.
 
-**Drafts.** A step that verifies drafts yields $a$ tokens of a sequence in the mean: a request lives for $(O - 1)/a$ steps, and
-a user's time per token is $t / a$. Steps with their drafts are those of `physics.drafts`.
+**Speculative decoding.** A step that verifies speculative tokens yields $a$ tokens per sequence on average. A
+request lives for $(O - 1)/a$ steps, and a user's time per token is $t / a$. `physics.speculative_step` gives
+the time of these steps.
 
-**Arrivals.** Requests come at random. One that arrives sees the mean number of others in flight (PASTA), so that $R$ replicas
-in which a token is made among $B$ sequences have $R B - 1$ requests in flight; and the number in flight varies as a Poisson
-one, so that a chip needs room for more than the mean.
+**Arrivals.** Requests come at random. An arrival sees the mean number of other requests in flight (PASTA).
+Therefore $R$ replicas in which a token is made among $B$ sequences have $R B - 1$ requests in flight. The
+number in flight varies as a Poisson number, so that a chip needs room for more than the mean.
 """
 
 from __future__ import annotations
@@ -41,21 +45,28 @@ from steptime.planning.chunked_prefill import interleaved_prefill_share, mixed_s
 from steptime.planning.speculative_config import NONE, Speculation, decode_steps, step_yield
 from steptime.planning.workload import Workload
 
-SPARE_DEVIATIONS = 3.0  # standard deviations of the cache's fill that a deployment keeps free
-FIXED = ("weights", "overhead", "latency")  # what a step waits for whatever its batch
-MOST_UTILISED = 0.9  # of a prompt queue or a link: beyond it waits are long and drift for minutes
-MOST_LOADED = 0.9  # share of those in flight in the rate that ever larger batches tend to: beyond it tokens slow down tenfold
+# Standard deviations of the cache's fill level that a deployment keeps free.
+SPARE_DEVIATIONS = 3.0
+# Resources whose time does not depend on the batch.
+FIXED = ("weights", "overhead", "latency")
+# Highest utilization of a prefill queue or a link; beyond it waits are long and change over minutes.
+MOST_UTILISED = 0.9
+# Highest load in flight over that of an infinite batch; beyond it tokens slow down tenfold.
+MOST_LOADED = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A steady state of one replica: arrays of one shape, that of layouts, batches and chunks broadcast together.
+    """A steady state of one replica: arrays of the broadcast shape of its arguments.
 
-    tpot, ttft [s]; rate [requests/s of the replica, were as many in flight as the batch]; utilisation: share of time in which
-    prompts are read or wait; decode_only_share: share of steps that read none; input_share of the chips' time [share]; max_num_seqs [sequences]
-    that a replica has room for; growing: share of a step that grows with the batch; memory of a chip [B] with those seats;
-    lower, upper: bounds of tpot [s]; decode, mixed: the steps without and with prompt chunks, of which a mixed one has `chunks_per_mixed_step`
-    (and terms and resources where there is one point alone).
+    `tpot` and `ttft` are in s. `rate` [requests/s] is that of the replica with the whole batch in flight.
+    `utilisation` is that of the prefill queue. `decode_only_share` is the share of steps without prefill
+    chunks, and `input_share` the share of the chips' time for prefill. `max_num_seqs` counts the slots per
+    replica. `growing` is the share of a step that grows with the batch. `memory` is that of a chip [B] with
+    all slots taken. `lower` and `upper` are bounds of `tpot` [s].
+
+    `decode` and `mixed` are the steps without and with prefill chunks. A mixed one has
+    `chunks_per_mixed_step` chunks. Steps of a single point have terms and resources.
     """
 
     tpot: Array
@@ -75,22 +86,45 @@ class State:
 
 
 def fresh_tokens(workload: Workload) -> float:
-    """Input tokens of a request that are not in the prefix cache, at least one."""
+    """Return the input tokens of a request that are not in the prefix cache.
+
+    Args:
+        workload: Requests.
+
+    Returns:
+        Tokens, at least 1.
+    """
     return max(1.0, round(workload.input_tokens * (1 - workload.cached_share)))
 
 
 def mean_context(workload: Workload) -> float:
-    """Mean context of a decoding sequence [tokens]."""
+    """Return the mean context of a decoding sequence.
+
+    Args:
+        workload: Requests.
+
+    Returns:
+        Tokens.
+    """
     return workload.input_tokens + workload.output_tokens / 2
 
 
 def seats_for(workload: Workload, sequences: Number, growing: Number = 0.0) -> Array:
-    r"""Sequences that a replica needs room for where `sequences` are in flight in the mean.
+    r"""Return the slots that a replica needs for a mean number of sequences in flight.
 
-    Contexts $L$ are spread evenly over the output. Were steps as long with more of them, their number would be Poisson's, and
-    the tokens in cache had the variance $B (\bar L^2 + O^2 / 12)$. Where a share $g$ of a step grows with the batch
-    (`growing`), who comes slows all others down, and more stay: the variance is $1 / (1 - g)$ times that, as in a queue that
-    shares its server. Room for `SPARE_DEVIATIONS` of it above the mean.
+    Contexts $L$ are spread evenly over the output. If the step time did not depend on the batch, the number
+    of sequences would be a Poisson number. The tokens in the cache would have the variance $B (\bar L^2 + O^2
+    / 12)$. Where a share $g$ of a step grows with the batch, an arrival slows all others, and more stay. The
+    variance is then $1 / (1 - g)$ times that, as in a processor-sharing queue. The result has room for
+    `SPARE_DEVIATIONS` standard deviations above the mean.
+
+    Args:
+        workload: Requests.
+        sequences: Mean sequences in flight per replica.
+        growing: Share of a step that grows with the batch $g$.
+
+    Returns:
+        Sequences per replica, whole numbers.
     """
     spread = 1 + np.square(workload.output_tokens / mean_context(workload)) / 12
     varied = spread / (1 - np.clip(growing, 0.0, MOST_LOADED))
@@ -99,26 +133,51 @@ def seats_for(workload: Workload, sequences: Number, growing: Number = 0.0) -> A
 
 
 def grown(decode: Step, seconds: Number, batch: Number) -> Number:
-    """Share of steps of `seconds` that grows with the batch, by those in flight, where a `decode` step reads no prompt.
+    """Return the share of steps that grows with the sequences in flight.
 
-    What it waits for whatever the batch does not grow (`FIXED`); experts that only larger batches touch are not told apart.
+    The waits in `FIXED` do not grow with the batch. Experts that only larger batches use are not separated.
+
+    Args:
+        decode: Step without prefill chunks.
+        seconds: Mean time of all steps [s].
+        batch: Sequences per replica.
+
+    Returns:
+        Share.
     """
     fixed: Number = sum(decode.resources.get(name, 0.0) for name in FIXED)
     return (1 - fixed / seconds) * in_flight(batch, 1)
 
 
 def split_chunks(workload: Workload, chunk: Number) -> tuple[Array, Array, Array]:
-    """Return how prompts are cut into chunks of `chunk` tokens: tokens read at once, chunks of a prompt, prompts in a chunk."""
+    """Return how prompts are divided into prefill chunks.
+
+    Args:
+        workload: Requests.
+        chunk: Chunk size [tokens].
+
+    Returns:
+        Prompt tokens per chunk, chunks per prompt, and prompts per chunk.
+    """
     fresh = fresh_tokens(workload)
     tokens = np.minimum(chunk, fresh)
     return tokens, np.ceil(fresh / tokens - 1e-9), np.maximum(1.0, np.floor(chunk / fresh + 1e-9))
 
 
 def longest_prefix(workload: Workload, tokens: Number, reads: Number) -> Number:
-    r"""Mean of the longest prefix [tokens] among `reads` chunks of `tokens`, each anywhere in its prompt.
+    """Return the mean of the longest prefix among the chunks of a step.
 
-    The attention group that reads it works longest. Of $j$ positions among $n$ it is $n j / (j + 1) - 1/2$ chunks, at most
-    $n - 1$: exact for one, within 4 % of the prompt for more.
+    Each chunk is anywhere in its prompt. The data-parallel rank with the longest prefix works longest. Of $j$
+    positions among $n$ it is $n j / (j + 1) - 1/2$ chunks, at most $n - 1$. Exact for one chunk, within 4 %
+    of the prompt for more.
+
+    Args:
+        workload: Requests.
+        tokens: Tokens per chunk.
+        reads: Chunks in the step.
+
+    Returns:
+        Tokens.
     """
     fresh = fresh_tokens(workload)
     chunks = fresh / tokens
@@ -140,14 +199,30 @@ def aggregated(
 ) -> State:
     """Return the steady state in which decode and prefill share the chips.
 
-    batch [sequences per replica], chunk [prompt tokens per attention group in a step that has any]; all broadcast. quick: slow
-    steps have the chunks that they would have if arrivals did not depend on steps, $a / (1 - e^{-a})$, for a search.
-    legal: whether layouts and sizes are known to be sound.
+    All arguments broadcast.
+
+    Args:
+        model: Model.
+        system: System.
+        workload: Requests.
+        layout: Layout of the replica.
+        batch: Sequences per replica.
+        chunk: Prompt tokens per data-parallel rank in a step with prefill.
+        engine: Engine.
+        speculation: Speculative tokens.
+        quick: For a search: slow steps have $a / (1 - e^{-a})$ chunks, as if arrivals did not depend on
+            steps.
+        legal: True if layouts and sizes are already checked.
+
+    Returns:
+        The steady state.
     """
     tokens, chunks, together = split_chunks(workload, chunk)
     steps, slots = decode_steps(workload, speculation), layout.dp * together
-    decode_sequences = np.maximum(batch * in_flight(batch, layout.replicas), 1e-6)  # that decode, whose prompts are read
-    coming = decode_sequences * chunks / steps  # chunks that a step brings
+    # Mean number of decoding sequences, whose prompts were prefilled.
+    decode_sequences = np.maximum(batch * in_flight(batch, layout.replicas), 1e-6)
+    # Chunks that arrive per step.
+    coming = decode_sequences * chunks / steps
     arguments: dict[str, Any] = {
         "batch": batch, "context": mean_context(workload), "drafts": speculation.drafts, "layout": layout, "engine": engine,
         "legal": legal,
@@ -159,7 +234,10 @@ def aggregated(
         return drafted_step(model, system, prompts=reads, tokens=tokens, prefix=prefix, **arguments, parts=np.ndim(coming) == 0)
 
     def single_slot_load(mixed_step: Step) -> tuple[Array, Array]:
-        """Return the share of steps that read where one prompt is read at once, as tokens see it, and the load of all steps."""
+        """Return the shares of steps with prefill where one prompt is prefilled at a time.
+
+        The first is the share that a token meets, the second the share of all steps.
+        """
         times: list[Any] = [
             decode_sequences,
             steps,
@@ -178,12 +256,12 @@ def aggregated(
             observed[is_single], load[is_single] = interleaved_prefill_share(*arguments, replicas=replicas)
         return observed, load
 
+    # A search uses one evaluation of the mixed step; otherwise a second one gives the time per further chunk.
     if quick or not np.any(np.asarray(slots) > 1):
         reads = np.clip(coming / -np.expm1(-coming), 1.0, slots)
         first = slow(reads)
-        extra_per_chunk = np.where(
-            np.asarray(layout.dp) == 1, (first.total - decode_only.total) / reads, 0.0
-        )  # groups read side by side
+        # Several data-parallel ranks prefill in parallel, so that a further chunk adds no time.
+        extra_per_chunk = np.where(np.asarray(layout.dp) == 1, (first.total - decode_only.total) / reads, 0.0)
         observed, load = single_slot_load(first)
         mixed_stats = mixed_step_stats(
             load,
@@ -204,8 +282,11 @@ def aggregated(
         mixed_stats = mixed_step_stats(
             load, slots, chunks, decode_only.total, is_single.total, extra_per_chunk, replicas=layout.replicas
         )
-        first = slow(np.minimum(mixed_stats.chunks_per_mixed_step, slots))  # all chunks that come are read: reads x slow steps
+        # Every chunk that arrives is prefilled: reads x slow steps.
+        first = slow(np.minimum(mixed_stats.chunks_per_mixed_step, slots))
         seconds = first.total
+
+    # With one slot, tokens meet another share of mixed steps than the share of all steps.
     quiet = np.where(np.asarray(slots) > 1, mixed_stats.decode_only_share, 1 - observed)
 
     def mean(a: Array, b: Array) -> Array:
@@ -265,12 +346,28 @@ def decode_pool(
     speculation: Speculation = NONE,
     legal: bool = False,
 ) -> State:
-    """Return the steady state of a replica that only decodes. legal: whether layouts and sizes are known to be sound."""
+    """Return the steady state of a replica that only decodes.
+
+    Args:
+        model: Model.
+        system: System.
+        workload: Requests.
+        layout: Layout of the replica.
+        batch: Sequences per replica.
+        engine: Engine.
+        speculation: Speculative tokens.
+        legal: True if layouts and sizes are already checked.
+
+    Returns:
+        The steady state.
+    """
     arguments: dict[str, Any] = {
         "context": mean_context(workload), "drafts": speculation.drafts, "layout": layout, "engine": engine, "legal": legal,
     }  # fmt: skip
     step, gained = drafted_step(model, system, batch=batch, **arguments), step_yield(workload, speculation)
     nothing = np.zeros_like(step.total)
+
+    # A decode pool needs slots for more than the mean number of sequences.
     growing = grown(step, step.total, batch)
     seats = seats_for(workload, batch, growing)
     memory = drafted_memory(model, system, batch=seats, **arguments)
@@ -293,11 +390,17 @@ def decode_pool(
 
 
 def load_shares(tpot: Array, batch: Number) -> Array:
-    r"""Share of the rate that ever larger batches tend to, at each batch of the last axis: $d \log t / d \log B$.
+    r"""Return the rate over that of an infinite batch: $d \log t / d \log B$.
 
-    A step that takes $\beta + \alpha B$ delivers at most $1 / \alpha$ tokens a second, and at $B$ the share
-    $\alpha B / (\beta + \alpha B)$ of that, as a queue that shares its server. tpot [s] and batch [sequences] have one shape,
-    at least two batches, which may stand twice.
+    A step that takes $\beta + \alpha B$ delivers at most $1 / \alpha$ tokens/s. At $B$ it delivers the share
+    $\alpha B / (\beta + \alpha B)$ of that, as a processor-sharing queue.
+
+    Args:
+        tpot: TPOT by batch along the last axis [s].
+        batch: Batches along the last axis [sequences], at least two; equal neighbours are allowed.
+
+    Returns:
+        Shares, with the shape of `tpot`.
 
     >>> load_shares(np.array([2.0, 2.2]), np.array([10.0, 11.0])).round(2).tolist()  # 1 + B / 10
     [1.0, 1.0]
@@ -308,9 +411,8 @@ def load_shares(tpot: Array, batch: Number) -> Array:
     has_step = step > 0
     slope = np.where(has_step, np.diff(np.log(tpot), axis=-1) / np.where(has_step, step, 1.0), 0.0)
     place, last = np.arange(slope.shape[-1]), slope.shape[-1] - 1
-    before = np.maximum.accumulate(
-        np.where(has_step, place, 0), axis=-1
-    )  # the nearest slope at or before each, and at or after
+    # The nearest valid slope at or before each position, and at or after it.
+    before = np.maximum.accumulate(np.where(has_step, place, 0), axis=-1)
     after = np.minimum.accumulate(np.where(has_step, place, last)[..., ::-1], axis=-1)[..., ::-1]
     slopes = np.take_along_axis(has_step, before, axis=-1), np.take_along_axis(has_step, after, axis=-1)
     earlier, later = (np.take_along_axis(slope, position, axis=-1) for position in (before, after))
@@ -321,10 +423,17 @@ def load_shares(tpot: Array, batch: Number) -> Array:
 
 
 def in_flight(batch: Number, replicas: Number) -> Array:
-    r"""Share of `batch` [sequences of a replica] that is in flight in the mean, where a token is made among so many.
+    """Return the share of the batch that is in flight on average.
 
-    An arrival finds the mean number of others and makes one more: $R B - 1$ of $R B$. One seat alone serves one at a time, and
-    has a share of its own (`seating`).
+    An arrival finds the mean number of other requests and adds one: $R B - 1$ of $R B$. A single slot serves
+    one request at a time and has a different share (`admission`).
+
+    Args:
+        batch: Sequences per replica $B$ among which a token is made.
+        replicas: Replicas $R$.
+
+    Returns:
+        Share.
 
     >>> in_flight(4, 2).tolist(), in_flight(1, 1).tolist()
     (0.875, 0.0)
@@ -336,37 +445,82 @@ def in_flight(batch: Number, replicas: Number) -> Array:
 def ttft_seen(
     workload: Workload, prefill_seconds: Number, tpot: Number, layout: Layout, engine: Engine, speculation: Speculation = NONE
 ) -> Number:
-    """Return the time to first token [s] that a user sees where a prompt is `prefill_seconds` [s] after it is in the queue.
+    """Return the TTFT that a user sees.
 
-    An engine adds the time before the queue and the decode steps until a token is seen: those of the simulator. A step takes
-    as long as its tokens, of `tpot` [s] each. layout: of the replica that decodes. All of it is as much longer as own runs say.
+    An engine adds the time before the queue, and the decode steps until a token is sent. The simulator uses
+    the same delays. The factor of an anchor applies to the sum.
+
+    Args:
+        workload: Requests.
+        prefill_seconds: Time from the queue to the end of prefill [s].
+        tpot: TPOT [s].
+        layout: Layout of the replica that decodes.
+        engine: Engine.
+        speculation: Speculative tokens.
+
+    Returns:
+        Seconds.
     """
     latency = before_queue(workload, engine) + prefill_seconds + answer_tokens(workload, layout, engine, speculation) * tpot
     return latency * waited(engine)
 
 
 def waited(engine: Engine) -> float:
-    """Return the factor on first tokens that one's own runs tell, beside that on the steps which they are made of."""
+    """Return the factor of an anchor on the TTFT.
+
+    It applies in addition to the factor on the steps.
+
+    Args:
+        engine: Engine.
+
+    Returns:
+        Factor; 1 without an anchor.
+    """
     return 1.0 if engine.anchor is None else engine.anchor.wait
 
 
 def before_queue(workload: Workload, engine: Engine) -> Number:
-    """Seconds from a request's arrival to its place in the queue."""
+    """Return the time from a request's arrival to its place in the queue.
+
+    Args:
+        workload: Requests.
+        engine: Engine.
+
+    Returns:
+        Seconds.
+    """
     wait = engine.scheduler
     return wait.seconds_before_queue + wait.seconds_before_queue_per_token * workload.input_tokens
 
 
 def answer_tokens(workload: Workload, layout: Layout, engine: Engine, speculation: Speculation = NONE) -> Number:
-    """Tokens of a request that decode steps yield from the end of its prompt until its first is seen, at most all."""
+    """Return the tokens that decode yields before the user sees the first one.
+
+    Args:
+        workload: Requests.
+        layout: Layout of the replica that decodes.
+        engine: Engine.
+        speculation: Speculative tokens.
+
+    Returns:
+        Tokens per request, at most all.
+    """
     wait = engine.scheduler
     steps = wait.steps_before_answer + wait.steps_to_balance * (np.asarray(layout.dp) > 1)
     return np.minimum(steps * step_yield(workload, speculation), workload.output_tokens - 1)
 
 
 def delivered(rate: Number, batch: Number, replicas: Number, maximum: Number = np.inf) -> Number:
-    """Return the requests/s of all `replicas` of a decode pool: what those in flight of `batch` make of `rate` in each.
+    """Return the request rate of all replicas of a decode pool.
 
-    most [requests/s]: that the links into one replica take caches in.
+    Args:
+        rate: Rate of a replica with its whole batch in flight [requests/s].
+        batch: Sequences per replica.
+        replicas: Replicas.
+        maximum: Highest rate at which the links deliver caches to a replica [requests/s].
+
+    Returns:
+        Requests/s.
 
     >>> float(delivered(10.0, 4, 2)), float(delivered(10.0, 4, 2, 5.0))
     (17.5, 10.0)
@@ -377,9 +531,10 @@ def delivered(rate: Number, batch: Number, replicas: Number, maximum: Number = n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """How the KV caches of prompts move from a prefill replica to another pool.
+    """Transfer of KV caches from a prefill replica to another pool.
 
-    latency [s]; moving [s] that the links of an attention group are busy with a prompt; groups that send at the same time.
+    `latency` is in s. `moving` [s] is the time that the links of a data-parallel rank need for one prompt.
+    `groups` counts the ranks that send at the same time.
     """
 
     latency: Number
@@ -387,19 +542,40 @@ class Transfer:
     groups: Number
 
     def seconds(self, rate: Number) -> Number:
-        """Seconds of a cache on its way, the wait for the links among them, at a rate [requests/s of a prefill replica]."""
+        """Return the transfer time of a cache, including the wait for the links.
+
+        Args:
+            rate: Request rate of a prefill replica [requests/s].
+
+        Returns:
+            Seconds.
+        """
         return self.latency + self.moving + queue_wait(self.moving, rate * self.moving / self.groups)
 
     @property
     def max_rate(self) -> Number:
-        """The highest rate that the links carry [requests/s of a prefill replica]."""
+        """Highest rate that the links can carry [requests/s per prefill replica]."""
         return MOST_UTILISED * self.groups / self.moving
 
 
 def kv_transfer(
     model: Model, system: System, workload: Workload, *, layout: Layout, within_domain: bool, drafts: int = 0
 ) -> Transfer:
-    """Return how caches leave a prefill replica of `layout`: each over all links of the attention group that made it."""
+    """Return how KV caches leave a prefill replica.
+
+    Each cache uses all links of the data-parallel rank that made it.
+
+    Args:
+        model: Model.
+        system: System.
+        workload: Requests.
+        layout: Layout of the prefill replica.
+        within_domain: True for scale-up links, False for scale-out links.
+        drafts: Speculative tokens, whose layers also have a cache.
+
+    Returns:
+        The transfer.
+    """
     link = (system.scale_up if within_domain else system.scale_out).link
     moving = cache_moved(model, workload.input_tokens, drafts) / (link.bandwidth * layout.group * layout.pp)
     return Transfer(latency=link.latency, moving=np.maximum(moving, 1e-12), groups=layout.dp)

@@ -1,4 +1,4 @@
-"""A plan's steps taken apart: every entry that a step recorded with its formula and numbers, and the sources of the figures."""
+"""Step explanation: each entry of a step with its formula, and the sources used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from steptime.units import counted, show
 COLLECTIVES = {
     "all-reduce": "of each block over {group} chips",
     "dispatch": "of tokens to their experts on {ep} chips",
-    "combine": "of what comes back, in 16 bits",
+    "combine": "of expert outputs, in 16 bits",
     "context exchange": "of queries and partial outputs over {cp} chips",
     "pipeline": "of a micro-batch through {pp} stages",
 }
@@ -35,7 +35,7 @@ COLLECTIVES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One operator, collective or overhead: its term, its name, the formula with numbers, and its seconds of the step [s]."""
+    """One operator, collective or overhead of a step, with its formula and seconds."""
 
     term: str
     name: str
@@ -46,11 +46,21 @@ class Line:
 def explain_step(
     model: Model, system: System, *, sizes: dict[str, Any], layout: Layout, engine: Engine, drafts: int = 0
 ) -> list[Line]:
-    """Return the lines of a step as it recorded them, longest first inside each term: their seconds add up to the step.
+    """Explain a step line by line.
 
-    sizes: the arguments of the step: batch, context, query, prompts, tokens, prefix, all single numbers. Formulas are those of
-    one instance in one micro-batch; seconds are of all instances, in as many micro-batches as make the step as long as it is.
-    drafts: tokens that are drafted in the step; their passes have a line each.
+    The lines are sorted by term, and inside a term by time. Their seconds add up to the step. A formula is
+    that of one instance in one micro-batch. The seconds include all instances in all micro-batches.
+
+    Args:
+        model: Model.
+        system: System.
+        sizes: Arguments of the step, single numbers: batch, context, query, prompts, tokens, prefix.
+        layout: Layout of the replica.
+        engine: Engine.
+        drafts: Speculative tokens drafted in the step; each pass has its own line.
+
+    Returns:
+        Lines of the step.
     """
     step, entries = ledger_of_step(model, system, sizes, layout=layout, engine=engine)
     totals: dict[tuple[str, str, str], list[float]] = {}
@@ -72,20 +82,23 @@ def explain_step(
 
 
 def _slower(system: System, engine: Engine) -> str:
-    """Return the factors on all times that are not 1, as a formula ends with them."""
+    """Return the factors on all times that are not 1, as the end of a formula."""
     software = float(software_factor(system, engine))
-    text = f" x {software:.4g} of its software" if software != 1 else ""
-    return text if engine.anchor is None else f"{text} x {engine.anchor.step:.4g} of own runs"
+    text = f" x {software:.4g} (software)" if software != 1 else ""
+    return text if engine.anchor is None else f"{text} x {engine.anchor.step:.4g} (your own runs)"
 
 
 def _passes(count: float, seconds: float, name: str) -> Line:
-    """Return the line of `count` passes of the draft layers, which take so many seconds each."""
+    """Return the line of `count` passes of the draft layers, `seconds` each."""
     formula = f"{count:g} x {show(seconds, 's')}" if count > 1 else show(seconds, "s")
     return Line(term=TERM, name=name, formula=formula, seconds=count * seconds)
 
 
 def _line(term: str, name: str, once: str, count: float, seconds: float) -> Line:
-    """Return the line of `count` instances: beside the name of an operator, before the formula of anything else."""
+    """Return the line of `count` instances.
+
+    The count follows the name of an operator, and precedes the formula of other entries.
+    """
     if term == "overhead":
         return Line(term=term, name=name, formula=f"{count:g} x {once}", seconds=seconds)
     if term in COLLECTIVES:
@@ -101,7 +114,7 @@ def _name(entry: Entry, layout: Layout) -> str:
 
 
 def _once(entry: Entry, system: System, engine: Engine) -> str:
-    """Return an entry's formula with its numbers, of one instance."""
+    """Return the formula of one instance with its numbers."""
     if entry.demand is not None:
         return _roofline(entry, system, engine)
     if entry.traffic is not None:
@@ -110,14 +123,15 @@ def _once(entry: Entry, system: System, engine: Engine) -> str:
 
 
 def _roofline(entry: Entry, system: System, engine: Engine) -> str:
-    """Return the two sides of an operator's roofline, as its demand asks for them."""
+    """Return the two sides of an operator's roofline with their numbers."""
     demand, share = entry.demand, float(np.asarray(entry.times)) / float(entry.count)
     assert demand is not None
     flops, norm = float(demand.flops) * share, float(engine.kernels.roofline_norm)
     bytes_ = float(demand.weights + demand.activations + demand.kv) * share
     compute, memory = float(entry.compute) / float(entry.count), float(entry.memory) / float(entry.count)
     bandwidth = float(system.chip.hbm.bandwidth)
-    reached = bytes_ / bandwidth / memory if memory > 0 else 1.0  # of the bandwidth, over all that is moved
+    # Reached share of the bandwidth, over all bytes that are moved.
+    reached = bytes_ / bandwidth / memory if memory > 0 else 1.0
     joined = "max" if np.isinf(norm) else f"{norm:g}-norm"
     rate = f"{show(float(demand.peak), 'FLOP/s')}{_over(demand.efficiency)}"
     moved = f"{show(bytes_, 'B')} / {show(bandwidth, 'B/s')}{_over(reached)} = {show(memory, 's')}"
@@ -130,7 +144,7 @@ def _over(efficiency: Number) -> str:
 
 
 def _transfer(entry: Entry, system: System, engine: Engine) -> str:
-    """Return what each level of the network carries in a collective, its latency, and what the engine adds."""
+    """Return the load of each network level in a collective, its latency and overhead."""
     traffic, count = entry.traffic, max(float(np.asarray(entry.count)), 1.0)
     assert traffic is not None
     reached = engine.kernels.network_efficiency
@@ -150,7 +164,17 @@ def _transfer(entry: Entry, system: System, engine: Engine) -> str:
 
 
 def step_given(pool: Pool, workload: Workload, *, mixed: bool, drafts: int = 0) -> dict[str, Any]:
-    """Return the arguments of the step that a pool of a plan runs, with `drafts` to verify for each sequence."""
+    """Return the arguments of the step of a plan's pool.
+
+    Args:
+        pool: Pool of a plan.
+        workload: Requests.
+        mixed: True for the step with prefill chunks.
+        drafts: Speculative tokens to verify per sequence.
+
+    Returns:
+        Arguments by name.
+    """
     fresh = fresh_tokens(workload)
     cached = workload.input_tokens - fresh
     if pool.role == "prefill":
@@ -169,45 +193,68 @@ def step_given(pool: Pool, workload: Workload, *, mixed: bool, drafts: int = 0) 
 def equations(
     model: Model, pool: Pool, workload: Workload, *, utilisation: float, speculation: Speculation = NONE
 ) -> list[str]:
-    """Return the equations that join the step to the plan's figures, with their numbers; utilisation of its prompt queue."""
+    """Return the equations from the step to the plan's figures, with their numbers.
+
+    Args:
+        model: Model.
+        pool: Pool of a plan.
+        workload: Requests.
+        utilisation: Utilization of its prefill queue [share].
+        speculation: Speculative tokens.
+
+    Returns:
+        Lines of text.
+    """
     step = mean = float(pool.step.total)
     unit_word, owed = ("step", "((output - 1) / accepted)") if speculation.drafts else ("token", "(output - 1)")
     sequences_per_rank, groups = float(busiest(pool.batch, pool.layout.dp)), int(pool.layout.dp)
     lines = [
         f"batch {pool.batch:,} = {sequences_per_rank:,.6g} sequence{'s' * (sequences_per_rank != 1)}"
-        f" x {counted(groups, 'attention group')}"
+        f" x {counted(groups, 'data-parallel rank')}"
         + (f", in {int(pool.layout.microbatches)} micro-batches" if pool.layout.microbatches > 1 else ""),
         f"mean context {mean_context(workload):,.0f} = input + output / 2",
     ]
+
+    # A pool with chunked prefill has a mean over two kinds of steps.
     if pool.mixed is not None:
         mixed, share = float(pool.mixed.total), pool.chunk_share
         mean = (1 - share) * step + share * mixed
         _, chunks, together = (float(sequences_per_rank) for sequences_per_rank in split_chunks(workload, pool.chunk))
-        other_sequences = pool.batch - 1 / int(pool.layout.replicas)  # in flight in the mean
+        # Mean number of other sequences in flight.
+        other_sequences = pool.batch - 1 / int(pool.layout.replicas)
         load, places = other_sequences * chunks / float(decode_steps(workload, speculation)), int(pool.layout.dp * together)
-        places_told = f"{places:,} place{'s' * (places > 1)} for a chunk of a step"
+        places_told = f"{places:,} slot{'s' * (places > 1)} for a chunk per step"
         lines += [
-            f"chunks a step = (batch - 1 / replicas) x chunks of a prompt / {owed} = {other_sequences:,.4g} x {chunks:,.0f} / "
-            f"{decode_steps(workload, speculation):,.0f} = {load:,.3f}: {pool.chunks_per_mixed_step:,.3g} in each step that has any, "
-            f"a share f = {share:.3f} as tokens meet them",
+            f"chunks per step = (batch - 1 / replicas) x chunks per prompt / {owed} = {other_sequences:,.4g} x {chunks:,.0f} / "
+            f"{decode_steps(workload, speculation):,.0f} = {load:,.3f}: {pool.chunks_per_mixed_step:,.3g} in each mixed step, "
+            f"and a token meets mixed steps with the share f = {share:.3f}",
             f"time per {unit_word} = (1 - f) x {show(step, 's')} + f x {show(mixed, 's')} = {show(mean, 's')}",
-            f"prompt queue: {places_told}, taken for {utilisation:.1%} of the time",
+            f"prefill queue: {places_told}, in use for {utilisation:.1%} of the time",
         ]
     if speculation.drafts and pool.role != "prefill":
         gained = float(step_yield(workload, speculation))
         lines += [
-            f"drafts: {speculation.text}",
+            f"speculative decoding: {speculation.text}",
             f"time per token = {show(mean, 's')} / {gained:.3g} = {show(mean / gained, 's')}",
         ]
     if pool.layout.pp > 1:
         lines.append(
-            f"the fullest of {int(pool.layout.pp)} stages holds {float(stage_share(model, pool.layout)):.1%} of the layers"
+            f"the fullest of {int(pool.layout.pp)} stages contains {float(stage_share(model, pool.layout)):.1%} of the layers"
         )
     return lines
 
 
 def sources(system: System) -> list[tuple[str, str, str, str, str]]:
-    """Return (figure, value, grade, date, URL) of the machine's figures that a step depends on, and of the rent."""
+    """Return the sources of the system's figures that a step depends on.
+
+    The rent is the last of them.
+
+    Args:
+        system: System.
+
+    Returns:
+        Figure, value, grade, date and URL of each.
+    """
     paths = [
         (path, figure)
         for path, figure in system.figures.items()

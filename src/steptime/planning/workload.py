@@ -1,4 +1,4 @@
-"""What is asked of a deployment: the requests, and the limits they must meet."""
+"""The workload of a deployment, and the limits (SLO) that it must meet."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from steptime.number_checks import MOST_TOKENS, between, check_shapes, limit, po
 from steptime.result_base import unit
 from steptime.units import DAY
 
-LONGEST_TPOT: Final = 10.0  # s; a longer one was meant as a speed
+# Longest plausible TPOT [s]; a larger value was probably meant as a speed.
+LONGEST_TPOT: Final = 10.0
 # Searches relax a limit a little.
 SLACK: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests of `input_tokens` [tokens] that each get `output_tokens`; `cached_share` of the input is in a prefix cache."""
+    """Requests with input and output tokens; part of the input may be cached.
 
-    input_tokens: float = field(metadata=unit("tokens", "of a prompt"))
-    output_tokens: float = field(metadata=unit("tokens", "that are made for it"))
-    cached_share: float = field(default=0.0, metadata=unit("", "share of the prompt that is in a prefix cache"))
+    `cached_share` is the share of the input that is in a prefix cache.
+    """
+
+    input_tokens: float = field(metadata=unit("tokens", "input tokens per request"))
+    output_tokens: float = field(metadata=unit("tokens", "output tokens per request"))
+    cached_share: float = field(default=0.0, metadata=unit("", "share of the input that is in a prefix cache"))
 
     def __post_init__(self) -> None:
         between("input tokens", self.input_tokens, 1, MOST_TOKENS, "token")
@@ -37,23 +41,23 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """Limits on the mean time to first token `ttft` [s] and time per output token `tpot` [s].
+    """Limits on the mean TTFT `ttft` [s] and the time per output token `tpot` [s].
 
-    speed [tok/s]: the least output speed for each user, in place of `tpot`.
+    `speed` [tok/s] is the minimum output speed per user, in place of `tpot`.
 
     >>> Slo(speed=50, ttft=2)
     Slo(ttft=2, tpot=0.02)
     """
 
-    ttft: float = field(default=math.inf, metadata=unit("s", "longest mean time to first token; null: no limit"))
-    tpot: float = field(default=math.inf, metadata=unit("s", "longest time per output token; null: no limit"))
+    ttft: float = field(default=math.inf, metadata=unit("s", "limit on the mean time to first token; null: no limit"))
+    tpot: float = field(default=math.inf, metadata=unit("s", "limit on the time per output token; null: no limit"))
 
     speed: InitVar[float | None] = None
 
     def __post_init__(self, speed: float | None) -> None:
         if speed is not None:
             if self.tpot != math.inf:
-                raise InputError("speed and tpot are one limit, tpot = 1 / speed; give one of the two")
+                raise InputError("speed: tpot = 1 / speed is the same limit, got both; give one of the two")
             object.__setattr__(self, "tpot", 1 / positive("speed", speed, "tok/s", minimum=1 / LONGEST_TPOT))
         limit("the TTFT limit", self.ttft)
         limit("the TPOT limit", self.tpot)
@@ -68,7 +72,14 @@ class Slo:
 
 
 def limits(*, speed: float | None = None, ttft: float | None = None) -> Slo:
-    """Return limits from a least output speed [tok/s] for each user and a longest time to first token [s]; None is no limit.
+    """Return limits from a minimum output speed and a maximum TTFT.
+
+    Args:
+        speed: Minimum output speed per user [tok/s]; None: no limit.
+        ttft: Maximum mean time to first token [s]; None: no limit.
+
+    Returns:
+        The limits.
 
     >>> limits(speed=50)
     Slo(ttft=inf, tpot=0.02)

@@ -1,1 +1,1 @@
-"""Prices read forward and backward: what tokens cost those who sell them, what a list gives away, and what it cannot tell."""
+"""Token prices and costs: what tokens cost a seller, and what a price list implies about the model."""

@@ -1,4 +1,4 @@
-"""The shipped rows of prices, and facts that no package of prices holds; `data/prices/README.md` tells where they are from."""
+"""Bundled prices: the shipped rows of prices and other facts about sellers; `data/prices/README.md` lists their sources."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ RESELLER, FIRST_PARTY = "reseller", "first-party"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One shipped row: a seller's rates for a model, in USD per million tokens; not a number where there are none.
+    """One shipped row: a seller's rates for a model [USD per million tokens]; NaN if missing.
 
-    family, catalogue, weights: of an open model, what it is called here, in the catalogue of models, and in which format hosts
-    keep it ("native": as its config says). variant: a product of its own of the family, such as turbo or @0528.
+    family, catalogue and weights describe a model with open weights. family: name in this package. catalogue: name in the
+    catalogue of models. weights: format that hosts use ("native": as in its config). variant: separate product of the family,
+    such as turbo or @0528.
     """
 
     provider: str
@@ -57,7 +58,7 @@ def _rows(name: str) -> Iterator[dict[str, str]]:
 
 
 def _row(cells: Mapping[str, str], **extra: Any) -> Row:
-    """Return a row of a file, whose columns are named alike in all of them."""
+    """Convert the cells of a file to a row; all files use the same column names."""
     numbers = ("input", "output", "cache_read", "cache_write", "cache_write_long", "above_tokens")
     texts = (
         "provider",
@@ -79,13 +80,21 @@ def _row(cells: Mapping[str, str], **extra: Any) -> Row:
 
 @lru_cache(maxsize=1)
 def open_rows() -> tuple[Row, ...]:
-    """Return the rows of models with open weights."""
+    """Return the price rows of models with open weights.
+
+    Returns:
+        Rows.
+    """
     return tuple(_row(c, model=c["family"], **_source_fields(c)) for c in _rows("open_models.csv"))
 
 
 @lru_cache(maxsize=1)
 def closed_rows() -> tuple[Row, ...]:
-    """Return the rows of models whose weights are not open."""
+    """Return the price rows of models with closed weights.
+
+    Returns:
+        Rows.
+    """
     return tuple(_row(c, model=c["model"], **_source_fields(c)) for c in _rows("closed_models.csv"))
 
 
@@ -96,19 +105,36 @@ def _source_fields(cells: Mapping[str, str]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def dated_rows() -> tuple[Row, ...]:
-    """Return first prices and changes of prices, by their day (`since`), the oldest first."""
+    """Return first prices and price changes, the oldest first.
+
+    Returns:
+        Rows, with the day of the price in `since`.
+    """
     rows = (_row(c, model=c["model"], since=c["date"], retrieval_date=c["date"]) for c in _rows("price_history.csv"))
     return tuple(sorted(rows, key=lambda row: row.since))
 
 
 @lru_cache(maxsize=1)
 def model_costs() -> tuple[dict[str, str], ...]:
-    """Return the costs of the families' models on plausible systems, as `docs/fit_prices.py` wrote them."""
+    """Return the costs of models on plausible systems.
+
+    `docs/fit_prices.py` wrote the file.
+
+    Returns:
+        Rows of the file, as texts by column.
+    """
     return tuple(_rows("model_costs.csv"))
 
 
 @cache
 def table(name: str) -> dict[str, Any]:
-    """Return a shipped TOML file: facts, priors or tier_models."""
+    """Return a shipped TOML file.
+
+    Args:
+        name: "facts", "names", "priors" or "tier_models".
+
+    Returns:
+        Content of the file.
+    """
     with open(FOLDER / f"{name}.toml", "rb") as file:
         return tomllib.load(file)

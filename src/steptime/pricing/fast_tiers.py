@@ -1,4 +1,4 @@
-"""Fast modes read against steptime's own front of speed and cost, and against the lecture's closed forms."""
+"""Fast tiers: their prices compared with the Pareto front of speed and cost, and with the lecture's closed forms."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from steptime.pricing.open_model_market import costs_by_model
 from steptime.pricing.price_estimate import Coverage, Reading, unidentifiable
 from steptime.pricing.price_list import STANDARD, PriceList
 
-BASE_SPEED = 40.0  # tok/s of the standard service, where none is given
-LEAST_ACTIVE = 10e9  # parameters: smaller models are not what fast modes are sold of
+# Default speed of the standard service [tok/s].
+BASE_SPEED = 40.0
+# Minimum active parameters: sellers have no fast mode of smaller models.
+LEAST_ACTIVE = 10e9
 FAST = ("fast", "ultrafast", "priority")
 
 
 @lru_cache(maxsize=1)
 def fronts() -> tuple[Array, Array, Array]:
-    """Return speeds [tok/s], costs by model and system over them, not a number where out of reach, and each row's model."""
+    """Return the Pareto fronts of speed and cost of large models.
+
+    Returns:
+        Speeds [tok/s], of shape (speeds,); costs, of shape (rows, speeds), NaN if a system does not reach the speed; and the
+        number of the model of each row.
+    """
     numbered_rows = [(number, row) for number, systems in enumerate(costs_by_model().values()) for row in systems.values()]
     numbered_rows = [(number, row) for number, row in numbered_rows if float(row["active_parameters"]) >= LEAST_ACTIVE]
     rows, models = [row for _, row in numbered_rows], np.array([number for number, _ in numbered_rows])
@@ -31,11 +38,19 @@ def fronts() -> tuple[Array, Array, Array]:
 
 
 def dearer_at(times: float, base: float = BASE_SPEED) -> tuple[Array, Array]:
-    """Return what a token costs at `times` the base speed over its cost at that, and of which model each is.
+    """Return the cost ratio of tokens at a higher speed.
 
-    A row for each model and system; those that do not reach the speed are left out.
+    Args:
+        times: Speed over the base speed.
+        base: Base speed [tok/s].
+
+    Returns:
+        Cost at the higher speed over cost at the base speed, and the number of the model, one per model and system that reach
+        it.
     """
     speeds, costs, models = fronts()
+
+    # Speeds and costs span orders of magnitude, so interpolate in logarithms.
     ends = np.log([base, base * times])
     with np.errstate(invalid="ignore"):
         logs = np.array([np.interp(ends, np.log(speeds), row, left=math.nan, right=math.nan) for row in np.log(costs)])
@@ -45,7 +60,15 @@ def dearer_at(times: float, base: float = BASE_SPEED) -> tuple[Array, Array]:
 
 
 def front_coverage(ratios: Array, models: Array) -> Coverage:
-    """Return how many ratios lay in the 90 % interval of the other models."""
+    """Count ratios inside the 90 % range of the other models.
+
+    Args:
+        ratios: Cost ratios.
+        models: Number of the model of each ratio.
+
+    Returns:
+        Coverage of cross-validation.
+    """
     hits = 0
     for model in np.unique(models):
         other_ratios = ratios[models != model]
@@ -56,7 +79,15 @@ def front_coverage(ratios: Array, models: Array) -> Coverage:
 
 
 def fast_modes(price_list: PriceList, base: float = BASE_SPEED) -> list[Reading]:
-    """Return what each faster service of a list says."""
+    """Return the estimates from each faster service of a price list.
+
+    Args:
+        price_list: Price list.
+        base: Speed of the standard service [tok/s].
+
+    Returns:
+        One estimate per service.
+    """
     services = dict.fromkeys(line.service for line in price_list.rates if line.service in FAST)
     return [reading for service in services for reading in _fast(price_list, service, base)]
 
@@ -69,21 +100,23 @@ def _fast(price_list: PriceList, service: str, base: float) -> list[Reading]:
     )
     times = price_list.speeds.get(service, math.nan)
     name = f"{service}_mode"
+
+    # Without a promised speed, or at the price of the standard service, the list contains no information.
     if not math.isfinite(times) or not dearer > 1:
-        why = "no speed is promised for it" if dearer > 1 else "it is not dearer than standard"
-        quantity = f"what a token of the {service} mode costs to make over standard"
-        return [unidentifiable(name, quantity, f"{why} (price ratio {dearer:.3g}); say --fast-speed 2.5")]
+        why = "the seller promises no speed" if dearer > 1 else "it is not more expensive than standard"
+        quantity = f"cost of a token in the {service} mode over standard"
+        return [unidentifiable(name, quantity, f"{why} (price ratio {dearer:.3g}); give its speed as --fast-speed 2.5")]
     ratios, models = dearer_at(times, base)
     if not ratios.size:
         quantity = f"cost of a token at {times:g} times the speed, from {base:g} tok/s, over standard"
-        return [unidentifiable(name, quantity, "no model of the front reaches that speed on any system")]
+        return [unidentifiable(name, quantity, "no known model reaches that speed on any system")]
     ends = interval(ratios)
     judged = (
-        "the price covers what speed costs on most systems"
+        "the price covers the cost of the speed on most systems"
         if dearer >= np.median(ratios)
-        else "speed alone costs more on most systems: drafts, other chips or a slower standard service"
+        else "this speed costs more on most systems: the seller may use speculative tokens, other chips or a slower standard"
         if dearer >= ends[0]
-        else "speed costs more on every system of the front"
+        else "this speed costs more on every system"
     )
     front = Reading(
         name=name,
@@ -91,10 +124,10 @@ def _fast(price_list: PriceList, service: str, base: float) -> list[Reading]:
         value=float(np.median(ratios)),
         interval=ends,
         interval_held=front_coverage(ratios, models),
-        reason=f"asked {dearer:.3g} times for {times:g} times the speed: {judged} ({len(ratios)} pairs of model and system, "
-        "each held against the other models)",
+        reason=f"the price is {dearer:.3g} times standard for {times:g} times the speed: {judged} "
+        f"({len(ratios)} pairs of model and system, each compared with the other models)",
         ideal=float(batch_ratio(dearer, times)),
-        ideal_from="section 5: the batch is that many times smaller; KV over weights "
+        ideal_from="section 5: the batch is smaller by this factor; KV bytes over weight bytes "
         f"{float(kv_over_weights(dearer, times)):.3g}, "
         f"ceiling {float(speed_ceiling(dearer, times)):.3g} times the speed at any price",
     )

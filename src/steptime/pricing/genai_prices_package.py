@@ -1,4 +1,4 @@
-"""Price lists of the package genai-prices (extra `[prices]`), imported when used: offline unless `update` is asked."""
+"""Price lists of the package genai-prices (extra `[prices]`): imported on use, and offline except with `update`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from steptime.errors import InputError
 from steptime.pricing.model_names import match_family
 from steptime.pricing.price_list import STANDARD, PriceList, Rates
 
-NAMES: Final = {"x-ai": "xai", "zhipuai": "zhipuai", "huggingface_fireworks-ai": "huggingface_fireworks"}  # package -> shipped
+# Provider names of the package, and the shipped names.
+NAMES: Final = {"x-ai": "xai", "zhipuai": "zhipuai", "huggingface_fireworks-ai": "huggingface_fireworks"}
 FIELDS: Final = {
     "input": "input_mtok", "output": "output_mtok", "cache_read": "cache_read_mtok", "cache_write": "cache_write_mtok",
     "cache_write_long": "cache_write_1h_mtok",
@@ -22,14 +23,28 @@ FIELDS: Final = {
 
 
 def installed() -> bool:
-    """Whether the package is there."""
+    """Check whether genai-prices is installed.
+
+    Returns:
+        True if it can be imported.
+    """
     return importlib.util.find_spec("genai_prices") is not None
 
 
 def snapshot(*, update: bool = False) -> Any:
-    """Return the prices that the package holds; fetched anew where `update` asks for it, which is the only use of a network."""
+    """Return the prices of the package.
+
+    Args:
+        update: Whether to download the newest prices. This is the only use of a network.
+
+    Returns:
+        Snapshot of the package.
+
+    Raises:
+        InputError: The package is not installed, or the download fails.
+    """
     if not installed():
-        raise InputError("prices of the day need genai-prices: pip install 'steptime[prices]'; the shipped rows do without")
+        raise InputError("current prices need genai-prices: pip install 'steptime[prices]'; the shipped prices do not need it")
     if update:
         return _fetched()
     from genai_prices import data_snapshot
@@ -39,33 +54,48 @@ def snapshot(*, update: bool = False) -> Any:
 
 @lru_cache(maxsize=1)
 def _fetched() -> Any:
-    """Return the newest prices, fetched once."""
+    """Download the newest prices once."""
     from genai_prices import UpdatePrices
 
     try:
         snapshot = UpdatePrices().fetch()
-    except Exception as problem:  # whatever the network does
-        raise InputError(f"--update could not fetch prices: {problem}; leave it out for those that are installed") from None
+    # A download can fail in many ways; the user needs one message.
+    except Exception as problem:
+        raise InputError(f"--update could not fetch prices: {problem}; leave it out to use the installed prices") from None
     if snapshot is None:
-        raise InputError("--update found no prices; leave it out for those that are installed")
+        raise InputError("--update found no prices; leave it out to use the installed prices")
     return snapshot
 
 
 def version() -> str:
-    """Return name and version of the package."""
+    """Return the name and version of the package.
+
+    Returns:
+        Text such as "genai-prices 0.1".
+    """
     from importlib.metadata import version as of
 
     return f"genai-prices {of('genai-prices')}"
 
 
 def find(provider: str, model: str, price_time: datetime, *, update: bool = False) -> PriceList | None:
-    """Return the list of a model at a seller at a time, by the package's own matching; None where it has none.
+    """Find the price list of a seller's model.
 
-    A match that the normaliser tells to be another model (the package matches beginnings of names) is none.
+    The package matches names by their beginning. A match with another model is rejected.
+
+    Args:
+        provider: Seller.
+        model: Model name.
+        price_time: Time of the prices.
+        update: Whether to download the newest prices.
+
+    Returns:
+        Price list, or None.
     """
     seller_names = {package for package, ours in NAMES.items() if ours == provider} | {provider}
     for seller in snapshot(update=update).providers:
         if seller.id in seller_names:
+            # The package matches the beginning of a name: glm-4.5 would match glm-4.5-air.
             package_model = seller.find_model(model)
             if package_model is None or (
                 match_family(package_model.id)[0] and match_family(package_model.id) != match_family(model)
@@ -76,7 +106,16 @@ def find(provider: str, model: str, price_time: datetime, *, update: bool = Fals
 
 
 def find_family(family: str, price_time: datetime, *, update: bool = False) -> Iterator[tuple[str, PriceList]]:
-    """Yield the lists of a model with open weights at all sellers of the package, each with its variant."""
+    """Find the price lists of an open model at all sellers.
+
+    Args:
+        family: Family of the model.
+        price_time: Time of the prices.
+        update: Whether to download the newest prices.
+
+    Yields:
+        Variant and price list.
+    """
     for seller in snapshot(update=update).providers:
         for model in seller.models:
             name, variant = match_family(model.id)
@@ -85,8 +124,19 @@ def find_family(family: str, price_time: datetime, *, update: bool = False) -> I
 
 
 def build_price_list(seller: Any, model: Any, price_time: datetime) -> PriceList | None:
-    """Return what the package says of a model at a time; None for what is not sold by the token, or free."""
+    """Convert a model of the package to a price list.
+
+    Args:
+        seller: Provider of the package.
+        model: Model of the package.
+        price_time: Time of the prices.
+
+    Returns:
+        Price list; None for a free model, or a model that is not sold by tokens.
+    """
     rates = _tiers(STANDARD, model.get_prices(price_time))
+
+    # Variants are services such as batch; only those that apply at the time count.
     for variant in model.price_variants or ():
         service = next(iter(variant.when.values()), "")
         holds = variant.constraint is None or variant.constraint.active(price_time)
@@ -106,7 +156,7 @@ def build_price_list(seller: Any, model: Any, price_time: datetime) -> PriceList
 
 
 def _tiers(service: str, prices: Any) -> list[Rates]:
-    """Return the rates of a service by context; a price that has no tiers is the same in all."""
+    """Return the rates of a service by context; a price without tiers is the same in all tiers."""
     price_by_field: Mapping[str, Any] = {name: getattr(prices, attribute, None) for name, attribute in FIELDS.items()}
     if price_by_field["input"] is None or price_by_field["output"] is None:
         return []
@@ -121,7 +171,7 @@ def _rates_above(price_by_field: Mapping[str, Any], start: int) -> dict[str, Any
 
 
 def _rate_above(price: Any, start: int) -> float:
-    """Return a price above a context [USD per million]; not a number where there is none."""
+    """Return the price above a context [USD per million tokens]; NaN without a price."""
     if price is None:
         return math.nan
     if not hasattr(price, "tiers"):

@@ -1,12 +1,13 @@
-"""KV bytes per token from a price step over context, in dollars.
+r"""KV price step: KV bytes per token from a price that increases above a context length, in dollars.
 
-Above a threshold an output token costs more by $\\Delta P$ because it reads $\\Delta L$ tokens more of cache:
+Above the threshold, an output token costs $\Delta P$ more because it reads $\Delta L$ more tokens of KV cache:
 
-$$ \\kappa = \\frac{\\Delta P}{\\Delta L \\, c_{byte} \\, G} $$
+$$ \kappa = \frac{\Delta P}{\Delta L \, c_{byte} \, G} $$
 
-with $c_{byte}$ the dollars to read a byte and $G$ the seller's margin. The first step counts: further ones are set by other
-things (Alibaba's last ones by up to twelve times). Mean contexts on its two sides are drawn as traces have them. At $G = 1$ it
-is a bound, without batch or size. A cache in FP8 has half the bytes of BF16, in which both reading and bound are told.
+with $c_{byte}$ the dollars per byte read and $G$ the seller's margin. Only the first step is used: later steps have other
+reasons (the last steps of Alibaba are up to twelve times higher). Mean contexts below and above the step are drawn from the
+range of public traces. At $G = 1$ the result is an upper bound that needs neither batch nor model size. An FP8 KV cache has
+half the bytes of a BF16 cache. Estimate and bound are in BF16.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from steptime.units import MILLION
 
 
 def usd_per_byte(share: float | Array) -> Array:
-    """Return USD to read a byte on each system that margins are calibrated on, at a share of its bandwidth."""
+    """Return the cost of reading a byte on the calibration systems.
+
+    Args:
+        share: Share of the memory bandwidth in use; a number or an array.
+
+    Returns:
+        USD per byte, of the shape of `share` plus an axis of systems.
+    """
     machines = [load_system(name) for name in HOPPER]
     rents = np.array([float(machine.rent.typical) for machine in machines])
     widths = np.array([float(machine.chip.hbm.bandwidth) for machine in machines])
@@ -33,13 +41,29 @@ def usd_per_byte(share: float | Array) -> Array:
 
 
 def has_step(price_list: PriceList) -> bool:
-    """Whether output costs more above the first threshold."""
+    """Check whether output costs more above the first threshold.
+
+    Args:
+        price_list: Price list.
+
+    Returns:
+        True with such a step.
+    """
     tiers = price_list.service_rates(STANDARD)
     return len(tiers) > 1 and tiers[1].output > tiers[0].output
 
 
 def drawn_bytes(price_list: PriceList, draws: Draws, random: np.random.Generator) -> Array:
-    """Return bytes read a token of context at margin 1, drawn over contexts and chips; the list must have a step."""
+    """Draw the KV bytes per token at margin 1.
+
+    Args:
+        price_list: Price list with a step.
+        draws: Draws.
+        random: Generator.
+
+    Returns:
+        Bytes per token of context, of shape (draws,).
+    """
     tiers = price_list.service_rates(STANDARD)
     dearer = (tiers[1].output - tiers[0].output) / MILLION
     first = tiers[1].above_tokens
@@ -50,6 +74,8 @@ def drawn_bytes(price_list: PriceList, draws: Draws, random: np.random.Generator
         if math.isfinite(price_list.longest)
         else math.inf
     )
+
+    # Contexts above the step end at the next threshold, or at the longest context for sale.
     low, high = assumed("context_above")
     below = draws.log_uniform(random, *assumed("context_below"))
     above = draws.log_uniform(random, min(low, end), min(high, end))
@@ -58,9 +84,20 @@ def drawn_bytes(price_list: PriceList, draws: Draws, random: np.random.Generator
 
 
 def calibrated(price_list: PriceList, margin: Margin, draws: Draws) -> tuple[Array, Array]:
-    """Return draws of KV bytes a token in BF16: by a margin prior, and at margin 1, which bounds them."""
+    """Draw the KV bytes per token in BF16.
+
+    Args:
+        price_list: Price list with a step.
+        margin: Prior of the margin.
+        draws: Draws.
+
+    Returns:
+        Bytes per token with the margin prior, and at margin 1 (upper bound), of shape (draws,).
+    """
     random = draws.generator()
     bytes_read = drawn_bytes(price_list, draws, random)
+
+    # A seller with an FP8 cache reads half the bytes that a BF16 cache has.
     halves = random.random(draws.count // 2) < assumed("fp8_cache")[0]
     wide = np.where(np.concatenate([halves, halves]), 2.0, 1.0)
     return bytes_read * wide / margin.at_scores(draws.scores(random)), bytes_read * wide

@@ -1,4 +1,4 @@
-"""Caches: how long holding pays by tier of memory, what a list's prices for it allow, and when remaking is cheaper."""
+"""KV storage cost: break-even times of cached prompts by memory tier, and what the cache prices of a list allow."""
 
 from __future__ import annotations
 
@@ -16,29 +16,40 @@ from steptime.result_base import unit
 from steptime.units import HOUR, MILLION, show
 
 GB = 1e9
-UNTRIED = "how often this holds is not known: the one seller that tells its memory (DeepSeek, disk) asks nothing for holding"
+# Limitation of the estimate of memory tiers.
+UNTRIED = "not testable: DeepSeek is the only seller that names its memory (disk), and it charges nothing for storage"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """A memory that a cache may lie in: what a byte costs to hold, and how long reading all of it takes."""
+    """A memory tier that can store a KV cache: the cost of storing a byte, and the time to read the whole tier."""
 
     name: str = field(metadata=unit("", "HBM, DRAM, flash or disk"))
-    usd_per_byte_second: float = field(metadata=unit("USD", "to hold a byte for a second", key="usd_per_byte_s"))
-    drain: float = field(metadata=unit("s", "capacity over bandwidth"))
-    grade: str = field(default="guess", metadata=unit("", "how far to trust them"))
-    note: str = field(default="", metadata=unit("", "where they are from"))
+    usd_per_byte_second: float = field(metadata=unit("USD", "cost of storing a byte for a second", key="usd_per_byte_s"))
+    drain: float = field(metadata=unit("s", "drain time: capacity over bandwidth"))
+    grade: str = field(default="guess", metadata=unit("", "reliability of the values"))
+    note: str = field(default="", metadata=unit("", "source of the values"))
 
 
 def tiers(hold_costs: Mapping[str, float] | None = None) -> tuple[Tier, ...]:
-    """Return the tiers, nearest first; `hold_costs` replaces what holding costs [USD per GB and hour], by name."""
+    """Return the memory tiers, the closest to the chip first.
+
+    Args:
+        hold_costs: Storage cost [USD per GB-hour] by tier name, instead of the shipped cost.
+
+    Returns:
+        Tiers.
+
+    Raises:
+        UnknownName: A tier is unknown.
+    """
     rows = table("facts")["memory"]
     names = {str(row["name"]).casefold(): str(row["name"]) for row in rows}
     user_costs = {}
     for name, value in (hold_costs or {}).items():
         if name.casefold() not in names:
             raise UnknownName("tier of memory", name, names.values(), f"Known: {', '.join(names.values())}.")
-        user_costs[names[name.casefold()]] = positive(f"what holding in {name} costs", value, "USD per GB-hour")
+        user_costs[names[name.casefold()]] = positive(f"storage cost of {name}", value, "USD per GB-hour")
     return tuple(
         Tier(
             name=row["name"],
@@ -53,20 +64,34 @@ def tiers(hold_costs: Mapping[str, float] | None = None) -> tuple[Tier, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """One tier for the cache of a model: until when holding is cheaper than remaking, and what prices pay for."""
+    """A memory tier for the KV cache of a model: storage cost and break-even times."""
 
     tier: str = field(metadata=unit("", "HBM, DRAM, flash or disk"))
-    usd_per_mtok_hour: float = field(metadata=unit("USD", "to hold a million tokens", key="usd_per_million_token_hours"))
-    break_even: float = field(default=math.nan, metadata=unit("s", "after which making the tokens again is cheaper"))
-    hit_pays: float = field(default=math.nan, metadata=unit("s", "of holding that one hit pays at margin 1"))
-    drain: float = field(metadata=unit("s", "in which all of the tier can be read"))
-    grade: str = field(metadata=unit("", "how far to trust what holding costs"))
+    usd_per_mtok_hour: float = field(
+        metadata=unit("USD", "cost of storing a million tokens for an hour", key="usd_per_million_token_hours")
+    )
+    break_even: float = field(default=math.nan, metadata=unit("s", "storage time above which a new prefill is cheaper"))
+    hit_pays: float = field(
+        default=math.nan, metadata=unit("s", "storage time that the price of one cache hit covers at margin 1")
+    )
+    drain: float = field(metadata=unit("s", "time to read the whole tier"))
+    grade: str = field(metadata=unit("", "reliability of the storage cost"))
 
 
 def holds(
     kv_bytes_per_token: float, remake_usd_per_million: float, read_usd_per_million: float, memory: tuple[Tier, ...]
 ) -> tuple[Hold, ...]:
-    """Return each tier for a model of known bytes: remake and read are USD per million tokens, or not a number."""
+    """Compute the storage cost and break-even times of each tier.
+
+    Args:
+        kv_bytes_per_token: KV bytes per token.
+        remake_usd_per_million: Cost of a new prefill [USD per million tokens], or NaN.
+        read_usd_per_million: Price of a cache hit [USD per million tokens], or NaN.
+        memory: Tiers.
+
+    Returns:
+        One entry per tier.
+    """
     return tuple(
         Hold(
             tier=tier.name,
@@ -81,13 +106,21 @@ def holds(
 
 
 def asked_per_hour(price_list: PriceList) -> dict[str, float]:
-    """Return what a list asks for holding, in USD per million tokens and hour, by how it asks: lifetimes, storage."""
+    """Return the storage prices of a list.
+
+    Args:
+        price_list: Price list.
+
+    Returns:
+        USD per million tokens and hour, by kind: lifetimes, storage.
+    """
     base = price_list.base
     hold_prices = {}
     for words, write, hold in (
         ("short", base.cache_write, price_list.hold),
         ("long", base.cache_write_long, price_list.hold_long),
     ):
+        # The surcharge of a write over input, divided by the lifetime, is a price of storage.
         if math.isfinite(write) and math.isfinite(hold) and hold > 0:
             hold_prices[f"{words} lifetime, {show(hold, 's')}"] = float(hold_price(write, base.input, hold)) * HOUR
     if math.isfinite(price_list.storage):
@@ -96,12 +129,30 @@ def asked_per_hour(price_list: PriceList) -> dict[str, float]:
 
 
 def paid_per_hour(price_list: PriceList) -> dict[str, float]:
-    """Return what a list asks for holding where it asks for any: a write at or below the input price asks for none."""
+    """Return the positive storage prices of a list.
+
+    A cache write at or below the input price contains no charge for storage.
+
+    Args:
+        price_list: Price list.
+
+    Returns:
+        USD per million tokens and hour, by kind.
+    """
     return {words: value for words, value in asked_per_hour(price_list).items() if value > 0}
 
 
 def cache_readings(price_list: PriceList, kv: Reading, memory: tuple[Tier, ...]) -> list[Reading]:
-    """Return what prices of caches say: hits to break even, dollars an hour, and tiers that are not excluded."""
+    """Return the estimates from the cache prices of a list.
+
+    Args:
+        price_list: Price list.
+        kv: Estimate of the KV bytes per token.
+        memory: Tiers.
+
+    Returns:
+        Break-even hits, storage prices, and the tiers that the prices do not exclude.
+    """
     return [*_hits(price_list), *_per_hour(price_list), _tiers(price_list, kv, memory)]
 
 
@@ -110,14 +161,15 @@ def _hits(price_list: PriceList) -> list[Reading]:
     for name, write in (("short", base.cache_write), ("long", base.cache_write_long)):
         if not math.isfinite(write):
             continue
-        quantity = f"hits after which a cache of the {name} lifetime pays its buyer"
+        quantity = f"cache hits after which a cache write with the {name} lifetime saves money"
         if base.effective_cache_read >= base.input:
-            readings.append(
-                unidentifiable(f"hits_{name}", quantity, "a hit costs as much as fresh input: no discount, so no hit pays")
-            )
+            readings.append(unidentifiable(f"hits_{name}", quantity, "no discount: a cache hit costs as much as new input"))
             continue
         hits = max(0.0, float(break_even_hits(write, base.input, base.effective_cache_read)))
-        reason = f"write {write:g}, input {base.input:g}, hit {base.effective_cache_read:g} USD/M; whole hits: {math.ceil(hits - 1e-12)}"
+        reason = (
+            f"write {write:g}, input {base.input:g}, hit {base.effective_cache_read:g} USD/M; "
+            f"rounded up: {math.ceil(hits - 1e-12)}"
+        )
         readings.append(Reading(name=f"hits_{name}", quantity=quantity, value=hits, reason=reason))
     return readings
 
@@ -128,20 +180,20 @@ def _per_hour(price_list: PriceList) -> list[Reading]:
 
 def _hold_price(words: str, value: float) -> Reading:
     name = "hold_price" if words == "storage" else f"hold_price_{words.partition(' ')[0]}"
-    quantity = f"what holding is paid with ({words})"
+    quantity = f"price of cache storage ({words})"
     if value < 0:
-        why = "a write costs less than fresh input, so that its price holds none of holding: it is paid with the hits, or not"
+        why = "a cache write costs less than new input, so its price contains no storage; hits pay for storage, or nothing does"
         return unidentifiable(name, quantity, why, measure="USD/Mtok-h")
-    reason = "storage is a price of its own" if words == "storage" else "write above input, over the lifetime"
+    reason = "the list has a storage price" if words == "storage" else "write price minus input price, over the lifetime"
     return Reading(name=name, quantity=quantity, measure="USD/Mtok-h", value=value, reason=reason)
 
 
 def _tiers(price_list: PriceList, kv: Reading, memory: tuple[Tier, ...]) -> Reading:
-    """Return the bytes a token that each tier could hold for what is asked, and the tiers that this does not exclude."""
-    name, quantity = "memory_tiers", "tiers of memory that prices of caches do not exclude"
+    """Return the maximum bytes per token in each tier at the storage price, and the tiers that this does not exclude."""
+    name, quantity = "memory_tiers", "memory tiers that the cache prices do not exclude"
     hold_prices = paid_per_hour(price_list)
     if not hold_prices:
-        why = "the list asks nothing for holding a cache: no write price above input with a lifetime, and no storage"
+        why = "the list charges nothing for cache storage: no write price above input with a lifetime, and no storage price"
         return unidentifiable(name, quantity, why)
     least = kv.interval[0] if kv.interval else math.nan
     tier_lines = []
@@ -149,20 +201,31 @@ def _tiers(price_list: PriceList, kv: Reading, memory: tuple[Tier, ...]) -> Read
         life = {"short": price_list.hold, "long": price_list.hold_long}.get(words.partition(" ")[0], math.inf)
         able = []
         for tier in memory:
+            # A tier is excluded if storage costs more than its price, or if reading it takes longer than the lifetime.
             max_bytes = value / MILLION / (tier.usd_per_byte_second * HOUR)
             if tier.drain <= life and not max_bytes < least:
-                able.append(f"{tier.name} (up to {show(max_bytes, 'B')} a token)")
+                able.append(f"{tier.name} (up to {show(max_bytes, 'B')} per token)")
         tier_lines.append(f"{words}: {', '.join(able) or 'none'}")
     basis = (
-        f"at margin 1, for at least {show(least, 'B')} a token"
+        f"at margin 1, for at least {show(least, 'B')} per token"
         if math.isfinite(least)
-        else "at margin 1; bytes a token are not known"
+        else "at margin 1; the KV bytes per token are not known"
     )
     return Reading(name=name, quantity=quantity, words=tuple(tier_lines), reason=f"{basis}; {UNTRIED}")
 
 
 def read_holds(texts: list[str] | None) -> dict[str, float]:
-    """Read what holding costs, as "DRAM=0.0005" in USD per GB-hour."""
+    """Parse storage costs from texts such as "DRAM=0.0005".
+
+    Args:
+        texts: Texts of the option --hold, in USD per GB-hour.
+
+    Returns:
+        USD per GB-hour, by tier.
+
+    Raises:
+        RangeError: A text has another form.
+    """
     hold_costs = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
@@ -173,5 +236,5 @@ def read_holds(texts: list[str] | None) -> dict[str, float]:
         if not equals:
             from steptime.errors import RangeError
 
-            raise RangeError(f"--hold takes TIER=USD per GB-hour, such as DRAM=0.0005, not {short_repr(text)}")
+            raise RangeError(f"--hold: must be TIER=USD per GB-hour, such as DRAM=0.0005, got {short_repr(text)}")
     return hold_costs

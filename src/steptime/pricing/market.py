@@ -1,7 +1,4 @@
-"""What to mind of a model's sellers: who is not in the median, where sources disagree, who copies whom.
-
-A model at all its sellers: what they ask, what its tokens cost on plausible systems, and the margin between.
-"""
+"""Market of an open model: prices at all sellers, token costs on plausible systems, and margins, with their limitations."""
 
 from __future__ import annotations
 
@@ -38,11 +35,21 @@ if TYPE_CHECKING:
     from steptime.pricing.price_lookup import Offer
 
 
-MAX_NAMED_SELLERS = 3  # sellers that a note names, where there may be dozens
+# Maximum number of sellers that a note names.
+MAX_NAMED_SELLERS = 3
 
 
 def market_caveats(market: Market) -> list[str]:
-    """Return what to mind of a market: who is not in the median, where sources disagree, how far a margin goes."""
+    """Return the limitations of a market.
+
+    They cover sellers outside the median, sources that disagree, and the accuracy of margins.
+
+    Args:
+        market: Market.
+
+    Returns:
+        Notes.
+    """
     notes = [] if market.provider else uncounted(market)
     differ = {
         f"{offer.provider} {offer.variant}".strip(): offer.disagreeing.replace(";", ", ")
@@ -50,42 +57,55 @@ def market_caveats(market: Market) -> list[str]:
         if offer.disagreeing
     }
     if differ:
-        examples = [f"{name} ({disagreeing} elsewhere)" for name, disagreeing in sorted(differ.items())[:MAX_NAMED_SELLERS]]
+        examples = [
+            f"{name} ({disagreeing} in other sources)" for name, disagreeing in sorted(differ.items())[:MAX_NAMED_SELLERS]
+        ]
         remainder = f" and {len(differ) - MAX_NAMED_SELLERS} more" if len(differ) > MAX_NAMED_SELLERS else ""
         notes.append(
-            f"sources disagree on {', '.join(examples)}{remainder}: what most of them say is taken, "
-            "and --csv FILE has what others say"
+            f"sources disagree on {', '.join(examples)}{remainder}: the price in most sources is used, "
+            "and --csv FILE contains the others"
         )
     offers = [market.offers[index] for index in market.sold]
     if len(offers) < LEAST_SELLERS and not market.provider:
-        seller_words = (
-            f"{counted(len(offers), 'seller')} of the present market is" if len(offers) == 1 else f"{len(offers)} sellers are"
-        )
-        notes.append(f"{seller_words} no market: margins of fewer than {LEAST_SELLERS} are in no calibration")
+        seller_words = f"only {counted(len(offers), 'seller')} in the current market"
+        notes.append(f"{seller_words}: calibrations use models with at least {LEAST_SELLERS}")
+
+    # Equal prices are not independent evidence of a market price.
     makers = [offer for offer in offers if offer.role == FIRST_PARTY]
     hosts = [offer for offer in offers if offer.role != FIRST_PARTY]
     same = [offer for offer in hosts if any(_has_same_price(offer, maker) for maker in makers)]
     if same:
         notes.append(
-            f"{len(same)} of {counted(len(hosts), 'host')} ask what the maker asks; sellers copy one another, so that "
-            "they are far fewer independent draws"
+            f"{len(same)} of {counted(len(hosts), 'host')} have the maker's price; sellers copy each other, so "
+            "there are far fewer independent prices"
         )
     coverage = prior_coverage("margin")
     notes.append(
         f"in aggregated mode on Hopper, {coverage.hits} of {coverage.trials} models with at least {LEAST_SELLERS} "
-        "sellers have margins of 0.5 to 10: priors of margins are fitted on that cost"
+        "sellers have margins of 0.5 to 10; the priors of margins use this cost"
     )
-    notes.append("margin is price over the cost of a busy chip: 30 to 60 % of the day (reported) leave 0.3 to 0.6 of it")
+    notes.append(
+        "a margin is the price over the cost of a chip that is always busy; chips are busy 30 to 60 % of the day (reported), "
+        "so multiply margins by 0.3 to 0.6"
+    )
     return notes
 
 
 def uncounted(market: Market) -> list[str]:
-    """Return the note of sellers that are shown and are not in the median, each by the first reason that holds."""
+    """Return the note on sellers outside the median, with the first reason.
+
+    Args:
+        market: Market.
+
+    Returns:
+        List with at most one note.
+    """
+    # Each seller gets the first reason that applies.
     inside = {market.offers[index].provider for index in market.counted}
     reasons: dict[str, set[str]] = {
-        "resell it": set(),
-        "sell another variant alone": set(),
-        "were last read before June 2026": set(),
+        "with the role reseller": set(),
+        "with another variant only": set(),
+        "without a price since June 2026": set(),
     }
     resells, other_variants, old = reasons.values()
     for name in {offer.provider for offer in market.offers} - inside:
@@ -94,39 +114,62 @@ def uncounted(market: Market) -> list[str]:
         kind = resells if all(offer.role == RESELLER for offer in mine) else old if same else other_variants
         kind.add(name)
     reason_clauses = [f"{len(names)} {why} ({', '.join(sorted(names))})" for why, names in reasons.items() if names]
-    return [f"shown, and not in the median: {'; '.join(reason_clauses)}"] if reason_clauses else []
+    return [f"sellers outside the median: {'; '.join(reason_clauses)}"] if reason_clauses else []
 
 
 def _has_same_price(offer: Offer, other_offer: Offer) -> bool:
-    """Whether two offers are the same to 1 %."""
+    """Check whether two offers have the same prices within 1 %."""
     return math.isclose(offer.input, other_offer.input, rel_tol=0.01) and math.isclose(
         offer.output, other_offer.output, rel_tol=0.01
     )
 
 
-FAR = 32_768  # tokens of context at which bytes of a cache are told for holding it
+# Context at which KV bytes per token are computed for storage [tokens].
+FAR = 32_768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """A request: tokens of its prompt and answer, and the share of the prompt that a cache holds."""
+    """A request: prompt tokens, output tokens, and the share of the prompt in a cache."""
 
-    input_tokens: float = field(default=4096, metadata=unit("tokens", "of a prompt"))
-    output_tokens: float = field(default=1024, metadata=unit("tokens", "of an answer"))
-    cached_share: float = field(default=0.0, metadata=unit("", "share of the prompt that a cache holds"))
+    input_tokens: float = field(default=4096, metadata=unit("tokens", "prompt length"))
+    output_tokens: float = field(default=1024, metadata=unit("tokens", "output length"))
+    cached_share: float = field(default=0.0, metadata=unit("", "share of the prompt that is in a cache"))
 
     def price(self, input_: float, output: float, cache_read: float) -> float:
-        """USD that such a request is sold for, at prices in USD per million."""
+        """Return the price of the request.
+
+        Args:
+            input_: Input price [USD per million tokens].
+            output: Output price [USD per million tokens].
+            cache_read: Price of cached input [USD per million tokens].
+
+        Returns:
+            USD.
+        """
         cached = self.input_tokens * self.cached_share
         return ((self.input_tokens - cached) * input_ + cached * cache_read + self.output_tokens * output) / MILLION
 
     def workload(self) -> Workload:
-        """Return it as a plan takes it."""
+        """Return the request as a workload.
+
+        Returns:
+            Workload.
+        """
         return Workload(input_tokens=self.input_tokens, output_tokens=self.output_tokens, cached_share=self.cached_share)
 
 
 def read_mix(text: str) -> Mix:
-    """Read a request as "4096:1024:0.5": prompt, answer, cached share.
+    """Parse a request such as "4096:1024:0.5": prompt, output, cached share.
+
+    Args:
+        text: Text.
+
+    Returns:
+        Request.
+
+    Raises:
+        RangeError: The text has another form, or a value is out of range.
 
     >>> read_mix("4k:1k").input_tokens
     4000.0
@@ -142,55 +185,57 @@ def read_mix(text: str) -> Mix:
             input_tokens=float(count(parts[0], "--mix")), output_tokens=float(count(parts[1], "--mix")), cached_share=share
         )
     except ValueError:
-        raise RangeError(f"--mix takes prompt, answer and cached share as 4096:1024:0.5, not {short_repr(text)}") from None
+        raise RangeError(
+            f"--mix: must be prompt, output and cached share such as 4096:1024:0.5, got {short_repr(text)}"
+        ) from None
     mix.workload()
     return mix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margins:
-    """What sellers take over the cost of a request on one system: price over cost of a busy chip."""
+    """Margins of sellers on one system: price of a request over its cost on a busy chip."""
 
     system: str = field(metadata=unit("", "name of the system, or hopper: the geometric mean of H100 and H200"))
-    median: float = field(metadata=unit("", "of the median seller"))
+    median: float = field(metadata=unit("", "margin of the median seller"))
     aggregated: float = field(
-        default=math.nan, metadata=unit("", "of the median seller over the cost in aggregated mode, as margins are calibrated")
+        default=math.nan, metadata=unit("", "margin of the median seller over the cost in aggregated mode, as in calibrations")
     )
-    range: tuple[float, float] = field(metadata=unit("", "its 90 % range, by the cost's"))
-    lowest: float = field(metadata=unit("", "of the cheapest seller"))
-    highest: float = field(metadata=unit("", "of the dearest one"))
+    range: tuple[float, float] = field(metadata=unit("", "90 % range of the median, from the range of the cost"))
+    lowest: float = field(metadata=unit("", "margin of the cheapest seller"))
+    highest: float = field(metadata=unit("", "margin of the most expensive seller"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Market(Tabular):
-    """A model at its sellers. As a table it is its offers, a row each, with the margin on the cheapest system."""
+    """A model at its sellers; as a table, one row per offer, with the margin on the cheapest system."""
 
     SCHEMA: ClassVar[str] = "steptime.prices/2"
 
     model: str = field(metadata=unit("", "name of the model in the catalogue"))
-    family: str = field(metadata=unit("", "what price rows call it"))
-    variant: str = field(default="", metadata=unit("", "product of it that is told of: @0324, turbo; empty: the model itself"))
-    provider: str = field(default="", metadata=unit("", "the one seller that was asked for; empty: all"))
-    weights: str = field(metadata=unit("", "format that hosts keep it in; native: as its config says"))
-    mix: Mix = field(metadata=unit("", "the request that is told of"))
-    speed: float = field(metadata=unit("tok/s", "of each user"))
-    price_time: str = field(default="", metadata=unit("", "day that was asked for; empty: the newest known"))
-    offers: tuple[Offer, ...] = field(metadata=unit("", "the cheapest first, resellers last"))
-    prices: tuple[float, ...] = field(metadata=unit("USD", "of the request at each offer", key="usd_per_request"))
-    costs: tuple[TokenCost, ...] = field(metadata=unit("", "on plausible systems"))
-    margins: tuple[Margins, ...] = field(metadata=unit("", "on each system that serves it"))
-    left_out: dict[str, str] = field(metadata=unit("", "systems that were not planned for, with the reason"))
-    holds: tuple[Hold, ...] = field(default=(), metadata=unit("", "tiers of memory for its cache"))
+    family: str = field(metadata=unit("", "name of the model in price rows"))
+    variant: str = field(default="", metadata=unit("", "variant such as @0324 or turbo; empty: the model itself"))
+    provider: str = field(default="", metadata=unit("", "the only seller; empty: all sellers"))
+    weights: str = field(metadata=unit("", "weight format of hosts; native: as in the config"))
+    mix: Mix = field(metadata=unit("", "request"))
+    speed: float = field(metadata=unit("tok/s", "speed of each user"))
+    price_time: str = field(default="", metadata=unit("", "day of the prices; empty: the newest known"))
+    offers: tuple[Offer, ...] = field(metadata=unit("", "offers, the cheapest first, resellers last"))
+    prices: tuple[float, ...] = field(metadata=unit("USD", "price of the request at each offer", key="usd_per_request"))
+    costs: tuple[TokenCost, ...] = field(metadata=unit("", "costs on plausible systems"))
+    margins: tuple[Margins, ...] = field(metadata=unit("", "margins on each system that serves the model"))
+    left_out: dict[str, str] = field(metadata=unit("", "systems without a plan, with the reason"))
+    holds: tuple[Hold, ...] = field(default=(), metadata=unit("", "memory tiers for the KV cache"))
     active: float = field(default=math.nan, metadata=unit("", "active parameters", key="active_parameters"))
     total: float = field(default=math.nan, metadata=unit("", "total parameters", key="total_parameters"))
-    kv_bytes: float = field(default=math.nan, metadata=unit("B", "of cache a token, at 32k tokens", key="kv_bytes_per_token"))
-    notes: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind"))
+    kv_bytes: float = field(default=math.nan, metadata=unit("B", "KV bytes per token at 32k tokens", key="kv_bytes_per_token"))
+    notes: tuple[str, ...] = field(default=(), metadata=unit("", "limitations"))
 
     @property
     def sold(self) -> tuple[int, ...]:
-        """Places of the offers that count: of this product and the present market, no resellers, one of each seller.
+        """Positions of the offers of this product in the current market, without resellers, one per seller.
 
-        Of a seller's prices that sources disagree on it is the one that most of them tell.
+        If sources disagree on a seller's price, the price in most sources counts.
         """
         index_by_provider: dict[str, int] = {}
         for index, offer in sorted(
@@ -202,56 +247,59 @@ class Market(Tabular):
 
     @property
     def counted(self) -> tuple[int, ...]:
-        """Places of the offers that the median is of: those that count, or where there are none all of the product."""
+        """Positions of the offers in the median: those in `sold`, else all offers of the product, else all offers."""
         same = tuple(index for index, offer in enumerate(self.offers) if offer.variant == self.variant)
         return self.sold or same or tuple(range(len(self.offers)))
 
     @property
     def median_price(self) -> float:
-        """USD of a request at the median seller."""
+        """Price of a request at the median seller [USD]."""
         return float(np.median([self.prices[index] for index in self.counted]))
 
     @property
     def product(self) -> str:
-        """What is told of: the family, and its variant where one is asked for."""
+        """Family and variant."""
         return f"{self.family} {self.variant}".strip()
 
     @property
     def who(self) -> str:
-        """Who sells it: those that the median is of, in words."""
+        """Sellers in the median, as text."""
         if self.provider:
             variants = {self.offers[index].variant for index in self.counted} - {self.variant}
             variant_words = (
-                f" as {' and '.join(sorted(variant or 'the model itself' for variant in variants))} alone" if variants else ""
+                f" only as {' and '.join(sorted(variant or 'the model itself' for variant in variants))}" if variants else ""
             )
-            return f"{self.provider} sells {self.product}{variant_words}"
+            return f"{self.provider} offers {self.product}{variant_words}"
         if self.sold:
-            return f"{self.product} is sold by {counted(len(self.sold), 'seller')}"
+            verb = "offers" if len(self.sold) == 1 else "offer"
+            return f"{counted(len(self.sold), 'seller')} {verb} {self.product}"
         providers = {self.offers[index].provider for index in self.counted}
         why = (
-            "resellers alone"
+            f"Only resellers offer {self.product}"
             if all(self.offers[index].role == RESELLER for index in self.counted)
-            else "no seller that was read since June 2026"
+            else f"No seller of {self.product} has a price since June 2026"
         )
-        return f"{self.product} is sold by {why} ({', '.join(sorted(providers)[:3])})"
+        return f"{why} ({', '.join(sorted(providers)[:3])})"
 
     @property
     def best(self) -> TokenCost | None:
-        """Where a request costs least."""
+        """Lowest cost of a request on a system."""
         return cheapest(self.costs)
 
     @property
     def text(self) -> str:
-        """The answer in a sentence."""
+        """The answer in a few sentences."""
         sellers = self.who
         request_price = (
-            f"a request of {self.mix.input_tokens:,.0f} in and {self.mix.output_tokens:,.0f} out costs {usd(self.median_price)}"
+            f"a request of {self.mix.input_tokens:,.0f} input and {self.mix.output_tokens:,.0f} output tokens "
+            f"costs {usd(self.median_price)}"
         )
         if len(self.counted) > 1:
-            request_price += " at the median one"
+            request_price += " at the median seller"
         best = self.best
+
         if best is None:
-            return f"{sellers}; {request_price}, and no plausible system serves it at {self.speed:g} tok/s."
+            return f"{sellers}; {request_price}; no plausible system serves the model at {self.speed:g} tok/s."
         margins = {margin.system: margin for margin in self.margins}
         comparisons = [
             f"{margins[best.system].median:.1f} times its cost on {best.system} ({usd(best.usd_per_request)}, {best.mode})"
@@ -259,23 +307,33 @@ class Market(Tabular):
         if "hopper" in margins:
             margin = margins["hopper"]
             comparisons.append(f"{margin.median:.1f} times ({margin.range[0]:.1f} to {margin.range[1]:.1f}) on Hopper")
+
+        # The mode changes the margin, so mention the calibrated mode if it differs.
         text = f"{sellers}; {request_price}, {' and '.join(comparisons)}."
         if (
             "hopper" in margins
             and math.isfinite(margin.aggregated)
             and not math.isclose(margin.aggregated, margin.median, rel_tol=0.05)
         ):
-            text += f" In aggregated mode it is {margin.aggregated:.1f} times the cost on Hopper."
+            text += f" The price is {margin.aggregated:.1f} times the cost on Hopper in aggregated mode."
         return text
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the sentence and the cheapest offers."""
+        """Return the product and its cheapest offers.
+
+        Returns:
+            Title, and price by seller.
+        """
         first = sorted(self.counted, key=lambda index: self.prices[index])[:5]
         title = f"Prices of {self.product} at {counted(len(first), 'seller')} of {len(self.counted)}"
-        return title, {self.offers[index].provider: f"{usd(self.prices[index])} a request" for index in first}
+        return title, {self.offers[index].provider: f"{usd(self.prices[index])} per request" for index in first}
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each offer."""
+        """Return the table of offers.
+
+        Returns:
+            Columns by name, one row per offer.
+        """
         best = self.best
         cost = math.nan if best is None else best.usd_per_request
         columns = columns_by_key(Offer, self.offers) | {"usd_per_request": list(self.prices)}
@@ -297,25 +355,44 @@ def survey_prices(
     catalog: str | None = None,
     update: bool = False,
 ) -> Market:
-    """Return a model with open weights at all its sellers, with what its tokens cost and the margin between.
+    """Compare the prices of an open model at all sellers with its token costs.
 
-    provider: one seller alone. price_time: the day of prices and rents. speed [tok/s] of each user; mix: the request:
-    "4096:1024:0.5". mode: aggregated, disaggregated or both, of which the cheaper is taken as in `plan`. Costs are a plan on
-    each plausible system (`costs`); each has the cost in aggregated mode with it.
+    The costs come from one plan per plausible system (`serving_costs`), including the cost in aggregated mode.
+
+    Args:
+        model: Model with open weights.
+        provider: Only this seller.
+        price_time: Day of prices and rents; by default the newest.
+        speed: Speed of each user [tok/s].
+        mix: Request, as "4096:1024:0.5" or a `Mix`.
+        mode: Serving modes, aggregated or disaggregated; each plan uses the cheaper.
+        hold: Storage cost by memory tier [USD per GB-hour].
+        catalog: Folder of additional catalogue entries.
+        update: Whether to download the newest prices first.
+
+    Returns:
+        Offers, costs and margins.
+
+    Raises:
+        InputError: No seller of the model is known.
     """
     family, weights, catalogue, variant = family_named(model)
     request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
+
+    # Offers at the time of the prices; a seller filter applies after the note on undated sellers.
     offers = find_offers(family, price_time, update=update)
     if not offers:
-        raise InputError(f"no seller is known of {family}")
+        raise InputError(f"no seller of {family} is known")
     dated = [] if price_time is None else _date_caveats(offers, find_offers(family), read_time(price_time))
     if provider is not None:
         offers = _of_seller(offers, provider, family)
+
+    # Costs of the same request on each plausible system, at the rents of that time.
     loaded = load_model(catalogue, weights="fp8" if weights == "fp8" else "", catalog=catalog)
     machines, excluded_systems = plausible(catalog)
     slo = limits(speed=positive("--speed", speed, "tok/s"))
     costs = list(token_costs(loaded, machines, request.workload(), slo, modes=mode, front=False, aggregated=True))
-    notes = [] if weights == "native" else ["weights are taken to be in FP8, as most hosts keep them"]
+    notes = [] if weights == "native" else ["weights are assumed to be in FP8, the format of most hosts"]
     costs, rent_notes = _at_rents(costs, machines, read_time(price_time), catalog)
     prices = tuple(request.price(offer.input, offer.output, offer.effective_cache_read) for offer in offers)
     bytes_ = float(cache_bytes_read(loaded, float(FAR))) / FAR
@@ -326,6 +403,8 @@ def survey_prices(
         offers=offers, prices=prices, costs=tuple(costs), margins=(), left_out=excluded_systems,
         active=active_parameters(loaded), total=total_parameters(loaded), kv_bytes=bytes_,
     )  # fmt: skip
+
+    # Storage of a KV cache competes with a new prefill and is paid for by cache hits.
     remake = math.nan if best is None else min(c.input_usd_per_million for c in costs if c.feasible)
     cache_read_prices = [offers[index].cache_read for index in market.sold if math.isfinite(offers[index].cache_read)]
     cache_holds = holds(bytes_, remake, float(np.median(cache_read_prices)) if cache_read_prices else math.nan, tiers(hold))
@@ -338,23 +417,21 @@ def survey_prices(
 
 
 def _date_caveats(offers: Iterable[Offer], now: Iterable[Offer], price_time: datetime | None) -> list[str]:
-    """Return what is to be minded of offers of a day, beside those of now: prices without dates, and a day yet to come."""
+    """Return the limitations of offers of a day: sellers without dates, and a day after the collection."""
     notes = []
     undated = sorted({offer.provider for offer in now} - {offer.provider for offer in offers})
     if undated:
         notes.append(
-            f"{counted(len(undated), 'seller')} that sell it now ({', '.join(undated)}) are left out: their prices have no "
-            "dates, or began later"
+            f"{counted(len(undated), 'current seller')} left out ({', '.join(undated)}): "
+            "the prices have no dates, or start later"
         )
     if price_time is not None and price_time.date() > NEWEST:
-        notes.append(
-            f"prices were collected on {NEWEST}, {(price_time.date() - NEWEST).days} days before, and are those of then"
-        )
+        notes.append(f"prices are those of {NEWEST}, the day of collection, {(price_time.date() - NEWEST).days} days earlier")
     return notes
 
 
 class SoldModel(NamedTuple):
-    """A model with open weights as sellers have it; variant: "" is the model itself."""
+    """A model with open weights as sellers offer it; an empty variant is the model itself."""
 
     family: str
     weights: str
@@ -363,38 +440,49 @@ class SoldModel(NamedTuple):
 
 
 def family_named(model: str) -> SoldModel:
-    """Return the family that a name means, the format of its weights, its model in the catalogue, and which product it is.
+    """Return the family, weight format, catalogue model and variant of a name.
 
-    Raises UnknownName with the nearest; InputError for a model of the catalogue, or a variant, that nobody sells.
+    Args:
+        model: Model name.
+
+    Returns:
+        Model as sellers offer it.
+
+    Raises:
+        UnknownName: The model is unknown.
+        InputError: Nobody sells the model or the variant, or its weights are closed.
     """
     family, variant = match_family(model)
     rows = [row for row in open_rows() if row.family == family]
     if rows:
-        if variant == spelled(rows[0].catalogue)[1]:  # its only release
+        # The date in the name is that of the only release, so it is not a variant.
+        if variant == spelled(rows[0].catalogue)[1]:
             variant = ""
         known_variants = {row.variant for row in rows}
         known_variants |= {match_family(row.model)[1] for row in dated_rows() if row.family == family}
         if variant not in known_variants:
             other_variants = ", ".join(sorted(known_variants - {""})) or "none"
             raise InputError(
-                f"no seller of the variant {variant} of {family} is known, and it is another product than {family} itself; "
-                f"variants that are sold: {other_variants}"
+                f"no seller of the variant {variant} of {family} is known; it is a separate product from {family}; "
+                f"variants for sale: {other_variants}"
             )
         return SoldModel(family, rows[0].weights, rows[0].catalogue, variant)
     names = sorted({row.family for row in open_rows()})
+
+    # The name is not an open model with a price: find out why, for a useful message.
     closed = next(
         (row for row in closed_rows() if model.strip().casefold() in (row.model, f"{row.provider}/{row.model}")), None
     )
     if closed is not None:
         raise InputError(
-            f"{closed.provider}/{closed.model} is sold by its maker, and what it costs to serve is not known: read its list "
-            f"backward, prices {closed.provider}/{closed.model} --read"
+            f"{closed.provider}/{closed.model} has closed weights, so its serving cost is not known; "
+            f"estimate its size from its prices: prices {closed.provider}/{closed.model} --read"
         )
     try:
         loaded = load_model(model)
     except InputError:
         raise UnknownName(
-            "model with a price", model, names, "Closed models are named with their seller, and --read: openai/gpt-6-sol."
+            "model with a price", model, names, "Closed models need the name of their seller and --read: openai/gpt-6-sol."
         ) from None
     family, _ = match_family(loaded.name)
     rows = [row for row in open_rows() if row.family == family]
@@ -403,7 +491,8 @@ def family_named(model: str) -> SoldModel:
 
         near = " or ".join(did_you_mean(loaded.name.rpartition("/")[2], names))
         raise InputError(
-            f"{loaded.name} is in the catalogue, and no seller of it is known" + (f"; sold are {near}" if near else "")
+            f"{loaded.name} is in the catalogue, but no seller of it is known"
+            + (f"; similar models for sale: {near}" if near else "")
         )
     return SoldModel(family, rows[0].weights, rows[0].catalogue)
 
@@ -412,12 +501,19 @@ def _of_seller(offers: tuple[Offer, ...], provider: str, family: str) -> tuple[O
     seller_offers = tuple(offer for offer in offers if offer.provider == provider.strip().casefold())
     if not seller_offers:
         sellers = sorted({offer.provider for offer in offers})
-        raise UnknownName(f"seller of {family}", provider, sellers, f"It is sold by {', '.join(sellers)}.")
+        raise UnknownName(f"seller of {family}", provider, sellers, f"Sellers: {', '.join(sellers)}.")
     return seller_offers
 
 
 def system_margins(market: Market) -> list[Margins]:
-    """Return the margins on Hopper, then on each system."""
+    """Return the margins on Hopper, then on each system.
+
+    Args:
+        market: Market.
+
+    Returns:
+        Margins; systems that cannot serve the model are missing.
+    """
     prices = [market.prices[index] for index in market.counted]
     able = [token_cost for token_cost in market.costs if token_cost.feasible]
     costs = {token_cost.system: token_cost.usd_per_request for token_cost in able}
@@ -433,6 +529,8 @@ def system_margins(market: Market) -> list[Margins]:
         (token_cost.system, token_cost.usd_per_request, ends[token_cost.system])
         for token_cost in sorted(able, key=lambda token_cost: token_cost.usd_per_request)
     ]
+
+    # The range of the margin comes from the cost; prices are exact.
     middle = float(np.median(prices))
     return [
         Margins(
@@ -449,11 +547,22 @@ def system_margins(market: Market) -> list[Margins]:
 
 
 def rent_on(chip: str, day: date, catalog: str | None = None) -> tuple[float, str]:
-    """Return the newest rent of a chip up to a day [USD/s], with its date; not a number before the first."""
+    """Return the newest rent of a chip up to a day.
+
+    Args:
+        chip: Chip name.
+        day: Day.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Rent [USD/s] and its date; NaN and the first date before the first rent.
+    """
     mine = [(d, figure.value) for quote, d, figure in quotes(catalog) if quote.chip == chip and quote.kind in RENTED]
     known_rents = sorted((d, value) for d, value in mine if date.fromisoformat(d) <= day)
     if not known_rents:
         return math.nan, min((d for d, _ in mine), default="")
+
+    # Several lists may have the same date; their median is the rent of that day.
     last = known_rents[-1][0]
     return float(np.median([value for d, value in known_rents if d == last])), last
 
@@ -461,7 +570,7 @@ def rent_on(chip: str, day: date, catalog: str | None = None) -> tuple[float, st
 def _at_rents(
     costs: list[TokenCost], machines: list[System], time: datetime | None, catalog: str | None
 ) -> tuple[list[TokenCost], list[str]]:
-    """Return costs at the rents of a day; where none is known then, at the first."""
+    """Return costs at the rents of a day; without a rent on that day, the cost is unchanged and a note added."""
     if time is None:
         return costs, []
     rescaled_costs, notes = [], []
@@ -471,5 +580,5 @@ def _at_rents(
             rescaled_costs.append(scaled(cost, rent / float(machine.rent.typical)))
         else:
             rescaled_costs.append(cost)
-            notes.append(f"no rent of {machine.chip.name} is known on {time.date()}; that of {machine.rent.date} stands for it")
+            notes.append(f"no rent of {machine.chip.name} is known on {time.date()}; the rent of {machine.rent.date} is used")
     return rescaled_costs, notes

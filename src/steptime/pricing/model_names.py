@@ -1,7 +1,7 @@
-"""What sellers call a model: ids brought to one spelling, and matched whole, never by a prefix.
+"""Model names: sellers' model ids, converted to one spelling and matched as a whole, never by a prefix.
 
-"glm-4.5" is not glm-4.5-air and "qwen3-coder" is not coder-next. A dated release, a faster mode and another quantisation are
-variants: products of their own of a model.
+For example, "glm-4.5" is not glm-4.5-air, and "qwen3-coder" is not coder-next. A dated release, a faster mode and another
+quantization are variants: separate products of a model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from steptime.pricing.bundled_prices import open_rows, table
 
 NOISE: Final = ("instruct", "it", "chat", "hf", "fp8", "bf16", "base", "maas", "tee", "versatile", "free")
-"""Endings that name the same product: how a model is trained to answer, and the format that most hosts keep it in."""
+"""Endings that do not change the product: the kind of fine-tuning, and the format that most hosts use."""
 
 VARIANTS: Final = ("turbo", "fast", "highspeed", "instant", "tput", "lightning", "fp4", "nvfp4", "awq", "int4", "thinking")
 _DATE = re.compile(r"-(\d{4}|\d{6}|20\d{2}-?\d{2}-?\d{2})$")
@@ -22,7 +22,13 @@ _PART = re.compile(r"(?<=\d)p(?=\d)")
 
 
 def spelled(name: str) -> tuple[str, str]:
-    """Return a name in one spelling, and its variant: a mode, "@" with a date, or "".
+    """Return a name in one spelling, and its variant.
+
+    Args:
+        name: Model name.
+
+    Returns:
+        Name, and a mode, "@" with a date, or "".
 
     >>> spelled("accounts/fireworks/models/glm-4p7"), spelled("Qwen/Qwen3-235B-A22B-Instruct-2507")
     (('glm-4-7', ''), ('qwen3-235b-a22b', '@2507'))
@@ -31,6 +37,8 @@ def spelled(name: str) -> tuple[str, str]:
     """
     text = name.strip().casefold().rsplit("/", 1)[-1].partition(":")[0]
     text = _PART.sub("-", text.replace("_", "-").replace(".", "-").replace(" ", "-")).removeprefix("meta-")
+
+    # Remove endings from the right, but never a part of a family name.
     mode = date = ""
     while True:
         head, _, tail = text.rpartition("-")
@@ -47,19 +55,29 @@ def spelled(name: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=1)
 def whole_names() -> frozenset[str]:
-    """Return the families' own names, whose ends are no variants."""
+    """Return the family names, whose endings are not variants.
+
+    Returns:
+        Names in one spelling.
+    """
     return frozenset(row.family.replace(".", "-") for row in open_rows())
 
 
 @lru_cache(maxsize=1)
 def known_names() -> Mapping[str, str]:
-    """Return the family of each spelling that is known."""
+    """Return the family of each known spelling.
+
+    Returns:
+        Families by spelling.
+    """
     names: dict[str, str] = {}
     for row in open_rows():
         names.setdefault(spelled(row.family)[0], row.family)
     for family, aliases in table("names")["families"].items():
         for alias in aliases:
             names.setdefault(spelled(alias)[0], family)
+
+    # A catalogue name counts only if it belongs to one family.
     catalogued: dict[str, set[str]] = {}
     for row in open_rows():
         catalogued.setdefault(spelled(row.catalogue)[0], set()).add(row.family)
@@ -70,7 +88,13 @@ def known_names() -> Mapping[str, str]:
 
 
 def match_family(name: str) -> tuple[str, str]:
-    """Return the family that a name means, and its variant; two empty texts where it is none that is known.
+    """Return the family and the variant of a name.
+
+    Args:
+        name: Model name.
+
+    Returns:
+        Family and variant; two empty texts for an unknown name.
 
     >>> [match_family(name) for name in ("zai-org/GLM-4.5-Air", "glm-4", "Qwen/Qwen3-Coder-480B-A35B-Instruct-Turbo")]
     [('glm-4.5-air', ''), ('', ''), ('qwen3-coder-480b', 'turbo')]

@@ -1,8 +1,8 @@
-"""Draws for intervals: priors with their sources, one generator from a seed, and quantiles.
+"""Monte Carlo draws for ranges: priors with their sources, one seeded generator, and quantiles.
 
-A prior of a positive figure is log-normal between its 5 % and 95 % points, or the quantiles of the market where margins are
-drawn from it. Margins are drawn in pairs, one as far above their middle as the other is below, each pair with the same other
-draws: a wider prior then widens the interval of any seed.
+The prior of a positive value is log-normal between its 5 % and 95 % points. The prior of a margin can also be the quantiles of
+the market. Margins are drawn in mirrored pairs: one is as far above the median as the other is below. Both have the same other
+draws, so a wider prior widens the range for any seed.
 """
 
 from __future__ import annotations
@@ -21,21 +21,29 @@ from steptime.result_base import unit
 
 DRAWS: Final = 20_000
 LARGEST_SEED: Final = 2**63 - 1
-Z90: Final = 1.6448536269514722  # 95 % point of the standard normal
+# 95 % point of the standard normal distribution.
+Z90: Final = 1.6448536269514722
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margin:
-    """What sellers take over the cost of a busy chip, as a prior: a median, its 90 % range, and where it is from."""
+    """Prior of a seller's margin, the price over the cost of a busy chip: median, 90 % range and source."""
 
-    median: float = field(metadata=unit("", "price over cost"))
+    median: float = field(metadata=unit("", "median of price over cost"))
     low: float = field(metadata=unit("", "5 % point"))
     high: float = field(metadata=unit("", "95 % point"))
-    basis: str = field(metadata=unit("", "where it is from, and on which chips"))
-    values: tuple[float, ...] = field(default=(), metadata=unit("", "of the market, ascending", left_out=True))
+    basis: str = field(metadata=unit("", "source of the prior, and its chips"))
+    values: tuple[float, ...] = field(default=(), metadata=unit("", "margins of the market, ascending", left_out=True))
 
     def at_scores(self, normal: Array) -> Array:
-        """Return margins at standard normal scores."""
+        """Return margins at standard normal scores.
+
+        Args:
+            normal: Scores, of shape (draws,).
+
+        Returns:
+            Margins, of shape (draws,).
+        """
         if self.values:
             shares = (np.arange(len(self.values)) + 0.5) / len(self.values)
             margins: Array = np.exp(np.interp(_share_below(normal), shares, np.log(self.values)))
@@ -46,7 +54,7 @@ class Margin:
 
 
 def _share_below(normal: Array) -> Array:
-    """Return the share of a standard normal below each score, by the error function of Abramowitz and Stegun, 7.1.26."""
+    """Return the standard normal distribution function, by Abramowitz and Stegun, 7.1.26."""
     x = np.abs(normal) / math.sqrt(2)
     t = 1 / (1 + 0.3275911 * x)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
@@ -56,7 +64,11 @@ def _share_below(normal: Array) -> Array:
 
 
 def market_margin() -> Margin:
-    """Return the margins of the median sellers of models with open weights, on Hopper."""
+    """Return the margin prior of the market: open models on Hopper.
+
+    Returns:
+        Prior with the margins of median sellers.
+    """
     prior = table("priors")["margin"]
     low, median, high = np.quantile(prior["values"], [0.05, 0.5, 0.95]).tolist()
     basis = f"median sellers of {len(prior['values'])} models with open weights, on {prior['chips']}"
@@ -64,7 +76,16 @@ def market_margin() -> Margin:
 
 
 def read_margin(text: str | float | Margin | None) -> Margin:
-    """Return a margin prior: of the market (None), one number, or a 90 % range such as "1.2..7".
+    """Parse a margin prior.
+
+    Args:
+        text: None (market), a number, a 90 % range such as "1.2..7", or a prior.
+
+    Returns:
+        Prior.
+
+    Raises:
+        RangeError: The text has another form, or the range descends.
 
     >>> read_margin("1.2..7").basis, read_margin(2).high
     ('as given', 2.0)
@@ -79,16 +100,16 @@ def read_margin(text: str | float | Margin | None) -> Margin:
     except ValueError:
         ends = []
     if not ends or not all(1e-6 < end < 1e6 for end in ends):
-        raise RangeError(f"a margin is price over cost, such as 2, or a 90 % range such as 1.2..7, not {short_repr(text)}")
+        raise RangeError(f"margin: must be price over cost, such as 2, or a 90 % range such as 1.2..7, got {short_repr(text)}")
     low, high = ends[0], ends[-1]
     if low > high:
-        raise RangeError(f"margin {text} ends before it begins; say {high:g}..{low:g}")
+        raise RangeError(f"margin: the range descends, got {text}; give {high:g}..{low:g}")
     return Margin(median=math.sqrt(low * high), low=low, high=high, basis="as given")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """A generator and a number of draws."""
+    """Seed and number of random draws."""
 
     seed: int = 0
     count: int = DRAWS
@@ -97,22 +118,50 @@ class Draws:
         whole_number("seed", self.seed, minimum=0, maximum=LARGEST_SEED)
 
     def generator(self) -> np.random.Generator:
-        """Return a new generator of the seed."""
+        """Return a new generator with the seed.
+
+        Returns:
+            Generator.
+        """
         return np.random.default_rng(self.seed)
 
     def scores(self, random: np.random.Generator) -> Array:
-        """Return standard normal scores whose second half mirrors the first, as `twice` repeats others."""
+        """Draw standard normal scores; the second half mirrors the first.
+
+        Args:
+            random: Generator.
+
+        Returns:
+            Scores, of shape (draws,).
+        """
         half = random.standard_normal(self.count // 2)
         return np.concatenate([half, -half])
 
     def log_uniform(self, random: np.random.Generator, low: Any, high: Any) -> Array:
-        """Return draws whose logarithm is uniform, the same for both halves."""
+        """Draw log-uniform values, the same for both halves.
+
+        Args:
+            random: Generator.
+            low: Lower end; a number or an array of shape (draws / 2,).
+            high: Upper end.
+
+        Returns:
+            Values, of shape (draws,).
+        """
         shares = random.random(self.count // 2)
         low, high = np.broadcast_to(low, self.count // 2), np.broadcast_to(high, self.count // 2)
         return _twice(low * (high / low) ** shares)
 
     def choice(self, random: np.random.Generator, options: Any) -> Array:
-        """Return draws of options, each as likely, the same for both halves."""
+        """Draw options with equal probability, the same for both halves.
+
+        Args:
+            random: Generator.
+            options: Values, of shape (options,).
+
+        Returns:
+            Values, of shape (draws,).
+        """
         return _twice(np.asarray(options)[random.integers(len(options), size=self.count // 2)])
 
 
@@ -121,12 +170,26 @@ def _twice(values: Array) -> Array:
 
 
 def assumed(name: str) -> tuple[float, float]:
-    """Return the ends of what readings assume of a figure."""
+    """Return the assumed range of a value.
+
+    Args:
+        name: Name in the shipped facts.
+
+    Returns:
+        Lower and upper end.
+    """
     assumption = next(fact for fact in table("facts")["assumed"] if fact["name"] == name)
     return float(assumption["low"]), float(assumption["high"])
 
 
 def interval(values: Array) -> tuple[float, float]:
-    """Return the 5 % and 95 % points."""
+    """Return the 5 % and 95 % points of draws.
+
+    Args:
+        values: Draws.
+
+    Returns:
+        Lower and upper end of the 90 % range.
+    """
     low, high = np.quantile(values, [0.05, 0.95]).tolist()
     return low, high

@@ -1,4 +1,4 @@
-"""Models with open weights as the market sells them: prices of their median sellers beside what is known of them."""
+"""Open model market: median prices of models with open weights, with the known figures of the models."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from steptime.pricing.bundled_prices import RESELLER, Row, model_costs, open_row
 from steptime.pricing.serving_costs import HOPPER
 from steptime.units import MILLION
 
-CURRENT: Final = "2026-06"  # rows that were read after this month are of the present market
+# Rows collected after this month belong to the current market.
+CURRENT: Final = "2026-06"
 LEAST_SELLERS: Final = 3
-INPUT, OUTPUT = 4096, 1024  # tokens of the request that margins are told of
+# Prompt and output tokens of the request for margins.
+INPUT, OUTPUT = 4096, 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A model: how many sellers it has, their median prices [USD per million], a request's price and costs [USD], its
-    size, its KV bytes a token, and what output tokens cost over input tokens by system."""
+    """A model with open weights: number of sellers, median prices, costs and size.
+
+    input and output: median prices [USD per million tokens]; price and costs: USD per request, costs by system; active and
+    total: parameters; kv_bytes: KV bytes per token; cost_ratios: cost of output over input tokens, by system.
+    """
 
     name: str
     sellers: int
@@ -38,7 +43,7 @@ class Family:
 
     @property
     def hopper(self) -> float:
-        """What a request costs on Hopper: the geometric mean of `HOPPER`, of those that serve it."""
+        """Cost of a request on Hopper [USD]: geometric mean of the systems in `HOPPER` that serve the model."""
         return mean_of_hopper(self.costs)
 
     @property
@@ -48,13 +53,27 @@ class Family:
 
 
 def mean_of_hopper(costs: Mapping[str, float]) -> float:
-    """Return the geometric mean of costs on Hopper, of those that there are."""
+    """Return the geometric mean of costs on Hopper.
+
+    Args:
+        costs: Costs by system.
+
+    Returns:
+        Mean of the known costs on `HOPPER`; NaN without any.
+    """
     known_costs = [costs[name] for name in HOPPER if math.isfinite(costs.get(name, math.nan))]
     return math.exp(math.fsum(map(math.log, known_costs)) / len(known_costs)) if known_costs else math.nan
 
 
 def one_each(rows: list[Row]) -> list[Row]:
-    """Return one standard row of each seller that is no reseller: the model itself before a variant of it."""
+    """Select one standard row of each seller, without resellers.
+
+    Args:
+        rows: Rows of one family.
+
+    Returns:
+        Rows of the current market; the model itself has priority over a variant.
+    """
     row_by_provider: dict[str, Row] = {}
     for row in sorted(rows, key=lambda row: (row.variant != "", row.variant)):
         current = row.service == "standard" and not row.above_tokens and row.retrieval_date > CURRENT
@@ -65,7 +84,11 @@ def one_each(rows: list[Row]) -> list[Row]:
 
 @lru_cache(maxsize=1)
 def costs_by_model() -> Mapping[tuple[str, str], Mapping[str, Mapping[str, str]]]:
-    """Return the shipped costs by model and format of its weights, then by system."""
+    """Return the shipped costs of models.
+
+    Returns:
+        Rows by model and weight format, then by system.
+    """
     costs: dict[tuple[str, str], dict[str, Mapping[str, str]]] = defaultdict(dict)
     for row in model_costs():
         costs[row["catalogue"], row["weights"]][row["system"]] = row
@@ -74,7 +97,11 @@ def costs_by_model() -> Mapping[tuple[str, str], Mapping[str, Mapping[str, str]]
 
 @lru_cache(maxsize=1)
 def families() -> tuple[Family, ...]:
-    """Return the families with enough sellers."""
+    """Return the families with at least `LEAST_SELLERS` sellers.
+
+    Returns:
+        Families.
+    """
     grouped: dict[str, list[Row]] = defaultdict(list)
     for row in open_rows():
         grouped[row.family].append(row)
@@ -82,7 +109,14 @@ def families() -> tuple[Family, ...]:
 
 
 def known_figures(family: str) -> dict[str, float]:
-    """Return what is known of a model with open weights, by the names of readings; nothing where it is none."""
+    """Return the known size of a model with open weights.
+
+    Args:
+        family: Family.
+
+    Returns:
+        Parameters and KV bytes by name of an estimate; empty for an unknown family.
+    """
     row = next((row for row in open_rows() if row.family == family), None)
     costs = costs_by_model().get((row.catalogue, row.weights)) if row is not None else None
     if not costs:
@@ -96,6 +130,8 @@ def known_figures(family: str) -> dict[str, float]:
 def _family(name: str, rows: list[Row]) -> Family | None:
     sold = one_each(rows)
     costs = costs_by_model().get((rows[0].catalogue, rows[0].weights))
+
+    # The median of fewer sellers is not a market price.
     if len(sold) < LEAST_SELLERS or not costs:
         return None
     inputs, outputs = np.array([(row.input, row.output) for row in sold]).T
@@ -115,5 +151,5 @@ def _family(name: str, rows: list[Row]) -> Family | None:
 
 
 def _ratio(row: Mapping[str, str]) -> float:
-    """Return what output tokens cost over input tokens on a system."""
+    """Return the cost of output tokens over that of input tokens on a system."""
     return float(row["output_usd"] or math.nan) / float(row["input_usd"] or math.nan)

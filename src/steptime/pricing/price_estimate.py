@@ -1,4 +1,4 @@
-"""What a list says of one quantity: a value with interval and bound, how often such intervals held, or why nothing."""
+"""Price estimate: one quantity inferred from a price list, with a range, an upper bound and their accuracy, or a reason."""
 
 from __future__ import annotations
 
@@ -13,41 +13,48 @@ from steptime.units import show
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """How many intervals of this kind held the truth, on models where it is known, each left out of its own fit."""
+    """Number of correct ranges or bounds in cross-validation on models with known values."""
 
-    hits: int = field(metadata=unit("", "intervals that held the truth"))
-    trials: int = field(metadata=unit("", "intervals that were tried"))
+    hits: int = field(metadata=unit("", "ranges or bounds that were correct"))
+    trials: int = field(metadata=unit("", "ranges or bounds that were tested"))
 
     def __str__(self) -> str:
-        return f"held {self.hits} of {self.trials}"
+        return f"correct in {self.hits} of {self.trials}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Reading(Result):
-    """One quantity read from a price list.
+    """One quantity inferred from a price list.
 
-    Not identifiable: no value and no interval, and `reason` says why; `ideal` is then still what the lecture's formula gives.
+    If the quantity is not identifiable, there is no value and no range, and `reason` explains why. `ideal` still has the result
+    of the lecture's formula.
     """
 
     SCHEMA: ClassVar[str] = "steptime.reading/2"
 
     name: str = field(metadata=unit("", "name, such as kv_bytes_per_token"))
-    quantity: str = field(metadata=unit("", "the quantity in words"))
+    quantity: str = field(metadata=unit("", "description of the quantity"))
     measure: str = field(default="", metadata=unit("", "unit of value, interval, bound and ideal", key="unit"))
-    value: float = field(default=math.nan, metadata=unit("", "median of the draws, in that unit"))
-    interval: tuple[float, float] | None = field(default=None, metadata=unit("", "90 % interval"))
-    bound: float = field(default=math.nan, metadata=unit("", "what the quantity cannot be above, if the seller loses nothing"))
-    bound_held: Coverage | None = field(default=None, metadata=unit("", "how often the truth lay below such bounds"))
-    bits: float = field(default=math.nan, metadata=unit("", "what the list tells beyond the spread of models without it"))
-    interval_held: Coverage | None = field(default=None, metadata=unit("", "how often such intervals held"))
-    words: tuple[str, ...] = field(default=(), metadata=unit("", "an answer that is no number"))
-    identifiable: bool = field(default=True, metadata=unit("", "whether the list says anything about it"))
-    reason: str = field(default="", metadata=unit("", "why there is no value, or what it rests on"))
-    ideal: float = field(default=math.nan, metadata=unit("", "by the lecture's formula, on an ideal machine"))
-    ideal_from: str = field(default="", metadata=unit("", "that formula with its section and what it assumes"))
+    value: float = field(default=math.nan, metadata=unit("", "median of the draws"))
+    interval: tuple[float, float] | None = field(default=None, metadata=unit("", "90 % range"))
+    bound: float = field(default=math.nan, metadata=unit("", "upper bound, if the seller sells at cost or above"))
+    bound_held: Coverage | None = field(default=None, metadata=unit("", "accuracy of such bounds on known models"))
+    bits: float = field(
+        default=math.nan, metadata=unit("", "information in the prices: log2 of the spread without over with them")
+    )
+    interval_held: Coverage | None = field(default=None, metadata=unit("", "accuracy of such ranges on known models"))
+    words: tuple[str, ...] = field(default=(), metadata=unit("", "answer in words, if it is not a number"))
+    identifiable: bool = field(default=True, metadata=unit("", "whether the list contains information about the quantity"))
+    reason: str = field(default="", metadata=unit("", "why there is no value, or the basis of the value"))
+    ideal: float = field(default=math.nan, metadata=unit("", "result of the lecture's formula, on an ideal machine"))
+    ideal_from: str = field(default="", metadata=unit("", "formula of the lecture with its section and assumptions"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the quantity and what is known of it."""
+        """Return the quantity and its estimate.
+
+        Returns:
+            Title, and text by label.
+        """
         if not self.identifiable:
             figures = {"not identifiable": self.reason[:150]}
         else:
@@ -55,18 +62,27 @@ class Reading(Result):
             if self.interval:
                 figures["90 %"] = " to ".join(map(self.written, self.interval))
         if math.isfinite(self.bound):
-            figures["at most"] = self.written(self.bound) + (f" (such bounds {self.bound_held})" if self.bound_held else "")
+            figures["at most"] = self.written(self.bound) + (
+                f" (such bounds were {self.bound_held} known models)" if self.bound_held else ""
+            )
         if self.interval_held:
-            figures["such intervals"] = str(self.interval_held)
-        return f"Reading of {self.quantity}", figures
+            figures["such ranges"] = f"{self.interval_held} known models"
+        return f"Estimate of {self.quantity}", figures
 
     @property
     def ends(self) -> str:
-        """The interval in words, or the value where there is none."""
+        """The range as text, or the value without a range."""
         return " to ".join(map(self.written, self.interval or (self.value,)))
 
     def written(self, value: float) -> str:
-        """Write a figure in the unit of the reading."""
+        """Format a value in the unit of the estimate.
+
+        Args:
+            value: Value.
+
+        Returns:
+            Text; "none" for NaN.
+        """
         if not math.isfinite(value):
             return "none"
         if self.measure in ("B", "s", "parameters"):
@@ -77,13 +93,33 @@ class Reading(Result):
 def unidentifiable(
     name: str, quantity: str, reason: str, *, measure: str = "", ideal: float = math.nan, ideal_from: str = ""
 ) -> Reading:
-    """Return what is not identifiable, and why."""
+    """Return an estimate without a value.
+
+    Args:
+        name: Name of the quantity.
+        quantity: Description of the quantity.
+        reason: Why it is not identifiable.
+        measure: Unit.
+        ideal: Result of the lecture's formula.
+        ideal_from: Formula of the lecture with its section.
+
+    Returns:
+        Estimate.
+    """
     return Reading(
         name=name, quantity=quantity, measure=measure, identifiable=False, reason=reason, ideal=ideal, ideal_from=ideal_from
     )
 
 
 def prior_coverage(name: str, key: str = "held") -> Coverage:
-    """Return how often intervals of a prior held, or its bounds ("bound_held")."""
+    """Return the accuracy of the ranges or bounds of a prior.
+
+    Args:
+        name: Name of the prior.
+        key: "held" for ranges, "bound_held" for bounds.
+
+    Returns:
+        Coverage.
+    """
     prior = table("priors")[name]
     return Coverage(hits=int(prior[key]), trials=int(prior["of"]))

@@ -1,4 +1,4 @@
-"""Prices of a model over time, against the rents of the same days."""
+"""Price history: dated prices of a model, with GPU rents on the same days."""
 
 from __future__ import annotations
 
@@ -23,39 +23,41 @@ from steptime.pricing.serving_costs import HOPPER, token_costs
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import counted, show
 
-CHIP = "h100"  # whose rents stand beside prices: the one with the most dated lists
+# Chip of the rents: the chip with the most dated lists.
+CHIP = "h100"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dated:
-    """A price from a day on, and the rent of that day."""
+    """A price that starts on a day, and the rent on that day."""
 
-    day: str = field(metadata=unit("", "from which it holds"))
-    provider: str = field(metadata=unit("", "who sells"))
-    model: str = field(metadata=unit("", "id at the seller"))
-    input: float = field(metadata=unit("USD", "of prompts", key="input_usd_per_million_tokens"))
-    output: float = field(metadata=unit("USD", "of outputs", key="output_usd_per_million_tokens"))
-    usd_per_request: float = field(metadata=unit("USD", "of the request", key="usd_per_request"))
-    rent: float = field(default=math.nan, metadata=unit("USD/s", "newest rent of an H100 that was listed by then"))
-    rent_listed: str = field(default="", metadata=unit("", "day of that list"))
-    margin: float = field(default=math.nan, metadata=unit("", "over the cost on Hopper at that rent; null: not known"))
-    source: str = field(default="", metadata=unit("", "where it was read, and what the day rests on"))
+    day: str = field(metadata=unit("", "first day of the price"))
+    provider: str = field(metadata=unit("", "seller"))
+    model: str = field(metadata=unit("", "model id of the seller"))
+    input: float = field(metadata=unit("USD", "price of prompt tokens", key="input_usd_per_million_tokens"))
+    output: float = field(metadata=unit("USD", "price of output tokens", key="output_usd_per_million_tokens"))
+    usd_per_request: float = field(metadata=unit("USD", "price of the request", key="usd_per_request"))
+    rent: float = field(default=math.nan, metadata=unit("USD/s", "rent of an H100 on the newest list up to that day"))
+    rent_listed: str = field(default="", metadata=unit("", "day of the rent list"))
+    margin: float = field(default=math.nan, metadata=unit("", "price over cost on Hopper at that rent; null if unknown"))
+    source: str = field(default="", metadata=unit("", "source of the price and of its day"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PriceHistory(Tabular):
-    """A model's dated prices, the oldest first. As a table it is its rows."""
+    """Dated prices of a model, the oldest first; as a table, one row per price."""
 
     SCHEMA: ClassVar[str] = "steptime.price-history/2"
 
-    name: str = field(metadata=unit("", "of the model"))
-    rows: tuple[Dated, ...] = field(metadata=unit("", "the oldest first"))
-    notes: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind"))
+    name: str = field(metadata=unit("", "name of the model"))
+    rows: tuple[Dated, ...] = field(metadata=unit("", "prices, the oldest first"))
+    notes: tuple[str, ...] = field(default=(), metadata=unit("", "limitations"))
 
     @property
     def text(self) -> str:
-        """The answer in a sentence."""
+        """The answer in one sentence."""
         first, last = self.rows[0], self.rows[-1]
+        # A change is a new price of the same model at the same seller, not a lower price of another seller.
         changed = [b.usd_per_request / a.usd_per_request for a, b in self._pairs() if b.usd_per_request != a.usd_per_request]
         dated, changes = counted(len(self.rows), "dated price"), counted(len(changed), "change")
         sentence = f"{self.name} has {dated} from {first.day} to {last.day}, {changes}"
@@ -66,7 +68,7 @@ class PriceHistory(Tabular):
         return sentence + "."
 
     def _pairs(self) -> list[tuple[Dated, Dated]]:
-        """Return prices of one id at one seller that follow one another."""
+        """Return consecutive prices of one model id at one seller."""
         newest: dict[tuple[str, str], Dated] = {}
         pairs = []
         for row in self.rows:
@@ -77,24 +79,47 @@ class PriceHistory(Tabular):
         return pairs
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the sentence and the last five prices."""
+        """Return the model and its last five prices.
+
+        Returns:
+            Title, and text by day and seller.
+        """
         return f"Prices of {self.name} over time", {
             f"{r.day} {r.provider}": f"{r.input:g} in, {r.output:g} out USD/M" for r in self.rows[-5:]
         }
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each price."""
+        """Return the table of prices.
+
+        Returns:
+            Columns by name, one row per price.
+        """
         return columns_by_key(Dated, self.rows)
 
 
 def price_history(
     model: str, *, provider: str | None = None, speed: float = 40.0, mix: Mix | str | None = None, catalog: str | None = None
 ) -> PriceHistory:
-    """Return the dated prices of a model with open weights, or of a seller's model such as "openai/o3"."""
+    """Return the dated prices of a model.
+
+    Args:
+        model: Model with open weights, or a seller's model such as "openai/o3".
+        provider: Only this seller.
+        speed: Speed of each user for the cost [tok/s].
+        mix: Request, as "4096:1024:0.5" or a `Mix`.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Prices with rents and margins.
+
+    Raises:
+        InputError: No dated price is known.
+    """
     request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
     family, _ = match_family(model)
     if family:
-        family_named(model)  # which refuses a variant that nobody sells
+        # Raises for a variant that nobody sells.
+        family_named(model)
         rows = [row for row in dated_rows() if row.family == family]
     else:
         listed = find_list(model, provider)
@@ -104,24 +129,26 @@ def price_history(
     rows = [row for row in rows if provider is None or row.provider == provider]
     if not rows:
         have = sorted({row.provider for row in dated_rows() if row.family == family})
-        elsewhere = f" at {short_repr(provider)}; there are some of {', '.join(have)}" if have else ""
+        elsewhere = f" at {short_repr(provider)}; sellers with dated prices: {', '.join(have)}" if have else ""
         raise InputError(f"no dated price of {family} is known{elsewhere}")
     cost = _cost(family, request, speed, catalog) if any(row.family == family for row in open_rows()) else math.nan
     now = float(load_system(HOPPER[0], catalog).rent.typical)
     dated_prices = tuple(_dated(row, request, cost, now, catalog) for row in rows)
-    notes = ["rents before the first dated list are not known, and margins before it are left out"] if any(
+
+    # A cost is known for models with open weights only; it scales with the rent of the day.
+    notes = ["rents before the first dated list are unknown, so margins before it are missing"] if any(
         not math.isfinite(dated_price.rent) for dated_price in dated_prices
     ) else []  # fmt: skip
     if math.isfinite(cost):
         notes.append(
-            "margins: the present engine's cost, of the cheaper of aggregated and disaggregated mode, at the rent of the day; "
-            "engines of the day were slower"
+            "margins use the cost of a current engine, in the cheaper of aggregated and disaggregated mode, at the rent of the "
+            "day; engines of that day were slower"
         )
     return PriceHistory(name=family, rows=dated_prices, notes=tuple(notes))
 
 
 def _cost(family: str, mix: Mix, speed: float, catalog: str | None) -> float:
-    """Return what the request costs on Hopper at present rents [USD]."""
+    """Return the cost of the request on Hopper at current rents [USD]."""
     _, weights, catalogue, _ = family_named(family)
     loaded = load_model(catalogue, weights="fp8" if weights == "fp8" else "", catalog=catalog)
     machines = [load_system(name, catalog) for name in HOPPER]

@@ -1,9 +1,8 @@
-"""Reads one price list backward: what it says of the model and the machine behind it, and what it cannot say.
+"""Price inversion: infers model size, KV bytes and cache storage from one price list, and lists what cannot be inferred.
 
-What a price list does not tell, whatever it says: readings that were tried on models whose truth is known, and failed.
-
-Rank correlations and shares are of models with open weights at 91 sellers (`docs/fit_prices.py`). Beside each stands what the
-lecture's formula would give on an ideal machine that sells at cost.
+Quantities that cannot be inferred were tested on models with known values, and the inference failed. Rank correlations and
+shares refer to models with open weights at 91 sellers (`docs/fit_prices.py`). Each estimate also has the result of the
+lecture's formula for an ideal machine that sells at cost.
 """
 
 from __future__ import annotations
@@ -33,57 +32,71 @@ from steptime.result_base import Tabular, columns_by_key, unit
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PriceReading(Tabular):
-    """A price list and all that was read from it. As a table it is its readings."""
+    """A price list and the estimates from it; as a table, one row per estimate."""
 
     SCHEMA: ClassVar[str] = "steptime.price-reading/2"
 
-    list: PriceList = field(metadata=unit("", "what was read"))
-    readings: tuple[Reading, ...] = field(metadata=unit("", "what holds first, then what is not identifiable"))
-    ideal: IdealReading = field(metadata=unit("", "the lecture's own reading, on an ideal machine"))
-    margin: Margin = field(metadata=unit("", "what the seller is taken to take over cost"))
-    memory: tuple[Tier, ...] = field(metadata=unit("", "tiers that a cache may lie in, with what holding costs"))
+    list: PriceList = field(metadata=unit("", "price list"))
+    readings: tuple[Reading, ...] = field(metadata=unit("", "estimates; quantities that are not identifiable are last"))
+    ideal: IdealReading = field(metadata=unit("", "the lecture's estimates, on an ideal machine"))
+    margin: Margin = field(metadata=unit("", "assumed margin of the seller over cost"))
+    memory: tuple[Tier, ...] = field(metadata=unit("", "memory tiers for a KV cache, with storage costs"))
     true_values: dict[str, float] = field(
         default_factory=dict,
-        metadata=unit("", "of a model with open weights, by reading; KV bytes as read in BF16"),
+        metadata=unit("", "known values of a model with open weights, by name of the estimate; KV bytes in BF16"),
     )
-    seed: int = field(metadata=unit("", "of the draws"))
-    draws: int = field(metadata=unit("", "how many"))
+    seed: int = field(metadata=unit("", "random seed of the draws"))
+    draws: int = field(metadata=unit("", "number of draws"))
 
     def __getitem__(self, name: str) -> Reading:
         readings = {reading.name: reading for reading in self.readings}
         if name not in readings:
             from steptime.errors import UnknownName
 
-            raise UnknownName("reading", name, readings, f"There are {', '.join(readings)}.")
+            raise UnknownName("estimate", name, readings, f"Known: {', '.join(readings)}.")
         return readings[name]
 
     @property
     def text(self) -> str:
-        """The answer in a sentence."""
+        """The answer in a few sentences."""
         active, kv = self["active_parameters"], self["kv_bytes_per_token"]
         size_claims = []
         if active.identifiable and active.interval:
             size_claims.append(f"{active.ends} active parameters")
         if kv.identifiable and kv.interval:
-            size_claims.append(
-                f"{kv.ends} of KV cache a token in BF16 (at most {kv.written(kv.bound)}; such bounds {kv.bound_held})"
+            size_claims.append(f"{kv.ends} of KV cache per token in BF16")
+        summary = " and ".join(size_claims) + " (90 % ranges)" if size_claims else "nothing about the model's size"
+        sentences = [f"The prices of {self.list.name} imply {summary}."]
+        if math.isfinite(kv.bound):
+            sentences.append(
+                f"The KV cache has at most {kv.written(kv.bound)} per token (such bounds were {kv.bound_held} known models)."
             )
         blind = sum(not reading.identifiable for reading in self.readings)
-        summary = " and ".join(size_claims) or "nothing of the model's size"
-        return f"{self.list.name} says {summary} (90 %); {blind} of {len(self.readings)} readings are not identifiable."
+        sentences.append(f"{blind} of {len(self.readings)} quantities are not identifiable.")
+        return " ".join(sentences)
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return whose list it is, and its readings of the model's size."""
+        """Return the list and the estimates of the model's size.
+
+        Returns:
+            Title, and text by quantity.
+        """
         names = ("active_parameters", "total_parameters", "kv_bytes_per_token")
         figures = {
             reading.quantity: reading.ends if reading.identifiable else "not identifiable"
             for reading in map(self.__getitem__, names)
         }
         blind = sum(not reading.identifiable for reading in self.readings)
-        return f"Prices of {self.list.name}, read backward", figures | {"not identifiable": f"{blind} of {len(self.readings)}"}
+        return f"Estimates from the prices of {self.list.name}", figures | {
+            "not identifiable": f"{blind} of {len(self.readings)}"
+        }
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each reading, an interval by its two ends."""
+        """Return the table of estimates; a range has two columns.
+
+        Returns:
+            Columns by name, one row per estimate.
+        """
         columns = {
             name: values
             for name, values in columns_by_key(Reading, self.readings).items()
@@ -109,13 +122,26 @@ def read_prices(
     draws: int = DRAWS,
     update: bool = False,
 ) -> PriceReading:
-    """Return what a price list says: of a seller's model such as "openai/gpt-6-sol", of the fields of a list, or a PriceList.
+    """Infer the size of a model and its cache storage from a price list.
 
-    price_time: the day or hour of the list. margin: price over cost as a number or a 90 % range "1.2..7",
-    instead of the host market's.
-    speed: of the standard service [tok/s], fast_speed: how many times as fast the faster ones are, where no speed is promised.
-    hold: USD per GB-hour by tier of memory. ideal: machine and size for the lecture's formulas. Intervals are of `draws`
-    draws by one generator of `seed`. update: fetch the newest prices first (extra `[prices]`, and a network).
+    Args:
+        prices: Seller's model such as "openai/gpt-6-sol", fields of a list, or a `PriceList`.
+        provider: Seller of the model.
+        price_time: Day or hour of the list.
+        margin: Price over cost, as a number or a 90 % range "1.2..7"; by default that of the host market.
+        speed: Speed of the standard service [tok/s].
+        fast_speed: Speed of the faster services over standard, for services without a promised speed.
+        hold: Storage cost by memory tier [USD per GB-hour].
+        ideal: Machine and model size of the lecture's formulas.
+        seed: Random seed.
+        draws: Number of draws.
+        update: Whether to download the newest prices first (extra `[prices]`).
+
+    Returns:
+        Estimates with 90 % ranges.
+
+    Raises:
+        RangeError: A value is out of range.
 
     >>> read_prices({"input": 2, "output": 10})["kv_bytes_per_token"].identifiable
     False
@@ -130,12 +156,16 @@ def read_prices(
     if fast_speed is not None:
         times = positive("fast speed", fast_speed)
         if times <= 1:
-            raise RangeError(f"a fast mode is faster than the usual one: its speed must be above 1 times, not {times:g}")
+            raise RangeError(f"fast speed: must be above 1, the speed of the standard service, got {times:g}")
         services = {line.service for line in price_list.rates} & set(FAST)
         price_list = replace(price_list, speeds={**price_list.speeds, **dict.fromkeys(services, times)})
+
+    # Draws come in mirrored pairs, so their number is even.
     sampler = Draws(seed=seed, count=max(2, draws - draws % 2))
     prior, memory, ideal_machine = read_margin(margin), tiers(hold), ideal or Ideal()
     kv = kv_bytes(price_list, prior, sampler, ideal_machine.active, ideal_machine.balance)
+
+    # Estimates first; quantities that no list determines are last.
     readings = [
         size(price_list, "active", "active parameters"),
         size(price_list, "total", "total parameters"),
@@ -152,34 +182,44 @@ def read_prices(
 
 
 def not_identifiable(price_list: PriceList) -> list[Reading]:
-    """Return the readings that do not hold, each with its reason."""
+    """Return the quantities that a price list does not determine.
+
+    Args:
+        price_list: Price list.
+
+    Returns:
+        Estimates without a value, with reasons.
+    """
     base, tiers, facts = price_list.base, price_list.service_rates(), table("priors")["blind"]
     ratio = base.output / base.input if base.input > 0 else math.nan
+
+    # The evidence comes from models with open weights, whose size is known.
     return [
         unidentifiable(
             "memory_bound_share",
-            "share of decode that waits for memory, from output over input price",
-            f"the ratio is convention: over {facts['models']} known models it ranks with the computed one by "
-            f"{facts['ratio_rank']:.2f} at the median of {facts['ratio_systems']} systems ({facts['ratio_rank_low']:.2f} on "
-            f"{facts['ratio_rank_low_on']}, {facts['ratio_rank_high']:.2f} on {facts['ratio_rank_high_on']}); "
-            f"{facts['at_four']} stand at exactly 4",
+            "memory-bound share of decode, from output price over input price",
+            f"the price ratio is a convention: for {facts['models']} known models, its rank correlation with the computed "
+            f"ratio is {facts['ratio_rank']:.2f} at the median of {facts['ratio_systems']} systems "
+            f"({facts['ratio_rank_low']:.2f} on {facts['ratio_rank_low_on']}, "
+            f"{facts['ratio_rank_high']:.2f} on {facts['ratio_rank_high_on']}); "
+            f"{facts['at_four']} models have a ratio of exactly 4",
             ideal=1 - 1 / ratio if ratio >= 1 else math.nan,
             ideal_from="section 14: 1 - 1/r"
             + (f" with r = {ratio:.3g}, MFU of decode {_mfu(ratio):.2g}" if ratio >= 1 else ""),
         ),
         unidentifiable(
             "kv_bytes_from_levels",
-            "KV bytes per token from price levels alone",
-            f"a regression on input and output price explains {100 * facts['levels_r2']:.0f} % of it",
+            "KV bytes per token, from input and output price only",
+            f"a regression on input and output price explains {100 * facts['levels_r2']:.0f} % of the variance",
             measure="B",
         ),
         unidentifiable(
             "kv_bytes_from_hit",
-            "KV bytes per token from the price of a cache hit",
-            f"hits are sold at 0.1, 0.2 or 0.5 of input: of {facts['hits']} prices input explains "
-            f"{100 * facts['hit_r2']:.0f} % of the price of a hit, and KV bytes beside it {100 * facts['hit_kv_r2']:.0f} %"
+            "KV bytes per token, from the price of a cache hit",
+            f"sellers charge 0.1, 0.2 or 0.5 times the input price: for {facts['hits']} prices, the input price explains "
+            f"{100 * facts['hit_r2']:.0f} % of the variance, and input price plus KV bytes {100 * facts['hit_kv_r2']:.0f} %"
             + (
-                f"; here {base.effective_cache_read / base.input:.3g} of input"
+                f"; this list charges {base.effective_cache_read / base.input:.3g} times the input price"
                 if base.input > 0 and math.isfinite(base.cache_read)
                 else ""
             ),
@@ -187,12 +227,12 @@ def not_identifiable(price_list: PriceList) -> list[Reading]:
         ),
         unidentifiable(
             "tier_multiplier",
-            "context or architecture from the multiple of a tier",
-            f"above {facts['step_above']:,} tokens {facts['step_models']} known models of one seller ask "
-            f"x{facts['step_low']:.2g} to x{facts['step_high']:.2g}, where their bytes are up to "
-            f"{facts['step_bytes_apart']:.2g} times apart (rank correlation {facts['step_rank']:.2f}), and "
-            "three labs ask for the same x2 and x1.5"
-            + (f"; here x{tiers[1].output / tiers[0].output:.3g}" if len(tiers) > 1 and tiers[0].output else ""),
+            "context or architecture, from the price factor of a context tier",
+            f"above {facts['step_above']:,} tokens, {facts['step_models']} known models of one seller have factors of "
+            f"{facts['step_low']:.2g} to {facts['step_high']:.2g}, but their KV bytes differ by up to "
+            f"{facts['step_bytes_apart']:.2g} times (rank correlation {facts['step_rank']:.2f}); "
+            "three labs use the same factors 2 and 1.5"
+            + (f"; this list has {tiers[1].output / tiers[0].output:.3g}" if len(tiers) > 1 and tiers[0].output else ""),
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""Finds price lists: of a closed model at its maker, and of a model with open weights at all its sellers."""
+"""Price lookup: finds the price list of a model at a seller, and the offers of an open model at all sellers."""
 
 from __future__ import annotations
 
@@ -18,39 +18,53 @@ from steptime.pricing.price_validity import NEWEST, base_rows, first_day, on_day
 from steptime.result_base import unit
 from steptime.units import parse
 
-_NOON: Final = datetime.combine(NEWEST, time_of_day(12), tzinfo=UTC)  # of the day on which prices were collected
+# Noon of the day on which the shipped prices were collected.
+_NOON: Final = datetime.combine(NEWEST, time_of_day(12), tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """A seller's standard price of a model with open weights, from one source."""
 
-    provider: str = field(metadata=unit("", "who sells"))
+    provider: str = field(metadata=unit("", "seller"))
     role: str = field(metadata=unit("", "first-party, host, hyperscaler or reseller"))
-    variant: str = field(metadata=unit("", "a product of its own: turbo, fast, @0528, nvfp4; empty: the model itself"))
-    input: float = field(metadata=unit("USD", "of prompts", key="input_usd_per_million_tokens"))
-    output: float = field(metadata=unit("USD", "of outputs", key="output_usd_per_million_tokens"))
-    cache_read: float = field(metadata=unit("USD", "of cached prompts", key="cache_read_usd_per_million_tokens"))
-    matched: str = field(default="", metadata=unit("", "id at the seller"))
-    source: str = field(default="", metadata=unit("", "where it was read"))
-    retrieval_date: str = field(default="", metadata=unit("", "when"))
-    agreeing: int = field(default=1, metadata=unit("", "sources that tell this price"))
-    disagreeing: str = field(default="", metadata=unit("", "what other sources say instead"))
-    grade: str = field(default="reported", metadata=unit("", "how far to trust it"))
+    variant: str = field(metadata=unit("", "separate product such as turbo, fast, @0528, nvfp4; empty: the model itself"))
+    input: float = field(metadata=unit("USD", "price of prompt tokens", key="input_usd_per_million_tokens"))
+    output: float = field(metadata=unit("USD", "price of output tokens", key="output_usd_per_million_tokens"))
+    cache_read: float = field(metadata=unit("USD", "price of cached prompt tokens", key="cache_read_usd_per_million_tokens"))
+    matched: str = field(default="", metadata=unit("", "model id of the seller"))
+    source: str = field(default="", metadata=unit("", "source of the price"))
+    retrieval_date: str = field(default="", metadata=unit("", "day on which the source was read"))
+    agreeing: int = field(default=1, metadata=unit("", "number of sources with this price"))
+    disagreeing: str = field(default="", metadata=unit("", "prices in other sources"))
+    grade: str = field(default="reported", metadata=unit("", "reliability of the source"))
 
     @property
     def effective_cache_read(self) -> float:
-        """What a cached token costs."""
+        """Price of a cached token: the input price if there is no discount."""
         return self.cache_read if math.isfinite(self.cache_read) else self.input
 
 
 def find_list(
     name: str, provider: str | None = None, price_time: str | datetime | None = None, *, update: bool = False
 ) -> PriceList:
-    """Return the list of a model at a seller: "openai/gpt-6-sol", or a model and its provider.
+    """Find the price list of a model at a seller.
 
-    The package genai-prices is asked first where it is installed; what it lacks is of the shipped rows of the same time, and
-    where the two disagree the list says so.
+    The package genai-prices has priority if it is installed. The shipped rows of the same time fill its gaps. If the two
+    disagree, a note of the list has both prices.
+
+    Args:
+        name: "seller/model" such as "openai/gpt-6-sol", or a model.
+        provider: Seller.
+        price_time: Day or hour of the list; by default the newest.
+        update: Whether to download the newest prices first.
+
+    Returns:
+        Price list.
+
+    Raises:
+        UnknownName: The seller or model is unknown.
+        RangeError: No price is known at that time.
     """
     if update:
         genai_prices_package.snapshot(update=True)
@@ -58,6 +72,8 @@ def find_list(
     time = read_time(price_time)
     price_time = time or _NOON
     listed = _from_package(seller, model, time, update=update) if genai_prices_package.installed() else None
+
+    # Join the package with the shipped rows, then apply the rules of the day to the result.
     try:
         shipped = _from_rows(seller, model, time)
     except InputError:
@@ -76,13 +92,15 @@ def find_list(
 
 
 def _split(name: str, provider: str | None) -> tuple[str, str]:
-    """Return the seller and the model; raise UnknownName with the nearest where there is none."""
+    """Return the seller and the model; raise UnknownName for an unknown name."""
     front, _, model = name.strip().partition("/") if "/" in name else ("", "", name.strip())
     rows = closed_rows()
     sellers = {row.provider for row in (*rows, *open_rows(), *dated_rows())}
     seller = (provider or front).strip().casefold().replace("x-ai", "xai")
     if provider and front and front.casefold() not in (seller, provider.casefold()):
         model = name.strip()
+
+    # Without a seller, a closed model belongs to its maker, and an open model to its maker if it sells the model.
     if not seller:
         having = sorted({row.provider for row in rows if row.model == model.casefold()})
         if having:
@@ -98,18 +116,18 @@ def _split(name: str, provider: str | None) -> tuple[str, str]:
 
 
 def _maker(having: list[str], model: str) -> str:
-    """Return who makes a model that several sell."""
+    """Return the maker of a model that several sellers offer."""
     makers = {"claude": "anthropic", "gemini": "google", "gpt": "openai", "grok": "xai", "o": "openai"}
     return next((maker for start, maker in makers.items() if model.startswith(start) and maker in having), having[0])
 
 
 def _open_model_maker(family: str) -> str:
-    """Return who makes a model with open weights and sells it; raise InputError with its sellers where nobody does."""
+    """Return the maker of an open model if it sells the model; else raise InputError with the sellers."""
     rows = [row for row in open_rows() if row.family == family]
     makers = [row.provider for row in rows if row.role == FIRST_PARTY]
     if not makers:
         sellers = ", ".join(sorted({row.provider for row in rows}))
-        raise InputError(f"the maker of {family} does not sell it: say whose list, --provider NAME, of {sellers}")
+        raise InputError(f"the maker of {family} does not sell it: choose a seller with --provider NAME, one of {sellers}")
     return makers[0]
 
 
@@ -117,27 +135,36 @@ def _unknown_model(name: str, rows: Iterable[Row]) -> UnknownName:
     known_names = {f"{row.provider}/{row.model}" for row in rows} | {row.family for row in open_rows()}
     known_names |= {f"{row.provider}/{row.model}" for row in dated_rows()}
     return UnknownName(
-        "model with a price", name, known_names, "Closed models are named as openai/gpt-6-sol, open ones as deepseek-v3."
+        "model with a price",
+        name,
+        known_names,
+        "Names of closed models are like openai/gpt-6-sol, of open ones like deepseek-v3.",
     )
 
 
 def _from_package(seller: str, model: str, time: datetime | None, *, update: bool) -> PriceList | None:
-    """Return the package's list, but not of times before the model's first row: the package has its first price for ever."""
+    """Return the package's list, if it is reliable at that time.
+
+    The package uses its first price for all earlier times, so times before the model's first row are rejected.
+    """
     price_list = genai_prices_package.find(seller, model, time or _NOON, update=update)
     first = first_day(seller, model)
     if price_list is None or (time is not None and first and time.date() < date.fromisoformat(first)):
         return None
     ruled = any(fact["provider"] == seller and model in fact["models"] for fact in table("facts")["hours"])
-    if ruled:  # the package knows the hours and no weekends: the shipped rule takes their place
+    # The package has peak hours without weekends; the shipped rule has both.
+    if ruled:
         return None
     read_date = datetime.now(UTC).date().isoformat() if update else str(NEWEST)[:7]
     return replace(price_list, price_time="" if time is None else price_list.price_time, retrieval_date=read_date)
 
 
 def _from_rows(seller: str, model: str, time: datetime | None) -> PriceList:
-    """Return the list of the shipped rows: the newest, or the dated ones of a time."""
+    """Return the list of the shipped rows: the newest, or the dated rows of a time."""
     rows = [row for row in closed_rows() if (row.provider, row.model) == (seller, model)]
     rows = rows or _open_at(seller, model)
+
+    # Dated rows may spell the model id with other capitals.
     ids = {row.model for row in dated_rows() if row.provider == seller and row.model.casefold() == model.casefold()}
     dated = next(iter(ids), model)
     first = first_day(seller, dated)
@@ -146,13 +173,13 @@ def _from_rows(seller: str, model: str, time: datetime | None) -> PriceList:
     if (time is None and rows) or (time is not None and not first):
         since = min((row.since for row in rows if row.since), default="")
         if time is not None and (not since or time.date() < date.fromisoformat(since)):
-            reason = f"its price is known from {since}" if since else "only its present price is known"
+            reason = f"its first known price is from {since}" if since else "only its current price is known"
             raise RangeError(f"no price of {seller}/{model} is known on {time.date()}: {reason}")
         return _listed(seller, model, rows)
     price_time = time or _NOON
     rates, newest = on_day(seller, dated, price_time)
     if newest is None:
-        raise RangeError(f"no price of {seller}/{dated} is known on {price_time.date()}: the first row is of {first}")
+        raise RangeError(f"no price of {seller}/{dated} is known on {price_time.date()}: its first known price is from {first}")
     rates = completed(rates, [row for row in rows if row.since and date.fromisoformat(row.since) <= price_time.date()])
     return PriceList(
         provider=seller, model=dated, rates=rates, price_time="" if time is None else price_time.strftime("%Y-%m-%dT%H:%MZ"),
@@ -167,23 +194,25 @@ def _open_at(seller: str, model: str) -> list[Row]:
 
 
 def _listed(seller: str, model: str, rows: list[Row]) -> PriceList:
-    """Return rows as a list: of each service and tier the one that most sources tell; what others say is a note."""
+    """Return rows as a list: for each service and tier the row with the most sources; other prices become notes."""
     best: dict[tuple[str, float], Row] = {}
     for row in sorted(rows, key=lambda row: (-row.agreeing, row.source)):
+        # Sources differ by one token in thresholds such as 200,000 and 199,999.
         near = next((key for key in best if key[0] == row.service and 0 < abs(key[1] - row.above_tokens) <= 1), None)
         best.setdefault(near or (row.service, row.above_tokens), row)
+    # A threshold in few sources is probably an error if more sources have the same prices at another one.
     best = {key: row for key, row in best.items() if not _outvoted(key, best)}
     chosen_offers = [best[key] for key in sorted(best)]
     first = best.get((STANDARD, 0.0), chosen_offers[0])
-    notes = [f"other sources say {row.disagreeing} USD/M" for row in chosen_offers if row.disagreeing]
+    notes = [f"other sources have {row.disagreeing} USD/M" for row in chosen_offers if row.disagreeing]
     return PriceList(
-        provider=seller, model=model, rates=tuple(map(row_rates, chosen_offers)), source=first.source, retrieval_date=first.retrieval_date,
-        grade=first.grade, notes=tuple(dict.fromkeys(notes)),
+        provider=seller, model=model, rates=tuple(map(row_rates, chosen_offers)), source=first.source,
+        retrieval_date=first.retrieval_date, grade=first.grade, notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
 
 
 def _outvoted(key: tuple[str, float], best: Mapping[tuple[str, float], Row]) -> bool:
-    """Whether a tier stands at another threshold in more sources, with the same prices."""
+    """Check whether more sources have the same prices at another threshold."""
     row = best[key]
     return any(
         other_key != key and other_key[0] == key[0] and key[1] > 0 and (offer.input, offer.output) == (row.input, row.output)
@@ -193,7 +222,8 @@ def _outvoted(key: tuple[str, float], best: Mapping[tuple[str, float], Row]) -> 
 
 
 def _completed(price_list: PriceList, price_time: datetime) -> PriceList:
-    """Return a list with what only the shipped facts tell: lifetimes, storage, promised speeds, its age."""
+    """Return a list with values that only the shipped facts contain: lifetimes, storage, promised speeds, and a note on age."""
+    # Price lists contain neither lifetimes of caches nor promised speeds.
     facts, notes = table("facts"), list[str]()
     life: Mapping[str, Any] = next(
         (cache_fact for cache_fact in facts["caches"] if cache_fact["provider"] == price_list.provider), {}
@@ -223,11 +253,25 @@ def _completed(price_list: PriceList, price_time: datetime) -> PriceList:
 
 
 def find_offers(family: str, price_time: str | datetime | None = None, *, update: bool = False) -> tuple[Offer, ...]:
-    """Return the standard offers of a family: shipped rows, and those of the package that differ, each with its source."""
+    """Find the standard offers of an open model at all sellers.
+
+    Args:
+        family: Family of the model.
+        price_time: Day or hour of the prices; by default the newest.
+        update: Whether to download the newest prices first.
+
+    Returns:
+        Offers of the shipped rows, and those of the package that differ; the cheapest first, resellers last.
+
+    Raises:
+        RangeError: No price is known at that time.
+    """
     time = read_time(price_time)
     if update:
         genai_prices_package.snapshot(update=True)
     offers = [_offer(row) for row in open_rows() if _standard(row, family)] if time is None else _dated_offers(family, time)
+
+    # The package has no start dates, so it counts only for the month of the collection and later.
     if genai_prices_package.installed() and (time is None or time.date() >= NEWEST.replace(day=1)):
         offers += _package_offers(family, time, offers, update=update)
     return tuple(sorted(offers, key=lambda offer: (offer.role == RESELLER, offer.input + offer.output, offer.provider)))
@@ -252,8 +296,10 @@ def _dated_offers(family: str, time: datetime) -> list[Offer]:
     for row in rows:
         if date.fromisoformat(row.since) <= time.date():
             newest[row.provider, row.model] = row
+
+    # Never use a later price for an earlier day.
     if not newest:
-        reason = f"the first row is of {rows[0].since}" if rows else "it has no dated rows"
+        reason = f"its first known price is from {rows[0].since}" if rows else "it has no dated prices"
         raise RangeError(f"no price of {family} is known on {time.date()}: {reason}; leave --date out for the newest")
     roles = {row.provider: row.role for row in open_rows()}
     return [
@@ -278,6 +324,8 @@ def _package_offers(family: str, time: datetime | None, have: list[Offer], *, up
     roles = {row.provider: row.role for row in open_rows()}
     known_offers = {(offer.provider, offer.variant, offer.input, offer.output) for offer in have}
     other_offers = []
+
+    # Offers that the shipped rows already contain are not repeated.
     for variant, listed in genai_prices_package.find_family(family, price_time, update=update):
         base = listed.base
         if (listed.provider, variant, base.input, base.output) in known_offers:

@@ -1,8 +1,8 @@
-"""Proposes a price list: what each price must be for a margin over cost, with the reason of each figure.
+"""Price proposal: a price list for a target margin over cost, with the reason of each price.
 
-Cost is the rent of a busy chip over the share of the day that interactive chips are busy (`utilisation`, of the shipped
-facts); a batch service fills the rest, and pays for a busy chip. Long contexts, fast service and batch are read off plans of
-the same model on the same system.
+The cost is the rent of a busy chip divided by the utilization of interactive chips (`utilisation` in the shipped facts). A
+batch service fills the idle time, and pays for a busy chip only. Prices of long contexts, fast service and batch come from
+plans of the same model on the same system.
 """
 
 from __future__ import annotations
@@ -34,60 +34,77 @@ from steptime.processes import map_in_processes
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import HOUR, MILLION, show
 
-FASTER: Final = 2.5  # times the speed that a fast service is proposed at, as those that are sold promise
-TURNED: Final = 1.5  # times the cost of a tier's first doubling at which the next begins: what tiers that are sold ask
-FLAT_PRICE_RATIO: Final = 1.1  # times the cost of the request up to which longer ones are sold at its price
-LONGEST: Final = 262_144  # tokens of a prompt, of models that state no limit
+# Speed of the proposed fast service over standard, as sellers promise.
+FASTER: Final = 2.5
+# Cost over the first cost of a tier at which the next tier starts, as sellers' tiers do.
+TURNED: Final = 1.5
+# Cost over that of the base request up to which longer requests have the base price.
+FLAT_PRICE_RATIO: Final = 1.1
+# Longest prompt of models without a stated limit [tokens].
+LONGEST: Final = 262_144
+# Lifetimes of the two cache writes [s].
 LIVES: Final = ((300.0, "5 minutes"), (3600.0, "an hour"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One price that is proposed."""
+    """One proposed price."""
 
-    name: str = field(metadata=unit("", "what it is the price of"))
-    usd: float = field(metadata=unit("USD", "per million tokens, or per million tokens and hour; null: not sold", key="usd"))
-    reason: str = field(metadata=unit("", "why"))
+    name: str = field(metadata=unit("", "item"))
+    usd: float = field(
+        metadata=unit("USD", "price per million tokens, or per million tokens and hour; null: not for sale", key="usd")
+    )
+    reason: str = field(metadata=unit("", "reason of the price"))
 
     @property
     def written(self) -> str:
-        """The price in words."""
+        """The price as text."""
         return usd(self.usd) if math.isfinite(self.usd) else "not sold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Proposal(Tabular):
-    """A list at a target margin. As a table it is its lines."""
+    """A price list for a target margin; as a table, one row per price."""
 
     SCHEMA: ClassVar[str] = "steptime.price-proposal/2"
 
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))
-    margin: float = field(metadata=unit("", "price over cost, idle time counted"))
-    utilisation: float = field(metadata=unit("", "share of the day that interactive chips are busy"))
-    mix: Mix = field(metadata=unit("", "the request"))
-    speed: float = field(metadata=unit("tok/s", "of each user"))
-    cost: TokenCost = field(metadata=unit("", "of the request on a busy chip, with the mode, chips and layout of its plan"))
-    lines: tuple[Line, ...] = field(metadata=unit("", "each price with its reason"))
-    list: PriceList = field(metadata=unit("", "the same as a list that can be read backward"))
-    notes: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind"))
+    margin: float = field(metadata=unit("", "price over cost, including the cost of idle time"))
+    utilisation: float = field(metadata=unit("", "utilization: share of the day in which interactive chips are busy"))
+    mix: Mix = field(metadata=unit("", "request"))
+    speed: float = field(metadata=unit("tok/s", "speed of each user"))
+    cost: TokenCost = field(
+        metadata=unit("", "cost of the request on a busy chip, with the mode, chips and layout of its plan")
+    )
+    lines: tuple[Line, ...] = field(metadata=unit("", "prices with reasons"))
+    list: PriceList = field(metadata=unit("", "the same prices as a price list"))
+    notes: tuple[str, ...] = field(default=(), metadata=unit("", "limitations"))
 
     @property
     def text(self) -> str:
-        """The answer in a sentence."""
+        """The answer in one sentence."""
         base = self.list.base
         return (
-            f"{self.model} on {self.system} at {self.margin:g} times its cost: {usd(base.input)} per million tokens in, "
-            f"{usd(base.output)} out, {usd(base.effective_cache_read)} for cached ones."
+            f"Sell {self.model} on {self.system} at {self.margin:g} times its cost: per million tokens, {usd(base.input)} for "
+            f"input, {usd(base.output)} for output, {usd(base.effective_cache_read)} for cached input."
         )
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the sentence and the prices."""
+        """Return the model and the main prices.
+
+        Returns:
+            Title, and price by item.
+        """
         title = f"Proposed prices of {self.model} on {self.system} at margin {self.margin:g}"
         return title, {line.name: line.written for line in self.lines[:5]}
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each price."""
+        """Return the table of prices.
+
+        Returns:
+            Columns by name, one row per price.
+        """
         return columns_by_key(Line, self.lines)
 
 
@@ -102,27 +119,53 @@ def propose_prices(
     hold: Mapping[str, float] | None = None,
     catalog: str | None = None,
 ) -> Proposal:
-    """Return a list for a model on a system at a margin over cost, each with its reason. Prices are proportional to it."""
+    """Propose a price list for a model on a system.
+
+    All prices are proportional to the margin.
+
+    Args:
+        model: Model.
+        system: System with a rent.
+        margin: Target price over cost.
+        speed: Speed of each user [tok/s].
+        mix: Request, as "4096:1024:0.5" or a `Mix`.
+        mode: Serving modes; the plan uses the cheapest.
+        hold: Storage cost by memory tier [USD per GB-hour].
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Prices with reasons.
+
+    Raises:
+        InputError: The system has no known rent.
+        Impossible: The system cannot serve the model at that speed.
+    """
     positive("target margin", margin)
     request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
     machine, loaded = resolve_system(system), _loaded(model, catalog)
     if not has_rent(machine.rent):
         raise InputError(
-            f"no rent of {machine.chip.name} is known, so that nothing costs; take a system with one, such as hgx-h100"
+            f"no rent of {machine.chip.name} is known, so costs are unknown; choose a system with a rent, such as hgx-h100"
         )
+
+    # Geometric mean of the reported range of utilization.
     low, high = assumed("utilisation")
     busy = math.sqrt(low * high)
     work = _works(request, loaded)
     ask = partial(_cost, machine, loaded, limits(speed=positive("--speed", speed, "tok/s")), mode)
     base, *longer = map_in_processes(ask, work)
     if not base.feasible:
-        raise Impossible(f"{loaded.name} is not served on {machine.name} at {speed:g} tok/s: {base.reason}")
+        raise Impossible(f"{machine.name} cannot serve {loaded.name} at {speed:g} tok/s: {base.reason}")
     maker = _Maker(margin=margin, busy=busy, base=base, machine=machine, model=loaded, request=request)
     lines, rates = maker.plain(tiers(hold))
+
+    # Longer contexts cost more; plans at doubled prompt lengths give the tiers.
     points = context_points(work[1:], longer)
     steps_ = maker.long(points, rates)
     refused_tokens = next((workload.input_tokens for workload in work[1 + len(points) :]), math.nan)
     lines += maker.long_lines(points, steps_, refused_tokens, speed)
+
+    # Each tier has a fast and a batch service.
     services = list[Rates]()
     for cost, paid_rates in ((base, rates), *((step.cost, paid_rates) for step, paid_rates in steps_)):
         mode_lines, mode_rates = maker.modes(cost, paid_rates, speed, services)
@@ -135,7 +178,7 @@ def propose_prices(
         grade="given",
     )  # fmt: skip
     notes = (
-        f"interactive chips are taken to be busy {100 * busy:.0f} % of the day (30 to 60 %, reported); prices pay for the rest",
+        f"interactive chips are assumed busy {100 * busy:.0f} % of the day (reported: 30 to 60 %); prices also cover idle time",
         f"rent {rent_in_words(machine.rent)}",
         f"a request costs {usd(base.usd_per_request)} in {base.mode} mode on {base.chips:,} chips, {base.layout_text}",
     )
@@ -146,20 +189,21 @@ def propose_prices(
 
 
 def _loaded(model: ModelLike, catalog: str | None) -> Model:
-    """Return a named model in the format that hosts keep it in, or as it is where nobody sells it."""
+    """Return a named model in the format that hosts use, or unchanged if nobody sells it."""
     if not isinstance(model, str):
         return resolve_model(model)
     try:
         _, weights, catalogue, _ = family_named(model)
     except InputError:
-        if match_family(model)[0]:  # a variant that nobody sells
+        # Nobody sells this variant of a known family.
+        if match_family(model)[0]:
             raise
         return load_model(model, catalog=catalog)
     return load_model(catalogue, weights="fp8" if weights == "fp8" else "", catalog=catalog)
 
 
 def _works(request: Mix, model: Model) -> list[Workload]:
-    """Return the request, and the same with longer prompts: doublings, up to the longest that the model takes."""
+    """Return the request, and the same request with doubled prompts up to the longest prompt of the model."""
     max_prompt_tokens = longest_prompt(model, request)
     doublings = takewhile(lambda size: size < max_prompt_tokens, (request.input_tokens * 2**power for power in count(1)))
     longer = [*doublings, max_prompt_tokens] if max_prompt_tokens > request.input_tokens else []
@@ -172,7 +216,7 @@ def _cost(machine: System, model: Model, slo: Slo, mode: tuple[str, ...], work: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Maker:
-    """What prices are made of."""
+    """Inputs of a price proposal."""
 
     margin: float
     busy: float
@@ -183,41 +227,51 @@ class _Maker:
 
     @property
     def fresh(self) -> float:
-        """Cost of a million prompt tokens that no cache holds: a plan counts all tokens of a prompt [USD]."""
+        """Cost of a million uncached prompt tokens [USD].
+
+        A plan divides the cost by all prompt tokens, cached ones included.
+        """
         return self.base.input_usd_per_million / (1 - self.request.cached_share)
 
     def plain(self, memory: tuple[Tier, ...]) -> tuple[list[Line], Rates]:
-        """Return input, output, cached input, writes and holding."""
+        """Return the prices of input, output, cached input, cache writes and storage."""
         times = self.margin / self.busy
         multiplier = f"x {self.margin:g} / {100 * self.busy:.0f} % busy"
+
+        # A cache hit costs the transfer of KV bytes from host memory, plus their storage.
         bytes_ = float(cache_bytes_read(self.model, 32_768.0)) / 32_768
         host = self.machine.tiers[0] if self.machine.tiers else None
         width = float(host.bandwidth) if host is not None else float(self.machine.scale_up.link.bandwidth)
         load = bytes_ / width * float(self.machine.rent.typical) * MILLION
         prices = {"input": self.fresh, "output": self.base.output_usd_per_million}
         lines = [
-            Line(name=name, usd=cost * times, reason=f"chip-time of {name} tokens {usd(cost)} {multiplier}")
+            Line(name=name, usd=cost * times, reason=f"chip time of {name} tokens: {usd(cost)} {multiplier}")
             for name, cost in prices.items()
         ]
         stays = hold_cost_by_life(memory)
+
+        # Storage is busy all day, so its price does not include idle time.
         hold_prices = [self.margin * bytes_ * usd_per_byte * MILLION for usd_per_byte, _ in stays]
         back = self.margin * load + hold_prices[0]
         hit = min(back, lines[0].usd)
         load_words = (
-            f"{show(bytes_, 'B')} a token back to the chip at {show(width, 'B/s')}, paid for as if it waited, and {stays[0][1]}"
+            f"transfer of {show(bytes_, 'B')} per token to the chip at {show(width, 'B/s')}, charged as chip time, "
+            f"plus storage for {stays[0][1]}"
         )
-        dearer = f"no less than input: {load_words} cost {usd(back)}"
+        dearer = f"same as input: {load_words} cost {usd(back)}"
         lines.append(Line(name="cached input", usd=hit, reason=load_words if hit == back else dearer))
         writes = [lines[0].usd + hold_price for hold_price in hold_prices]
         for (_, name), price, hold_price, (_, place_words) in zip(LIVES, writes, hold_prices, stays, strict=True):
-            lines.append(Line(name=f"cache write, {name}", usd=price, reason=f"input and {place_words} ({usd(hold_price)})"))
+            lines.append(
+                Line(name=f"cache write, {name}", usd=price, reason=f"input plus storage for {place_words} ({usd(hold_price)})")
+            )
         for tier in memory:
             hourly = self.margin * bytes_ * tier.usd_per_byte_second * HOUR * MILLION
             lines.append(
                 Line(
                     name=f"hold in {tier.name}, Mtok-hour",
                     usd=hourly,
-                    reason=f"{show(bytes_, 'B')} a token x {self.margin:g}; {tier.grade}",
+                    reason=f"{show(bytes_, 'B')} per token x {self.margin:g}; {tier.grade}",
                 )
             )
         rates = Rates(
@@ -227,7 +281,7 @@ class _Maker:
         return lines, rates
 
     def long(self, points: list[Point], base: Rates) -> list[tuple[Step, Rates]]:
-        """Return the tiers of long contexts: each paid for at its dearest context, and none where all cost as the base."""
+        """Return the tiers of long contexts, each at the price of its most expensive context."""
         times = self.margin / self.busy
         step_rates = []
         for step in steps(Point(self.request.input_tokens, self.fresh, self.base.output_usd_per_million, self.base), points):
@@ -244,43 +298,46 @@ class _Maker:
         return step_rates
 
     def long_lines(self, points: list[Point], step_rates: list[tuple[Step, Rates]], refused: float, speed: float) -> list[Line]:
-        """Return the prices of long contexts with their reasons, and up to where any are sold; refused: one not served."""
+        """Return the prices of long contexts with reasons, and the limit of the context."""
         lines = []
         for step, rates in step_rates:
             ratio = step.output / self.base.output_usd_per_million
-            name, context_words = f"above {step.above:,.0f} tokens", f"at up to {step.end:,.0f} tokens"
+            name, context_words = f"above {step.above:,.0f} tokens", f"at contexts up to {step.end:,.0f} tokens"
             lines += [
-                Line(name=f"input {name}", usd=rates.input, reason=f"chip-time of prompts {context_words}"),
+                Line(name=f"input {name}", usd=rates.input, reason=f"chip time of prefill {context_words}"),
                 Line(
                     name=f"output {name}",
                     usd=rates.output,
-                    reason=f"{context_words} a token out costs {ratio:.2f} times as much",
+                    reason=f"{context_words}, an output token costs {ratio:.2f} times the base",
                 ),
             ]
         longest_tokens = points[-1].tokens if points else self.request.input_tokens
         if not step_rates:
-            flat_reason = (
-                f"up to {longest_tokens:,.0f} tokens a request costs as much a token to {100 * (FLAT_PRICE_RATIO - 1):.0f} %"
-            )
+            percent = 100 * (FLAT_PRICE_RATIO - 1)
+            flat_reason = f"up to {longest_tokens:,.0f} tokens, the cost per token is equal within {percent:.0f} %"
             lines.append(Line(name="long contexts", usd=math.nan, reason=flat_reason))
         if math.isfinite(refused):
-            why = f"prompts of {refused:,.0f} tokens are not served at {speed:g} tok/s"
+            why = f"the system cannot serve prompts of {refused:,.0f} tokens at {speed:g} tok/s"
             lines.append(Line(name=f"above {longest_tokens:,.0f} tokens", usd=math.nan, reason=why))
         return lines
 
     def modes(self, cost: TokenCost, base_rates: Rates, speed: float, shorter: list[Rates]) -> tuple[list[Line], list[Rates]]:
-        """Return a fast and a batch service beside rates, off the front of speed and cost there; never below shorter ones."""
+        """Return a fast and a batch service; the price factor never falls with the context."""
         least = {rates.service: rates.output / base_rates.output for rates in shorter}
         base_cost = float(cost.at_speed(speed))
         fast = float(cost.at_speed(speed * FASTER)) / base_cost
         slow = min(usd_ for _, usd_ in cost.front) / base_cost if cost.front else math.nan
         top = max((fastest for fastest, _ in cost.front), default=math.nan)
         sold = math.isfinite(fast)
-        why = f"the front of speed and cost: {fast:.2f} times as dear" if sold else f"the front ends at {top:,.0f} tok/s"
+        why = f"cost at this speed: {fast:.2f} times standard" if sold else f"the maximum speed of a plan is {top:,.0f} tok/s"
         if sold and least.get("fast", 0.0) > fast:
-            fast, why = least["fast"], f"{why}; no less than shorter contexts"
+            fast, why = least["fast"], f"{why}; raised to the factor of shorter contexts"
+
+        # Batch runs in the idle time of interactive chips, so it pays for a busy chip only.
         share = max(slow * self.busy, least.get("batch", 0.0))
-        filled = f"no speed is promised ({slow:.2f} of the cost), and its queue fills the chips' idle time ({self.busy:.2f})"
+        filled = (
+            f"no promised speed (x {slow:.2f} of the cost), and batch work fills the idle time of chips (x {self.busy:.2f})"
+        )
         above = f", above {base_rates.above_tokens:,.0f} tokens" if base_rates.above_tokens else ""
         lines = [
             Line(name=f"output, fast ({FASTER:g} times {speed:g} tok/s){above}", usd=base_rates.output * fast, reason=why),
@@ -300,10 +357,17 @@ class _Maker:
 
 
 def hold_cost_by_life(memory: tuple[Tier, ...]) -> list[tuple[float, str]]:
-    """Return what a byte costs to hold for each lifetime [USD], and where it lies.
+    """Return the storage cost of a byte for each lifetime, and its tiers.
 
-    A cache may be read at any time of its life, and moves down as it ages: up to five minutes it lies in the cheapest tier that
-    can be read within them, then in the cheapest that can be read within an hour. A longer life thus costs more.
+    A cache may be read at any time, and moves to cheaper tiers as it ages. For the first five minutes it is in the cheapest
+    tier that can be read within five minutes. After that it is in the cheapest tier that can be read within an hour. A longer
+    lifetime therefore costs more.
+
+    Args:
+        memory: Tiers.
+
+    Returns:
+        Cost [USD per byte] and text, by lifetime.
     """
     hold_costs, cost, begun, words = [], 0.0, 0.0, list[str]()
     for life, _ in LIVES:
@@ -317,7 +381,7 @@ def hold_cost_by_life(memory: tuple[Tier, ...]) -> list[tuple[float, str]]:
 
 
 class Point(NamedTuple):
-    """What tokens cost at a context [USD per million]."""
+    """Token costs at a context length [USD per million tokens]."""
 
     tokens: float
     input: float
@@ -326,7 +390,7 @@ class Point(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A tier: from above which context to which it is, and the most that tokens cost in it [USD per million]."""
+    """A tier: its lower and upper context, and the highest token costs in it [USD per million tokens]."""
 
     above: float
     end: float
@@ -336,10 +400,17 @@ class Step(NamedTuple):
 
 
 def steps(base: Point, points: list[Point]) -> list[Step]:
-    """Return the tiers of contexts beyond the base, the shortest first.
+    """Divide contexts above the base into price tiers.
 
-    A tier holds the contexts up to the next one that costs `TURNED` times as much as its first, and is paid for at the dearest
-    of them, so that no request in it earns less. The base's own rates hold on while a context costs the same to `ALIKE`.
+    A tier ends at the first context with `TURNED` times the cost of its first context. Its price is that of its most expensive
+    context, so every request in it earns the margin. The base rates apply while the cost is the same within `FLAT_PRICE_RATIO`.
+
+    Args:
+        base: Costs of the base request.
+        points: Costs of longer contexts, ascending.
+
+    Returns:
+        Tiers, the shortest contexts first.
     """
     price_steps: list[Step] = []
     above, first = base.tokens, base
@@ -348,6 +419,7 @@ def steps(base: Point, points: list[Point]) -> list[Step]:
         if open_ is None and point.input <= FLAT_PRICE_RATIO * base.input and point.output <= FLAT_PRICE_RATIO * base.output:
             above = point.tokens
         elif open_ is None or max(point.input / first.input, point.output / first.output) >= TURNED:
+            # A new tier never costs less than the tier below it.
             first = point
             lower = (0.0, 0.0) if open_ is None else (open_.input, open_.output)
             price_steps.append(Step(above, point.tokens, max(point.input, lower[0]), max(point.output, lower[1]), point.cost))
@@ -360,12 +432,28 @@ def steps(base: Point, points: list[Point]) -> list[Step]:
 
 
 def longest_prompt(model: Model, request: Mix) -> float:
-    """Return the longest prompt that leaves room for the answer; `LONGEST` where no limit is stated."""
+    """Return the longest prompt that leaves room for the output.
+
+    Args:
+        model: Model.
+        request: Request.
+
+    Returns:
+        Tokens; `LONGEST` for a model without a limit.
+    """
     return model.max_context - request.output_tokens if math.isfinite(model.max_context) else float(LONGEST)
 
 
 def context_points(works: Sequence[Workload], costs: Sequence[TokenCost]) -> list[Point]:
-    """Return what contexts cost, up to the first that is not served."""
+    """Return the costs of contexts, up to the first that is not served.
+
+    Args:
+        works: Workloads, with ascending prompts.
+        costs: Their costs.
+
+    Returns:
+        Costs by context.
+    """
     served = takewhile(lambda pair: pair[1].feasible, zip(works, costs, strict=True))
     return [
         Point(float(work.input_tokens), cost.input_usd_per_million, cost.output_usd_per_million, cost) for work, cost in served

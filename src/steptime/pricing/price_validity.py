@@ -1,4 +1,7 @@
-"""Which prices hold on a day and at an hour: first prices and changes, tiers that went, promotions that end, peak hours."""
+"""Price validity: the prices that apply on a day and at an hour.
+
+It covers first prices and changes, removed tiers, promotions with an end, and peak hours.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,16 @@ NEWEST: Final = date(2026, 11, 21)
 
 
 def read_time(text: str | date | datetime | None) -> datetime | None:
-    """Return a day at noon, or a day and hour, in UTC.
+    """Parse a day (at noon) or a day and hour, in UTC.
+
+    Args:
+        text: ISO text, date, time, or None.
+
+    Returns:
+        Time with a time zone; None for None.
+
+    Raises:
+        RangeError: The text is not a day or time.
 
     >>> read_time("2026-03-01"), read_time("2026-11-20T02:00Z").hour
     (datetime.datetime(2026, 3, 1, 12, 0, tzinfo=datetime.timezone.utc), 2)
@@ -31,7 +43,7 @@ def read_time(text: str | date | datetime | None) -> datetime | None:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
         raise RangeError(
-            f"--date takes a day such as 2026-03-01, or an hour such as 2026-11-20T02:00Z, not {short_repr(text)}"
+            f"--date: must be a day such as 2026-03-01, or an hour such as 2026-11-20T02:00Z, got {short_repr(text)}"
         ) from None
     if re.fullmatch(r"\d{4}-?\d{2}-?\d{2}", text.strip()):
         moment = moment.replace(hour=12)
@@ -39,7 +51,14 @@ def read_time(text: str | date | datetime | None) -> datetime | None:
 
 
 def row_rates(row: Row) -> Rates:
-    """Return the rates of a row."""
+    """Convert a row to rates.
+
+    Args:
+        row: Shipped row.
+
+    Returns:
+        Rates.
+    """
     source = f"{row.source}, {row.retrieval_date}"
     return Rates(
         service=row.service, above_tokens=row.above_tokens, source=source, **{name: getattr(row, name) for name in PRICES}
@@ -47,7 +66,16 @@ def row_rates(row: Row) -> Rates:
 
 
 def on_day(provider: str, model: str, price_time: datetime) -> tuple[tuple[Rates, ...], Row | None]:
-    """Return the newest dated rates up to a time, by service and tier, and the newest row; empty where none was known then."""
+    """Return the newest dated rates up to a time.
+
+    Args:
+        provider: Seller.
+        model: Model id of the seller.
+        price_time: Time.
+
+    Returns:
+        Rates by service and tier, and the newest row; empty and None before the first row.
+    """
     newest: dict[tuple[str, float], Row] = {}
     for row in dated_rows():
         if row.provider == provider and row.model == model and date.fromisoformat(row.since) <= price_time.date():
@@ -57,14 +85,31 @@ def on_day(provider: str, model: str, price_time: datetime) -> tuple[tuple[Rates
 
 
 def base_rows(provider: str, model: str, price_time: datetime) -> list[Row]:
-    """Return the dated standard rows of a model up to a time, without tiers, the oldest first."""
+    """Return the dated standard rows of a model up to a time, without tiers.
+
+    Args:
+        provider: Seller.
+        model: Model id of the seller.
+        price_time: Time.
+
+    Returns:
+        Rows, the oldest first.
+    """
     mine = [row for row in dated_rows() if (row.provider, row.model) == (provider, model)]
     base = [row for row in mine if row.service == STANDARD and not row.above_tokens]
     return [row for row in base if date.fromisoformat(row.since) <= price_time.date()]
 
 
 def first_day(provider: str, model: str) -> str:
-    """Return the day of the first dated row of a model, or "" where there is none."""
+    """Return the day of the first dated row of a model.
+
+    Args:
+        provider: Seller.
+        model: Model id of the seller.
+
+    Returns:
+        Day as text; "" without a dated row.
+    """
     return next((row.since for row in dated_rows() if row.provider == provider and row.model == model), "")
 
 
@@ -73,7 +118,19 @@ def _facts(kind: str, provider: str, model: str) -> Iterable[Mapping[str, Any]]:
 
 
 def on_time(provider: str, model: str, rates: tuple[Rates, ...], price_time: datetime) -> tuple[tuple[Rates, ...], list[str]]:
-    """Return rates with what the shipped facts say of a time: tiers that went, promotions that ended, peak hours."""
+    """Apply the shipped facts of a time to rates.
+
+    The facts are removed tiers, promotions with an end, and peak hours.
+
+    Args:
+        provider: Seller.
+        model: Model id of the seller.
+        rates: Rates.
+        price_time: Time.
+
+    Returns:
+        Rates, and notes.
+    """
     notes = []
     for fact in _facts("dropped", provider, model):
         if price_time.date() >= date.fromisoformat(fact["date"]) and any(r.above_tokens == fact["above_tokens"] for r in rates):
@@ -82,9 +139,9 @@ def on_time(provider: str, model: str, rates: tuple[Rates, ...], price_time: dat
     for fact in _facts("changes", provider, model):
         if price_time.date() >= date.fromisoformat(fact["from"]):
             rates = tuple(_changed(r, fact) for r in rates)
-            notes.append(f"{fact['note']}; these are the prices from {fact['from']}")
+            notes.append(f"{fact['note']}; these are the prices since {fact['from']}")
         else:
-            notes.append(f"{fact['note']}; from {fact['from']} {fact['input']:g} in, {fact['output']:g} out USD/M")
+            notes.append(f"{fact['note']}; from {fact['from']}: {fact['input']:g} in, {fact['output']:g} out USD/M")
     for fact in _facts("hours", provider, model):
         if price_time.date() >= date.fromisoformat(fact["from"]):
             times, words = _hour(fact, price_time)
@@ -94,14 +151,15 @@ def on_time(provider: str, model: str, rates: tuple[Rates, ...], price_time: dat
 
 
 def _changed(rates: Rates, change: Mapping[str, Any]) -> Rates:
-    """Return the rates after a change: the standard ones as told, others in proportion to input."""
+    """Return the rates after a change: standard rates as recorded, others in proportion to input."""
     if rates.service == "standard" and not rates.above_tokens:
         return replace(rates, **{name: change[name] for name in PRICES if name in change})
     return rates.times(2.0 if rates.service == "batch" else 1.0)
 
 
 def _hour(rule: Mapping[str, Any], price_time: datetime) -> tuple[float, str]:
-    """Return by what the price off peak is multiplied at a time, and why."""
+    """Return the factor on the off-peak price at a time, and its reason."""
+    # Weekends follow the calendar of Beijing; the hours are in UTC.
     spans = " and ".join(rule["peak"])
     weekend = (price_time + BEIJING).weekday() >= 5 and price_time.date() >= date.fromisoformat(rule["weekends_from"])
     for span in rule["peak"]:
@@ -109,7 +167,7 @@ def _hour(rule: Mapping[str, Any], price_time: datetime) -> tuple[float, str]:
         if start <= price_time.time() < end and not weekend:
             return float(
                 rule["times"]
-            ), f"peak: {rule['times']:g} times the price off peak at {spans} UTC on weekdays of Beijing"
-    return 1.0, f"off peak; {rule['times']:g} times as dear at {spans} UTC on weekdays of Beijing" + (
+            ), f"peak: {rule['times']:g} times the off-peak price at {spans} UTC on weekdays in Beijing"
+    return 1.0, f"off-peak price; {rule['times']:g} times as expensive at {spans} UTC on weekdays in Beijing" + (
         " (a weekend)" if weekend else ""
     )

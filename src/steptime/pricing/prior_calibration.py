@@ -1,6 +1,6 @@
-"""Priors fitted to shipped rows, and how often intervals held on models whose truth is known, each left out of its own fit.
+"""Prior calibration: priors of price estimates fitted to shipped rows, and their accuracy in cross-validation on known models.
 
-`docs/fit_prices.py` writes what `priors_text` returns; readings take it from the file, so that a list is read in milliseconds.
+`docs/fit_prices.py` writes the result of `priors_text` to a file. Estimates use this file, so they take milliseconds.
 """
 
 from __future__ import annotations
@@ -24,21 +24,40 @@ from steptime.pricing.price_list import PriceList, Rates
 from steptime.pricing.serving_costs import HOPPER, plausible
 from steptime.units import MILLION
 
-HALF_BUSY: Final = 0.45  # of the peak FP8 rate: of DeepSeek's own pass of prompts (reported); others say up to 0.60
+# Share of the peak FP8 rate in DeepSeek's prefill (reported); other sources report up to 0.60.
+HALF_BUSY: Final = 0.45
 
 Fit = tuple[Array, float]
-"""Coefficients of a logarithm to base 10, and the scatter about it."""
+"""Coefficients of log10 of a size, and the scatter of the residuals."""
 
 
 def by_input(inputs: Array, _: Array, sizes: Array) -> Fit:
-    """Fit size = constant x input price: the median of the ratio, in log10."""
+    """Fit size = constant x input price in log10, with the median ratio.
+
+    Args:
+        inputs: Input prices [USD per million tokens], of shape (models,).
+        _: Output prices, not used.
+        sizes: Sizes, of shape (models,).
+
+    Returns:
+        Coefficients and scatter.
+    """
     ratio = np.log10(sizes / inputs)
     centre = float(np.median(ratio))
     return np.array([centre, 1.0, 0.0]), float(np.std(ratio - centre, ddof=1))
 
 
 def by_both(inputs: Array, outputs: Array, sizes: Array) -> Fit:
-    """Fit size = constant x input price ** a x output price ** b, by least squares in log10."""
+    """Fit size = constant x input price ** a x output price ** b in log10.
+
+    Args:
+        inputs: Input prices [USD per million tokens], of shape (models,).
+        outputs: Output prices, of shape (models,).
+        sizes: Sizes, of shape (models,).
+
+    Returns:
+        Coefficients and scatter of a least-squares fit.
+    """
     columns = np.stack([np.ones_like(inputs), np.log10(inputs), np.log10(outputs)], axis=1)
     coefficients, *_ = np.linalg.lstsq(columns, np.log10(sizes), rcond=None)
     scatter = np.log10(sizes) - columns @ coefficients
@@ -46,13 +65,30 @@ def by_both(inputs: Array, outputs: Array, sizes: Array) -> Fit:
 
 
 def predicted(fit: Array, inputs: Array | float, outputs: Array | float) -> Array:
-    """Return log10 of a size by a fit."""
+    """Return log10 of the size that a fit predicts.
+
+    Args:
+        fit: Coefficients.
+        inputs: Input prices [USD per million tokens].
+        outputs: Output prices.
+
+    Returns:
+        log10 of the sizes.
+    """
     log_sizes: Array = fit[0] + fit[1] * np.log10(inputs) + fit[2] * np.log10(outputs)
     return log_sizes
 
 
 def left_out(fit: Callable[[Array, Array, Array], Fit], sizes: Array) -> Coverage:
-    """Return how many families' sizes lay in the 90 % interval of a fit to the others."""
+    """Cross-validate the 90 % range of a fit.
+
+    Args:
+        fit: Fit function.
+        sizes: Sizes, of shape (models,).
+
+    Returns:
+        Number of models inside the range of a fit to the others.
+    """
     inputs, outputs = _prices()
     hits = 0
     for index in range(len(sizes)):
@@ -68,7 +104,15 @@ def _prices() -> tuple[Array, Array]:
 
 
 def tier_list(provider: str, model: str) -> PriceList:
-    """Return the newest dated list of a model with a step."""
+    """Return the newest dated price list of a model with context tiers.
+
+    Args:
+        provider: Seller.
+        model: Model id of the seller.
+
+    Returns:
+        Price list.
+    """
     newest: dict[float, Rates] = {}
     for row in dated_rows():
         if (row.provider, row.model, row.service) == (provider, model, "standard"):
@@ -77,7 +121,11 @@ def tier_list(provider: str, model: str) -> PriceList:
 
 
 def known_tiers() -> list[tuple[PriceList, float]]:
-    """Return the lists with a step of known models, with the BF16 bytes that a token of context adds to a read."""
+    """Return the price lists with a step of models with known KV bytes.
+
+    Returns:
+        Price list, and KV bytes read per token of context in BF16.
+    """
     known_models = []
     for model in table("tier_models")["models"]:
         figures = next(iter(costs_by_model()[model["catalogue"], model["weights"]].values()))
@@ -86,7 +134,15 @@ def known_tiers() -> list[tuple[PriceList, float]]:
 
 
 def tier_coverage(margin: Margin, draws: Draws) -> tuple[Coverage, Coverage, list[float]]:
-    """Return how many true bytes lay in their interval by a margin prior, how many below the bound, and log10 of errors."""
+    """Test the KV bytes from price steps on known models.
+
+    Args:
+        margin: Prior of the margin.
+        draws: Draws.
+
+    Returns:
+        Coverage of the range, coverage of the upper bound, and log10 of estimate over known value.
+    """
     hits, below, errors = 0, 0, []
     for price_list, truth in known_tiers():
         values, bounds = calibrated(price_list, margin, draws)
@@ -98,25 +154,50 @@ def tier_coverage(margin: Margin, draws: Draws) -> tuple[Coverage, Coverage, lis
 
 
 def active_bound_held() -> int:
-    """Return of how many families the input price pays at least the arithmetic of their active parameters."""
+    """Count families whose input price covers the arithmetic of their size.
+
+    Returns:
+        Number of families below the upper bound.
+    """
     usd = usd_per_operation()
     return sum(bool(family.active <= active_from_input(family.input / MILLION, usd)) for family in families())
 
 
 def of_market() -> Margin:
-    """Return the margins of the families on Hopper, recomputed from the shipped rows."""
+    """Compute the margins of families on Hopper from the shipped rows.
+
+    Returns:
+        Prior.
+    """
     values = tuple(sorted(family.margin for family in families() if math.isfinite(family.margin)))
     low, median, high = np.quantile(values, [0.05, 0.5, 0.95]).tolist()
     return Margin(median=median, low=low, high=high, basis="market", values=values)
 
 
 def within(values: Sequence[float], low: float, high: float) -> Coverage:
-    """Return how many values lie between two."""
+    """Count values in a range.
+
+    Args:
+        values: Values.
+        low: Lower end.
+        high: Upper end.
+
+    Returns:
+        Coverage.
+    """
     return Coverage(hits=sum(low <= value <= high for value in values), trials=len(values))
 
 
 def rank_correlation(a: Array, b: Array) -> float:
-    """Return Spearman's rank correlation, ties at their mean rank."""
+    """Return Spearman's rank correlation; ties have their mean rank.
+
+    Args:
+        a: Values.
+        b: Values, of the same shape.
+
+    Returns:
+        Correlation from -1 to 1.
+    """
     ranks = np.stack(
         [np.mean([np.searchsorted(np.sort(sample), sample, side) for side in ("left", "right")], axis=0) for sample in (a, b)]
     )
@@ -124,7 +205,15 @@ def rank_correlation(a: Array, b: Array) -> float:
 
 
 def explained_variance(targets: Array, *predictors: Array) -> float:
-    """Return the share of the variance of log10 that a regression on other logarithms explains."""
+    """Return the share of variance that a log-log regression explains.
+
+    Args:
+        targets: Values, of shape (n,).
+        *predictors: Predictors, of shape (n,).
+
+    Returns:
+        R squared in log10.
+    """
     columns = np.stack([np.ones_like(targets), *(np.log10(predictor) for predictor in predictors)], axis=1)
     logs = np.log10(targets)
     coefficients, *_ = np.linalg.lstsq(columns, logs, rcond=None)
@@ -132,15 +221,16 @@ def explained_variance(targets: Array, *predictors: Array) -> float:
 
 
 def _cost_ratios() -> dict[str, Array]:
-    """Return what output tokens cost over input tokens, by family, on each system."""
+    """Return the cost of output tokens over that of input tokens, by system and family."""
     return {
         name: np.array([family.cost_ratios.get(name, math.nan) for family in families()]) for name in families()[0].cost_ratios
     }
 
 
 def _steps_at_one_threshold() -> dict[str, float]:
-    """Return how multiples of output prices stand to known bytes, of the models whose first step is where most have theirs."""
+    """Compare price factors with known KV bytes, for models whose first step is at the most common threshold."""
     steps = [(tiers[1].above_tokens, tiers[1].output / tiers[0].output, truth) for tiers, truth in _first_steps()]
+    # Factors at different thresholds are not comparable.
     common_threshold = statistics.mode(above for above, _, _ in steps)
     multiples, truths = np.array([(multiple, truth) for above, multiple, truth in steps if above == common_threshold]).T
     return {
@@ -158,7 +248,11 @@ def _first_steps() -> list[tuple[tuple[Rates, ...], float]]:
 
 
 def blind_facts() -> dict[str, float | str]:
-    """Return what shows that some readings do not hold: of ratios, of price levels, and of prices of hits."""
+    """Return the evidence that some quantities are not identifiable.
+
+    Returns:
+        Rank correlations and explained variances of price ratios, price levels and cache hit prices, by name.
+    """
     inputs, outputs = _prices()
     kv = np.array([family.kv_bytes for family in families()])
     ratios = outputs / inputs
@@ -167,6 +261,8 @@ def blind_facts() -> dict[str, float | str]:
         for name, costs in _cost_ratios().items()
         for able in [np.isfinite(costs)]
     }
+
+    # Cache hits: does KV size explain their price beyond the input price?
     low, high = min(ranks, key=ranks.__getitem__), max(ranks, key=ranks.__getitem__)
     cached = {family.name: family.kv_bytes for family in families()}
     hits = [row for row in open_rows() if row.family in cached and row.cache_read > 0 and row.service == "standard"]
@@ -189,12 +285,23 @@ def blind_facts() -> dict[str, float | str]:
 
 
 def log_spread(sizes: Array) -> float:
-    """Return the standard deviation of log10: what is known of a size without prices."""
+    """Return the standard deviation of log10 of sizes, without prices.
+
+    Args:
+        sizes: Sizes.
+
+    Returns:
+        Standard deviation.
+    """
     return float(np.std(np.log10(sizes), ddof=1))
 
 
 def usd_per_operation() -> float:
-    """Return the median USD per FP8 operation of plausible systems, at `HALF_BUSY` of their peak."""
+    """Return the median cost of an FP8 operation on plausible systems.
+
+    Returns:
+        USD per FLOP at `HALF_BUSY` of the peak rate.
+    """
     machines, _ = plausible()
     rents = np.array([float(machine.rent.typical) for machine in machines])
     rates = np.array([float(machine.chip.peak.get("fp8", math.nan)) for machine in machines])
@@ -215,7 +322,11 @@ def _written(name: str, fit: Fit, coverage: Coverage, sizes: Array) -> list[str]
 
 
 def priors_text() -> str:
-    """Return the priors as TOML."""
+    """Format the priors as TOML.
+
+    Returns:
+        Text of the file.
+    """
     market = of_market()
     active, total = (np.array([getattr(family, name) for family in families()]) for name in ("active", "total"))
     prices = _prices()

@@ -1,14 +1,14 @@
-"""What tokens cost on plausible systems: one plan each, taken once.
+"""Serving costs: what a model's tokens cost on plausible systems, with one plan per system.
 
-**Which systems.** Of those rented by contract on the newest lists, one for each maker and memory bandwidth of a chip (the one
-with the largest domain of fast links, then the cheapest), those whose memory reads fastest first, at most `MOST`. Others are
-named with the reason. A plan is for `CHIPS` chips, or one domain if that is more: large mixtures of experts are several times
-dearer on the few that just hold them, and those who sell to many have more.
+**Systems.** Candidates are systems with a contract rent on the newest lists. Of systems with the same maker and memory
+bandwidth, the one with the largest scale-up domain is used, then the cheapest. At most `MAX_SYSTEMS` are used, those with the
+fastest memory. Other systems are listed with a reason. A plan uses `CHIPS` chips, or one domain if that is larger. Large
+mixture-of-experts models are several times more expensive on the minimum number of chips, and large sellers have more.
 
-**Which mode.** The cheaper of aggregated and disaggregated serving (`MODES`), as `plan` and `compare` search, so that one
-request costs the same in all three. Priors of margins were fitted on aggregated replicas (`CALIBRATED_MODES`), as most hosts
-run engines: `TokenCost.aggregated_usd_per_request` is the cost that they go with. Disaggregated, large mixtures of experts
-cost a third to a half of it.
+**Mode.** The cheaper of aggregated and disaggregated serving (`MODES`), as in `plan` and `compare`, so one request costs the
+same in all three. Priors of margins were fitted to aggregated replicas (`CALIBRATED_MODES`), because most hosts run engines in
+this mode. `TokenCost.aggregated_usd_per_request` is the corresponding cost. In disaggregated mode, large mixture-of-experts
+models cost a third to a half of it.
 """
 
 from __future__ import annotations
@@ -36,52 +36,63 @@ from steptime.processes import map_in_processes
 from steptime.result_base import unit
 from steptime.units import MILLION
 
-MAX_SYSTEMS: Final = 8  # systems that are planned for
-CHIPS: Final = 64  # eight boxes of eight, or near a rack: DeepSeek decodes on 144 and reads prompts on 32 (open-infra-index)
+# Maximum number of systems.
+MAX_SYSTEMS: Final = 8
+# Eight nodes of eight chips, or about a rack. DeepSeek runs decode on 144 and prefill on 32 chips (open-infra-index).
+CHIPS: Final = 64
 HOPPER: Final = ("hgx-h100", "hgx-h200")
-"""Systems that margins of the market are calibrated on: what most hosts of the rows rented in 2024 to 2026."""
+"""Systems for the calibration of market margins: most hosts rented these in 2024 to 2026."""
 
 CALIBRATED_MODES: Final = (AGGREGATED,)
-"""Modes of the shipped costs (`model_costs.csv`) that priors of margins were fitted on, by `docs/fit_prices.py`."""
+"""Modes of the shipped costs (`model_costs.csv`) for the fit of margin priors by `docs/fit_prices.py`."""
 
-LISTED: Final = timedelta(days=90)  # rents older than the newest list by more are not of the same market
+# Maximum age of a rent relative to the newest list; older rents belong to another market.
+LISTED: Final = timedelta(days=90)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCost:
-    """What a model's tokens cost on a system that is busy at the speed asked for: rents alone, as `Plan` counts them."""
+    """Cost of a model's tokens on a busy system at a given speed; rents only, as in `Plan`."""
 
     system: str = field(metadata=unit("", "name of the system"))
-    feasible: bool = field(metadata=unit("", "whether it serves the model at that speed"))
-    reason: str = field(default="", metadata=unit("", "why it does not"))
-    mode: str = field(default="", metadata=unit("", "aggregated or disaggregated, of the plan"))
+    feasible: bool = field(metadata=unit("", "whether the system can serve the model at that speed"))
+    reason: str = field(default="", metadata=unit("", "why it cannot"))
+    mode: str = field(default="", metadata=unit("", "serving mode of the plan: aggregated or disaggregated"))
     chips: int = field(default=0, metadata=unit("", "chips of the plan"))
-    layout_text: str = field(default="", metadata=unit("", "layout in words", key="layout"))
-    usd_per_request: float = field(default=math.nan, metadata=unit("USD", "rent of one request", key="usd_per_request"))
+    layout_text: str = field(default="", metadata=unit("", "layout as text", key="layout"))
+    usd_per_request: float = field(default=math.nan, metadata=unit("USD", "rent per request", key="usd_per_request"))
     usd_per_request_range: tuple[float, float] | None = field(
-        default=None, metadata=unit("USD", "90 % range", key="usd_per_request_range")
+        default=None, metadata=unit("USD", "90 % range of the rent per request", key="usd_per_request_range")
     )
     aggregated_usd_per_request: float = field(
         default=math.nan,
         metadata=unit(
             "USD",
-            "rent of one request in aggregated mode, which margins are calibrated on; null: not computed, or not served",
+            "rent per request in aggregated mode, the basis of calibrated margins; null: not computed or not served",
             key="aggregated_usd_per_request",
         ),
     )
     input_usd_per_million: float = field(
-        default=math.nan, metadata=unit("USD", "rent of the chip-time of prompts", key="input_usd_per_million_tokens")
+        default=math.nan, metadata=unit("USD", "rent of the chip time of prefill", key="input_usd_per_million_tokens")
     )
     output_usd_per_million: float = field(
-        default=math.nan, metadata=unit("USD", "rent of the chip-time of outputs", key="output_usd_per_million_tokens")
+        default=math.nan, metadata=unit("USD", "rent of the chip time of decode", key="output_usd_per_million_tokens")
     )
-    rent: Rent = field(default=Rent(), metadata=unit("", "of a chip: its kind, date and grade"))
+    rent: Rent = field(default=Rent(), metadata=unit("", "rent of a chip, with kind, date and grade"))
     front: tuple[tuple[float, float], ...] = field(
-        default=(), metadata=unit("", "speed of a user [tok/s] with USD per million output tokens", left_out=True)
+        default=(),
+        metadata=unit("", "Pareto front: speed of a user [tok/s] and USD per million output tokens", left_out=True),
     )
 
     def at_speed(self, speed: Number) -> Number:
-        """USD per million output tokens, prompts included, of the cheapest layout of the front that gives `speed` [tok/s]."""
+        """Return the cost of the cheapest layout that reaches a speed.
+
+        Args:
+            speed: Speed of each user [tok/s].
+
+        Returns:
+            USD per million output tokens, including prefill, with the shape of `speed`; NaN if no layout reaches it.
+        """
         if not self.front:
             return np.asarray(speed) * math.nan
         speeds, costs = np.array(self.front).T
@@ -91,7 +102,16 @@ class TokenCost:
 
 
 def plausible(catalog: str | None = None, max_systems: int = MAX_SYSTEMS) -> tuple[list[System], dict[str, str]]:
-    """Return the systems that a host may rent, and why others are left out, by name."""
+    """Select the systems that a host may rent.
+
+    Args:
+        catalog: Folder of additional catalogue entries.
+        max_systems: Maximum number of systems.
+
+    Returns:
+        Systems with the fastest memory, and the reason for each other system by name.
+    """
+    # Load only systems whose chip has a contract rent on a list.
     offered: dict[str, set[str]] = {}
     for quote, _, _ in quotes(catalog):
         offered.setdefault(quote.chip, set()).add(quote.kind)
@@ -106,6 +126,8 @@ def plausible(catalog: str | None = None, max_systems: int = MAX_SYSTEMS) -> tup
     newest = max(
         (date.fromisoformat(machine.rent.date) for machine in machines if machine.rent.kind == "contract"), default=date.max
     )
+
+    # Systems of one maker with equal memory bandwidth have similar costs; keep one of them.
     groups: dict[tuple[str, float], list[System]] = {}
     for machine in machines:
         if machine.rent.kind != "contract" or date.fromisoformat(machine.rent.date) < newest - LISTED:
@@ -116,9 +138,9 @@ def plausible(catalog: str | None = None, max_systems: int = MAX_SYSTEMS) -> tup
     for group in groups.values():
         first, *duplicates = sorted(group, key=lambda machine: (-machine.scale_up.size, float(machine.rent.typical)))
         selected.append(first)
-        excluded |= {machine.name: f"its memory is as fast as that of {first.name}" for machine in duplicates}
+        excluded |= {machine.name: f"same memory bandwidth as {first.name}" for machine in duplicates}
     selected.sort(key=lambda machine: -float(machine.chip.hbm.bandwidth))
-    excluded |= {machine.name: f"{max_systems} others have faster memory" for machine in selected[max_systems:]}
+    excluded |= {machine.name: f"{max_systems} other systems have faster memory" for machine in selected[max_systems:]}
     return selected[:max_systems], excluded
 
 
@@ -133,20 +155,20 @@ def cost_on(
     front: bool = True,
     aggregated: bool = False,
 ) -> TokenCost:
-    """Return what a model's tokens cost on a system, or why it does not serve them.
+    """Compute the cost of a model's tokens on a system.
 
     Args:
-        system: The machine, with its rent.
-        model: The model.
-        workload: The request.
+        system: System with its rent.
+        model: Model.
+        workload: Request.
         slo: Limits of its times.
         engine: Name of the serving engine; by default that of the system.
-        modes: Modes of serving among which the cheapest is taken.
-        front: Whether the cost at other speeds is computed too.
-        aggregated: Whether the cost in aggregated mode is computed where the cheapest plan is disaggregated.
+        modes: Serving modes; the plan uses the cheapest.
+        front: Whether to compute the cost at other speeds.
+        aggregated: Whether to compute the cost in aggregated mode if the cheapest plan is disaggregated.
 
     Returns:
-        The cost, with the mode, chips and layout of its plan.
+        Cost with the mode, chips and layout of its plan, or the reason why the system cannot serve the model.
     """
     shared_fields: dict[str, Any] = {"system": system.name, "rent": system.rent}
     searched = partial(
@@ -169,6 +191,8 @@ def cost_on(
         return TokenCost(feasible=False, reason=best_plan.reason.rstrip("."), chips=best_plan.chips, **shared_fields)
     per_request = float(workload.output_tokens) / MILLION
     ends = best_plan.cost_range
+
+    # Margins are calibrated in aggregated mode, so a second plan may be necessary.
     same = best_plan
     if aggregated and best_plan.mode != AGGREGATED:
         same = searched(modes=CALIBRATED_MODES, front=False)
@@ -188,13 +212,20 @@ def cost_on(
 
 
 def _chip_name(path: Path) -> str:
-    """Return the name of the chip of a system's file."""
+    """Return the name of the chip in a system's file."""
     chip = read_file(path).get("chip", "")
     return str(chip.get("name", "")) if isinstance(chip, dict) else str(chip)
 
 
 def plan_chips(system: System) -> int:
-    """Return how many chips of a system a plan is for: whole domains, `CHIPS` or one domain if that is more."""
+    """Return the number of chips of a plan.
+
+    Args:
+        system: System.
+
+    Returns:
+        Chips in whole scale-up domains: `CHIPS`, or one domain if that is larger.
+    """
     domain = int(min(system.scale_up.size, system.chips))
     return int(min(domain * max(1, CHIPS // domain), system.scale_out.size))
 
@@ -209,7 +240,21 @@ def token_costs(
     front: bool = True,
     aggregated: bool = False,
 ) -> tuple[TokenCost, ...]:
-    """Return what a model's tokens cost on each of some systems, in their order; see `cost_on`."""
+    """Compute the cost of a model's tokens on several systems, in parallel.
+
+    Args:
+        model: Model.
+        systems: Systems with rents.
+        workload: Request.
+        slo: Limits of its times.
+        engine: Name of the serving engine; by default that of each system.
+        modes: Serving modes; each plan uses the cheapest.
+        front: Whether to compute the cost at other speeds.
+        aggregated: Whether to compute the cost in aggregated mode as well.
+
+    Returns:
+        Costs in the order of the systems (`cost_on`).
+    """
     work = partial(
         cost_on, model=model, workload=workload, slo=slo, engine=engine, modes=modes, front=front, aggregated=aggregated
     )
@@ -217,13 +262,28 @@ def token_costs(
 
 
 def cheapest(costs: Iterable[TokenCost]) -> TokenCost | None:
-    """Return the cost that is least, of those that there are."""
+    """Return the lowest cost of a request.
+
+    Args:
+        costs: Costs.
+
+    Returns:
+        The cheapest feasible one; None without any.
+    """
     able = [cost for cost in costs if cost.feasible and math.isfinite(cost.usd_per_request)]
     return min(able, key=lambda cost: cost.usd_per_request, default=None)
 
 
 def scaled(cost: TokenCost, factor: float) -> TokenCost:
-    """Return a cost at another rent: `factor` times as high. All figures of it are proportional to the rent."""
+    """Return a cost at another rent; all its values are proportional to the rent.
+
+    Args:
+        cost: Cost.
+        factor: New rent over old rent.
+
+    Returns:
+        New cost.
+    """
     ends = cost.usd_per_request_range
     return replace(
         cost,

@@ -1,13 +1,13 @@
 """How a question is declared: its inputs with unit, bounds, default and help, and its answers with unit and meaning.
 
-A question has one frozen dataclass of inputs. Its fields are made by `count`, `number`, `choice`, `text`, `switch` and `texts`,
-which keep the declaration in the field's metadata:
+A question has one frozen dataclass of inputs. The functions `count`, `number`, `choice`, `text`, `rent`, `switch` and `texts`
+make its fields and keep the declaration in the metadata of the field:
 
     @dataclass(frozen=True, kw_only=True)
     class StepInputs:
         batch: int = count(1, "sequences that decode in one replica", unit="sequences")
 
-Everything else reads these declarations: options of a command, axes of a sweep, bodies of HTTP requests, tables of the docs.
+All front ends read these declarations: command-line options, axes of a sweep, bodies of HTTP requests, and tables of the docs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from steptime.number_checks import between, whole_number
 from steptime.units import count as read_count
 from steptime.units import parse
 
+# Kinds of inputs.
 COUNT, NUMBER, TEXT, RENT, SWITCH, TEXTS = "count", "number", "text", "rent", "switch", "texts"
-# Largest count that is taken where an input declares no bound of its own.
+# Largest count that an input accepts if its declaration has no maximum.
 LARGEST_COUNT: Final = 10**18
 Form = TypeVar("Form")
 
@@ -35,21 +36,21 @@ class Input:
     """One input of a question.
 
     Attributes:
-        meaning: noun phrase, without the unit.
-        unit: unit of a number, in base units.
+        meaning: Noun phrase, without the unit.
+        unit: Unit of a number, in base units.
         kind: COUNT (8192, 8k), NUMBER, TEXT (a name), RENT (a kind, or USD per chip-hour), SWITCH or TEXTS (a list).
-        broadcasts: whether it may be an array.
-        separate: whether the values of an axis are evaluated one by one, since not every value is legal.
-        bare: whether a number without a unit is taken as one in `unit`.
-        default: value if none is given; None: see `default_words`.
-        default_words: the default in words.
-        required: whether it has no default.
-        minimum: smallest value.
-        maximum: largest value.
-        choices: the only values of a text.
-        group: heading under which the help lists it.
-        metavar: what the help shows for its value.
-        positional: whether the command line takes it without its name.
+        broadcasts: Whether the value may be an array.
+        separate: Whether a sweep evaluates the values of an axis one by one, because some of them may be illegal.
+        bare: Whether a number without a unit is in `unit`.
+        default: Value if the user gives none; None: see `default_words`.
+        default_words: The default in words.
+        required: Whether there is no default.
+        minimum: Smallest value.
+        maximum: Largest value.
+        choices: The only values of a text.
+        group: Heading under which the help lists the input.
+        metavar: Placeholder of the value in the help.
+        positional: Whether the command line takes the value without an option name.
     """
 
     meaning: str = ""
@@ -71,6 +72,9 @@ class Input:
     def help(self) -> str:
         """Return the sentence that the help shows.
 
+        Returns:
+            The meaning as a sentence, with the unit of a number.
+
         >>> Input(meaning="tokens of context", unit="tokens").help(), Input(meaning="rate", unit="requests/s").help()
         ('Tokens of context.', 'Rate [requests/s].')
         """
@@ -81,7 +85,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer of a question: its meaning and its unit ("" for a share, a count or a text)."""
+    """One answer of a question: its meaning and unit ("" for a share, count or text)."""
 
     meaning: str = ""
     unit: str = ""
@@ -93,22 +97,22 @@ class Question:
     """A function with named inputs and answers.
 
     Attributes:
-        name: name of the command and of the question in sweeps and HTTP.
-        meaning: one line.
-        inputs: inputs by name.
-        answers: answers by name.
-        ask: function of values by input name and of the wanted answers (none: all), which returns answers by name. Values
-            are scalars, or arrays that broadcast where their inputs do.
-        solve: function of values by input name that returns the whole result; None where there is no result object.
-        figures: whether figures of the machine ("chip.hbm.bandwidth") are inputs too.
-        vectorised: whether `ask` takes arrays.
-        threads: whether several threads may call `ask` at once.
-        needs: inputs without a default.
-        shows: answers that are shown unless others are wanted.
-        bands: the answers that hold the 90 % range of another.
-        seconds: approximate time of one evaluation [s].
-        written: the closed form, which a spreadsheet can recompute.
-        limits: inputs that an answer has to meet, beyond which it costs a multiple or does not exist.
+        name: Name of the command, and of the question in sweeps and HTTP.
+        meaning: One line.
+        inputs: Inputs by name.
+        answers: Answers by name.
+        ask: Function of values by input name and of answer names (empty: all), which returns answers by name. Values are
+            scalars, or arrays that broadcast where their inputs do.
+        solve: Function of values by input name that returns the whole result; None if there is no result object.
+        figures: Whether figures of the machine ("chip.hbm.bandwidth") are inputs too.
+        vectorised: Whether `ask` accepts arrays.
+        threads: Whether several threads may call `ask` at the same time.
+        needs: Inputs without a default.
+        shows: Answers that a front end shows by default.
+        bands: Names of the answers with the lower and upper end of the 90 % range, by answer.
+        seconds: Approximate time of one evaluation [s].
+        written: The closed form, which a spreadsheet can recompute.
+        limits: Inputs that are limits on the answer. Near a limit the cost rises by a multiple, or no answer exists.
     """
 
     name: str
@@ -130,7 +134,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """One answer of a question whose result is an object: what it means, and how it is read from the result."""
+    """One answer of a question with a result object: its meaning, and how to read it."""
 
     meaning: str
     unit: str = ""
@@ -148,16 +152,19 @@ def question_of_result(
     shows: tuple[str, ...],
     **properties: Any,
 ) -> Question:
-    """Return a question whose answers are read from the result object that `solve` returns.
+    """Return a question whose answers are read from the result of `solve`.
 
     Args:
-        name: name of the question.
-        meaning: one line.
-        form: dataclass of the inputs.
-        solve: function of values by input name that returns the result.
-        reads: answers by name.
-        shows: answers that are shown unless others are wanted.
-        **properties: other fields of `Question`.
+        name: Name of the question.
+        meaning: One line.
+        form: Dataclass of the inputs.
+        solve: Function of values by input name that returns the result.
+        reads: Answers by name.
+        shows: Answers that a front end shows by default.
+        **properties: Other fields of `Question`.
+
+    Returns:
+        The question.
     """
 
     def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, Any]:
@@ -177,7 +184,16 @@ def question_of_result(
 
 
 def read_answers(reads: Mapping[str, Reader], result: Any, answer_names: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Return the answers that are read from a result; `answer_names`: their names, empty for all."""
+    """Return the answers of a question from its result.
+
+    Args:
+        reads: How to read each answer, by name.
+        result: Result object of the question.
+        answer_names: Names of the answers; empty for all.
+
+    Returns:
+        Answers by name.
+    """
     return {name: reader.value(result) for name, reader in reads.items() if not answer_names or name in answer_names}
 
 
@@ -188,53 +204,126 @@ def _declared(default: Any, **declaration: Any) -> Any:
 
 
 def count(default: Any, meaning: str, **declaration: Any) -> Any:
-    """Declare a whole number, such as 8192 or 8k; `minimum` is 1 unless given."""
+    """Declare a whole number, such as 8192 or 8k.
+
+    Args:
+        default: Value if the user gives none; MISSING if the input is required.
+        meaning: Noun phrase for the help.
+        **declaration: Other fields of `Input`; `minimum` is 1 by default.
+
+    Returns:
+        A dataclass field.
+    """
     return _declared(default, meaning=meaning, kind=COUNT, **{"minimum": 1, **declaration})
 
 
 def number(default: Any, meaning: str, **declaration: Any) -> Any:
-    """Declare a number; one without a unit is in `unit`."""
+    """Declare a number; a value without a unit is in `unit`.
+
+    Args:
+        default: Value if the user gives none; MISSING if the input is required.
+        meaning: Noun phrase for the help.
+        **declaration: Other fields of `Input`.
+
+    Returns:
+        A dataclass field.
+    """
     return _declared(default, meaning=meaning, kind=NUMBER, bare=True, **declaration)
 
 
 def choice(default: Any, choices: tuple[str, ...], meaning: str, **declaration: Any) -> Any:
-    """Declare one of several words."""
+    """Declare a text with a fixed list of values.
+
+    Args:
+        default: Value if the user gives none.
+        choices: All legal values.
+        meaning: Noun phrase for the help.
+        **declaration: Other fields of `Input`.
+
+    Returns:
+        A dataclass field.
+    """
     return _declared(default, meaning=meaning, kind=TEXT, choices=choices, **declaration)
 
 
 def text(default: Any, meaning: str, **declaration: Any) -> Any:
-    """Declare a name, a path or an object that stands for one."""
+    """Declare a name, a path, or an object in place of a name.
+
+    Args:
+        default: Value if the user gives none; MISSING if the input is required.
+        meaning: Noun phrase for the help.
+        **declaration: Other fields of `Input`.
+
+    Returns:
+        A dataclass field.
+    """
     return _declared(default, meaning=meaning, kind=TEXT, **declaration)
 
 
 def rent(default: Any, meaning: str, **declaration: Any) -> Any:
-    """Declare a rent: a kind of rent, or USD per chip-hour."""
+    """Declare a rent: a kind of rent, or USD per chip-hour.
+
+    Args:
+        default: Value if the user gives none.
+        meaning: Noun phrase for the help.
+        **declaration: Other fields of `Input`.
+
+    Returns:
+        A dataclass field.
+    """
     return _declared(default, meaning=meaning, kind=RENT, **declaration)
 
 
 def switch(meaning: str, **declaration: Any) -> Any:
-    """Declare something that is off unless it is asked for."""
+    """Declare a truth value that is False by default.
+
+    Args:
+        meaning: Noun phrase for the help.
+        **declaration: Other fields of `Input`.
+
+    Returns:
+        A dataclass field.
+    """
     return _declared(False, meaning=meaning, kind=SWITCH, **declaration)
 
 
 def texts(meaning: str, **declaration: Any) -> Any:
-    """Declare a list of texts, empty by default."""
+    """Declare a list of texts, empty by default.
+
+    Args:
+        meaning: Noun phrase for the help.
+        **declaration: Other fields of `Input`.
+
+    Returns:
+        A dataclass field.
+    """
     return _declared((), meaning=meaning, kind=TEXTS, **declaration)
 
 
 @cache
 def inputs_from(form: Any) -> Mapping[str, Input]:
-    """Return the inputs that a dataclass declares, by name, those without a default first.
+    """Return the inputs that a dataclass declares; required inputs come first.
 
     Args:
-        form: dataclass whose fields are made by the functions of this module.
+        form: Dataclass whose fields are made by the functions of this module.
+
+    Returns:
+        Inputs by name.
     """
     declared = {f.name: f.metadata["input"] for f in fields(form) if "input" in f.metadata}
+    # Keyword-only fields may be in any order; help and tables list the required inputs first.
     return dict(sorted(declared.items(), key=lambda pair: not pair[1].required))
 
 
 def required_inputs(form: Any) -> tuple[str, ...]:
-    """Return the names of the inputs without a default."""
+    """Return the names of the inputs without a default.
+
+    Args:
+        form: Dataclass of the inputs.
+
+    Returns:
+        Names in the order of declaration.
+    """
     return tuple(name for name, declared in inputs_from(form).items() if declared.required)
 
 
@@ -242,16 +331,17 @@ def bind(form: type[Form], values: Mapping[str, Any], question: str) -> Form:
     """Return the inputs of a question, read and checked.
 
     Args:
-        form: dataclass of the inputs.
-        values: values by input name: numbers, arrays, texts such as "8k", objects.
-        question: name of the question, for messages.
+        form: Dataclass of the inputs.
+        values: Values by input name: numbers, arrays, texts such as "8k", objects.
+        question: Name of the question, for messages.
 
     Returns:
-        An instance of `form`; inputs that are None have their default.
+        An instance of `form`; an input with the value None takes its default.
 
     Raises:
-        UnknownName: if a name is no input, or a word is none of the choices.
-        RangeError: if a value is outside its bounds.
+        UnknownName: If an input does not exist, or a text is not one of its choices.
+        InputError: If a required input is missing.
+        RangeError: If a value is outside its bounds.
     """
     declared = inputs_from(form)  # type: ignore[arg-type]
     bound_values: dict[str, Any] = {}
@@ -260,6 +350,7 @@ def bind(form: type[Form], values: Mapping[str, Any], question: str) -> Form:
             raise UnknownName(f"input of {question}", name, list(declared), f"Its inputs are {', '.join(declared)}.")
         if value is not None:
             bound_values[name] = read_value(name, value, declared[name])
+    # None counts as not given, so that a required input with the value None is missing too.
     missing = [name for name in required_inputs(form) if name not in bound_values]
     if missing:
         raise InputError(f"{question} needs {' and '.join(missing)}")
@@ -267,24 +358,27 @@ def bind(form: type[Form], values: Mapping[str, Any], question: str) -> Form:
 
 
 def bind_declared(form: type[Form], values: Mapping[str, Any], question: str) -> Form:
-    """Return the inputs that a form declares, out of values that hold figures of the machine too.
+    """Return the inputs that a form declares; ignore figures of the machine.
 
     Args:
-        form: dataclass of the inputs.
-        values: values by input name, and figures of the machine by path.
-        question: name of the question, for messages.
+        form: Dataclass of the inputs.
+        values: Values by input name, and figures of the machine by path.
+        question: Name of the question, for messages.
+
+    Returns:
+        An instance of `form`.
     """
     declared = inputs_from(form)  # type: ignore[arg-type]
     return bind(form, {name: value for name, value in values.items() if name in declared}, question)
 
 
 def read_value(name: str, value: Any, declared: Input) -> Any:
-    """Return the value of an input, read from a text where it is one, and checked.
+    """Return the checked value of an input; a text is parsed first.
 
     Args:
-        name: name of the input, for messages.
-        value: a number, an array, a text or an object.
-        declared: what the question declares.
+        name: Name of the input, for messages.
+        value: A number, an array, a text or an object.
+        declared: Declaration of the input.
 
     Returns:
         The value in base units.
@@ -293,6 +387,7 @@ def read_value(name: str, value: Any, declared: Input) -> Any:
     8000
     """
     if declared.kind == COUNT:
+        # A count may be written with a suffix (8k); bounds are checked on the number.
         number_read = read_count(value, name) if isinstance(value, str) else value
         least = 1 if declared.minimum is None else declared.minimum
         return whole_number(
@@ -302,7 +397,7 @@ def read_value(name: str, value: Any, declared: Input) -> Any:
         return _read_number(name, value, declared)
     if declared.kind == SWITCH:
         if not isinstance(value, bool | np.bool_):
-            raise RangeError(f"{name} must be true or false, not {short_repr(value)}")
+            raise RangeError(f"{name}: must be true or false, got {short_repr(value)}")
         return bool(value)
     if declared.kind == TEXTS:
         return (value,) if isinstance(value, str) else tuple(value)
@@ -312,6 +407,7 @@ def read_value(name: str, value: Any, declared: Input) -> Any:
 
 
 def _read_number(name: str, value: Any, declared: Input) -> Any:
+    # A number may be written with a unit; without one it is in the unit of the input.
     if isinstance(value, str):
         try:
             value = float(value)
@@ -320,14 +416,22 @@ def _read_number(name: str, value: Any, declared: Input) -> Any:
                 value = parse(value, declared.unit)
             except KeyError:
                 unit = f" in {declared.unit}" if declared.unit else ""
-                raise UnitError(f"{name} must be a number{unit}, not {short_repr(value)}") from None
+                raise UnitError(f"{name}: must be a number{unit}, got {short_repr(value)}") from None
     low = -np.inf if declared.minimum is None else declared.minimum
     high = np.inf if declared.maximum is None else declared.maximum
     return between(name, value, low, high, declared.unit)
 
 
 def listed(names: Iterable[str], limit: int = 12) -> str:
-    """Return names separated by commas: the first `limit`, and the number of others."""
+    """Return names separated by commas: the first `limit`, and the number of others.
+
+    Args:
+        names: Names in order.
+        limit: Largest number of names to write.
+
+    Returns:
+        Text such as "a, b and 3 more".
+    """
     several = list(names)
     suffix = f" and {len(several) - limit} more" if len(several) > limit else ""
     return ", ".join(several[:limit]) + suffix

@@ -1,4 +1,4 @@
-"""What images and recordings cost a model: rows of its towers, tokens of the prompt, and FLOPs of both."""
+"""The cost of images and recordings in a prompt: tower rows, prompt tokens, and FLOPs of tower and language model."""
 
 from __future__ import annotations
 
@@ -21,33 +21,37 @@ class MediumRow:
 
     kind: str = field(metadata=unit("", "image or audio"))
     size: str = field(metadata=unit("", "width x height in pixels, or seconds"))
-    count: int = field(metadata=unit("", "how many the prompt has"))
-    sequences: int = field(metadata=unit("", "that one of them is in the tower: tiles, or 1"))
-    rows: int = field(metadata=unit("", "of the tower for one of them: patches of all tiles, or frames"))
+    count: int = field(metadata=unit("", "number of them in the prompt"))
+    sequences: int = field(metadata=unit("", "sequences in the tower per item: its tiles, or 1"))
+    rows: int = field(metadata=unit("", "rows of the tower per item: patches of all tiles, or frames"))
     tokens: int = field(metadata=unit("tokens", "of the prompt for one of them", key="prompt_tokens"))
-    tower_flop: float = field(metadata=unit("FLOP", "of the tower for one of them"))
+    tower_flop: float = field(metadata=unit("FLOP", "FLOPs of the tower per item"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ImageCost(Tabular):
-    """What the images and recordings of a prompt cost: what `steptime models NAME --image 1024x1024` shows."""
+    """Cost of the images and recordings of a prompt, as `steptime models` shows it."""
 
     SCHEMA: ClassVar[str] = "steptime.image-cost/2"
 
     model: str = field(metadata=unit("", "name of the model"))
     media: tuple[MediumRow, ...] = field(metadata=unit("", "images and recordings by size"))
-    rows: int = field(metadata=unit("", "of the towers for all of them"))
-    tokens: int = field(metadata=unit("tokens", "of the prompt for all of them", key="prompt_tokens"))
-    tower_parameters: float = field(metadata=unit("", "of the towers that read them, projectors among them"))
-    tower_flop: float = field(metadata=unit("FLOP", "of the towers for all of them"))
+    rows: int = field(metadata=unit("", "rows of the towers, all items together"))
+    tokens: int = field(metadata=unit("tokens", "prompt tokens of all items together", key="prompt_tokens"))
+    tower_parameters: float = field(metadata=unit("", "parameters of the towers that encode them, with their projectors"))
+    tower_flop: float = field(metadata=unit("FLOP", "FLOPs of the towers, all items together"))
     language_flop: float = field(
-        metadata=unit("FLOP", "of the language model for a prompt of those tokens alone, after no prefix")
+        metadata=unit("FLOP", "FLOPs of the language model for a prompt of only these tokens, without a prefix")
     )
-    tower_share: float = field(metadata=unit("", "FLOPs of the towers over both"))
-    notes: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind"))
+    tower_share: float = field(metadata=unit("", "FLOPs of the towers, divided by those of towers and language model"))
+    notes: tuple[str, ...] = field(default=(), metadata=unit("", "notes on the result"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return tokens and FLOPs."""
+        """Return a title, and the tokens and FLOPs in words.
+
+        Returns:
+            The title, and short texts by name.
+        """
         sizes = ", ".join(f"{row.count} x {row.size}" if row.count > 1 else row.size for row in self.media)
         return f"{sizes} in a prompt of {self.model}", {
             "prompt": f"{counted(self.tokens, 'token')} from {counted(self.rows, 'row')} of the tower",
@@ -56,15 +60,28 @@ class ImageCost(Tabular):
         }
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each size."""
+        """Return one row per size of image or recording.
+
+        Returns:
+            Columns by name, one value per size.
+        """
         return columns_by_key(MediumRow, self.media)
 
 
 def image_cost(model: ModelLike, images: str | Iterable[str] = (), *, audio: str | Iterable[str] = ()) -> ImageCost:
-    """Return what a prompt's images and recordings cost: rows of the towers, tokens of the prompt, FLOPs of both.
+    """Return the cost of the images and recordings of a prompt.
 
-    images: "1024x768" (width by height in pixels), "1024x768*4" for four, or several of these; audio: seconds, such as "30".
-    Raises InputError for a model without a tower that reads them, RangeError for sizes that its processor refuses.
+    Args:
+        model: Catalogue name, path or model with a vision or audio tower.
+        images: Sizes "1024x768" (width x height in pixels); "1024x768*4" for four images.
+        audio: Lengths in seconds, such as "30"; "30*2" for two recordings.
+
+    Returns:
+        Rows of the towers, tokens of the prompt, and FLOPs of towers and language model.
+
+    Raises:
+        InputError: If the model has no tower for them, or nothing is given.
+        RangeError: If the processor of the model refuses a size.
 
     >>> image_cost("qwen3-vl-8b-instruct", "1024x1024").tokens
     1024
@@ -72,15 +89,24 @@ def image_cost(model: ModelLike, images: str | Iterable[str] = (), *, audio: str
     loaded_model = resolve_model(model)
     readings = read_media(loaded_model, images, audio)
     if not readings:
-        raise InputError("name an image, such as 1024x1024, or a recording, such as 30")
+        raise InputError("images: nothing is given; give an image, such as 1024x1024, or a recording, such as 30")
     return media_cost(loaded_model, readings)
 
 
 def with_images(model: ModelLike, images: str | Iterable[str] = (), *, text: float, audio: str | Iterable[str] = ()) -> Model:
-    """Return a model whose every prompt holds these images and recordings behind `text` [tokens], as for `image_cost`.
+    """Return a model whose prompts contain images and recordings after their text.
 
-    Steps, plans and simulations of it add the time of its towers where prompts are read. Their prompts are to be longer, by
+    Steps, plans and simulations of this model add the time of its towers to prefill. Make the prompts longer by
     `image_cost(...).tokens`: a `Workload` of `text` tokens becomes one of `model.media.tokens`.
+
+    Args:
+        model: Catalogue name, path or model with a vision or audio tower.
+        images: Sizes of the images, as for `image_cost`.
+        text: Text tokens of each prompt.
+        audio: Lengths of the recordings [s], as for `image_cost`.
+
+    Returns:
+        The model with its media.
 
     >>> with_images("qwen3-vl-8b-instruct", "1024x1024", text=500).media.tokens
     1524
@@ -91,8 +117,17 @@ def with_images(model: ModelLike, images: str | Iterable[str] = (), *, text: flo
 
 
 def media_cost(model: Model, readings: tuple[Reading, ...]) -> ImageCost:
-    """Return what images and recordings cost that were read already."""
+    """Return the cost of images and recordings whose sizes are already read.
+
+    Args:
+        model: Model with towers.
+        readings: Sizes, tiles and tokens of each image or recording.
+
+    Returns:
+        Rows, tokens and FLOPs.
+    """
     tokens = media_tokens(readings)
+    # The language model is counted without a prefix: attention to earlier text depends on the prompt.
     flops, language = sum(tower_flops(reading) for reading in readings), float(prefill_flops(model, tokens))
     return ImageCost(
         model=model.name,

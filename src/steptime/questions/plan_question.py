@@ -1,4 +1,4 @@
-"""The question `plan`: the cheapest deployment of a model on a machine within limits."""
+"""The question `plan`: the cheapest deployment of a model on a machine within latency limits."""
 
 from __future__ import annotations
 
@@ -36,36 +36,49 @@ DEPLOYMENT_GROUP, LIMITS_GROUP = "Deployment", "Limits"
 
 @dataclass(frozen=True, kw_only=True)
 class RequestSizes:
-    """Requests that are all alike."""
+    """Sizes of requests, all of the same length."""
 
-    input: Any = count(1024, "prompt tokens of a request", unit="tokens", maximum=MOST_TOKENS, group=REQUESTS_GROUP)
-    output: Any = count(1024, "output tokens of a request", unit="tokens", maximum=MOST_TOKENS, group=REQUESTS_GROUP)
+    input: Any = count(1024, "prompt tokens per request", unit="tokens", maximum=MOST_TOKENS, group=REQUESTS_GROUP)
+    output: Any = count(1024, "output tokens per request", unit="tokens", maximum=MOST_TOKENS, group=REQUESTS_GROUP)
     cached: Any = number(
-        0.0, "share of the prompt that a prefix cache holds (0 to 1)", minimum=0.0, maximum=1.0, group=REQUESTS_GROUP
+        0.0, "share of the prompt that is in the prefix cache (0 to 1)", minimum=0.0, maximum=1.0, group=REQUESTS_GROUP
     )
 
     def workload(self, gained: int = 0) -> Workload:
-        """Return the requests; `gained`: tokens that images and recordings add to each prompt."""
+        """Return the requests as a workload.
+
+        Args:
+            gained: Tokens that images and recordings add to each prompt.
+
+        Returns:
+            The workload.
+        """
         return Workload(input_tokens=self.input + gained, output_tokens=self.output, cached_share=self.cached)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyLimits:
-    """Limits on mean latencies."""
+    """Limits on the mean latencies."""
 
-    speed: Any = number(None, "minimum output speed for each user [tok/s]", unit="tok/s", group=LIMITS_GROUP)
-    tpot: Any = number(None, "maximum time per output token, in place of speed [s]", unit="s", group=LIMITS_GROUP)
-    ttft: Any = number(None, "maximum time to first token [s]", unit="s", group=LIMITS_GROUP)
+    speed: Any = number(None, "minimum output speed for each user in tok/s", unit="tok/s", group=LIMITS_GROUP)
+    tpot: Any = number(
+        None, "maximum mean time per output token in seconds, in place of a minimum speed", unit="s", group=LIMITS_GROUP
+    )
+    ttft: Any = number(None, "maximum mean time to first token in seconds", unit="s", group=LIMITS_GROUP)
 
     def slo(self) -> Slo:
-        """Return the limits.
+        """Return the limits as an SLO.
+
+        Returns:
+            Limits on output speed and time to first token.
 
         Raises:
-            RangeError: if speed and time per output token are both limited, or a limit is not above 0.
+            RangeError: If speed and time per output token are both limited, or a limit is not above 0.
         """
         if self.speed is not None and self.tpot is not None:
             raise RangeError(
-                f"speed and tpot limit the same: speed {short_repr(self.speed)}, tpot {short_repr(self.tpot)}; keep one"
+                f"speed and tpot limit the same latency, got speed {short_repr(self.speed)} and tpot {short_repr(self.tpot)}; "
+                "keep one"
             )
         for name, unit in (("speed", "tok/s"), ("tpot", "s"), ("ttft", "s")):
             positive(name, 1.0 if getattr(self, name) is None else getattr(self, name), unit)
@@ -74,35 +87,41 @@ class LatencyLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
-    """The cheapest deployment of a model on a machine, within limits."""
+    """Inputs of `plan`: model, machine, requests, limits and deployment."""
 
     chips: Any = count(
-        None, "chips", maximum=MOST_CHIPS, group=DEPLOYMENT_GROUP,
+        None, "number of chips", maximum=MOST_CHIPS, group=DEPLOYMENT_GROUP,
         default_words="one scale-up domain, capped for very large domains",
     )  # fmt: skip
     mode: str = text(
-        "any", "aggregated (prefill and decode share chips), disaggregated (pools), both separated by a comma, or any",
+        "any",
+        "deployment mode: aggregated (prefill and decode share chips), disaggregated (separate pools), or any",
         group=DEPLOYMENT_GROUP,
     )  # fmt: skip
     sure: Any = number(
-        None, "required probability of meeting each limit (0.5 to 0.99)", group=DEPLOYMENT_GROUP,
-        default_words="limits hold for the mean",
+        None, "required probability that the plan meets each limit (0.5 to 0.99)", group=DEPLOYMENT_GROUP,
+        default_words="the predicted mean meets the limits",
     )  # fmt: skip
     drafts: Any = text(
-        None, "speculative tokens per step from the model's own MTP layers, 0 to 8, or auto for the best number",
+        None, "speculative tokens per step from the model's MTP layers, 0 to 8, or auto for the best number",
         group=DEPLOYMENT_GROUP, metavar="N", default_words="none",
     )  # fmt: skip
     acceptance: Any = number(
-        None, "acceptance length: tokens that such a step yields, from 1 to drafts + 1", group=DEPLOYMENT_GROUP,
-        default_words="as measured",
+        None, "acceptance length: output tokens per step with speculative decoding, from 1 to drafts + 1",
+        group=DEPLOYMENT_GROUP, default_words="measured",
     )  # fmt: skip
     electricity: Any = text(
-        None, "price of electricity in USD per kWh, such as 0.08/kWh", group=DEPLOYMENT_GROUP, metavar="PRICE"
+        None,
+        "price of electricity in USD per kWh, such as 0.08/kWh",
+        group=DEPLOYMENT_GROUP,
+        metavar="PRICE",
+        default_words="electricity is not priced",
     )
 
 
 INPUTS = {**inputs_from(PlanInputs), **DESIGN}
-PLAN_FIELDS = (  # of a plan; its fields say what they mean
+# Fields of `Plan` that are answers of the question; their meanings are in the metadata of `Plan`.
+PLAN_FIELDS = (
     COST, "prefill_usd_per_million_tokens", "decode_usd_per_million_tokens", "usd_per_request", TPOT, TTFT,
     "requests_per_second", "utilisation", "concurrency", "chips", "mode", "layout_text", "reason",
 )  # fmt: skip
@@ -112,6 +131,7 @@ RANGES = {
 
 
 def _answers() -> dict[str, Answer]:
+    # Meanings and units come from `Plan`, so that question and result cannot disagree.
     metadata = {plan_field.name: plan_field.metadata for plan_field in fields(Plan)} | {
         name: Plan.DERIVED[name] for name in (SPEED, OUTPUT, "joules_per_output_token")
     }
@@ -124,7 +144,7 @@ def _answers() -> dict[str, Answer]:
     for name in (COST, TPOT, TTFT, OUTPUT):
         for side, word in (("low", "lower"), ("high", "upper")):
             answers[f"{name}_{side}"] = Answer(meaning=f"{word} end of its 90 % range", unit=answers[name].unit)
-    answers["batch"] = Answer(meaning="sequences that a replica decodes at once", unit="sequences")
+    answers["batch"] = Answer(meaning="decode batch: sequences in flight in one replica", unit="sequences")
     return answers | DESIGN_ANSWERS
 
 
@@ -133,11 +153,14 @@ BANDS = {name: (f"{name}_low", f"{name}_high") for name in (COST, TPOT, TTFT, OU
 
 
 def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, Any]:
-    """Return the answers about the cheapest plan; the reason alone if no plan meets the limits.
+    """Return the answers about the cheapest plan; only the reason if there is no plan.
 
     Args:
-        values: values of `PlanInputs` by name, and figures of the machine by path.
-        answer_names: names of the answers; empty for all.
+        values: Values of `PlanInputs` by name, and figures of the machine by path.
+        answer_names: Names of the answers; empty for all.
+
+    Returns:
+        Answers by name, in base units.
     """
     deployment = solve(values, diagnostics=False)
     model, system, _ = read_subject(values)
@@ -145,17 +168,21 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
 
 
 def answers_from(deployment: Plan, model: Model, system: System, answer_names: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Return the answers of the question from a plan; the reason alone if it meets no limits.
+    """Return the answers of the question from a plan.
 
     Args:
-        deployment: the plan.
-        model: the model that it serves.
-        system: the machine that it runs on.
-        answer_names: names of the answers; empty for all.
+        deployment: The plan.
+        model: The model that it serves.
+        system: The machine that it runs on.
+        answer_names: Names of the answers; empty for all.
+
+    Returns:
+        Answers by name, in base units; only `reason` if the plan does not meet the limits.
     """
     if not deployment.feasible:
         return {"reason": deployment.reason}
     answers = {name: getattr(deployment, name) for name in (*PLAN_FIELDS, SPEED, OUTPUT, "joules_per_output_token")}
+    # The ideal engine has no ranges: their ends are NaN.
     for name in BANDS:
         low, high = getattr(deployment, RANGES[name]) or (math.nan, math.nan)
         answers |= {f"{name}_low": low, f"{name}_high": high}
@@ -163,7 +190,14 @@ def answers_from(deployment: Plan, model: Model, system: System, answer_names: f
 
 
 def bind_plan(values: Mapping[str, Any]) -> tuple[PlanInputs, Model, System, Engine, Workload]:
-    """Return the inputs of a plan, read and checked, what they name, and the requests."""
+    """Return the inputs of a plan, and the objects that they name.
+
+    Args:
+        values: Values of `PlanInputs` by name, and figures of the machine by path.
+
+    Returns:
+        Checked inputs, model, system, engine, and workload.
+    """
     inputs = bind_declared(PlanInputs, values, "plan")
     model, system, engine = read_subject(values)
     model, gained = with_prompt_media(model, inputs, inputs.input)
@@ -174,8 +208,11 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
     """Return the cheapest plan.
 
     Args:
-        values: values of `PlanInputs` by name, and figures of the machine by path.
-        diagnostics: whether alternatives and elasticities are computed too.
+        values: Values of `PlanInputs` by name, and figures of the machine by path.
+        diagnostics: Whether alternatives and elasticities are computed too.
+
+    Returns:
+        The plan; `feasible` is False if no plan meets the limits.
     """
     inputs, model, system, engine, workload = bind_plan(values)
     return plan(
@@ -196,7 +233,17 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
 
 
 def read_modes(words: str) -> tuple[str, ...]:
-    """Return the modes of deployment that a text names: one, several with commas between, or any.
+    """Return the deployment modes in a text: one, several separated by commas, or any.
+
+    Args:
+        words: Text such as "any" or "aggregated,disaggregated".
+
+    Returns:
+        Modes in the order of `MODES`.
+
+    Raises:
+        RangeError: If "any" is combined with other modes.
+        UnknownName: If a mode does not exist.
 
     >>> read_modes("any"), read_modes("disaggregated")
     (('aggregated', 'disaggregated'), ('disaggregated',))
@@ -211,7 +258,14 @@ def read_modes(words: str) -> tuple[str, ...]:
 
 
 def read_drafts(value: Any) -> int | str | None:
-    """Return the number of speculative tokens: a count, "auto", or None."""
+    """Return the number of speculative tokens.
+
+    Args:
+        value: A count as number or text, "auto", or None.
+
+    Returns:
+        The count as an integer; other values unchanged, for the planner to check.
+    """
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value)
     return int(value) if isinstance(value, float | np.number) and value == int(value) else value

@@ -1,4 +1,4 @@
-"""The question `prices`: a model with open weights at all its sellers, what its tokens cost, and the margin between."""
+"""The question `prices`: the prices of an open-weight model at its sellers, and the cost of its tokens."""
 
 from __future__ import annotations
 
@@ -16,35 +16,47 @@ READ_GROUP, REQUEST_GROUP = "What is read", "Requests"
 
 @dataclass(frozen=True, kw_only=True)
 class PricesInputs:
-    """A model with open weights at its sellers."""
+    """Inputs of `prices`: a model with open weights, and a request."""
 
-    model: Any = text(MISSING, "a model with open weights, at all its sellers", positional=True)
-    provider: str | None = text(None, "one seller", group=READ_GROUP, metavar="NAME")
+    model: Any = text(MISSING, "model with open weights: catalogue name", positional=True)
+    provider: str | None = text(None, "name of the only seller to show", group=READ_GROUP, metavar="NAME")
     date: str | None = text(
-        None, "prices and rents of a day, 2026-03-01, or an hour, 2026-11-20T02:00Z", group=READ_GROUP, metavar="DATE"
+        None,
+        "time of prices and rents: a day, 2026-03-01, or an hour, 2026-11-20T02:00Z",
+        group=READ_GROUP,
+        metavar="DATE",
+        default_words="the newest",
     )
-    speed: Any = number(40.0, "output speed for each user [tok/s]", unit="tok/s", group=REQUEST_GROUP)
+    speed: Any = number(40.0, "output speed for each user in tok/s", unit="tok/s", group=REQUEST_GROUP)
     mix: str = text(
         "4096:1024",
-        "prompt tokens, output tokens and cached share of the prompt",
+        "request mix: prompt tokens, output tokens, and cached share of the prompt (0 to 1)",
         group=REQUEST_GROUP,
         metavar="IN:OUT[:CACHED]",
     )
-    mode: str = text("any", "aggregated, disaggregated, or any", group=REQUEST_GROUP)
+    mode: str = text("any", "deployment mode: aggregated, disaggregated, or any", group=REQUEST_GROUP)
     hold: Any = texts(
-        "cost of holding a cache, USD per GB-hour, such as DRAM=0.0005; repeatable", group=REQUEST_GROUP, metavar="TIER=USD"
+        "cost of KV cache storage per tier, USD per GB-hour, such as DRAM=0.0005; repeatable",
+        group=REQUEST_GROUP,
+        metavar="TIER=USD",
     )
     catalog: str | None = text(
-        None, "folder with models/ or systems/ that is searched before the packaged ones", group=READ_GROUP, metavar="FOLDER"
+        None,
+        "folder with a subfolder models/ or systems/, searched before the packaged catalogue",
+        group=READ_GROUP,
+        metavar="FOLDER",
     )
 
 
 def solve(values: Mapping[str, Any], *, update: bool = False) -> Market:
-    """Return the market of a model.
+    """Return the market of a model: its offers, and the cost of the same request.
 
     Args:
-        values: values of `PricesInputs` by name.
-        update: whether the newest prices are fetched first, the only use of a network.
+        values: Values of `PricesInputs` by name.
+        update: Whether to download the newest prices first. Nothing else uses the network.
+
+    Returns:
+        Offers, costs on plausible systems, and margins.
     """
     inputs = bind(PricesInputs, values, "prices")
     return survey_prices(
@@ -54,13 +66,14 @@ def solve(values: Mapping[str, Any], *, update: bool = False) -> Market:
 
 
 def _lowest(market: Market) -> float:
+    # Systems without a feasible plan have no cost.
     costs = [cost.usd_per_request for cost in market.costs if cost.feasible]
     return min(costs) if costs else float("nan")
 
 
 READS: Final[Mapping[str, Reader]] = {
     "sellers": Reader(meaning="number of offers", value=lambda market: len(market.offers)),
-    "lowest_price": Reader(meaning="cheapest price of the request", unit="USD", value=lambda market: min(market.prices)),
+    "lowest_price": Reader(meaning="lowest price of the request", unit="USD", value=lambda market: min(market.prices)),
     "highest_price": Reader(meaning="highest price of the request", unit="USD", value=lambda market: max(market.prices)),
     "lowest_cost": Reader(meaning="lowest cost of the request on a plausible system", unit="USD", value=_lowest),
 }
@@ -76,5 +89,12 @@ PRICES = question_of_result(
 
 
 def summary(market: Market) -> dict[str, Any]:
-    """Return the answers of the question from its result."""
+    """Return the answers of the question from its result.
+
+    Args:
+        market: Result of `solve`.
+
+    Returns:
+        Answers by name, in base units.
+    """
     return read_answers(READS, market)

@@ -1,4 +1,4 @@
-"""Which questions can be asked many times: steps, plans, simulations, the closed forms, and functions of one's own."""
+"""The questions that front ends and sweeps can ask: steps, plans, simulations, closed forms, and any Python function."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from steptime.questions.closed_forms import PREFIX, closed_form, of_function
 from steptime.questions.declaration import Input, Question, listed
 from steptime.questions.subject import settable_figures
 
+# Module and name of each question. Another package adds its questions to this table.
 HOMES: Final = {
     "step": "questions.step_question STEP",
     "plan": "questions.plan_question PLAN",
@@ -25,28 +26,43 @@ HOMES: Final = {
     "roofline": "lecture.roofline_question ROOFLINE",
     "context": "sweeps.context_question CONTEXT",
 }
-"""Module and name of each question; what is to be asked elsewhere registers itself here."""
+# Functions of steptime that stand for a question, by module and name.
 MEANT: Final = {
     "steptime.physics.step.decode_step": "step",
     "steptime.physics.step.mixed_step": "step",
     "steptime.planning.planner.plan": "plan",
     "steptime.simulation.simulator.simulate": "simulate",
-}  # functions of steptime that stand for a question
+}
+# Argument names of the Python functions that differ from the input names of the questions.
 SAME: Final = {"input_tokens": "input", "output_tokens": "output", "cached_share": "cached", "modes": "mode"}
 
 
 def names() -> list[str]:
-    """Return the names of all questions."""
+    """Return the names of all questions.
+
+    Returns:
+        Names of the questions, then of the closed forms with their prefix.
+    """
+    # `blackboard.__all__` also has constants, which are not questions.
     forms = [name for name in blackboard.__all__ if callable(getattr(blackboard, name))]
     return [*HOMES, *(f"{PREFIX}{name}" for name in forms)]
 
 
 def find_question(source: Question | str | Callable[..., Any], *, vectorised: bool = False) -> Question:
-    """Return the question of a name, of a function of steptime that stands for one, or of a function of one's own."""
+    """Return the question for a name or a function.
+
+    Args:
+        source: A question, the name of one, a function of steptime that stands for one (`st.plan`), or any Python function.
+        vectorised: Whether a Python function takes arrays.
+
+    Returns:
+        The question.
+    """
     if isinstance(source, Question):
         return source
     if isinstance(source, str):
         return _question_by_name(source)
+    # Functions of steptime have a declaration with units and bounds; other functions declare only their parameter names.
     place = f"{getattr(source, '__module__', '')}.{getattr(source, '__name__', '')}"
     if place in MEANT:
         return _question_by_name(MEANT[place])
@@ -67,9 +83,19 @@ def _question_by_name(name: str) -> Question:
 
 
 def find_input(question: Question, name: str, values: Mapping[str, Any]) -> Input:
-    """Return an input of a question by its name; raise UnknownName with the nearest where there is none.
+    """Return an input of a question by its name.
 
-    values: what is known already, the system among it where one is, which has figures of its own.
+    Args:
+        question: The question.
+        name: Name of the input, or path of a figure of the machine.
+        values: Inputs known so far. A system among them has figures that are inputs too.
+
+    Returns:
+        The declaration of the input.
+
+    Raises:
+        UnknownName: If the input does not exist; the message names the nearest.
+        InputError: If the name is a figure of a machine, and no system is given.
     """
     if name in question.inputs:
         return question.inputs[name]
@@ -79,16 +105,29 @@ def find_input(question: Question, name: str, values: Mapping[str, Any]) -> Inpu
         if name in figures:
             return figures[name]
     elif question.figures and ("." in name or name == "power"):
-        raise InputError(f"{name} looks like a figure of a machine, and no system is named that has it")
+        raise InputError(f"{name}: is a figure of a machine, and no system is given; give system")
     input_names = [*question.inputs, *figures]
     figures_hint = ", and the figures of the system (steptime systems NAME lists them)" if question.figures else ""
     raise UnknownName(f"input of {question.name}", name, input_names, f"It takes {listed(question.inputs, 40)}{figures_hint}.")
 
 
 def plain_name(question: Question, name: str) -> str:
-    """Return an input's name as questions have it: --max-sequences and input_tokens are max_sequences and input."""
+    """Return the name of an input as the question declares it.
+
+    The command line writes --max-sequences, Python writes input_tokens; the inputs are max_sequences and input.
+
+    Args:
+        question: The question.
+        name: Name as the user wrote it.
+
+    Returns:
+        The declared name, or the stripped name if the question has no such input.
+
+    Raises:
+        InputError: If the name is not a text.
+    """
     if not isinstance(name, str):
-        raise InputError(f"an input has a name, such as batch, not {name!r}")
+        raise InputError(f"input: the name must be a text such as batch, got {name!r}")
     name = name.strip().lstrip("-")
     under = name.replace("-", "_")
     if question.name in HOMES and under in SAME and under not in question.inputs:
@@ -100,20 +139,21 @@ def ask(question: str, **values: Any) -> Mapping[str, Any]:
     """Return the answers of a question, as every front end gives them.
 
     Args:
-        question: name, such as "step", "plan", "train" or "budget".
-        **values: inputs by name, as the command line has them: numbers in base units or texts such as "8k"; figures of the
-            machine as **{"chip.hbm.bandwidth": 8e12}.
+        question: Name, such as "step", "plan", "train" or "budget".
+        **values: Inputs by name, as on the command line: numbers in base units or texts such as "8k"; figures of the machine as
+            **{"chip.hbm.bandwidth": 8e12}.
 
     Returns:
-        Answers by name, in base units; what is not known is NaN or None.
+        Answers by name, in base units; an unknown value is NaN or None.
 
     Raises:
-        InputError: if an input is unknown, outside its bounds, or missing.
+        InputError: If an input is unknown, outside its bounds, or missing.
 
     >>> answers = ask("step", model="llama-3.1-8b", system="hgx-h100", batch=64, engine="ideal")
     >>> round(float(answers["time"]) * 1e3, 2), bool(answers["fits"])
     (14.74, True)
     """
+    # A wrong name is reported before any work, with the nearest name.
     declaration = find_question(question)
     unknown = [name for name in values if name not in declaration.inputs and "." not in name and name != "power"]
     if unknown:
@@ -123,6 +163,8 @@ def ask(question: str, **values: Any) -> Mapping[str, Any]:
     missing = [name for name in declaration.needs if values.get(name) is None]
     if missing:
         raise InputError(f"{question} needs {listed(missing)}")
+
+    # Front ends choose the smallest layout that holds the model if the user gives none.
     if question == "step":
         from steptime.questions.step_question import with_layout
 

@@ -1,4 +1,4 @@
-"""The question `simulate`: requests served one by one, what users see, and what a token costs."""
+"""The question `simulate`: requests served one by one, with the latencies that users see and the cost of a token."""
 
 from __future__ import annotations
 
@@ -38,30 +38,40 @@ PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficInputs:
-    """Which requests arrive, and when."""
+    """Inputs that describe which requests arrive, and when."""
 
-    rate: Any = number(None, "requests per second", unit="requests/s", group=TRAFFIC)
-    concurrency: Any = count(None, "clients of a closed loop, in place of a rate", group=TRAFFIC)
+    rate: Any = number(None, "arrival rate in requests/s", unit="requests/s", group=TRAFFIC)
+    concurrency: Any = count(None, "number of clients of a closed loop, in place of an arrival rate", group=TRAFFIC)
     trace: str | None = text(None, "trace file: Azure CSV, Mooncake or vLLM JSONL", group=TRAFFIC, metavar="FILE")
     requests: Any = count(None, "number of requests", group=TRAFFIC, default_words="10,000; 10 per client; the whole trace")
-    input: Any = count(1024, "mean prompt tokens", unit="tokens", group=TRAFFIC)
-    output: Any = count(256, "mean output tokens", unit="tokens", group=TRAFFIC)
+    input: Any = count(1024, "mean prompt tokens per request", unit="tokens", group=TRAFFIC)
+    output: Any = count(256, "mean output tokens per request", unit="tokens", group=TRAFFIC)
     lengths: str = choice(
-        "fixed", ("fixed", "uniform", "lognormal"), "distribution of lengths: fixed, uniform or lognormal", group=TRAFFIC
+        "fixed",
+        ("fixed", "uniform", "lognormal"),
+        "distribution of prompt and output lengths: fixed, uniform or lognormal",
+        group=TRAFFIC,
     )
-    spread: Any = number(0.0, "half the range (uniform) or standard deviation (lognormal) over the mean", group=TRAFFIC)
+    spread: Any = number(
+        0.0, "spread of lengths: half the range (uniform) or the standard deviation (lognormal), divided by the mean",
+        group=TRAFFIC,
+    )  # fmt: skip
     arrivals: str = choice(
         "poisson", ("poisson", "gamma", "constant"), "arrival process: poisson, gamma or constant", group=TRAFFIC
     )
     burst: Any = number(4.0, "squared coefficient of variation of gamma inter-arrival times", group=TRAFFIC)
-    rate_scale: Any = number(1.0, "speed-up of a trace", group=TRAFFIC)
-    fast_share: Any = number(0.0, "share of requests with priority (fast tier)", group=TRAFFIC)
+    rate_scale: Any = number(1.0, "factor on the arrival rate of a trace", group=TRAFFIC)
+    fast_share: Any = number(0.0, "share of requests with priority, the fast tier (0 to 1)", group=TRAFFIC)
     prefixes: Any = count(0, "number of shared prompt prefixes", minimum=0, group=TRAFFIC)
-    prefix_tokens: Any = count(512, "tokens of each shared prefix", unit="tokens", group=TRAFFIC)
-    seed: Any = count(0, "random seed", minimum=0, group=TRAFFIC)
+    prefix_tokens: Any = count(512, "tokens per shared prefix", unit="tokens", group=TRAFFIC)
+    seed: Any = count(0, "random seed of the traffic", minimum=0, group=TRAFFIC)
 
     def sizes(self) -> tuple[Lengths, Lengths]:
-        """Return the distributions of prompt and output lengths."""
+        """Return the distributions of prompt and output lengths.
+
+        Returns:
+            Lengths of prompts, and lengths of outputs.
+        """
         from steptime.simulation.traffic import Lengths
 
         return (
@@ -70,20 +80,23 @@ class TrafficInputs:
         )
 
     def traffic(self, gained: int = 0) -> Traffic:
-        """Return the requests: of a trace, or drawn.
+        """Return the requests, from a trace or drawn at random.
 
         Args:
-            gained: tokens that images and recordings add to each prompt.
+            gained: Tokens that images and recordings add to each prompt.
+
+        Returns:
+            Arrival times and lengths of all requests.
 
         Raises:
-            RangeError: if not exactly one of trace, rate and concurrency is given.
+            RangeError: If not exactly one of trace, rate and concurrency is given.
         """
         from steptime.simulation.trace_files import read_trace
         from steptime.simulation.traffic import draw_traffic, longer, scaled
 
         kinds = [name for name in ("trace", "rate", "concurrency") if getattr(self, name) is not None]
         if len(kinds) != 1:
-            raise RangeError(f"simulate needs one of trace, rate and concurrency, not {' and '.join(kinds) or 'none of them'}")
+            raise RangeError(f"simulate: needs one of trace, rate and concurrency, got {' and '.join(kinds) or 'none of them'}")
         if self.trace is not None:
             requests = scaled(read_trace(self.trace, max_requests=self.requests), self.rate_scale)
         else:
@@ -94,11 +107,23 @@ class TrafficInputs:
         return longer(self.with_prefixes(requests), gained) if gained else self.with_prefixes(requests)
 
     def with_prefixes(self, requests: Traffic) -> Traffic:
-        """Return requests that share prompt prefixes, where any are asked for."""
+        """Return the requests with shared prompt prefixes, if there are any.
+
+        Args:
+            requests: Requests without shared prefixes.
+
+        Returns:
+            The requests; unchanged if the number of prefixes is 0.
+
+        Raises:
+            RangeError: If the trace has its own prefixes.
+        """
         from steptime.simulation.traffic import with_sessions
 
         if self.prefixes and len(requests.starts):
-            raise RangeError(f"prefixes does not go with {self.trace}: its prompts have blocks of their own (hash_ids)")
+            raise RangeError(
+                f"prefixes: {self.trace} already has shared prefixes (hash_ids), got {self.prefixes}; leave prefixes out"
+            )
         if not self.prefixes:
             return requests
         return with_sessions(requests, prefixes=self.prefixes, prefix_tokens=self.prefix_tokens, seed=self.seed)
@@ -106,34 +131,62 @@ class TrafficInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerInputs:
-    """How a replica schedules requests."""
+    """Inputs that describe how a replica schedules requests."""
 
     policy: str | None = choice(
-        None, ("continuous", "prefill-first", "static", "train"), "policy: continuous, prefill-first, static or train",
-        group=POLICY, default_words="the engine's",
+        None, ("continuous", "prefill-first", "static", "train"),
+        "scheduling policy: continuous, prefill-first, static or train", group=POLICY, default_words="the engine's",
     )  # fmt: skip
-    max_sequences: Any = count(256, "max_num_seqs: sequences that a replica serves at once", group=POLICY)
-    token_budget: Any = count(None, "max_num_batched_tokens: tokens of a step", group=POLICY, default_words="the engine's")
+    max_sequences: Any = count(256, "slots for sequences in one replica (max_num_seqs)", group=POLICY)
+    token_budget: Any = count(
+        None, "maximum tokens per step (max_num_batched_tokens)", group=POLICY, default_words="the engine's"
+    )
     kv_tokens: Any = count(
-        None, "tokens that the KV cache of a replica holds", group=POLICY, default_words="what the chips hold"
+        None, "capacity of the KV cache of one replica in tokens", group=POLICY, default_words="the free memory of the chips"
     )
     when_full: str = choice(
-        "recompute", ("recompute", "queue"), "when the cache is full: recompute (preempt) or queue", group=POLICY
+        "recompute",
+        ("recompute", "queue"),
+        "action when the KV cache is full: recompute (preempt a request) or queue",
+        group=POLICY,
     )
-    interval: Any = number(None, "seconds between trains", unit="s", group=POLICY, default_words="time to read the HBM once")
-    patience: Any = number(0.0, "seconds that a static batch waits to fill", unit="s", group=POLICY)
+    interval: Any = number(
+        None,
+        "time in seconds between two trains (policy train)",
+        unit="s",
+        group=POLICY,
+        default_words="time to read the HBM once",
+    )
+    patience: Any = number(0.0, "maximum wait in seconds of a static batch for more requests", unit="s", group=POLICY)
     drafted: Any = count(0, "speculative tokens per step", minimum=0, group=POLICY)
     acceptance: Any = number(
-        None, "acceptance length: tokens that a step yields, from 1 to drafted + 1 (a count, not a share)", group=POLICY
+        None, "acceptance length: output tokens per step, from 1 to drafted + 1 (a count, not a share)", group=POLICY
     )
     route: str = choice(
-        "round-robin", ("round-robin", "least-loaded", "prefix-aware"), "router: round-robin, least-loaded or prefix-aware",
-        group=POLICY,
+        "round-robin", ("round-robin", "least-loaded", "prefix-aware"),
+        "routing of requests to replicas: round-robin, least-loaded or prefix-aware", group=POLICY,
     )  # fmt: skip
-    prefix_cache: str = text("", "prefix cache of a replica, such as hbm=20GB,host=1TB,ssd=4TB", group=POLICY, metavar="TIERS")
+    prefix_cache: str = text(
+        "",
+        "capacity of the prefix cache of one replica by tier, such as hbm=20GB,host=1TB,ssd=4TB",
+        group=POLICY,
+        metavar="TIERS",
+    )
 
     def schedule(self, engine: Engine, system: System, prompt: float) -> Policy:
-        """Return the scheduler of a replica; `prompt`: the longest prompt [tokens]."""
+        """Return the scheduler of a replica.
+
+        Args:
+            engine: The serving engine, which gives the defaults.
+            system: The machine.
+            prompt: Longest prompt [tokens].
+
+        Returns:
+            The policy with all its limits.
+
+        Raises:
+            RangeError: If there are speculative tokens and no acceptance length.
+        """
         from steptime.simulation.scheduling_policy import policy_for
 
         if self.drafted and self.acceptance is None:
@@ -149,7 +202,18 @@ class SchedulerInputs:
         )  # fmt: skip
 
     def cache(self, system: System, layout: Layout) -> Cache | None:
-        """Return the prefix cache of a replica, of tiers such as hbm=20GB,host=1TB."""
+        """Return the prefix cache of a replica, from tiers such as hbm=20GB,host=1TB.
+
+        Args:
+            system: The machine.
+            layout: Layout of the replica.
+
+        Returns:
+            The cache; None if no tier is given.
+
+        Raises:
+            RangeError: If a tier has no capacity, or is given twice.
+        """
         if not self.prefix_cache:
             return None
         from steptime.simulation.prefix_cache import cache_with_capacities
@@ -158,45 +222,52 @@ class SchedulerInputs:
         for part in self.prefix_cache.split(","):
             name, equals, size = part.strip().partition("=")
             if not equals:
-                raise RangeError(f"prefix_cache: {short_repr(part)} is not TIER=CAPACITY, such as host=1TB")
+                raise RangeError(f"prefix_cache: must be TIER=CAPACITY, such as host=1TB, got {short_repr(part)}")
             if name in tiers:
-                raise RangeError(f"prefix_cache: {name} is given twice")
+                raise RangeError(f"prefix_cache: {name} is given twice; keep one")
             tiers[name] = parse(size, "B")
         return cache_with_capacities(system, layout, tiers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolInputs(ParallelSizes):
-    """How many replicas there are, and of which kinds."""
+    """Inputs that give the number of replicas of each kind."""
 
-    replicas: Any = count(1, "replicas", group=LAYOUT_GROUP)
-    fast_replicas: Any = count(0, "additional replicas for the fast tier only; 0 to share", minimum=0, group=LAYOUT_GROUP)
-    fast_sequences: Any = count(None, "max_num_seqs of those replicas", group=LAYOUT_GROUP, default_words="as max-sequences")
-    prefill_replicas: Any = count(0, "replicas that only prefill; 0 for one pool", minimum=0, group=LAYOUT_GROUP)
-    prefill_tp: Any = count(None, "tensor-parallel size of those replicas", group=LAYOUT_GROUP, default_words="as tp")
+    replicas: Any = count(1, "number of replicas", group=LAYOUT_GROUP)
+    fast_replicas: Any = count(
+        0, "additional replicas for the fast tier only; 0: both tiers share all replicas", minimum=0, group=LAYOUT_GROUP
+    )
+    fast_sequences: Any = count(
+        None, "slots per replica of the fast tier (max_num_seqs)", group=LAYOUT_GROUP, default_words="as max-sequences"
+    )
+    prefill_replicas: Any = count(
+        0, "replicas for prefill only; 0: one pool for prefill and decode", minimum=0, group=LAYOUT_GROUP
+    )
+    prefill_tp: Any = count(None, "tensor-parallel size of the prefill replicas", group=LAYOUT_GROUP, default_words="as tp")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateInputs(PricedSubject, PromptMedia, TrafficInputs, SchedulerInputs, PoolInputs, LatencyLimits):
-    """Requests that a deployment serves one by one."""
+    """Inputs of `simulate`: model, machine, traffic, scheduler, replicas and limits."""
 
     quantile: str = choice(
-        "p99", PERCENTILES, "percentile at which the limits hold: mean, p50, p90, p95 or p99", group=LIMITS_GROUP
+        "p99", PERCENTILES, "statistic that the limits apply to: mean, p50, p90, p95 or p99", group=LIMITS_GROUP
     )
 
 
+# A simulation can also vary models and machines that are not built.
 INPUTS = {**inputs_from(SimulateInputs), **DESIGN}
 POINTS = ("mean", "p50", "p90", "p99")
 TIMES = {"ttft": "time to first token", "tpot": "time per output token", "end_to_end": "time to the last token"}
 RUN_ANSWERS = {
-    "requests_per_second": Answer(meaning="requests served", unit="requests/s"),
-    "output_tokens_per_second": Answer(meaning="output tokens", unit="tok/s"),
-    "goodput": Answer(meaning="requests within the limits", unit="requests/s"),
-    "within_limits": Answer(meaning="share of the requests sent that are within the limits"),
-    "utilisation": Answer(meaning="share of time in which a replica works"),
-    "batch": Answer(meaning="mean number that decode", unit="sequences"),
-    "usd_per_million_output_tokens": Answer(meaning="whole rent over output tokens, per million", unit="USD"),
-    "verdict": Answer(meaning="STABLE, SATURATED or OVERLOADED", text=True),
+    "requests_per_second": Answer(meaning="throughput in requests", unit="requests/s"),
+    "output_tokens_per_second": Answer(meaning="output throughput", unit="tok/s"),
+    "goodput": Answer(meaning="goodput: throughput of requests within the limits", unit="requests/s"),
+    "within_limits": Answer(meaning="share of all requests that are within the limits"),
+    "utilisation": Answer(meaning="utilization: share of time in which a replica runs steps"),
+    "batch": Answer(meaning="mean decode batch of a replica", unit="sequences"),
+    "usd_per_million_output_tokens": Answer(meaning="total rent, divided by output tokens, per million", unit="USD"),
+    "verdict": Answer(meaning="stability of the queue: STABLE, SATURATED or OVERLOADED", text=True),
 }
 ANSWERS = {
     **{
@@ -210,7 +281,7 @@ ANSWERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a simulation runs on, and the keyword arguments of `simulate`."""
+    """Objects that a simulation runs on, and the keyword arguments of `simulate`."""
 
     inputs: SimulateInputs
     model: Model
@@ -221,34 +292,47 @@ class Setup:
 
 
 def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
-    """Return what a simulation runs on.
+    """Return the objects that a simulation runs on.
 
     Args:
-        values: values of `SimulateInputs` by name, and figures of the machine by path.
-        searches_rate: whether the rate is searched, so that none is needed.
+        values: Values of `SimulateInputs` by name, and figures of the machine by path.
+        searches_rate: Whether the caller searches the rate, so that none is needed.
+
+    Returns:
+        Inputs, model, system, traffic and arguments of `simulate`.
 
     Raises:
-        RangeError: if an input is outside its bounds, or if numba is not installed.
+        RangeError: If an input is outside its bounds, or if numba is not installed.
     """
     if find_spec("numba") is None:
         raise RangeError("the simulator is compiled by numba, which is not installed: pip install 'steptime[simulate]'")
     inputs = bind_declared(SimulateInputs, values, "simulate")
     model, system, engine = read_subject(values)
     model, gained = with_prompt_media(model, inputs, inputs.input)
+
+    # A search draws its own traffic at each rate; a trace has its own lengths in any case.
     draws_for_search = searches_rate and inputs.trace is None
     traffic = None if draws_for_search else inputs.traffic(gained)
+
+    # The mean prompt of a trace replaces the input, so that the media are weighed against the real text.
     if traffic is not None and gained:
         model, gained = with_prompt_media(read_subject(values)[0], inputs, max(1.0, float(traffic.inputs.mean()) - gained))
+
+    # The scheduler and the layout must fit the longest request, not the mean.
     longest = float(inputs.input + gained if traffic is None else max(traffic.inputs))
     policy = inputs.schedule(engine, system, longest)
     context = longest + (inputs.output if traffic is None else max(traffic.outputs))
     layout = _layout(inputs, model, system, engine, context)
+
+    # The prefill pool takes the tensor-parallel size of the decode pool by default.
     tp = layout.tp if inputs.prefill_tp is None else inputs.prefill_tp
     prefill = Layout(tp=tp, replicas=inputs.prefill_replicas) if inputs.prefill_replicas else None
     arguments: dict[str, Any] = {
         "layout": layout, "engine": engine, "policy": policy, "slo": inputs.slo(), "prefill": prefill,
         "cache": inputs.cache(system, prefill or layout), "percentile": inputs.quantile,
     }  # fmt: skip
+
+    # Replicas of the fast tier run the same policy with their own number of slots.
     if inputs.fast_replicas:
         slots = policy.max_num_seqs if inputs.fast_sequences is None else inputs.fast_sequences
         arguments |= {"fast": replace(policy, max_num_seqs=slots), "fast_replicas": inputs.fast_replicas}
@@ -265,12 +349,16 @@ def _layout(inputs: SimulateInputs, model: Model, system: System, engine: Engine
 
 
 def solve(values: Mapping[str, Any]) -> Any:
-    """Return one run: its answers, requests and timeline.
+    """Return one simulated run: its answers, requests and timeline.
 
     Args:
-        values: values of `SimulateInputs` by name, and figures of the machine by path.
+        values: Values of `SimulateInputs` by name, and figures of the machine by path.
+
+    Returns:
+        The finished run.
     """
     prepared = setup(values)
+    # numba compiles at the first import, so that only a run pays for it.
     from steptime.simulation.simulator import simulate
 
     assert prepared.traffic is not None
@@ -281,14 +369,24 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
     """Return the answers about one run.
 
     Args:
-        values: values of `SimulateInputs` by name, and figures of the machine by path.
-        answer_names: names of the answers; all come anyhow.
+        values: Values of `SimulateInputs` by name, and figures of the machine by path.
+        answer_names: Names of the answers; ignored, since one run gives all of them.
+
+    Returns:
+        Answers by name, in base units.
     """
     return answers_from(solve(values))
 
 
 def answers_from(run: Any) -> dict[str, Any]:
-    """Return the answers of the question from a finished run."""
+    """Return the answers of the question from a finished run.
+
+    Args:
+        run: Result of `solve`.
+
+    Returns:
+        Answers by name, in base units.
+    """
     metrics = run.answers
     answers = {name: getattr(metrics, name) for name in RUN_ANSWERS}
     for name in TIMES:
@@ -298,7 +396,7 @@ def answers_from(run: Any) -> dict[str, Any]:
 
 SIMULATE = Question(
     name="simulate",
-    meaning="requests served one by one: what users see, and what a token costs",
+    meaning="requests served one by one: latencies for users, and cost of a token",
     inputs=INPUTS,
     answers=ANSWERS,
     ask=ask,

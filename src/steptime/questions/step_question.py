@@ -1,4 +1,4 @@
-"""The question `step`: time, rates, cost and memory of one forward pass, of scalars or of arrays."""
+"""The question `step`: time, rates, cost and memory of one forward pass, for scalars or arrays."""
 
 from __future__ import annotations
 
@@ -49,35 +49,51 @@ COST = "usd_per_million_tokens"
 
 @dataclass(frozen=True, kw_only=True)
 class StepInputs(PricedSubject, ParallelSizes, PromptMedia):
-    """One forward pass of a model on a machine."""
+    """Inputs of `step`: model, machine, layout, and the sizes of one forward pass."""
 
     phase: str = choice("decode", PHASES, "phase of the pass: decode, prefill or mixed", group=PASS_GROUP)
     batch: Any = count(
-        1, "sequences that decode in one replica", unit="sequences", broadcasts=True, maximum=MOST_SEQUENCES, group=PASS_GROUP
+        1, "decode batch: sequences in one replica", unit="sequences", broadcasts=True, maximum=MOST_SEQUENCES, group=PASS_GROUP
     )
     context: Any = count(
-        4096, "tokens of context of each sequence", unit="tokens", broadcasts=True, maximum=MOST_TOKENS, group=PASS_GROUP
+        4096,
+        "context of each decoding sequence in tokens",
+        unit="tokens",
+        broadcasts=True,
+        maximum=MOST_TOKENS,
+        group=PASS_GROUP,
     )
     query: Any = count(
-        1, "tokens that each sequence processes in the pass (above 1: speculative tokens to verify)", unit="tokens",
+        1, "query tokens per sequence (above 1: verification of speculative tokens)", unit="tokens",
         broadcasts=True, maximum=MOST_TOKENS, group=PASS_GROUP,
     )  # fmt: skip
     prompts: Any = count(
-        None, "prompts in the pass", unit="prompts", broadcasts=True, maximum=MOST_SEQUENCES, group=PASS_GROUP,
+        None, "number of prompts in the pass", unit="prompts", broadcasts=True, maximum=MOST_SEQUENCES, group=PASS_GROUP,
         default_words="one per data-parallel rank",
     )  # fmt: skip
     tokens: Any = count(
-        8192, "new tokens of each prompt", unit="tokens", broadcasts=True, maximum=MOST_TOKENS, group=PASS_GROUP
+        8192, "prompt tokens to prefill, per prompt", unit="tokens", broadcasts=True, maximum=MOST_TOKENS, group=PASS_GROUP
     )
     prefix: Any = count(
-        0, "cached tokens before them", unit="tokens", broadcasts=True, minimum=0, maximum=MOST_TOKENS, group=PASS_GROUP
+        0,
+        "cached tokens before the prompt tokens of each prompt",
+        unit="tokens",
+        broadcasts=True,
+        minimum=0,
+        maximum=MOST_TOKENS,
+        group=PASS_GROUP,
     )
     microbatches: Any = count(
-        None, "micro-batches in flight", broadcasts=True, separate=True, group=LAYOUT_GROUP, default_words="one per stage"
+        None,
+        "number of micro-batches in flight",
+        broadcasts=True,
+        separate=True,
+        group=LAYOUT_GROUP,
+        default_words="one per stage",
     )
 
 
-# Inputs that a phase has no use for.
+# Inputs without a meaning in a phase.
 IDLE = {"decode": ("prompts", "tokens", "prefix", "image", "audio"), "prefill": ("batch", "context", "query"), "mixed": ()}
 SIZES_OF_PASS = ("batch", "context", "query", "prompts", "tokens", "prefix")
 Range = tuple[Number, Number]
@@ -85,51 +101,58 @@ Range = tuple[Number, Number]
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StepSummary(Step):
-    """Everything that `steptime step` shows: the step and what was asked. What a phase does not have is 0."""
+    """One step with its inputs, range, memory and notes, as `steptime step` shows it.
+
+    A quantity that a phase does not have is 0.
+    """
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         **Step.DERIVED,
-        "tokens_per_second_per_user": unit("tok/s", "that each sequence gets", key="tokens_per_s_per_user"),
-        "output_tokens_per_second_per_chip": unit("tok/s", "decoded", key="output_tokens_per_s_per_chip"),
-        "prompt_tokens_per_second_per_chip": unit("tok/s", "read", key="prompt_tokens_per_s_per_chip"),
+        "tokens_per_second_per_user": unit("tok/s", "output speed of each sequence", key="tokens_per_s_per_user"),
+        "output_tokens_per_second_per_chip": unit("tok/s", "decode throughput per chip", key="output_tokens_per_s_per_chip"),
+        "prompt_tokens_per_second_per_chip": unit("tok/s", "prefill throughput per chip", key="prompt_tokens_per_s_per_chip"),
     }
 
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))
     engine: str = field(metadata=unit("", "name of the engine"))
-    layout: Layout = field(metadata=unit("", "how a replica is laid over chips"))
+    layout: Layout = field(metadata=unit("", "layout of a replica"))
     phase: str = field(metadata=unit("", "decode, prefill or mixed"))
-    batch: Number = field(metadata=unit("sequences", "that decode in a replica"))
-    context: Number = field(metadata=unit("tokens", "of each of them"))
-    query: Number = field(metadata=unit("tokens", "that each gets in the pass"))
-    prompts: Number = field(metadata=unit("prompts", "in the pass"))
-    tokens: Number = field(metadata=unit("tokens", "new ones of each prompt", key="prompt_tokens"))
-    prefix: Number = field(metadata=unit("tokens", "cached ones before them"))
+    batch: Number = field(metadata=unit("sequences", "decode batch of a replica"))
+    context: Number = field(metadata=unit("tokens", "context of each decoding sequence"))
+    query: Number = field(metadata=unit("tokens", "query tokens per sequence"))
+    prompts: Number = field(metadata=unit("prompts", "prompts in the pass"))
+    tokens: Number = field(metadata=unit("tokens", "prompt tokens to prefill, per prompt", key="prompt_tokens"))
+    prefix: Number = field(metadata=unit("tokens", "cached tokens before the prompt tokens of each prompt"))
     range: tuple[Number, Number] | None = field(metadata=unit("s", "90 % range of the total; null for the ideal engine"))
-    ideal: Step | None = field(metadata=unit("", "the same step, were nothing lost; null for the ideal engine"))
-    anchor: Anchor | None = field(default=None, metadata=unit("", "one's own runs that it rests on; null: none"))
-    unanchored: Step | None = field(default=None, metadata=unit("", "the same step without them"))
-    memory: Memory = field(metadata=unit("", "of a chip"))
-    notes: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind about the answer"))
+    ideal: Step | None = field(metadata=unit("", "the same step without losses; null for the ideal engine"))
+    anchor: Anchor | None = field(default=None, metadata=unit("", "your own runs that correct the times; null: none"))
+    unanchored: Step | None = field(default=None, metadata=unit("", "the same step without that correction"))
+    memory: Memory = field(metadata=unit("", "memory of a chip"))
+    notes: tuple[str, ...] = field(default=(), metadata=unit("", "notes on the answer"))
     images: ImageCost | None = field(default=None, metadata=unit("", "images and recordings of each prompt; null: none"))
 
     @property
     def tokens_per_second_per_user(self) -> Number:
-        """Tokens per second that each sequence gets."""
+        """Output speed of each sequence [tok/s]."""
         return self.query * (self.batch > 0) / self.total
 
     @property
     def output_tokens_per_second_per_chip(self) -> Number:
-        """Tokens decoded per second over the chips of the replica."""
+        """Decode throughput per chip of the replica [tok/s]."""
         return self.batch * self.query / self.layout.chips / self.total
 
     @property
     def prompt_tokens_per_second_per_chip(self) -> Number:
-        """Prompt tokens read per second over the chips of the replica."""
+        """Prefill throughput per chip of the replica [tok/s]."""
         return self.prompts * self.tokens / self.layout.chips / self.total
 
     def rates(self) -> dict[str, tuple[Number, Range | None]]:
-        """Return the rates [tok/s] that the phase has, by name, each with its 90 % range where the engine has one."""
+        """Return the rates of the phase, each with its 90 % range.
+
+        Returns:
+            Rate [tok/s] and range by name; the range is None for the ideal engine.
+        """
         names = [f"{kind}_tokens_per_second_per_chip" for kind in ("output", "prompt")]
         values = {name: getattr(self, name) for name in ("tokens_per_second_per_user", *names)}
         return {name: (value, self._ends(value)) for name, value in values.items() if value > 0}
@@ -139,7 +162,11 @@ class StepSummary(Step):
         return None if self.range is None else (rate * self.total / self.range[1], rate * self.total / self.range[0])
 
     def columns(self) -> dict[str, Any]:
-        """Return what was asked, the rates and the memory beside the row of the step."""
+        """Return one row: inputs, rates and memory, then the terms of the step.
+
+        Returns:
+            Columns by name; several rows if the inputs are arrays.
+        """
         subject = {"model": self.model, "system": self.system, "engine": self.engine, "layout": show_layout(self.layout)}
         sizes = {json_key(f.name, f.metadata): getattr(self, f.name) for f in fields(self) if f.name in SIZES_OF_PASS}
         low, high = self.range or (np.nan, np.nan)
@@ -155,34 +182,50 @@ class StepSummary(Step):
 
 
 def check_pass(values: Mapping[str, Any]) -> None:
-    """Raise RangeError for an input that the phase has no use for.
+    """Raise an error for an input without a meaning in the phase.
 
     Args:
-        values: values of `StepInputs` by name; None where not given.
+        values: Values of `StepInputs` by name; None if not given.
+
+    Raises:
+        RangeError: If the phase does not use an input that is given.
     """
     phase = values.get("phase") or "decode"
     for name in IDLE.get(phase, ()):
         value = values.get(name)
         if value is not None and np.size(value):
             other_phase = "prefill" if phase == "decode" else "decode"
-            raise RangeError(f"{name} has no part in phase {phase}; give phase={other_phase} or phase=mixed, or leave it out")
+            raise RangeError(
+                f"{name}: has no meaning in phase {phase}; give phase={other_phase} or phase=mixed, or leave it out"
+            )
 
 
 def pass_sizes(inputs: StepInputs, layout: Layout) -> dict[str, Any]:
-    """Return the sizes of a pass as `mixed_step` takes them; what a phase does not have is 0.
+    """Return the sizes of a pass as arguments of `mixed_step`.
+
+    Args:
+        inputs: Checked inputs of the question.
+        layout: Layout of the replica.
+
+    Returns:
+        Sizes by argument name; a size that the phase does not have is 0.
 
     Raises:
-        RangeError: if a sequence processes more tokens than its context holds.
-        LayoutError: if the batch cannot be cut into the micro-batches.
+        RangeError: If a sequence has more query tokens than context.
+        LayoutError: If the batch is smaller than the number of micro-batches.
     """
     sizes: dict[str, Any] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0}
     if inputs.phase != "prefill":
         sizes |= {"batch": inputs.batch, "context": inputs.context, "query": inputs.query}
         if np.any(np.asarray(inputs.query) > np.asarray(inputs.context)):
             raise RangeError(
-                f"query {short_repr(inputs.query)} is more than the context of {short_repr(inputs.context)} that holds it"
+                f"query: must be at most the context of {short_repr(inputs.context)}, got {short_repr(inputs.query)}"
             )
+
+        # As many micro-batches as stages is the default, which a smaller batch leaves partly empty.
         parts, fewest = int(np.max(layout.microbatches)), int(np.min(inputs.batch))
+
+        # More micro-batches than stages need a batch of at least one sequence each.
         if parts > int(np.max(layout.pp)) and parts > fewest:
             raise LayoutError(f"a batch of {fewest:,} cannot be cut into {parts:,} micro-batches")
     if inputs.phase != "decode":
@@ -192,15 +235,19 @@ def pass_sizes(inputs: StepInputs, layout: Layout) -> dict[str, Any]:
 
 
 def pass_memory(model: Model, system: System, sizes: Mapping[str, Any], *, layout: Layout, engine: Engine) -> Memory:
-    """Return what a chip holds during a pass: the caches of the decode batch and of the prompts, and activations.
+    """Return the memory of a chip during a pass: weights, KV cache and activations.
 
     Args:
-        model: the model.
-        system: the machine.
-        sizes: sizes of the pass, as `pass_sizes` returns them.
-        layout: how the replica is laid over chips.
-        engine: the serving engine.
+        model: The model.
+        system: The machine.
+        sizes: Sizes of the pass, from `pass_sizes`.
+        layout: Layout of the replica.
+        engine: The serving engine.
+
+    Returns:
+        Used memory by part, and capacity [B].
     """
+    # Memory takes one mean context for all sequences, so that the caches of batch and prompts are averaged.
     sequences = sizes["batch"] + sizes["prompts"]
     cached = sizes["batch"] * sizes["context"] + sizes["prompts"] * (sizes["tokens"] + sizes["prefix"])
     rows = sizes["batch"] * sizes["query"] + sizes["prompts"] * sizes["tokens"]
@@ -218,7 +265,7 @@ def _notes(model: Model, sizes: Mapping[str, Number], unlike: Iterable[str]) -> 
         else ()
     )
     differences = ", ".join(unlike)
-    wider = (f"unlike what was measured, and so of a wider range: {differences}",) if differences else ()
+    wider = (f"wider range, because the measured runs differ from this step: {differences}",) if differences else ()
     return (*beyond, *wider, *model.notes)
 
 
@@ -231,23 +278,30 @@ def step_summary(
     anchor: Anchors | Anchor | None = None,
     **sizes: Number,
 ) -> StepSummary:
-    """Return one pass with its range, ideal, memory and notes.
+    """Return one pass with its range, ideal time, memory and notes.
 
     Args:
-        model: name or model.
-        system: name or system.
-        layout: how the replica is laid over chips; one chip by default.
-        engine: name or engine; by default the system's.
-        anchor: the user's own runs, which correct the times.
-        **sizes: sizes of the pass, as `mixed_step` takes them.
+        model: Catalogue name, path or model.
+        system: Catalogue name, path or system.
+        layout: Layout of the replica; one chip by default.
+        engine: Name or engine; the system's by default.
+        anchor: The user's own runs, which correct the times.
+        **sizes: Sizes of the pass, as arguments of `mixed_step`.
+
+    Returns:
+        The step and everything that `steptime step` shows.
     """
     model, system = resolve_model(model), resolve_system(system)
     layout = layout or Layout()
     engine = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
     work: dict[str, Any] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0, **sizes}
     step, limits = step_and_range(model, system, **work, layout=layout, engine=engine)
+
+    # The ideal engine is a bound without a range, so that no distance from measured runs applies.
     flags = () if limits is None else distances(engine, system, layout)
     decodes, prefills = bool(np.any(work["batch"] > 0)), bool(np.any(work["prompts"] * work["tokens"] > 0))
+
+    # A `StepSummary` is a `Step` with more fields, so that all terms are copied.
     terms: dict[str, Any] = {f.name: getattr(step, f.name) for f in fields(Step)}
     return StepSummary(
         **terms,
@@ -268,10 +322,18 @@ def step_summary(
 
 
 def bind_pass(values: Mapping[str, Any]) -> tuple[StepInputs, Model, System, Engine, Layout]:
-    """Return the inputs of a pass, read and checked, and what they name."""
+    """Return the inputs of a pass, and the objects that they name.
+
+    Args:
+        values: Values of `StepInputs` by name, and figures of the machine by path.
+
+    Returns:
+        Checked inputs, model, system, engine, and layout.
+    """
     check_pass(values)
     inputs = bind_declared(StepInputs, values, "step")
     model, system, engine = read_subject(values)
+    # Images and recordings are part of the prompts, and lengthen their prefill.
     if inputs.phase != "decode":
         model, gained = with_prompt_media(model, inputs, float(np.mean(inputs.tokens)))
         inputs = replace(inputs, tokens=inputs.tokens + gained) if gained else inputs
@@ -281,10 +343,13 @@ def bind_pass(values: Mapping[str, Any]) -> tuple[StepInputs, Model, System, Eng
 
 
 def solve(values: Mapping[str, Any]) -> StepSummary:
-    """Return everything there is to know about one pass.
+    """Return one pass with all its answers.
 
     Args:
-        values: values of `StepInputs` by name, and figures of the machine by path.
+        values: Values of `StepInputs` by name, and figures of the machine by path.
+
+    Returns:
+        The step with range, memory and notes.
     """
     inputs, model, system, engine, layout = bind_pass(with_layout(STEP, values))
     return step_summary(model, system, layout=layout, engine=engine, **pass_sizes(inputs, layout))
@@ -295,31 +360,36 @@ ANSWERS = {
     TIME: Answer(meaning="time of the pass", unit="s"),
     LOW: Answer(meaning="lower end of its 90 % range", unit="s"),
     HIGH: Answer(meaning="upper end of its 90 % range", unit="s"),
-    "tokens_per_second_per_user": Answer(meaning="tokens that each sequence gets", unit="tok/s"),
-    "tokens_per_second_per_chip": Answer(meaning="tokens decoded and prefilled by a chip", unit="tok/s"),
-    COST: Answer(meaning="rent over tokens decoded and read, per million", unit="USD"),
-    f"{COST}_low": Answer(meaning="lower end of its 90 % range, by the range of the time", unit="USD"),
+    "tokens_per_second_per_user": Answer(meaning="output speed of each sequence", unit="tok/s"),
+    "tokens_per_second_per_chip": Answer(meaning="throughput per chip, decode and prefill tokens", unit="tok/s"),
+    COST: Answer(meaning="rent per million decode and prefill tokens", unit="USD"),
+    f"{COST}_low": Answer(meaning="lower end of its 90 % range, from the range of the time", unit="USD"),
     f"{COST}_high": Answer(meaning="upper end of its 90 % range", unit="USD"),
-    "memory_share": Answer(meaning="share of a chip's memory that is taken"),
+    "memory_share": Answer(meaning="used share of a chip's memory"),
     "fits": Answer(meaning="whether it fits (1) or not (0)"),
-    "bound": Answer(meaning="what takes the most of the time", text=True),
+    "bound": Answer(meaning="the largest term of the time", text=True),
     **DESIGN_ANSWERS,
 }
 RANGES = frozenset({LOW, HIGH, f"{COST}_low", f"{COST}_high"})
 
 
 def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, Any]:
-    """Return the answers about one pass, or about arrays of them.
+    """Return the answers about one pass, or about arrays of passes.
 
     Args:
-        values: values of `StepInputs` by name, and figures of the machine by path; scalars or arrays that broadcast.
-        answer_names: names of the answers; empty for all.
+        values: Values of `StepInputs` by name, and figures of the machine by path; scalars or arrays that broadcast.
+        answer_names: Names of the answers; empty for all.
+
+    Returns:
+        Answers by name, in base units, with the shape of the inputs.
     """
     answer_names = answer_names or frozenset(ANSWERS)
     inputs, model, system, engine, layout = bind_pass(values)
     sizes = pass_sizes(inputs, layout)
     step = mixed_step(model, system, **sizes, layout=layout, engine=engine)
     tokens = sizes["prompts"] * sizes["tokens"] + sizes["batch"] * sizes["query"]
+
+    # Rates and costs count all chips of the replica.
     rent_rate = deployment_rent(layout.chips, system.rent.typical)
     answers = {
         TIME: step.total,
@@ -327,6 +397,8 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
         "tokens_per_second_per_chip": tokens / layout.chips / step.total,
         COST: usd_per_million(rent_rate, tokens / step.total),
     }
+
+    # Ranges and memory cost more than the step itself, so that they are computed only if a caller wants them.
     if answer_names & RANGES:
         ends = step_range(model, system, **sizes, layout=layout, engine=engine) if has_range(engine) else None
         for side, end in zip(("low", "high"), ends or (np.nan, np.nan), strict=True):
@@ -341,15 +413,18 @@ def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, An
 
 
 def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return fixed inputs with the default layout of their model and system, where no way is given and it is not one chip.
+    """Return fixed inputs with the default layout of their model and system.
+
+    The inputs stay as they are in three cases: the user gives a parallel size, the model fits on one chip, or model or system
+    vary.
 
     Args:
-        question: A question of one layout, or any other, whose inputs stay as they are.
+        question: A question with a layout; the inputs of any other question stay as they are.
         fixed: Inputs of every point.
-        axes: Inputs that vary; the least of their values must fit. A model or system that varies keeps one chip.
+        axes: Inputs that vary; the layout must fit the smallest of their values.
 
     Returns:
-        The inputs, with tp, pp and ep where the model does not fit one chip.
+        The inputs, with tp, pp and ep if the model does not fit on one chip.
     """
     values = {
         name: value for name, value in {**fixed, **{axis.name: axis.values for axis in axes}}.items() if value is not None
@@ -365,10 +440,14 @@ def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any
     try:
         model, system, engine = read_subject({name: value for name, value in fixed.items() if name != WITHIN})
     except InputError:
-        return dict(fixed)  # the question itself says what is wrong
+        return dict(fixed)  # the question itself reports the error
+
+    # The KV cache that the layout must hold depends on the question: a prompt, a context, or prompt and output.
     lengths = ("tokens", "prefix") if values.get("phase") == "prefill" else ("context",)
     if "output" in question.inputs:
         lengths = ("input", "output")
+
+    # Defaults of the questions that have these inputs.
     usual = {"context": 4096, "tokens": 8192, "prefix": 0, "input": 1024, "output": 256}
     context = sum(float(np.min(values.get(name, usual[name]))) for name in lengths)
     batch = values.get("batch", 1) if lengths == ("context",) else 1

@@ -1,4 +1,4 @@
-"""Model, machine and engine of a question, from names or from what was loaded, with other figures of the machine."""
+"""Model, machine and engine of a question, loaded from names, with changed figures of the machine."""
 
 from __future__ import annotations
 
@@ -32,40 +32,40 @@ SUBJECT_GROUP, LAYOUT_GROUP, REQUESTS_GROUP = "Model, machine and engine", "Layo
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Which model runs on which machine under which engine."""
+    """Inputs that name a model, a machine and an engine."""
 
     model: Any = text(
         MISSING,
-        "catalogue name, Hugging Face id, or path: a config.json or its folder, a checkpoint's file, a .gguf",
+        "model: catalogue name, Hugging Face id, or path (a config.json or its folder, a checkpoint file, a .gguf)",
         positional=True,
     )
-    system: Any = text(MISSING, "catalogue name, or path to a TOML file", positional=True)
+    system: Any = text(MISSING, "system: catalogue name, or path to a TOML file", positional=True)
     engine: Any = text(
         None,
-        "serving engine: a name (`steptime engines`), a file of constants, or ideal, the physical bound",
+        "serving engine: a name (`steptime engines`), a file of constants, or ideal (the physical bound)",
         default_words="vllm on NVIDIA chips, typical on others",
         group=SUBJECT_GROUP,
     )
     weights: str | None = text(
         None,
-        "number format of the weights: fp8, nvfp4, mxfp4, int4, bf16, ...",
+        "number format of the weights, such as fp8, nvfp4, mxfp4, int4 or bf16",
         default_words="as in the config",
         group=SUBJECT_GROUP,
         metavar="FORMAT",
     )
     experts: str | None = text(
-        None, "number format of routed experts", default_words="as the weights", group=SUBJECT_GROUP, metavar="FORMAT"
+        None, "number format of the routed experts", default_words="as the weights", group=SUBJECT_GROUP, metavar="FORMAT"
     )
     kv: str | None = text(
         None,
-        "number format of the KV cache: fp8, bf16, ... (fp8_ds_mla: the latent of MLA)",
-        default_words="as the engine keeps it",
+        "number format of the KV cache, such as fp8 or bf16 (fp8_ds_mla: the latent of MLA)",
+        default_words="the engine's",
         group=SUBJECT_GROUP,
         metavar="FORMAT",
     )
     imbalance: Any = number(
         None,
-        "token-expert rows on the busiest expert-parallel rank over the mean",
+        "expert imbalance: rows on the busiest expert-parallel rank, divided by the mean",
         default_words="the engine's",
         minimum=1.0,
         group=SUBJECT_GROUP,
@@ -79,7 +79,7 @@ class Subject:
     )
     catalog: str | None = text(
         None,
-        "folder with chips/, systems/, rents/, models/ or engines/ that is searched before the packaged ones",
+        "folder with subfolders chips/, systems/, rents/, models/ or engines/, searched before the packaged catalogue",
         group=SUBJECT_GROUP,
         metavar="FOLDER",
     )
@@ -87,7 +87,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedSubject(Subject):
-    """A subject whose chips are rented."""
+    """Inputs that name a model, a machine and an engine, with the rent of a chip."""
 
     rent: Any = rent(
         None,
@@ -102,15 +102,22 @@ class PricedSubject(Subject):
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSizes:
-    """How one replica is laid over chips."""
+    """Parallel sizes of one replica."""
 
     tp: Any = count(
         None, "tensor-parallel size", broadcasts=True, separate=True, group=LAYOUT_GROUP,
         default_words="1; the smallest layout that holds the model if no size is given",
     )  # fmt: skip
-    pp: Any = count(None, "pipeline stages", broadcasts=True, separate=True, group=LAYOUT_GROUP, default_words="1")
+    pp: Any = count(
+        None, "pipeline-parallel size: number of stages", broadcasts=True, separate=True, group=LAYOUT_GROUP, default_words="1"
+    )
     dp: Any = count(
-        None, "data-parallel ranks (DP attention)", broadcasts=True, separate=True, group=LAYOUT_GROUP, default_words="1"
+        None,
+        "data-parallel size: number of ranks (DP attention)",
+        broadcasts=True,
+        separate=True,
+        group=LAYOUT_GROUP,
+        default_words="1",
     )
     ep: Any = count(None, "expert-parallel size", broadcasts=True, separate=True, group=LAYOUT_GROUP, default_words="1")
     cp: Any = count(None, "context-parallel size", broadcasts=True, separate=True, group=LAYOUT_GROUP, default_words="1")
@@ -121,22 +128,27 @@ class PromptMedia:
     """Images and recordings that every prompt contains in addition to its text."""
 
     image: Any = texts(
-        "an image in each prompt, WIDTHxHEIGHT in pixels such as 1024x768; 1024x768*4 for four; repeatable",
+        "image in each prompt, WIDTHxHEIGHT in pixels such as 1024x768; 1024x768*4: four images; repeatable",
         group=REQUESTS_GROUP,
         metavar="SIZE",
     )
     audio: Any = texts(
-        "a recording in each prompt, in seconds such as 30; 30*2 for two; repeatable", group=REQUESTS_GROUP, metavar="SECONDS"
+        "recording in each prompt, in seconds such as 30; 30*2: two recordings; repeatable",
+        group=REQUESTS_GROUP,
+        metavar="SECONDS",
     )
 
 
 def with_prompt_media(model: Model, inputs: PromptMedia, text_tokens: float) -> tuple[Model, int]:
-    """Return the model with the images and recordings of its prompts, and the tokens that each prompt gains.
+    """Return the model with the images and recordings of its prompts.
 
     Args:
-        model: the model as loaded.
-        inputs: images and recordings of each prompt.
-        text_tokens: tokens of the text of a prompt.
+        model: The model as loaded.
+        inputs: Images and recordings of each prompt.
+        text_tokens: Tokens of the text of a prompt.
+
+    Returns:
+        The model, and the tokens that each prompt gains.
     """
     if not inputs.image and not inputs.audio:
         return model, 0
@@ -146,26 +158,27 @@ def with_prompt_media(model: Model, inputs: PromptMedia, text_tokens: float) -> 
     return with_media(model, media, text_tokens), sum(item.tokens for item in media)
 
 
+# Names that other questions share: parallel sizes, inputs of the subject, and prefixes of inputs of a design.
 SIZES = tuple(inputs_from(ParallelSizes))
 SUBJECT = inputs_from(PricedSubject)
 ARCH, TIMES, WITHIN = "arch.", "times.", "within"
+# Inputs of models and machines that are not built: fields of the architecture, and parts of the chip traded within a budget.
 DESIGN = {
     **{
-        f"{ARCH}{name}": Input(meaning=f"{name.replace('_', ' ')} of the model, in place of its own", kind=COUNT)
+        f"{ARCH}{name}": Input(meaning=f"{name.replace('_', ' ')} of the model, in place of the config's", kind=COUNT)
         for name in KEYS
     },
-    f"{ARCH}attention": Input(meaning="grouped or latent, in place of the model's own", kind=TEXT),
-    f"{ARCH}equal": Input(meaning="total or active: parameters that stay, whatever else changes", kind=TEXT),
-    f"{ARCH}by": Input(meaning="the field that makes up for a change of parameters", kind=TEXT),
-    f"{TIMES}flops": Input(meaning="times the machine's FLOP/s", broadcasts=True),
-    f"{TIMES}bandwidth": Input(meaning="times the bandwidth of its fastest memory", broadcasts=True),
-    f"{TIMES}capacity": Input(meaning="times the capacity of it", broadcasts=True),
-    f"{TIMES}link": Input(meaning="times the bandwidth of the scale-up links", broadcasts=True),
+    f"{ARCH}attention": Input(meaning="kind of attention: grouped or latent, in place of the config's", kind=TEXT),
+    f"{ARCH}equal": Input(meaning="number of parameters to keep constant: total or active", kind=TEXT),
+    f"{ARCH}by": Input(meaning="field that compensates a change of the number of parameters", kind=TEXT),
+    f"{TIMES}flops": Input(meaning="factor on the FLOP/s of the chip", broadcasts=True),
+    f"{TIMES}bandwidth": Input(meaning="factor on the bandwidth of the chip's fastest memory", broadcasts=True),
+    f"{TIMES}capacity": Input(meaning="factor on the capacity of the chip's fastest memory", broadcasts=True),
+    f"{TIMES}link": Input(meaning="factor on the bandwidth of the scale-up links", broadcasts=True),
     WITHIN: Input(
-        meaning="power: FLOP/s make room for the other parts of the chip; or shares, as bandwidth=0.3,link=0.1", kind=TEXT
+        meaning="budget of the chip: power, or shares such as bandwidth=0.3,link=0.1; the FLOP/s take the rest", kind=TEXT
     ),
 }
-"""Inputs of models and machines that are not built: fields of the architecture, and parts of the chip, traded in a budget."""
 
 
 @lru_cache(maxsize=256)
@@ -179,14 +192,35 @@ def _system(name: str, catalog: str | None) -> System:
 
 
 def read_system(values: Mapping[str, Any]) -> System:
-    """Return the system of a question, without what is changed of it."""
+    """Return the system of a question, without the changes to its figures.
+
+    Args:
+        values: Inputs by name; `system` is a name or a system.
+
+    Returns:
+        The system.
+    """
     name, catalog = values["system"], values.get("catalog")
     return _system(name, catalog) if isinstance(name, str) else resolve_system(name)
 
 
 def read_subject(values: Mapping[str, Any]) -> tuple[Model, System, Engine]:
-    """Return model, system and engine; names with a dot, and power, are figures of the system that are set."""
+    """Return the model, system and engine of a question.
+
+    Names with a dot, and `power`, are figures of the system that the user sets.
+
+    Args:
+        values: Inputs by name.
+
+    Returns:
+        Model, system and engine.
+
+    Raises:
+        RangeError: If a format, an architecture field or another input does not suit the model or the engine.
+    """
     catalog = values.get("catalog")
+
+    # Names are loaded once per process: a sweep asks for the same model many times.
     formats = {name: values.get(name) or "" for name in FORMATS}
     arch = {name.removeprefix(ARCH): value for name, value in values.items() if name.startswith(ARCH)}
     if isinstance(values["model"], str):
@@ -196,26 +230,37 @@ def read_subject(values: Mapping[str, Any]) -> tuple[Model, System, Engine]:
         model = resolve_model(values["model"])
         overrides = [name for name, format_name in formats.items() if format_name] + [f"{ARCH}{name}" for name in arch]
         if overrides:
-            raise RangeError(f"{overrides[0]} is for a model that is named; load_model and its config take it for others")
+            raise RangeError(
+                f"{overrides[0]}: needs a model name, got a loaded model; give it to load_model, or change the config"
+            )
     system = read_machine(values)
     if values.get("software") is not None:
         if values.get("engine") == "ideal":
-            raise RangeError("software is of a real engine, and the engine is ideal")
+            raise RangeError("software: has no meaning with engine ideal; leave one of the two out")
         system = with_software(system, values["software"])
     for name in ("experts", "imbalance"):
         if values.get(name) is not None and not model.routed:
-            raise RangeError(f"{name} needs a model with experts; {model.name} has none")
+            raise RangeError(f"{name}: needs a model with experts; {model.name} has none")
     engine = engine_for(system, values.get("engine"), catalog)
     imbalance = values.get("imbalance")
     return model, system, engine if imbalance is None else with_imbalance(engine, imbalance)
 
 
 def read_machine(values: Mapping[str, Any]) -> System:
-    """Return the system of a question, with the rent and the figures that are set or scaled."""
+    """Return the system of a question with its rent and its changed figures.
+
+    Args:
+        values: Inputs by name; figures of the machine by path.
+
+    Returns:
+        The system.
+    """
     system, rate = read_system(values), values.get("rent")
+    # Figures have a dot or are the power; inputs of a design have a dot too, and change other things.
     changes = {
         name: value for name, value in values.items() if ("." in name and not name.startswith((ARCH, TIMES))) or name == "power"
     }
+    # A text names a kind of rent; a number is a rate, and one of the figures that may be an array.
     if isinstance(rate, str):
         system = with_rent(system, rate)
     elif rate is not None:
@@ -224,7 +269,8 @@ def read_machine(values: Mapping[str, Any]) -> System:
 
 
 def _varied(name: str, arch: Mapping[str, Any], formats: Mapping[str, str], catalog: str | None) -> Model:
-    """Return a variant of a model; one that cannot be is refused alone, and others are asked."""
+    """Return a variant of a model; an impossible variant refuses one point of a sweep."""
+    # An error of the model itself ends the sweep; errors of the variant below refuse one point.
     _model(name, **formats, catalog=catalog)
     try:
         return variant(name, arch, **formats, catalog=catalog)
@@ -233,17 +279,21 @@ def _varied(name: str, arch: Mapping[str, Any], formats: Mapping[str, str], cata
 
 
 def _scaled(system: System, values: Mapping[str, Any]) -> System:
-    """Return a system with so many times the FLOP/s, bandwidth, capacity and links, within a budget where one is given."""
+    """Return a system with scaled FLOP/s, bandwidth, capacity and links."""
     times = {name.removeprefix(TIMES): value for name, value in values.items() if name.startswith(TIMES)}
     for part, value in times.items():
         positive(f"{TIMES}{part}", value)
     within = values.get(WITHIN)
     if within is not None:
         if FLOPS in times:
-            raise RangeError(f"{TIMES}{FLOPS} follows from the other parts within {within}; leave one of the two out")
+            raise RangeError(f"{TIMES}{FLOPS}: follows from the other parts within {within}; leave one of the two out")
+
+        # Within a budget, arithmetic takes the rest that memory and links leave.
         flops_scale = flops_left(budget_shares(_as_it_is(values, within), within), times)
         if np.any(np.asarray(flops_scale) < LEAST_LEFT):
-            raise Impossible(f"the other parts leave no room for arithmetic within {within}")
+            raise Impossible(
+                f"{WITHIN}: the other parts use the whole budget of {within}, and no FLOP/s remain; scale them less"
+            )
         times[FLOPS] = flops_scale
     memory = system.chip.hbm.name
     paths = {FLOPS: "chip.peak", BANDWIDTH: f"chip.{memory}.bandwidth", CAPACITY: f"chip.{memory}.capacity", LINK: SCALE_UP}
@@ -252,17 +302,26 @@ def _scaled(system: System, values: Mapping[str, Any]) -> System:
     return system
 
 
+# Figures of the model and the machine, which are answers of `step` and `plan`.
 DESIGN_ANSWERS = {
     "parameters": Answer(meaning="stored parameters of the model"),
     "active_parameters": Answer(meaning="parameters that a token uses"),
-    "kv_bytes_per_token": Answer(meaning="what a token adds to a full cache", unit="B"),
-    "flops": Answer(meaning="16-bit rate of a chip, dense", unit="FLOP/s"),
+    "kv_bytes_per_token": Answer(meaning="KV cache per token", unit="B"),
+    "flops": Answer(meaning="dense bf16 rate of a chip", unit="FLOP/s"),
 }
-"""What models and machines are that were asked about: answers of every question that has them."""
 
 
 def design_answers(model: Model, system: System, answer_names: frozenset[str]) -> dict[str, Any]:
-    """Return what a model and a machine are, of what is wanted."""
+    """Return figures of a model and a machine.
+
+    Args:
+        model: The model.
+        system: The machine.
+        answer_names: Names of the answers.
+
+    Returns:
+        Those of `DESIGN_ANSWERS` that are in `answer_names`.
+    """
     computations: dict[str, Callable[[], Any]] = {
         "parameters": lambda: total_parameters(model),
         "active_parameters": lambda: active_parameters(model),
@@ -273,9 +332,11 @@ def design_answers(model: Model, system: System, answer_names: frozenset[str]) -
 
 
 def _as_it_is(values: Mapping[str, Any], within: str) -> System:
-    """Return the system whose parts share a budget; raise RangeError for figures of them that are set beside it."""
+    """Return the system whose parts share a budget, without changed figures of parts."""
     system = read_system(values)
     memory = system.chip.hbm.name
+
+    # A budget trades these figures; a second value for one of them would contradict it.
     traded = (
         f"chip.{memory}.bandwidth",
         f"chip.{memory}.capacity",
@@ -285,43 +346,60 @@ def _as_it_is(values: Mapping[str, Any], within: str) -> System:
     for path in traded:
         if path in values:
             raise RangeError(
-                f"{path} is set beside {WITHIN}={within}, which trades parts of the chip as it is: give times.* instead"
+                f"{path}: cannot be set together with {WITHIN}={within}, which trades the present parts; give times.* instead"
             )
     watts = values.get("chip.power")
     if watts is not None and np.ndim(watts):
-        raise RangeError(f"chip.power is one number where parts share {WITHIN}={within}")
+        raise RangeError(f"chip.power: must be one number with {WITHIN}={within}, got an array")
     return system if watts is None else vary(system, {"chip.power": watts})
 
 
 def budget_shares(system: System, within: str) -> dict[str, float]:
-    """Return the share of a budget that each part of a chip takes: of its power, or as told, arithmetic taking the rest.
+    """Return the share of a budget that each part of a chip takes.
 
-    Raises RangeError for shares that are none, or that leave nothing for arithmetic.
+    Args:
+        system: The machine.
+        within: "power" for the shares of the chip's power, or shares such as "bandwidth=0.3,link=0.1".
+
+    Returns:
+        Shares by part; arithmetic takes the rest.
+
+    Raises:
+        RangeError: If a share is not a share, or nothing is left for arithmetic.
     """
     if within == POWER:
         return power_shares(system)
     shares = dict.fromkeys(PARTS, 0.0)
+
+    # Shares that are not given stay 0: these parts take nothing of the budget.
     for part in within.split(","):
         name, equals, value = part.strip().partition("=")
         if not equals or name not in PARTS or name == FLOPS:
             other_parts = ", ".join(other_part for other_part in PARTS if other_part != FLOPS)
             raise RangeError(
-                f"{WITHIN} is power, or shares of a budget of {other_parts}, as bandwidth=0.3,link=0.1; not {short_repr(part)}"
+                f"{WITHIN}: must be power, or shares of {other_parts} such as bandwidth=0.3,link=0.1, got {short_repr(part)}"
             )
         if shares[name]:
-            raise RangeError(f"{WITHIN} has {name} twice; keep one of the two")
+            raise RangeError(f"{WITHIN}: {name} is given twice; keep one of the two")
         try:
             shares[name] = share(f"{WITHIN} {name}", parse(value), whole_too=False)
         except UnitError:
-            raise RangeError(f"{WITHIN}: {short_repr(value)} is no share, such as 0.3") from None
+            raise RangeError(f"{WITHIN}: must have shares such as 0.3, got {short_repr(value)}") from None
     shares[FLOPS] = 1 - sum(shares.values())
     if shares[FLOPS] <= 0:
-        raise RangeError(f"{WITHIN} {within} leaves nothing of the budget for arithmetic")
+        raise RangeError(f"{WITHIN}: the shares leave nothing for arithmetic, got {within}; give a sum below 1")
     return shares
 
 
 def settable_figures(values: Mapping[str, Any]) -> dict[str, Input]:
-    """Return the figures of a system that a question can be asked with: rent is an input of its own."""
+    """Return the figures of a system that are inputs of a question.
+
+    Args:
+        values: Inputs by name, with a system.
+
+    Returns:
+        Inputs by path. The rent is an input with its own declaration.
+    """
     units = settable(read_system(values))
     return {
         path: Input(meaning=f"{path} of the machine", unit=unit, broadcasts=True)

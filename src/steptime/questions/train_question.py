@@ -1,4 +1,4 @@
-"""The question `train`: the fastest layout of a training run that fits, its step, days and dollars."""
+"""The question `train`: the fastest layout of a training run that fits in memory, with its step, days and dollars."""
 
 from __future__ import annotations
 
@@ -32,98 +32,119 @@ from steptime.training.training_runs import Phase, Reliability
 from steptime.training.training_stack import training_engine
 from steptime.units import count as read_count
 
-JOB_GROUP, LAYOUT_GROUP, RUN_GROUP = "What is trained", "Layout (searched where not given)", "The run"
+JOB_GROUP, LAYOUT_GROUP, RUN_GROUP = "Training job", "Layout (searched if not given)", "Training run"
 # Seconds of a year.
 YEAR: Final = 365.25 * 86_400
+# Factors of the suffixes of token counts.
 SUFFIXES: Final = {"T": 1e12, "B": 1e9, "M": 1e6, "k": 1e3}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainInputs:
-    """A training run of a model on a machine."""
+    """Inputs of `train`: model, machine, training job, layout and run."""
 
-    model: Any = text(MISSING, "catalogue name, Hugging Face id, or path to a config.json", positional=True)
-    system: Any = text(MISSING, "catalogue name, or path to a TOML file", positional=True)
+    model: Any = text(MISSING, "model: catalogue name, Hugging Face id, or path to a config.json", positional=True)
+    system: Any = text(MISSING, "system: catalogue name, or path to a TOML file", positional=True)
     chips: Any = count(MISSING, "number of chips", maximum=MOST_CHIPS, group=JOB_GROUP)
-    batch: Any = count(MISSING, "sequences of a step, over all chips", unit="sequences", group=JOB_GROUP)
-    seq: Any = count(4096, "tokens of a sequence", unit="tokens", group=JOB_GROUP)
+    batch: Any = count(MISSING, "global batch: sequences per step, all chips together", unit="sequences", group=JOB_GROUP)
+    seq: Any = count(4096, "sequence length in tokens", unit="tokens", group=JOB_GROUP)
     dtype: str = text("bf16", "number format of GEMMs: bf16, fp16, fp8, mxfp8, nvfp4, int8", group=JOB_GROUP)
-    task: str = text("pretrain", "pretrain, sft (all weights) or lora (a frozen base)", group=JOB_GROUP)
-    optimizer: str = text("adamw", "adamw, adamw-bf16, adamw-fp8, muon, adafactor or sgd", group=JOB_GROUP)
-    mtp: bool = switch("train multi-token-prediction layers too", group=JOB_GROUP)
+    task: str = text("pretrain", "training task: pretrain, sft (all weights) or lora (frozen base model)", group=JOB_GROUP)
+    optimizer: str = text("adamw", "optimizer: adamw, adamw-bf16, adamw-fp8, muon, adafactor or sgd", group=JOB_GROUP)
+    mtp: bool = switch("training of the multi-token-prediction layers too", group=JOB_GROUP)
     engine: Any = text(
         None, "training stack: megatron, torchtitan, maxtext, llm-foundry, typical, a file, or ideal", group=JOB_GROUP,
-        default_words="of the system",
+        default_words="the system's",
     )  # fmt: skip
     tp: Any = count(None, "tensor-parallel size, with sequence parallelism", group=LAYOUT_GROUP)
-    pp: Any = count(None, "pipeline stages", group=LAYOUT_GROUP)
-    vpp: Any = count(None, "virtual stages of a pipeline stage", group=LAYOUT_GROUP)
+    pp: Any = count(None, "pipeline-parallel size: number of stages", group=LAYOUT_GROUP)
+    vpp: Any = count(None, "virtual stages per pipeline stage", group=LAYOUT_GROUP)
     cp: Any = count(None, "context-parallel size", group=LAYOUT_GROUP)
-    ep: Any = count(None, "expert-parallel size, a part of tp x cp x dp", group=LAYOUT_GROUP)
-    etp: Any = count(None, "tensor-parallel size of experts", group=LAYOUT_GROUP)
+    ep: Any = count(None, "expert-parallel size, a divisor of tp x cp x dp", group=LAYOUT_GROUP)
+    etp: Any = count(None, "tensor-parallel size of the experts", group=LAYOUT_GROUP)
     dp: Any = count(None, "data-parallel size", group=LAYOUT_GROUP)
-    micro_batch: Any = count(None, "sequences of a micro-batch", group=LAYOUT_GROUP)
-    sharding: str | None = text(None, "states sharded over data-parallel ranks: none, zero1, zero2, zero3", group=LAYOUT_GROUP)
-    sharding_group: Any = count(None, "ranks that share one copy of the states (hybrid sharding)", group=LAYOUT_GROUP)
+    micro_batch: Any = count(None, "micro-batch size in sequences", group=LAYOUT_GROUP)
+    sharding: str | None = text(
+        None, "sharding of the states over data-parallel ranks: none, zero1, zero2 or zero3", group=LAYOUT_GROUP
+    )
+    sharding_group: Any = count(
+        None, "data-parallel ranks that share one copy of the states (hybrid sharding)", group=LAYOUT_GROUP
+    )
     recompute: str | None = text(
         None,
-        "activation recomputation: none, selective, full, reversible, or modules joined by +: attention, norms, activation, "
-        "mlp, moe_act, ...",
+        "activation recomputation: none, selective, full, reversible, or modules joined by +, such as attention, norms, "
+        "activation, mlp or moe_act",
         group=LAYOUT_GROUP,
     )
     schedule: str | None = text(
-        None, "pipeline schedule: 1f1b, interleaved, gpipe, zb-h1, zbv, dualpipe, ...", group=LAYOUT_GROUP
+        None, "pipeline schedule, such as 1f1b, interleaved, gpipe, zb-h1, zbv or dualpipe", group=LAYOUT_GROUP
     )
     layers: str | None = text(
-        None, "layers of each chunk, pp x vpp counts such as 7,8x14,7", group=LAYOUT_GROUP, metavar="COUNTS",
+        None, "layers per pipeline chunk: pp x vpp counts such as 7,8x14,7", group=LAYOUT_GROUP, metavar="COUNTS",
         default_words="evenly divided",
     )  # fmt: skip
-    tokens: Any = text(None, "tokens of the run, such as 15T: days, chip-hours, USD and failures", group=RUN_GROUP)
+    tokens: Any = text(
+        None, "training tokens of the run, such as 15T, for its days, chip-hours, USD and failures", group=RUN_GROUP
+    )
     stage: Any = texts(
-        "a further stage as TOKENS:SEQ:BATCH, such as 800B:128k:64 for long context; repeatable", group=RUN_GROUP
+        "further training stage as TOKENS:SEQ:BATCH, such as 800B:128k:64 for long context; repeatable", group=RUN_GROUP
     )
     ramp: str | None = text(
-        None, "batch-size ramp as TOKENS:BATCH, such as 469B:3072: the batch grows from BATCH to --batch", group=RUN_GROUP
+        None, "ramp of the batch as TOKENS:BATCH, such as 469B:3072: from BATCH to --batch during these tokens", group=RUN_GROUP
     )
     failures: Any = number(
         None, "failures per chip and year", group=RUN_GROUP, minimum=0.0, maximum=1e6,
         default_words="0.172: 419 in 54 days on 16,384 H100, arXiv 2407.21783",
     )  # fmt: skip
     checkpoint: Any = number(
-        30.0, "time for which a checkpoint blocks training [s]", unit="s", minimum=1e-3, maximum=1e6, group=RUN_GROUP
+        30.0, "pause of training per checkpoint in seconds", unit="s", minimum=1e-3, maximum=1e6, group=RUN_GROUP
     )
     restart: Any = number(
-        600.0, "time from a failure to the next step [s]", unit="s", minimum=0.0, maximum=1e6, group=RUN_GROUP
+        600.0, "time from a failure to the next step in seconds", unit="s", minimum=0.0, maximum=1e6, group=RUN_GROUP
     )
-    spares: Any = count(0, "spare chips that are rented in addition", minimum=0, maximum=MOST_CHIPS, group=RUN_GROUP)
+    spares: Any = count(0, "number of spare chips, rented in addition", minimum=0, maximum=MOST_CHIPS, group=RUN_GROUP)
     rent: Any = rent(
         None, "rent: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10", unit="USD/s",
         default_words="the newest known of contract and on demand", group=SUBJECT_GROUP, metavar="KIND",
     )  # fmt: skip
     catalog: str | None = text(
-        None, "folder with chips/, systems/, rents/, models/ or engines/ that is searched before the packaged ones",
+        None, "folder with subfolders chips/, systems/, rents/, models/ or engines/, searched before the packaged catalogue",
         group=SUBJECT_GROUP, metavar="FOLDER",
     )  # fmt: skip
 
     def axes(self) -> dict[str, Any]:
-        """Return the axes of the layout that are given, by the names of a training layout."""
+        """Return the parallel sizes and other layout inputs that the user gave.
+
+        Returns:
+            Values by the field names of a training layout.
+        """
         names = [name for name, declared in inputs_from(TrainInputs).items() if declared.group == LAYOUT_GROUP]
         axes = {name: value for name in names if (value := getattr(self, name)) is not None}
+        # The option is short as in Megatron; the layout spells the name out.
         return {"virtual_stages" if name == "vpp" else name: value for name, value in axes.items()}
 
     def phases(self) -> list[Phase]:
-        """Return the phases of the run: the ramp, the main phase, and further stages."""
+        """Return the phases of the run: the ramp, the main phase, and further stages.
+
+        Returns:
+            Phases in order; empty if the user gives no tokens and no stage.
+
+        Raises:
+            RangeError: If a ramp or a stage is malformed, or a ramp is longer than the run.
+        """
         phases = []
         tokens = None if self.tokens is None else read_tokens("tokens", self.tokens)
         if self.ramp is not None:
             if tokens is None:
-                raise RangeError("ramp is part of a run: give its tokens too")
+                raise RangeError(f"ramp: needs the tokens of the run, got only {self.ramp!r}; give tokens")
             parts = self.ramp.split(":")
             if len(parts) != 2:
-                raise RangeError(f"ramp takes TOKENS:BATCH, such as 469B:3072, not {self.ramp!r}")
+                raise RangeError(f"ramp: must be TOKENS:BATCH, such as 469B:3072, got {self.ramp!r}")
             ramped, first = read_tokens("ramp", parts[0]), read_count(parts[1], "ramp")
             if ramped > tokens or first > self.batch:
-                raise RangeError("ramp: its tokens are part of tokens, and it begins below batch")
+                raise RangeError(f"ramp: must have at most the tokens and the batch of the run, got {self.ramp!r}")
+
+            # The tokens of the ramp are part of the run, so that the main phase gets the rest.
             phases.append(Phase(tokens=ramped, seq=self.seq, batch=self.batch, first=int(first)))
             tokens -= ramped
         if tokens:
@@ -131,7 +152,11 @@ class TrainInputs:
         return [*phases, *(_stage(stage) for stage in self.stage)]
 
     def reliability(self) -> Reliability:
-        """Return how often chips fail, and what a failure costs."""
+        """Return how often chips fail, and the cost of a failure.
+
+        Returns:
+            Failure rate [1/s], times of checkpoint and restart [s], and spare chips.
+        """
         rate = FAILURES_PER_CHIP_SECOND if self.failures is None else self.failures / YEAR
         return Reliability(rate=rate, checkpoint=self.checkpoint, restart=self.restart, spares=self.spares)
 
@@ -139,31 +164,49 @@ class TrainInputs:
 def _stage(words: str) -> Phase:
     parts = words.split(":")
     if len(parts) != 3:
-        raise RangeError(f"stage takes TOKENS:SEQ:BATCH, such as 800B:128k:64, not {words!r}")
+        raise RangeError(f"stage: must be TOKENS:SEQ:BATCH, such as 800B:128k:64, got {words!r}")
     seq, batch = (int(read_count(part, "stage")) for part in parts[1:])
     return Phase(tokens=read_tokens("stage", parts[0]), seq=seq, batch=batch)
 
 
 def read_tokens(name: str, value: Any) -> float:
-    """Return a number of tokens of a run.
+    """Return the number of training tokens in a text or a number.
+
+    Args:
+        name: Name of the input, for messages.
+        value: A number, or a text with a suffix k, M, B or T.
+
+    Returns:
+        Tokens.
+
+    Raises:
+        RangeError: If the value is not a number above 0 and at most 1e18.
 
     >>> read_tokens("tokens", "15T"), read_tokens("tokens", 2e12)
     (15000000000000.0, 2000000000000.0)
     """
     words = value.strip() if isinstance(value, str) else repr(float(value))
+    # "K" and "k" are thousands; the other suffixes are upper case, as in model names.
     suffix = words[-1:].upper() if words[-1:] not in ("k", "K") else "k"
     scaled = suffix in SUFFIXES
     try:
         tokens = float((words[:-1] if scaled else words).replace(",", "")) * (SUFFIXES[suffix] if scaled else 1.0)
     except ValueError:
-        raise RangeError(f"{name}: {words!r} is not a number of tokens, such as 15T or 800B") from None
+        raise RangeError(f"{name}: must be a number of tokens, such as 15T or 800B, got {words!r}") from None
     if not 0 < tokens <= 1e18:
-        raise RangeError(f"{name} must be more than 0 and at most 1e18 tokens, not {words}")
+        raise RangeError(f"{name}: must be above 0 and at most 1e18 tokens, got {words}")
     return tokens
 
 
 def bind_train(values: Mapping[str, Any]) -> tuple[TrainInputs, Model, System, Any]:
-    """Return the inputs of a training run, read and checked, and the model, machine and stack that they name."""
+    """Return the inputs of a training run, and the objects that they name.
+
+    Args:
+        values: Values of `TrainInputs` by name, and figures of the machine by path.
+
+    Returns:
+        Checked inputs, model, system, and training stack.
+    """
     inputs = bind_declared(TrainInputs, values, "train")
     system = read_machine(values)
     model = load_model(inputs.model, catalog=inputs.catalog) if isinstance(inputs.model, str) else resolve_model(inputs.model)
@@ -171,11 +214,14 @@ def bind_train(values: Mapping[str, Any]) -> tuple[TrainInputs, Model, System, A
 
 
 def solve(values: Mapping[str, Any], *, changes: bool = True) -> Training:
-    """Return the fastest layout that fits, and what the run takes.
+    """Return the fastest layout that fits in memory, and the cost of the run.
 
     Args:
-        values: values of `TrainInputs` by name, and figures of the machine by path.
-        changes: whether the effect of other choices is computed too.
+        values: Values of `TrainInputs` by name, and figures of the machine by path.
+        changes: Whether the effect of other choices is computed too.
+
+    Returns:
+        The layout, its step, and the run.
     """
     inputs, model, system, stack = bind_train(values)
     return train(
@@ -194,17 +240,24 @@ READS: Final[Mapping[str, Reader]] = {
     "step_time_low": Reader(meaning="lower end of its 90 % range", unit="s", value=lambda training: float(training.step.low)),
     "step_time_high": Reader(meaning="upper end of its 90 % range", unit="s", value=lambda training: float(training.step.high)),
     "tokens_per_second_per_chip": Reader(
-        meaning="tokens trained by a chip", unit="tok/s", value=lambda training: float(training.step.tokens_per_second_per_chip)
+        meaning="training throughput per chip",
+        unit="tok/s",
+        value=lambda training: float(training.step.tokens_per_second_per_chip),
     ),
-    "mfu": Reader(meaning="model FLOPs utilization, causal attention", value=lambda training: float(training.step.mfu_causal)),
+    "mfu": Reader(
+        meaning="MFU: model FLOPs utilization with causal attention", value=lambda training: float(training.step.mfu_causal)
+    ),
     "days": Reader(
-        meaning="days of the run", value=lambda training: None if training.run is None else training.run.seconds / 86_400
+        meaning="duration of the run in days",
+        value=lambda training: None if training.run is None else training.run.seconds / 86_400,
     ),
-    "goodput": Reader(meaning="share of the time that is useful steps", value=_of_run("goodput")),
+    "goodput": Reader(meaning="share of time in useful steps", value=_of_run("goodput")),
     "usd": Reader(meaning="rent of the run", unit="USD", value=_of_run("usd")),
     "usd_low": Reader(meaning="lower end of its 90 % range", unit="USD", value=_of_run("usd_low")),
     "usd_high": Reader(meaning="upper end of its 90 % range", unit="USD", value=_of_run("usd_high")),
-    "layout_text": Reader(meaning="layout", value=lambda training: show_training_layout(training.step.layout), text=True),
+    "layout_text": Reader(
+        meaning="layout in words", value=lambda training: show_training_layout(training.step.layout), text=True
+    ),
 }
 TRAIN = question_of_result(
     "train",
@@ -220,5 +273,12 @@ TRAIN = question_of_result(
 
 
 def summary(training: Training) -> dict[str, Any]:
-    """Return the answers of the question from a training result."""
+    """Return the answers of the question from a training result.
+
+    Args:
+        training: Result of `solve`.
+
+    Returns:
+        Answers by name, in base units.
+    """
     return read_answers(READS, training)

@@ -1,1 +1,1 @@
-"""Reversible networks and mixing: activation memory against arithmetic; avalanche, differences, and what depends on what."""
+"""Reversible networks, ciphers and how they mix."""

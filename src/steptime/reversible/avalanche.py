@@ -1,8 +1,11 @@
-r"""Avalanche: the share of output bits that one flipped input bit flips, round by round. Lecture section 18.
+r"""Avalanche: the share of output bits that one flipped input bit flips, by round.
 
-A cipher wants one half from its first rounds on; a trained network wants little, as like inputs mean like things. Expected of
-a Feistel cipher is what comes of the chance that its function is fed a difference; of a random network, by the correlation
-$c$ of what two inputs become, that of their signs a share $\arccos(c) / \pi$ differs (`random_networks.py`).
+Lecture section 18. A cipher needs a share of one half after its first rounds. A trained network needs a small share,
+because similar inputs mean similar things.
+
+For a Feistel cipher, the expected share follows from the probability that the input of its round function differs.
+For a random network, it follows from the correlation $c$ of two hidden vectors: a share $\arccos(c) / \pi$ of their
+signs differs (`random_networks.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +28,11 @@ from steptime.reversible.random_networks import Trained
 Rounds = Callable[[Array, np.random.Generator], Iterable[Array]]
 MOST_SAMPLES: Final = 1_000_000
 FEISTEL_ROUNDS = 16
-DEPTH, WIDTH = 16, 256  # of networks
-NETWORKS = 8  # that a curve is the mean of
+# Layers and values per layer of random networks.
+DEPTH, WIDTH = 16, 256
+# Random networks averaged in one curve.
+NETWORKS = 8
+# Number of set bits of each byte value.
 BITS = np.array([bin(byte).count("1") for byte in range(256)])
 
 
@@ -34,20 +40,28 @@ BITS = np.array([bin(byte).count("1") for byte in range(256)])
 class Curve(Tabular):
     """The avalanche of one cipher or network."""
 
-    name: str = field(metadata=unit("", "of the cipher or network"))
-    bits: int = field(metadata=unit("", "of its output"))
+    name: str = field(metadata=unit("", "name of the cipher or network"))
+    bits: int = field(metadata=unit("", "bits of the output"))
     samples: int = field(metadata=unit("", "pairs of inputs that differ in one bit"))
     shares: tuple[float, ...] = field(metadata=unit("", "share of output bits that differ, after each round or layer"))
     errors: tuple[float, ...] = field(metadata=unit("", "standard error of each share"))
-    expected: tuple[float, ...] | None = field(metadata=unit("", "share by the closed form; null where there is none"))
+    expected: tuple[float, ...] | None = field(metadata=unit("", "expected share by the closed form; null: no closed form"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the first and the last share."""
+        """Return the first and the last share of differing bits.
+
+        Returns:
+            Title, and figures by name.
+        """
         figures = {"first round": f"{self.shares[0]:.2%}", f"round {len(self.shares)}": f"{self.shares[-1]:.2%}"}
         return f"Avalanche of {self.name}: {self.samples:,} pairs", figures
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each round."""
+        """Return one row per round.
+
+        Returns:
+            Columns by name, each with one value per round.
+        """
         expected = self.expected or (math.nan,) * len(self.shares)
         rounds = list(range(1, len(self.shares) + 1))
         return {
@@ -58,38 +72,59 @@ class Curve(Tabular):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Mixing(Tabular):
-    """Ciphers and networks side by side: what `steptime reversible mixing` shows."""
+    """Avalanches of ciphers and networks (`steptime reversible mixing`)."""
 
     SCHEMA: ClassVar[str] = "steptime.mixing/2"
 
-    curves: tuple[Curve, ...] = field(metadata=unit("", "avalanche of each"))
-    trained: Trained = field(metadata=unit("", "a network before and after training"))
+    curves: tuple[Curve, ...] = field(metadata=unit("", "avalanche of each cipher and network"))
+    trained: Trained = field(metadata=unit("", "avalanche of one network before and after training"))
     rounds: dict[str, float] = field(
-        metadata=unit("", "rounds until each output depends on each input, by pattern; null: never", kind="object of numbers")
+        metadata=unit("", "rounds until every output depends on every input, by pattern; null: never", kind="object of numbers")
     )
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the last share of each curve."""
+        """Return the last share of the first six curves.
+
+        Returns:
+            Title, and figures by name.
+        """
         return f"Mixing: {len(self.curves)} ciphers and networks", {
             curve.name: f"{curve.shares[-1]:.1%} after {len(curve.shares)}" for curve in self.curves[:6]
         }
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each curve and round."""
+        """Return one row per curve and round.
+
+        Returns:
+            Columns by name, each with one value per row.
+        """
         parts = [curve.columns() for curve in self.curves]
         return {key: [value for part in parts for value in part[key]] for key in parts[0]}
 
 
 def avalanche(name: str, rounds: Rounds, size: int, samples: int, *, seed: int = 0, expected: Any = None) -> Curve:
-    """Return the curve of a cipher on blocks of `size` bytes: each sample has a block, a key and a flipped bit of its own.
+    """Measure the avalanche of a cipher on random blocks.
 
-    rounds: gives the blocks after each round; it is called twice with generators of one state, so that keys are the same.
+    Each sample has its own block, key and flipped bit.
+
+    Args:
+        name: Name of the cipher.
+        rounds: Function of blocks and a random generator that yields the blocks after each round. It is called twice
+            with generators in the same state, so that both calls draw the same keys.
+        size: Bytes of a block.
+        samples: Pairs of blocks, 2 to 1,000,000.
+        seed: Seed of the random generator.
+        expected: Expected share after each round, or None.
+
+    Returns:
+        Share of differing bits after each round, with its standard error.
     """
     samples = whole_number("samples", samples, minimum=2, maximum=MOST_SAMPLES)
     draw = np.random.default_rng(seed)
     blocks = draw.integers(0, 256, size=(samples, size), dtype=np.uint8)
     bit_positions, flipped = draw.integers(0, 8 * size, size=samples), blocks.copy()
     flipped[np.arange(samples), bit_positions // 8] ^= (1 << bit_positions % 8).astype(np.uint8)
+    # Generators in the same state give both members of a pair the same key.
     pairs = zip(*(rounds(inputs, np.random.default_rng(seed + 1)) for inputs in (blocks, flipped)), strict=True)
     shares = [BITS[first ^ second].sum(axis=1) / (8 * size) for first, second in pairs]
     return _curve(name, 8 * size, shares, expected)
@@ -105,20 +140,31 @@ def _curve(name: str, bits: int, shares: list[Array], expected: Any = None) -> C
 
 
 def feistel_expected(rounds: int, half: int) -> Array:
-    """Return the share of bits that differ after 1, 2, ... rounds of a Feistel cipher with random functions of `half` bits.
+    """Return the expected avalanche of a Feistel cipher with random functions.
 
-    The flipped bit is anywhere. A half without a difference gives none, any other a random one, which is none once in 2**half.
+    The flipped bit is uniform over both halves. Equal inputs of a round function give equal outputs. Different inputs
+    give random outputs, which are equal with probability 2**-half.
+
+    Args:
+        rounds: Number of rounds, 1 to 1,000.
+        half: Bits of a half.
+
+    Returns:
+        Share of output bits that differ, one value per round.
 
     >>> feistel_expected(4, 16)[:2].round(4).tolist(), round(float(feistel_expected(16, 16)[-1]), 3)
     ([0.1562, 0.3906], 0.5)
     """
     none = 2.0**-half
-    chances = {("0", "1"): 0.5, ("1", "0"): 0.5}  # of the differences in both halves: none, one bit, random (r)
-    weight = {"0": 0.0, "1": 1.0, "r": half / 2, "x": half / 2 / (1 - none)}  # x: random, and not none
+    # Probability of each pair of differences in both halves: "0" none, "1" one bit, "r" random.
+    chances = {("0", "1"): 0.5, ("1", "0"): 0.5}
+    # Expected number of differing bits; "x" is a random difference that is not zero.
+    weight = {"0": 0.0, "1": 1.0, "r": half / 2, "x": half / 2 / (1 - none)}
     shares = []
     for _ in range(whole_number("rounds", rounds, maximum=1000)):
         after: dict[tuple[str, str], float] = {}
         for (left_half, right_half), chance in chances.items():
+            # A random difference is zero with probability 2**-half, and the round function then adds nothing.
             fed = [("x", 1 - none), ("0", none)] if right_half == "r" else [(right_half, 1.0)]
             for difference, part in fed:
                 pair = (difference, left_half if difference == "0" else "r")
@@ -151,7 +197,19 @@ CIPHERS: Final[dict[str, tuple[Rounds, int]]] = {
 
 
 def cipher_curve(name: str, *, samples: int = 10_000, seed: int = 0) -> Curve:
-    """Return the avalanche of a known cipher."""
+    """Measure the avalanche of a known cipher.
+
+    Args:
+        name: Key of `CIPHERS`.
+        samples: Pairs of blocks, 2 to 1,000,000.
+        seed: Seed of the random generator.
+
+    Returns:
+        Share of differing bits after each round.
+
+    Raises:
+        UnknownName: The name is not in `CIPHERS`.
+    """
     if name not in CIPHERS:
         raise UnknownName("cipher", name, CIPHERS, "Known: " + "; ".join(CIPHERS) + ".")
     expected = feistel_expected(FEISTEL_ROUNDS, 16) if name.startswith("Feistel") else None
@@ -159,7 +217,21 @@ def cipher_curve(name: str, *, samples: int = 10_000, seed: int = 0) -> Curve:
 
 
 def network_curve(name: str, *, depth: int = DEPTH, width: int = WIDTH, samples: int = 512, seed: int = 0) -> Curve:
-    """Return the avalanche of random networks of a kind (`random_networks.KINDS`); the bits are the signs."""
+    """Measure the avalanche of random networks of one kind; the bits are the signs.
+
+    Args:
+        name: Key of `random_networks.KINDS`.
+        depth: Layers.
+        width: Values of a layer.
+        samples: Pairs of inputs over all networks.
+        seed: Seed of the random generator.
+
+    Returns:
+        Share of differing signs after each layer, averaged over 8 networks.
+
+    Raises:
+        UnknownName: The name is not in `random_networks.KINDS`.
+    """
     residual, normed = networks.network_features(name)
     draw, shares = np.random.default_rng(seed), []
     for _ in range(NETWORKS):
@@ -172,7 +244,17 @@ def network_curve(name: str, *, depth: int = DEPTH, width: int = WIDTH, samples:
 
 
 def mixing(*, samples: int = 4096, depth: int = DEPTH, width: int = WIDTH, seed: int = 0) -> Mixing:
-    """Return avalanches of all known ciphers and random networks, of a trained network, and mixing times of patterns."""
+    """Measure all known ciphers, random networks, a trained network and patterns.
+
+    Args:
+        samples: Pairs of blocks per cipher, 100 to 1,000,000; networks use at most 1,024.
+        depth: Layers of the random networks.
+        width: Values of a layer of the random networks.
+        seed: Seed of the random generator.
+
+    Returns:
+        Avalanche curves, the trained network, and mixing times of the known patterns.
+    """
     from steptime.reversible.dependency_patterns import known_times
 
     samples = whole_number("samples", samples, minimum=100, maximum=MOST_SAMPLES)

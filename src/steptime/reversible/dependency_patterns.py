@@ -1,8 +1,11 @@
-"""What depends on what: rounds until each output depends on each input, by the pattern that a round mixes in. Section 18.
+"""Dependency patterns: rounds until every output depends on every input.
 
-A pattern is a square of truths for each round: whether output i reads input j. Patterns name what ciphers and networks share: a
-butterfly (the Fourier transform), a shuffle with small boxes (PRESENT), rows then columns (AES; attention over tokens, then a
-feed-forward block over channels), windows (local attention), and a triangle (causal attention, which never closes).
+Lecture section 18. A pattern gives one square boolean matrix per round: entry (i, j) is true where output i reads
+input j. Patterns show the structure that ciphers and networks share:
+
+butterfly (Fourier transform); shuffle with small S-boxes (PRESENT); rows then columns (AES, or attention over tokens
+and then a feed-forward block over channels); window (local attention); triangle (causal attention, which never mixes
+completely).
 """
 
 from __future__ import annotations
@@ -23,7 +26,18 @@ MOST_ROUNDS: Final = 4096
 
 
 def butterfly(size: int) -> Pattern:
-    """Return the pattern in which each joins one that is 1, 2, 4, ... places away in turn: log2 of the size.
+    """Return the butterfly pattern: partners are 1, 2, 4, ... places apart in turn.
+
+    It mixes in log2(size) rounds.
+
+    Args:
+        size: Number of values, a power of two.
+
+    Returns:
+        Pattern: boolean matrix [size x size] of a round number.
+
+    Raises:
+        RangeError: The size is not a power of two.
 
     >>> mixing_time(butterfly(64))
     6
@@ -34,9 +48,19 @@ def butterfly(size: int) -> Pattern:
 
 
 def shuffle(size: int, box: int = 4) -> Pattern:
-    """Return the pattern of boxes side by side, whose outputs are dealt to all boxes in turn: the logarithm to base `box`.
+    """Return the pattern of adjacent boxes whose outputs go to all boxes in turn.
 
-    PRESENT's 64 bits with boxes of 4 are dealt so.
+    It mixes in log_box(size) rounds. PRESENT uses 64 bits with boxes of 4.
+
+    Args:
+        size: Number of values, a power of `box`.
+        box: Values of one box.
+
+    Returns:
+        Pattern: boolean matrix [size x size], the same in each round.
+
+    Raises:
+        RangeError: The size is not a power of `box`.
 
     >>> mixing_time(shuffle(64, 4)), mixing_time(shuffle(1024, 2))
     (3, 10)
@@ -44,15 +68,23 @@ def shuffle(size: int, box: int = 4) -> Pattern:
     _power(size, whole_number("a box", box, minimum=2, maximum=MOST_WIDE))
     boxes = np.kron(np.eye(size // box, dtype=bool), np.ones((box, box), dtype=bool))
     dealt = np.empty(size, dtype=np.int64)
+    # Output k of box b goes to place k * boxes + b, so that each box of the next round reads several boxes.
     dealt[np.arange(size) % box * (size // box) + np.arange(size) // box] = np.arange(size)
     mixed = boxes[dealt]
     return lambda _: mixed
 
 
 def grid(rows: int, columns: int) -> Pattern:
-    """Return the pattern that mixes along rows and along columns in turn: two rounds, as of a cake's batter.
+    """Return the pattern that mixes along rows and along columns in turn.
 
-    Tokens by channels: attention mixes tokens, a feed-forward block channels.
+    It mixes in two rounds. In a transformer, attention mixes tokens and a feed-forward block mixes channels.
+
+    Args:
+        rows: Rows of the grid.
+        columns: Columns of the grid.
+
+    Returns:
+        Pattern: boolean matrix [rows*columns x rows*columns] of a round number.
 
     >>> mixing_time(grid(8, 16))
     2
@@ -65,7 +97,10 @@ def grid(rows: int, columns: int) -> Pattern:
 
 
 def aes() -> Pattern:
-    """Return the pattern of a round of AES on the 16 bytes of its state.
+    """Return the pattern of one AES round on the 16 bytes of its state.
+
+    Returns:
+        Pattern: boolean matrix [16 x 16], the same in each round.
 
     >>> mixing_time(aes())
     2
@@ -76,7 +111,13 @@ def aes() -> Pattern:
 
 
 def feistel(half: int) -> Pattern:
-    """Return the pattern of a Feistel round on halves of so many bits, of a function in which all depends on all.
+    """Return the pattern of a Feistel round whose function mixes a half completely.
+
+    Args:
+        half: Bits of a half.
+
+    Returns:
+        Pattern: boolean matrix [2*half x 2*half], the same in each round.
 
     >>> mixing_time(feistel(16))
     3
@@ -87,7 +128,15 @@ def feistel(half: int) -> Pattern:
 
 
 def window(size: int, reach: int, *, causal: bool = False) -> Pattern:
-    """Return the pattern of attention within `reach` places; causal: of those before alone, so that none depends on later ones.
+    """Return the pattern of attention within a window.
+
+    Args:
+        size: Number of tokens.
+        reach: Largest distance of a token that is read.
+        causal: Whether a token reads earlier tokens only.
+
+    Returns:
+        Pattern: boolean matrix [size x size], the same in each round.
 
     >>> mixing_time(window(64, 9)), mixing_time(window(64, 63)), mixing_time(window(64, 63, causal=True))
     (7, 1, inf)
@@ -99,7 +148,15 @@ def window(size: int, reach: int, *, causal: bool = False) -> Pattern:
 
 
 def reached(pattern: Pattern, rounds: int) -> Array:
-    """Return which output depends on which input after some rounds."""
+    """Return which output depends on which input after a number of rounds.
+
+    Args:
+        pattern: Boolean matrix of a round number.
+        rounds: Number of rounds, 0 to 4,096.
+
+    Returns:
+        Boolean matrix [outputs x inputs].
+    """
     dependencies = np.eye(len(pattern(0)), dtype=bool)
     for number in range(whole_number("rounds", rounds, minimum=0, maximum=MOST_ROUNDS)):
         dependencies = _through(pattern(number), dependencies)
@@ -107,14 +164,22 @@ def reached(pattern: Pattern, rounds: int) -> Array:
 
 
 def mixing_time(pattern: Pattern) -> float:
-    """Return the rounds until each output depends on each input; infinity where a round adds nothing any more."""
+    """Return the rounds until every output depends on every input.
+
+    Args:
+        pattern: Boolean matrix of a round number.
+
+    Returns:
+        Rounds; infinity if further rounds add no dependency.
+    """
     dependencies, still = np.eye(len(pattern(0)), dtype=bool), 0
     for number in range(MOST_ROUNDS):
         after = _through(pattern(number), dependencies)
         if after.all():
             return number + 1
         still = still + 1 if np.array_equal(after, dependencies) else 0
-        if still > math.log2(len(dependencies)) + 2:  # no pattern here has a longer turn
+        # The matrices of a pattern repeat after at most log2(size) rounds, so no later round adds a dependency.
+        if still > math.log2(len(dependencies)) + 2:
             return math.inf
         dependencies = after
     return math.inf
@@ -122,18 +187,18 @@ def mixing_time(pattern: Pattern) -> float:
 
 def _through(mixed: Array, dependencies: Array) -> Array:
     if mixed.shape != dependencies.shape or mixed.ndim != 2 or mixed.shape[0] != mixed.shape[1]:
-        raise InputError(f"a pattern is a square of truths, {dependencies.shape} in each round, not {mixed.shape}")
+        raise InputError(f"pattern: each round must give a boolean matrix of shape {dependencies.shape}, got {mixed.shape}")
     through: Array = (mixed.astype(np.float32) @ dependencies.astype(np.float32)) > 0
     return through
 
 
 def _power(size: int, base: int) -> int:
-    """Return which power of the base a size is; raise RangeError where it is none."""
+    """Return the exponent that gives a size; raise RangeError if it is not whole."""
     whole_number("the size of a pattern", size, minimum=base, maximum=MOST_WIDE)
     power = round(math.log(size, base))
     if base**power != size:
         near = " or ".join(str(base ** rounding(math.log(size, base))) for rounding in (math.floor, math.ceil))
-        raise RangeError(f"the size of this pattern must be a power of {base}, not {size}; {near} will do")
+        raise RangeError(f"the size of this pattern must be a power of {base}, not {size}; use {near}")
     return power
 
 
@@ -147,11 +212,21 @@ KNOWN_PATTERNS: Final[dict[str, Callable[[], Pattern]]] = {
     "attention in a window of 8, of 64": lambda: window(64, 8),
     "causal attention of 64": lambda: window(64, 63, causal=True),
 }
-"""Patterns that the lecture speaks of, with the name that each is shown by."""
+"""Patterns of the lecture, by display name."""
 
 
 def known_times(names: list[str] | None = None) -> dict[str, float]:
-    """Return the mixing time of patterns by name."""
+    """Return the mixing times of known patterns.
+
+    Args:
+        names: Keys of `KNOWN_PATTERNS`; None: all.
+
+    Returns:
+        Rounds by name; infinity if the pattern never mixes completely.
+
+    Raises:
+        UnknownName: A name is not in `KNOWN_PATTERNS`.
+    """
     for name in names or []:
         if name not in KNOWN_PATTERNS:
             raise UnknownName("pattern", name, KNOWN_PATTERNS)

@@ -1,11 +1,12 @@
-r"""Memory against arithmetic: what reversible layers save and cost, and the KV cache as the opposite trade. Section 18.
+r"""Memory against arithmetic: reversible layers, and the KV cache in reverse.
 
-A training step keeps activations so that nothing is computed twice: $L$ layers of $a$ bytes. Checkpoints keep the input of each
-layer, $s$ bytes, and compute each layer again; reversible layers keep the two streams alone, $2 s$, whatever the depth. Both
-take one forward pass more: 4 passes' worth of arithmetic instead of 3, as a backward pass is worth two.
+Lecture section 18. A training step keeps the activations of $L$ layers of $a$ bytes, so that nothing is computed
+twice. Checkpointing keeps only the input of each layer, $s$ bytes, and computes each layer again. Reversible layers
+keep only the two streams, $2 s$, at any depth. Both need one more forward pass. A backward pass costs two forward
+passes, so the step costs 4 instead of 3.
 
-A KV cache goes the other way: it holds $\kappa$ bytes a token so that the prefix is not computed again at each step.
-All functions broadcast; units are bytes, FLOPs and seconds.
+A KV cache is the opposite trade: it keeps $\kappa$ bytes per token, so that the prefix is not computed again in each
+step. All functions broadcast; units are bytes, FLOP and seconds.
 """
 
 from __future__ import annotations
@@ -18,16 +19,26 @@ from steptime.errors import UnknownName
 from steptime.number_checks import Number
 
 FORWARDS: Final = {"none": 1, "full": 2, "reversible": 2}
-"""Forward passes of a layer in a training step, by what is done for memory: nothing, full recomputation, reversible layers."""
+"""Forward passes of a layer in a training step, by recomputation: none, full, or reversible layers."""
 
 LAYER_BYTES: Final = 0.0
-"""Bytes of activations that a reversible layer keeps, beside the two streams that all such layers share."""
+"""Bytes of activations that a reversible layer keeps, in addition to the two streams that all layers share."""
 
 
 def arithmetic_ratio(forwards: Number, backward: Number = 2.0) -> Number:
-    """Arithmetic of a training step over that of one with a single forward pass; backward [forward passes].
+    """Return the FLOP of a training step over those with a single forward pass.
 
-    Valid where matrix multiplies are all that counts. Section 18 (8 N D against 6 N D, *derived*); RevNet, section 3.2.
+    Valid where matrix products dominate.
+
+    Args:
+        forwards: Forward passes of the step.
+        backward: Cost of a backward pass [forward passes].
+
+    Returns:
+        Ratio of FLOP, with the shape of the arguments.
+
+    References:
+        Lecture section 18 (8 N D against 6 N D, *derived*); RevNet, section 3.2.
 
     >>> round(arithmetic_ratio(2), 4)
     1.3333
@@ -36,14 +47,31 @@ def arithmetic_ratio(forwards: Number, backward: Number = 2.0) -> Number:
 
 
 def forward_passes(recompute: str) -> int:
-    """Return the forward passes of a layer by its kind of recomputation: none, full or reversible."""
+    """Return the forward passes of a layer in a training step.
+
+    Args:
+        recompute: Kind of recomputation: none, full or reversible.
+
+    Returns:
+        Forward passes.
+
+    Raises:
+        UnknownName: The kind is unknown.
+    """
     if recompute not in FORWARDS:
         raise UnknownName("kind of recomputation", recompute, FORWARDS, "Known here: " + ", ".join(FORWARDS) + ".")
     return FORWARDS[recompute]
 
 
 def plain_bytes(layers: Number, layer_bytes: Number) -> Number:
-    """Activations that a step holds at its fullest without recomputation: all of every layer. layer_bytes [B] -> [B].
+    """Return the peak activation memory without recomputation.
+
+    Args:
+        layers: Number of layers.
+        layer_bytes: Activations of a layer [B].
+
+    Returns:
+        Bytes of all layers.
 
     >>> plain_bytes(64, 4e6)
     256000000.0
@@ -52,9 +80,18 @@ def plain_bytes(layers: Number, layer_bytes: Number) -> Number:
 
 
 def checkpointed_bytes(layers: Number, stream_bytes: Number, layer_bytes: Number, every: Number = 1) -> Number:
-    """Activations at the fullest with a checkpoint for `every` so many layers: the checkpoints, and what lies between two.
+    """Return the peak activation memory with one checkpoint per `every` layers.
 
-    stream_bytes [B]: what goes from layer to layer; layer_bytes [B]: all that a layer keeps. -> [B]
+    It is the sum of all checkpoints and the activations between two checkpoints.
+
+    Args:
+        layers: Number of layers.
+        stream_bytes: Activations that pass from layer to layer [B].
+        layer_bytes: All activations of a layer [B].
+        every: Layers between two checkpoints.
+
+    Returns:
+        Bytes.
 
     >>> checkpointed_bytes(64, 1e6, 8e6), checkpointed_bytes(64, 1e6, 8e6, every=8)
     (72000000.0, 72000000.0)
@@ -63,9 +100,20 @@ def checkpointed_bytes(layers: Number, stream_bytes: Number, layer_bytes: Number
 
 
 def best_checkpoint(layers: Number, stream_bytes: Number, layer_bytes: Number) -> Number:
-    r"""Layers between two checkpoints that need least memory, $\sqrt{L s / a}$: memory grows with the root of the depth.
+    r"""Return the layers between checkpoints that minimize memory.
 
-    Chen et al., arXiv 1604.06174.
+    $\sqrt{L s / a}$; with it, memory grows with the square root of the depth.
+
+    Args:
+        layers: Number of layers L.
+        stream_bytes: Activations that pass from layer to layer, s [B].
+        layer_bytes: All activations of a layer, a [B].
+
+    Returns:
+        Layers between two checkpoints.
+
+    References:
+        Chen et al., arXiv 1604.06174.
 
     >>> float(best_checkpoint(64, 1e6, 4e6))
     4.0
@@ -74,10 +122,16 @@ def best_checkpoint(layers: Number, stream_bytes: Number, layer_bytes: Number) -
 
 
 def reversible_bytes(stream_bytes: Number, working_bytes: Number = 0.0) -> Number:
-    """Activations at the fullest with reversible layers: two streams, and the layer that is undone. No depth in it.
+    """Return the peak activation memory of reversible layers; it has no depth in it.
 
-    stream_bytes [B] of one stream; working_bytes [B] of the largest layer while its gradient is made. -> [B]
-    Left out: layers that change the shape, which keep their activations as plain ones do.
+    Not counted: layers that change the shape, which keep their activations as plain layers do.
+
+    Args:
+        stream_bytes: Activations of one stream [B].
+        working_bytes: Activations of the largest layer during its backward pass [B].
+
+    Returns:
+        Bytes of two streams and the working memory.
 
     >>> reversible_bytes(1e6, 4e6)
     6000000.0
@@ -86,7 +140,17 @@ def reversible_bytes(stream_bytes: Number, working_bytes: Number = 0.0) -> Numbe
 
 
 def stream_bytes(tokens: Number, width: Number, value_bytes: Number) -> Number:
-    """Bytes of one stream of activations: tokens, width [values], value_bytes [B]; shards of a sequence hold their share.
+    """Return the bytes of one stream of activations.
+
+    With sequence sharding, `tokens` is the shard of one chip.
+
+    Args:
+        tokens: Tokens of a micro-batch.
+        width: Values per token.
+        value_bytes: Bytes of a value.
+
+    Returns:
+        Bytes.
 
     >>> stream_bytes(4096, 8192, 2)
     67108864
@@ -95,7 +159,14 @@ def stream_bytes(tokens: Number, width: Number, value_bytes: Number) -> Number:
 
 
 def exchange_rate(flops: Number, held_bytes: Number) -> Number:
-    """FLOPs that a byte of cache saves: of all that need not be computed again, over the bytes that are held. -> [FLOP/B]
+    """Return the FLOP that a cached byte saves.
+
+    Args:
+        flops: FLOP that need not be computed again.
+        held_bytes: Bytes of the cache.
+
+    Returns:
+        FLOP per byte.
 
     >>> exchange_rate(2 * 37e9 * 4096, 70_272 * 4096) == 2 * 37e9 / 70_272
     True
@@ -104,12 +175,23 @@ def exchange_rate(flops: Number, held_bytes: Number) -> Number:
 
 
 def break_even_seconds(flops_per_byte: Number, capacity: Number, rate: Number, bandwidth: Number = np.inf) -> Number:
-    r"""Seconds for which holding a byte costs as much as computing its share again: $(r / F - 1 / W) \, C$.
+    r"""Return the time after which storing a cached byte costs more than recomputing.
 
-    flops_per_byte $r$ [FLOP/B]; capacity $C$ [B] and bandwidth $W$ [B/s] of the tier, rate $F$ [FLOP/s] of the chip. The tier
-    as a whole is reckoned to cost as much as the chip rents for: one that costs a tenth of it breaks even ten times later.
-    Reading back keeps the chip waiting: 0 where that takes longer than computing again. Section 15: for a chip's own
-    memory, of which decode reads all anyway ($W$ without bound), it is the drain time times $L^*$.
+    $(r / F - 1 / W) \, C$
+
+    The whole tier is assumed to cost as much as the chip's rent: a tier at a tenth of that price breaks even ten
+    times later. The chip waits while the cache is read back, so the result is 0 if this takes longer than
+    recomputing. A chip's own memory has no such wait, because decode reads all of it anyway ($W$ infinite): the
+    result is the drain time times $L^*$ (lecture section 15).
+
+    Args:
+        flops_per_byte: FLOP saved per cached byte, r [FLOP/B].
+        capacity: Capacity of the tier, C [B].
+        rate: Arithmetic rate of the chip, F [FLOP/s].
+        bandwidth: Bandwidth of the tier, W [B/s].
+
+    Returns:
+        Seconds, at least 0.
 
     >>> round(float(break_even_seconds(2 * 100e9 / 1666.7, 288e9, 2 * 4.8e15 / 1.6)))
     5760

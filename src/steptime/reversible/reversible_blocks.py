@@ -1,16 +1,18 @@
-"""Reversible blocks for PyTorch: a stack whose inputs are rebuilt from its outputs instead of being kept.
+"""Reversible blocks for PyTorch, which rebuild their inputs from their outputs.
 
     stack = ReversibleSequence([ReversibleBlock(f, g) for f, g in pairs])
     stack(x).sum().backward()
 
-Each block is two functions, y1 = x1 + f(x2) and y2 = x2 + g(y1), on the halves of x along `dim`. Of a whole sequence its output
-alone is kept; going back, each block rebuilds its input and computes f and g once more. Needs the extra `torch`.
+Each block has two functions, y1 = x1 + f(x2) and y2 = x2 + g(y1), on the halves of x along `dim`. A sequence keeps
+only its last output. In the backward pass, each block rebuilds its input and computes f and g once more. Needs the
+extra `torch`.
 
-Kept as in plain PyTorch: the random numbers of dropout (the generator's state is kept where a function draws from it),
-autocast, running statistics (updated once), gradient hooks, frozen and shared parameters, blocks within blocks.
+As in plain PyTorch: dropout draws the same random numbers again (the generator's state is saved where a function
+draws); autocast, running statistics (updated once), gradient hooks, frozen and shared parameters, and nested blocks
+work.
 
-In `torch.compile` a sequence runs as it is, between what is compiled before and after: the compiler would have to trace a
-backward pass that calls autograd itself, which it cannot; compile f and g on their own. Gradients of gradients are refused.
+`torch.compile` runs a sequence uncompiled, between the compiled code before and after it, because the compiler cannot
+trace a backward pass that calls autograd. Compile f and g instead. Second derivatives are refused.
 """
 
 from __future__ import annotations
@@ -28,57 +30,105 @@ Pair = tuple[Tensor, Tensor]
 
 
 class ReversibleBlock(torch.nn.Module):  # type: ignore[misc]
-    """An additive coupling of two modules that keep shapes, on the halves of a tensor along `dim`."""
+    """An additive coupling of two shape-preserving modules on the halves of a tensor."""
 
     def __init__(self, f: Any, g: Any, *, dim: int = -1) -> None:
         super().__init__()
         for name, function in (("f", f), ("g", g)):
             if not isinstance(function, torch.nn.Module):
-                raise InputError(f"{name} of a reversible block is a torch.nn.Module, not {type(function).__name__}")
+                raise InputError(f"{name} of a reversible block must be a torch.nn.Module, not {type(function).__name__}")
         self.f, self.g, self.dim = f, g, dim
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output; its gradient needs no input."""
+        """Apply the block; its gradient does not need the input.
+
+        Args:
+            x: Input with an even size along `dim`.
+
+        Returns:
+            Output of the same shape.
+        """
         return _through((self,), x, self.dim, free_input=False)
 
     def inverse(self, y: Tensor) -> Tensor:
-        """Return the input that gives this output, to within rounding."""
+        """Rebuild the input from the output, within rounding.
+
+        Args:
+            y: Output of the block.
+
+        Returns:
+            Input of the block.
+        """
         with torch.no_grad():
             return torch.cat(self.undone(*halves(y, self.dim)), self.dim)
 
     def coupled(self, a: Tensor, b: Tensor) -> Pair:
-        """Return the halves after this block, by plain autograd where gradients are wanted."""
+        """Apply the block to two halves with plain autograd.
+
+        Args:
+            a: First half.
+            b: Second half, of the same shape.
+
+        Returns:
+            Both halves after the block.
+        """
         a = a + _called(self.f, b, a, "f")
         return a, b + _called(self.g, a, b, "g")
 
     def undone(self, a: Tensor, b: Tensor) -> Pair:
-        """Return the halves before this block."""
+        """Apply the inverse of `coupled`.
+
+        Args:
+            a: First half after the block.
+            b: Second half after the block.
+
+        Returns:
+            Both halves before the block.
+        """
         b = b - _called(self.g, a, b, "g")
         return a - _called(self.f, b, a, "f"), b
 
 
 class ReversibleSequence(torch.nn.Module):  # type: ignore[misc]
-    """Reversible blocks one after the other, of which the last output alone is kept.
+    """Reversible blocks in sequence, which keep only the last output.
 
-    free_input: empty the storage of the input on the way, and fill it again going back, so that what made the input keeps
-    nothing of it either. Only where nothing else reads the input after this sequence, as a skip around it would, and where what
-    made it has no gradient that jumps: the zeros of a ReLU come back as roundings, of which some are above 0. An input that
-    no layer made (a leaf) stays.
+    `free_input` empties the storage of the input in the forward pass and fills it again in the backward pass. Then
+    the layer that made the input keeps no copy either.
+
+    Use it only if nothing else reads the input after this sequence, such as a skip connection. The gradient of the
+    layer that made the input must not jump: the zeros of a ReLU come back with rounding errors, some of them above 0.
+    A leaf tensor is not emptied.
     """
 
     def __init__(self, blocks: Iterable[ReversibleBlock], *, dim: int = -1, free_input: bool = False) -> None:
         super().__init__()
         self.blocks = torch.nn.ModuleList(blocks)
         if not len(self.blocks) or not all(isinstance(block, ReversibleBlock) for block in self.blocks):
-            raise InputError("a reversible sequence is of one ReversibleBlock or more")
+            raise InputError("a reversible sequence needs one ReversibleBlock or more")
         self.dim, self.free_input = dim, free_input
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output; the gradient rebuilds the input of each block from it."""
+        """Apply all blocks; the gradient rebuilds the input of each block.
+
+        Args:
+            x: Input with an even size along `dim`.
+
+        Returns:
+            Output of the same shape.
+        """
         return _through(tuple(self.blocks), x, self.dim, free_input=self.free_input)
 
     def inverse(self, y: Tensor) -> Tensor:
-        """Return the input that gives this output, to within rounding; with dropout only under `eval()`."""
+        """Rebuild the input from the output, within rounding.
+
+        A sequence with dropout needs `eval()`.
+
+        Args:
+            y: Output of the sequence.
+
+        Returns:
+            Input of the sequence.
+        """
         with torch.no_grad():
             a, b = halves(y, self.dim)
             for block in reversed(self.blocks):
@@ -87,34 +137,46 @@ class ReversibleSequence(torch.nn.Module):  # type: ignore[misc]
 
 
 def halves(x: Tensor, dim: int) -> Pair:
-    """Return the halves of a tensor; raise RangeError where it has none, or holds NaN."""
+    """Split a floating-point tensor into two halves along a dimension.
+
+    Args:
+        x: Tensor of floats without NaN.
+        dim: Dimension to split, of even size.
+
+    Returns:
+        Both halves, as views.
+
+    Raises:
+        RangeError: The dimension does not exist, its size is odd, or a value is NaN.
+        InputError: The tensor is not of floats.
+    """
     if not -x.dim() <= dim < x.dim():
-        raise RangeError(f"a tensor of shape {tuple(x.shape)} has no dimension {dim} to be halved; the last is -1")
+        raise RangeError(f"a tensor of shape {tuple(x.shape)} has no dimension {dim} to split; the last is -1")
     half_width(f"dimension {dim} of a tensor of shape {tuple(x.shape)}", x.shape[dim], "values wide")
     if not x.is_floating_point():
         raise InputError(f"a reversible block works on floats, not {x.dtype}; `feistel.forward` works on whole numbers")
     if x.device.type != "meta" and bool(torch.isnan(x).any()):
-        raise RangeError(f"the input of a reversible block, of shape {tuple(x.shape)}, holds NaN")
+        raise RangeError(f"the input of a reversible block, of shape {tuple(x.shape)}, contains NaN")
     a, b = x.chunk(2, dim)
     return a, b
 
 
 def _called(function: Any, x: Tensor, like: Tensor, name: str) -> Tensor:
-    """Return what f or g gives; raise InputError where that cannot be undone."""
+    """Return the output of f or g; raise InputError if it has no inverse."""
     version = x._version
     out = function(x)
     label = f"{name} of a reversible block ({type(function).__name__})"
     if not isinstance(out, torch.Tensor):
-        raise InputError(f"{label} gives a {type(out).__name__} where a tensor is needed; return its first part alone")
+        raise InputError(f"{label} gives a {type(out).__name__}, but a tensor is needed; return only its first part")
     if out.shape != like.shape:
         raise InputError(
-            f"{label} turns {tuple(x.shape)} into {tuple(out.shape)}: a block that changes the shape cannot be undone; "
-            "keep the shape, or put such a layer between two sequences"
+            f"{label} turns {tuple(x.shape)} into {tuple(out.shape)}: a block that changes the shape has no inverse; "
+            "keep the shape, or put this layer between two sequences"
         )
     if torch.promote_types(out.dtype, like.dtype) != like.dtype:
-        raise InputError(f"{label} gives {out.dtype} where the stream has {like.dtype}, too narrow for it; cast one of them")
+        raise InputError(f"{label} gives {out.dtype}, which is wider than {like.dtype} of the stream; cast one of them")
     if x._version != version:
-        raise InputError(f"{label} changes its input in place, so that it could not be undone; set inplace=False")
+        raise InputError(f"{label} changes its input in place and so has no inverse; set inplace=False")
     return out
 
 
@@ -122,7 +184,7 @@ def _called(function: Any, x: Tensor, like: Tensor, name: str) -> Tensor:
 
 
 class _Run:
-    """What the blocks of one pass share: where they are halved, and the pair that was rebuilt last, going back."""
+    """The state that the blocks of one pass share, with the last rebuilt pair."""
 
     def __init__(self, blocks: tuple[ReversibleBlock, ...], dim: int, free_input: bool) -> None:
         self.blocks, self.dim, self.free_input = blocks, dim, free_input
@@ -142,7 +204,8 @@ def _chained(blocks: tuple[ReversibleBlock, ...], x: Tensor, dim: int, free_inpu
             pair = block.coupled(*pair)
         return torch.cat(pair, dim)
     run, stream = _Run(blocks, dim, free_input), (x,)
-    del pair, x  # so that each block lets go of its input
+    # No reference may remain here, so that each block can free its input.
+    del pair, x
     for number, block in enumerate(blocks):
         parameters = _trainable_parameters(block)
         places = {id(parameter): place for place, parameter in enumerate(parameters)}
@@ -157,7 +220,7 @@ def _trainable_parameters(block: ReversibleBlock) -> list[Tensor]:
 
 
 def _parameter_places(function: Any, places: dict[int, int]) -> dict[str, int]:
-    """Return the place of the parameter of each name, each module once under whatever names it has, each of its parameters."""
+    """Return the index of each parameter under each of its names."""
     return {
         f"{module}.{name}".lstrip("."): places[id(parameter)]
         for module, part in function.named_modules()
@@ -167,9 +230,10 @@ def _parameter_places(function: Any, places: dict[int, int]) -> dict[str, int]:
 
 
 class _Coupling(torch.autograd.Function):  # type: ignore[misc]
-    """One block: the first of a run takes a whole tensor, the last gives one and keeps it; between them go pairs.
+    """One block in autograd.
 
-    names: of f and of g, where the parameter of each name stands among those that are given.
+    The first block of a run takes a whole tensor; the last block returns a whole tensor and saves it; pairs pass
+    between them. `names` holds, for f and for g, the index of each named parameter in the arguments.
     """
 
     @staticmethod
@@ -187,6 +251,7 @@ class _Coupling(torch.autograd.Function):  # type: ignore[misc]
         del out
         saved: Any = (torch.cat((a, b), run.dim),) if last else ()
         ctx.save_for_backward(*saved, *tensors[len(streams) :])
+        # The input can be freed only after the last read of it above.
         ctx.emptied = _emptied(tensors[0]) if first and run.free_input else None
         return saved[0] if last else (a, b)
 
@@ -208,6 +273,7 @@ class _Coupling(torch.autograd.Function):  # type: ignore[misc]
             out, of_b, of_f = _gradients(block.f, b, da, ctx.drawn_f, parameters, ctx.names[0])
             a, db = a - out, db if of_b is None else db + of_b
             del out, of_b
+        # A parameter that f and g share gets the sum of both gradients.
         of_parameters = [f if g is None else g if f is None else f + g for f, g in zip(of_f, of_g, strict=True)]
         if ctx.number > 0:
             run.rebuilt = a, b
@@ -218,7 +284,7 @@ class _Coupling(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _recorded(function: Any, x: Tensor, like: Tensor, name: str) -> tuple[Tensor, Any]:
-    """Return what a function gives, and the state of the random numbers before it where it drew from them."""
+    """Return the output, and the random state before it if the function drew numbers."""
     before = _random_state(x)
     out = _called(function, x, like, name)
     drew = any(not torch.equal(was, now) for was, now in zip(before, _random_state(x), strict=True))
@@ -228,16 +294,16 @@ def _recorded(function: Any, x: Tensor, like: Tensor, name: str) -> tuple[Tensor
 def _gradients(
     function: Any, x: Tensor, grad: Tensor, random_state: Any, parameters: Any, names: dict[str, int]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Compute a function once more; return what it gives, and the gradients of its input and of the parameters.
+    """Recompute a function; return its output and its gradients.
 
-    It is computed with aliases of the parameters, so that hooks on those run once: when their gradients arrive.
+    It uses aliases of the parameters, so that their hooks run once, with the final gradients.
     """
     x = x.detach().requires_grad_()
     alias = {place: parameters[place].detach().requires_grad_() for place in dict.fromkeys(names.values())}
     aliases_by_name = {name: alias[place] for name, place in names.items()}
     with torch.enable_grad(), _buffers_as_they_are(function):
         with _random_numbers(random_state, x):
-            # a view of x, as hooks on inputs, which counters of FLOPs set, refuse leaves here
+            # A view of x: FLOP counters set hooks on inputs, and these refuse leaf tensors here.
             out = torch.func.functional_call(function, aliases_by_name, (x.view_as(x),), tie_weights=False)
         if not out.requires_grad:
             return out, None, [None for _ in parameters]
@@ -247,7 +313,7 @@ def _gradients(
 
 
 def _emptied(x: Tensor) -> tuple[Tensor, int] | None:
-    """Let go of what an input holds; return it with its size. A leaf stays, as does a part of a larger tensor."""
+    """Free the storage of an input; return it with its size, or None for leaves and views."""
     storage, size = x.untyped_storage(), x.untyped_storage().nbytes()
     if x.is_leaf or size != x.numel() * x.element_size():
         return None
@@ -256,13 +322,14 @@ def _emptied(x: Tensor) -> tuple[Tensor, int] | None:
 
 
 def _filled(gone: tuple[Tensor, int], x: Tensor) -> None:
-    """Put a rebuilt input back to where it lay."""
+    """Write a rebuilt input back to its storage."""
     emptied, size = gone
     emptied.untyped_storage().resize_(size)
-    emptied.data.copy_(x)  # .data: the version that autograd checks stays, as the values are those that it saw
+    # `.data` keeps the version that autograd checks; the values are the same as before.
+    emptied.data.copy_(x)
 
 
-# --- what a second call must find as the first did ----------------------------------------------------------------------
+# --- state that must be equal in both calls of a function ---------------------------------------------------------------
 
 
 def _random_state(x: Tensor) -> tuple[Tensor, ...]:
@@ -300,7 +367,10 @@ def _autocast_states(x: Tensor) -> list[tuple[str, bool, Any]]:
 
 @contextmanager
 def _autocast_as(states: list[tuple[str, bool, Any]]) -> Iterator[None]:
-    """Compute in the number formats of the forward pass; casts of weights are not kept, which without a graph have none."""
+    """Compute in the number formats of the forward pass.
+
+    Casts of weights are not cached: a cast that was made without a graph has no gradient.
+    """
     with ExitStack() as stack:
         for kind, enabled, dtype in states:
             stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False))

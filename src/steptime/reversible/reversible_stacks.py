@@ -1,7 +1,8 @@
-"""Plain, checkpointed and reversible stacks of the same blocks on PyTorch: memory, arithmetic, time and gradients by depth.
+"""Measure plain, checkpointed and reversible stacks on PyTorch, by depth.
 
-A block is two functions, each a layer norm, a matrix, GELU and a matrix, all of half the width, as PyTorch initialises them.
-The three stacks are the same blocks with the same weights: only what is kept differs. Needs the extra `torch`.
+The measurement covers memory, arithmetic, time and gradients. A block has two functions; each is a layer norm, a
+matrix, GELU and a matrix, all of half the width, with PyTorch's initialization. The three stacks have the same blocks
+and weights and differ only in the activations that they keep. Needs the extra `torch`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from steptime.reversible.torch_memory import FlopCount, LiveBytes, SavedBytes
 
 DTYPES = ("float64", "float32", "bfloat16")
 DEEPEST, WIDEST, MOST_ROWS = 4096, 1 << 16, 1 << 20
-ERROR_WIDTH, ERROR_ROWS = 256, 16  # of the stacks that errors are measured on, which take little time
-DEPTHS = 5  # of a curve, each twice the one before
+# Width and rows of the stacks that measure errors; small, to save time.
+ERROR_WIDTH, ERROR_ROWS = 256, 16
+# Depths of a curve, each twice the one before.
+DEPTHS = 5
 
 
 def measure_stacks(
@@ -38,10 +41,25 @@ def measure_stacks(
     repeats: int = 3,
     seed: int = 0,
 ) -> Stacks:
-    """Measure stacks up to `depth` blocks of `width` [values] on `rows` rows; on a GPU where there is one, unless told.
+    """Measure stacks of up to `depth` blocks.
 
-    A CPU computes with one thread, as its products are so small that others mostly wait. Raises RangeError for an odd width,
-    and InputError where PyTorch is not installed.
+    A CPU uses one thread, because the matrix products are too small to gain from more.
+
+    Args:
+        depth: Blocks of the deepest stack, 1 to 4,096.
+        width: Values of a row, even.
+        rows: Rows of the input.
+        dtype: float64, float32 or bfloat16.
+        device: cpu or cuda; None: a GPU if there is one.
+        repeats: Timed runs of each step; the median counts.
+        seed: Seed of weights and inputs.
+
+    Returns:
+        Memory, FLOP, time and gradient errors by depth and kind of stack.
+
+    Raises:
+        RangeError: The width is odd, or a number is out of range.
+        InputError: PyTorch is not installed, or there is no GPU for `device="cuda"`.
     """
     depth = whole_number("depth", depth, maximum=DEEPEST, unit="block")
     half_width("the width of a stack", whole_number("width", width, minimum=2, maximum=WIDEST), "values")
@@ -65,7 +83,7 @@ def measure_stacks(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Have PyTorch compute with one thread of the CPU."""
+    """Limit PyTorch to one CPU thread inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -75,7 +93,16 @@ def _one_thread() -> Iterator[None]:
 
 
 def gradient_errors(depths: Sequence[int], *, width: int = ERROR_WIDTH, seed: int = 0) -> list[ErrorPoint]:
-    """Return how far gradients and rebuilt inputs of reversible stacks are off, by depth and number format, on the CPU."""
+    """Measure the errors of gradients and rebuilt inputs on the CPU.
+
+    Args:
+        depths: Numbers of blocks.
+        width: Values of a row, even.
+        seed: Seed of weights and inputs.
+
+    Returns:
+        One point per number format and depth.
+    """
     errors = []
     for dtype in DTYPES:
         blocks = _blocks(max(depths), width, dtype, "cpu", seed)
@@ -83,6 +110,7 @@ def gradient_errors(depths: Sequence[int], *, width: int = ERROR_WIDTH, seed: in
         x = _input(ERROR_ROWS, width, dtype, "cpu", seed)
         for depth in depths:
             plain, reversible = (_gradients(blocks[:depth], x, kind) for kind in ("plain", "reversible"))
+            # The reference of the error of a format is the plain stack in float64.
             exact = plain if dtype == "float64" else _gradients(wide[:depth], x.double(), "plain")
             stack = ReversibleSequence(blocks[:depth])
             errors.append(
@@ -95,7 +123,16 @@ def gradient_errors(depths: Sequence[int], *, width: int = ERROR_WIDTH, seed: in
 
 
 def run_stack(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> Any:
-    """Return the output of a stack of a kind: plain, checkpointed or reversible."""
+    """Run a stack of one kind.
+
+    Args:
+        blocks: Blocks in order.
+        x: Input [rows x width].
+        kind: plain, checkpointed or reversible.
+
+    Returns:
+        Output [rows x width].
+    """
     if kind == "reversible":
         return ReversibleSequence(blocks)(x)
     checkpoint = load("torch.utils.checkpoint").checkpoint
@@ -127,7 +164,8 @@ def _step(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> list[Any]:
     for block in blocks:
         block.zero_grad()
     y = run_stack(blocks, x, kind)
-    y.backward(y.detach())  # of half the sum of squares
+    # The loss is half the sum of squares, whose gradient is the output itself.
+    y.backward(y.detach())
     return [parameter.grad for block in blocks for parameter in block.parameters()]
 
 
@@ -138,7 +176,7 @@ def _gradients(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> list[Any
 
 
 def _memory_and_flops(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> tuple[int, int, int | None, int]:
-    """Return the bytes saved, the most alive, the most allocated (None on a CPU), and the FLOPs of a step."""
+    """Return bytes saved, peak bytes alive, peak bytes allocated (None on a CPU), FLOP."""
     x = x.clone().requires_grad_()
     with SavedBytes(parameter for block in blocks for parameter in block.parameters()) as saved:
         y = run_stack(blocks, x, kind)
@@ -148,6 +186,7 @@ def _memory_and_flops(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> t
         grads = _step(blocks, x, kind)
     peak = live.peak([*grads, x.grad])
     del grads
+    # The counters run in separate steps, so that one does not count the work of another.
     with FlopCount() as count:
         _step(blocks, x, kind)
     allocated = None
@@ -173,13 +212,13 @@ def _seconds(step: Callable[[], Any], repeats: int, device: Any) -> float:
 
 
 def _distance(computed: Sequence[Any], true: Sequence[Any]) -> float:
-    """Return the norm of all differences over the norm of what is true."""
+    """Return the norm of all differences over the norm of the true values."""
     off = sum(float((f.double() - t.double()).square().sum()) for f, t in zip(computed, true, strict=True))
     return float(np.sqrt(off / sum(float(t.double().square().sum()) for t in true)))
 
 
 def _blocks(depth: int, width: int, dtype: str, device: str, seed: int) -> list[ReversibleBlock]:
-    """Return blocks whose weights are those of float32, rounded."""
+    """Return blocks with the weights of float32, rounded to the format."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         blocks = [ReversibleBlock(_function(width // 2), _function(width // 2)) for _ in range(depth)]

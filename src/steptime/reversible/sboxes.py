@@ -1,8 +1,9 @@
-"""S-boxes: differences and linear approximations, the derivatives of ciphers. Lecture section 18.
+"""S-boxes: difference distribution and linear approximation tables.
 
-A cipher is differentiated over GF(2): what comes of a difference of inputs, counted over all inputs (difference distribution
-table), and how often a sum of input bits equals one of output bits (linear approximation table, here of Walsh values: how many
-inputs agree, less how many do not). What no difference and no sum predicts is hard to attack.
+Lecture section 18. The tables are the derivatives of a cipher over GF(2). The difference distribution table counts
+the output differences of each input difference, over all inputs. The linear approximation table counts how often a
+sum of input bits equals a sum of output bits; here as Walsh values, the inputs that agree minus the others. An S-box
+without a large entry in either table is hard to attack.
 """
 
 from __future__ import annotations
@@ -23,14 +24,21 @@ MOST_ENTRIES: Final = 1 << 10
 
 
 def aes_sbox() -> Array:
-    """Return the S-box of AES: the inverse in GF(2**8), then an affine map. FIPS 197, section 5.1.1.
+    """Return the S-box of AES: the inverse in GF(2**8), then an affine map.
+
+    Returns:
+        The 256 outputs.
+
+    References:
+        FIPS 197, section 5.1.1.
 
     >>> [hex(value) for value in aes_sbox()[:4]]
     ['0x63', '0x7c', '0x77', '0x7b']
     """
     logs, powers = np.zeros(256, dtype=np.int64), np.zeros(255, dtype=np.int64)
     value = 1
-    for power in range(255):  # 3 generates all but 0
+    # 3 generates all elements of the field except 0.
+    for power in range(255):
         powers[power], logs[value] = value, power
         value ^= times_two(value)
     inverse = np.append(0, powers[(255 - logs[1:]) % 255])
@@ -40,7 +48,13 @@ def aes_sbox() -> Array:
 
 
 def times_two(value: Any) -> Any:
-    """Return twice a byte in the field of AES, x**8 + x**4 + x**3 + x + 1.
+    """Double a byte in the field of AES, x**8 + x**4 + x**3 + x + 1.
+
+    Args:
+        value: Byte, or array of bytes wide enough for a ninth bit.
+
+    Returns:
+        Doubled value, with the shape of `value`.
 
     >>> hex(times_two(0x80)), hex(times_two(0x57))
     ('0x1b', '0xae')
@@ -49,7 +63,15 @@ def times_two(value: Any) -> Any:
 
 
 def difference_table(sbox: Sequence[int] | Array) -> Array:
-    """Return how many inputs x give S(x) ^ S(x ^ a) = b, a row for each a and a column for each b.
+    """Return the difference distribution table of an S-box.
+
+    Entry (a, b) is the number of inputs x with S(x) ^ S(x ^ a) = b.
+
+    Args:
+        sbox: Outputs in the order of inputs.
+
+    Returns:
+        Counts [input differences x output differences].
 
     >>> difference_table(PRESENT)[1].tolist()
     [0, 0, 0, 4, 0, 0, 0, 4, 0, 4, 0, 0, 0, 4, 0, 0]
@@ -63,7 +85,15 @@ def difference_table(sbox: Sequence[int] | Array) -> Array:
 
 
 def walsh_table(sbox: Sequence[int] | Array) -> Array:
-    """Return the sum over x of (-1)**(a.x ^ b.S(x)), a row for each a and a column for each b: twice the bias in inputs.
+    """Return the Walsh values of an S-box.
+
+    Entry (a, b) is the sum over x of (-1)**(a.x ^ b.S(x)), which is twice the bias, counted in inputs.
+
+    Args:
+        sbox: Outputs in the order of inputs.
+
+    Returns:
+        Values [sums of input bits x sums of output bits].
 
     >>> walsh_table(PRESENT)[1].tolist()
     [0, 0, 0, 0, 0, -8, 0, -8, 0, 0, 0, 0, 0, -8, 0, 8]
@@ -74,7 +104,13 @@ def walsh_table(sbox: Sequence[int] | Array) -> Array:
 
 
 def differential_uniformity(sbox: Sequence[int] | Array) -> int:
-    """Return the most inputs that give one output difference for one input difference; 2 is the least.
+    """Return the largest entry of the difference table; the best possible is 2.
+
+    Args:
+        sbox: Outputs in the order of inputs.
+
+    Returns:
+        Number of inputs.
 
     >>> differential_uniformity(PRESENT), differential_uniformity(aes_sbox())
     (4, 4)
@@ -83,7 +119,13 @@ def differential_uniformity(sbox: Sequence[int] | Array) -> int:
 
 
 def largest_walsh(sbox: Sequence[int] | Array) -> int:
-    """Return the largest Walsh value of any sum of output bits.
+    """Return the largest absolute Walsh value of any sum of output bits.
+
+    Args:
+        sbox: Outputs in the order of inputs.
+
+    Returns:
+        Number of inputs that agree minus those that do not.
 
     >>> largest_walsh(PRESENT), largest_walsh(aes_sbox())
     (8, 32)
@@ -92,7 +134,13 @@ def largest_walsh(sbox: Sequence[int] | Array) -> int:
 
 
 def nonlinearity(sbox: Sequence[int] | Array) -> int:
-    """Return on how many inputs a sum of output bits differs from the nearest affine function.
+    """Return the distance of an S-box from the nearest affine function.
+
+    Args:
+        sbox: Outputs in the order of inputs.
+
+    Returns:
+        Smallest number of inputs on which a sum of output bits differs from an affine function.
 
     >>> nonlinearity(PRESENT), nonlinearity(aes_sbox())
     (4, 112)
@@ -102,28 +150,32 @@ def nonlinearity(sbox: Sequence[int] | Array) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SboxCard(Tabular):
-    """An S-box with its tables: what `steptime reversible sboxes` shows."""
+    """An S-box with its tables (`steptime reversible sboxes`)."""
 
     SCHEMA: ClassVar[str] = "steptime.sbox/2"
 
-    name: str = field(metadata=unit("", "of the S-box, or own"))
-    bits: int = field(metadata=unit("", "of input and output"))
+    name: str = field(metadata=unit("", "name of the S-box; own: outputs were given"))
+    bits: int = field(metadata=unit("", "bits of input and of output"))
     values: tuple[int, ...] = field(metadata=unit("", "outputs in the order of inputs"))
-    bijective: bool = field(metadata=unit("", "whether each output comes once"))
-    uniformity: int = field(metadata=unit("", "most inputs of any input difference with one output difference"))
+    bijective: bool = field(metadata=unit("", "whether each output occurs once"))
+    uniformity: int = field(metadata=unit("", "largest number of inputs with one input and one output difference"))
     walsh: int = field(
-        metadata=unit("", "largest Walsh value: inputs on which the best linear approximation is right, less others")
+        metadata=unit("", "largest Walsh value: inputs on which the best linear approximation is right, minus the others")
     )
     nonlinearity: int = field(metadata=unit("", "inputs on which the nearest affine function is wrong"))
     differences: tuple[tuple[int, ...], ...] = field(
-        metadata=unit("", "difference distribution table, a row each input difference", kind="list of lists")
+        metadata=unit("", "difference distribution table, one row per input difference", kind="list of lists")
     )
     approximations: tuple[tuple[int, ...], ...] = field(
-        metadata=unit("", "Walsh values, a row each sum of input bits", kind="list of lists")
+        metadata=unit("", "Walsh values, one row per sum of input bits", kind="list of lists")
     )
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the strength against both attacks."""
+        """Return the strength against differential and linear attacks.
+
+        Returns:
+            Title, and figures by name.
+        """
         size = len(self.values)
         return f"S-box {self.name}: {self.bits} bits" + ("" if self.bijective else ", not bijective"), {
             "differential uniformity": f"{self.uniformity} of {size} inputs",
@@ -132,7 +184,11 @@ class SboxCard(Tabular):
         }
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each pair of input and output differences, or of sums of bits."""
+        """Return one row per pair of input and output, as differences and as sums of bits.
+
+        Returns:
+            Columns by name, each with one value per pair.
+        """
         size = len(self.values)
         input_differences, output_differences = np.divmod(np.arange(size * len(self.differences[0])), len(self.differences[0]))
         return {
@@ -142,13 +198,23 @@ class SboxCard(Tabular):
 
 
 def sbox_card(sbox: str | Sequence[int]) -> SboxCard:
-    """Return what there is to know of an S-box: aes, present, or outputs of one's own.
+    """Return an S-box with its tables and strength.
+
+    Args:
+        sbox: aes, present, or your outputs in the order of inputs.
+
+    Returns:
+        Tables and figures of the S-box.
+
+    Raises:
+        UnknownName: The name is unknown.
+        InputError: The outputs are not an S-box.
 
     >>> sbox_card("aes").nonlinearity
     112
     """
     if isinstance(sbox, str) and sbox not in ("aes", "present"):
-        raise UnknownName("S-box", sbox, ("aes", "present"), "Known: aes, present; or outputs of your own with commas between.")
+        raise UnknownName("S-box", sbox, ("aes", "present"), "Known: aes, present; or your outputs, separated by commas.")
     name = sbox if isinstance(sbox, str) else "own"
     values = _checked(sbox if not isinstance(sbox, str) else aes_sbox() if sbox == "aes" else PRESENT)
     return SboxCard(
@@ -173,10 +239,10 @@ def _outputs(box: Array) -> int:
 
 
 def _checked(sbox: Sequence[int] | Array) -> Array:
-    """Return an S-box as whole numbers; raise InputError where it is none."""
+    """Return an S-box as whole numbers; raise InputError if it is not an S-box."""
     box = np.asarray(sbox)
     if box.ndim != 1 or box.dtype.kind not in "iu" or not 2 <= box.size <= MOST_ENTRIES or box.size & (box.size - 1):
-        raise InputError(f"an S-box is 2, 4, 8, ... up to {MOST_ENTRIES:,} whole numbers, not {short_repr(sbox)}")
+        raise InputError(f"an S-box must have 2, 4, 8, ... up to {MOST_ENTRIES:,} whole numbers, not {short_repr(sbox)}")
     if box.min() < 0 or box.max() >= box.size:
-        raise InputError(f"an S-box of {box.size} inputs gives whole numbers from 0 to {box.size - 1}, not {short_repr(sbox)}")
+        raise InputError(f"an S-box of {box.size} inputs must have outputs from 0 to {box.size - 1}, not {short_repr(sbox)}")
     return box.astype(np.int64)

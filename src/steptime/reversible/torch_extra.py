@@ -1,4 +1,4 @@
-"""PyTorch, which is an extra: this file alone imports it, and names the extra where it is not there."""
+"""Lazy import of PyTorch, which is an optional extra; only this file imports it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,26 @@ from steptime.errors import InputError
 
 MISSING = (
     "reversible blocks and their measurement need PyTorch, which is not installed: pip install 'steptime[torch]'; "
-    "`steptime reversible mixing`, `sboxes` and `cache` do without"
+    "`steptime reversible mixing`, `sboxes` and `cache` work without it"
 )
 
 
 def load(name: str) -> Any:
-    """Return a module of PyTorch; raise InputError with the name of the extra where it is not installed."""
+    """Import a module of PyTorch.
+
+    Args:
+        name: Name of the module, such as "torch.utils.checkpoint".
+
+    Returns:
+        The module.
+
+    Raises:
+        InputError: PyTorch is not installed; the message names the extra.
+    """
     try:
         return import_module(name)
     except ModuleNotFoundError as missing:
+        # A missing module other than torch is an error of the installation, not a missing extra.
         if str(missing.name).partition(".")[0] != "torch":
             raise
         raise InputError(MISSING) from None

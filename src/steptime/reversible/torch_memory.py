@@ -1,7 +1,7 @@
-"""What PyTorch holds and computes: bytes of saved tensors, bytes alive at each moment, and FLOPs. Needs the extra `torch`.
+"""Count PyTorch's saved tensors, live bytes and FLOP. Needs the extra `torch`.
 
-Counted by storage, whatever the device, the meta device among them, where nothing is computed: fragments of an allocator and
-work space of kernels are left out.
+Bytes are counted per storage, on any device, also on the meta device, which computes nothing. Not counted:
+fragmentation of the allocator and workspaces of kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DispatchMode: Any = load("torch.utils._python_dispatch").TorchDispatchMode
 
 
 class _SavedTensor:
-    """A tensor that autograd has saved; it goes when autograd lets it go."""
+    """A tensor that autograd saved; it is freed when autograd drops it."""
 
     __slots__ = ("__weakref__", "tensor")
 
@@ -25,10 +25,12 @@ class _SavedTensor:
 
 
 class SavedBytes:
-    """Bytes of the tensors that autograd keeps for the backward pass, each storage once, parameters left out.
+    """Bytes of the tensors that autograd saves for the backward pass.
 
-    with SavedBytes(model.parameters()) as saved: y = model(x)
-    saved.bytes() is then what is held until the backward pass lets it go.
+    Each storage counts once; parameters do not count.
+
+        with SavedBytes(model.parameters()) as saved: y = model(x)
+        saved.bytes()
     """
 
     def __init__(self, parameters: Iterable[Any] = ()) -> None:
@@ -49,7 +51,11 @@ class SavedBytes:
         return saved
 
     def bytes(self) -> int:
-        """Return what is held now."""
+        """Return the bytes that are saved now.
+
+        Returns:
+            Bytes, until the backward pass frees them.
+        """
         storages = {_key(saved.tensor): saved.tensor.untyped_storage().nbytes() for saved in self._held}
         return sum(size for key, size in storages.items() if key not in self._left_out)
 
@@ -59,16 +65,20 @@ def _key(tensor: Any) -> int:
 
 
 class LiveBytes(DispatchMode):  # type: ignore[misc]
-    """Bytes alive of all tensors that are made inside, each storage once, from one operation to the next.
+    """Live bytes of all tensors that are created inside the context.
 
-    with LiveBytes() as live: model(x).sum().backward()
-    live.peak() is the most that was alive at once; peak(gradients) leaves some tensors out, such as those of parameters.
+    Each storage counts once; the count changes from one operation to the next.
+
+        with LiveBytes() as live: model(x).sum().backward()
+        live.peak()
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._alive: dict[int, int] = {}  # number of a storage by its key
-        self._made: list[tuple[int, int]] = []  # number and bytes, negative where they went
+        # Serial number of each live storage, by its key.
+        self._alive: dict[int, int] = {}
+        # Serial number and bytes of each storage, with negative bytes when it is freed.
+        self._made: list[tuple[int, int]] = []
         self._numbers = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -76,6 +86,7 @@ class LiveBytes(DispatchMode):  # type: ignore[misc]
         input_keys = {_key(tensor) for tensor in _tensors((args, kwargs or {}))}
         for tensor in _tensors(out):
             key = _key(tensor)
+            # Views and outputs in place share the storage of an input and are not new.
             if key not in self._alive and key not in input_keys:
                 self._follow(tensor.untyped_storage(), key)
         return out
@@ -88,12 +99,20 @@ class LiveBytes(DispatchMode):  # type: ignore[misc]
         weakref.finalize(storage, self._gone, key, number, size)
 
     def _gone(self, key: int, number: int, size: int) -> None:
+        # A new storage may reuse the key of a freed one.
         if self._alive.get(key) == number:
             del self._alive[key]
             self._made.append((number, -size))
 
     def peak(self, left_out: Iterable[Any] = ()) -> int:
-        """Return the most bytes that were alive at once, without the storages of some tensors that are alive now."""
+        """Return the peak of live bytes.
+
+        Args:
+            left_out: Live tensors that do not count, such as gradients of parameters.
+
+        Returns:
+            Bytes.
+        """
         without = {self._alive.get(_key(tensor)) for tensor in left_out}
         now = largest = 0
         for number, size in self._made:
@@ -109,7 +128,10 @@ def _tensors(tree: Any) -> list[Any]:
 
 
 class FlopCount:
-    """FLOPs of the operations inside, backward passes too, as PyTorch's own counter has them (matrix products and the like)."""
+    """FLOP of the operations inside the context, with those of backward passes.
+
+    PyTorch's own counter counts them: matrix products and similar operations.
+    """
 
     def __init__(self) -> None:
         self._counter = load("torch.utils.flop_counter").FlopCounterMode(display=False)
@@ -122,5 +144,9 @@ class FlopCount:
         self._counter.__exit__(*error)
 
     def flops(self) -> int:
-        """Return the FLOPs so far."""
+        """Return the FLOP so far.
+
+        Returns:
+            FLOP.
+        """
         return int(self._counter.get_total_flops())

@@ -1,6 +1,9 @@
-"""Budgets: how large a model, on how many tokens, and how much RL, for the traffic that it will serve.
+"""Model sizing: parameters, training tokens and RL for a traffic.
 
-`laws` reads scaling laws (`data/laws`) and tells losses; `optimum` finds best sizes; `bill` is the lecture's reckoning of
-training, RL and serving, 6 N D and 2 N D eta; `machine` has steptime's own costs in their place; `budget` answers. `moe` holds
-mixtures of experts against dense models, `rl` prices a step of RL, `refit` fits a law to points.
+`scaling_laws` reads scaling laws (`data/laws`) and computes losses. `compute_optimal` finds optimal sizes.
+`lifetime_compute` adds up training, RL and serving as in the lecture, 6 N D and 2 N D eta. `sizing_on_system` replaces
+these by the costs of steptime's own planners.
+
+`model_sizing` combines them. `moe_vs_dense` compares mixtures of experts with dense models, `rl_step` gives the time of a
+step of RL, `law_fit` fits a law to measured losses.
 """

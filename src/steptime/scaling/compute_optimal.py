@@ -1,9 +1,9 @@
-"""The best of sizes: least loss of a compute budget, equal loss at least cost, and the dense size of a mixture.
+"""Optimal model sizes: by compute, by loss at minimum cost, dense equivalents.
 
-Everything broadcasts, over the constants of a law too. Sizes are searched on a grid of logarithms and then by the golden
-section, so that any form will do; the additive one has its closed form.
+All functions broadcast, also over the constants of a law. Sizes are searched on a logarithmic grid and then by
+golden-section search, which suits any form of law. The additive form has a closed form.
 
-How far a best size is sure: over the errors of one law, and over laws.
+`over_errors` and `over_laws` give the range of an optimal size over the errors of one law and over several laws.
 """
 
 from __future__ import annotations
@@ -21,29 +21,37 @@ from steptime.scaling.law_forms import clark_equivalent, split_of_compute
 from steptime.scaling.scaling_laws import Law, LawLike, load_law, loss, sample_constants, tokens_for
 from steptime.units import show
 
-SMALLEST, LARGEST_SIZE = 1e3, 1e15  # parameters that are looked at
-GRID: Final = 193  # sizes of the first look, 16 to a factor of 10
+# Range of the search [parameters].
+SMALLEST, LARGEST_SIZE = 1e3, 1e15
+# Sizes of the grid, 16 per factor of 10.
+GRID: Final = 193
 GOLDEN: Final = (5**0.5 - 1) / 2
-TURNS: Final = 48  # of the golden section: the step of the grid down to a part in 1e10
-TRAINING_FLOP: Final = 6.0  # for each parameter and token: 2 forward, 4 backward
+# Iterations of the golden-section search; they reduce a grid step to a relative error of 1e-10.
+TURNS: Final = 48
+# FLOP per parameter and token: 2 forward, 4 backward.
+TRAINING_FLOP: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Split(Result):
-    """How a training compute is best split by a law. Figures broadcast."""
+    """Compute-optimal parameters and tokens by a law. Figures broadcast."""
 
     law: str
     compute: Number = field(metadata=unit("FLOP", "training compute, 6 N D"))
     params: Number = field(metadata=unit("", "parameters"))
     tokens: Number = field(metadata=unit("tokens", "training tokens"))
-    loss: Number = field(metadata=unit("", "loss in nats a token; none of a law that tells the split alone"))
+    loss: Number = field(metadata=unit("", "loss in nats per token; nan for a law that has only the split"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the split in words."""
+        """Return the split as a title, with parameters, tokens and loss.
+
+        Returns:
+            Title, and lines by name.
+        """
         ratio = np.asarray(self.tokens) / self.params
         return f"Best split of {in_words(self.compute, '{:.3g}'.format)} FLOP by {self.law}", {
             "parameters": in_words(self.params, show),
-            "tokens": f"{in_words(self.tokens, show)}, {in_words(ratio, '{:.3g}'.format)} a parameter",
+            "tokens": f"{in_words(self.tokens, show)}, {in_words(ratio, '{:.3g}'.format)} per parameter",
             "loss": in_words(self.loss, "{:.4g}".format),
         }
 
@@ -51,7 +59,18 @@ class Split(Result):
 def least(
     cost: Callable[[Array], Array], shape: tuple[int, ...] = (), low: float = SMALLEST, high: float = LARGEST_SIZE
 ) -> Array:
-    """Return the sizes of least cost between two, each of `shape`; cost may be infinite, and has one valley.
+    """Return the sizes of minimum cost.
+
+    Valid for a cost with one minimum over the size. The cost may be infinite.
+
+    Args:
+        cost: Function of the sizes, an array of shape (grid, *shape) or `shape`.
+        shape: Shape of the result.
+        low: Smallest size.
+        high: Largest size.
+
+    Returns:
+        Sizes of minimum cost, with the shape `shape`.
 
     >>> float(f"{least(lambda n: 2 * n + 8e18 / n):.6g}")
     2000000000.0
@@ -59,20 +78,34 @@ def least(
     grid = np.linspace(np.log(low), np.log(high), GRID).reshape(-1, *(1 for _ in shape))
     costs = np.broadcast_to(cost(np.exp(grid)), (GRID, *shape))
     best = np.argmin(np.where(np.isnan(costs), np.inf, costs), axis=0)
+
+    # Golden-section search between the neighbours of the best grid point.
     nodes = grid.ravel()
     low_log, high_log = nodes[np.maximum(best - 1, 0)], nodes[np.minimum(best + 1, GRID - 1)]
     for _ in range(TURNS):
         inner, outer = high_log - GOLDEN * (high_log - low_log), low_log + GOLDEN * (high_log - low_log)
         lower, upper = cost(np.exp(inner)), cost(np.exp(outer))
-        keep = (lower < upper) & np.isfinite(lower)  # what cannot be lies to the left: too small for the loss
+        # Sizes with an infinite cost are too small for the loss, so that the minimum is to their right.
+        keep = (lower < upper) & np.isfinite(lower)
         low_log, high_log = np.where(keep, low_log, inner), np.where(keep, outer, high_log)
     return np.asarray(np.exp((low_log + high_log) / 2))
 
 
 def optimal(law: LawLike, compute: Number, **inputs: Number) -> Split:
-    """Return the parameters and tokens of least loss for a training compute 6 N D [FLOP]; broadcasts.
+    """Return the parameters and tokens of minimum loss for a training compute.
 
-    inputs: as of `laws.loss`.
+    The compute is 6 N D. All arguments broadcast.
+
+    Args:
+        law: Scaling law, or its name or path.
+        compute: Training compute [FLOP].
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Parameters, tokens and loss.
+
+    Raises:
+        InputError: If the law has no loss or lacks constants.
 
     >>> best = optimal("hoffmann-tex", 5.76e23)
     >>> round(float(best.params) / 1e9, 1), round(float(best.tokens / best.params))
@@ -81,7 +114,8 @@ def optimal(law: LawLike, compute: Number, **inputs: Number) -> Split:
     scaling_law = load_law(law)
     budget = np.asarray(positive("compute", compute), dtype=float)
     if scaling_law.form != "split" and not scaling_law.tells_loss:
-        tokens_for(scaling_law, 1e9, 3.0, **inputs)  # says why it tells no loss from tokens
+        # This call raises the error with the reason.
+        tokens_for(scaling_law, 1e9, 3.0, **inputs)
     if scaling_law.form == "split":
         params, tokens = split_of_compute(scaling_law.constants, budget)
         return Split(law=scaling_law.name, compute=compute, params=params, tokens=tokens, loss=np.nan)
@@ -99,14 +133,27 @@ def optimal(law: LawLike, compute: Number, **inputs: Number) -> Split:
 
 
 def _closed(law: Law, compute: Array) -> Array:
-    r"""Return $N = G (C/6)^{\beta/(\alpha+\beta)}$, $G = (\alpha A / \beta B)^{1/(\alpha+\beta)}$ (Hoffmann et al., eq. 4)."""
+    r"""Return the closed-form optimal parameters of the additive form.
+
+    $N = G (C/6)^{\beta/(\alpha+\beta)}$, $G = (\alpha A / \beta B)^{1/(\alpha+\beta)}$. Source: Hoffmann et al., equation
+    4.
+    """
     alpha, beta = np.asarray(law.constants["alpha"]), np.asarray(law.constants["beta"])
     split = (alpha * law.constants["A"] / (beta * law.constants["B"])) ** (1 / (alpha + beta))
     return np.asarray(split * (compute / TRAINING_FLOP) ** (beta / (alpha + beta)))
 
 
 def size_for(law: LawLike, at_loss: Number, tokens: Number, **inputs: Number) -> Array:
-    """Return the parameters at which models of so many tokens have a loss; infinite where none do.
+    """Return the parameters at which a number of tokens gives a loss.
+
+    Args:
+        law: Scaling law, or its name or path.
+        at_loss: Loss to reach [nats per token].
+        tokens: Training tokens.
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Parameters; infinite where no size reaches the loss.
 
     >>> float(f"{size_for('hoffmann', 1.9365, 1.4e12):.3g}")
     70400000000.0
@@ -116,6 +163,7 @@ def size_for(law: LawLike, at_loss: Number, tokens: Number, **inputs: Number) ->
     low, high = np.full(shape, np.log(SMALLEST)), np.full(shape, np.log(LARGEST_SIZE))
     for _ in range(60):
         middle = (low + high) / 2
+        # Bisection in the logarithm of the size: a larger size has a smaller loss.
         enough = np.asarray(loss(scaling_law, np.exp(middle), tokens, **inputs)) <= at_loss
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return np.where(np.asarray(loss(scaling_law, LARGEST_SIZE, tokens, **inputs)) <= at_loss, np.exp(high), np.inf)
@@ -124,10 +172,22 @@ def size_for(law: LawLike, at_loss: Number, tokens: Number, **inputs: Number) ->
 def equivalent_dense(
     law: LawLike, active: Number, experts: Number = 1.0, *, tokens: Number | None = None, **inputs: Number
 ) -> Array:
-    """Return the dense parameters of the same loss as a mixture of experts; broadcasts.
+    """Return the dense parameters with the same loss as a mixture of experts.
 
-    active: parameters that a token passes through; tokens: that both are trained on, which laws but Clark's need; inputs: as of
-    `laws.loss` (`granularity`, `sparsity`).
+    All arguments broadcast.
+
+    Args:
+        law: Scaling law, or its name or path.
+        active: Active parameters per token.
+        experts: Experts, of which a token uses one, or an equivalent part.
+        tokens: Training tokens of both models; laws other than those of Clark et al. need them.
+        **inputs: Further inputs of the law: `granularity`, `sparsity`.
+
+    Returns:
+        Dense parameters.
+
+    Raises:
+        InputError: If the law has no experts, or needs tokens.
 
     >>> round(float(equivalent_dense("clark-s-base", 370e6, 64)) / 1e9, 2)
     1.37
@@ -136,12 +196,12 @@ def equivalent_dense(
     """
     scaling_law = load_law(law)
     if not {"experts", "sparsity"} & set(scaling_law.kind.takes):
-        raise InputError(f"{scaling_law.name} knows nothing of experts; clark-s-base, krajewski, ludziejewski and abnar do")
+        raise InputError(f"{scaling_law.name} has no input for experts; take clark-s-base, krajewski, ludziejewski or abnar")
     if scaling_law.form == "routed":
         checked = np.asarray(positive("active parameters", active), dtype=float)
         return clark_equivalent(scaling_law.constants, checked, np.asarray(positive("experts", experts, minimum=1)))
     if tokens is None:
-        raise InputError(f"{scaling_law.name} tells the equivalent of a mixture for a number of tokens; give one")
+        raise InputError(f"{scaling_law.name} needs training tokens for the dense equivalent of a mixture; give tokens")
     mixture_inputs = dict(inputs)
     if "experts" in scaling_law.kind.takes:
         mixture_inputs["experts"] = experts
@@ -149,18 +209,37 @@ def equivalent_dense(
 
 
 def cost_at(law: LawLike, at_loss: Number, params: Number, served: Number, **inputs: Number) -> Array:
-    r"""Return the FLOP of training and serving at equal loss: $6 N D(N) + 2 N D_s$, in FLOP of training; infinite if too small.
+    """Return the FLOP of training and serving at equal loss.
 
-    served: tokens that are served, times what a token costs over one of training at the same parameters ($\eta$).
+    The formula is $6 N D(N) + 2 N D_s$.
+
+    Args:
+        law: Scaling law, or its name or path.
+        at_loss: Loss to reach [nats per token].
+        params: Active parameters.
+        served: Served tokens times eta, the cost of a serving FLOP over a training FLOP.
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Training-equivalent FLOP; infinite where the size is too small for the loss.
     """
     return np.asarray(params * (TRAINING_FLOP * tokens_for(law, params, at_loss, **inputs) + 2.0 * np.asarray(served)))
 
 
 def cheapest(law: LawLike, at_loss: Number, served: Number, **inputs: Number) -> Array:
-    """Return the parameters at which training and serving cost least at equal loss; broadcasts.
+    """Return the parameters of minimum training and serving cost at a loss.
 
-    served: served tokens times eta, as of `cost_at`. The lecture's question, section 12: the loss of 100 B parameters on 200 T
-    tokens, 200 T tokens served at eta = 3.
+    All arguments broadcast. The example is the question of the lecture, section 12: the loss of 100 B parameters on 200 T
+    tokens, with 200 T tokens served at eta = 3.
+
+    Args:
+        law: Scaling law, or its name or path.
+        at_loss: Loss to reach [nats per token].
+        served: Served tokens times eta, the cost of a serving FLOP over a training FLOP.
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Parameters.
 
     >>> target = loss("hoffmann", 100e9, 200e12)
     >>> round(float(cheapest("hoffmann", target, 3 * 200e12)) / 1e9, 1)
@@ -171,15 +250,25 @@ def cheapest(law: LawLike, at_loss: Number, served: Number, **inputs: Number) ->
     return least(lambda n: cost_at(scaling_law, at_loss, n, served, **inputs), shape)
 
 
+# Sets of constants that are drawn from the errors of a law.
 DRAWS: Final = 400
 QUANTILES: Final = (0.05, 0.95)
-ENOUGH: Final = 0.5  # share of draws that must give an answer
+# Share of the draws that must have a result.
+ENOUGH: Final = 0.5
 
 
 def over_errors(law: Law, answer: Callable[[Law], dict[str, Number]], draws: int = DRAWS) -> dict[str, tuple[float, float]]:
-    """Return the 90 % range of each figure of an answer over a law's errors; empty where they are not known together.
+    """Return the 90 % range of each figure over the errors of a law.
 
-    Draws in which the law has no answer (a floor above the loss) are left out; where they are half, there is no range.
+    Draws without a result (a minimum loss above the given one) are left out. If they are more than half, there is no range.
+
+    Args:
+        law: Scaling law.
+        answer: Function of a law that returns the figures.
+        draws: Number of draws.
+
+    Returns:
+        Lower and upper end by figure; empty where the law has no joint errors.
     """
     if law.spread is None:
         return {}
@@ -196,6 +285,13 @@ def _ends(values: Array) -> tuple[float, float] | None:
 
 
 def over_laws(values: list[float]) -> tuple[float, float] | None:
-    """Return the least and the largest of what several laws answer; None of one."""
+    """Return the smallest and the largest value over several laws.
+
+    Args:
+        values: One value per law.
+
+    Returns:
+        Both values; None with fewer than two finite values.
+    """
     finite_values = [value for value in values if np.isfinite(value)]
     return (min(finite_values), max(finite_values)) if len(finite_values) > 1 else None

@@ -1,4 +1,4 @@
-"""What several laws say of one model: its loss, and how it stands to their own best."""
+"""Comparison of scaling laws for one model: loss, and distance from the optimum."""
 
 from __future__ import annotations
 
@@ -20,59 +20,75 @@ from steptime.units import show
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawPrediction:
-    """A model by a law."""
+    """Loss of a model by one law."""
 
-    law: str = field(metadata=unit("", "the law"))
-    grade: str = field(metadata=unit("", "how far to trust it"))
-    loss: float = field(metadata=unit("", "in nats a token; null: it tells none"))
-    over_chinchilla: float = field(metadata=unit("", "tokens over 20 N"))
+    law: str = field(metadata=unit("", "scaling law"))
+    grade: str = field(metadata=unit("", "grade of the sources of its constants"))
+    loss: float = field(metadata=unit("", "loss in nats per token; null if the law has none"))
+    over_chinchilla: float = field(metadata=unit("", "training tokens over 20 N"))
     over_own: float = field(
-        metadata=unit("", "tokens over those for which the parameters are the law's best split; null: not told")
+        metadata=unit("", "training tokens over the compute-optimal tokens of this law; null if it has no loss")
     )
-    best_params: float = field(metadata=unit("", "parameters that the law would train with the same compute"))
-    best_tokens: float = field(metadata=unit("tokens", "tokens that it would train them on"))
-    best_loss: float = field(metadata=unit("", "their loss"))
-    beyond: Mapping[str, float] = field(metadata=unit("", "how many times it lies outside the law's runs, by input"))
-    reason: str = field(metadata=unit("", "why the law tells no loss"))
+    best_params: float = field(metadata=unit("", "compute-optimal parameters of the law for the same compute"))
+    best_tokens: float = field(metadata=unit("tokens", "compute-optimal tokens of the law for the same compute"))
+    best_loss: float = field(metadata=unit("", "loss at the optimum"))
+    beyond: Mapping[str, float] = field(metadata=unit("", "factor of extrapolation beyond the runs of the law, by input"))
+    reason: str = field(metadata=unit("", "reason why the law has no loss"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Losses(Tabular):
-    """A dense model by several laws; a row for each."""
+    """Loss of a dense model by several laws; one row per law."""
 
     SCHEMA: ClassVar[str] = "steptime.losses/2"
 
     params: float = field(metadata=unit("", "parameters of the model"))
     tokens: float = field(metadata=unit("tokens", "training tokens"))
-    losses: tuple[LawPrediction, ...] = field(metadata=unit("", "the model by each law"))
+    losses: tuple[LawPrediction, ...] = field(metadata=unit("", "loss by each law"))
 
     @property
     def words(self) -> str:
-        """The losses in a sentence."""
+        """The losses as a sentence."""
         losses = [prediction.loss for prediction in self.losses if np.isfinite(prediction.loss)]
         model = f"{show(self.params)} parameters on {show(self.tokens)} tokens"
         if not losses:
-            return f"Of {model} no loss is told by {', '.join(prediction.law for prediction in self.losses)}"
+            return f"No loss of {model} by {', '.join(prediction.law for prediction in self.losses)}"
         if len(losses) == 1:
             law = next(prediction.law for prediction in self.losses if np.isfinite(prediction.loss))
-            return f"{model} have a loss of {losses[0]:.4f} nats a token by {law}"
-        return f"{model} have a loss of {min(losses):.2f} to {max(losses):.2f} nats a token, by {len(losses)} laws"
+            return f"{model} have a loss of {losses[0]:.4f} nats per token by {law}"
+        return f"{model} have a loss of {min(losses):.2f} to {max(losses):.2f} nats per token, by {len(losses)} laws"
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the losses in a sentence, and each."""
+        """Return the losses as a sentence, and the loss of each law.
+
+        Returns:
+            Title, and lines by law.
+        """
         return self.words, {
             prediction.law: f"{prediction.loss:.4f} nats/token" for prediction in self.losses if np.isfinite(prediction.loss)
         }
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each law."""
+        """Return one row per law.
+
+        Returns:
+            Values by column name.
+        """
         columns = columns_by_key(LawPrediction, self.losses)
         columns.pop("beyond")
         return columns
 
 
 def predict_losses(laws: Iterable[Law], params: float, tokens: float) -> Losses:
-    """Return what each law says of a dense model of some parameters on some tokens.
+    """Return the loss of a dense model by each law.
+
+    Args:
+        laws: Scaling laws.
+        params: Parameters.
+        tokens: Training tokens.
+
+    Returns:
+        Loss, and distance from the optimum, by law.
 
     >>> from steptime.scaling.scaling_laws import load_law
     >>> prediction = predict_losses([load_law("epoch")], 70e9, 1.4e12).losses[0]
@@ -84,20 +100,22 @@ def predict_losses(laws: Iterable[Law], params: float, tokens: float) -> Losses:
 
 
 def _predict_loss(law: Law, params: float, tokens: float) -> LawPrediction:
+    # A law without a loss still has a row, with the reason.
     compute = TRAINING_FLOP * params * tokens
     figures = {"loss": np.nan, "over_own": np.nan, "best_params": np.nan, "best_tokens": np.nan, "best_loss": np.nan}
     far = beyond(law, params=params, tokens=tokens, ratio=tokens / params, compute=compute)
-    reason = "the best split of compute alone" if law.form == "split" else ""
+    reason = "only the optimal split of compute" if law.form == "split" else ""
     try:
         if law.form == "split" or law.tells_loss:
             best = optimal(law, compute)
             figures |= {"best_params": float(best.params), "best_tokens": float(best.tokens), "best_loss": float(best.loss)}
+        # A law that has only the split has no loss to compare.
         if law.tells_loss:
             figures["over_own"] = tokens / float(own_tokens(law, params))
         if law.form != "split":
             figures["loss"] = float(np.asarray(loss(law, params, tokens)))
     except InputError as problem:
-        reason = "its constants are not known" if law.lacks else str(problem).removeprefix(f"{law.name} ").partition(":")[0]
+        reason = "it lacks constants" if law.lacks else str(problem).removeprefix(f"{law.name} ").partition(":")[0]
         far = {}
     over = float(overtraining(tokens, params))
     return LawPrediction(law=law.name, grade=law.grade, over_chinchilla=over, beyond=far, reason=reason, **figures)

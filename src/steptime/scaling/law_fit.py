@@ -1,7 +1,8 @@
-"""Fits a law of the additive form to losses that were measured, with errors from bootstraps.
+"""Fit of an additive scaling law to measured losses, with bootstrap errors.
 
-As Hoffmann et al. (arXiv 2203.15556, section 3.3) and Besiroglu et al. (arXiv 2404.10102) do: the Huber loss of the difference
-of logarithms, minimised by L-BFGS from a grid of starts, and standard errors from resampled points. Needs scipy.
+The method is that of Hoffmann et al. (arXiv 2203.15556, section 3.3) and Besiroglu et al. (arXiv 2404.10102). It minimizes
+the Huber loss of the difference of logarithms by L-BFGS from a grid of starts. Standard errors come from resampled points.
+It needs scipy.
 """
 
 from __future__ import annotations
@@ -18,35 +19,44 @@ from steptime.number_checks import Array, Number, positive
 from steptime.result_base import Result, unit
 from steptime.units import in_digits
 
-DELTA: Final = 1e-3  # of the Huber loss, from which on a difference counts by its size and not its square (Hoffmann et al.)
-NAMES: Final = ("A", "B", "E", "alpha", "beta")  # of the constants, in the order of what is fitted: log A, log B, log E, ...
+# Threshold of the Huber loss between its quadratic and its linear part (Hoffmann et al.).
+DELTA: Final = 1e-3
+# Constants, in the order of the fitted values log A, log B, log E, alpha, beta.
+NAMES: Final = ("A", "B", "E", "alpha", "beta")
 GRID: Final = ((0, 5, 10, 15, 20, 25), (0, 5, 10, 15, 20, 25), (-1, -0.5, 0, 0.5, 1), (0.25, 0.5, 1.0), (0.25, 0.5, 1.0))
-"""Starts of log A, log B, log E, alpha and beta, about as Hoffmann et al. have them (their exponents go from 0 to 2)."""
-BEST_STARTS: Final = 24  # of the grid, by their Huber loss, that are followed to their minimum
-FEWEST: Final = 6  # points, one more than there are constants
-QUANTILES: Final = (0.05, 0.95)  # of a 90 % interval
+"""Starts of log A, log B, log E, alpha and beta, similar to Hoffmann et al. (their exponents go from 0 to 2)."""
+# Starts of the grid with the smallest Huber loss, from which the fit runs.
+BEST_STARTS: Final = 24
+# Smallest number of points, one more than constants.
+FEWEST: Final = 6
+# Ends of a 90 % interval.
+QUANTILES: Final = (0.05, 0.95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Refit(Result):
-    """Constants fitted to points, with what bootstraps tell of their errors."""
+    """Constants fitted to points, with bootstrap errors."""
 
     SCHEMA: ClassVar[str] = "steptime.refit/2"
 
     constants: Mapping[str, float] = field(metadata=unit("", "A, B, E, alpha and beta of L = E + A / N^alpha + B / D^beta"))
     errors: Mapping[str, float] = field(metadata=unit("", "standard errors of the constants, by bootstrap"))
-    low: Mapping[str, float] = field(metadata=unit("", "the lower ends of their 90 % intervals"))
-    high: Mapping[str, float] = field(metadata=unit("", "the upper ends of their 90 % intervals"))
-    huber: float = field(metadata=unit("", "the Huber loss that is left, summed over the points"))
-    points: int = field(metadata=unit("", "points that were fitted"))
-    bootstraps: int = field(metadata=unit("", "resamples behind the errors"))
+    low: Mapping[str, float] = field(metadata=unit("", "lower ends of the 90 % intervals"))
+    high: Mapping[str, float] = field(metadata=unit("", "upper ends of the 90 % intervals"))
+    huber: float = field(metadata=unit("", "Huber loss at the minimum, summed over the points"))
+    points: int = field(metadata=unit("", "fitted points"))
+    bootstraps: int = field(metadata=unit("", "bootstrap resamples"))
     deviations: tuple[float, ...] = field(metadata=unit("", "standard errors of log A, log B, log E, alpha and beta"))
     correlations: tuple[tuple[float, ...], ...] = field(
-        metadata=unit("", "of log A, log B, log E, alpha and beta over the resamples", kind="list of lists")
+        metadata=unit("", "correlations of log A, log B, log E, alpha and beta over the resamples", kind="list of lists")
     )
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the constants with their errors."""
+        """Return the number of points, and the constants with their errors.
+
+        Returns:
+            Title, and lines by constant.
+        """
         title = f"Refit: {self.points} points, {self.bootstraps} resamples"
         return title, {
             name: in_digits(value, 4) + (f" ± {in_digits(self.errors[name], 2)}" if self.bootstraps else "")
@@ -63,21 +73,40 @@ def refit(
     seed: int = 0,
     start: Mapping[str, float] | None = None,
 ) -> Refit:
-    """Return the additive law of some runs: parameters, tokens and losses, one a run.
+    """Return the additive law that fits measured runs best.
 
-    bootstraps: how often the points are drawn anew with repetition. start: constants near the minimum, in place of the grid.
+    Args:
+        params: Parameters, one value per run.
+        tokens: Training tokens, one value per run.
+        losses: Losses [nats per token], one value per run.
+        bootstraps: Number of resamples of the points, with replacement.
+        seed: Random seed of the resamples.
+        start: Constants near the minimum, instead of the grid of starts.
+
+    Returns:
+        Constants with standard errors and 90 % intervals.
+
+    Raises:
+        RangeError: If the arrays differ in length or have too few runs.
+        InputError: If scipy is not installed.
     """
     observations = [np.asarray(positive(name, np.asarray(values, dtype=float))) for name, values in
              (("parameters", params), ("tokens", tokens), ("losses", losses))]  # fmt: skip
     sizes = {values.size for values in observations}
     if len(sizes) > 1 or observations[0].ndim != 1 or observations[0].size < FEWEST:
-        raise RangeError(f"a fit needs parameters, tokens and losses of the same {FEWEST} runs or more, one a run")
+        raise RangeError(
+            f"params, tokens, losses: a fit needs the same {FEWEST} runs or more, one value per run, "
+            f"got {', '.join(str(values.shape) for values in observations)}"
+        )
     logs = np.log(np.stack(observations))
     middle = logs.mean(axis=1)
-    logs[:2] -= middle[:2, None]  # so that a term and its exponent are fitted apart: L-BFGS takes a tenth of the steps
+    # Centered logarithms decouple each scale from its exponent: L-BFGS takes a tenth of the steps.
+    logs[:2] -= middle[:2, None]
     starts = _starts(logs, middle) if start is None else iter([_shifted(_of_constants(start), middle)])
     fitted, least = _least(logs, starts)
     bootstrap_fits = list(_resampled(logs, fitted, bootstraps, np.random.default_rng(seed)))
+
+    # Shift the constants back to the original parameters and tokens.
     estimate = _shifted(fitted, -middle)
     bootstrap_estimates = _shifted(np.array(bootstrap_fits).reshape(bootstraps, len(NAMES)).T, -middle).T
     every = _constants(bootstrap_estimates.T)
@@ -96,7 +125,16 @@ def refit(
 
 
 def without_highest(losses: Array, count: int = 5) -> Array:
-    """Return which points stay when the `count` of highest loss are left out, as Besiroglu et al. leave out five.
+    """Return a mask that leaves out the points of highest loss.
+
+    Besiroglu et al. leave out five.
+
+    Args:
+        losses: Losses of the points.
+        count: Points to leave out.
+
+    Returns:
+        True for each point that stays.
 
     >>> without_highest(np.array([3.0, 9.0, 2.0]), 1).tolist()
     [True, False, True]
@@ -107,7 +145,16 @@ def without_highest(losses: Array, count: int = 5) -> Array:
 
 
 def huber(differences: Number, delta: Number = DELTA) -> Number:
-    r"""Huber's loss: $x^2/2$ where $|x| \le \delta$, $\delta (|x| - \delta/2)$ beyond, so that outliers pull no harder.
+    r"""Return the Huber loss, which limits the pull of outliers.
+
+    It is $x^2/2$ where $|x| \le \delta$, and $\delta (|x| - \delta/2)$ beyond.
+
+    Args:
+        differences: Differences $x$.
+        delta: Threshold $\delta$.
+
+    Returns:
+        Loss, with the shape of `differences`.
 
     >>> float(huber(0.5, 1.0)), float(huber(-3.0, 1.0))
     (0.125, 2.5)
@@ -125,13 +172,14 @@ def _of_constants(constants: Mapping[str, float]) -> Array:
 
 
 def _value_and_slope(fitted: Array, logs: Array) -> tuple[float, Array]:
-    """Return the summed Huber loss over points and its gradient by log A, log B, log E, alpha and beta."""
+    """Return the summed Huber loss over points and its gradient."""
     a, b, e, alpha, beta = fitted
     params, tokens, losses = logs
     terms = np.stack([a - alpha * params, b - beta * tokens, np.full_like(params, e)])
     top = terms.max(axis=0)
     parts = np.exp(terms - top)
     total = parts.sum(axis=0)
+    # Log-sum-exp of the three terms, without overflow.
     difference = top + np.log(total) - losses
     pull = np.clip(difference, -DELTA, DELTA) * (parts / total)
     slope = np.array([pull[0].sum(), pull[1].sum(), pull[2].sum(), -(pull[0] @ params), -(pull[1] @ tokens)])
@@ -139,7 +187,7 @@ def _value_and_slope(fitted: Array, logs: Array) -> tuple[float, Array]:
 
 
 def _shifted(fitted: Array, shift: Array) -> Array:
-    """Return constants for logarithms of parameters and tokens that are smaller by `shift`."""
+    """Return the constants for logarithms that are smaller by `shift`."""
     a, b, e, alpha, beta = fitted
     return np.stack([a - alpha * shift[0], b - beta * shift[1], e, alpha, beta])
 
@@ -152,7 +200,7 @@ def _starts(logs: Array, middle: Array) -> Iterator[Array]:
 
 
 def _least(logs: Array, starts: Iterator[Array]) -> tuple[Array, float]:
-    """Return the lowest of the minima that the starts lead to, and its value."""
+    """Return the lowest minimum over all starts, and its value."""
     minima = [_minimise(logs, start) for start in starts]
     best = min(minima, key=lambda minimum: minimum.fun)
     return np.asarray(best.x), float(best.fun)
@@ -168,7 +216,7 @@ def _minimise(logs: Array, start: Array) -> Any:
 
 
 def _resampled(logs: Array, fitted: Array, count: int, random: np.random.Generator) -> Iterator[Array]:
-    """Yield the fits to points drawn anew, each from the fit to all of them."""
+    """Yield the fits to resampled points, each started from the fit to all points."""
     points = logs.shape[1]
     for _ in range(count):
         sample = logs[:, random.integers(0, points, points)]

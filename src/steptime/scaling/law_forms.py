@@ -1,13 +1,13 @@
-r"""The forms of scaling laws: loss from parameters $N$, tokens $D$ and what else a law knows, and tokens from a loss.
+"""Forms of scaling laws: loss from parameters $N$ and tokens $D$, and reverse.
 
-One pair of functions a form; `FORMS` names them, with the constants that each needs and the further inputs that it takes.
-Constants come by name (`Law.constants`), numbers or arrays, and all functions broadcast. Losses are nats a token. What a law
-does not know is left out, and never guessed: `experts` 1, `sparsity` 0, `bits` and `unique` infinite are the plain model.
+Each form is a pair of functions. `FORMS` has them by name, with the constants and the further inputs of each form.
+Constants come by name (`Law.constants`), as numbers or arrays, and all functions broadcast. Losses are in nats per token.
 
-The forms of scaling laws of mixtures of experts; `forms` says how forms are made.
+An input that a law does not have is left out, and never guessed: `experts` 1, `sparsity` 0, `bits` and `unique` infinite
+are the plain model.
 
-Parameters are those that a token passes through (active ones), whatever a law itself counts; a form that counts all of them
-has `total_of_active` or the sparsity to turn one into the other.
+For mixtures of experts, parameters are the active ones per token, even if the law counts all. A form that counts all
+parameters converts them by `total_of_active` or by the sparsity.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ import numpy as np
 from steptime.number_checks import Array, Number
 
 Constants: TypeAlias = Mapping[str, Number]
-MAX_TOKENS: Final = 1e30  # tokens that are looked at
-HALVINGS: Final = 60  # of that range in logarithms, down to the last digits
+# Largest number of tokens of a search.
+MAX_TOKENS: Final = 1e30
+# Bisection steps over the logarithm of that range, down to the last digits.
+HALVINGS: Final = 60
 ADDITIVE: Final = ("E", "A", "B", "alpha", "beta")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawInputs:
-    """What a model is beside its size; sparsity: share of all parameters that a token leaves out; unique: tokens there are."""
+    """Inputs of a law in addition to parameters and tokens.
+
+    sparsity: share of all parameters that a token does not use. unique: unique tokens. bits: bits per value.
+    """
 
     experts: Number = 1.0
     granularity: Number = 1.0
@@ -39,10 +44,10 @@ class LawInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A form: its formula, the constants that it needs, the further inputs that it takes, and its functions.
+    """A form: its formula, constants, further inputs and functions.
 
-    loss: of constants, parameters, tokens and `LawInputs`; tokens: of constants, parameters, loss and `LawInputs`, infinite
-    where no number of tokens reaches it; None of a form that knows no tokens.
+    loss: function of constants, parameters, tokens and `LawInputs`. tokens: function of constants, parameters, loss and
+    `LawInputs`; infinite where no number of tokens reaches the loss. None where the form has no such function.
     """
 
     formula: str
@@ -53,7 +58,15 @@ class Form:
 
 
 def power_term(scale: Number, size: Number, exponent: Number) -> Number:
-    """Return a term $A / N^\\alpha$ that falls with size.
+    r"""Return a term $A / N^\alpha$ that falls with size.
+
+    Args:
+        scale: Constant $A$.
+        size: Parameters or tokens $N$.
+        exponent: Exponent $\alpha$.
+
+    Returns:
+        Part of the loss [nats per token].
 
     >>> round(float(power_term(406.4, 70e9, 0.34)), 4)
     0.0835
@@ -63,7 +76,15 @@ def power_term(scale: Number, size: Number, exponent: Number) -> Number:
 
 
 def left_for_tokens(scale: Number, exponent: Number, term: Number) -> Array:
-    """Return the tokens at which the term $B / D^\\beta$ is `term`; infinite where nothing is left.
+    r"""Return the tokens at which $B / D^\beta$ has a given value.
+
+    Args:
+        scale: Constant $B$.
+        exponent: Exponent $\beta$.
+        term: Value of the term [nats per token].
+
+    Returns:
+        Tokens; infinite where the value is not above 0.
 
     >>> [float(f"{x:.3g}") for x in left_for_tokens(410.7, 0.28, np.array([0.1, -0.1]))]
     [8040000000000.0, inf]
@@ -82,9 +103,21 @@ def _additive_tokens(c: Constants, params: Number, loss: Number, _: LawInputs) -
 
 
 def effective(unique: Number, total: Number, half: Number) -> Array:
-    r"""Return what repeated tokens (or excess parameters) are worth in fresh ones: $U + U R^* (1 - e^{-R/R^*})$.
+    """Return the fresh tokens that repeated tokens are equivalent to.
 
-    unique $U$, total $U (1 + R)$, half $R^*$: however many repeats, $U (1 + R^*)$ is the most. Muennighoff et al., equation 5.
+    The formula is $U + U R^* (1 - e^{-R/R^*})$. Any number of repeats is worth at most $U (1 + R^*)$. The formula also
+    holds for excess parameters.
+
+    Args:
+        unique: Unique tokens $U$.
+        total: All tokens, $U (1 + R)$.
+        half: Decay constant $R^*$ of the repeats.
+
+    Returns:
+        Effective tokens.
+
+    References:
+        Muennighoff et al., equation 5.
 
     >>> round(float(effective(100e9, 400e9, 15.387756)) / 1e9), float(effective(np.inf, 400e9, 15.387756)) / 1e9
     (373, 400.0)
@@ -96,13 +129,16 @@ def effective(unique: Number, total: Number, half: Number) -> Array:
 
 
 def _best_for(c: Constants, unique: Number) -> Array:
-    r"""Return the parameters that are best for some unique tokens, as at the best split: $G (U G)^{\beta/\alpha}$."""
+    r"""Return the optimal parameters for unique tokens: $G (U G)^{\beta/\alpha}$."""
     split = (c["alpha"] * c["A"] / (c["beta"] * c["B"])) ** (1 / (np.asarray(c["alpha"]) + c["beta"]))
     return np.asarray(split * (unique * split) ** (np.asarray(c["beta"]) / c["alpha"]))
 
 
 def _repeated_params(c: Constants, params: Number, unique: Number) -> Array:
-    """Return what parameters are worth: those beyond the best for the unique tokens decay (Muennighoff et al., section 3.1)."""
+    """Return effective parameters; those beyond the optimum decay.
+
+    The optimum is that of the unique tokens. Source: Muennighoff et al., section 3.1.
+    """
     return effective(_best_for(c, unique), params, c["R_N"])
 
 
@@ -112,8 +148,12 @@ def _repeated(c: Constants, params: Number, tokens: Number, inputs: LawInputs) -
 
 
 def _repeated_tokens(c: Constants, params: Number, loss: Number, inputs: LawInputs) -> Number:
-    """Return the tokens: by bisection where tokens repeat or parameters are too many for them, as then their worth decays."""
+    """Return the tokens, by bisection where tokens repeat or parameters are too many.
+
+    In these cases the effective tokens or parameters decay, which has no closed form.
+    """
     plain = _additive_tokens(c, params, loss, inputs)
+    # The plain form is exact while no token repeats and the parameters are below their optimum.
     none = np.isinf(plain)
     if np.all(none | ((plain <= inputs.unique) & (params <= _best_for(c, np.where(none, 1.0, plain))))):
         return plain
@@ -127,6 +167,7 @@ def _repeated_tokens(c: Constants, params: Number, loss: Number, inputs: LawInpu
 
 
 def _kaplan(c: Constants, params: Number, tokens: Number, _: LawInputs) -> Number:
+    # Kaplan et al. combine both terms under one exponent.
     inner = (c["N_c"] / np.asarray(params, dtype=float)) ** (np.asarray(c["alpha_N"]) / c["alpha_D"]) + c["D_c"] / tokens
     return inner ** c["alpha_D"]
 
@@ -144,14 +185,20 @@ def _overtrained(c: Constants, params: Number, tokens: Number, _: LawInputs) -> 
 
 
 def _overtrained_tokens(c: Constants, params: Number, loss: Number, _: LawInputs) -> Number:
-    """Return the tokens: the form is the additive one with both exponents 2 eta, its terms (a, b) over 6 to the eta."""
+    """Return the tokens, from the equivalent additive form.
+
+    Both exponents are 2 eta, and the terms are (a, b) over 6 to the eta.
+    """
     scale = 6.0 ** -c["eta"]
     data_term = loss - c["E"] - power_term(c["a"] * scale, params, 2 * c["eta"])
     return left_for_tokens(c["b"] * scale, 2 * c["eta"], data_term)
 
 
 def _narrow_params(c: Constants, params: Number, bits: Number) -> Number:
-    r"""Return effective parameters: weights, activations and KV in $P$ bits each, $N (1 - e^{-P/\gamma})$ for each of three."""
+    r"""Return effective parameters at $P$ bits for weights, activations and KV cache.
+
+    Each of the three has a factor $1 - e^{-P/\gamma}$.
+    """
     share: Number = 1.0
     for name in ("gamma_w", "gamma_a", "gamma_kv"):
         share = share * -np.expm1(-np.asarray(bits) / c[name])
@@ -167,7 +214,16 @@ def _precision_tokens(c: Constants, params: Number, loss: Number, inputs: LawInp
 
 
 def reward(c: Constants, compute: Number) -> Number:
-    r"""Return the pass rate after RL with some compute: $R_0 + (A - R_0) / (1 + (C_{mid}/C)^B)$, half the gain at $C_{mid}$.
+    """Return the pass rate after RL with a compute.
+
+    The formula is $R_0 + (A - R_0) / (1 + (C_{mid}/C)^B)$, with half the gain at $C_{mid}$.
+
+    Args:
+        c: Constants of the law by name.
+        compute: RL compute $C$, in the unit of $C_{mid}$.
+
+    Returns:
+        Pass rate, 0 to 1.
 
     >>> float(reward({"R_0": 0.2, "A": 0.6, "B": 2.0, "C_mid": 1e4}, 1e4))
     0.4
@@ -176,7 +232,16 @@ def reward(c: Constants, compute: Number) -> Number:
 
 
 def split_of_compute(c: Constants, compute: Number) -> tuple[Number, Number]:
-    r"""Return parameters and tokens of a law that tells the best split alone: $D = d C^{e}$, $N = C / (6 D)$.
+    """Return the compute-optimal parameters and tokens of a law without a loss.
+
+    The formulas are $D = d C^{e}$ and $N = C / (6 D)$.
+
+    Args:
+        c: Constants of the law by name.
+        compute: Training compute $C$ [FLOP].
+
+    Returns:
+        Parameters, and tokens.
 
     >>> params, tokens = split_of_compute({"d": 0.299, "e": 0.537}, 3.8e25)
     >>> float(f"{tokens:.4g}"), float(f"{params:.3g}")
@@ -214,7 +279,7 @@ DENSE: Final[dict[str, Form]] = {
         loss=_precision,
         tokens=_precision_tokens,
     ),
-    "split": Form(formula="D = d C^e, N = C / (6 D): the best split of compute, no loss", constants=("d", "e")),
+    "split": Form(formula="D = d C^e, N = C / (6 D): the optimal split of compute, no loss", constants=("d", "e")),
     "reward": Form(
         formula="R = R_0 + (A - R_0) / (1 + (C_mid/C)^B): pass rate after RL, no loss", constants=("R_0", "A", "B", "C_mid")
     ),
@@ -222,9 +287,21 @@ DENSE: Final[dict[str, Form]] = {
 
 
 def saturated(experts: Number, start: Number, maximum: Number) -> Array:
-    r"""Return experts as they count: $1/\hat E = 1 / (E - 1 + (1/E_{start} - 1/E_{max})^{-1}) + 1/E_{max}$.
+    r"""Return the effective number of experts, which saturates.
 
-    $E_{start}$ at one expert, never more than $E_{max}$. Clark et al. (arXiv 2202.01169), equation 12.
+    The formula is $1/\hat E = 1 / (E - 1 + (1/E_{start} - 1/E_{max})^{-1}) + 1/E_{max}$. It is $E_{start}$ at one expert,
+    and at most $E_{max}$.
+
+    Args:
+        experts: Experts $E$.
+        start: Constant $E_{start}$.
+        maximum: Constant $E_{max}$.
+
+    Returns:
+        Effective experts $\hat E$.
+
+    References:
+        Clark et al. (arXiv 2202.01169), equation 12.
 
     >>> [round(float(e), 3) for e in saturated(np.array([1.0, 64.0, 1e9]), 1.847, 314.478)]
     [1.847, 53.769, 314.478]
@@ -240,9 +317,21 @@ def _clark(c: Constants, params: Number, tokens: Number, inputs: LawInputs) -> N
 
 
 def clark_equivalent(c: Constants, params: Number, experts: Number) -> Array:
-    r"""Return the dense size of equal loss: $N^{\alpha(\hat E)/\alpha(E_s)} (\hat E/E_s)^{b/\alpha(E_s)}$.
+    r"""Return the dense parameters with the same loss as a mixture, by Clark et al.
 
-    $\alpha(x) = a + c \log_{10} x$. Clark et al., equation 10. Where experts stop to help: `vanishing_point`.
+    The formula is $N^{\alpha(\hat E)/\alpha(E_s)} (\hat E/E_s)^{b/\alpha(E_s)}$ with $\alpha(x) = a + c \log_{10} x$.
+    `vanishing_point` gives the size from which experts no longer help.
+
+    Args:
+        c: Constants of the law by name.
+        params: Active parameters $N$ of the mixture.
+        experts: Experts $E$.
+
+    Returns:
+        Dense parameters.
+
+    References:
+        Clark et al. (arXiv 2202.01169), equation 10.
 
     >>> s_base = dict(a=-0.082, b=-0.108, c=0.009, d=1.104, E_start=1.847, E_max=314.478)
     >>> round(float(clark_equivalent(s_base, 370e6, 64)) / 1e9, 2)
@@ -256,7 +345,13 @@ def clark_equivalent(c: Constants, params: Number, experts: Number) -> Array:
 
 
 def vanishing_point(c: Constants) -> Number:
-    r"""Return the parameters from which experts no longer help: $10^{-b/c}$.
+    """Return the parameters from which experts no longer help, $10^{-b/c}$.
+
+    Args:
+        c: Constants of the law by name.
+
+    Returns:
+        Parameters.
 
     >>> float(f"{vanishing_point(dict(b=-0.108, c=0.009)):.2g}")
     1000000000000.0
@@ -265,7 +360,10 @@ def vanishing_point(c: Constants) -> Number:
 
 
 def _granular_terms(c: Constants, params: Number, inputs: LawInputs) -> tuple[Number, Number, Number]:
-    """Return the term of size, and scale and exponent of that of tokens: of a mixture, or of a dense model at one expert."""
+    """Return the size term, and scale and exponent of the token term.
+
+    The constants are those of a mixture, or of a dense model at one expert.
+    """
     mixed = np.asarray(inputs.experts) > 1
     total = params * np.where(mixed, c["total_of_active"], 1.0)
     scale = np.where(mixed, c["g"] / np.asarray(inputs.granularity, dtype=float) ** c["gamma"] + c["a"], c["a_dense"])
@@ -284,7 +382,16 @@ def _granular_tokens(c: Constants, params: Number, loss: Number, inputs: LawInpu
 
 
 def reduced(c: Constants, experts: Number) -> tuple[Number, Number, Number, Number]:
-    r"""Return $m, \mu, n, \nu$ of $L = m N^\mu + n D^\nu + c$ at so many experts, as Ludziejewski et al. list them in Table 4.
+    r"""Return $m, \mu, n, \nu$ of $L = m N^\mu + n D^\nu + c$ at a number of experts.
+
+    Ludziejewski et al. list these values in Table 4.
+
+    Args:
+        c: Constants of the law by name.
+        experts: Experts.
+
+    Returns:
+        The four values.
 
     >>> law = dict(a=35.91, alpha=-.1889, delta=-.2285, gamma=.0098, b=35.98, beta=-.1775, omega=.5529, zeta=-.0259,
     ...            E_start=2.0732, E_max=290.4521)
@@ -307,7 +414,10 @@ def _joint_tokens(c: Constants, params: Number, loss: Number, inputs: LawInputs)
 
 
 def _sparse_floor(c: Constants, params: Number, inputs: LawInputs) -> Number:
-    """Return the loss with endless tokens: parameters count in all, active ones over 1 - S."""
+    """Return the loss with endless tokens.
+
+    The form counts all parameters: active ones over 1 - S.
+    """
     active_share = 1 - np.asarray(inputs.sparsity, dtype=float)
     total = params / active_share
     mixed = c["c"] / active_share ** c["lam"] + power_term(c["d"] / active_share ** c["delta"], total, c["gamma"])
@@ -330,7 +440,7 @@ MIXED: Final[dict[str, Form]] = {
         loss=_clark,
     ),
     "granular": Form(
-        formula="L = c + (g / G^gamma + a) / N^alpha + b / D^beta, N in all; dense models: without g, by the _dense constants",
+        formula="L = c + (g / G^gamma + a) / N^alpha + b / D^beta, N total; dense models: without g, by the _dense constants",
         constants=("c", "a", "alpha", "b", "beta", "g", "gamma", "a_dense", "alpha_dense", "b_dense", "beta_dense",
                    "total_of_active"),
         takes=("experts", "granularity"),
@@ -345,7 +455,7 @@ MIXED: Final[dict[str, Form]] = {
         tokens=_joint_tokens,
     ),
     "sparse": Form(
-        formula="L = a / N^alpha + b / D^beta + c / (1-S)^lam + d / ((1-S)^delta N^gamma) + e, N in all",
+        formula="L = a / N^alpha + b / D^beta + c / (1-S)^lam + d / ((1-S)^delta N^gamma) + e, N total",
         constants=("a", "alpha", "b", "beta", "c", "lam", "d", "delta", "gamma", "e"),
         takes=("sparsity",),
         loss=_sparse,

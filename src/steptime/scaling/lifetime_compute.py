@@ -1,7 +1,10 @@
-r"""The lecture's bill of a model: training $6 N D$, RL $k N D_{RL} \eta$, serving $2 N D_{inf} \eta$, as training FLOP.
+r"""Lifetime compute of a model by the lecture: training, RL and serving.
 
-`Demand` is what is served and trained by RL. Serving counts with the probability that a model is served at all, training and
-RL are paid in any case. Everything broadcasts over the constants of laws, so that a law drawn a hundred times is one call.
+Training takes $6 N D$, RL $k N D_{RL} \eta$ and serving $2 N D_{inf} \eta$, all as training-equivalent FLOP. `Demand` has
+the served tokens and the RL. Serving counts with the probability that a model is served at all; training and RL are paid in
+any case.
+
+All functions broadcast over the constants of laws, so that a law with a hundred draws takes one call.
 """
 
 from __future__ import annotations
@@ -20,27 +23,32 @@ from steptime.scaling.law_forms import LawInputs
 from steptime.scaling.scaling_laws import Law, loss, tokens_for
 from steptime.units import show
 
-SERVING_FLOP: Final = 2.0  # for each parameter and token
-RL_FLOP: Final = 3.0  # k: 2 to roll out, up to 6 where every token is trained on too; the lecture's cards take 3
-ETA: Final = 3.0  # what a FLOP of decoding costs over one of training: about 1 over a third of the rate (lecture, section 12)
+# FLOP per parameter and token.
+SERVING_FLOP: Final = 2.0
+# k: 2 for the rollout, up to 6 if every token is also trained on; the cards of the lecture take 3.
+RL_FLOP: Final = 3.0
+# Cost of a decode FLOP over a training FLOP: one over about a third of the rate (lecture, section 12).
+ETA: Final = 3.0
+# Largest number of served tokens that is accepted.
 MOST_SERVED: Final = 1e20
 HALVINGS: Final = 60
-STEP: Final = 1e-4  # of a logarithm, over which a slope is taken
+# Step of a logarithm for numerical slopes.
+STEP: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a model will do: tokens served over its life, tokens of RL or the share of the bill that RL takes, at what cost."""
+    """Lifetime demand of a model: served tokens and RL, with their relative costs."""
 
     served: float = field(default=0.0, metadata=unit("tokens", "tokens served over the lifetime, input and output"))
-    lifetime: float = field(default=np.nan, metadata=unit("s", "how long it is served"))
-    eta: float = field(default=ETA, metadata=unit("", "what a FLOP of serving costs over one of training"))
+    lifetime: float = field(default=np.nan, metadata=unit("s", "lifetime of the model"))
+    eta: float = field(default=ETA, metadata=unit("", "cost of a serving FLOP over a training FLOP"))
     discard: float = field(default=0.0, metadata=unit("", "probability that the model is never served"))
-    rl_tokens: float = field(default=0.0, metadata=unit("tokens", "tokens rolled out in RL"))
-    rl_share: float = field(default=0.0, metadata=unit("", "share of the whole bill that RL takes, where no tokens are given"))
+    rl_tokens: float = field(default=0.0, metadata=unit("tokens", "rollout tokens of RL"))
+    rl_share: float = field(default=0.0, metadata=unit("", "share of RL in the lifetime cost, if no RL tokens are given"))
     rl_flop: float = field(
         default=RL_FLOP,
-        metadata=unit("", "FLOP of RL a parameter and token, each as dear as one of serving", key="rl_flop_per_token"),
+        metadata=unit("", "FLOP of RL per parameter and token, at the cost of a serving FLOP", key="rl_flop_per_token"),
     )
 
     def __post_init__(self) -> None:
@@ -49,20 +57,22 @@ class Demand:
         positive("eta", self.eta, maximum=1e6)
         share("discard", self.discard)
         share("rl share", self.rl_share, whole_too=False)
-        between("RL FLOP a parameter and token", self.rl_flop, 0.0, 1e3)
+        between("RL FLOP per parameter and token", self.rl_flop, 0.0, 1e3)
         if self.rl_tokens and self.rl_share:
-            raise RangeError("RL is asked for by its tokens and by its share; give one of the two")
+            raise RangeError(
+                f"rl_tokens, rl_share: both are given, got {self.rl_tokens:g} and {self.rl_share:g}; give one of the two"
+            )
 
     @property
     def weight(self) -> float:
-        """Tokens of serving and RL, as served tokens at the cost of training: what makes the bill grow with N alone."""
+        """Tokens of serving and RL, as serving tokens at the cost of training."""
         rolled = self.rl_flop / SERVING_FLOP * self.rl_tokens
         return self.eta * (self.served * (1 - self.discard) + rolled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """What a model of some parameters and tokens comes to, in FLOP of training; figures broadcast."""
+    """Lifetime cost of a model in training-equivalent FLOP; figures broadcast."""
 
     params: Number
     tokens: Number
@@ -73,12 +83,23 @@ class Bill:
 
     @property
     def total(self) -> Number:
-        """The whole bill."""
+        """Training, RL and serving together."""
         return self.training + self.rl + self.serving
 
 
 def lifetime_bill(demand: Demand, params: Number, tokens: Number, at_loss: Number) -> Bill:
-    """Return the bill of a model; RL that is asked for as a share takes it of the whole.
+    """Return the lifetime cost of a model.
+
+    RL that is given as a share is a share of the total.
+
+    Args:
+        demand: Served tokens and RL over the lifetime.
+        params: Active parameters.
+        tokens: Training tokens.
+        at_loss: Loss of the model [nats per token].
+
+    Returns:
+        Training-equivalent FLOP by part.
 
     >>> bill = lifetime_bill(Demand(served=200e12), 100e9, 200e12, 1.8)
     >>> float(bill.training), float(bill.serving)
@@ -92,24 +113,50 @@ def lifetime_bill(demand: Demand, params: Number, tokens: Number, at_loss: Numbe
 
 
 def at_equal_loss(law: Law, demand: Demand, at_loss: Number, **inputs: Number) -> Bill:
-    """Return the bill of the parameters that cost least at a loss.
+    """Return the lifetime cost of the cheapest size with a given loss.
 
-    Raises Impossible where the law reaches the loss with no model.
+    Args:
+        law: Scaling law.
+        demand: Served tokens and RL over the lifetime.
+        at_loss: Loss to reach [nats per token].
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Training-equivalent FLOP by part.
+
+    Raises:
+        Impossible: If no model reaches the loss by this law.
     """
     params = cheapest(law, at_loss, demand.weight, **inputs)
     tokens = np.asarray(tokens_for(law, params, at_loss, **inputs))
     if tokens.ndim == 0 and not np.isfinite(tokens):
         floor = float(loss(law, LARGEST, LARGEST, **inputs))
-        short = "" if inputs.get("unique") is None else ", or with so few unique tokens"
+        short = "" if inputs.get("unique") is None else ", or the unique tokens are too few"
         raise Impossible(
-            f"{law.name} puts no model of up to {LARGEST_SIZE:.0e} parameters at a loss of {float(np.asarray(at_loss)):.4g}: "
+            f"{law.name} has no model of up to {LARGEST_SIZE:.0e} parameters at a loss of {float(np.asarray(at_loss)):.4g}: "
             f"its floor is {floor:.4g}{short}"
         )
     return lifetime_bill(demand, params, tokens, at_loss)
 
 
 def within(law: Law, demand: Demand, total: Number, **inputs: Number) -> Bill:
-    """Return the bill of the model of least loss that a whole bill of `total` [FLOP of training] allows."""
+    """Return the lifetime cost of the best model within a total cost.
+
+    The best model has the minimum loss.
+
+    Args:
+        law: Scaling law.
+        demand: Served tokens and RL over the lifetime.
+        total: Lifetime cost [training-equivalent FLOP].
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Training-equivalent FLOP by part.
+
+    Raises:
+        Impossible: If serving takes more than the total at any size.
+    """
+    # Tokens follow from the size: the compute that RL and serving leave for training.
     room = np.asarray(positive("compute", total)) * (1 - demand.rl_share)
 
     def tokens_at_size(params: Number) -> Array:
@@ -120,6 +167,7 @@ def within(law: Law, demand: Demand, total: Number, **inputs: Number) -> Bill:
         losses = loss(law, params, np.where(tokens > 1, tokens, 1.0), **inputs)
         return np.asarray(np.where(tokens > 1, losses, np.inf))
 
+    # Above this size, serving takes more than the total.
     shape = np.broadcast(room, *law.constants.values()).shape
     max_params = room.max() / (SERVING_FLOP * demand.weight) if demand.weight else np.inf
     if max_params < SMALLEST:
@@ -130,9 +178,18 @@ def within(law: Law, demand: Demand, total: Number, **inputs: Number) -> Bill:
 
 
 def equality(law: Law, demand: Demand, at_loss: Number, **inputs: Number) -> Bill:
-    r"""Return the bill where training costs what RL and serving do: $D = \eta D_{inf} / 3$, at the size of that loss.
+    r"""Return the lifetime cost where training costs as much as RL and serving.
 
-    Without traffic there is none: parameters and tokens are not numbers.
+    The tokens are $D = \eta D_{inf} / 3$, at the size with the given loss.
+
+    Args:
+        law: Scaling law.
+        demand: Served tokens and RL over the lifetime.
+        at_loss: Loss to reach [nats per token].
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Training-equivalent FLOP by part; nan without served tokens.
     """
     tokens = np.asarray(SERVING_FLOP / TRAINING_FLOP * demand.weight)
     if not demand.weight:
@@ -142,7 +199,17 @@ def equality(law: Law, demand: Demand, at_loss: Number, **inputs: Number) -> Bil
 
 
 def own_tokens(law: Law, params: Number, **inputs: Number) -> Array:
-    """Return the tokens for which parameters are a law's best split of compute: where a part more of either gains alike.
+    """Return the tokens for which a size is the optimal split of compute.
+
+    At the optimum, a small increase of either gains the same.
+
+    Args:
+        law: Scaling law.
+        params: Active parameters.
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Training tokens.
 
     >>> from steptime.scaling.scaling_laws import load_law
     >>> round(float(own_tokens(load_law("hoffmann-tex"), 40.3e9) / 40.3e9))
@@ -155,16 +222,26 @@ def own_tokens(law: Law, params: Number, **inputs: Number) -> Array:
         tokens = np.exp(middle)
         wider = loss(law, np.asarray(params) * np.exp(STEP), tokens * np.exp(-STEP), **inputs)
         narrower = loss(law, np.asarray(params) * np.exp(-STEP), tokens * np.exp(STEP), **inputs)
-        enough = np.asarray(wider) <= narrower  # at the same compute, more parameters for fewer tokens would gain
+        # True if more parameters and fewer tokens at the same compute reduce the loss.
+        enough = np.asarray(wider) <= narrower
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return np.asarray(np.exp((low + high) / 2))
 
 
 def total_parameters(law: Law, active: Number, inputs: Mapping[str, Number]) -> Number:
-    """Return all parameters of a model of some active ones, as the law's own runs were built.
+    """Return the total parameters of a model, as built in the runs of a law.
 
-    A feed-forward block of four times the width is two thirds of a layer; Clark's mixtures have experts in every second layer,
-    the others' in each; the sparsity of Abnar is the share that is left out, and Krajewski's ratio is in its file.
+    A feed-forward block of four times the width is two thirds of a layer. Mixtures of Clark et al. have experts in every
+    second layer, those of others in each layer. The sparsity of Abnar et al. is the unused share, and the ratio of
+    Krajewski et al. is in its file.
+
+    Args:
+        law: Scaling law.
+        active: Active parameters per token.
+        inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Parameters.
 
     >>> from steptime.scaling.scaling_laws import load_law
     >>> round(float(total_parameters(load_law("clark-s-base"), 1.0, {"experts": 64})), 6)
@@ -179,4 +256,5 @@ def total_parameters(law: Law, active: Number, inputs: Mapping[str, Number]) -> 
     return active * (1 + routed * (np.asarray(law_inputs.experts) - 1.0))
 
 
-FEED_FORWARD: Final = 2 / 3  # of the parameters of a layer of 4 h^2 in attention and 8 h^2 in the feed-forward block
+# Feed-forward share of a layer with 4 h^2 parameters in attention and 8 h^2 in the feed-forward block.
+FEED_FORWARD: Final = 2 / 3

@@ -1,6 +1,7 @@
-"""A budget: the parameters and tokens that serve a traffic at least cost, by one law or a range over several.
+"""Model size and training tokens of minimum lifetime cost, by scaling law.
 
-The lecture's mode counts FLOP, 6 N D to train and 2 N eta to serve; `machine` puts steptime's own costs in their place.
+The lecture's mode counts FLOP: 6 N D for training and 2 N eta for serving. `sizing_on_system` takes the costs of steptime's
+own planners instead.
 """
 
 from __future__ import annotations
@@ -35,99 +36,115 @@ from steptime.scaling.size_cost import Serving
 from steptime.scaling.sizing_on_system import MachineBudget, by_machine
 from steptime.units import DAY, in_digits, show
 
-MFU: Final = 0.43  # Llama 3 405B on 8,192 H100 in bf16 (arXiv 2407.21783, Table 4)
+# Llama 3 405B on 8,192 H100 in bf16 (arXiv 2407.21783, Table 4).
+MFU: Final = 0.43
 FORMAT: Final = "bf16"
 SYSTEM: Final = "hgx-h100"
 TRAINING_DAYS: Final = 60.0
+# Figures with a 90 % range.
 RANGED: Final = ("params", "tokens", "total_flop", "training_share", "over_chinchilla", "over_own")
-FAR: Final = 3.0  # between laws, from which a warning says so
+# Factor between laws from which there is a warning.
+FAR: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What one law chooses, in the lecture's mode; ranges are of 90 %, over the errors of its constants."""
+    """Optimal size by one law, in the lecture's mode.
 
-    law: str = field(metadata=unit("", "the scaling law"))
-    scaling_law: Law = field(metadata={"left_out": True})  # the law itself
-    grade: str = field(metadata=unit("", "how far to trust its constants"))
-    loss: float = field(metadata=unit("", "of the model, in nats a token by this law"))
-    params: float = field(metadata=unit("", "parameters that a token passes through"))
-    total_params: float = field(metadata=unit("", "parameters in all, as the law's own runs were built"))
-    tokens: float = field(metadata=unit("tokens", "training tokens, repeats counted"))
-    training_flop: float = field(metadata=unit("FLOP", "6 N D"))
-    rl_flop: float = field(metadata=unit("FLOP", "RL, in FLOP of training"))
-    serving_flop: float = field(metadata=unit("FLOP", "2 N D eta, in FLOP of training"))
-    total_flop: float = field(metadata=unit("FLOP", "the whole bill"))
-    training_share: float = field(metadata=unit("", "share of the bill that training takes"))
-    over_chinchilla: float = field(metadata=unit("", "tokens over 20 N"))
-    over_own: float = field(metadata=unit("", "tokens over what this law would train these parameters on without traffic"))
-    equality_params: float = field(metadata=unit("", "parameters at which training costs what RL and serving do"))
-    equality_tokens: float = field(metadata=unit("tokens", "tokens at which it does"))
-    equality_cost: float = field(metadata=unit("", "the bill there over the least"))
+    Ranges are 90 %, over the errors of the constants.
+    """
+
+    law: str = field(metadata=unit("", "scaling law"))
+    scaling_law: Law = field(metadata={"left_out": True})
+    grade: str = field(metadata=unit("", "grade of the sources of its constants"))
+    loss: float = field(metadata=unit("", "loss of the model by this law, in nats per token"))
+    params: float = field(metadata=unit("", "active parameters"))
+    total_params: float = field(metadata=unit("", "total parameters, as built in the runs of the law"))
+    tokens: float = field(metadata=unit("tokens", "training tokens, with repeats"))
+    training_flop: float = field(metadata=unit("FLOP", "training, 6 N D"))
+    rl_flop: float = field(metadata=unit("FLOP", "RL, in training-equivalent FLOP"))
+    serving_flop: float = field(metadata=unit("FLOP", "serving, 2 N D eta, in training-equivalent FLOP"))
+    total_flop: float = field(metadata=unit("FLOP", "lifetime cost, in training-equivalent FLOP"))
+    training_share: float = field(metadata=unit("", "share of training in the lifetime cost"))
+    over_chinchilla: float = field(metadata=unit("", "training tokens over 20 N"))
+    over_own: float = field(metadata=unit("", "training tokens over the compute-optimal tokens of this law"))
+    equality_params: float = field(metadata=unit("", "parameters at which training costs as much as RL and serving"))
+    equality_tokens: float = field(metadata=unit("tokens", "training tokens at which training costs as much as RL and serving"))
+    equality_cost: float = field(metadata=unit("", "lifetime cost at this equality over the minimum"))
     half_cost: float = field(
-        metadata=unit("", "the bill of half the parameters at the same loss over the least; none: out of reach")
+        metadata=unit("", "lifetime cost of half the parameters at the same loss over the minimum; nan if they cannot reach it")
     )
-    double_cost: float = field(metadata=unit("", "the bill of twice the parameters at the same loss over the least"))
-    usd: float = field(metadata=unit("USD", "the whole bill at the rent of the system"))
-    training_usd: float = field(metadata=unit("USD", "training"))
-    rl_usd: float = field(metadata=unit("USD", "RL"))
-    serving_usd: float = field(metadata=unit("USD", "serving over the lifetime"))
-    training_chips: float = field(metadata=unit("", "chips that train it in the days that are given"))
-    serving_chips: float = field(metadata=unit("", "chips that serve it all its life"))
+    double_cost: float = field(metadata=unit("", "lifetime cost of twice the parameters at the same loss over the minimum"))
+    usd: float = field(metadata=unit("USD", "lifetime cost at the rent of the system"))
+    training_usd: float = field(metadata=unit("USD", "cost of training"))
+    rl_usd: float = field(metadata=unit("USD", "cost of RL"))
+    serving_usd: float = field(metadata=unit("USD", "cost of serving over the lifetime"))
+    training_chips: float = field(metadata=unit("", "chips for training in the given days"))
+    serving_chips: float = field(metadata=unit("", "chips for serving over the lifetime"))
     ranges: Mapping[str, tuple[float, float]] = field(
         default_factory=dict,
-        metadata=unit("", "90 % ranges by figure, over the law's errors; empty: not known together", kind="object of pairs"),
+        metadata=unit("", "90 % ranges by figure, from the joint errors of the law", kind="object of pairs"),
     )
     beyond: Mapping[str, float] = field(
         default_factory=dict,
-        metadata=unit("", "how many times what it chooses lies outside the runs that it was fitted to, by input"),
+        metadata=unit("", "factor of extrapolation beyond the runs of the law, by input"),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Budget(Tabular):
-    """How large a model, on how many tokens: a choice by each law, the first of them first."""
+    """Optimal size and training tokens: one choice per law, the leading law first."""
 
     SCHEMA: ClassVar[str] = "steptime.budget/2"
 
-    target: Target = field(metadata=unit("", "what is aimed at"))
-    demand: Demand = field(metadata=unit("", "what the model will do"))
+    target: Target = field(metadata=unit("", "target of the sizing"))
+    demand: Demand = field(metadata=unit("", "served tokens and RL over the lifetime"))
     law_inputs: Mapping[str, float] = field(
-        metadata=unit("", "what it is beside its size: experts, granularity, sparsity, unique tokens")
+        metadata=unit("", "further inputs of the laws: experts, granularity, sparsity, unique tokens")
     )
-    choices: tuple[Choice, ...] = field(metadata=unit("", "a choice by each law"))
+    choices: tuple[Choice, ...] = field(metadata=unit("", "optimal size by each law"))
     params_over_laws: tuple[float, float] | None = field(
-        metadata=unit("", "least and most parameters over the laws; null of one")
+        metadata=unit("", "smallest and largest parameters over the laws; null with one law")
     )
     tokens_over_laws: tuple[float, float] | None = field(
-        metadata=unit("tokens", "least and most tokens over the laws; null of one", key="tokens_over_laws")
+        metadata=unit("tokens", "smallest and largest training tokens over the laws; null with one law", key="tokens_over_laws")
     )
-    over_chinchilla_over_laws: tuple[float, float] | None = field(metadata=unit("", "least and most tokens over 20 N"))
-    system: str = field(metadata=unit("", "the system whose rent and rate turn FLOP into USD and chips"))
-    mfu: float = field(metadata=unit("", "share of the chip's bf16 rate that training reaches in the lecture's mode"))
-    rent: float = field(metadata=unit("USD/s", "rent of a chip"))
-    training_days: float = field(metadata=unit("", "days of training that chips are counted for"))
-    machine: MachineBudget | None = field(metadata=unit("", "the same with steptime's own costs; null unless asked for"))
-    warnings: tuple[str, ...] = field(metadata=unit("", "what is to be minded"))
+    over_chinchilla_over_laws: tuple[float, float] | None = field(
+        metadata=unit("", "smallest and largest tokens over 20 N; null with one law")
+    )
+    system: str = field(metadata=unit("", "system whose rent and rate convert FLOP to USD and chips"))
+    mfu: float = field(metadata=unit("", "MFU of training in the lecture's mode, of the bf16 rate"))
+    rent: float = field(metadata=unit("USD/s", "rent per chip"))
+    training_days: float = field(metadata=unit("", "days of training that give the number of chips"))
+    machine: MachineBudget | None = field(metadata=unit("", "result with the costs of steptime's planners, or null"))
+    warnings: tuple[str, ...] = field(metadata=unit("", "warnings"))
 
     @property
     def choice(self) -> Choice:
-        """What the first law chooses."""
+        """Choice of the leading law."""
         return self.choices[0]
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the first law's choice in words."""
+        """Return the choice of the leading law.
+
+        Returns:
+            Title, and lines by name.
+        """
         best = self.choice
         spread = self.params_over_laws
         over = f" ({show(spread[0])} to {show(spread[1])} over {len(self.choices)} laws)" if spread else ""
         return f"Budget for {self.target.words}, by {best.law}", {
             "parameters": show(best.params) + over,
-            "tokens": f"{show(best.tokens)}, {in_digits(best.over_chinchilla)}x over 20 a parameter",
+            "tokens": f"{show(best.tokens)}, {in_digits(best.over_chinchilla)}x the Chinchilla-optimal 20 per parameter",
             "training": f"{best.training_share:.0%} of {best.total_flop:.3g} FLOP",
         }
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each law."""
+        """Return one row per law.
+
+        Returns:
+            Values by column name.
+        """
         columns = columns_by_key(Choice, self.choices)
         columns.pop("ranges"), columns.pop("beyond")
         return columns
@@ -144,12 +161,25 @@ def budget(
     machine: Serving | None = None,
     **inputs: float,
 ) -> Budget:
-    """Return the model of least bill for a target and what it will do, by one law or several.
+    """Return the size and training tokens of minimum lifetime cost for a target.
 
-    target: "MODEL@TOKENS" whose loss is wanted, or a `Target`, which aims at a loss, FLOP or USD too. law: a name, or several,
-    of which the first leads; by default those that know what `inputs` says (`experts`, `granularity`, `sparsity`, `unique`
-    tokens), or all dense ones that are sure enough. system, mfu: what FLOP cost in the lecture's mode. machine: how the model
-    is served, for a second answer with steptime's own costs.
+    Args:
+        target: Target, or "MODEL@TOKENS" for the loss of a model; a `Target` may also be a loss, FLOP or USD.
+        demand: Served tokens and RL over the lifetime.
+        law: Scaling law or several, the leading one first. By default those that have all `inputs`, or all dense ones of
+            sufficient grade.
+        system: System that converts FLOP to USD and chips, or its name.
+        mfu: MFU of training in the lecture's mode.
+        training_days: Days of training that give the number of chips.
+        machine: How the model is served, for a second result with the costs of steptime's planners.
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Optimal size by each law.
+
+    Raises:
+        Impossible: If no law has a model for the target.
+        InputError: If a law has no such input, or no rent is known for a target in USD.
 
     >>> found = budget("100B@200T", Demand(served=200e12), law="hoffmann")
     >>> round(found.choice.params / 1e9, 1), round(found.choice.over_chinchilla, 1), round(found.choice.training_share, 3)
@@ -163,10 +193,12 @@ def budget(
     share("mfu", positive("mfu", mfu))
     positive("training days", training_days)
     price = _Price.from_system(hardware, mfu, training_days)
+
+    # A target in USD is a target in FLOP at the rent of the system.
     aim = target
     if not math.isnan(target.usd):
         if math.isnan(price.rent):
-            raise InputError(f"no rent of {hardware.name} is known, so that USD buy no FLOP; give one, such as --rent 2.10")
+            raise InputError(f"{hardware.name}: no rent for a target in USD; give one, such as --rent 2.10")
         aim = Target(compute=target.usd / price.usd_per_flop)
     choices, floors = _choices(laws, aim, demand, price, law_inputs)
     warnings = (*floors, *_warnings(target, demand, choices, price))
@@ -193,37 +225,63 @@ def budget(
 
 
 def default_laws(inputs: Mapping[str, Number]) -> tuple[Law, ...]:
-    """Return the laws that are used unless told: those that know what a model is, or those marked so in their files."""
+    """Return the default laws for the inputs of a model.
+
+    These are the laws that have the inputs, or the laws marked as default in their files.
+
+    Args:
+        inputs: Further inputs of the law by name.
+
+    Returns:
+        Scaling laws.
+
+    Raises:
+        InputError: If granularity is given without experts.
+    """
     if not inputs:
         return load_laws()
     names = {"unique": ["muennighoff"], "sparsity": ["abnar"], "granularity": ["krajewski"], "bits": ["kumar"]}
     first = next((names[name] for name in names if name in inputs), ["ludziejewski"])
     if first == ["krajewski"] and "experts" not in inputs:
-        raise InputError("granularity goes with experts: krajewski knows 64")
+        raise InputError("granularity: it needs experts; give experts=64, the number of krajewski")
     return usable(load_laws(first), inputs)
 
 
 def usable(laws: Iterable[Law], inputs: Mapping[str, Number]) -> tuple[Law, ...]:
-    """Return the laws; raise InputError for one that tells no loss from tokens, or does not know what is asked."""
+    """Check that each law has a loss and all inputs.
+
+    Args:
+        laws: Scaling laws.
+        inputs: Further inputs of the law by name.
+
+    Returns:
+        The laws.
+
+    Raises:
+        InputError: If a law has no loss from tokens, or lacks an input.
+    """
     candidates = tuple(laws)
     for law in candidates:
-        tokens_for(law, 1e9, 3.0, **inputs)  # says what it lacks
+        # This call raises the error with the reason.
+        tokens_for(law, 1e9, 3.0, **inputs)
     return candidates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Price:
-    """What a FLOP of training costs."""
+    """Cost of a training FLOP."""
 
-    rate: float  # FLOP/s that a chip reaches
+    # FLOP/s that a chip reaches.
+    rate: float
     rent: float
-    seconds: float  # of training
+    # Seconds of training.
+    seconds: float
 
     @classmethod
     def from_system(cls, system: System, mfu: float, days: float) -> _Price:
         peak = system.chip.peak.get(FORMAT)
         if peak is None:
-            raise RangeError(f"{system.name} has no {FORMAT} rate, in which training is counted; take another --system")
+            raise RangeError(f"{system.name} has no {FORMAT} rate, which training needs; take another --system")
         return cls(rate=float(peak) * mfu, rent=float(system.rent.typical), seconds=days * DAY)
 
     @property
@@ -233,15 +291,14 @@ class _Price:
 
 def _solve(law: Law, aim: Target, demand: Demand, inputs: Mapping[str, Number]) -> Bill:
     if math.isnan(aim.compute):
-        dense = {
-            name: value for name, value in inputs.items() if name == "bits"
-        }  # the model compared with is dense and not short of data
+        # The reference model is dense and has enough unique tokens.
+        dense = {name: value for name, value in inputs.items() if name == "bits"}
         return at_equal_loss(law, demand, aim.loss_by(law, **dense), **inputs)
     return within(law, demand, aim.compute, **inputs)
 
 
 def _ratios(law: Law, bill: Bill, inputs: Mapping[str, Number]) -> dict[str, Number]:
-    """Return what is told of a bill, with its range."""
+    """Return the figures of a lifetime cost that have a range."""
     return {
         "params": bill.params,
         "tokens": bill.tokens,
@@ -255,7 +312,7 @@ def _ratios(law: Law, bill: Bill, inputs: Mapping[str, Number]) -> dict[str, Num
 def _choices(
     laws: Sequence[Law], aim: Target, demand: Demand, price: _Price, inputs: Mapping[str, Number]
 ) -> tuple[tuple[Choice, ...], list[str]]:
-    """Return what each law chooses, and why others choose nothing; raise Impossible where none does."""
+    """Return the choice of each law, and the reasons of laws without a choice."""
     choices, reasons = [], []
     for law in laws:
         try:
@@ -264,13 +321,15 @@ def _choices(
             reasons.append(problem)
     if not choices:
         raise reasons[0]
-    return tuple(choices), [f"left out: {problem}" for problem in reasons]
+    return tuple(choices), [f"law left out: {problem}" for problem in reasons]
 
 
 def _choice(law: Law, aim: Target, demand: Demand, price: _Price, inputs: Mapping[str, Number]) -> Choice:
     bill = _solve(law, aim, demand, inputs)
     figures = {name: float(np.asarray(value)) for name, value in _ratios(law, bill, inputs).items()}
     total, at_loss, params = figures["total_flop"], float(np.asarray(bill.loss)), figures["params"]
+
+    # Costs at equality and at half and twice the size show how flat the minimum is.
     even = equality(law, demand, at_loss, **inputs)
     neighbour_costs = [
         float(np.asarray(lifetime_bill(demand, size, tokens_for(law, size, at_loss, **inputs), at_loss).total)) / total
@@ -304,7 +363,7 @@ def _choice(law: Law, aim: Target, demand: Demand, price: _Price, inputs: Mappin
 
 
 def _beyond(law: Law, params: float, tokens: float, inputs: Mapping[str, Number]) -> dict[str, float]:
-    """Return how far a choice lies outside the runs of a law."""
+    """Return the factors by which a choice is beyond the runs of a law."""
     domain_inputs: dict[str, Number] = {
         "params": params,
         "tokens": tokens,
@@ -317,15 +376,15 @@ def _beyond(law: Law, params: float, tokens: float, inputs: Mapping[str, Number]
 def _warnings(target: Target, demand: Demand, choices: Sequence[Choice], price: _Price) -> tuple[str, ...]:
     words = [target.note] if target.note else []
     if not demand.weight and not demand.rl_share:
-        words.append("nothing is served and no RL is done: this is each law's own best split of compute")
+        words.append("no served tokens and no RL: the result is the compute-optimal split of each law")
     if not math.isnan(target.loss) and len(choices) > 1:
-        words.append("a loss means something else to each law: its own corpus and tokens")
+        words.append("losses of different laws are not comparable: each has its own corpus and tokenizer")
     if math.isnan(price.rent):
-        words.append("no rent of the system is known, so that nothing is told in USD")
+        words.append("no rent of the system is known: no results in USD")
     far = max(choice.params for choice in choices) / min(choice.params for choice in choices)
     if far > FAR:
         words.append(f"laws differ by {in_digits(far, 2)}x in parameters")
     extrapolations = [f"{choice.law} {in_beyond(choice.beyond, choice.scaling_law)}" for choice in choices if choice.beyond]
     if extrapolations:
-        words.append("beyond the runs that laws were fitted to: " + "; ".join(extrapolations))
+        words.append("extrapolated beyond the runs of the laws: " + "; ".join(extrapolations))
     return tuple(words)

@@ -1,8 +1,12 @@
-r"""Mixtures of experts against dense models, by several laws at once: the lecture's board, section 6.
+r"""Mixtures of experts against dense models, by several laws.
 
-For each law and number of experts: the dense model of equal loss, what the mixture asks of a machine (weights to hold, the
-batch $B^* = R \sigma$ at which its arithmetic takes as long as reading them), and what a token costs at equal quality, on an
-ideal machine where the KV cache is not counted. Where laws disagree they were fitted to other runs: `MoeRow.beyond` says which.
+Source: the lecture, section 6.
+
+Each row is a law with a number of experts. It has the dense model of equal loss, the weights in memory, the optimal batch
+$B^* = R \sigma$, and the cost per token at equal quality. At the optimal batch, arithmetic takes as long as weight reads.
+The machine is ideal, and the KV cache does not count.
+
+Laws may disagree because they were fitted to different runs. `MoeRow.beyond` gives the extrapolation.
 """
 
 from __future__ import annotations
@@ -30,52 +34,60 @@ from steptime.units import MILLION, in_digits, show
 LAWS: Final = ("clark-s-base", "krajewski", "ludziejewski", "abnar")
 EXPERTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SYSTEM: Final = "gb200-nvl72"
-BATCH: Final = 2048.0  # sequences of a replica, the lecture's 2,000
+# Sequences per replica; the lecture has 2,000.
+BATCH: Final = 2048.0
 TOKENS_A_PARAMETER: Final = 20.0
-ROUTED: Final = {"experts": 2 / 3}  # Abnar's sparsity from experts: of a layer, two thirds are the feed-forward block
-GRANULAR: Final = 16.0  # Krajewski's finest
+# Feed-forward share of a layer, which gives Abnar's sparsity from the number of experts.
+ROUTED: Final = {"experts": 2 / 3}
+# Finest granularity of Krajewski et al.
+GRANULAR: Final = 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeRow:
-    """A mixture by a law."""
+    """A mixture of experts by one law."""
 
-    law: str = field(metadata=unit("", "the law"))
-    experts: float = field(metadata=unit("", "experts, of which a token passes through one, or through as much as one"))
-    total_params: float = field(metadata=unit("", "parameters in all, as the law's own runs were built"))
+    law: str = field(metadata=unit("", "scaling law"))
+    experts: float = field(metadata=unit("", "experts, of which a token uses one, or an equivalent part"))
+    total_params: float = field(metadata=unit("", "total parameters, as built in the runs of the law"))
     equivalent: float = field(metadata=unit("", "parameters of the dense model of equal loss"))
-    gain: float = field(metadata=unit("", "those over the active ones"))
+    gain: float = field(metadata=unit("", "dense parameters of equal loss over active parameters"))
     sparsity: float = field(metadata=unit("", "total over active parameters"))
-    optimal_batch: float = field(
-        metadata=unit("", "sequences at which arithmetic takes as long as reading the weights: R sigma")
-    )
-    weight_bytes: float = field(metadata=unit("B", "weights in all"))
-    chips: float = field(metadata=unit("", "chips whose memory holds them, cache aside"))
+    optimal_batch: float = field(metadata=unit("", "sequences at which arithmetic takes as long as weight reads: R sigma"))
+    weight_bytes: float = field(metadata=unit("B", "bytes of all weights"))
+    chips: float = field(metadata=unit("", "chips with enough memory for the weights, without KV cache"))
     usd_per_million_tokens: float = field(
-        metadata=unit("USD", "of output at the batch, at the peak of an ideal machine", key="usd_per_million_tokens")
+        metadata=unit("USD", "cost of output tokens at the batch, on an ideal machine", key="usd_per_million_tokens")
     )
-    cost_over_dense: float = field(metadata=unit("", "that over the dense model of equal loss at the same batch"))
-    beyond: Mapping[str, float] = field(metadata=unit("", "how many times it lies outside the law's runs, by input"))
+    cost_over_dense: float = field(metadata=unit("", "cost over the dense model of equal loss at the same batch"))
+    beyond: Mapping[str, float] = field(metadata=unit("", "factor of extrapolation beyond the runs of the law, by input"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MoeBoard(Tabular):
-    """Mixtures of some active parameters by several laws; a row for each law and number of experts."""
+    """Mixtures with the same active parameters by several laws.
+
+    There is one row per law and number of experts.
+    """
 
     SCHEMA: ClassVar[str] = "steptime.moe/2"
 
-    active: float = field(metadata=unit("", "parameters that a token passes through"))
-    tokens: float = field(metadata=unit("tokens", "training tokens of all, dense and mixed"))
-    system: str = field(metadata=unit("", "the machine"))
+    active: float = field(metadata=unit("", "active parameters"))
+    tokens: float = field(metadata=unit("tokens", "training tokens of all models, dense and mixture"))
+    system: str = field(metadata=unit("", "system"))
     weight_format: str = field(metadata=unit("", "number format of weights and arithmetic"))
-    balance: float = field(metadata=unit("", "R: multiplies per weight that memory delivers"))
-    batch: float = field(metadata=unit("", "sequences that decode together in a replica"))
-    rows: tuple[MoeRow, ...] = field(metadata=unit("", "law by law, experts rising"))
+    balance: float = field(metadata=unit("", "hardware balance R: multiplies per weight read"))
+    batch: float = field(metadata=unit("", "decode batch per replica, in sequences"))
+    rows: tuple[MoeRow, ...] = field(metadata=unit("", "rows, by law and rising number of experts"))
     vanishing: dict[str, float] = field(metadata=unit("", "parameters from which experts no longer help, by law"))
-    fitted: dict[str, str] = field(metadata=unit("", "what each law was fitted to"))
+    fitted: dict[str, str] = field(metadata=unit("", "runs that each law was fitted to"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the largest gain by each law."""
+        """Return the largest gain by each law.
+
+        Returns:
+            Title, and lines by law.
+        """
         title = f"Mixtures of {show(self.active)} active parameters on {show(self.tokens)} tokens"
         best: dict[str, MoeRow] = {}
         for row in self.rows:
@@ -84,7 +96,11 @@ class MoeBoard(Tabular):
         return title, {law: f"at most {in_digits(row.gain)}x, at {row.experts:g} experts" for law, row in best.items()}
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each law and number of experts."""
+        """Return one row per law and number of experts.
+
+        Returns:
+            Values by column name.
+        """
         columns = columns_by_key(MoeRow, self.rows)
         columns.pop("beyond")
         return columns
@@ -100,10 +116,19 @@ def moe_board(
     weights: str = "fp8",
     batch: float = BATCH,
 ) -> MoeBoard:
-    """Return mixtures of `active` parameters by several laws, with what they ask of a machine.
+    """Return mixtures of experts by several laws, with their cost on a machine.
 
-    tokens: that all are trained on, 20 for each active parameter by default; weights: the number format of weights and
-    arithmetic; batch: sequences that decode together, below the best of which reading weights costs more than arithmetic.
+    Args:
+        active: Active parameters per token.
+        experts: Numbers of experts.
+        tokens: Training tokens of all models; 20 per active parameter if None.
+        law: Scaling law or several; four laws for mixtures if None.
+        system: System, or its name.
+        weights: Number format of weights and arithmetic.
+        batch: Decode batch per replica, in sequences; below the optimal batch, weight reads cost more than arithmetic.
+
+    Returns:
+        One row per law and number of experts.
 
     >>> board = moe_board(370e6, experts=(64,), law="clark-s-base")
     >>> round(board.rows[0].equivalent / 1e9, 2), round(board.rows[0].gain, 1), round(board.rows[0].sparsity, 1)
@@ -113,6 +138,8 @@ def moe_board(
     positive("batch", batch)
     token_count = TOKENS_A_PARAMETER * active if tokens is None else positive("tokens", tokens)
     laws = load_laws(LAWS if law is None else law)
+
+    # The hardware balance gives the optimal batch of every row.
     machine = resolve_system(system)
     kind = number_format(weights)
     rate, width = float(peak_rate(machine.chip.peak, kind.arithmetic)), kind.bytes
@@ -141,7 +168,17 @@ def moe_board(
 
 
 def inputs_for_experts(law: Law, experts: float) -> dict[str, float] | None:
-    """Return the inputs by which a law knows so many experts; None where it does not know the number.
+    """Return the inputs of a law for a number of experts.
+
+    Args:
+        law: Scaling law.
+        experts: Experts, of which a token uses one, or an equivalent part.
+
+    Returns:
+        Inputs by name; None where the law does not cover this number.
+
+    Raises:
+        InputError: If the law has no experts.
 
     >>> from steptime.scaling.scaling_laws import load_law
     >>> inputs_for_experts(load_law("krajewski"), 64), inputs_for_experts(load_law("krajewski"), 8)
@@ -151,7 +188,7 @@ def inputs_for_experts(law: Law, experts: float) -> dict[str, float] | None:
     if "sparsity" in takes:
         return {"sparsity": 1 - 1 / (1 + ROUTED["experts"] * (experts - 1))}
     if "experts" not in takes:
-        raise InputError(f"{law.name} knows nothing of experts; clark-s-base, krajewski, ludziejewski and abnar do")
+        raise InputError(f"{law.name} has no input for experts; take clark-s-base, krajewski, ludziejewski or abnar")
     if "experts" in law.fixed and experts not in (1, law.fixed["experts"]):
         return None
     return {"experts": experts} | ({"granularity": GRANULAR} if "granularity" in takes and experts > 1 else {})
@@ -161,7 +198,8 @@ def _rows(
     law: Law, active: float, tokens: float, counts: Number, system: System, machine: tuple[float, float, float, float]
 ) -> Iterator[MoeRow]:
     rate, width, ratio, batch = machine
-    floor = active / multiplies(rate) * float(system.rent.typical) * MILLION  # USD of a million tokens where arithmetic binds
+    # USD per million tokens of a compute-bound model.
+    floor = active / multiplies(rate) * float(system.rent.typical) * MILLION
     for experts in np.asarray(counts):
         inputs = inputs_for_experts(law, float(experts))
         if inputs is None:
@@ -169,6 +207,8 @@ def _rows(
         total = float(np.asarray(total_parameters(law, active, inputs)))
         same = float(equivalent_dense(law, active, inputs.get("experts", 1.0), tokens=tokens,
                                       **{name: value for name, value in inputs.items() if name != "experts"}))  # fmt: skip
+
+        # Below the optimal batch, weight reads raise the cost in proportion.
         best = float(optimal_batch(ratio, total / active))
         cost = floor * max(1.0, best / batch)
         dense = floor * same / active * max(1.0, ratio / batch)
@@ -189,6 +229,9 @@ def _rows(
 
 
 def _beyond(law: Law, active: float, tokens: float, inputs: Mapping[str, float]) -> dict[str, float]:
-    """Return how far a mixture lies outside the runs of a law; Clark's tells nothing of tokens."""
+    """Return the factors by which a mixture is beyond the runs of a law.
+
+    The laws of Clark et al. have no tokens.
+    """
     trained: dict[str, Number] = {"tokens": tokens, "compute": TRAINING_FLOP * active * tokens} if law.kind.tokens else {}
     return beyond(law, params=active, **trained, **inputs)

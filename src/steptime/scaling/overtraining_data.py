@@ -1,4 +1,4 @@
-"""How far open models were trained beyond 20 tokens a parameter, as published."""
+"""Training tokens of open models over 20 per parameter, as published."""
 
 from __future__ import annotations
 
@@ -17,19 +17,25 @@ from steptime.result_base import unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """An open model: its active and total parameters, the tokens that it was trained on, and how sure they are."""
+    """An open model: active and total parameters, and published training tokens."""
 
-    model: str = field(metadata=unit("", "the model"))
-    active: float = field(metadata=unit("", "parameters that a token passes through"))
-    total: float = field(metadata=unit("", "parameters in all"))
-    tokens: float = field(metadata=unit("tokens", "that it was trained on"))
-    over_chinchilla: float = field(metadata=unit("", "those over 20 for each active parameter"))
-    url: str = field(metadata=unit("", "where the tokens stand"))
-    grade: str = field(metadata=unit("", "how far to trust them"))
+    model: str = field(metadata=unit("", "model"))
+    active: float = field(metadata=unit("", "active parameters"))
+    total: float = field(metadata=unit("", "total parameters"))
+    tokens: float = field(metadata=unit("tokens", "training tokens"))
+    over_chinchilla: float = field(metadata=unit("", "training tokens over 20 per active parameter"))
+    url: str = field(metadata=unit("", "source of the training tokens"))
+    grade: str = field(metadata=unit("", "grade of the source"))
 
 
 def open_models(catalog: str | os.PathLike[str] | None = None) -> tuple[Trained, ...]:
-    """Return the open models whose training tokens were published, the most overtrained first.
+    """Return the open models with published training tokens, most overtrained first.
+
+    Args:
+        catalog: Folder of the catalog; the one of the package if None.
+
+    Returns:
+        Models.
 
     >>> llama = next(one for one in open_models() if one.model == "meta-llama/Meta-Llama-3-8B")
     >>> round(llama.over_chinchilla)
@@ -47,6 +53,7 @@ def _every(catalog: str | os.PathLike[str] | None) -> Iterator[Trained]:
             place = f"trained.{position}.tokens"
             tokens = reader.number(place, published.tokens, "")
             model = load_model(published.model, catalog=catalog)
+            # Several files may list the same model; the first one counts.
             if model.name in names:
                 continue
             names.add(model.name)

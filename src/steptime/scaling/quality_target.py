@@ -1,4 +1,7 @@
-"""What a budget aims at: the loss of a model on tokens, a loss, or the least loss that FLOP or USD buy."""
+"""Target of a model sizing: a loss, or the minimum loss within FLOP or USD.
+
+The loss may be that of a given model on given tokens.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,28 @@ from steptime.units import count, parse, show
 
 TARGET_KINDS = ("match_quality", "loss", "compute", "usd")
 MOST_FLOP = 1e32
-MOST_LOSS = 12.0  # nats a token: a guess among 128,256 tokens has 11.8
-LEAST_PARAMS, LEAST_TOKENS, LEAST_FLOP = 1e4, 1e5, 1e10  # below them laws tell losses of no language model
-MOST_COUNT = 1e18  # tokens or parameters of a model whose quality is asked for
+# Nats per token; a random guess among 128,256 tokens has 11.8.
+MOST_LOSS = 12.0
+# Below these values, laws do not describe language models.
+LEAST_PARAMS, LEAST_TOKENS, LEAST_FLOP = 1e4, 1e5, 1e10
+# Largest number of parameters or tokens of a reference model.
+MOST_COUNT = 1e18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One of: parameters with tokens, whose loss each law tells for itself; a loss; FLOP of training; USD, the whole bill."""
+    """One target of a model sizing.
 
-    params: float = field(default=math.nan, metadata=unit("", "parameters of the model whose quality is asked for"))
-    tokens: float = field(default=math.nan, metadata=unit("tokens", "training tokens of that model"))
-    loss: float = field(default=math.nan, metadata=unit("", "the loss asked for, in nats a token"))
-    compute: float = field(default=math.nan, metadata=unit("FLOP", "the whole bill in FLOP of training"))
-    usd: float = field(default=math.nan, metadata=unit("USD", "the whole bill"))
-    model: str = field(default="", metadata=unit("", "the model of the catalogue whose quality is asked for"))
-    note: str = field(default="", metadata=unit("", "what is to be minded of it"))
+    It is one of: parameters and tokens of a reference model, whose loss each law computes itself; a loss; FLOP; or USD.
+    """
+
+    params: float = field(default=math.nan, metadata=unit("", "parameters of the reference model"))
+    tokens: float = field(default=math.nan, metadata=unit("tokens", "training tokens of the reference model"))
+    loss: float = field(default=math.nan, metadata=unit("", "target loss, in nats per token"))
+    compute: float = field(default=math.nan, metadata=unit("FLOP", "lifetime cost, in training-equivalent FLOP"))
+    usd: float = field(default=math.nan, metadata=unit("USD", "lifetime cost"))
+    model: str = field(default="", metadata=unit("", "name of the reference model in the catalogue"))
+    note: str = field(default="", metadata=unit("", "warning about the reference model"))
 
     def __post_init__(self) -> None:
         aims = [
@@ -41,23 +50,33 @@ class Target:
         ]  # fmt: skip
         if len(aims) != 1 or math.isnan(self.params) != math.isnan(self.tokens):
             raise RangeError(
-                f"a target is one of params with tokens, loss, compute or usd, not {' and '.join(aims) or 'none of them'}"
+                f"target: give one of params with tokens, loss, compute or usd, got {' and '.join(aims) or 'none of them'}"
             )
 
     @property
     def words(self) -> str:
-        """What is aimed at."""
+        """The target as text."""
         if not math.isnan(self.params):
             model_text = f"{self.model}, " if self.model else ""
             return f"the loss of {model_text}{show(self.params)} parameters on {show(self.tokens)} tokens"
         if not math.isnan(self.loss):
             return f"a loss of {self.loss:g}"
         if not math.isnan(self.compute):
-            return f"least loss for {self.compute:.3g} FLOP in all"
-        return f"least loss for ${self.usd:,.0f} in all"
+            return f"the minimum loss for {self.compute:.3g} FLOP in total"
+        return f"the minimum loss for ${self.usd:,.0f} in total"
 
     def loss_by(self, law: Law, **dense: Number) -> Number:
-        """Return the loss aimed at, as a law tells it of a dense model where it is of one."""
+        """Return the target loss by a law.
+
+        With a reference model, the law computes the loss of a dense model.
+
+        Args:
+            law: Scaling law.
+            **dense: Further inputs of the reference model, such as `bits`.
+
+        Returns:
+            Loss [nats per token].
+        """
         return self.loss if math.isnan(self.params) else loss(law, self.params, self.tokens, **dense)
 
 
@@ -69,10 +88,21 @@ def read_target(
     *,
     load: Callable[[str], Model] = load_model,
 ) -> Target:
-    """Return what is aimed at; exactly one is given.
+    """Return the target from exactly one of its options.
 
-    quality: "MODEL@TOKENS", such as 100B@200T or llama-3.1-8b@15T, or parameters and tokens. load: returns the model of a
-    name.
+    Args:
+        quality: "MODEL@TOKENS", such as 100B@200T or llama-3.1-8b@15T, or parameters and tokens.
+        loss: Target loss [nats per token].
+        compute: Lifetime cost [training-equivalent FLOP].
+        usd: Lifetime cost [USD].
+        load: Function that returns the model of a name.
+
+    Returns:
+        Target.
+
+    Raises:
+        RangeError: If no option or several are given, or a value is out of its range.
+        InputError: If the quality cannot be read.
 
     >>> read_target("100B@200T").words
     'the loss of 100 B parameters on 200 T tokens'
@@ -81,8 +111,8 @@ def read_target(
     if len(aims) != 1:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in aims) or "nothing"
         raise RangeError(
-            f"a budget aims at one thing, and {names} {'are' if len(aims) > 1 else 'is'} given: --match-quality 100B@200T, "
-            "--loss 1.9, --compute 1e25 or --usd 100M"
+            f"a budget has one target, and {names} {'are' if len(aims) > 1 else 'is'} given; give one of "
+            "--match-quality 100B@200T, --loss 1.9, --compute 1e25 or --usd 100M"
         )
     if quality is not None:
         return _of_quality(quality, load)
@@ -98,30 +128,34 @@ def _of_quality(quality: str | tuple[float, float], load: Callable[[str], Model]
         try:
             params, tokens = quality
         except (TypeError, ValueError):
-            raise InputError(f"a quality is MODEL@TOKENS, or parameters and tokens, not {short_repr(quality)}") from None
+            raise InputError(f"quality: it is MODEL@TOKENS, or parameters and tokens, got {short_repr(quality)}") from None
         return Target(
             params=positive("parameters", params, minimum=LEAST_PARAMS, maximum=MOST_COUNT),
             tokens=positive("tokens", tokens, minimum=LEAST_TOKENS, maximum=MOST_COUNT),
         )
+
     name, separator, written = quality.partition("@")
     if not separator or not name.strip() or not written.strip():
-        raise InputError(f"a quality is MODEL@TOKENS, such as 100B@200T or llama-3.1-8b@15T, not {short_repr(quality)}")
+        raise InputError(f"quality: it is MODEL@TOKENS, such as 100B@200T or llama-3.1-8b@15T, got {short_repr(quality)}")
     tokens = positive("tokens", count(written.strip(), "tokens", maximum=MOST_COUNT), minimum=LEAST_TOKENS)
     size = _size(name.strip())
     if size is not None:
         return Target(params=positive("parameters", size, minimum=LEAST_PARAMS), tokens=tokens)
+
+    # Laws of dense models have no experts: a mixture counts with its active parameters.
     model = load(name.strip())
     active, total = float(active_parameters(model)), float(total_parameters(model))
     note = ""
     if total > 1.2 * active:
         note = (
-            f"{model.name} is taken for a dense model of its {show(active)} active parameters, of {show(total)}: it is better"
+            f"{model.name} counts as a dense model of its {show(active)} active parameters, of {show(total)}: "
+            "its real loss is lower"
         )
     return Target(params=active, tokens=tokens, model=model.name, note=note)
 
 
 def _size(text: str) -> float | None:
-    """Return parameters that are written as a number; None where it is a name."""
+    """Return parameters that are written as a number; None for a name."""
     try:
         return float(count(text, "parameters", maximum=MOST_COUNT))
     except (UnitError, RangeError):
@@ -129,15 +163,26 @@ def _size(text: str) -> float | None:
 
 
 def _lifetime(text: str) -> float:
-    """Return a time that is written in seconds, hours or days."""
+    """Return a time in seconds from text with a unit."""
     try:
         return float(parse(text, "s"))
     except UnitError:
-        raise UnitError(f"--lifetime needs a time with its unit, such as 60d or 24h, not {short_repr(text)}") from None
+        raise UnitError(f"--lifetime needs a time with a unit, such as 60d or 24h, got {short_repr(text)}") from None
 
 
 def read_served(text: str, lifetime: str | None = None) -> tuple[float, float]:
-    """Return tokens served in all, and the lifetime [s], of texts such as "50M/s" and "60d", or "200T".
+    """Return the served tokens and the lifetime from texts.
+
+    Args:
+        text: Tokens per time, such as "50M/s", or in total, such as "200T".
+        lifetime: Time with a unit, such as "60d"; a rate needs it.
+
+    Returns:
+        Served tokens, and lifetime [s] (nan if not given).
+
+    Raises:
+        InputError: If a rate has no lifetime.
+        RangeError: If the tokens are below 0.
 
     >>> read_served("50M/s", "60d")
     (259200000000000.0, 5184000.0)
@@ -149,9 +194,9 @@ def read_served(text: str, lifetime: str | None = None) -> tuple[float, float]:
         number = number.removesuffix(word).strip()
     served = float(count(number, "tokens served", maximum=MOST_SERVED))
     if served < 0:
-        raise RangeError(f"tokens served must be at least 0, not {short_repr(text)}")
+        raise RangeError(f"tokens served must be at least 0, got {short_repr(text)}")
     if not slash:
         return served, seconds
     if math.isnan(seconds) and served:
-        raise InputError(f"{short_repr(text)} is a rate: --lifetime says for how long, such as 60d")
+        raise InputError(f"{short_repr(text)} is a rate, which needs a --lifetime, such as 60d")
     return served * (0.0 if math.isnan(seconds) else seconds) / parse(f"1 {per.strip()}", "s"), seconds

@@ -1,11 +1,15 @@
-r"""The time of one step of RL: rollout, log-probabilities, training and the refit of the rollout's weights.
+"""Time of one RL step: rollout, log-probabilities, training and weight transfer.
 
-The rollout is steptime's own decode, at a batch that shrinks as sequences end: lengths are log-normal with a longest one, and
-the last sequences run nearly alone. Training is steptime's own step (`st.train`: the fastest layout that fits, all answers in
-`updates` steps), and log-probabilities are forward passes at its pace, a third of it each; or both at a share of the chip's
-bf16 rate that is given. The refit sends the weights once. On policy the four follow one another on all
-chips; one step off, rollouts run on chips of their own while the others train on the step before. Left out: rewards, the
-environment, starts of engines and what else lies between phases, which published steps hold.
+The rollout is steptime's decode step at a batch that shrinks as sequences end. Answer lengths are log-normal with a
+maximum, and the last sequences run at a very small batch.
+
+Training is steptime's training step (`st.train`: the fastest layout that fits, all answers in `updates` steps). A forward
+pass for log-probabilities takes a third of its time. With `mfu`, both run at this share of the bf16 rate instead. The refit
+sends the weights to the rollout replicas once.
+
+On policy, the four phases run one after another on all chips. One step off policy, rollout and training run on separate
+chips at the same time. Rewards, the environment, engine starts and other overheads between phases are left out; published
+step times include them.
 """
 
 from __future__ import annotations
@@ -32,45 +36,49 @@ from steptime.scaling.compute_optimal import TRAINING_FLOP
 from steptime.training.training_planner import train
 from steptime.units import counted, show
 
-SPREAD: Final = 0.7  # of the logarithm of lengths; a guess: answers of one model to one kind of question differ by factors
-POINTS: Final = 49  # of the rollout at which its step is reckoned
+# Standard deviation of the logarithm of lengths; a guess: answers of one model to one kind of question differ by factors.
+SPREAD: Final = 0.7
+# Points of the rollout at which the decode step is evaluated.
+POINTS: Final = 49
+# FLOP per parameter and token of a forward pass.
 FORWARD_FLOP: Final = 2.0
 BF16_BYTES: Final = 2.0
 HALVINGS: Final = 60
-PACKED: Final = 64  # tokens of which a training sequence is a multiple
+# Training sequences are padded to a multiple of these tokens.
+PACKED: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RlStep(Result):
-    """One step of RL in its parts."""
+    """One RL step with its phases."""
 
     SCHEMA: ClassVar[str] = "steptime.rl/2"
 
-    model: str = field(metadata=unit("", "the model"))
-    system: str = field(metadata=unit("", "the machine"))
-    chips: int = field(metadata=unit("", "chips in all"))
-    rollout_chips: int = field(metadata=unit("", "chips that roll out; on policy all of them"))
-    layout: str = field(metadata=unit("", "of a replica that rolls out"))
-    rollouts: int = field(metadata=unit("", "sequences of a step"))
+    model: str = field(metadata=unit("", "model"))
+    system: str = field(metadata=unit("", "system"))
+    chips: int = field(metadata=unit("", "total chips"))
+    rollout_chips: int = field(metadata=unit("", "chips of the rollout; on policy all chips"))
+    layout: str = field(metadata=unit("", "layout of a rollout replica"))
+    rollouts: int = field(metadata=unit("", "sequences per step"))
     output: float = field(metadata=unit("tokens", "mean length of an answer"))
     longest: float = field(metadata=unit("tokens", "longest answer"))
-    rollout: float = field(metadata=unit("s", "making the answers"))
-    tail: float = field(metadata=unit("s", "of it, after nine in ten answers were done"))
-    log_probs: float = field(metadata=unit("s", "forward passes for log-probabilities"))
-    training: float = field(metadata=unit("s", "training on them"))
-    refit: float = field(metadata=unit("s", "sending the new weights"))
-    on_policy: bool = field(metadata=unit("", "whether one phase follows the other on the same chips"))
-    rent: float = field(metadata=unit("USD/s", "rent of a chip"))
-    mfu: float = field(metadata=unit("", "share of the bf16 rate that training reaches, 6 N a token"))
-    notes: tuple[str, ...] = field(default=(), metadata=unit("", "what is to be minded"))
+    rollout: float = field(metadata=unit("s", "time of the rollout"))
+    tail: float = field(metadata=unit("s", "part of the rollout after 90 % of the answers are done"))
+    log_probs: float = field(metadata=unit("s", "time of the forward passes for log-probabilities"))
+    training: float = field(metadata=unit("s", "time of training on the answers"))
+    refit: float = field(metadata=unit("s", "time to send the new weights to the rollout"))
+    on_policy: bool = field(metadata=unit("", "whether the phases run one after another on the same chips"))
+    rent: float = field(metadata=unit("USD/s", "rent per chip"))
+    mfu: float = field(metadata=unit("", "MFU of training, of the bf16 rate, with 6 N FLOP per token"))
+    notes: tuple[str, ...] = field(default=(), metadata=unit("", "warnings"))
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "total": unit("s", "the step"),
+        "total": unit("s", "time of the step"),
         "usd": unit("USD", "rent of the step", key="usd"),
     }
 
     @property
     def total(self) -> float:
-        """Time of the step: phases one after the other, or the longer of rollout and training."""
+        """Time of the step: the sum of the phases, or the longer of rollout and training."""
         trained = self.log_probs + self.training
         return (self.rollout + trained if self.on_policy else max(self.rollout, trained)) + self.refit
 
@@ -80,8 +88,12 @@ class RlStep(Result):
         return self.total * self.chips * self.rent
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the step and its parts."""
-        kind = "on policy" if self.on_policy else f"one step off, {self.rollout_chips} chips roll out"
+        """Return the step and the times of its phases.
+
+        Returns:
+            Title, and lines by name.
+        """
+        kind = "on policy" if self.on_policy else f"one step off policy, {self.rollout_chips} chips for the rollout"
         parts = {"rollout": self.rollout, "log-probabilities": self.log_probs, "training": self.training, "refit": self.refit}
         title = f"RL step: {self.rollouts:,} rollouts of {self.model} on {self.chips} chips of {self.system}, {kind}"
         return title, {"step": show(self.total, "s"), **{name: show(value, "s") for name, value in parts.items()}}
@@ -104,12 +116,33 @@ def rl_step(
     updates: int = 1,
     engine: Engine | str | None = None,
 ) -> RlStep:
-    """Return the time of a step of RL on `chips` chips, on policy, or one step off where `rollout_share` of them roll out.
+    """Return the time of an RL step.
 
-    rollouts: sequences of a step; output, longest: mean and longest answer [tokens]; prompt [tokens]; layout: of a replica that
-    rolls out; passes: forward passes for log-probabilities, of the policy and of its reference; spread: of the logarithm of
-    lengths; mfu: of log-probabilities and training, in place of steptime's own training step; updates: training steps on the
-    answers. Raises RangeError where replicas do not fit the chips, NothingFits where no layout trains the model on them.
+    The step is on policy, or one step off policy where `rollout_share` is below 1.
+
+    Args:
+        model: Model, or its name.
+        system: System, or its name.
+        chips: Total chips.
+        rollouts: Sequences per step.
+        output: Mean answer [tokens].
+        longest: Longest answer [tokens].
+        prompt: Prompt [tokens].
+        layout: Layout of a rollout replica; one chip if None.
+        rollout_share: Share of the chips for the rollout; 1 for on policy.
+        passes: Forward passes for log-probabilities, of the policy and its reference.
+        spread: Standard deviation of the logarithm of lengths.
+        mfu: MFU of log-probabilities and training, instead of steptime's training step.
+        updates: Training steps on the answers.
+        engine: Serving engine of the rollout, or its name.
+
+    Returns:
+        Time of the step and its phases.
+
+    Raises:
+        RangeError: If the replicas do not fit the chips, or a value is out of its range.
+        NothingFits: If no layout can train the model on the chips.
+        Impossible: If the model does not fit a rollout replica.
 
     >>> step = rl_step("qwen3-30b-a3b", "hgx-h100", chips=32, rollouts=2048, output=3203, longest=4096, layout=Layout(tp=2))
     >>> step.rollout > step.training > step.refit
@@ -121,17 +154,20 @@ def rl_step(
     between("passes", passes, 0.0, 100.0)
     count = whole_number("chips", chips, maximum=MOST_CHIPS)
     share("rollout share", positive("rollout share", rollout_share))
+
+    # Divide the chips into rollout replicas and training chips.
     on_policy = rollout_share == 1
     making = count if on_policy else round(count * rollout_share)
     size = int(replica_layout.tp * replica_layout.pp * replica_layout.dp * replica_layout.cp)
     replicas = making // size
     if making == count and not on_policy:
         raise RangeError(
-            f"of {count} chips a share of {rollout_share:g} leaves none to train; take a smaller one, or 1: on policy"
+            f"rollout_share: {rollout_share:g} of {count} chips leaves none to train; take a smaller share, or 1 for on policy"
         )
     if not replicas:
-        raise RangeError(f"a replica takes {size} chips, and {making} of {count} roll out")
-    lengths = answer_lengths(output, longest, spread, rollouts)[::replicas]  # dealt out in turn: one replica has the longest
+        raise RangeError(f"a replica takes {size} chips, and the rollout has {making} of {count}; take a smaller layout")
+    # Answers are divided in turn over the replicas; the replica with the longest answer sets the time.
+    lengths = answer_lengths(output, longest, spread, rollouts)[::replicas]
     rollout, tail = _rollout(described, machine, engine_for(machine, engine), replica_layout, prompt, lengths)
     training = count if on_policy else count - making
     trained = _training(described, machine, training, rollouts, prompt + output, mfu, updates)
@@ -161,29 +197,29 @@ def rl_step(
 
 
 def _notes(model: Model, system: System, idle: int, size: int, tokens: float) -> Iterator[str]:
-    """Yield what is to be minded: chips that idle, answers beyond the context, a rent that is not known."""
+    """Yield warnings: idle chips, answers beyond the context, an unknown rent."""
     if idle:
-        yield f"{counted(idle, 'chip')} of those that roll out {'idles' if idle == 1 else 'idle'}: a replica takes {size}"
+        yield f"{counted(idle, 'chip')} of the rollout {'idles' if idle == 1 else 'idle'}: a replica takes {size}"
     if tokens > model.max_context:
-        yield f"prompts with answers of {tokens:,.0f} tokens exceed the model's context of {model.max_context:,.0f}"
+        yield f"prompts with answers of {tokens:,.0f} tokens exceed the context of the model, {model.max_context:,.0f}"
     if not np.isfinite(float(system.rent.typical)):
         yield f"no rent of {system.name} is known; give one, such as --rent 2.10"
 
 
 def _check(rollouts: int, output: float, longest: float, prompt: float, updates: int) -> None:
-    """Raise RangeError for answers that cannot be."""
+    """Check the sizes of prompts and answers."""
     whole_number("rollouts", rollouts, maximum=MOST_SEQUENCES)
     whole_number("updates", updates, maximum=rollouts)
     positive("prompt", prompt, maximum=MOST_TOKENS)
     positive("longest", longest, maximum=MOST_TOKENS)
     if not 0 < output < longest:
-        raise RangeError(f"the mean answer lies between 0 and the longest of {longest:g} tokens, not {output:g}")
+        raise RangeError(f"output: the mean answer must be between 0 and the longest of {longest:g} tokens, got {output:g}")
 
 
 def _training(
     model: Model, system: System, chips: int, rollouts: int, sequence_tokens: float, mfu: float | None, updates: int
 ) -> float:
-    """Return the seconds in which answers of `sequence_tokens` [tokens] with their prompts are trained on."""
+    """Return the seconds of training on all answers with their prompts."""
     if mfu is not None:
         rate = float(system.chip.peak["bf16"]) * share("mfu", positive("mfu", mfu)) * chips
         return TRAINING_FLOP * float(active_parameters(model)) * rollouts * sequence_tokens / rate
@@ -194,9 +230,19 @@ def _training(
 
 
 def answer_lengths(mean: float, longest: float, spread: float, count: int) -> Array:
-    """Return lengths of `count` answers, longest first: quantiles of a log-normal distribution that is cut at the longest.
+    """Return the lengths of the answers, longest first.
 
-    Its median is such that the mean of what is left is `mean` [tokens].
+    Lengths are quantiles of a log-normal distribution, limited to the longest. The median is chosen so that the mean of the
+    limited lengths is `mean`.
+
+    Args:
+        mean: Mean answer [tokens].
+        longest: Longest answer [tokens].
+        spread: Standard deviation of the logarithm of lengths.
+        count: Number of answers.
+
+    Returns:
+        Tokens per answer, (count,).
 
     >>> lengths = answer_lengths(3200, 4096, 0.7, 128)
     >>> round(float(lengths.mean())), float(lengths[0])
@@ -207,6 +253,7 @@ def answer_lengths(mean: float, longest: float, spread: float, count: int) -> Ar
     low, high = np.log(1e-3 * mean), np.log(1e6 * longest)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
+        # Bisection over the logarithm of the median.
         short = np.minimum(np.exp(middle + spread * scores), longest).mean() < mean
         low, high = (middle, high) if short else (low, middle)
     return np.asarray(np.minimum(np.exp(high + spread * scores), longest))
@@ -215,15 +262,15 @@ def answer_lengths(mean: float, longest: float, spread: float, count: int) -> Ar
 def _rollout(
     model: Model, system: System, engine: Engine, layout: Layout, prompt: float, lengths: Array
 ) -> tuple[float, float]:
-    """Return the time in which a replica makes answers that begin together, and that of it after nine in ten are done."""
+    """Return the time of the rollout of a replica, and its part after 90 % are done."""
     mean = float(lengths.mean())
     seats = float(sequences_that_fit(model, system, context=prompt + mean, layout=layout, engine=engine))
     if seats < 1:
         size = int(layout.tp * layout.pp * layout.dp * layout.cp)
         room = memory_per_chip(model, system, batch=1, context=prompt + mean, layout=layout, engine=engine)
         raise Impossible(
-            f"{model.name} does not fit a replica of {counted(size, 'chip')}: each would hold "
-            f"{show(float(room.used), 'B')} of the {show(float(room.capacity), 'B')} that it has; give more ways, such as --tp "
+            f"{model.name} does not fit a replica of {counted(size, 'chip')}: each chip needs "
+            f"{show(float(room.used), 'B')} and has {show(float(room.capacity), 'B')}; take a larger layout, such as --tp "
             f"{2 * int(layout.tp)}"
         )
     prefill_seconds = (
@@ -231,10 +278,14 @@ def _rollout(
     )
     waiting = 0.0
     together = min(len(lengths), int(seats))
-    if len(lengths) > together:  # others take the seats of those that end, at a full batch
+    # More sequences than slots: further sequences take the slots of finished ones, at a full batch.
+    if len(lengths) > together:
         step = float(decode_step(model, system, batch=together, context=prompt + mean / 2, layout=layout, engine=engine).total)
         waiting = (len(lengths) - together) * mean / together * step
-        lengths = lengths[np.linspace(0, len(lengths) - 1, together).round().astype(int)]  # of all, the longest among them
+        # The last batch is a sample of all lengths, with the longest.
+        lengths = lengths[np.linspace(0, len(lengths) - 1, together).round().astype(int)]
+
+    # Integrate the decode step over the positions, at the batch of sequences that still run.
     positions = np.linspace(0.0, float(lengths[0]), POINTS)
     alive = np.maximum(1, np.searchsorted(-lengths, -positions, side="left"))
     groups = int(layout.dp)

@@ -1,8 +1,10 @@
-"""Scaling laws by name: constants with their sources, loss, and the runs that a law was fitted to.
+"""Scaling laws by name: constants with sources, loss, and the runs of the fit.
 
-A law is a file of `data/laws` (or of one's own), read into a `Law`. `loss`, `tokens_for` and the functions of `optimum` take a
-name or a `Law`, and broadcast over parameters, tokens, what else the law knows, and the constants themselves: `drawn` makes a
-law of many constants at once, as far apart as its errors say.
+A law is a TOML file of `data/laws` (or a file of the user), read into a `Law`. `loss`, `tokens_for` and the functions of
+`compute_optimal` take a name or a `Law`.
+
+They broadcast over parameters, tokens, further inputs, and the constants themselves. `sample_constants` returns a law with
+many sets of constants, drawn from its errors.
 """
 
 from __future__ import annotations
@@ -28,16 +30,20 @@ from steptime.units import in_digits, show
 
 DOMAINS: Final = {
     "params": "parameters", "tokens": "tokens", "compute": "FLOP", "experts": "experts", "granularity": "granularity",
-    "sparsity": "sparsity", "bits": "bits", "ratio": "tokens a parameter",
+    "sparsity": "sparsity", "bits": "bits", "ratio": "tokens per parameter",
 }  # fmt: skip
 PLAIN: Final = LawInputs()
 MOST_EXPERTS: Final = 1e6
-DRAWN_QUANTILE: Final = 4.0  # standard deviations beyond which no constant is drawn
+# Largest deviation of a drawn constant, in standard deviations.
+DRAWN_QUANTILE: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How constants scatter together: of the logarithms of those in `logs`."""
+    """Joint errors of the constants of a law.
+
+    The deviations of constants in `logs` are those of their logarithms.
+    """
 
     names: tuple[str, ...]
     logs: tuple[str, ...]
@@ -48,7 +54,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Law(Result):
-    """A scaling law: form, constants (numbers, or arrays of one shape), published errors, domain and sources."""
+    """A scaling law: form, constants, published errors, domain and sources.
+
+    Constants are numbers, or arrays of one shape.
+    """
 
     name: str
     title: str
@@ -66,18 +75,18 @@ class Law(Result):
 
     @property
     def kind(self) -> Form:
-        """The form by which it reckons."""
+        """Form of the law, with its functions."""
         return FORMS[self.form]
 
     @property
     def grade(self) -> str:
-        """The worst grade of its constants: how far to trust it."""
+        """Worst grade of the sources of its constants."""
         grades = [self.figures[f"constants.{name}"].grade for name in self.constants if f"constants.{name}" in self.figures]
         return max(grades, key=GRADES.index, default="recalled" if self.figures else "guess")
 
     @property
     def lacks(self) -> tuple[str, ...]:
-        """Constants that its form needs and that are not known."""
+        """Constants that the form needs and that are unknown."""
         return tuple(name for name in self.kind.constants if name not in self.constants)
 
     @property
@@ -86,7 +95,11 @@ class Law(Result):
         return self.kind.tokens is not None and not self.lacks
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return its formula and where it was fitted."""
+        """Return the name, the formula and the runs of the fit.
+
+        Returns:
+            Title, and lines by name.
+        """
         title = f"Law {self.name}: {self.title} ({self.year}, {self.grade})"
         return title, {"form": self.kind.formula, "fitted to": fitted_to(self)}
 
@@ -95,7 +108,17 @@ LawLike: TypeAlias = Law | str | os.PathLike[str]
 
 
 def load_law(name: LawLike, catalog: str | os.PathLike[str] | None = None) -> Law:
-    """Return the law of a name, an alias or a path to a TOML file, or a Law as it is.
+    """Return a law by name, alias or path.
+
+    Args:
+        name: Name, alias, path to a TOML file, or a Law, which is returned.
+        catalog: Folder of the catalog; the one of the package if None.
+
+    Returns:
+        Law.
+
+    Raises:
+        UnknownName: If no law has this name.
 
     >>> load_law("chinchilla").constants["alpha"]
     0.34
@@ -110,18 +133,39 @@ def load_law(name: LawLike, catalog: str | os.PathLike[str] | None = None) -> La
 def load_laws(
     names: Iterable[LawLike] | LawLike | None = None, catalog: str | os.PathLike[str] | None = None
 ) -> tuple[Law, ...]:
-    """Return laws by name; without names those that are used unless told."""
+    """Return laws by name, or the default laws.
+
+    Args:
+        names: Names, paths or laws; the default laws if None.
+        catalog: Folder of the catalog; the one of the package if None.
+
+    Returns:
+        Laws.
+
+    Raises:
+        InputError: If the list is empty.
+    """
     if names is None:
         every = (load_law(name, catalog) for name in files("laws", catalog))
         return tuple(law for law in every if law.default)
     name_list = [names] if isinstance(names, str | os.PathLike | Law) else list(names)
     if not name_list:
-        raise InputError("a law is needed, such as epoch; `steptime laws` lists them")
+        raise InputError("law: the list is empty; give a name, such as epoch (`steptime laws` lists them)")
     return tuple(load_law(name, catalog) for name in name_list)
 
 
 def with_constants(law: LawLike, **constants: Number) -> Law:
-    """Return a law with other constants, or with those that nobody has published.
+    """Return a law with other constants, or with constants that were not published.
+
+    Args:
+        law: Scaling law, or its name or path.
+        **constants: Constants by name.
+
+    Returns:
+        Law without errors.
+
+    Raises:
+        UnknownName: If the form has no such constant.
 
     >>> made = with_constants("gadre", E=1.7, a=140.0, b=190.0, eta=0.15)
     >>> round(float(loss(made, 1e9, 20e9)), 2)
@@ -140,10 +184,20 @@ def with_constants(law: LawLike, **constants: Number) -> Law:
 
 
 def loss(law: LawLike, params: Number, tokens: Number, **inputs: Number) -> Number:
-    """Return the loss [nats a token] of models by a law; broadcasts.
+    """Return the loss of models by a law; broadcasts.
 
-    params: active ones [parameters]; tokens: trained on, repeats counted [tokens]; inputs: what the law knows of `experts`,
-    `granularity`, `sparsity` (share of parameters that a token leaves out), `unique` tokens and `bits`.
+    Args:
+        law: Scaling law, or its name or path.
+        params: Active parameters.
+        tokens: Training tokens, with repeats.
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity` (share of parameters that a token does not
+            use), `unique` tokens and `bits`.
+
+    Returns:
+        Loss [nats per token].
+
+    Raises:
+        InputError: If the law has no loss, lacks constants, or has no such input.
 
     >>> round(float(loss("hoffmann", 70e9, 1.4e12)), 3), loss("epoch", [1e9, 10e9], 2e12).shape
     (1.937, (2,))
@@ -156,7 +210,19 @@ def loss(law: LawLike, params: Number, tokens: Number, **inputs: Number) -> Numb
 
 
 def tokens_for(law: LawLike, params: Number, at_loss: Number, **inputs: Number) -> Number:
-    """Return the tokens that models need for a loss; infinite where no number of tokens reaches it.
+    """Return the training tokens that models need for a loss.
+
+    Args:
+        law: Scaling law, or its name or path.
+        params: Active parameters.
+        at_loss: Loss to reach [nats per token].
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Tokens; infinite where no number of tokens reaches the loss.
+
+    Raises:
+        InputError: If the law has no tokens, lacks constants, or has no such input.
 
     >>> float(f"{tokens_for('hoffmann', 70e9, 1.9365):.3g}"), tokens_for("hoffmann", 1e9, 1.7).item()
     (1400000000000.0, inf)
@@ -168,14 +234,26 @@ def tokens_for(law: LawLike, params: Number, at_loss: Number, **inputs: Number) 
 
 
 def sample_constants(law: Law, count: int, seed: int = 0) -> Law:
-    """Return a law of `count` constants each, drawn as its errors scatter together; the first are the published ones.
+    """Return a law with sets of constants drawn from its joint errors.
 
-    Raises InputError where its errors were not published with what ties them together.
+    The first set has the published constants.
+
+    Args:
+        law: Scaling law.
+        count: Number of sets.
+        seed: Random seed.
+
+    Returns:
+        Law with arrays of constants, (count,).
+
+    Raises:
+        InputError: If the joint errors were not published.
     """
     if law.spread is None:
-        raise InputError(f"{law.name}: errors of its constants are not known together; epoch has them")
+        raise InputError(f"{law.name}: the joint errors of its constants are unknown; take epoch, which has them")
     names, deviations = law.spread.names, np.asarray(law.spread.deviations)
     cov = np.asarray(law.spread.correlations) * np.outer(deviations, deviations)
+    # Rounded correlations may have tiny negative eigenvalues, which are set to 0.
     values, vectors = np.linalg.eigh(cov)
     steps = np.random.default_rng(seed).standard_normal((count - 1, len(names)))
     steps = np.clip(steps, -DRAWN_QUANTILE, DRAWN_QUANTILE) @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
@@ -188,7 +266,14 @@ def sample_constants(law: Law, count: int, seed: int = 0) -> Law:
 
 
 def beyond(law: Law, **inputs: Number) -> dict[str, float]:
-    """Return how many times inputs lie outside the runs that a law was fitted to, those alone that do.
+    """Return the factors by which inputs are beyond the runs of a law.
+
+    Args:
+        law: Scaling law.
+        **inputs: Values by the names of the domain: params, tokens, ratio, compute, or a further input.
+
+    Returns:
+        Factor above 1 by name, only for inputs beyond the runs.
 
     >>> {name: round(far, 2) for name, far in beyond(load_law("hoffmann"), params=100e9, tokens=1e11).items()}
     {'params': 6.25}
@@ -205,7 +290,14 @@ def beyond(law: Law, **inputs: Number) -> dict[str, float]:
 
 
 def in_beyond(far: Mapping[str, float], law: Law | None = None) -> str:
-    """Return in words how far inputs lie outside the runs of a law; law: whose runs are told too.
+    """Return the extrapolation beyond the runs of a law as text.
+
+    Args:
+        far: Factors of `beyond`.
+        law: Law whose domain is added to the text; no domain if None.
+
+    Returns:
+        Text.
 
     >>> in_beyond({"params": 6.25}), in_beyond({"params": 6.25}, load_law("hoffmann"))
     ('6.2x in parameters', '6.2x in parameters (fitted to 44.0 M to 16.0 B)')
@@ -219,7 +311,14 @@ def _span(low: float, high: float) -> str:
 
 
 def fitted_to(law: Law) -> str:
-    """Return in words what a law was fitted to."""
+    """Return the runs that a law was fitted to as text.
+
+    Args:
+        law: Scaling law.
+
+    Returns:
+        Text.
+    """
     spans = []
     for name, (low, high) in law.domain.items():
         spans.append(f"{_span(low, high)} {DOMAINS[name]}")
@@ -232,39 +331,40 @@ def _short(value: float) -> str:
 
 
 def _knowing(law: Law, quantity: str) -> Form:
-    """Return the form of a law, which must tell a loss (`quantity` loss), or tokens for a loss too."""
+    """Return the form of a law after a check that it has a loss, or tokens for a loss."""
     if law.kind.loss is None:
-        raise InputError(f"{law.name} tells no loss: {law.kind.formula}")
+        raise InputError(f"{law.name} has no loss: {law.kind.formula}")
     if quantity == "tokens" and law.kind.tokens is None:
-        raise InputError(f"{law.name} knows no tokens ({fitted_to(law)}); it tells sizes of equal loss alone")
+        raise InputError(f"{law.name} has no tokens ({fitted_to(law)}); it has only sizes of equal loss")
     if law.lacks:
         raise InputError(
-            f"{law.name} lacks the constants {', '.join(law.lacks)}, which are not known; give them by "
+            f"{law.name} lacks the constants {', '.join(law.lacks)}, which are unknown; give them by "
             "steptime.scaling.scaling_laws.with_constants, or in a copy of its file"
         )
     return law.kind
 
 
 def _check_inputs(law: Law, inputs: Mapping[str, Number]) -> LawInputs:
-    """Return what a model is beside its size, checked; what the law does not know is refused."""
+    """Return the further inputs of a law, checked; unknown inputs raise an error."""
     if not inputs:
         return PLAIN
     checked: dict[str, Any] = {}
     input_names = list(LawInputs.__dataclass_fields__)
     for name, value in inputs.items():
         if name not in input_names:
-            raise UnknownName("input of a law", name, input_names, f"Laws know {', '.join(input_names)}.")
+            raise UnknownName("input of a law", name, input_names, f"Known: {', '.join(input_names)}.")
         plain = getattr(PLAIN, name)
         if name not in law.kind.takes:
+            # The value of the plain model has no effect, so that every law accepts it.
             if np.all(np.asarray(value) == plain):
                 continue
-            raise InputError(f"{law.name} knows nothing of {name}: {law.kind.formula}")
+            raise InputError(f"{law.name} has no input for {name}: {law.kind.formula}")
         checked[name] = np.asarray(_CHECKS[name](value), dtype=float)
     if "experts" in law.fixed and "experts" in checked:
         every = checked["experts"]
         if not np.all((every == 1) | (every == law.fixed["experts"])):
             raise RangeError(
-                f"{law.name} knows dense models and {law.fixed['experts']:g} experts alone, not {short_repr(inputs['experts'])}"
+                f"{law.name} has only dense models and {law.fixed['experts']:g} experts, got {short_repr(inputs['experts'])}"
             )
     return LawInputs(**checked)
 
@@ -289,8 +389,10 @@ def _load(path: Path, _modified: float) -> Law:
     reader = Reader(path, entry.sources)
     if entry.form not in FORMS:
         near = did_you_mean(entry.form, FORMS, max_names=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(FORMS)}"
-        raise DataFileError(path, f"form: no form is called {short_repr(entry.form)}{hint}", reader.line("form"))
+        hint = f"; did you mean {near[0]}?" if near else f"; the forms are {', '.join(FORMS)}"
+        raise DataFileError(path, f"form: unknown form {short_repr(entry.form)}{hint}", reader.line("form"))
+
+    # A misspelled constant would otherwise count as unknown.
     for part in ("constants", "errors"):
         for name in getattr(entry, part):
             if name not in FORMS[entry.form].constants:
@@ -323,7 +425,7 @@ def _load(path: Path, _modified: float) -> Law:
 
 
 def _spread(entry: SpreadEntry, reader: Reader, constants: Mapping[str, Number]) -> Spread:
-    """Return how constants scatter; raise DataFileError where sizes or names do not go together."""
+    """Return the joint errors of the constants, checked."""
     sizes = {len(entry.names), len(entry.deviations), len(entry.correlations), *map(len, entry.correlations)}
     unknown = [name for name in (*entry.names, *entry.logs) if name not in constants]
     line = reader.line("spread")
@@ -335,11 +437,12 @@ def _spread(entry: SpreadEntry, reader: Reader, constants: Mapping[str, Number])
         )
     wrong = [deviation for deviation in entry.deviations if not 0 <= deviation <= LARGEST]
     if wrong:
-        problem = f"spread.deviations: must be standard deviations of at least 0, not {short_repr(wrong[0])}"
+        problem = f"spread.deviations: must be standard deviations of at least 0, got {short_repr(wrong[0])}"
         raise DataFileError(reader.path, problem, reader.line("spread.deviations"))
+    # A matrix that is not symmetric would give wrong draws without an error.
     matrix = np.asarray(entry.correlations)
     if not np.allclose(matrix, matrix.T) or not np.allclose(np.diag(matrix), 1.0) or np.abs(matrix).max() > 1:
-        raise DataFileError(reader.path, "spread.correlations: is no matrix of correlations", line)
+        raise DataFileError(reader.path, "spread.correlations: not a correlation matrix", line)
     return Spread(
         names=tuple(entry.names),
         logs=tuple(entry.logs),

@@ -1,4 +1,7 @@
-"""One size of a family as a machine serves and trains it: what a request, an output and a training token cost."""
+"""Cost of serving and training one model size on a system.
+
+The costs are per request, per output token and per training token.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +23,30 @@ from steptime.training.infeasibility import NothingFits
 from steptime.training.training_planner import train
 from steptime.units import DAY, show
 
-DOMAINS: Final = (1, 2, 4, 8)  # scale-up domains of which the first that holds a model serves it
-USUAL_SHARE: Final = 0.4  # of a chip's rate, by which the chips are counted that end a run in time
-FORMAT: Final = "bf16"  # in which those are counted
+# Scale-up domains to try; the smallest number with enough memory serves the model.
+DOMAINS: Final = (1, 2, 4, 8)
+# Share of the rate of a chip for the estimate of training chips.
+USUAL_SHARE: Final = 0.4
+# Number format of this estimate.
+FORMAT: Final = "bf16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """How models are served: system, requests that are alike, limits, formats, engine; and what trains them."""
+    """How models are served and trained: system, workload, limits, formats and engine."""
 
-    system: SystemLike = field(metadata=unit("", "the system that serves", kind="text"))
-    workload: Workload = field(metadata=unit("", "requests that are alike"))
-    slo: Slo = field(default=Slo(), metadata=unit("", "limits on them"))
-    weights: str = field(default="", metadata=unit("", "number format of the weights served; empty: bf16"))
-    kv: str = field(default="", metadata=unit("", "number format of the KV cache; empty: bf16"))
-    engine: str | Engine | None = field(default=None, metadata=unit("", "serving engine; null: the system's usual one"))
-    training_system: SystemLike | None = field(default=None, metadata=unit("", "the system that trains; null: the same"))
-    training_chips: int | None = field(default=None, metadata=unit("", "chips that train; null: those that end in time"))
-    training_days: float = field(default=60.0, metadata=unit("", "days in which training is to end, where no chips are given"))
-    training_seq: int = field(default=8192, metadata=unit("tokens", "a sequence of training"))
-    training_batch: int = field(default=2048, metadata=unit("", "sequences of a training step"))
-    training_format: str = field(default="bf16", metadata=unit("", "number format of training's products"))
+    system: SystemLike = field(metadata=unit("", "serving system", kind="text"))
+    workload: Workload = field(metadata=unit("", "workload of identical requests"))
+    slo: Slo = field(default=Slo(), metadata=unit("", "limits on the latency of requests"))
+    weights: str = field(default="", metadata=unit("", "number format of the served weights; empty for bf16"))
+    kv: str = field(default="", metadata=unit("", "number format of the KV cache; empty for bf16"))
+    engine: str | Engine | None = field(default=None, metadata=unit("", "serving engine; null for the system's default"))
+    training_system: SystemLike | None = field(default=None, metadata=unit("", "training system; null for the serving system"))
+    training_chips: int | None = field(default=None, metadata=unit("", "training chips; null to meet training_days"))
+    training_days: float = field(default=60.0, metadata=unit("", "days of training, if no training chips are given"))
+    training_seq: int = field(default=8192, metadata=unit("tokens", "training sequence"))
+    training_batch: int = field(default=2048, metadata=unit("", "sequences per training step"))
+    training_format: str = field(default="bf16", metadata=unit("", "number format of the products of training"))
 
     def __post_init__(self) -> None:
         if self.training_chips is not None:
@@ -52,37 +58,46 @@ class Serving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeServed:
-    """One size of the family as it is served."""
+    """One model size with its serving and training cost."""
 
-    params: float = field(metadata=unit("", "active parameters of the model that was planned"))
-    total_params: float = field(metadata=unit("", "its parameters in all"))
-    width: int = field(metadata=unit("", "of its residual stream"))
-    layers: int = field(metadata=unit("", "its layers"))
+    params: float = field(metadata=unit("", "active parameters of the planned model"))
+    total_params: float = field(metadata=unit("", "total parameters of the planned model"))
+    width: int = field(metadata=unit("", "width of the residual stream"))
+    layers: int = field(metadata=unit("", "layers"))
     chips: int = field(metadata=unit("", "chips of the plan"))
     usd_per_request: float = field(
-        metadata=unit("USD", "whole rent of a request; null: no plan meets the limits", key="usd_per_request")
+        metadata=unit("USD", "rent per request; null if no plan meets the limits", key="usd_per_request")
     )
     usd_per_output_token: float = field(
-        metadata=unit("USD", "rent of the chip-time that an output takes, prompts apart", key="usd_per_output_token")
+        metadata=unit("USD", "rent per output token, without prefill", key="usd_per_output_token")
     )
-    batch: float = field(metadata=unit("", "sequences that decode together in a replica"))
-    training_chips: int = field(metadata=unit("", "chips that train it"))
-    training_seconds: float = field(metadata=unit("s", "wall-clock time of its training; null: no layout holds it"))
+    batch: float = field(metadata=unit("", "decode batch per replica, in sequences"))
+    training_chips: int = field(metadata=unit("", "training chips"))
+    training_seconds: float = field(metadata=unit("s", "wall-clock time of training; null if no layout fits"))
     usd_per_training_token: float = field(
-        metadata=unit("USD", "rent of a training token; null: no layout holds it", key="usd_per_training_token")
+        metadata=unit("USD", "rent per training token; null if no layout fits", key="usd_per_training_token")
     )
-    mfu: float = field(metadata=unit("", "share of the chip's rate that training reaches"))
-    tokens: float = field(default=np.nan, metadata=unit("tokens", "training tokens at the loss; null: too small for it"))
-    training_usd: float = field(default=np.nan, metadata=unit("USD", "training them"))
-    rl_usd: float = field(default=np.nan, metadata=unit("USD", "RL"))
-    serving_usd: float = field(default=np.nan, metadata=unit("USD", "serving over the lifetime"))
-    reason: str = field(default="", metadata=unit("", "why there is no plan"))
+    mfu: float = field(metadata=unit("", "MFU of training"))
+    tokens: float = field(default=np.nan, metadata=unit("tokens", "training tokens for the loss; null if out of reach"))
+    training_usd: float = field(default=np.nan, metadata=unit("USD", "cost of training"))
+    rl_usd: float = field(default=np.nan, metadata=unit("USD", "cost of RL"))
+    serving_usd: float = field(default=np.nan, metadata=unit("USD", "cost of serving over the lifetime"))
+    reason: str = field(default="", metadata=unit("", "reason why there is no plan"))
 
 
 def chips_for(params: float, tokens: float, system: System, serving: Serving) -> int:
-    """Return the chips that train a size: those given, or systems of them by a power of two that end in about the days given.
+    """Return the number of training chips for a size.
 
-    No chips for tokens that are not finite; at most those that the system has.
+    It is the given number, or systems in a power of two that take about the given days. The size of the system limits it.
+
+    Args:
+        params: Active parameters.
+        tokens: Training tokens.
+        system: Training system.
+        serving: How the model is served and trained.
+
+    Returns:
+        Chips; 0 for tokens that are not finite.
 
     >>> from steptime.catalog.hardware_loading import load_system
     >>> from steptime.planning.workload import Workload
@@ -101,9 +116,19 @@ def chips_for(params: float, tokens: float, system: System, serving: Serving) ->
 
 
 def training_cost(model: Model, system: System, serving: Serving, *, chips: int, tokens: float) -> tuple[float, float, float]:
-    """Return what a training token costs [USD] with failures and restarts, the share of the chip's rate, and the time [s].
+    """Return the cost of a training token, the MFU and the time of training.
 
-    Of the fastest layout of so many chips that holds the model (`st.train`). None is a number where none does.
+    The run includes failures and restarts. It is the fastest layout on the chips that fits (`st.train`).
+
+    Args:
+        model: Model.
+        system: Training system.
+        serving: How the model is served and trained.
+        chips: Training chips.
+        tokens: Training tokens.
+
+    Returns:
+        USD per token, MFU, and seconds; nan where no layout fits.
     """
     none = (np.nan, np.nan, np.nan)
     if not chips:
@@ -123,7 +148,19 @@ def training_cost(model: Model, system: System, serving: Serving, *, chips: int,
 
 
 def served_size(model: Model, training_figures: dict[str, float], serving: Serving, system: System) -> SizeServed:
-    """Return a size as it is served on as few scale-up domains as hold it; training_figures: what is known of its training."""
+    """Return a size with its serving cost.
+
+    It takes as few scale-up domains as have room for the model.
+
+    Args:
+        model: Model.
+        training_figures: Fields of `SizeServed` about training.
+        serving: How the model is served and trained.
+        system: Serving system.
+
+    Returns:
+        Size; with a reason if no plan meets the limits.
+    """
     size_figures: dict[str, Any] = {
         **training_figures,
         "width": int(model.width),
@@ -146,6 +183,7 @@ def served_size(model: Model, training_figures: dict[str, float], serving: Servi
                 usd_per_output_token=float(best_plan.decode_usd_per_million_tokens) / 1e6,
                 batch=float(batch),
             )
+        # The smallest number of domains with enough memory decides, even if its plan misses the limits.
         reason = best_plan.reason
         break
     nothing: Any = {"usd_per_request": np.nan, "usd_per_output_token": np.nan, "batch": np.nan}

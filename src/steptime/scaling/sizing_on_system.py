@@ -1,9 +1,11 @@
-"""The same bill with steptime's own costs: requests as a plan serves them, on a named system, at a limit on speed.
+"""Model sizing with the costs of steptime's own planners, on a named system.
 
-The family of models is the rule of `shapes`. A few sizes of it are planned (`st.plan`: batch as large as the speed allows,
-prompts apart from outputs, cached shares, KV cache by context) and trained (`st.train`: the fastest layout that fits of as many
-chips as end in the days given, with its failures), and between them the cost of a request, of an output and of a training token
-is a power of the size. Around the least bill more sizes are planned, so that what is told is one of them.
+The family of models is the rule of `shape_rule`. A few sizes are planned for serving (`st.plan`: the largest batch within
+the speed limit, prefill and decode, cache hits, KV cache by context). They are also planned for training (`st.train`: the
+fastest layout that fits, on chips that take the given days, with failures).
+
+Between two sizes, the cost of a request, of an output token and of a training token is a power of the size. More sizes are
+planned around the minimum, so that the result is a planned size.
 """
 
 from __future__ import annotations
@@ -28,61 +30,89 @@ from steptime.scaling.shape_rule import LARGEST, SMALLEST, shaped
 from steptime.scaling.size_cost import Serving, SizeServed, chips_for, served_size, training_cost
 from steptime.units import DAY, show
 
-SIZES: Final = 7  # that are planned before the least bill is known
-ROUNDS: Final = 4  # of planning the size of the least bill itself
-SPAN: Final = 8.0  # times below and above the size around which they lie
-LITTLE: Final = 1.03  # of a size: what is planned lies about as near
+# Sizes that are planned first.
+SIZES: Final = 7
+# Rounds that plan the size of minimum cost itself.
+ROUNDS: Final = 4
+# Factor between the center and the ends of the first sizes.
+SPAN: Final = 8.0
+# Factor below which two sizes count as the same.
+LITTLE: Final = 1.03
 HALVINGS: Final = 50
-LOSSES: Final = (1e-3, 12.0)  # nats a token, between which the loss that a bill buys lies: 11.8 is a guess of 128,256 tokens
+# Range of the loss of a budget [nats per token]; a random guess among 128,256 tokens has 11.8.
+LOSSES: Final = (1e-3, 12.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MachineBudget(Tabular):
-    """The model of least bill where steptime reckons what training and serving cost; a row for each size that was planned."""
+    """Size of minimum lifetime cost by steptime's planners; one row per planned size."""
 
-    law: str = field(metadata=unit("", "the law that says how many tokens a size needs"))
-    system: str = field(metadata=unit("", "the system that serves"))
-    training_system: str = field(metadata=unit("", "the system that trains"))
+    law: str = field(metadata=unit("", "scaling law for the training tokens of a size"))
+    system: str = field(metadata=unit("", "serving system"))
+    training_system: str = field(metadata=unit("", "training system"))
     params: float = field(metadata=unit("", "active parameters"))
-    total_params: float = field(metadata=unit("", "parameters in all"))
+    total_params: float = field(metadata=unit("", "total parameters"))
     tokens: float = field(metadata=unit("tokens", "training tokens"))
-    loss: float = field(metadata=unit("", "in nats a token by that law"))
-    training_usd: float = field(metadata=unit("USD", "training"))
-    rl_usd: float = field(metadata=unit("USD", "RL: rollouts as decode, the rest as training"))
-    serving_usd: float = field(metadata=unit("USD", "serving over the lifetime"))
-    total_usd: float = field(metadata=unit("USD", "the whole bill"))
-    eta: float = field(metadata=unit("", "what a FLOP of serving costs over one of training here"))
+    loss: float = field(metadata=unit("", "loss by this law, in nats per token"))
+    training_usd: float = field(metadata=unit("USD", "cost of training"))
+    rl_usd: float = field(metadata=unit("USD", "cost of RL: rollouts as decode, the rest as training"))
+    serving_usd: float = field(metadata=unit("USD", "cost of serving over the lifetime"))
+    total_usd: float = field(metadata=unit("USD", "lifetime cost"))
+    eta: float = field(metadata=unit("", "cost of a serving FLOP over a training FLOP on these systems"))
     usd_per_million_tokens: float = field(
-        metadata=unit("USD", "rent of a million tokens served, inputs too", key="usd_per_million_tokens")
+        metadata=unit("USD", "rent per million served tokens, input and output", key="usd_per_million_tokens")
     )
-    serving_chips: float = field(metadata=unit("", "chips that serve it all its life"))
-    half_cost: float = field(metadata=unit("", "the bill of half the parameters at the same loss over the least"))
-    double_cost: float = field(metadata=unit("", "the bill of twice the parameters at the same loss over the least"))
-    sizes: tuple[SizeServed, ...] = field(metadata=unit("", "the sizes that were planned"))
-    mfu: float = field(metadata=unit("", "share of the chip's rate that training reaches at this size"))
-    training_chips: int = field(metadata=unit("", "chips that train it"))
-    training_seconds: float = field(metadata=unit("s", "wall-clock time of its training"))
-    training_by: str = field(metadata=unit("", "how training is priced"))
-    notes: tuple[str, ...] = field(metadata=unit("", "what is to be minded"))
+    serving_chips: float = field(metadata=unit("", "chips for serving over the lifetime"))
+    half_cost: float = field(metadata=unit("", "lifetime cost of half the parameters at the same loss over the minimum"))
+    double_cost: float = field(metadata=unit("", "lifetime cost of twice the parameters at the same loss over the minimum"))
+    sizes: tuple[SizeServed, ...] = field(metadata=unit("", "planned sizes"))
+    mfu: float = field(metadata=unit("", "MFU of training at this size"))
+    training_chips: int = field(metadata=unit("", "training chips"))
+    training_seconds: float = field(metadata=unit("s", "wall-clock time of training"))
+    training_by: str = field(metadata=unit("", "chips, format and time of training, as text"))
+    notes: tuple[str, ...] = field(metadata=unit("", "warnings"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the size in words."""
-        return f"Least bill on {self.system}: {show(self.params)} parameters, {show(self.tokens)} tokens", {
-            "bill": f"${self.total_usd:,.0f}", "eta": f"{self.eta:.2f}",
+        """Return the size of minimum cost.
+
+        Returns:
+            Title, and lines by name.
+        """
+        return f"Minimum lifetime cost on {self.system}: {show(self.params)} parameters, {show(self.tokens)} tokens", {
+            "cost": f"${self.total_usd:,.0f}", "eta": f"{self.eta:.2f}",
         }  # fmt: skip
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each size that was planned."""
+        """Return one row per planned size.
+
+        Returns:
+            Values by column name.
+        """
         return columns_by_key(SizeServed, self.sizes)
 
 
 def by_machine(
     law: Law, at_loss: float, demand: Demand, serving: Serving, *, around: float, usd: float = np.nan, **inputs: float
 ) -> MachineBudget:
-    """Return the model of least bill at a loss, or of least loss for a bill of `usd` where that is given.
+    """Return the size of minimum lifetime cost at a loss, or of minimum loss for USD.
 
-    Sizes are planned from an eighth to eight times `around`, and then about the best; at_loss also tells how many tokens, and
-    so chips, each trains on. Raises Impossible where no size of the family meets the limits.
+    Sizes from an eighth to eight times `around` are planned, and then sizes near the optimum.
+
+    Args:
+        law: Scaling law.
+        at_loss: Loss to reach [nats per token]; it also gives the training tokens and chips of each size.
+        demand: Served tokens and RL over the lifetime.
+        serving: How the model is served and trained.
+        around: Parameters at the center of the planned sizes.
+        usd: Lifetime cost to spend [USD]; nan for the minimum cost at the loss.
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Size, tokens and costs.
+
+    Raises:
+        Impossible: If no size of the family meets the limits.
+        InputError: If a system has no rent, or the law needs a sparsity.
     """
     system = resolve_system(serving.system)
     trainer = system if serving.training_system is None else resolve_system(serving.training_system)
@@ -92,6 +122,7 @@ def by_machine(
     for params in np.geomspace(low, high, SIZES):
         family.add(float(params))
     optimum = _best(family, demand, at_loss, usd, around)
+    # Plan the interpolated optimum itself until it is a planned size.
     for _ in range(ROUNDS):
         if not family.add(optimum.params):
             break
@@ -101,7 +132,7 @@ def by_machine(
 
 @dataclass(slots=True)
 class _Family:
-    """Sizes that are planned, by parameters."""
+    """Planned sizes by parameters."""
 
     law: Law
     at_loss: float
@@ -112,11 +143,13 @@ class _Family:
     sizes: dict[float, SizeServed] = field(default_factory=dict)
 
     def add(self, target_params: float) -> bool:
-        """Plan a size; whether it is a new one."""
+        """Plan a size, and return whether it is a new one."""
         model = self._shaped(target_params, self.serving.weights, self.serving.kv)
         params = float(active_parameters(model))
+        # The rule has discrete shapes, so that a new target may give a known size.
         if any(max(params / size, size / params) < LITTLE for size in self.sizes):
             return False
+
         tokens = float(np.asarray(tokens_for(self.law, params, self.at_loss, **self.inputs)))
         chips = chips_for(params, tokens, self.trainer, self.serving)
         usd, mfu, seconds = training_cost(self._shaped(target_params), self.trainer, self.serving, chips=chips, tokens=tokens)
@@ -137,13 +170,13 @@ class _Family:
 
     @property
     def planned(self) -> list[SizeServed]:
-        """The sizes, smallest first."""
+        """Sizes, smallest first."""
         return [self.sizes[params] for params in sorted(self.sizes)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Best:
-    """The size of least bill: prices of the sizes that are known, and the loss."""
+    """Size of minimum lifetime cost, with the prices of planned sizes and the loss."""
 
     prices: _Prices
     demand: Demand
@@ -157,13 +190,16 @@ class _Best:
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """What a request, an output and a training token cost by size."""
+    """Cost of a request, an output token and a training token by size."""
 
     family: _Family
     sizes: list[SizeServed]
 
     def bill(self, demand: Demand, at_loss: float, params: Number) -> tuple[Array, Array, Array, Array]:
-        """Return tokens, and USD of training, RL and serving: rollouts as outputs, what else RL takes as training."""
+        """Return tokens, and USD of training, RL and serving.
+
+        Rollouts of RL cost as much as output tokens, the rest of RL as much as training.
+        """
         workload, law = self.family.serving.workload, self.family.law
         token_usd = self._price(params, "usd_per_training_token")
         tokens = np.asarray(tokens_for(law, params, at_loss, **self.family.inputs))
@@ -180,18 +216,22 @@ class _Prices:
         return tokens, training, np.asarray(rl), served
 
     def cheapest(self, demand: Demand, at_loss: float) -> tuple[float, float]:
-        """Return the size of least bill at a loss, and the bill; infinite where all sizes are too small."""
+        """Return the size of minimum lifetime cost at a loss, and this cost.
+
+        The cost is infinite where all sizes are too small.
+        """
 
         def total(params: Array) -> Array:
             return np.asarray(sum(self.bill(demand, at_loss, params)[1:]))
 
         best = float(least(total, low=self.sizes[0].params, high=self.sizes[-1].params))
-        nodes = [size.params for size in self.sizes]  # a size that was planned, where one is as near as they are made
+        # Take a planned size if one is close enough.
+        nodes = [size.params for size in self.sizes]
         best = min(nodes, key=lambda size: abs(np.log(size / best))) if _near(best, nodes) else best
         return best, float(total(np.asarray(best)))
 
     def _price(self, params: Number, name: str) -> Array:
-        """Return a price by parameters: a power between two sizes that are known, infinite beyond them."""
+        """Return a price by size: a power law between planned sizes, infinite beyond."""
         nodes, logs = np.log([size.params for size in self.sizes]), np.log([getattr(size, name) for size in self.sizes])
         log_params = np.log(params)
         inside = (log_params >= nodes[0] - 1e-9) & (log_params <= nodes[-1] + 1e-9)
@@ -203,19 +243,18 @@ def _near(size: float, nodes: Sequence[float]) -> bool:
 
 
 def _best(family: _Family, demand: Demand, at_loss: float, usd: float, around: float) -> _Best:
-    """Return the size of least bill at a loss, or where a bill is given, at the least loss that it buys."""
+    """Return the size of minimum cost at a loss, or of minimum loss for USD."""
     prices = _Prices(family, _priced_sizes(family, around))
     if np.isnan(usd):
         params, bill = prices.cheapest(demand, at_loss)
         if not np.isfinite(bill):
-            raise Impossible(
-                f"the sizes that are served and trained, up to {show(prices.sizes[-1].params)} parameters, are too small for "
-                "the loss"
-            )
+            raise Impossible(f"all planned sizes, up to {show(prices.sizes[-1].params)} parameters, are too small for the loss")
         return _Best(prices, demand, at_loss, params)
+
+    # Bisection over the loss: a lower loss costs more.
     low, high = np.log(LOSSES)
     if prices.cheapest(demand, LOSSES[1])[1] > usd:
-        raise Impossible(f"serving takes more than ${usd:,.0f} at any size from {show(prices.sizes[0].params)} parameters on")
+        raise Impossible(f"usd: serving takes more than ${usd:,.0f} at any size from {show(prices.sizes[0].params)} parameters")
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if prices.cheapest(demand, float(np.exp(middle)))[1] > usd else (low, middle)
@@ -224,10 +263,11 @@ def _best(family: _Family, demand: Demand, at_loss: float, usd: float, around: f
 
 
 def _machine_budget(family: _Family, demand: Demand, optimum: _Best) -> MachineBudget:
-    """Return the answer."""
+    """Return the result for the optimal size."""
     serving, priced_sizes = family.serving, optimum.prices.sizes
     tokens, training, rl, served = (float(part) for part in optimum.bill(optimum.params))
     total = training + rl + served
+    # Figures without an interpolation come from the nearest planned size.
     nearest = _with_bill(min(priced_sizes, key=lambda size: abs(np.log(size.params / optimum.params))), optimum)
     a_request = serving.workload.input_tokens + serving.workload.output_tokens
     requests = demand.served * (1 - demand.discard) / a_request
@@ -257,25 +297,25 @@ def _machine_budget(family: _Family, demand: Demand, optimum: _Best) -> MachineB
         training_seconds=nearest.training_seconds,
         training_by=(
             f"{trained}{nearest.training_seconds / DAY:,.0f} days, {serving.training_batch:,} sequences of "
-            f"{serving.training_seq:,} tokens a step, failures included"
+            f"{serving.training_seq:,} tokens per step, with failures"
         ),
         notes=tuple(_notes(family, nearest)),
     )
 
 
 def _notes(family: _Family, size: SizeServed) -> Iterator[str]:
-    """Yield what is to be minded: mixtures of the family that hold more, or less, than those of the law's runs."""
+    """Yield warnings: mixtures whose total parameters differ from those of the law."""
     by_law = float(np.asarray(total_parameters(family.law, size.params, family.inputs)))
     ratio = max(by_law / size.total_params, size.total_params / by_law)
     if ratio > LITTLE**4:
         yield (
-            f"the family's mixture holds {show(size.total_params)} parameters for {show(size.params)} active ones, the law's "
-            f"own runs {show(by_law)}: what is served is not quite what the law judged"
+            f"the served mixture has {show(size.total_params)} parameters for {show(size.params)} active ones, and the runs of "
+            f"the law have {show(by_law)}: the loss is that of another model"
         )
 
 
 def _priced_sizes(family: _Family, around: float) -> list[SizeServed]:
-    """Return the sizes that are served and trained; raise Impossible, with the reason, where they are fewer than two."""
+    """Return the sizes with both costs; raise Impossible if there are fewer than two."""
     sizes = family.planned
     priced_sizes = [size for size in sizes if np.isfinite(size.usd_per_request) and np.isfinite(size.usd_per_training_token)]
     if len(priced_sizes) > 1:
@@ -283,18 +323,19 @@ def _priced_sizes(family: _Family, around: float) -> list[SizeServed]:
     if sum(bool(np.isfinite(size.usd_per_training_token)) for size in sizes) < 2:
         max_chips = max(size.training_chips for size in sizes)
         raise Impossible(
-            f"{max_chips:,} chips of {family.trainer.name} train no size near {show(around)} parameters to the loss"
+            f"{max_chips:,} chips of {family.trainer.name} can train no size near {show(around)} parameters to the loss"
             if max_chips
             else f"all sizes near {show(around)} parameters are too small for the loss"
         )
-    first = next(size for size in sizes if size.reason)  # the smallest, which has the best chance
+    # The smallest size has the lowest memory need, so that its reason is the most useful.
+    first = next(size for size in sizes if size.reason)
     raise Impossible(
-        f"no size near {show(around)} parameters is served within the limits; of {show(first.params)}: {first.reason}"
+        f"no size near {show(around)} parameters is served within the limits; for {show(first.params)}: {first.reason}"
     )
 
 
 def _eta(params: float, tokens: float, demand: Demand, training: float, served: float) -> float:
-    """Return what a FLOP of serving costs over one of training, counted as 2 N and 6 N a token."""
+    """Return the cost of a serving FLOP (2 N per token) over a training FLOP (6 N)."""
     flop = SERVING_FLOP * params * demand.served * (1 - demand.discard)
     return served / flop / (training / (TRAINING_FLOP * params * tokens)) if flop else np.nan
 
@@ -304,15 +345,16 @@ def _check(law: Law, system: System, trainer: System, inputs: dict[str, float]) 
         if not np.isfinite(float(machine.rent.typical)):
             raise InputError(f"{machine.name}: no rent is known; give one, such as --rent 2.10")
     if "sparsity" in inputs:
-        raise InputError(f"{law.name} tells the sparsity of a model and not its experts, of which the machine needs the number")
+        raise InputError(f"{law.name} has a sparsity and no number of experts, which a system needs; take a law with experts")
 
 
 def _with_bill(size: SizeServed, optimum: _Best) -> SizeServed:
-    """Return a size with its bill; without one where it is not served or not trained."""
+    """Return a size with its lifetime cost, if it can be served and trained."""
     if not (np.isfinite(size.usd_per_request) and np.isfinite(size.usd_per_training_token)):
         return size
     tokens, training, rl, served = (float(part) for part in optimum.bill(size.params))
-    family = optimum.prices.family  # which timed it on the tokens of its own loss
+    # The training time was computed for the tokens of the loss of the family; scale it to the tokens here.
+    family = optimum.prices.family
     timed = float(np.asarray(tokens_for(family.law, size.params, family.at_loss, **family.inputs)))
     seconds = size.training_seconds * tokens / timed
     return replace(size, tokens=tokens, training_seconds=seconds, training_usd=training, rl_usd=rl, serving_usd=served)

@@ -1,6 +1,7 @@
-"""Curves of a budget, as pictures show them: the bill by size at equal loss, losses over sizes and tokens, the frontier.
+"""Plots of a model sizing, and the curves that they show.
 
-Pictures of budgets, as files: the bill by size, contours of loss, open models, experts, and the frontier of equal loss.
+The plots are the lifetime cost by size at equal loss, contours of the loss, open models, experts, and the frontier of equal
+loss.
 """
 
 from __future__ import annotations
@@ -21,12 +22,25 @@ from steptime.scaling.overtraining_data import open_models
 from steptime.scaling.scaling_laws import LawLike, load_law, loss, tokens_for
 from steptime.units import show
 
-SPAN: Final = 8.0  # times above the best size
+# Factor between the best size and the ends of a curve.
+SPAN: Final = 8.0
 POINTS: Final = 121
 
 
 def cost_curve(law: LawLike, demand: Demand, at_loss: float, around: float, **inputs: float) -> Bill:
-    """Return the bill of models of equal loss, `SPAN` times below and above the best; infinite where too small.
+    """Return the lifetime cost of models of equal loss around the best size.
+
+    Sizes go from the best size over `SPAN` to the best size times `SPAN`.
+
+    Args:
+        law: Scaling law, or its name or path.
+        demand: Served tokens and RL over the lifetime.
+        at_loss: Loss to reach [nats per token].
+        around: Parameters of the best size.
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Costs by size, infinite where a size is too small.
 
     >>> curve = cost_curve("hoffmann", Demand(served=200e12), 1.8046, 104.9e9)
     >>> curve.params.size, bool(np.isinf(curve.total[0]))
@@ -47,7 +61,15 @@ class Contours:
 
 
 def contours(law: LawLike, around: tuple[float, float], **inputs: float) -> Contours:
-    """Return losses a factor of 100 around parameters and tokens.
+    """Return losses within a factor of 100 around parameters and tokens.
+
+    Args:
+        law: Scaling law, or its name or path.
+        around: Parameters and tokens at the center.
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Losses, (61, 61).
 
     >>> found = contours("epoch", (100e9, 10e12))
     >>> found.losses.shape, bool((np.diff(found.losses, axis=0) < 0).all())
@@ -59,9 +81,19 @@ def contours(law: LawLike, around: tuple[float, float], **inputs: float) -> Cont
 
 
 def frontier(law: LawLike, at_loss: float, around: float, **inputs: float) -> tuple[Array, Array]:
-    """Return training FLOP and serving FLOP a token (2 N) of models of equal loss, smallest first: what cheaper tokens take.
+    """Return training FLOP and serving FLOP per token of models of equal loss.
 
-    Those that more training makes dearer to serve are left out.
+    Serving takes 2 N FLOP per token. The smallest model comes first. Models larger than the training optimum are left out,
+    because they cost more in training and in serving.
+
+    Args:
+        law: Scaling law, or its name or path.
+        at_loss: Loss to reach [nats per token].
+        around: Parameters at the center of the sizes.
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Training FLOP, and serving FLOP per token.
 
     >>> training, serving = frontier("hoffmann", 1.8046, 104.9e9)
     >>> bool((np.diff(training) < 0).all() and (np.diff(serving) > 0).all())
@@ -76,27 +108,51 @@ def frontier(law: LawLike, at_loss: float, around: float, **inputs: float) -> tu
 
 
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's, told apart by the colour-blind (https://jfly.uni-koeln.de/color/)."""
+"""Colour-blind safe palette of Okabe and Ito (https://jfly.uni-koeln.de/color/)."""
 MARKS: Final = ("o", "s", "^", "D", "v", "P")
 STYLE: Final[Any] = {
     "font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False,
     "svg.fonttype": "none", "figure.constrained_layout.use": True, "svg.hashsalt": "steptime",
 }  # fmt: skip
-HEADROOM: Final = 5.0  # times the least bill that a picture shows
+# Upper end of the plot over the minimum cost.
+HEADROOM: Final = 5.0
+# Larger gains of mixtures are extrapolations and stay out of the plot.
 MOST_GAIN: Final = 100.0
-FARTHEST: Final = 100.0  # times the training of its choice that a frontier goes
-MAX_LABELS: Final = 12  # open models whose names are written
+# Upper end of a frontier over the training of the choice.
+FARTHEST: Final = 100.0
+# Open models with a label.
+MAX_LABELS: Final = 12
 
 
 def draw(budget: Budget, kind: str, path: str) -> None:
-    """Draw a picture of a budget to a file. Raises UnknownName for a kind that there is not."""
+    """Draw a plot of a model sizing to a file.
+
+    Args:
+        budget: Result of `budget`.
+        kind: Kind of plot: cost, contours, open, experts or frontier.
+        path: File to write.
+
+    Raises:
+        UnknownName: If there is no such kind.
+        InputError: If matplotlib is not installed.
+        DataFileError: If the file cannot be written.
+    """
     if kind not in KINDS:
-        raise UnknownName("picture", kind, KINDS, f"There are {', '.join(KINDS)}.")
+        raise UnknownName("picture", kind, KINDS, f"Known: {', '.join(KINDS)}.")
     _save(lambda axes: KINDS[kind](axes, budget), path)
 
 
 def draw_board(board: MoeBoard, path: str) -> None:
-    """Draw effective sizes of mixtures against experts to a file."""
+    """Draw the dense equivalents of mixtures against the number of experts.
+
+    Args:
+        board: Result of `moe_board`.
+        path: File to write.
+
+    Raises:
+        InputError: If matplotlib is not installed.
+        DataFileError: If the file cannot be written.
+    """
     _save(lambda axes: _board(axes, board), path)
 
 
@@ -105,7 +161,7 @@ def _save(paint: Callable[[Any], None], path: str) -> None:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError("a picture needs matplotlib: pip install 'steptime[plot]'") from None
+        raise InputError("plots need matplotlib: pip install 'steptime[plot]'") from None
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.5, 4.8))
         paint(figure.subplots())
@@ -118,19 +174,20 @@ def _save(paint: Callable[[Any], None], path: str) -> None:
 def _cost(axes: Any, budget: Budget) -> None:
     best = budget.choice
     curve = cost_curve(best.scaling_law, budget.demand, best.loss, best.params, **budget.law_inputs)
-    axes.loglog(curve.params, curve.total, color="black", linewidth=2, label="in all")
+    axes.loglog(curve.params, curve.total, color="black", linewidth=2, label="total")
     for name, values, colour, dash in zip(
         ("training, 6 N D", "RL", "serving, 2 N D η"), (curve.training, curve.rl, curve.serving), COLOURS, ("-", "-.", "--"),
         strict=False,
     ):  # fmt: skip
         if np.any(np.asarray(values) > 0):
             axes.loglog(curve.params, np.broadcast_to(values, np.shape(curve.params)), dash, color=colour, label=name)
-    axes.plot(best.params, best.total_flop, "D", color="black", label=f"least: {show(best.params)}")
+    axes.plot(best.params, best.total_flop, "D", color="black", label=f"minimum: {show(best.params)}")
+    # Without served tokens there is no equality.
     if np.isfinite(best.equality_params):
         axes.plot(best.equality_params, best.equality_cost * best.total_flop, "o", color=COLOURS[4],
                   label=f"equality: {show(best.equality_params)}")  # fmt: skip
-    axes.set(xlabel="parameters", ylabel="FLOP of training", ylim=(best.total_flop / 30, best.total_flop * HEADROOM),
-             title=f"The bill at a loss of {best.loss:.4f} by {best.law}")  # fmt: skip
+    axes.set(xlabel="parameters", ylabel="training-equivalent FLOP", ylim=(best.total_flop / 30, best.total_flop * HEADROOM),
+             title=f"Lifetime cost at a loss of {best.loss:.4f} by {best.law}")  # fmt: skip
     axes.legend(frameon=False)
 
 
@@ -140,14 +197,15 @@ def _contours(axes: Any, budget: Budget) -> None:
     axes.set(xscale="log", yscale="log")
     lines = axes.contour(grid.tokens, grid.params, grid.losses, levels=14, cmap="cividis")
     axes.clabel(lines, fmt="%.3g", fontsize=8)
+    # Lines of equal training compute.
     for share in (0.01, 0.1, 1.0, 10.0):
         compute = best.training_flop * share
         axes.plot(grid.tokens, compute / 6 / grid.tokens, ":", color="grey", linewidth=1)
         axes.annotate(
             f"{compute:.1g} FLOP", (grid.tokens[8], compute / 6 / grid.tokens[8]), fontsize=7, color="grey", clip_on=True
         )
-    axes.plot(best.tokens, best.params, "D", color="black", label="least bill")
-    axes.plot(grid.tokens, grid.tokens / 20, "--", color=COLOURS[1], linewidth=1, label="20 tokens a parameter")
+    axes.plot(best.tokens, best.params, "D", color="black", label="minimum cost")
+    axes.plot(grid.tokens, grid.tokens / 20, "--", color=COLOURS[1], linewidth=1, label="20 tokens per parameter")
     axes.set(xlabel="training tokens", ylabel="parameters", title=f"Loss by {best.law}",
              xlim=(grid.tokens[0], grid.tokens[-1]), ylim=(grid.params[0], grid.params[-1]))  # fmt: skip
     axes.legend(frameon=False)
@@ -167,7 +225,7 @@ def _open(axes: Any, budget: Budget) -> None:
         axes.loglog(choice.params, choice.over_chinchilla, "D", color="black", markersize=5,
                     label="this budget, by law" if not position else None)  # fmt: skip
     axes.axhline(1.0, color="grey", linestyle="--", linewidth=1)
-    axes.set(xlabel="active parameters", ylabel="tokens over 20 a parameter", title="How far models are overtrained")
+    axes.set(xlabel="active parameters", ylabel="tokens over 20 per parameter", title="Overtraining of models")
     axes.legend(frameon=False)
 
 
@@ -188,7 +246,7 @@ def _board(axes: Any, board: MoeBoard) -> None:
     axes.set_xscale("log", base=2)
     axes.axhline(board.active, color="grey", linestyle="--", linewidth=1)
     axes.set(xlabel="experts", ylabel="dense parameters of equal loss",
-             title=f"{show(board.active)} active parameters; ringed: cheapest at {board.batch:,.0f} sequences")  # fmt: skip
+             title=f"{show(board.active)} active parameters; circle: cheapest at a batch of {board.batch:,.0f}")  # fmt: skip
     axes.legend(frameon=False)
 
 
@@ -196,7 +254,8 @@ def _frontier(axes: Any, budget: Budget) -> None:
     for position, choice in enumerate(budget.choices):
         training, serving = frontier(choice.scaling_law, choice.loss, choice.params, **budget.law_inputs)
         in_range = training <= FARTHEST * choice.training_flop
-        usd = choice.usd / choice.total_flop  # a FLOP of training
+        # USD per training-equivalent FLOP.
+        usd = choice.usd / choice.total_flop
         million = budget.demand.eta * usd * 1e6
         axes.loglog(
             training[in_range] * usd, serving[in_range] * million, color=COLOURS[position % len(COLOURS)], label=choice.law
@@ -205,7 +264,7 @@ def _frontier(axes: Any, budget: Budget) -> None:
     axes.set(
         xlabel="training [USD]",
         ylabel="serving [USD per million tokens]",
-        title=f"Equal loss on {budget.system}: what cheaper tokens take; least bill marked",
+        title=f"Equal loss on {budget.system}: training against serving; minimum cost marked",
     )
     axes.legend(frameon=False)
 
@@ -213,4 +272,4 @@ def _frontier(axes: Any, budget: Budget) -> None:
 KINDS: Final[Mapping[str, Callable[[Any, Budget], None]]] = {
     "cost": _cost, "contours": _contours, "open": _open, "experts": _experts, "frontier": _frontier,
 }  # fmt: skip
-"""What can be drawn of a budget."""
+"""Plots of a model sizing by kind."""

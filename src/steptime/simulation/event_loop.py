@@ -1,12 +1,14 @@
-"""The event loop: requests through continuous batching, in time per request and not per token.
+r"""The event loop: continuous batching, simulated per request and not per token.
 
-Between two events (an arrival that could be seated, a completion, a chunk of a prompt, a full cache) the decode batch is
-constant, and the context it reads grows by the same number each step: n steps take
-$n\\,t_0 + t_1 (n C + g\\,b\\,n(n-1)/2)$ seconds. The loop jumps from event to event with that sum. The tests walk each step.
+Events are an arrival that could get a slot, a completion, a prefill chunk, and a full cache. Between two
+events the decode batch is constant, and its context grows by the same number each step. Therefore $n$ steps
+take $n\,t_0 + t_1 (n C + g\,b\,n(n-1)/2)$ seconds. The loop jumps from event to event with that sum. The
+tests compare it with a loop over all steps.
 
-A step: decode sequences take the blocks they need (preempting the last seated of the last class where there are too few), the
-prompt that is half read goes on, then waiting requests are seated in order while the token budget, the seats and the free
-blocks last. That is vLLM v1's scheduler; `PREFILL_FIRST` steps either read prompts or decode, as SGLang and TensorRT-LLM do.
+In a step, decoding sequences first take the blocks they need. Where these are too few, the last request of
+the lowest class is preempted. Then the prompt in progress continues, and waiting requests get slots in order,
+as long as the token budget, slots and free blocks last. This is the scheduler of vLLM v1. `PREFILL_FIRST`
+steps either prefill or decode, as in SGLang and TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -57,19 +59,40 @@ from steptime.simulation.request_transitions import (
     send_next,
 )
 
-ROUND = 1e-9  # of an interval: a train that is this late leaves on time
+# Share of an interval by which a train may be late and still counts as on time.
+ROUND = 1e-9
 FAR = 1 << 60
 
 
 @compiled
 def run_time(rates: Rates, b: int, context: float, gain: float, n: int) -> Any:
-    """Seconds of `n` decode steps of `b` sequences whose contexts add up to `context` at first and gain `gain` a step."""
+    """Return the time of several decode steps with a constant batch.
+
+    Args:
+        rates: Coefficients of the step time.
+        b: Decoding sequences.
+        context: Sum of their contexts at the first step [tokens].
+        gain: Tokens that the sum gains per step.
+        n: Number of steps.
+
+    Returns:
+        Seconds.
+    """
     return n * rates.decode[b] + rates.context[b] * (n * context + gain * (n * (n - 1.0) / 2.0))
 
 
 @compiled
 def rows_time(table: Any, before: int, rows: int) -> Any:
-    """Seconds that `rows` more rows add to a pass of `before` rows; beyond the table its last slope goes on."""
+    """Return the time that more rows add to a pass; its last slope continues a table.
+
+    Args:
+        table: Seconds of a pass by rows.
+        before: Rows of the pass.
+        rows: Additional rows.
+
+    Returns:
+        Seconds.
+    """
     last = len(table) - 1
     low, top = min(before, last), before + rows
     if top <= last:
@@ -79,7 +102,18 @@ def rows_time(table: Any, before: int, rows: int) -> Any:
 
 @entry
 def joint_factor(table: Any, b: int, rows: int) -> Any:
-    """Factor on a step of `rows` prompt tokens beside `b` sequences: between the powers of two, less one, of a table."""
+    """Return the factor on the time of a mixed step, interpolated in a table.
+
+    The axes of the table are powers of two, minus one.
+
+    Args:
+        table: Factors by decoding sequences and by prompt tokens.
+        b: Decoding sequences.
+        rows: Prompt tokens in the step.
+
+    Returns:
+        Factor; 1 where the table has one row or column.
+    """
     last, end = len(table) - 1, len(table[0]) - 1
     if last < 1 or end < 1:
         return 1.0
@@ -102,10 +136,25 @@ def mixed_time(
     hardest: float,
     max_rank_tokens: int,
 ) -> Any:
-    """Seconds of a step with `rows` prompt tokens in `chunks` beside `b` decoding sequences.
+    """Return the time of a step with prefill chunks and decoding sequences.
 
-    longest [tokens]: its longest chunk, and hardest [s]: the most attention of one; most [tokens] that a group reads. Chunks
-    are dealt out to the groups: the one that has most works while the others wait, and experts work on the rows of all groups.
+    Chunks are divided among the data-parallel ranks. The busiest rank works while the others wait, and
+    experts work on the rows of all ranks.
+
+    Args:
+        rates: Coefficients of the step time.
+        b: Decoding sequences.
+        context: Sum of their contexts [tokens].
+        rows: Prompt tokens in the step.
+        pairs: Pairs of query and key in the attention of the chunks.
+        keys: Keys in the attention of the chunks.
+        chunks: Number of chunks.
+        longest: Tokens of the longest chunk.
+        hardest: Longest attention time of one chunk [s].
+        max_rank_tokens: Most prompt tokens of a rank.
+
+    Returns:
+        Seconds.
     """
     seconds = run_time(rates, b, context, 0.0, 1) + rows_time(rates.rows, b, rows)
     factor = joint_factor(rates.joint, b, rows)
@@ -122,7 +171,17 @@ def mixed_time(
 
 @compiled
 def prefill_chunk(q: Any, i: int, budget: int, max_tokens: int) -> Any:
-    """Read the next chunk of a prompt, of `max_tokens` tokens: tokens, pairs of query and key, and keys."""
+    """Prefill the next chunk of a prompt and update the request.
+
+    Args:
+        q: Requests.
+        i: Index of the request.
+        budget: Tokens left in the step.
+        max_tokens: Most tokens of one chunk.
+
+    Returns:
+        Tokens of the chunk, pairs of query and key, and keys.
+    """
     c = min(q[i].left, max(budget, 0), max_tokens)
     pairs = c * float(q[i].read) + c * (c + 1.0) / 2.0
     keys = float(q[i].read + c)
@@ -133,7 +192,21 @@ def prefill_chunk(q: Any, i: int, budget: int, max_tokens: int) -> Any:
 
 @compiled
 def steps_until(rates: Rates, b: int, context: float, gain: float, seconds: float, max_steps: int) -> Any:
-    """The least number of decode steps, at most `max_steps`, that take at least `seconds`: a quadratic, then set right."""
+    """Return the minimum number of decode steps that take a given time.
+
+    A quadratic equation gives the number, which is then corrected.
+
+    Args:
+        rates: Coefficients of the step time.
+        b: Decoding sequences.
+        context: Sum of their contexts [tokens].
+        gain: Tokens that the sum gains per step.
+        seconds: Time to reach [s].
+        max_steps: Largest number to return.
+
+    Returns:
+        Steps, from 1 to `max_steps`.
+    """
     slope = rates.context[b] * gain
     first = rates.decode[b] + rates.context[b] * context
     if first <= 0.0:
@@ -152,7 +225,19 @@ def steps_until(rates: Rates, b: int, context: float, gain: float, seconds: floa
 
 @inlined
 def departure(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
-    """When the next step of replica `r` starts: now, when the next train leaves, or when a static batch stops waiting."""
+    """Return the time at which the next step of a replica starts.
+
+    This is now, the departure of the next train, or the end of the wait of a static batch.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+
+    Returns:
+        Time [s].
+    """
     now = p.seconds[r, CLOCK]
     if rules.kind == TRAIN:
         return max(now, np.ceil(now / rules.interval - ROUND) * rules.interval)
@@ -163,7 +248,18 @@ def departure(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
 
 @inlined
 def waits_to_fill(q: Any, p: Replicas, rules: Rules, r: int, until: float) -> bool:
-    """Whether a static batch that is not full goes on waiting for more, of what is on its way or comes from `until` on."""
+    """Whether a static batch that is not full continues to wait for requests.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        until: Time of the next arrival [s].
+
+    Returns:
+        True if it waits.
+    """
     if rules.kind != STATIC or p.count[r, SEATS] > 0:
         return False
     now = p.seconds[r, CLOCK]
@@ -174,13 +270,29 @@ def waits_to_fill(q: Any, p: Replicas, rules: Rules, r: int, until: float) -> bo
 
 @inlined
 def run_length(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: float, stop: bool) -> Any:
-    """How many decode steps pass before anything can happen: a completion, a full cache, or an arrival that could be seated."""
+    """Return the number of decode steps until the next possible event.
+
+    Events are a completion, a full cache, and an arrival that could get a slot.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        rates: Coefficients of the step time.
+        r: Index of the replica.
+        until: Time of the next arrival [s].
+        stop: True if decode must not run past `until`.
+
+    Returns:
+        Steps, at least 1.
+    """
     b, context = p.count[r, DECODES], p.seconds[r, CONTEXT]
     gain = b * (rules.growth / rules.unit)
     n = q[p.heap[r, 0]].end - p.count[r, STEPS]
     n = max(1, steps_with_room(p, rules, r, n))
     if rules.kind == TRAIN and run_time(rates, b, context + gain * (n - 1.0), gain, 1) > rules.interval:
-        return 1  # late trains are timed one by one
+        # Late trains are timed one by one.
+        return 1
     waits = p.count[r, QUEUED] > 0 and rules.ranks == 1 and next_waiting(q, p, rules, r) >= 0
     blocked = rules.kind == STATIC or p.count[r, SEATS] == rules.seats or waits
     horizon = until if stop or not blocked else np.inf
@@ -198,13 +310,25 @@ def run_length(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: f
 def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it counts
     q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: float, stop: bool, following: Any
 ) -> None:
-    """Run replica `r` through every step that starts before `until` [s].
+    """Run a replica through every step that starts before a given time.
 
-    Where the next arrival could not be seated anyway, pure decode runs past `until`, unless it must `stop` there.
+    Where the next arrival could not get a slot, steps that only decode run past `until`, unless `stop` is
+    set.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        rates: Coefficients of the step time.
+        r: Index of the replica.
+        until: Time [s].
+        stop: True if decode must not run past `until`.
+        following: Next requests of the clients of a closed loop.
     """
     static, first = rules.kind == STATIC, rules.kind == PREFILL_FIRST
     while (p.count[r, SEATS] > 0 or p.count[r, QUEUED] > 0) and p.seconds[r, CLOCK] < until:
-        if p.count[r, SEATS] == 0 and next_waiting(q, p, rules, r) < 0:  # all that came is still on its way to the queue
+        # All requests that arrived are still on their way to the queue.
+        if p.count[r, SEATS] == 0 and next_waiting(q, p, rules, r) < 0:
             wakes = next_front_ready(q, p, rules, r, p.seconds[r, CLOCK])
             if wakes >= until and until < np.inf:
                 return
@@ -212,10 +336,13 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         leaves = departure(q, p, rules, r)
         if leaves >= until and until < np.inf:
             return
-        if leaves < np.inf:  # else nothing more comes that would fill the batch
+        # Otherwise no more requests come that would fill the batch.
+        if leaves < np.inf:
             p.seconds[r, CLOCK] = leaves
         if waits_to_fill(q, p, rules, r, until):
             continue
+
+        # Plan one step: decoding sequences take their blocks first, then prompts use the rest of the budget.
         decode = not first
         pressed = False
         rows, pairs, keys, chunks, ends, load, joins = 0, 0.0, 0.0, 0, 0, 0.0, 0
@@ -226,12 +353,15 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                 preempt(q, p, rules, r)
                 pressed = True
                 needed_blocks = blocks_needed(p, rules, r)
+
+            # The budget counts the tokens of all data-parallel ranks; decoding sequences use their share first.
             budget = min(rules.budget - (rules.query * p.count[r, DECODES] if decode else 0), rules.reads * rates.groups)
             if static:
                 budget = FAR if p.count[r, DECODES] == 0 else 0
             b = p.count[r, DECODES] if decode else 0
             max_chunk = FAR if static else max(1, min(rules.reads, rules.chunk - rules.query * (b // rates.groups)))
             partial_count = p.count[r, PARTIAL]
+            # Prompts in progress come before new ones.
             p.count[r, PARTIAL] = 0
             partial_index = 0
             while budget > 0 or partial_index < partial_count:
@@ -274,14 +404,18 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                     ends += 1
             if rows > 0 or decode:
                 break
-            decode = True  # prefill first, and there is nothing to read
+            # Prefill comes first, but there are no prompts.
+            decode = True
+
+        # Without prefill, many equal decode steps run as one jump.
         b = p.count[r, DECODES] if decode else 0
         gain = b * (rules.growth / rules.unit)
         n = 1
         if rows == 0:
             if b == 0:
                 return
-            has_waiting = joins > 0 and (first or budget <= 0)  # the next step has a budget of its own for those that wait
+            # The next step has its own budget for the requests that wait.
+            has_waiting = joins > 0 and (first or budget <= 0)
             n = 1 if pressed or load > 0.0 or has_waiting else run_length(q, p, rules, rates, r, until, stop)
             seconds = load + run_time(rates, b, p.seconds[r, CONTEXT], gain, n)
         else:
@@ -296,10 +430,12 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
             record_gaps(p, r, n, seconds)
             p.count[r, STEPS] += n
             p.seconds[r, CONTEXT] += n * gain
+        # Decoding sequences wait while a step only prefills.
         elif p.count[r, DECODES] > 0:
             p.seconds[r, STALL] += seconds
         pass_time(p, r, seconds, (free + p.count[r, FREE]) / 2)
-        if rules.kind == TRAIN:  # sums of intervals are multiples of it, whatever their rounding
+        # Rounding errors must not add up: the clock stays at multiples of the interval.
+        if rules.kind == TRAIN:
             p.seconds[r, CLOCK] = np.rint(p.seconds[r, CLOCK] / rules.interval) * rules.interval
         if b > 0:
             complete(q, p, rules, r, following)
@@ -311,7 +447,14 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
 
 @compiled
 def least_loaded(p: Replicas) -> int:
-    """The replica with the fewest requests seated and queued, the first of equals."""
+    """Return the replica with the fewest requests in slots and queue.
+
+    Args:
+        p: Replicas.
+
+    Returns:
+        Index of the replica; of equals the first.
+    """
     best = 0
     for r in range(1, len(p.count)):
         if p.count[r, SEATS] + p.count[r, QUEUED] < p.count[best, SEATS] + p.count[best, QUEUED]:
@@ -321,11 +464,20 @@ def least_loaded(p: Replicas) -> int:
 
 @entry
 def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following: Any, begin: int, end: int) -> None:
-    """Send requests `begin` to `end` in order of arrival to their replicas; run until all is served where `end` is beyond the
-    last.
+    """Send a range of requests to their replicas in order of arrival.
 
-    `route` names the replica of each, or is empty for the least loaded. In a closed loop clients stay with their replica, and
-    `following` holds the next request that the clients of each replica send, and after it the one that follows each request.
+    The replicas run until the last arrival of the range, and to the end if `end` is beyond the last request.
+    In a closed loop, clients stay with their replica.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        rates: Coefficients of the step time.
+        route: Replica of each request; empty for the lowest load.
+        following: Next request of the clients of each replica, then the successor of each request.
+        begin: First request.
+        end: Request after the last.
     """
     n = len(q)
     if rules.closed:

@@ -1,9 +1,12 @@
-"""How the functions of the event loop are compiled.
+"""Compilation of the event loop with numba.
 
-The loop is made of small functions that pass tuples of arrays on. By itself numba counts references to each of those arrays in
-every call, and copies a hundred words for it: most of the time of the loop. So nothing here counts references (`_nrt`): whoever
-calls an `entry` from Python holds its arrays while it runs, and compiled functions make none. What the loop calls in every step
-is `inlined`. Only an `entry` can be called from Python: the wrappers of all others would take a third of the compiler's time.
+The loop consists of small functions that pass tuples of arrays. By default, numba counts references to each
+array in every call, and copies a hundred words for it. This takes most of the time of the loop. Therefore
+compiled functions do not count references (`_nrt`). This is safe: the Python caller of an `entry` keeps its
+arrays alive while it runs, and compiled functions create no arrays.
+
+Functions that run in every step are `inlined`. Only an `entry` can be called from Python, because the
+wrappers of all other functions would take a third of the compile time.
 """
 
 from __future__ import annotations
@@ -17,26 +20,48 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def entry(function: Function) -> Function:
-    """Compile a function that is called from Python."""
+    """Compile a function that is called from Python.
+
+    Args:
+        function: Function to compile.
+
+    Returns:
+        The compiled function.
+    """
     return _compiled(function)
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function that only compiled ones call."""
+    """Compile a function that only compiled functions call.
+
+    Args:
+        function: Function to compile.
+
+    Returns:
+        The compiled function.
+    """
     return _compiled(function, no_cpython_wrapper=True)
 
 
 def inlined(function: Function) -> Function:
-    """Compile a function that only compiled ones call, and copy it to where it is called."""
+    """Compile a function that only compiled functions call, and inline it there.
+
+    Args:
+        function: Function to compile.
+
+    Returns:
+        The compiled function.
+    """
     return _compiled(function, no_cpython_wrapper=True, forceinline=True)
 
 
 def _compiled(function: Function, **options: bool) -> Function:
-    """Compile a function with numba, and keep what comes of it on disk where there is a place for it."""
+    """Compile a function with numba, and cache the result on disk where possible."""
     settings: dict[str, Any] = {"error_model": "numpy", "nogil": True, "_nrt": False, "no_cfunc_wrapper": True, **options}
     dispatcher: Any
     try:
         dispatcher = njit(cache=True, **settings)(function)
-    except RuntimeError:  # neither the package's folder nor a home can be written
+    # Neither the package's folder nor the home folder is writable.
+    except RuntimeError:
         dispatcher = njit(**settings)(function)
     return cast(Function, dispatcher)

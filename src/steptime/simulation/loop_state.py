@@ -1,8 +1,8 @@
-"""What the event loop keeps in memory, and the small moves on it: queues, seats, the heap of completions, blocks of KV cache.
+"""State of the event loop: queues, slots, heap of completions, KV cache blocks.
 
-All functions here and in `loop` are compiled by numba; they take tuples of arrays. Requests are rows of `Requests`, replicas
-rows of `Replicas`. A decoding request is never touched between its start and its end: each replica counts its decode steps
-(`STEPS`), and what a request holds follows from the count when it joined.
+Numba compiles all functions here and in `event_loop`. They take tuples of arrays. Requests are rows of
+`REQUEST`, replicas rows of `Replicas`. A decoding request is not changed between its start and its end. Each
+replica counts its decode steps (`STEPS`), and the cache of a request follows from the count when it joined.
 """
 
 from __future__ import annotations
@@ -13,49 +13,74 @@ import numpy as np
 
 from steptime.simulation.jit import compiled, inlined
 
-NOT_YET, WAITING, PREFILLING, DECODING, DONE, REJECTED = range(6)  # status of a request
-CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN = range(4)  # kinds of policy
-STEPS, DECODES, SEATS, FREE, QUEUED, PARTIAL, LIVE, RECORDED, JOINED = range(9)  # columns of Replicas.count
+# Status of a request.
+NOT_YET, WAITING, PREFILLING, DECODING, DONE, REJECTED = range(6)
+# Kinds of policy.
+CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN = range(4)
+# Columns of Replicas.count.
+STEPS, DECODES, SEATS, FREE, QUEUED, PARTIAL, LIVE, RECORDED, JOINED = range(9)
+# Columns of Replicas.seconds.
 CLOCK, CONTEXT, STALL, BUSY, SEAT_SECONDS, BLOCK_SECONDS, DECODE_SECONDS, NEXT_RECORD, EVERY, TOKEN_STEPS = range(10)
-QUEUE, SEAT = 0, 2  # heads in Replicas.lists; the tails are one further
-RECORDS = 4096  # rows of the timeline of a replica; twice as coarse each time it is full
-GAPS = 2048  # bins of the histogram of inter-token times, 1 % wide each
-SHORTEST, WIDTH = 1e-6, 0.0102  # s of the first bin; logarithm of the ratio of two neighbours
+# Heads in Replicas.lists; the tails are in the next column.
+QUEUE, SEAT = 0, 2
+# Rows of the timeline of a replica; each time it is full, its resolution is halved.
+RECORDS = 4096
+# Bins of the histogram of inter-token times, 1 % wide each.
+GAPS = 2048
+# First bin [s], and logarithm of the ratio of two neighbouring bins.
+SHORTEST, WIDTH = 1e-6, 0.0102
 
 
-# One row a request; times in seconds, lengths in tokens. What is not yet known is NaN.
+# One row per request; times in seconds, lengths in tokens. Unknown values are NaN.
 REQUEST = np.dtype(
     [
         ("arrival", "f8"),
-        ("ready", "f8"),  # when it is in the queue: what comes before takes time of its own
-        ("scheduled", "f8"),  # when it was first seated
-        ("moved", "f8"),  # when its cache came to a decode pool of its own
-        ("resumed", "f8"),  # when it was first seated there
-        ("first", "f8"),  # when its first token came
+        # Entry into the queue; the steps before it take additional time.
+        ("ready", "f8"),
+        # First slot.
+        ("scheduled", "f8"),
+        # Arrival of the KV cache at a separate decode pool.
+        ("moved", "f8"),
+        # First slot in the decode pool.
+        ("resumed", "f8"),
+        # First token.
+        ("first", "f8"),
         ("finish", "f8"),
-        ("load", "f8"),  # s that the step of its admission waits for cache from slower memory
+        # Time for which the step of its admission waits for cache from slower memory.
+        ("load", "f8"),
         ("inputs", "i8"),
         ("outputs", "i8"),
-        ("cached", "i8"),  # prompt tokens whose cache is there already
-        ("left", "i8"),  # prompt tokens still to read
-        ("read", "i8"),  # tokens in the cache while it is read
-        ("made", "i8"),  # output tokens made before it joined the decode batch
-        ("joined", "i8"),  # decode steps of the replica when it joined
-        ("end", "i8"),  # decode steps of the replica when it ends
-        ("after", "i4"),  # neighbours in a queue or in a list of seats
+        # Prompt tokens that are already in the cache.
+        ("cached", "i8"),
+        # Prompt tokens that are not yet prefilled.
+        ("left", "i8"),
+        # Tokens in the cache during prefill.
+        ("read", "i8"),
+        # Output tokens made before it joined the decode batch.
+        ("made", "i8"),
+        # Decode steps of the replica when it joined.
+        ("joined", "i8"),
+        # Decode steps of the replica when it ends.
+        ("end", "i8"),
+        # Neighbours in a queue or in the list of slots.
+        ("after", "i4"),
         ("before", "i4"),
         ("preempted", "i4"),
         ("replica", "i4"),
-        ("rank", "i4"),  # class, 0 is served first
+        # Class of priority; 0 is served first.
+        ("rank", "i4"),
         ("status", "i4"),
     ]
 )
 
 
 class Replicas(NamedTuple):
-    """One row a replica: counts, seconds, the heap of ends, residues of cache lengths, lists (see below) by class, records.
+    """Counts, times, queues and records of the replicas, one row each.
 
-    delays: how long others had been held up when a sequence joined them, JOINED of them, since the last decode step [s].
+    `heap` sorts the decoding requests by their last step, and `residue` counts cache lengths modulo the block
+    size. `lists` contains the queue and the slots of each class. `partials` contains the PARTIAL requests
+    whose prefill is not complete. `delays` [s] contains, for each of the JOINED sequences that joined since
+    the last decode step, how long the others had been stalled by then.
     """
 
     count: Any
@@ -63,7 +88,8 @@ class Replicas(NamedTuple):
     heap: Any
     residue: Any
     lists: Any
-    partials: Any  # requests whose prompts are half read, PARTIAL of them
+    # Requests whose prompts are partly prefilled.
+    partials: Any
     records: Any
     gaps: Any
     ends: Any
@@ -71,32 +97,40 @@ class Replicas(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """A policy as numbers; see `policy.Policy`."""
+    """A scheduling policy as numbers; see `scheduling_policy.Policy`."""
 
     kind: int
     seats: int
     budget: int
-    chunk: int  # most tokens of one prompt in a step: what its attention group reads
-    unit: int  # parts of a token that room is counted in; 1, or 64 where drafts make contexts grow by fractions
+    # Most prompt tokens of one request in a step; they run on its data-parallel rank.
+    chunk: int
+    # Parts of a token in which cache room is counted: 1, or 64 where speculative tokens make contexts grow by fractions.
+    unit: int
     block: int
     blocks: int
     reserve: bool
     query: int
-    growth: int  # units of context that a sequence gains in a decode step
+    # Units of context that a sequence gains in a decode step.
+    growth: int
     interval: float
     patience: float
     ranks: int
     closed: bool
     longest: int
-    before: float = 0.0  # s from the arrival of a request to its place in the queue
-    before_token: float = 0.0  # s more for each prompt token
-    kv_tokens: int = 0  # room of a replica, for messages: blocks are whole
-    extra_delay: float = 0.0  # of the time from a seat to the first token, by which users see all tokens later
-    reads: int = 1 << 24  # most prompt tokens of an attention group in a step
+    # Time from the arrival of a request to its place in the queue [s].
+    before: float = 0.0
+    # Additional time per prompt token [s].
+    before_token: float = 0.0
+    # Cache of a replica [tokens] for messages; blocks are rounded.
+    kv_tokens: int = 0
+    # Share of the time from a slot to the first token by which users see all tokens later.
+    extra_delay: float = 0.0
+    # Most prompt tokens of a data-parallel rank in a step.
+    reads: int = 1 << 24
 
 
 class Rates(NamedTuple):
-    """Coefficients of the step time; see `pace.Pace`."""
+    """Coefficients of the step time; see `step_time_model.Pace`."""
 
     decode: Any
     context: Any
@@ -110,7 +144,19 @@ class Rates(NamedTuple):
 
 
 def new_requests(arrival: Any, inputs: Any, outputs: Any, rank: Any, cached: Any, load: Any) -> Any:
-    """Return the rows of requests that wait for their arrival."""
+    """Return rows of `REQUEST` that wait for their arrival.
+
+    Args:
+        arrival: Time of arrival [s].
+        inputs: Input tokens.
+        outputs: Output tokens.
+        rank: Class of priority; 0 is served first.
+        cached: Input tokens that are already in the cache.
+        load: Time to load the cache from slower memory [s].
+
+    Returns:
+        One row per request.
+    """
     q = np.zeros(len(arrival), dtype=REQUEST)
     q["arrival"], q["inputs"], q["outputs"], q["rank"], q["cached"], q["load"] = arrival, inputs, outputs, rank, cached, load
     for name in ("scheduled", "moved", "resumed", "first", "finish"):
@@ -121,7 +167,15 @@ def new_requests(arrival: Any, inputs: Any, outputs: Any, rank: Any, cached: Any
 
 
 def new_replicas(rules: Rules, replicas: int) -> Replicas:
-    """Return empty replicas."""
+    """Return empty replicas.
+
+    Args:
+        rules: Scheduling rules.
+        replicas: Number of replicas.
+
+    Returns:
+        The replicas.
+    """
     count = np.zeros((replicas, 9), dtype=np.int64)
     count[:, FREE] = rules.blocks
     seconds = np.zeros((replicas, 10))
@@ -143,13 +197,30 @@ def new_replicas(rules: Rules, replicas: int) -> Replicas:
 
 @compiled
 def sooner(q: Any, i: int, j: int) -> bool:
-    """Whether request `i` ends before request `j`; of those that end together, the one that was sent first."""
+    """Whether a request ends before another; of equal ends, the first sent is sooner.
+
+    Args:
+        q: Requests.
+        i: Index of the request.
+        j: Index of the other request.
+
+    Returns:
+        True if request `i` is sooner.
+    """
     return bool(q[i].end < q[j].end or (q[i].end == q[j].end and i < j))
 
 
 @compiled
 def push(q: Any, heap: Any, r: int, size: int, i: int) -> None:
-    """Put request `i` into the heap of replica `r`, of `size`, by its end."""
+    """Insert a request into the heap of a replica, by its end.
+
+    Args:
+        q: Requests.
+        heap: Heaps of all replicas.
+        r: Index of the replica.
+        size: Size of the heap before the insertion.
+        i: Index of the request.
+    """
     k = size
     while k > 0:
         parent = (k - 1) >> 1
@@ -162,7 +233,16 @@ def push(q: Any, heap: Any, r: int, size: int, i: int) -> None:
 
 @compiled
 def sink(q: Any, heap: Any, r: int, size: int, k: int, i: int) -> None:
-    """Place request `i` at or below position `k` of a heap of `size`."""
+    """Place a request at or below a position of a heap.
+
+    Args:
+        q: Requests.
+        heap: Heaps of all replicas.
+        r: Index of the replica.
+        size: Size of the heap.
+        k: Position.
+        i: Index of the request.
+    """
     while True:
         child = 2 * k + 1
         if child >= size:
@@ -178,7 +258,15 @@ def sink(q: Any, heap: Any, r: int, size: int, k: int, i: int) -> None:
 
 @compiled
 def drop(q: Any, heap: Any, r: int, size: int, i: int) -> None:
-    """Take request `i` out of a heap of `size`, wherever it is."""
+    """Remove a request from a heap at any position.
+
+    Args:
+        q: Requests.
+        heap: Heaps of all replicas.
+        r: Index of the replica.
+        size: Size of the heap before the removal.
+        i: Index of the request.
+    """
     k = 0
     while heap[r, k] != i:
         k += 1
@@ -193,9 +281,15 @@ def drop(q: Any, heap: Any, r: int, size: int, i: int) -> None:
 
 @compiled
 def insert(q: Any, lists: Any, r: int, head: int, i: int, b: int) -> None:
-    """Put request `i` behind request `b` of a list of its class, at the front where `b` is -1.
+    """Insert a request into a list of its class.
 
-    `head` is QUEUE or SEAT; the tail stands beside it.
+    Args:
+        q: Requests.
+        lists: Lists of all replicas.
+        r: Index of the replica.
+        head: QUEUE or SEAT; the tail is in the next column.
+        i: Index of the request.
+        b: Request in front of it; -1 inserts at the front.
     """
     rank = q[i].rank
     a = q[b].after if b >= 0 else lists[r, rank, head]
@@ -212,7 +306,14 @@ def insert(q: Any, lists: Any, r: int, head: int, i: int, b: int) -> None:
 
 @compiled
 def enqueue(q: Any, lists: Any, r: int, i: int) -> None:
-    """Put request `i` into the queue of its class by when it is ready, behind those that are ready as early."""
+    """Insert a request into the queue of its class, by the time at which it is ready.
+
+    Args:
+        q: Requests.
+        lists: Lists of all replicas.
+        r: Index of the replica.
+        i: Index of the request.
+    """
     b = lists[r, q[i].rank, QUEUE + 1]
     while b >= 0 and q[b].ready > q[i].ready:
         b = q[b].before
@@ -221,7 +322,15 @@ def enqueue(q: Any, lists: Any, r: int, i: int) -> None:
 
 @compiled
 def remove(q: Any, lists: Any, r: int, head: int, i: int) -> None:
-    """Take request `i` out of a list of its class."""
+    """Remove a request from a list of its class.
+
+    Args:
+        q: Requests.
+        lists: Lists of all replicas.
+        r: Index of the replica.
+        head: QUEUE or SEAT.
+        i: Index of the request.
+    """
     rank, a, b = q[i].rank, q[i].before, q[i].after
     if a >= 0:
         q[a].after = b
@@ -235,19 +344,49 @@ def remove(q: Any, lists: Any, r: int, head: int, i: int) -> None:
 
 @compiled
 def context_units(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
-    """Units of context whose cache a decoding request holds."""
+    """Return the context in the cache of a decoding request.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        i: Index of the request.
+
+    Returns:
+        Units of context (`Rules.unit` per token).
+    """
     return (q[i].inputs + q[i].made) * rules.unit + rules.growth * (p.count[r, STEPS] - q[i].joined)
 
 
 @compiled
 def blocks_for(rules: Rules, units: int) -> Any:
-    """Blocks that hold `units` of context."""
+    """Return the blocks that a context needs.
+
+    Args:
+        rules: Scheduling rules.
+        units: Units of context.
+
+    Returns:
+        Blocks.
+    """
     return (units + rules.block - 1) // rules.block
 
 
 @compiled
 def request_blocks(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
-    """Blocks of cache that a seated request holds."""
+    """Return the cache blocks of a request in a slot.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        i: Index of the request.
+
+    Returns:
+        Blocks.
+    """
     if rules.reserve:
         return blocks_for(rules, (q[i].inputs + q[i].outputs) * rules.unit)
     if q[i].status == PREFILLING:
@@ -257,7 +396,18 @@ def request_blocks(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
 
 @inlined
 def blocks_needed(p: Replicas, rules: Rules, r: int) -> Any:
-    """Blocks that the next decode step takes: one for each sequence whose last block is full."""
+    """Return the blocks that the next decode step takes.
+
+    It takes one for each sequence whose last block is full.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+
+    Returns:
+        Blocks.
+    """
     if rules.reserve or p.count[r, DECODES] == 0:
         return 0
     if rules.unit > 1:
@@ -267,7 +417,17 @@ def blocks_needed(p: Replicas, rules: Rules, r: int) -> Any:
 
 @inlined
 def steps_with_room(p: Replicas, rules: Rules, r: int, max_steps: int) -> Any:
-    """How many decode steps, at most `max_steps`, the free blocks allow."""
+    """Return the number of decode steps that the free blocks allow.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        max_steps: Largest number to return.
+
+    Returns:
+        Steps.
+    """
     free, b = p.count[r, FREE], p.count[r, DECODES]
     if rules.reserve:
         return max_steps
@@ -287,7 +447,14 @@ def steps_with_room(p: Replicas, rules: Rules, r: int, max_steps: int) -> Any:
 
 @inlined
 def take_blocks(p: Replicas, rules: Rules, r: int, n: int) -> None:
-    """Take the blocks of `n` decode steps, before the steps are counted."""
+    """Take the blocks of some decode steps, before the steps are counted.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        n: Number of steps.
+    """
     b = p.count[r, DECODES]
     if rules.reserve or b == 0:
         return

@@ -1,4 +1,7 @@
-"""The highest rate that meets the limits (drawn, of a trace or of clients), and runs that are long enough to tell."""
+"""Maximum rate within the limits, by runs that are long enough to be steady.
+
+The load is drawn requests, a trace played faster or slower, or the clients of a closed loop.
+"""
 
 from __future__ import annotations
 
@@ -21,45 +24,53 @@ from steptime.simulation.slo_check import PERCENTILES, Judged, judge
 from steptime.simulation.traffic import Traffic, checked, scaled
 from steptime.units import in_digits, show
 
-SETTLED_LIFETIMES = 4.0  # lifetimes of a request over which others come, that a rate is judged by
-MAX_REDUCTIONS = 20  # times at most, that a rate is lowered which longer runs do not bear out
-MIN_REQUESTS, CONFIRM_FACTOR = 4000, 4  # requests of a replica to find a rate, and times as many to confirm it
-REQUESTS_FACTOR, MAX_REQUESTS = 4, 1_000_000  # times as many requests where too few came, and how many there are at most
-REQUESTS_PER_CLIENT = 200  # requests of each client, so that their common start is less than the hundredth that p99 leaves out
-REQUESTS_PER_CLIENT_DISAGGREGATED = 20  # of each on separate pools, where a run costs as much as their square
+# Minimum duration of the arrivals of a run, in median lifetimes of a request.
+SETTLED_LIFETIMES = 4.0
+# Most times that a rate is reduced because a longer run does not confirm it.
+MAX_REDUCTIONS = 20
+# Requests per replica to find a rate, and the factor on them to confirm it.
+MIN_REQUESTS, CONFIRM_FACTOR = 4000, 4
+# Factor on the requests of a run that is too short, and the maximum.
+REQUESTS_FACTOR, MAX_REQUESTS = 4, 1_000_000
+# Requests per client; their common start is then less than the 1 % that p99 leaves out.
+REQUESTS_PER_CLIENT = 200
+# The same with separate pools, where the time of a run grows with the square of the requests.
+REQUESTS_PER_CLIENT_DISAGGREGATED = 20
 UNSETTLED = "not settled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatePoint:
-    """What users see at a rate [requests/s]: TTFT and TPOT [s] at the percentile of the limits, and the verdict."""
+    """Latency and verdict at one rate; TTFT and TPOT [s] at the limits' percentile."""
 
-    rate: float = field(metadata=unit("requests/s", "that was tried; of clients, what they brought", key="requests_per_s"))
-    scale: float | None = field(default=None, metadata=unit("", "times as fast as the trace; null without a trace"))
-    clients: int | None = field(default=None, metadata=unit("", "of a closed loop; null otherwise"))
-    ttft: float = field(metadata=unit("s", "at the percentile of the limits"))
-    tpot: float = field(metadata=unit("s", "at the percentile of the limits"))
+    rate: float = field(
+        metadata=unit("requests/s", "request rate; in a closed loop the rate of the clients", key="requests_per_s")
+    )
+    scale: float | None = field(default=None, metadata=unit("", "factor on the rate of the trace; null without a trace"))
+    clients: int | None = field(default=None, metadata=unit("", "clients of a closed loop; null otherwise"))
+    ttft: float = field(metadata=unit("s", "time to first token at the percentile of the limits"))
+    tpot: float = field(metadata=unit("s", "time per output token at the percentile of the limits"))
     verdict: str = field(metadata=unit("", "STABLE, SATURATED or OVERLOADED"))
-    good: bool = field(metadata=unit("", "whether the limits hold, and the queue does not grow"))
-    why: str = field(default="", metadata=unit("", "what else is wrong"))
+    good: bool = field(metadata=unit("", "whether the limits are met and the queue does not grow"))
+    why: str = field(default="", metadata=unit("", "other reason why the rate is not good"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class HighestRate(Tabular):
-    """The highest rate at which a deployment meets its limits, 0 where none does; as a table, every rate tried.
+    """The highest rate at which a deployment meets its limits; as a table, every rate.
 
-    Of a trace, `scale` says how many times as fast it was played; of a closed loop, `clients` how many of them hold, and the
-    rate is what they bring.
+    The rate is 0 where no rate meets them. With a trace, `scale` is the factor on its rate. In a closed loop,
+    `clients` is the largest number of clients within the limits, and the rate is the one that they produce.
     """
 
     SCHEMA: ClassVar[str] = "steptime.highest-rate/2"
 
     rate: float = field(
-        metadata=unit("requests/s", "highest at which the limits hold; 0 where none does", key="requests_per_s")
+        metadata=unit("requests/s", "highest rate within the limits; 0 where no rate meets them", key="requests_per_s")
     )
-    scale: float | None = field(default=None, metadata=unit("", "times as fast as the trace; null without a trace"))
-    clients: int | None = field(default=None, metadata=unit("", "most of a closed loop; null otherwise"))
-    percentile: str = field(metadata=unit("", "at which they hold: mean, p50, p90, p95 or p99"))
+    scale: float | None = field(default=None, metadata=unit("", "factor on the rate of the trace; null without a trace"))
+    clients: int | None = field(default=None, metadata=unit("", "most clients of a closed loop; null otherwise"))
+    percentile: str = field(metadata=unit("", "percentile of the limits: mean, p50, p90, p95 or p99"))
     points: tuple[RatePoint, ...] = field(metadata=unit("", "every rate tried, lowest first"))
 
     @property
@@ -69,12 +80,19 @@ class HighestRate(Tabular):
 
     @property
     def cut_short(self) -> bool:
-        """Whether more may hold: the next higher rate misses no limit, but its run is too short to tell."""
+        """Whether the true rate may be higher, because a run is too short.
+
+        The next higher rate then misses no limit, but its run has not settled.
+        """
         above = [p for p in self.points if p.rate > self.rate and not p.good] if self.clients is None else []
         return bool(above) and above[0].why == UNSETTLED
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the rate, and what users see at it."""
+        """Return a title and the latencies at the highest rate.
+
+        Returns:
+            Title with the rate; latencies by label.
+        """
         point = self.best
         latencies = (
             {}
@@ -83,40 +101,71 @@ class HighestRate(Tabular):
         )
         if self.clients is not None:
             return (
-                f"Most clients: {self.clients:,}, bringing {in_digits(self.rate)} requests/s, of {len(self.points)} tried",
+                f"Most clients: {self.clients:,}, with {in_digits(self.rate)} requests/s; {len(self.points)} loads tried",
                 latencies,
             )
-        times = "" if self.scale is None else f" ({in_digits(self.scale)} times as fast as the trace)"
-        return f"Highest rate: {in_digits(self.rate)} requests/s{times}, of {len(self.points)} tried", latencies
+        times = "" if self.scale is None else f" ({in_digits(self.scale)} times the rate of the trace)"
+        return f"Highest rate: {in_digits(self.rate)} requests/s{times}; {len(self.points)} rates tried", latencies
 
     def columns(self) -> dict[str, Any]:
-        """Return every rate tried, lowest first."""
+        """Return every rate tried as columns, lowest first.
+
+        Returns:
+            A column per field of `RatePoint`.
+        """
         return columns_by_key(RatePoint, self.points)
 
 
 def meets(answers: Answers, slo: Slo, percentile: str, lifetimes: float = SETTLED_LIFETIMES) -> bool:
-    """Whether a run meets the limits at a percentile (see `judge`), and was long enough to tell."""
+    """Whether a run meets the limits at a percentile and is long enough.
+
+    Args:
+        answers: Figures of the run.
+        slo: Limits.
+        percentile: "mean", "p50", "p90", "p95" or "p99"; see `judge`.
+        lifetimes: Minimum duration of the arrivals, in median request lifetimes.
+
+    Returns:
+        True if both hold.
+    """
     return judge(answers, slo, percentile).is_met and settled(answers, lifetimes)
 
 
 def _why_not(answers: Answers, judged: Judged) -> str:
-    """What besides limits and a growing queue keeps a rate from being good."""
+    """Return why a rate fails, apart from limits and a growing queue."""
     if answers.served < PERCENTILES[judged.percentile] * answers.sent:
         return f"{answers.rejected / answers.sent:.1%} rejected: {answers.rejected_why}"
     return UNSETTLED if judged.is_met else ""
 
 
 def settled(answers: Answers, lifetimes: float) -> bool:
-    """Whether requests came for so many times as long as the median of them takes: before, a server has not filled up."""
+    """Whether the arrivals lasted long enough for the servers to fill up.
+
+    Args:
+        answers: Figures of the run.
+        lifetimes: Minimum duration, in median request lifetimes.
+
+    Returns:
+        True if they did, or if no request was served.
+    """
     return answers.served == 0 or answers.arriving >= lifetimes * answers.end_to_end.p50
 
 
 def run_until_settled(
     run: Callable[[Traffic], Simulation], traffic: Callable[[float, int], Traffic], rate: float, requests: int, lifetimes: float
 ) -> Simulation:
-    """Return the run of as many requests, from `requests` to MOST, as it takes to settle or to be overloaded.
+    """Run with more and more requests until the run settles or is overloaded.
 
-    traffic: from a rate [requests/s] and a number of requests; its mean rate is set to `rate`, not that of the sample drawn.
+    Args:
+        run: Function that runs a traffic.
+        traffic: Function from a rate [requests/s] and a number of requests to a traffic; its sample is scaled
+            to `rate`.
+        rate: Request rate [requests/s].
+        requests: Requests of the first run; at most MAX_REQUESTS in the last.
+        lifetimes: Minimum duration of the arrivals, in median request lifetimes.
+
+    Returns:
+        The last run.
     """
     while True:
         requests_at_rate = traffic(rate, requests)
@@ -129,9 +178,18 @@ def run_until_settled(
 
 
 def highest_load(good: Callable[[float], bool], *, start: float, tolerance: float, is_integer: bool = False) -> float:
-    """Return the highest load at which `good(load)` holds: doubling finds one that fails, bisection closes in to `tolerance`.
+    """Return the highest load for which a condition is true.
 
-    0 where even `start` / 1024 fails, or a load of 1 where loads are `whole` numbers.
+    Doubling finds a load that fails, and bisection reduces the interval to `tolerance`.
+
+    Args:
+        good: Condition on a load; it must be false above some load.
+        start: First load.
+        tolerance: Relative accuracy.
+        is_integer: True if loads are whole numbers.
+
+    Returns:
+        The load; 0 where even `start` / 1024, or a whole load of 1, fails.
 
     >>> highest_load(lambda clients: clients <= 37, start=8, tolerance=0.02, is_integer=True)
     37
@@ -164,10 +222,10 @@ def _search_load(
     longer: Callable[[float], Answers] | None = None,
     is_integer: bool = False,
 ) -> tuple[float, tuple[RatePoint, ...]]:
-    """Return the highest load that meets the limits, and a point for each load tried; `point` gives the rate of a load.
+    """Return the highest load within the limits, and a point for each load tried.
 
-    What is found must hold in a `longer` run too, or the load is lowered until it does, by the tolerance or to the next lower
-    that was tried: what only a short run bore out is not left above the answer.
+    `point` gives the rate of a load. The result must also be within the limits in a `longer` run. Otherwise
+    the load is reduced, by the tolerance or to the next lower load tried, until it is.
     """
     points: dict[float, RatePoint] = {}
 
@@ -197,10 +255,21 @@ def highest_rate(
     tolerance: float = 0.02,
     longer: Callable[[float], Answers] | None = None,
 ) -> HighestRate:
-    """Return the highest rate [requests/s] at which `run(rate)` meets the limits, and every rate tried, by rate.
+    """Return the highest rate at which a run meets the limits.
 
-    Doubling finds a rate that fails, bisection closes in to `tolerance`; 0 where even `start` / 1024 fails. What is found must
-    hold in a `longer` run too, or the rate is lowered by the tolerance until it does.
+    Doubling finds a rate that fails, and bisection reduces the interval to `tolerance`. The result must also
+    be within the limits in a `longer` run. Otherwise the rate is reduced by the tolerance until it is.
+
+    Args:
+        run: Function from a rate [requests/s] to the figures of a run.
+        slo: Limits.
+        percentile: "mean", "p50", "p90", "p95" or "p99".
+        start: First rate [requests/s].
+        tolerance: Relative accuracy.
+        longer: The same function with more requests, or None.
+
+    Returns:
+        The rate and every rate tried; 0 where even `start` / 1024 fails.
     """
     settings: dict[str, Any] = {"slo": slo, "percentile": percentile, "start": start, "tolerance": tolerance, "longer": longer}
     rate, points = _search_load(run, lambda rate, _: {"rate": rate}, **settings)
@@ -210,9 +279,17 @@ def highest_rate(
 def rates(
     model: Model, system: System, traffic: Callable[[float, int], Traffic], *, requests: int = 4000, **settings: Any
 ) -> Callable[[float], Answers]:
-    """Return a function from a rate [requests/s] to the answers of a run that is long enough.
+    """Return a function from a rate to the figures of a run that is long enough.
 
-    traffic: from a rate and a number of requests, at least `requests`; `settings` goes to `simulate`.
+    Args:
+        model: Model.
+        system: System.
+        traffic: Function from a rate [requests/s] and a number of requests to a traffic.
+        requests: Minimum number of requests.
+        settings: Arguments of `simulate`.
+
+    Returns:
+        The function.
     """
 
     run = partial(simulate, model, system, **settings)
@@ -229,9 +306,20 @@ def find_rate(
     requests: int | None = None,
     **settings: Any,
 ) -> HighestRate:
-    """Return the highest rate [requests/s] within `slo` at a percentile, and every rate tried: see `highest_rate`.
+    """Return the highest rate of a deployment within the limits; see `highest_rate`.
 
-    requests: the least of a run, LEAST for each replica unless given; the rate must hold for LONGER times as many.
+    Args:
+        model: Model.
+        system: System.
+        traffic: Function from a rate [requests/s] and a number of requests to a traffic.
+        slo: Limits.
+        percentile: "mean", "p50", "p90", "p95" or "p99".
+        requests: Minimum of a run; by default MIN_REQUESTS per replica. The result is confirmed with
+            CONFIRM_FACTOR times as many.
+        settings: Arguments of `simulate`, with `layout`.
+
+    Returns:
+        The rate and every rate tried.
     """
     replicas = int(settings["layout"].replicas) + int(settings.get("fast_replicas", 0))
     least = MIN_REQUESTS * replicas if requests is None else requests
@@ -242,14 +330,31 @@ def find_rate(
 def find_scale(
     model: Model, system: System, trace: Traffic, *, slo: Slo, percentile: str = "p99", tolerance: float = 0.02, **settings: Any
 ) -> HighestRate:
-    """Return how many times as fast a trace may be played within `slo`, and the rate [requests/s] that this is.
+    """Return the highest factor on the rate of a trace within the limits.
 
-    Times of arrival are divided by one number, so that lengths, their order and bursts stay. The trace is not repeated: where
-    it would last less than SETTLED_LIFETIMES of a request, `cut_short` is true. `settings` go to `simulate`.
+    Times of arrival are divided by the factor, so that lengths, their order and bursts stay. The trace is not
+    repeated. Where it would last less than SETTLED_LIFETIMES of a request, `cut_short` is true.
+
+    Args:
+        model: Model.
+        system: System.
+        trace: Open-loop traffic with at least two times of arrival.
+        slo: Limits.
+        percentile: "mean", "p50", "p90", "p95" or "p99".
+        tolerance: Relative accuracy.
+        settings: Arguments of `simulate`.
+
+    Returns:
+        The factor, its rate, and every rate tried.
+
+    Raises:
+        RangeError: The traffic is a closed loop, or all requests arrive at one time.
     """
     trace = checked(trace)
     if trace.clients or not math.isfinite(trace.rate):
-        raise RangeError("a trace needs requests at two times at least to be played faster or slower")
+        raise RangeError(
+            "trace: must have requests at two or more times, got one time or a closed loop; use an open-loop trace"
+        )
 
     def run(scale: float) -> Answers:
         return simulate(model, system, scaled(trace, scale), slo=slo, **settings).answers
@@ -273,13 +378,29 @@ def find_clients(
     tolerance: float = 0.02,
     **settings: Any,
 ) -> HighestRate:
-    """Return the most clients of a closed loop within `slo`, each with one request in flight, and the rate that they bring.
+    """Return the largest number of closed-loop clients within the limits.
 
-    traffic: from clients and a number of requests, at least `requests`; start: clients that are tried first. `settings` goes to
-    `simulate`. Raises RangeError without a limit on the first token: clients may wait for a seat without end.
+    Each client has one request in flight.
+
+    Args:
+        model: Model.
+        system: System.
+        traffic: Function from a number of clients and of requests to a traffic.
+        slo: Limits; a limit on TTFT is required.
+        percentile: "mean", "p50", "p90", "p95" or "p99".
+        start: First number of clients.
+        requests: Minimum number of requests.
+        tolerance: Relative accuracy.
+        settings: Arguments of `simulate`.
+
+    Returns:
+        The number, its rate, and every number tried.
+
+    Raises:
+        RangeError: There is no limit on TTFT, so that clients could wait for a slot without end.
     """
     if math.isinf(slo.ttft):
-        raise RangeError("the most clients need a limit on the first token: without one any number may wait for a seat")
+        raise RangeError("slo: the number of clients needs a limit on TTFT, got none; give Slo(ttft=...)")
     requests_per_client = REQUESTS_PER_CLIENT if settings.get("prefill") is None else REQUESTS_PER_CLIENT_DISAGGREGATED
     start = whole_number("clients", start)
 

@@ -1,4 +1,4 @@
-"""A plan as the simulator serves it: its model, system and engine, its requests, and the schedules of its pools."""
+"""A plan as simulator input: its model, system, engine, requests and schedules."""
 
 from __future__ import annotations
 
@@ -23,56 +23,73 @@ from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.traffic import Lengths, Traffic, open_loop, scaled
 from steptime.units import show
 
-SAME = 1e-6  # relative difference of two steps that are the same
-STEP_TOKENS = 2048  # that a decode pool may read in a step, where a sequence lost its cache and is computed again
+# Relative difference up to which two step times count as equal.
+SAME = 1e-6
+# Prompt tokens per step of a decode pool, for sequences that lost their cache and are computed again.
+STEP_TOKENS = 2048
 
 
 class PoolLike(Protocol):
-    """What a replay needs of a plan's pool."""
+    """The fields of a plan's pool that a replay needs."""
 
     @property
     def role(self) -> str:
-        """What it does: serve, prefill or decode."""
+        """Role: serve, prefill or decode."""
 
     @property
     def layout(self) -> Layout:
-        """The layout of a replica, and how many replicas."""
+        """Layout of a replica, and number of replicas."""
 
     @property
     def batch(self) -> float:
-        """Sequences of a replica."""
+        """Sequences per replica."""
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences that a replica has room for."""
+        """Slots per replica."""
 
     @property
     def queued(self) -> bool:
-        """Whether requests wait for one of those seats."""
+        """Whether requests wait for a slot."""
 
     @property
     def chunk(self) -> int:
-        """Prompt tokens of a mixed step."""
+        """Prompt tokens per data-parallel rank in a mixed step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """The prompts of a workload: tokens that are read, and tokens whose cache is there already."""
+    """The prompts of a workload: tokens to prefill, and tokens already in the cache."""
 
     fresh: int
     skipped: int
 
 
 def workload_prompts(workload: Workload) -> Prompts:
-    """Return the whole tokens of a workload's prompts, at least one of them fresh."""
+    """Return the whole tokens of a workload's prompts.
+
+    Args:
+        workload: Requests.
+
+    Returns:
+        Tokens to prefill, at least 1, and cached tokens.
+    """
     fresh = max(1, round(workload.input_tokens * (1 - workload.cached_share)))
     return Prompts(fresh=fresh, skipped=round(workload.input_tokens) - fresh)
 
 
 def workload_traffic(workload: Workload, rate: float, n: int, *, seed: int, exact: bool = False) -> Traffic:
-    """Return `n` requests of a workload that come at random at `rate` [requests/s].
+    """Draw requests of a workload with Poisson arrivals.
 
-    exact: their own mean rate is `rate`, whatever the sample drawn.
+    Args:
+        workload: Requests.
+        rate: Request rate [requests/s].
+        n: Number of requests.
+        seed: Random seed.
+        exact: Scale the arrivals so that the mean rate of the sample is `rate`.
+
+    Returns:
+        The traffic.
     """
     prompts = workload_prompts(workload)
     inputs, outputs = Lengths(mean=prompts.fresh + prompts.skipped), Lengths(mean=workload.output_tokens)
@@ -81,7 +98,19 @@ def workload_traffic(workload: Workload, rate: float, n: int, *, seed: int, exac
 
 
 def decode_policy(server: PoolLike, fresh: int, *, has_prefill_pool: bool, speculation: Speculation = NONE) -> Policy:
-    """Return the schedule of a pool that decodes: its seats, those of prompts that are read beside it, and its chunk."""
+    """Return the schedule of a pool that decodes.
+
+    It has the slots of the plan, additional slots for prompts in prefill, and the plan's chunk size.
+
+    Args:
+        server: Pool that decodes.
+        fresh: Prompt tokens to prefill per request.
+        has_prefill_pool: True if another pool prefills.
+        speculation: Speculative tokens.
+
+    Returns:
+        The policy.
+    """
     groups = int(server.layout.dp)
     chunk = max(server.chunk, 1)
     prefill_slots = 0 if has_prefill_pool or server.queued else groups * max(1, server.chunk // fresh)
@@ -96,7 +125,16 @@ def decode_policy(server: PoolLike, fresh: int, *, has_prefill_pool: bool, specu
 
 
 def prefill_policy(pool: PoolLike, fresh: int, speculation: Speculation = NONE) -> Policy:
-    """Return the schedule of a pool that only reads prompts: a pass of its batch at a time, through draft layers too."""
+    """Return the schedule of a prefill pool: one pass of its batch at a time.
+
+    Args:
+        pool: Prefill pool.
+        fresh: Prompt tokens to prefill per request.
+        speculation: Speculative tokens, whose layers also prefill.
+
+    Returns:
+        The policy.
+    """
     prompts_per_rank = max(1, int(pool.batch) // int(pool.layout.dp))
     return Policy(
         max_num_seqs=max(1, int(pool.batch)),
@@ -108,23 +146,34 @@ def prefill_policy(pool: PoolLike, fresh: int, speculation: Speculation = NONE) 
 def load_plan_inputs(
     plan: Plan, model: ModelLike | None = None, system: SystemLike | None = None, engine: Engine | str | None = None
 ) -> tuple[Model, System, Engine]:
-    """Return the model, the system and the engine that a plan was made of: those given, else those of the names it holds.
+    """Return the model, the system and the engine of a plan.
 
-    A plan holds names only. Raises InputError where a name loads nothing, or loads something with which the plan's own steps
-    take another time (other formats of weights, a machine with other figures): it has to be given then. Raises RangeError for a
-    plan of nothing.
+    A plan contains only their names. An argument replaces the name.
+
+    Args:
+        plan: Feasible plan.
+        model: Model, or None for the name in the plan.
+        system: System, or None for the name in the plan.
+        engine: Engine, or None for the name in the plan.
+
+    Returns:
+        Model, system and engine.
+
+    Raises:
+        InputError: A name cannot be loaded, or the plan's steps take another time with the loaded input (other
+            weight formats, other hardware figures). Give the argument then.
+        RangeError: The plan is not feasible.
     """
     expect("a plan", plan, Plan, "a Plan, as st.plan gives it")
     if not plan.feasible:
-        raise RangeError(f"there is nothing to replay: the plan is not possible ({plan.reason})")
+        raise RangeError(f"plan: must be feasible, got one without a layout ({plan.reason}); relax its limits")
     machine = _load("system", plan.system, system, resolve_system)
     described = _load("model", plan.model, model, resolve_model)
     runs_on = _load("engine", plan.engine, engine, lambda name: engine_for(machine, name))
     runs_on = runs_on if engine is not None or plan.anchor is None else replace(runs_on, anchor=plan.anchor)
     described = as_served(described, machine, runs_on)
-    context_tokens = (
-        plan.workload.input_tokens + plan.workload.output_tokens
-    )  # a plan warns where that is beyond the model's context
+    # A plan already warns where this is beyond the model's context.
+    context_tokens = plan.workload.input_tokens + plan.workload.output_tokens
     described = replace(described, max_context=max(float(described.max_context), float(context_tokens)))
     if model is None or system is None or engine is None:
         for pool in plan.pools:
@@ -133,24 +182,24 @@ def load_plan_inputs(
 
 
 def _load(kind: str, name: str, source: Any, load: Any) -> Any:
-    """Return what is given, or what the name in a plan stands for."""
+    """Return the given source, or load the name from the plan."""
     if source is not None:
         return load(source)
     try:
         return load(name)
     except InputError as problem:
-        raise InputError(f"a plan holds the name of its {kind} only: {problem} Give {kind}=") from None
+        raise InputError(f"a plan contains only the name of its {kind}: {problem} Give {kind}=") from None
 
 
 def _check(plan: Plan, pool: Pool, model: Model, system: System, engine: Engine) -> None:
-    """Raise InputError where a pool's step takes another time with what was loaded than the plan says."""
+    """Raise InputError where a pool's step takes another time than in the plan."""
     settings = step_given(pool, plan.workload, mixed=False)
     settings.pop("query", None)
     step = drafted_step(model, system, layout=pool.layout, engine=engine, drafts=plan.speculation.drafts, **settings)
     seconds, planned_seconds = float(step.total), float(pool.step.total)
     if abs(seconds / planned_seconds - 1) > SAME:
         raise InputError(
-            f"a plan holds names only, and {model.name} on {system.name} with engine {engine.name} is not what it was made of: "
+            f"a plan contains only names, and {model.name} on {system.name} with engine {engine.name} differs from its inputs: "
             f"a {pool.role} step takes {show(seconds, 's')} instead of {show(planned_seconds, 's')}. "
             "Give model=, system= and engine="
         )

@@ -1,4 +1,4 @@
-"""A plan under random arrivals: the rate at which its limits hold."""
+"""Replay of a plan with random arrivals: the rate at which its limits are met."""
 
 from __future__ import annotations
 
@@ -34,30 +34,32 @@ from steptime.units import in_digits
 
 __all__ = ["Compared", "Replay", "compare", "replay", "replay_pools"]
 
-LOWER = 0.9  # of the rate, where the limits do not hold
-STEADY = 20.0  # lifetimes of a request over which others come, that a cost is judged by
+# Factor on the rate where the limits are not met.
+LOWER = 0.9
+# Minimum duration of the arrivals, in median lifetimes of a request, for a steady state.
+STEADY = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Replay(Result):
-    """A plan under random arrivals: the run that meets the limits at `percentile`, its seats and rate, and how many tries."""
+    """A plan under random arrivals: the last run, its slots, rate and number of tries."""
 
     SCHEMA: ClassVar[str] = "steptime.replay/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "reason": unit("", "why the limits do not hold; empty where they do"),
-        "limits": unit("", "the last run against the limits"),
+        "reason": unit("", "why the limits are not met; empty where they are"),
+        "limits": unit("", "comparison of the last run with the limits"),
         "answers": unit("", "the figures of the last run"),
     }
 
     simulation: Simulation = field(metadata=unit("", "the last run", left_out=True))
-    slo: Slo = field(default=Slo(), metadata=unit("", "the limits", left_out=True))
-    batch: int = field(metadata=unit("sequences", "that a replica has seats for"))
-    planned_batch: float = field(metadata=unit("sequences", "of the plan"))
-    rate: float = field(metadata=unit("requests/s", "at which the limits hold", key="requests_per_s"))
-    planned_rate: float = field(metadata=unit("requests/s", "of the plan", key="planned_requests_per_s"))
-    percentile: str = field(metadata=unit("", "at which they hold: mean, p50, p90, p95 or p99"))
-    good: bool = field(metadata=unit("", "whether they hold at last"))
-    attempts: int = field(metadata=unit("", "rates that were tried"))
+    slo: Slo = field(default=Slo(), metadata=unit("", "limits", left_out=True))
+    batch: int = field(metadata=unit("sequences", "slots per replica"))
+    planned_batch: float = field(metadata=unit("sequences", "batch of the plan"))
+    rate: float = field(metadata=unit("requests/s", "rate at which the limits are met", key="requests_per_s"))
+    planned_rate: float = field(metadata=unit("requests/s", "rate of the plan", key="planned_requests_per_s"))
+    percentile: str = field(metadata=unit("", "percentile of the limits: mean, p50, p90, p95 or p99"))
+    good: bool = field(metadata=unit("", "whether the limits are met in the last run"))
+    attempts: int = field(metadata=unit("", "number of rates tried"))
 
     @property
     def answers(self) -> Answers:
@@ -66,23 +68,27 @@ class Replay(Result):
 
     @property
     def limits(self) -> Judged:
-        """The last run against the limits."""
+        """Comparison of the last run with the limits."""
         return judge(self.answers, self.slo, self.percentile)
 
     @property
     def reason(self) -> str:
-        """Why the limits do not hold; empty where they do."""
+        """Why the limits are not met; empty where they are."""
         if self.good:
             return ""
         share = f"{self.rate / self.planned_rate:.0%} of the plan's {in_digits(self.planned_rate, 4)}"
         lowest = f"{in_digits(self.rate, 4)} requests/s ({share})"
-        why = self.limits.why if not self.limits.is_met else "the run is too short to tell"
-        return f"with random arrivals the limits do not hold {at_percentile(self.percentile)}, down to {lowest}: {why}"
+        why = self.limits.why if not self.limits.is_met else "the run is too short"
+        return f"with random arrivals the limits are not met {at_percentile(self.percentile)}, down to {lowest}: {why}"
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return batch and rate against the planned ones, and the figures of the run."""
+        """Return a title and the main figures of the run.
+
+        Returns:
+            Title with the verdict and the rate; figures by label.
+        """
         _, figures = self.answers.headline()
-        holds = "limits hold" if self.good else "limits do not hold"
+        holds = "limits are met" if self.good else "limits are not met"
         rate = f"{in_digits(self.rate)} of {in_digits(self.planned_rate)} requests/s"
         return f"Replay: {holds} {at_percentile(self.percentile)} with {rate}", figures
 
@@ -97,10 +103,22 @@ def replay(
     requests: int = 4000,
     seed: int = 0,
 ) -> Replay:
-    """Replay a plan with random arrivals, and lower its rate until its limits hold at `percentile`: `plan --simulate`.
+    """Replay a plan with random arrivals, and reduce the rate until limits are met.
 
-    A plan holds the names of its model, system and engine; what was loaded from a file, stored in other formats or varied must
-    be given again, and InputError says so. requests: the least.
+    This is `plan --simulate`. A plan contains the names of its model, system and engine. A model or system
+    that was loaded from a file, stored in other formats or varied must be given again; InputError says so.
+
+    Args:
+        plan: Feasible plan.
+        model: Model, or None for the name in the plan.
+        system: System, or None for the name in the plan.
+        engine: Engine, or None for the name in the plan.
+        percentile: Percentile of the limits: "mean", "p50", "p90", "p95" or "p99".
+        requests: Minimum number of requests.
+        seed: Random seed.
+
+    Returns:
+        The replay.
     """
     things = load_plan_inputs(plan, model, system, engine)
     return replay_pools(
@@ -124,10 +142,27 @@ def replay_pools(
     tries: int = 24,
     speculation: Speculation = NONE,
 ) -> Replay:
-    """Replay a plan's `pools` with Poisson arrivals at `rate` [requests/s], and lower the rate until the limits hold.
+    """Replay the pools of a plan with Poisson arrivals.
 
-    A plan keeps its limits in the mean; the rate is lowered, to LOWER of the one before, until TTFT and TPOT are within them at
-    `percentile`. The seats stay those of the plan, as its launch commands have them. requests: the least.
+    A plan meets its limits on average. Each try multiplies the rate by LOWER, until TTFT and TPOT are within
+    the limits at `percentile`. The slots stay those of the plan, as in its launch commands.
+
+    Args:
+        model: Model.
+        system: System.
+        workload: Requests.
+        slo: Limits.
+        pools: Pools of the plan; the decode pool is the last.
+        rate: First request rate [requests/s].
+        engine: Engine.
+        percentile: Percentile of the limits: "mean", "p50", "p90", "p95" or "p99".
+        requests: Minimum number of requests.
+        seed: Random seed.
+        tries: Most rates to try.
+        speculation: Speculative tokens.
+
+    Returns:
+        The replay.
     """
     server = pools[-1]
     prefill = pools[0].layout if len(pools) > 1 else None
@@ -144,6 +179,8 @@ def replay_pools(
         "prefill_policy": None if prefill is None else prefill_policy(pools[0], prompts.fresh, speculation),
     }
     settings["policy"] = decode_policy(server, prompts.fresh, has_prefill_pool=prefill is not None, speculation=speculation)
+
+    # Reduce the rate geometrically until a settled run meets the limits.
     traffic, run = partial(workload_traffic, workload, seed=seed), partial(simulate, model, system, **settings)
     now, attempts, good = rate, 0, False
     while not good and attempts < tries:

@@ -1,4 +1,7 @@
-"""A plan's steady state held against its replay at the same rate: TPOT, TTFT and cost, warm-up and end left out."""
+"""Comparison of a plan's steady state with its simulation at the same rate.
+
+TPOT, TTFT and cost are compared, without the warm-up and the end of the run.
+"""
 
 from __future__ import annotations
 
@@ -32,52 +35,60 @@ from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import kv_room, simulate, user_visible_times
 from steptime.units import in_digits, show
 
-MIN_COUNTED_REQUESTS = 20_000  # requests that are counted unless told
-WARM_UP_LIFETIMES = 5.0  # lifetimes of a request that are left out before the counted ones; one comes after them
-MAX_REQUESTS = 1_000_000  # requests of a run
-SLOTS_FACTOR = 4  # times the plan's batch, of a replica, where its memory holds so many
-BATCHES = 20  # parts of a run whose means tell how sure its mean is
+# Default minimum number of requests that count.
+MIN_COUNTED_REQUESTS = 20_000
+# Lifetimes of a request before the first one that counts; one lifetime follows the last.
+WARM_UP_LIFETIMES = 5.0
+# Most requests of a run.
+MAX_REQUESTS = 1_000_000
+# Slots per replica over those of the plan, where memory has room.
+SLOTS_FACTOR = 4
+# Parts of a run whose means give the standard error.
+BATCHES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Compared(Result):
-    """A plan beside its replay at the plan's own rate, in a steady state; ratios are those of the replay over the plan.
+    """A plan next to its replay at the plan's rate, in a steady state.
 
-    `tpot` and `ttft` are what users see, with what an engine adds before the queue and before the answer; `made_tpot` and
-    `made_ttft` are the tokens as the server makes them. Errors are relative standard errors of the replay's means.
+    Ratios are replay over plan. `tpot` and `ttft` are what users see, including the engine's time before the
+    queue and before the answer. `made_tpot` and `made_ttft` are those of the server. Errors are relative
+    standard errors of the replay's means.
     """
 
     SCHEMA: ClassVar[str] = "steptime.compared/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tpot_ratio": unit("", "mean TPOT that users see, replay over plan"),
-        "made_tpot_ratio": unit("", "mean TPOT as tokens are made, replay over plan"),
+        "made_tpot_ratio": unit("", "mean TPOT at the server, replay over plan"),
         "ttft_ratio": unit("", "mean TTFT that users see, replay over plan"),
-        "made_ttft_ratio": unit("", "mean TTFT as tokens are made, replay over plan"),
-        "cost_ratio": unit("", "rent over output tokens delivered, replay over plan"),
+        "made_ttft_ratio": unit("", "mean TTFT at the server, replay over plan"),
+        "cost_ratio": unit("", "rent per output token, replay over plan"),
     }
 
-    rate: float = field(metadata=unit("requests/s", "of the plan, at which requests came", key="requests_per_s"))
-    planned_tpot: float = field(metadata=unit("s", "of the plan"))
-    tpot: float = field(metadata=unit("s", "mean that users see"))
-    made_tpot: float = field(metadata=unit("s", "mean as tokens are made"))
-    tpot_error: float = field(metadata=unit("", "relative standard error of the mean as tokens are made"))
-    planned_ttft: float = field(metadata=unit("s", "of the plan"))
-    ttft: float = field(metadata=unit("s", "mean that users see"))
-    made_ttft: float = field(metadata=unit("s", "mean until the first token is made"))
-    ttft_error: float = field(metadata=unit("", "relative standard error of the mean as tokens are made"))
-    planned_cost: float = field(metadata=unit("USD", "of a million output tokens", key="planned_usd_per_million_output_tokens"))
-    cost: float = field(metadata=unit("USD", "of a million that were delivered", key="usd_per_million_output_tokens"))
-    planned_tokens_per_second: float = field(metadata=unit("tok/s", "output of the plan"))
-    tokens_per_second: float = field(metadata=unit("tok/s", "output that was delivered"))
-    planned_batch: float = field(metadata=unit("sequences", "of a replica"))
-    batch: float = field(metadata=unit("sequences", "mean of a replica that decode", key="mean_batch"))
-    seats: int = field(metadata=unit("", "of a replica"))
-    preemptions: int = field(metadata=unit("", "times that a sequence lost its room"))
-    counted: int = field(metadata=unit("requests", "that came between warm-up and end", key="requests_counted"))
-    warm_up: float = field(metadata=unit("s", "left out at the start"))
-    window: float = field(metadata=unit("s", "in which the counted ones came"))
-    decode_error: float = field(metadata=unit("", "mean error of the replay's decode steps against those they stand for"))
-    mixed_error: float = field(metadata=unit("", "the same of its steps with prompts"))
+    rate: float = field(metadata=unit("requests/s", "request rate of plan and replay", key="requests_per_s"))
+    planned_tpot: float = field(metadata=unit("s", "time per output token of the plan"))
+    tpot: float = field(metadata=unit("s", "mean time per output token that users see"))
+    made_tpot: float = field(metadata=unit("s", "mean time per output token at the server"))
+    tpot_error: float = field(metadata=unit("", "relative standard error of the mean at the server"))
+    planned_ttft: float = field(metadata=unit("s", "time to first token of the plan"))
+    ttft: float = field(metadata=unit("s", "mean time to first token that users see"))
+    made_ttft: float = field(metadata=unit("s", "mean time to first token at the server"))
+    ttft_error: float = field(metadata=unit("", "relative standard error of the mean at the server"))
+    planned_cost: float = field(
+        metadata=unit("USD", "planned cost per million output tokens", key="planned_usd_per_million_output_tokens")
+    )
+    cost: float = field(metadata=unit("USD", "cost per million output tokens delivered", key="usd_per_million_output_tokens"))
+    planned_tokens_per_second: float = field(metadata=unit("tok/s", "output tokens per second of the plan"))
+    tokens_per_second: float = field(metadata=unit("tok/s", "output tokens per second delivered"))
+    planned_batch: float = field(metadata=unit("sequences", "planned sequences per replica"))
+    batch: float = field(metadata=unit("sequences", "mean decoding sequences per replica", key="mean_batch"))
+    seats: int = field(metadata=unit("", "slots per replica"))
+    preemptions: int = field(metadata=unit("", "number of preemptions"))
+    counted: int = field(metadata=unit("requests", "requests that count", key="requests_counted"))
+    warm_up: float = field(metadata=unit("s", "duration of the warm-up"))
+    window: float = field(metadata=unit("s", "duration of the arrivals that count"))
+    decode_error: float = field(metadata=unit("", "mean error of the replay's decode steps, relative to the step model"))
+    mixed_error: float = field(metadata=unit("", "mean error of the replay's mixed steps, relative to the step model"))
     steady: bool = field(metadata=unit("", "whether the queue did not grow"))
 
     @property
@@ -87,7 +98,7 @@ class Compared(Result):
 
     @property
     def made_tpot_ratio(self) -> float:
-        """Mean TPOT as tokens are made, replay over plan."""
+        """Mean TPOT at the server, replay over plan."""
         return self.made_tpot / self.planned_tpot
 
     @property
@@ -97,29 +108,33 @@ class Compared(Result):
 
     @property
     def made_ttft_ratio(self) -> float:
-        """Mean TTFT as tokens are made, replay over plan."""
+        """Mean TTFT at the server, replay over plan."""
         return self.made_ttft / self.planned_ttft
 
     @property
     def cost_ratio(self) -> float:
-        """Rent over output tokens delivered, replay over plan; of the tokens alone where no rent is known."""
+        """Cost per output token, replay over plan; needs no known rent."""
         return self.planned_tokens_per_second / self.tokens_per_second
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the ratios, and what they were taken from."""
-        grows = "" if self.steady else "; the queue grows, so that no time is steady"
+        """Return a title and the ratios with their times.
+
+        Returns:
+            Title with rate and requests; ratios by label.
+        """
+        grows = "" if self.steady else "; the queue grows, so that there is no steady state"
         return f"Replay over plan at {in_digits(self.rate, 4)} requests/s, {self.counted:,} requests counted{grows}", {
             "TPOT": _show_ratio(self.planned_tpot, self.tpot, self.made_tpot, self.tpot_error),
             "TTFT": _show_ratio(self.planned_ttft, self.ttft, self.made_ttft, self.ttft_error),
             "cost": f"{self.cost_ratio:.3f}",
-            "steps": f"off by {self.decode_error:.1%} (decode) and {self.mixed_error:.1%} (mixed) in the mean",
-            "batch": f"{self.batch:,.1f} in the mean, {self.planned_batch:,} planned, {self.seats:,} seats",
+            "steps": f"off by {self.decode_error:.1%} (decode) and {self.mixed_error:.1%} (mixed) on average",
+            "batch": f"{self.batch:,.1f} on average, {self.planned_batch:,} planned, {self.seats:,} slots",
         }
 
 
 def _show_ratio(planned: float, observed: float, generated: float, error: float) -> str:
-    times = f"{show(observed, 's')} for {show(planned, 's')}"
-    return f"{observed / planned:.3f} seen ({times}), {generated / planned:.3f} as made, ± {error:.1%}"
+    times = f"{show(observed, 's')} instead of {show(planned, 's')}"
+    return f"{observed / planned:.3f} for users ({times}), {generated / planned:.3f} at the server, ± {error:.1%}"
 
 
 def compare(
@@ -132,13 +147,23 @@ def compare(
     requests: int = MIN_COUNTED_REQUESTS,
     route: str = "round-robin",
 ) -> Compared:
-    """Replay a plan's pools at its own rate in a steady state, and return mean TPOT, TTFT and cost beside the plan's.
+    """Replay a plan at its own rate in a steady state and compare it with the plan.
 
-    Arrivals are Poisson at exactly the plan's rate. Its batch is a mean of sequences in flight and no cap: a replica has SEATS
-    times as many seats where its memory holds them, and the batch finds itself. Only requests count that come WARM lifetimes
-    after the first, and one before the last, so that others come as long as they are served; at least `requests` of them. A
-    lifetime is the longest that any request of the run took. `route`: of `Policy`.
-    model, system and engine may be left out where the names in the plan stand for them, as for `replay`.
+    Arrivals are Poisson at exactly the plan's rate. The batch is not limited to that of the plan: a replica
+    has SLOTS_FACTOR times as many slots where its memory has room. Requests count if they come at least
+    WARM_UP_LIFETIMES lifetimes after the first and one before the last. A lifetime is the longest of the run.
+
+    Args:
+        plan: Feasible plan.
+        model: Model, or None for the name in the plan; see `replay`.
+        system: System, or None for the name in the plan.
+        engine: Engine, or None for the name in the plan.
+        seed: Random seed.
+        requests: Minimum number of requests that count.
+        route: Routing of requests to replicas; see `Policy`.
+
+    Returns:
+        The comparison.
     """
     described, machine, runs_on = load_plan_inputs(plan, model, system, engine)
     lifetime = plan.ttft + plan.workload.output_tokens * plan.tpot
@@ -152,7 +177,7 @@ def compare(
 
 
 def _run(plan: Plan, model: Model, system: System, engine: Engine, n: int, seed: int, route: str) -> Simulation:
-    """Return a run of `n` requests at the plan's rate, with tokens seen when they are made."""
+    """Return a run at the plan's rate, in which users see tokens as they are made."""
     server, has_prefill_pool = plan.pools[-1], len(plan.pools) > 1
     prompts = workload_prompts(plan.workload)
     bare = replace(engine, scheduler=replace(engine.scheduler, steps_before_answer=0.0, steps_to_balance=0.0))
@@ -176,9 +201,10 @@ def _run(plan: Plan, model: Model, system: System, engine: Engine, n: int, seed:
 def _policy_with_spare_slots(
     server: PoolLike, plan: Plan, model: Model, system: System, engine: Engine, *, has_prefill_pool: bool
 ) -> Policy:
-    """Return the schedule of the pool that decodes, with seats above the plan's batch and the room that its chips have.
+    """Return the schedule of the decode pool with more slots than the plan.
 
-    A group reads the plan's chunk beside whatever batch it finds. A decode pool of its own keeps no room to read.
+    A data-parallel rank prefills the plan's chunk with any batch. A separate decode pool keeps no room for
+    prefill.
     """
     workload, drafts = plan.workload, plan.speculation.drafts
     usual = decode_policy(
@@ -199,9 +225,9 @@ def _policy_with_spare_slots(
 
 
 def _requests_in_window(run: Simulation) -> Any:
-    """Return which requests count: those after the warm-up that were served while others kept coming.
+    """Return which requests count: those after the warm-up, except at the end.
 
-    Where the queue grows there may be none: the later half of all then, of a state that is not steady.
+    Where the queue grows, there may be none. Then the later half counts, and the state is not steady.
     """
     q = run.requests
     took = float(np.max(q["finish"] - q["arrival"], where=q["status"] == DONE, initial=0.0))
@@ -212,12 +238,15 @@ def _requests_in_window(run: Simulation) -> Any:
 
 
 def _comparison(plan: Plan, run: Simulation, in_window: Any, engine: Engine) -> Compared:
-    """Return the figures of the chosen requests beside the plan's."""
+    """Return the figures of the counted requests next to those of the plan."""
+    # The engine's delays before the answer are added here, because the run shows tokens as they are made.
     q = run.requests
     groups = int(plan.pools[-1].layout.dp)
     answer = float(engine.scheduler.steps_before_answer) + (float(engine.scheduler.steps_to_balance) if groups > 1 else 0.0)
     observed = user_visible_times(q, replace(run.pace, answer=answer), accepted=plan.speculation.acceptance)[in_window]
     generated = q[in_window]
+
+    # Throughput counts the tokens of all requests in the window of the counted arrivals.
     begin, end = float(generated["arrival"][0]), float(generated["arrival"][-1])
     window = end - begin
     tokens = (_tokens_generated_by(q, end) - _tokens_generated_by(q, begin)) / window
@@ -251,7 +280,7 @@ def _comparison(plan: Plan, run: Simulation, in_window: Any, engine: Engine) -> 
 
 
 def _error(values: Any) -> float:
-    """Return the standard error of a mean over it, by the means of parts that are long enough to be told apart."""
+    """Return the relative standard error of a mean, from the means of its parts."""
     if len(values) < 2 * BATCHES:
         return math.nan
     means = np.array([part.mean() for part in np.array_split(values, BATCHES)])
@@ -264,12 +293,15 @@ def _tpot(q: Any) -> Any:
 
 
 def _decode_start(q: Any) -> Any:
-    """When requests began to decode [s]: with their first token, or when a decode pool of its own seated them."""
+    """Return when requests began to decode [s].
+
+    This is their first token, or their slot in a separate decode pool.
+    """
     return np.where(np.isnan(q["resumed"]), q["first"], q["resumed"])
 
 
 def _tokens_generated_by(q: Any, time: float) -> float:
-    """Return the output tokens that were made by a time [s]: the first, and the others evenly until the end."""
+    """Return the output tokens made by a time [s], spread evenly after the first."""
     done = q[q["status"] == DONE]
     began = _decode_start(done)
     span = np.maximum(done["finish"] - began, 1e-12)
@@ -278,6 +310,6 @@ def _tokens_generated_by(q: Any, time: float) -> float:
 
 
 def _decode_sequence_seconds(q: Any, begin: float, end: float) -> float:
-    """Return the sequence seconds of decode between two times [s]."""
+    """Return the sequence-seconds of decode between two times [s]."""
     done = q[q["status"] == DONE]
     return float(np.sum(np.maximum(np.minimum(done["finish"], end) - np.maximum(_decode_start(done), begin), 0.0)))

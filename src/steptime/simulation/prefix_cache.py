@@ -1,11 +1,13 @@
-"""A prefix cache over memory tiers: which leading blocks of a prompt are there already, and where.
+"""Prefix cache over memory tiers: which leading blocks of a prompt are cached.
 
-Blocks are known by hash. Each replica has tiers, fastest first; a block that a request reads or makes goes to the front of the
-first tier, what falls out of a tier goes to the front of the next, and what falls out of the last is gone (least recently used
-goes first). Blocks of a slower tier are loaded where that is quicker than computing them anew.
+Blocks are identified by hash. Each replica has tiers, fastest first, with least-recently-used eviction. A
+block that a request uses or makes moves to the front of the first tier. A block that a tier evicts moves to
+the front of the next tier, and the last tier discards it. A block of a slower tier is loaded where that is
+faster than computing it again.
 
-Requests are looked up in order of arrival: a block counts as there from the arrival of the request that makes it, which is
-early by that request's wait and prefill. Loads of one request run tier by tier and hold up the step that seats it.
+Requests are looked up in order of arrival. A block counts as cached from the arrival of the request that
+makes it. This is too early by the wait and prefill of that request. Loads of a request run tier by tier and
+delay the step that admits it.
 """
 
 from __future__ import annotations
@@ -27,13 +29,18 @@ from steptime.simulation.traffic import Traffic
 from steptime.units import show
 
 LEFT_OUT = unit("", "", left_out=True)
-MAX_BLOCKS = 200_000_000  # blocks of all replicas: some gigabytes
-SLACK = 1.2  # prefix-aware routing leaves a replica that got this many times the mean tokens
+# Blocks of all replicas, which take some gigabytes.
+MAX_BLOCKS = 200_000_000
+# Prefix-aware routing avoids a replica with this factor above the mean tokens.
+SLACK = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """Memory that holds cached blocks of one replica: capacity [B], bandwidth to the chips [B/s], latency [s] of a load."""
+    """A memory tier for cached blocks of one replica.
+
+    `capacity` is in B, `bandwidth` to the chips in B/s, and `latency` of a load in s.
+    """
 
     name: str
     capacity: float
@@ -49,19 +56,35 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
-    """Tiers of a prefix cache, fastest first; the first is the chips' own memory, which needs no load."""
+    """Tiers of a prefix cache, fastest first.
+
+    The first tier is the memory of the chips, which needs no load.
+    """
 
     tiers: tuple[Tier, ...]
 
     def __post_init__(self) -> None:
         if not self.tiers:
-            raise RangeError("a prefix cache needs at least one tier")
+            raise RangeError("tiers: a prefix cache needs at least one tier, got none")
 
 
 def cache_with_capacities(system: System, layout: Layout, capacities: Mapping[str, float]) -> Cache:
-    """Return the cache of a replica with some capacities [B] by tier; bandwidths and order are the machine's.
+    """Return the prefix cache of a replica with given capacities.
 
-    The chips' own memory comes first, of no capacity unless given: only there is a block of use without a load.
+    Bandwidths and order are those of the system. The memory of the chips comes first, with capacity 0 by
+    default, because only there a block is usable without a load.
+
+    Args:
+        system: System with memory tiers.
+        layout: Layout of a replica.
+        capacities: Capacity by tier [B].
+
+    Returns:
+        The cache.
+
+    Raises:
+        UnknownName: The system has no such tier.
+        RangeError: The capacity is larger than the memory of the replica's chips.
     """
     hbm = system.chip.hbm
     tiers = {tier.name: tier for tier in (hbm, *system.tiers)}
@@ -72,7 +95,7 @@ def cache_with_capacities(system: System, layout: Layout, capacities: Mapping[st
     max_bytes = float(system.chip.capacity) * int(layout.chips)
     if sizes[hbm.name] > max_bytes:
         raise RangeError(
-            f"{hbm.name}={show(sizes[hbm.name], 'B')} is more than the {show(max_bytes, 'B')} of a replica's chips"
+            f"{hbm.name}: must be at most {show(max_bytes, 'B')}, the memory of a replica, got {show(sizes[hbm.name], 'B')}"
         )
     return Cache(
         tiers=tuple(
@@ -85,22 +108,24 @@ def cache_with_capacities(system: System, layout: Layout, capacities: Mapping[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierUse:
-    """What one tier of a prefix cache did, in all replicas."""
+    """Use of one tier of a prefix cache, in all replicas."""
 
-    name: str = field(metadata=unit("", "of the tier"))
-    hit_tokens: int = field(metadata=unit("tokens", "found in it"))
-    bytes_read: float = field(metadata=unit("", "bytes loaded from it"))
-    bytes_written: float = field(metadata=unit("", "bytes kept in it"))
+    name: str = field(metadata=unit("", "name of the tier"))
+    hit_tokens: int = field(metadata=unit("tokens", "tokens found in the tier"))
+    bytes_read: float = field(metadata=unit("", "bytes loaded from the tier"))
+    bytes_written: float = field(metadata=unit("", "bytes written to the tier"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CacheUse(Result):
-    """What a cache did: by request cached [tokens], load [s] and route; by tier hit tokens, bytes read and bytes written.
+    """Use of a prefix cache: by request and by tier.
 
-    hit_rate: share of prompt tokens that were not computed. recomputed: tokens found in a tier too slow to be worth a load.
+    By request: `cached` tokens, `load` time [s] and `route`. By tier: hit tokens, bytes read and bytes
+    written. `hit_rate` is the share of prompt tokens that were not computed. `recomputed` counts the tokens
+    found in a tier that is too slow for a load.
     """
 
-    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"by_tier": unit("", "what each tier did, fastest first", key="tiers")}
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"by_tier": unit("", "use of each tier, fastest first", key="tiers")}
 
     cached: Any = field(metadata=LEFT_OUT)
     load: Any = field(metadata=LEFT_OUT)
@@ -110,18 +135,22 @@ class CacheUse(Result):
     bytes_read: Any = field(metadata=LEFT_OUT)
     bytes_written: Any = field(metadata=LEFT_OUT)
     hit_rate: float = field(metadata=unit("", "share of prompt tokens that were not computed"))
-    recomputed: int = field(metadata=unit("tokens", "found in a tier too slow to be worth a load"))
+    recomputed: int = field(metadata=unit("tokens", "tokens found in a tier that is too slow for a load"))
 
     @property
     def by_tier(self) -> tuple[TierUse, ...]:
-        """What each tier did, fastest first."""
+        """Use of each tier, fastest first."""
         rows = zip(self.tiers, self.hit_tokens, self.bytes_read, self.bytes_written, strict=True)
         return tuple(
             TierUse(name=n, hit_tokens=hit, bytes_read=loaded, bytes_written=stored) for n, hit, loaded, stored in rows
         )
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the share of hits, of all and by tier."""
+        """Return a title and the hits by tier.
+
+        Returns:
+            Title with the hit rate; hit tokens by tier.
+        """
         hits = {tier.name: f"{tier.hit_tokens:,} tokens found" for tier in self.by_tier}
         return f"Prefix cache: {self.hit_rate:.1%} of prompt tokens not computed", hits
 
@@ -136,12 +165,32 @@ def use_cache(
     route: str = "round-robin",
     dealt: Any = None,
 ) -> CacheUse:
-    """Return what the cache saves each request of a traffic that has block hashes; `dealt` names replicas that are settled."""
+    """Return what the cache saves each request of a traffic with block hashes.
+
+    Args:
+        cache: Tiers of one replica.
+        traffic: Traffic with block hashes.
+        pace: Step times, for the cost of computing a block again.
+        bytes_per_token: KV cache per token [B].
+        replicas: Number of replicas.
+        route: "round-robin" or "prefix-aware".
+        dealt: Replica of each request, where it is fixed.
+
+    Returns:
+        The use of the cache.
+
+    Raises:
+        RangeError: The traffic has no block hashes, the model has no KV cache, or there are too many blocks.
+    """
     if not len(traffic.starts):
-        raise RangeError("a prefix cache needs block hashes: a trace with hash_ids, or shared prefixes (--prefixes)")
+        raise RangeError(
+            "traffic: a prefix cache needs block hashes, got none; use a trace with hash_ids, or shared prefixes (--prefixes)"
+        )
     block_bytes = bytes_per_token * traffic.block_tokens
     if not block_bytes > 0:
-        raise RangeError("the model keeps no cache that grows with tokens, so no prefix can be kept block by block")
+        raise RangeError("model: a prefix cache needs a KV cache that grows with tokens, got a model without one")
+
+    # Blocks are numbered from 0, so that the compiled loop can use arrays instead of a dictionary.
     capacity = np.array([min(int(tier.capacity // block_bytes), 1 << 40) for tier in cache.tiers], dtype=np.int64)
     names, ids = np.unique(traffic.blocks, return_inverse=True)
     n, tiers = len(traffic), len(cache.tiers)
@@ -175,6 +224,8 @@ def use_cache(
         skipped,
         np.zeros(replicas),
     )
+
+    # The compiled loop has filled the arrays in place.
     tokens = hits.sum(axis=0) * traffic.block_tokens
     return CacheUse(
         cached=cached,
@@ -190,9 +241,11 @@ def use_cache(
 
 
 def _check_block_count(replicas: int, blocks: int) -> None:
-    """Raise RangeError where the blocks of all replicas are more than memory holds."""
+    """Raise RangeError where all replicas have more blocks than memory allows."""
     if replicas * blocks > MAX_BLOCKS:
-        raise RangeError(f"{blocks:,} blocks on {replicas:,} replicas are too many to keep; at most {MAX_BLOCKS:,} in all")
+        raise RangeError(
+            f"blocks: must be at most {MAX_BLOCKS:,} in all, got {blocks:,} on {replicas:,} replicas; use fewer requests"
+        )
 
 
 @compiled
@@ -211,7 +264,7 @@ def _to_front(links: Any, r: int, head: int, k: int) -> None:
 def _insert_block(
     block_tier: Any, links: Any, size: Any, capacity: Any, written: Any, r: int, k: int, tier: int, first: int
 ) -> None:
-    """Put block `k` at the front of `tier` of replica `r`; what falls out moves down."""
+    """Insert a block at the front of a tier; evicted blocks move to the next tier."""
     while tier < len(capacity):
         head = first + 2 * tier
         if capacity[tier] > 0:
@@ -234,7 +287,10 @@ def _look_up_requests(
     row: float, pair: float, aware: bool, replicas: int, block_tier: Any, links: Any, size: Any, replica: Any, hits: Any,
     written: Any, cached: Any, load: Any, skipped: Any, computed_tokens: Any,
 ) -> None:  # fmt: skip
-    """Look up every request, and keep its blocks; `computed_tokens` [tokens] is what each replica got to read."""
+    """Look up every request and insert its blocks.
+
+    `computed_tokens` [tokens] is the prefill work of each replica.
+    """
     tiers, first, total = len(capacity), block_tier.shape[1], 0.0
     for r in range(replicas):
         for t in range(tiers):
@@ -247,11 +303,14 @@ def _look_up_requests(
                 k = low
                 while k < high and block_tier[r, ids[k]] >= 0:
                     k += 1
+                # An overloaded replica counts as having no hits, so that load stays balanced.
                 hit_blocks = k - low if computed_tokens[r] <= SLACK * total / replicas + block else 0
                 if hit_blocks > longest or (hit_blocks == longest and computed_tokens[r] < fewest):
                     best, longest, fewest = r, hit_blocks, computed_tokens[r]
             replica[i] = best
         r = replica[i]
+
+        # A slower tier is used up to the first block that is faster to compute than to load.
         k, loads = low, 0
         while k < high and block_tier[r, ids[k]] >= 0 and (k - low + 1) * block < inputs[i]:
             t = block_tier[r, ids[k]]
@@ -270,7 +329,8 @@ def _look_up_requests(
             k += 1
         computed_tokens[r] += inputs[i] - cached[i]
         total += inputs[i] - cached[i]
-        for k in range(high - 1, low - 1, -1):  # the first block is used last, and so leaves last
+        # In reverse order, so that the first block is the most recently used and is evicted last.
+        for k in range(high - 1, low - 1, -1):
             t = block_tier[r, ids[k]]
             if t >= 0:
                 _unlink(links, r, ids[k])

@@ -1,4 +1,4 @@
-"""Pools of replicas that serve traffic: one, one for each class, or two between which caches are sent."""
+"""Replica pools that serve traffic: one, one per class, or prefill plus decode."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.step_time_model import Pace
 from steptime.simulation.traffic import Traffic
 
-PORTION = 50_000  # requests between two reports of progress
-MAX_BYTES = 4 << 30  # of the state of all replicas
+# Requests between two reports of progress.
+PORTION = 50_000
+# Memory for the state of all replicas [B].
+MAX_BYTES = 4 << 30
 
 
 class Server(NamedTuple):
-    """One pool: its schedule, the pace of its steps, and its replicas."""
+    """One pool: its schedule, the step times, and the number of replicas."""
 
     policy: Policy
     pace: Pace
@@ -30,7 +32,14 @@ class Server(NamedTuple):
 
 
 def max_replicas(policy: Policy) -> int:
-    """Return how many replicas of a policy can be simulated: what is kept of each takes memory."""
+    """Return the largest number of replicas that can be simulated in memory.
+
+    Args:
+        policy: Scheduling policy.
+
+    Returns:
+        Replicas.
+    """
     bytes_per_replica = 8 * (4 * RECORDS + GAPS + 4 * int(policy.max_num_seqs) + int(policy.block))
     return max(1, MAX_BYTES // bytes_per_replica)
 
@@ -46,21 +55,36 @@ def serve(
     route: Any = None,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Any, Rules, Replicas]:
-    """Serve traffic on `replicas` of a pool whose steps take `pace`; return the requests, the rules and the replicas.
+    """Serve traffic on one pool of replicas.
 
-    cached [prompt tokens already there] and load [s] by request. `route` names the replica of each request; the clients of a
-    closed loop are dealt out in turn and stay with their replica.
+    In a closed loop, clients are assigned to replicas in turn and stay there.
+
+    Args:
+        traffic: Traffic.
+        policy: Scheduling policy.
+        pace: Step times.
+        replicas: Number of replicas.
+        cached: Prompt tokens already in the cache, by request.
+        load: Time to load them [s], by request.
+        route: Replica of each request; by default that of the policy.
+        progress: Function called with the number of requests served.
+
+    Returns:
+        The requests, the rules and the replicas.
+
+    Raises:
+        RangeError: Requests are not in order, or the step times cover too few sequences.
     """
     replicas = whole_number("replicas", replicas, maximum=max_replicas(policy))
     if np.any(np.diff(traffic.arrival) < 0):
-        raise RangeError("requests must be in order of arrival")
+        raise RangeError("arrival: requests must be in order of arrival, got times that decrease; sort them")
     if len(pace.decode) <= policy.max_num_seqs:
-        raise RangeError(
-            f"the pace covers {len(pace.decode) - 1} sequences, fewer than the {policy.max_num_seqs} of the policy"
-        )
+        raise RangeError(f"pace: must cover max_num_seqs = {policy.max_num_seqs} sequences, got {len(pace.decode) - 1}")
     n = len(traffic)
     if int(np.max(traffic.ranks, initial=0)) >= policy.ranks:
         policy = replace(policy, ranks=1 + int(np.max(traffic.ranks)))
+
+    # Pool and requests are arrays that the compiled loop changes in place.
     rules = policy.rules(closed=traffic.clients > 0, groups=pace.groups)
     rules = rules._replace(before=pace.before, before_token=pace.before_token, extra_delay=pace.extra_delay)
     requests = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, traffic.ranks, cached, load)
@@ -71,6 +95,8 @@ def serve(
     elif route is None:
         least = policy.route == "least-loaded" and replicas > 1
         route = np.zeros(0, dtype=np.int64) if least else np.arange(n, dtype=np.int64) % replicas
+
+    # Portions allow reports of progress; a closed loop has no portions, because clients continue across them.
     rates = pace.rates
     portion = n + 1 if traffic.clients else PORTION
     for begin in range(0, n + 1, portion):
@@ -81,10 +107,19 @@ def serve(
 
 
 def assign_clients(n: int, clients: int, replicas: int) -> tuple[Any, Any]:
-    """Deal the clients of a closed loop of `n` requests out to replicas: the replica of each request, and who follows whom.
+    """Assign the clients of a closed loop to replicas.
 
-    Client c sends the requests c, c + clients, ...; the second array holds the first request of each replica that has no place
-    at the start, and then, for each request, the next of its replica; n where there is none.
+    Client c sends the requests c, c + clients, ... The second array starts with the first request of each
+    replica that does not arrive at the start. Then it has, for each request, the next one of its replica; n
+    means none.
+
+    Args:
+        n: Number of requests.
+        clients: Number of clients.
+        replicas: Number of replicas.
+
+    Returns:
+        The replica of each request, and the order of requests.
 
     >>> [part.tolist() for part in assign_clients(6, 3, 2)]
     [[0, 1, 0, 0, 1, 0], [3, 4, 6, 6, 6, 5, 6, 6]]
@@ -92,10 +127,12 @@ def assign_clients(n: int, clients: int, replicas: int) -> tuple[Any, Any]:
     used = min(replicas, clients)
     route = np.arange(n, dtype=np.int64) % clients % used
     following = np.full(used + n, n, dtype=np.int64)
-    order = clients + np.argsort(route[clients:], kind="stable")  # by replica
+    # Sorted by replica.
+    order = clients + np.argsort(route[clients:], kind="stable")
     replica, first = np.unique(route[order], return_index=True)
     following[used + order[:-1]] = order[1:]
-    following[used + order[first[1:] - 1]] = n  # the last of each replica but the last, whose end is n already
+    # The last request of each replica has no successor; that of the last replica is n already.
+    following[used + order[first[1:] - 1]] = n
     following[replica] = order[first]
     return route, following
 
@@ -107,21 +144,33 @@ def serve_disaggregated(
     transfer_seconds: Callable[[Any], Any],
     **settings: Any,
 ) -> tuple[Any, list[tuple[Rules, Replicas]]]:
-    """Serve prompts on one pool and outputs on another; `transfer_seconds` gives the seconds that the caches of requests are on
-    their way.
+    """Serve prefill on one pool and decode on another.
 
-    The first token comes from the first pool. Caches do not wait for each other on the links, and a full decode pool does not
-    stop the first.
+    The first token comes from the prefill pool. Caches do not wait for each other on the links, and a full
+    decode pool does not stop the prefill pool.
+
+    Args:
+        traffic: Open-loop traffic.
+        first: Prefill pool.
+        second: Decode pool.
+        transfer_seconds: Function from requests to the transfer times of their caches [s].
+        settings: Arguments of `serve` for the prefill pool.
+
+    Returns:
+        The requests, and the rules and replicas of each pool.
     """
     prefill_traffic = replace(traffic, outputs=np.minimum(traffic.outputs, 1))
     a, a_rules, a_pool = serve(prefill_traffic, first[0], first[1], replicas=first[2], **settings)
     a["outputs"] = traffic.outputs
+
+    # Requests with more than one token continue in the decode pool, when their caches have arrived.
     go_on = np.flatnonzero((a["status"] == DONE) & (a["outputs"] > 1))
     transferred_at = a["finish"][go_on] + np.asarray(transfer_seconds(a[go_on]))
     order = np.argsort(transferred_at, kind="stable")
     go_on, transferred_at = go_on[order], transferred_at[order]
     moved = Traffic(arrival=transferred_at, inputs=a["inputs"][go_on], outputs=a["outputs"][go_on], rank=a["rank"][go_on])
-    decode_pace = replace(second[1], before=0.0, before_token=0.0)  # they came in by the first pool
+    # The requests already waited before the queue of the prefill pool.
+    decode_pace = replace(second[1], before=0.0, before_token=0.0)
     b, b_rules, b_pool = serve(moved, second[0], decode_pace, replicas=second[2], cached=moved.inputs)
     a["finish"][go_on], a["preempted"][go_on], a["status"][go_on] = b["finish"], b["preempted"], b["status"]
     a["moved"][go_on], a["resumed"][go_on] = transferred_at, b["scheduled"]
@@ -137,14 +186,29 @@ def serve_disaggregated_closed(
     progress: Callable[[int], None] | None = None,
     **settings: Any,
 ) -> tuple[Any, list[tuple[Rules, Replicas]]]:
-    """Serve a closed loop on two pools: each of `traffic.clients` asks again when an answer of the second pool ends.
+    """Serve a closed loop on a prefill and a decode pool.
 
-    The first requests of the clients run alone; where their answers end, others are sent, and both pools run again, until no
-    arrival moves. What ends by a time depends only on what came before it: each round sets right at least one more end, in
-    practice a generation of them. Raises RangeError for static batches that wait for more without end.
+    A client sends its next request when the decode pool completes its answer. Both pools run again and again
+    with the arrivals of the last run, until no arrival changes. The ends by some time depend only on earlier
+    arrivals. Each run therefore corrects at least one more end; in practice it corrects one request of every
+    client.
+
+    Args:
+        traffic: Closed-loop traffic.
+        first: Prefill pool.
+        second: Decode pool.
+        transfer_seconds: Function from requests to the transfer times of their caches [s].
+        progress: Function called with the number of requests of the run.
+        settings: Arguments of `serve` for the prefill pool.
+
+    Returns:
+        The requests, and the rules and replicas of each pool.
+
+    Raises:
+        RangeError: A static batch would wait without end.
     """
     if any(policy.kind == "static" and math.isinf(policy.patience) for policy, _, _ in (first, second)):
-        raise RangeError("static batches that wait to fill without end do not go with clients of separate pools")
+        raise RangeError("patience: must be finite for static batches of closed-loop clients on separate pools, got inf")
     n, clients = len(traffic), min(traffic.clients, len(traffic))
     arrival = np.zeros(clients)
     for _ in range(n + 2):
@@ -160,16 +224,24 @@ def serve_disaggregated_closed(
         arrival = next_arrival
         if progress is not None:
             progress(len(arrival))
-    raise ValueError(f"a closed loop of {clients} clients on two pools has not settled")
+    raise ValueError(f"a closed loop of {clients} clients on two pools did not converge")
 
 
 def delays(requests: Any, extra_delay: float) -> Any:
-    """Return how much later users see the tokens of each request than the chips make them [s]; see `Pace.extra_delay`."""
+    """Return how much later users see tokens than the server makes them.
+
+    Args:
+        requests: Rows of `REQUEST`.
+        extra_delay: See `Pace.extra_delay`.
+
+    Returns:
+        Seconds by request.
+    """
     return extra_delay * np.nan_to_num(requests["first"] - requests["scheduled"])
 
 
 def _begin(traffic: Traffic, arrival: Any) -> Traffic:
-    """The first requests of a traffic, as many as have a time of arrival [s], as an open loop."""
+    """Return the first requests of a traffic as an open loop with these arrivals [s]."""
     k = len(arrival)
     rank = traffic.rank[:k] if len(traffic.rank) else traffic.rank
     return Traffic(arrival=arrival, inputs=traffic.inputs[:k], outputs=traffic.outputs[:k], rank=rank)
@@ -178,12 +250,24 @@ def _begin(traffic: Traffic, arrival: Any) -> Traffic:
 def serve_tiers(
     traffic: Traffic, pools: Sequence[Server], *, progress: Callable[[int], None] | None = None
 ) -> tuple[Any, list[tuple[Rules, Replicas]]]:
-    """Serve each class of `traffic` on a pool of its own: class k on `pools[k]` (policy, pace, replicas)."""
+    """Serve each class of a traffic on its own pool: class k on `pools[k]`.
+
+    Args:
+        traffic: Open-loop traffic with classes.
+        pools: One pool per class.
+        progress: Function called with the number of requests served.
+
+    Returns:
+        The requests, and the rules and replicas of each pool.
+
+    Raises:
+        RangeError: The traffic is a closed loop, or there are too few pools.
+    """
     if traffic.clients:
-        raise RangeError("pools by class need arrivals that do not wait for answers: use a rate or a trace")
+        raise RangeError("traffic: pools per class need an open loop, got a closed loop; use a rate or a trace")
     ranks = traffic.ranks
     if int(np.max(ranks)) >= len(pools):
-        raise RangeError(f"{int(np.max(ranks)) + 1} classes need as many pools, not {len(pools)}")
+        raise RangeError(f"pools: must be one per class, {int(np.max(ranks)) + 1}, got {len(pools)}")
     requests = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, ranks, 0, 0.0)
     used, replica_offset = [], 0
     for rank, (policy, pace, replicas) in enumerate(pools):

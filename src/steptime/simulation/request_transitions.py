@@ -1,4 +1,4 @@
-"""What happens to a request in the event loop: it arrives, is seated, joins the decode batch, is preempted, ends."""
+"""Transitions of a request: arrival, slot, prefill, decode, preemption and end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,18 @@ from steptime.simulation.loop_state import (
 
 @compiled
 def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
-    """Queue request `i` at replica `r`, or reject what could never be served."""
+    """Put a request into the queue of a replica, or reject it if it cannot be served.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        i: Index of the request.
+
+    Returns:
+        True if it is in the queue, False if it is rejected.
+    """
     room = q[i].inputs + q[i].outputs
     q[i].replica = r
     q[i].ready = q[i].arrival + rules.before + rules.before_token * q[i].inputs
@@ -76,7 +87,15 @@ def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
 
 @compiled
 def seat(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
-    """Move request `i` from its queue to a seat and take the blocks of its prompt."""
+    """Move a request from its queue to a slot and take the blocks of its prompt.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        i: Index of the request.
+    """
     remove(q, p.lists, r, QUEUE, i)
     insert(q, p.lists, r, SEAT, i, p.lists[r, q[i].rank, SEAT + 1])
     p.count[r, QUEUED] -= 1
@@ -91,7 +110,15 @@ def seat(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
 
 @compiled
 def join(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
-    """Let a request whose prompt is read decode what it still owes."""
+    """Add a request to the decode batch after its prefill.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        i: Index of the request.
+    """
     steps = p.count[r, STEPS]
     owed = (q[i].outputs - q[i].made - 1) * rules.unit
     q[i].joined, q[i].end = steps, steps + (owed + rules.growth - 1) // rules.growth
@@ -105,7 +132,15 @@ def join(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
 
 @compiled
 def leave(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
-    """Give back the seat, the blocks and the share in the decode batch of request `i`."""
+    """Release the slot and the blocks of a request, and its place in the decode batch.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        i: Index of the request.
+    """
     p.count[r, FREE] += request_blocks(q, p, rules, r, i)
     remove(q, p.lists, r, SEAT, i)
     p.count[r, SEATS] -= 1
@@ -118,15 +153,27 @@ def leave(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
 
 @compiled
 def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
-    """Send the last seated request of the last class back to the front of its queue; what it had is computed again."""
+    """Preempt the last request of the lowest class, and put it first in its queue.
+
+    Its cache is computed again.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+    """
     rank = rules.ranks - 1
     while p.lists[r, rank, SEAT + 1] < 0:
         rank -= 1
     i = p.lists[r, rank, SEAT + 1]
     output_tokens = q[i].made
+
+    # A decoding request leaves the heap, one in prefill leaves the list of partial prompts.
     if q[i].status == DECODING:
         drop(q, p.heap, r, p.count[r, LIVE], i)
         p.count[r, LIVE] -= 1
+        # Tokens made so far count as part of the prompt when the cache is computed again.
         output_tokens += 1 + rules.growth * (p.count[r, STEPS] - q[i].joined) // rules.unit
     else:
         k = 0
@@ -136,7 +183,8 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
         for j in range(k, p.count[r, PARTIAL]):
             p.partials[r, j] = p.partials[r, j + 1]
     leave(q, p, rules, r, i)
-    if q[i].cached == q[i].inputs:  # its cache came from a prefill pool
+    # Its cache came from a prefill pool and is lost.
+    if q[i].cached == q[i].inputs:
         q[i].cached = 0
     q[i].made, q[i].status, q[i].load = output_tokens, WAITING, 0.0
     q[i].preempted += 1
@@ -146,7 +194,18 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
 
 @compiled
 def finish(q: Any, p: Replicas, rules: Rules, r: int, i: int, following: Any) -> None:
-    """End request `i`; in a closed loop its client sends the next when it has seen the last token."""
+    """Complete a request.
+
+    In a closed loop, its client sends the next request when it has received the last token.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        i: Index of the request.
+        following: Next requests of the clients of a closed loop.
+    """
     q[i].finish, q[i].status = p.seconds[r, CLOCK], DONE
     last_token_s = p.seconds[r, CLOCK] + rules.extra_delay * (q[i].first - q[i].scheduled)
     send_next(q, p, rules, r, last_token_s, following)
@@ -154,7 +213,18 @@ def finish(q: Any, p: Replicas, rules: Rules, r: int, i: int, following: Any) ->
 
 @compiled
 def send_next(q: Any, p: Replicas, rules: Rules, r: int, now: float, following: Any) -> None:
-    """Let a client of a closed loop send its next request to its replica `r`, and the one after where that is rejected."""
+    """Send the next request of a client of a closed loop to its replica.
+
+    If the request is rejected, the client sends the one after it.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        now: Time of arrival [s].
+        following: Next requests of the clients of a closed loop.
+    """
     while rules.closed and following[r] < len(q):
         k = following[r]
         following[r] = following[len(following) - len(q) + k]
@@ -165,7 +235,14 @@ def send_next(q: Any, p: Replicas, rules: Rules, r: int, now: float, following: 
 
 @inlined
 def pass_time(p: Replicas, r: int, seconds: float, free: float) -> None:
-    """Let time pass for what is counted by time: busy seconds, occupancy (`free` blocks in the mean) and the timeline."""
+    """Advance the clock of a replica, its time-weighted counts and its timeline.
+
+    Args:
+        p: Replicas.
+        r: Index of the replica.
+        seconds: Busy time [s].
+        free: Mean number of free blocks.
+    """
     p.seconds[r, CLOCK] += seconds
     p.seconds[r, BUSY] += seconds
     p.seconds[r, SEAT_SECONDS] += seconds * p.count[r, SEATS]
@@ -176,16 +253,31 @@ def pass_time(p: Replicas, r: int, seconds: float, free: float) -> None:
 
 @compiled
 def idle_until(p: Replicas, r: int, time: float) -> None:
-    """Let an idle replica wait until a time; its timeline says so."""
+    """Advance the clock of an idle replica and its timeline.
+
+    Args:
+        p: Replicas.
+        r: Index of the replica.
+        time: Time [s].
+    """
     p.seconds[r, CLOCK] = time
     record(p, r)
 
 
 @inlined
 def record(p: Replicas, r: int) -> None:
-    """Note in the timeline what was true until now; every second row goes where there is no more room."""
+    """Add a row to the timeline of a replica.
+
+    When the timeline is full, every second row is removed.
+
+    Args:
+        p: Replicas.
+        r: Index of the replica.
+    """
     if p.seconds[r, CLOCK] < p.seconds[r, NEXT_RECORD]:
         return
+
+    # Halve the resolution of a full timeline, so that its size stays fixed.
     k = p.count[r, RECORDED]
     if k == RECORDS:
         k = RECORDS // 2
@@ -201,9 +293,16 @@ def record(p: Replicas, r: int) -> None:
 
 @inlined
 def record_gaps(p: Replicas, r: int, n: int, seconds: float) -> None:
-    """Count the inter-token times of `n` decode steps that take `seconds` together; prompts may have held up the first.
+    """Count the inter-token times of several decode steps.
 
-    Who joined while others were held up waited for a part of that time only.
+    Prefill may have delayed the first step. A sequence that joined during the delay waited only for a part of
+    it.
+
+    Args:
+        p: Replicas.
+        r: Index of the replica.
+        n: Number of steps.
+        seconds: Time of all steps [s].
     """
     b = p.count[r, LIVE]
     p.seconds[r, TOKEN_STEPS] += n * b
@@ -221,13 +320,28 @@ def record_gaps(p: Replicas, r: int, n: int, seconds: float) -> None:
 
 @compiled
 def gap_bin(seconds: float) -> int:
-    """The bin of the histogram of inter-token times that holds a time."""
+    """Return the bin of an inter-token time in the histogram.
+
+    Args:
+        seconds: Inter-token time [s].
+
+    Returns:
+        Index of the bin.
+    """
     return min(GAPS - 1, max(0, int(np.log(max(seconds, SHORTEST) / SHORTEST) / WIDTH)))
 
 
 @inlined
 def complete(q: Any, p: Replicas, rules: Rules, r: int, following: Any) -> None:
-    """End every decoding request whose last step is done."""
+    """Complete every decoding request whose last step is done.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        following: Next requests of the clients of a closed loop.
+    """
     while p.count[r, LIVE] > 0 and q[p.heap[r, 0]].end <= p.count[r, STEPS]:
         i = p.heap[r, 0]
         size = p.count[r, LIVE] - 1
@@ -240,7 +354,13 @@ def complete(q: Any, p: Replicas, rules: Rules, r: int, following: Any) -> None:
 
 @compiled
 def clear(p: Replicas, rules: Rules, r: int) -> None:
-    """Empty the seats of a static batch that is done."""
+    """Empty the slots of a static batch that is done.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+    """
     p.count[r, DECODES], p.count[r, SEATS], p.count[r, FREE] = 0, 0, rules.blocks
     p.seconds[r, CONTEXT] = 0.0
     for k in range(rules.block):
@@ -251,13 +371,23 @@ def clear(p: Replicas, rules: Rules, r: int) -> None:
 
 @inlined
 def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, following: Any) -> None:
-    """Give the requests whose prompts were read their next token; those that owe more join the decode batch."""
+    """Give requests their next token after prefill; unfinished ones start to decode.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        ends: Number of requests in `Replicas.ends`.
+        following: Next requests of the clients of a closed loop.
+    """
     for k in range(ends):
         i = p.ends[k]
         if np.isnan(q[i].first):
             q[i].first = p.seconds[r, CLOCK]
         if q[i].outputs > q[i].made + 1:
             join(q, p, rules, r, i)
+            # Until the next decode step, it waits only from now on.
             p.delays[r, p.count[r, JOINED]] = p.seconds[r, STALL]
             p.count[r, JOINED] += rules.kind == PREFILL_FIRST
         elif rules.kind == STATIC:
@@ -269,7 +399,19 @@ def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, followi
 
 @inlined
 def next_waiting(q: Any, p: Replicas, rules: Rules, r: int) -> int:
-    """The request that is served next, or -1: the front of the first class whose front is in the queue by now."""
+    """Return the next request to serve.
+
+    It is the first one in the queue of the highest class whose first request is ready.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+
+    Returns:
+        Index of the request; -1 if no request is ready.
+    """
     for rank in range(rules.ranks):
         i = p.lists[r, rank, QUEUE]
         if i >= 0 and q[i].ready <= p.seconds[r, CLOCK]:
@@ -279,7 +421,18 @@ def next_waiting(q: Any, p: Replicas, rules: Rules, r: int) -> int:
 
 @compiled
 def next_front_ready(q: Any, p: Replicas, rules: Rules, r: int, after: float) -> Any:
-    """When the first front of a class is in the queue that was not there by `after` [s]; infinite where there is none."""
+    """Return when the next first request of a class becomes ready.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        after: Requests that are ready by this time [s] do not count.
+
+    Returns:
+        Time [s]; infinite if there is no such request.
+    """
     earliest = np.inf
     for rank in range(rules.ranks):
         i = p.lists[r, rank, QUEUE]
@@ -290,7 +443,19 @@ def next_front_ready(q: Any, p: Replicas, rules: Rules, r: int, after: float) ->
 
 @compiled
 def count_ready(q: Any, p: Replicas, rules: Rules, r: int, now: float, max_count: int) -> int:
-    """How many requests, at most `max_count`, are in the queue by `now` [s]."""
+    """Return the number of requests that are ready in the queue.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        now: Time [s].
+        max_count: Largest number to return.
+
+    Returns:
+        Requests.
+    """
     n = 0
     for rank in range(rules.ranks):
         i = p.lists[r, rank, QUEUE]
@@ -302,7 +467,18 @@ def count_ready(q: Any, p: Replicas, rules: Rules, r: int, now: float, max_count
 
 @compiled
 def next_ready(q: Any, p: Replicas, rules: Rules, r: int, after: float) -> Any:
-    """When the first request is in the queue that was not there by `after` [s]; infinite where none is on its way."""
+    """Return when the next request becomes ready.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        after: Requests that are ready by this time [s] do not count.
+
+    Returns:
+        Time [s]; infinite if there is no such request.
+    """
     earliest = np.inf
     for rank in range(rules.ranks):
         i = p.lists[r, rank, QUEUE]
@@ -315,7 +491,18 @@ def next_ready(q: Any, p: Replicas, rules: Rules, r: int, after: float) -> Any:
 
 @compiled
 def first_arrival(q: Any, p: Replicas, rules: Rules, r: int, now: float) -> float:
-    """When the first came of the fronts of classes that are in the queue at `now` [s]."""
+    """Return the earliest arrival among the first ready requests of the classes.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        now: Time [s].
+
+    Returns:
+        Time [s]; infinite if no request is ready.
+    """
     earliest = np.inf
     for rank in range(rules.ranks):
         i = p.lists[r, rank, QUEUE]

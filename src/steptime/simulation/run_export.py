@@ -1,4 +1,4 @@
-"""A run as files: every request as CSV or parquet, the timeline as a Chrome trace."""
+"""Export of a run: requests as CSV or parquet, the timeline as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -15,22 +15,41 @@ from steptime.errors import DataFileError, InputError
 from steptime.simulation.loop_state import DONE
 from steptime.simulation.simulation_result import Simulation, request_columns
 
-MICRO = 1e6  # the Chrome trace counts microseconds
+# Microseconds per second; the Chrome trace counts microseconds.
+MICRO = 1e6
 
 
 def check_paths(requests: str, chrome: str) -> None:
-    """Raise DataFileError, before a run, for a file that could not be written after it."""
+    """Check before a run that its files can be written after it.
+
+    Args:
+        requests: File for requests, or empty.
+        chrome: File for the Chrome trace, or empty.
+
+    Raises:
+        DataFileError: The folder does not exist, or the path is a folder.
+        InputError: The file for requests is neither .csv nor .parquet.
+    """
     for path in filter(None, (requests, chrome)):
         if not Path(path).resolve().parent.is_dir():
             raise DataFileError(path, "cannot be written: its folder does not exist")
         if Path(path).is_dir():
             raise DataFileError(path, "is a folder")
     if requests and Path(requests).suffix.casefold() not in (".csv", ".parquet"):
-        raise InputError(f"{requests}: requests are written to a .csv or a .parquet file")
+        raise InputError(f"requests: must be a .csv or .parquet file, got {requests}")
 
 
 def write_requests(path: str | os.PathLike[str], requests: Any) -> None:
-    """Write one row a request to a .csv or a .parquet file (which needs pyarrow): seconds, tokens, and status."""
+    """Write one row per request to a .csv or .parquet file.
+
+    Args:
+        path: File; .parquet needs pyarrow.
+        requests: Finished requests, rows of `REQUEST`.
+
+    Raises:
+        InputError: The format is not known, or pyarrow is missing.
+        DataFileError: The file cannot be written.
+    """
     place = Path(path)
     check_paths(str(path), "")
     columns = request_columns(requests)
@@ -53,9 +72,20 @@ def write_requests(path: str | os.PathLike[str], requests: Any) -> None:
 
 
 def write_chrome_trace(path: str | os.PathLike[str], simulation: Simulation, *, max_requests: int = 20_000) -> int:
-    """Write a Chrome trace (chrome://tracing, ui.perfetto.dev): prefill, decode and counters.
+    """Write a Chrome trace (chrome://tracing, ui.perfetto.dev) of a run.
 
-    A process is a replica that reads prompts. Returns how many requests were left out.
+    It shows prefill, decode and counters. A process is a replica that prefills.
+
+    Args:
+        path: File to write.
+        simulation: Finished run.
+        max_requests: Most requests to write.
+
+    Returns:
+        Number of requests that were left out.
+
+    Raises:
+        DataFileError: The file cannot be written.
     """
     every = simulation.requests[simulation.requests["status"] == DONE]
     done = every[:max_requests]
@@ -66,6 +96,7 @@ def write_chrome_trace(path: str | os.PathLike[str], simulation: Simulation, *, 
     lanes: dict[int, list[float]] = {}
     for row in done:
         replica = int(row["replica"])
+        # A lane of the trace shows one request at a time: take the first lane that is free.
         free = lanes.setdefault(replica, [])
         lane = next((k for k, end in enumerate(free) if end <= row["scheduled"]), len(free))
         free[lane:] = [row["finish"], *free[lane + 1 :]]
@@ -87,6 +118,8 @@ def write_chrome_trace(path: str | os.PathLike[str], simulation: Simulation, *, 
                     },
                 }
             )
+
+    # Counters of the timeline are shown in addition to the requests.
     line = simulation.timeline
     for name in ("decoding", "waiting", "kv"):
         events += [

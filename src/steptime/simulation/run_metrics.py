@@ -1,4 +1,4 @@
-"""What a run says: latencies, throughput, how full the machine was, and whether it kept up."""
+"""Run metrics: latency percentiles, throughput, utilization, and overload."""
 
 from __future__ import annotations
 
@@ -31,24 +31,33 @@ from steptime.simulation.traffic import Traffic
 from steptime.units import show
 
 STABLE, SATURATED, OVERLOADED = "STABLE", "SATURATED", "OVERLOADED"
-INSTANTS = 64  # of each third of a run, at which its queue is looked at
-GROWTH, MIN_QUEUE = 1.5, 8  # from how many times as many, and from how many requests on, a queue is said to grow
-DRAIN = 0.1  # or from what share of the time of arrivals on, that it takes to be seated after the last
+# Instants in each third of a run at which the queue is evaluated.
+INSTANTS = 64
+# A queue grows if it is larger by this factor, and has at least this number of requests.
+GROWTH, MIN_QUEUE = 1.5, 8
+# It also grows if requests need this share of the time of arrivals to get a slot after the last arrival.
+DRAIN = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentiles:
-    """A quantity over requests: mean, median and high quantiles."""
+    """Mean, median and high percentiles of a quantity over requests."""
 
     mean: float = field(metadata=unit("", "mean"))
     p50: float = field(metadata=unit("", "median"))
-    p90: float = field(metadata=unit("", "what nine in ten stay below"))
-    p95: float = field(metadata=unit("", "what 95 in a hundred stay below"))
-    p99: float = field(metadata=unit("", "what 99 in a hundred stay below"))
+    p90: float = field(metadata=unit("", "90th percentile"))
+    p95: float = field(metadata=unit("", "95th percentile"))
+    p99: float = field(metadata=unit("", "99th percentile"))
 
 
 def quantiles(values: Any) -> Percentiles:
-    """Return mean and quantiles of values; NaN where there are none.
+    """Return the mean and the percentiles of values.
+
+    Args:
+        values: Array of values.
+
+    Returns:
+        Percentiles; NaN without values.
 
     >>> quantiles(np.arange(101.0)).p90
     90.0
@@ -67,53 +76,64 @@ def quantiles(values: Any) -> Percentiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassAnswers:
-    """What the requests of one class (0 is served first) see [s], and the share of those sent that are within their limits."""
+    """Latencies [s] of one class of requests, and the share within its limits."""
 
-    rank: int = field(metadata=unit("", "class; 0 is served first"))
-    served: int = field(metadata=unit("requests", "served to the end"))
+    rank: int = field(metadata=unit("", "class of priority; 0 is served first"))
+    served: int = field(metadata=unit("requests", "requests that were served"))
     ttft: Percentiles = field(metadata=unit("s", "time to first token"))
     tpot: Percentiles = field(metadata=unit("s", "time per output token after the first"))
-    within_limits: float = field(metadata=unit("", "share of those sent"))
+    within_limits: float = field(metadata=unit("", "share of the class's requests that are within its limits"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Answers(Result):
-    """The figures of one run. Times in seconds; rates per second from the first arrival to the last token."""
+    """The figures of one run.
 
-    sent: int = field(metadata=unit("requests", "that came"))
-    served: int = field(metadata=unit("requests", "served to the end"))
-    rejected: int = field(metadata=unit("requests", "that can never be served"))
-    rejected_why: str = field(metadata=unit("", "why they cannot"))
-    preemptions: int = field(metadata=unit("", "times that a sequence lost its room"))
-    seconds: float = field(metadata=unit("s", "from the first arrival to the last token", key="duration_s"))
-    arriving: float = field(metadata=unit("s", "from the first to the last arrival"))
-    wait: Percentiles = field(metadata=unit("s", "from arrival to the first seat, and for one in a decode pool of its own"))
-    ttft: Percentiles = field(metadata=unit("s", "time to first token, from arrival"))
+    Times are in seconds. Rates are per second from the first arrival to the last token.
+    """
+
+    sent: int = field(metadata=unit("requests", "requests that arrived"))
+    served: int = field(metadata=unit("requests", "requests that were served"))
+    rejected: int = field(metadata=unit("requests", "requests that cannot be served"))
+    rejected_why: str = field(metadata=unit("", "why requests were rejected"))
+    preemptions: int = field(metadata=unit("", "number of preemptions"))
+    seconds: float = field(metadata=unit("s", "time from the first arrival to the last token", key="duration_s"))
+    arriving: float = field(metadata=unit("s", "time from the first to the last arrival"))
+    wait: Percentiles = field(
+        metadata=unit("s", "wait from arrival to the first slot, plus the wait in a separate decode pool")
+    )
+    ttft: Percentiles = field(metadata=unit("s", "time from arrival to the first token"))
     tpot: Percentiles = field(metadata=unit("s", "time per output token after the first"))
-    inter_token: Percentiles = field(metadata=unit("s", "between two tokens of a request, stalls included"))
-    end_to_end: Percentiles = field(metadata=unit("s", "from arrival to the last token"))
-    requests_per_second: float = field(metadata=unit("requests/s", "served"))
-    input_tokens_per_second: float = field(metadata=unit("tok/s", "prompt tokens of served requests"))
-    output_tokens_per_second: float = field(metadata=unit("tok/s", "output tokens"))
-    goodput: float = field(metadata=unit("requests/s", "requests within the limits"))
+    inter_token: Percentiles = field(metadata=unit("s", "time between two tokens of a request, including stalls"))
+    end_to_end: Percentiles = field(metadata=unit("s", "time from arrival to the last token"))
+    requests_per_second: float = field(metadata=unit("requests/s", "requests served per second"))
+    input_tokens_per_second: float = field(metadata=unit("tok/s", "prompt tokens of served requests per second"))
+    output_tokens_per_second: float = field(metadata=unit("tok/s", "output tokens per second"))
+    goodput: float = field(metadata=unit("requests/s", "requests within the limits per second"))
     within_limits: float = field(metadata=unit("", "share of the requests sent that are within the limits"))
-    utilisation: float = field(metadata=unit("", "share of time in which a replica works"))
-    pool_utilisation: tuple[float, ...] = field(metadata=unit("", "the same by pool, the one that reads prompts first"))
-    batch: float = field(metadata=unit("sequences", "mean number that decode, while a replica works", key="mean_batch"))
-    kv: float = field(metadata=unit("", "mean share of the KV cache that is taken", key="kv_share"))
-    queue: float = field(metadata=unit("requests", "mean number that wait", key="mean_waiting"))
+    utilisation: float = field(metadata=unit("", "share of time in which a replica is busy"))
+    pool_utilisation: tuple[float, ...] = field(metadata=unit("", "utilization by pool; the prefill pool is the first"))
+    batch: float = field(
+        metadata=unit("sequences", "mean number of decoding sequences while a replica is busy", key="mean_batch")
+    )
+    kv: float = field(metadata=unit("", "mean share of the KV cache in use", key="kv_share"))
+    queue: float = field(metadata=unit("requests", "mean number of waiting requests", key="mean_waiting"))
     usd_per_million_output_tokens: float = field(
-        metadata=unit("USD", "whole rent over output tokens, per million", key="usd_per_million_output_tokens")
+        metadata=unit("USD", "whole rent per million output tokens", key="usd_per_million_output_tokens")
     )
     usd_per_million_total_tokens: float = field(
-        metadata=unit("USD", "whole rent over input and output tokens, per million", key="usd_per_million_total_tokens")
+        metadata=unit("USD", "whole rent per million input and output tokens", key="usd_per_million_total_tokens")
     )
     verdict: str = field(metadata=unit("", "STABLE, SATURATED or OVERLOADED"))
-    why: str = field(metadata=unit("", "what the verdict rests on"))
-    classes: tuple[ClassAnswers, ...] = field(default=(), metadata=unit("", "by class, where there are several"))
+    why: str = field(metadata=unit("", "reason for the verdict"))
+    classes: tuple[ClassAnswers, ...] = field(default=(), metadata=unit("", "figures by class, where there are several"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return whether it kept up, what users see, throughput and cost."""
+        """Return a title and the main figures of the run.
+
+        Returns:
+            Title with the verdict and the requests; latencies, throughput and cost by label.
+        """
         cost = self.usd_per_million_output_tokens
         return f"Answers: {self.verdict}, {self.served:,} of {self.sent:,} requests served", {
             "TTFT": show_percentiles(self.ttft),
@@ -124,12 +144,26 @@ class Answers(Result):
 
 
 def show_percentiles(times: Percentiles) -> str:
-    """Write the mean, the 90th and the 99th percentile of times [s]."""
+    """Show the mean and the 90th and 99th percentile of times.
+
+    Args:
+        times: Percentiles of times [s].
+
+    Returns:
+        Text.
+    """
     return f"mean {show(times.mean, 's')}, p90 {show(times.p90, 's')}, p99 {show(times.p99, 's')}"
 
 
 def served(requests: Any) -> Any:
-    """Return the requests that were served: all of them without a copy where none was rejected."""
+    """Return the requests that were served, without a copy if all were.
+
+    Args:
+        requests: Finished requests, rows of `REQUEST`.
+
+    Returns:
+        Rows of `REQUEST`.
+    """
     done = requests["status"] == DONE
     return requests if done.all() else requests[done]
 
@@ -142,15 +176,25 @@ def answers(
     slo: Slo | tuple[Slo, ...],
     usd_per_second: float = math.nan,
 ) -> Answers:
-    """Return the figures of finished requests; `pools` are the replicas that did the work.
+    """Return the figures of finished requests.
 
-    slo: the limits, or those of each class in order (the last stands for all further ones).
+    Args:
+        traffic: Traffic.
+        requests: Finished requests, rows of `REQUEST`.
+        pools: Rules and replicas of each pool.
+        slo: Limits, or limits by class; the last one applies to all further classes.
+        usd_per_second: Rent of all chips [USD/s].
+
+    Returns:
+        The figures.
     """
     done = served(requests)
     rejected = requests[requests["status"] == REJECTED]
     ttft, total = done["first"] - done["arrival"], done["finish"] - done["arrival"]
     tpot = (done["finish"] - done["first"]) / np.maximum(done["outputs"] - 1, 1)
     several = done["outputs"] > 1
+
+    # Disaggregated requests wait twice: for prefill and for decode.
     wait = done["scheduled"] - done["arrival"] + np.nan_to_num(done["resumed"] - done["moved"])
     began = float(np.min(requests["arrival"])) if len(requests) else 0.0
     seconds = float(np.max(done["finish"])) - began if len(done) else math.nan
@@ -195,7 +239,7 @@ def answers(
 
 
 def _by_class(requests: Any, done: Any, good: Any, ttft: Any, tpot: Any) -> tuple[ClassAnswers, ...]:
-    """Return what the requests of each class see; nothing where there is one class."""
+    """Return the figures of each class; empty with one class."""
     ranks, several = np.unique(requests["rank"]), done["outputs"] > 1
     classes = []
     for rank in ranks if len(ranks) > 1 else ():
@@ -221,9 +265,13 @@ def _meets_limits(done: Any, ttft: Any, tpot: Any, slo: Slo | tuple[Slo, ...]) -
 
 
 def latencies(requests: Any) -> dict[str, Any]:
-    """Return TTFT and TPOT [s] of each request that was served; TPOT of those with more than one output token.
+    """Return the TTFT and TPOT of each request that was served.
 
-    requests: rows of `state.REQUEST`, those that are done or all.
+    Args:
+        requests: Rows of `REQUEST`.
+
+    Returns:
+        "TTFT" [s] of all, and "TPOT" [s] of requests with more than one output token.
     """
     done = served(requests)
     tpot = (done["finish"] - done["first"]) / np.maximum(done["outputs"] - 1, 1)
@@ -231,18 +279,18 @@ def latencies(requests: Any) -> dict[str, Any]:
 
 
 def _decoders(pools: list[tuple[Rules, Replicas]]) -> list[tuple[Rules, Replicas]]:
-    """The pools that decode; the last where none does."""
+    """Return the pools that decode; the last pool if none does."""
     return [(rules, p) for rules, p in pools if p.seconds[:, DECODE_SECONDS].any()] or pools[-1:]
 
 
 def _mean_while_busy(pools: list[tuple[Rules, Replicas]], total: Callable[[Rules, Replicas], Any]) -> float:
-    """The sum of `total` of pools over the seconds that their replicas work; 0 where none does."""
+    """Return the sum of `total` over pools per busy replica-second; 0 if idle."""
     busy = sum(float(p.seconds[:, BUSY].sum()) for _, p in pools)
     return sum(float(total(rules, p)) for rules, p in pools) / busy if busy else 0.0
 
 
 def _why_rejected(rejected: Any, pools: list[tuple[Rules, Replicas]]) -> str:
-    """Say how many requests were rejected for which of the reasons."""
+    """Return how many requests were rejected for each reason."""
     room = rejected["inputs"] + rejected["outputs"]
     longest = min(rules.longest for rules, _ in pools)
     tokens = min(rules.kv_tokens for rules, _ in pools)
@@ -258,7 +306,16 @@ def _why_rejected(rejected: Any, pools: list[tuple[Rules, Replicas]]) -> str:
 
 
 def inter_token_percentiles(replicas: list[Replicas]) -> Percentiles:
-    """Return the times between tokens, from a histogram 1 % wide (a run of equal steps counts with its mean)."""
+    """Return the percentiles of inter-token times, from a histogram 1 % wide.
+
+    A run of equal steps counts with its mean.
+
+    Args:
+        replicas: Replicas of each pool.
+
+    Returns:
+        Percentiles [s].
+    """
     counts = np.sum([p.gaps.sum(axis=0) for p in replicas], axis=0)
     total = counts.sum()
     if not total:
@@ -276,7 +333,15 @@ def inter_token_percentiles(replicas: list[Replicas]) -> Percentiles:
 
 
 def waiting(came: Any, seated: Any, times: Any) -> Any:
-    """How many of the requests that `came` [s] were not `seated` [s] yet, at some times [s].
+    """Return how many requests had arrived and had no slot, at some times.
+
+    Args:
+        came: Times of arrival [s].
+        seated: Times of the first slot [s].
+        times: Times [s].
+
+    Returns:
+        Number of requests at each time.
 
     >>> waiting(np.array([0.0, 1.0, 2.0]), np.array([0.0, 5.0, 6.0]), np.array([0.5, 2.5, 5.5])).tolist()
     [0, 2, 1]
@@ -285,24 +350,30 @@ def waiting(came: Any, seated: Any, times: Any) -> Any:
 
 
 def _queue_growth(came: Any, seated: Any, seats: int) -> str:
-    """Say that a queue grows: its least in the last third of the arrivals is well above that of the third before, or what waits
-    at the end takes a good part of the run to be seated.
+    """Return a sentence if a queue grows, else an empty text.
 
-    A queue that bursts fill and that empties again has a least of next to nothing, and soon empties.
+    A queue grows if its minimum in the last third of the arrivals is well above that in the middle third. It
+    also grows if the requests that wait at the end take a large part of the run to get a slot. A queue that
+    bursts fill has a minimum near zero, and it empties soon.
     """
     first, last = float(came.min()), float(came.max())
+
+    # The minimum of a third is robust: a burst that empties again does not count as growth.
     least = waiting(came, seated, np.linspace(first, last, 3 * INSTANTS)).reshape(3, INSTANTS).min(axis=1)
     min_queue = max(MIN_QUEUE, 0.01 * len(came), 0.05 * seats)
     if least[2] > max(GROWTH * least[1], min_queue):
-        return f"the queue grows: no fewer than {least[1]:,} wait in the middle third of the run, {least[2]:,} in the last"
+        return f"the queue grows: at least {least[1]:,} requests wait in the middle third of the run, {least[2]:,} in the last"
     waiting_at_end, drain = int(waiting(came, seated, last)), float(seated.max()) - last
     if waiting_at_end > min_queue and drain > DRAIN * (last - first):
-        return f"{waiting_at_end:,} wait at the last arrival, and the last of them {show(drain, 's')} longer"
+        return f"{waiting_at_end:,} requests wait at the last arrival, and the last of them waits {show(drain, 's')} longer"
     return ""
 
 
 def _verdict(traffic: Traffic, done: Any, pools: list[tuple[Rules, Replicas]]) -> tuple[str, str]:
-    """Say whether the servers keep up: no queue may grow, and most requests must not wait longer than they are read."""
+    """Return the verdict and its reason.
+
+    OVERLOADED: a queue grows. SATURATED: the median request waits longer than its prefill takes.
+    """
     moved = done[np.isfinite(done["resumed"])]
     queue = done["scheduled"] - done["ready"] + np.nan_to_num(done["resumed"] - done["moved"])
     prefill_seconds, waits = float(np.median(done["first"] - done["scheduled"])), float(np.median(queue))
@@ -313,16 +384,27 @@ def _verdict(traffic: Traffic, done: Any, pools: list[tuple[Rules, Replicas]]) -
         grows = grows or (has_decode_pool and _queue_growth(moved["moved"], moved["resumed"], seats[-1])) or ""
         if grows:
             return OVERLOADED, grows
-    wait_text = f"the median request waits {show(waits, 's')} in the queue for a seat"
+    wait_text = f"the median request waits {show(waits, 's')} in the queue for a slot"
     if waits > prefill_seconds:
-        return SATURATED, f"{wait_text}, longer than its prompt is read ({show(prefill_seconds, 's')})"
-    return STABLE, f"{wait_text}; its prompt is read in {show(prefill_seconds, 's')}"
+        return SATURATED, f"{wait_text}, longer than its prefill takes ({show(prefill_seconds, 's')})"
+    return STABLE, f"{wait_text}; its prefill takes {show(prefill_seconds, 's')}"
 
 
 def timeline(requests: Any, pools: list[tuple[Rules, Replicas]], points: int = 400) -> dict[str, Any]:
-    """Return what happened over time on a grid: sequences decoding, share of cache taken, requests waiting."""
+    """Return the state of the run on a time grid.
+
+    Args:
+        requests: Finished requests, rows of `REQUEST`.
+        pools: Rules and replicas of each pool.
+        points: Number of points.
+
+    Returns:
+        Arrays: time [s], decoding sequences, share of the KV cache in use, waiting requests.
+    """
     end = max(float(p.seconds[:, CLOCK].max()) for _, p in pools)
     grid = np.linspace(0.0, end, points)
+
+    # Only pools that decode have a KV cache that fills over time.
     decoding, used_blocks, room = np.zeros(points), np.zeros(points), 0.0
     for rules, p in _decoders(pools):
         room += float(rules.blocks) * len(p.count)
@@ -340,9 +422,16 @@ def timeline(requests: Any, pools: list[tuple[Rules, Replicas]], points: int = 4
 
 
 def little(requests: Any, p: Replicas) -> tuple[float, float]:
-    """Return both sides of Little's law for the seats [sequence seconds]: counted by the loop, and summed over requests.
+    """Return both sides of Little's law for the slots.
 
     They are equal where no sequence was preempted.
+
+    Args:
+        requests: Finished requests, rows of `REQUEST`.
+        p: Replicas of the pool.
+
+    Returns:
+        Sequence-seconds, counted by the loop and summed over requests.
     """
     done = served(requests)
     return float(p.seconds[:, SEAT_SECONDS].sum()), float((done["finish"] - done["scheduled"]).sum())

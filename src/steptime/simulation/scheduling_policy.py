@@ -1,4 +1,4 @@
-"""How a server schedules: each policy is a few numbers that the loop reads."""
+"""Scheduling policy: the rules by which a server forms its steps."""
 
 from __future__ import annotations
 
@@ -18,19 +18,38 @@ from steptime.simulation.loop_state import CONTINUOUS, PREFILL_FIRST, STATIC, TR
 
 KINDS = {"continuous": CONTINUOUS, "prefill-first": PREFILL_FIRST, "static": STATIC, "train": TRAIN}
 ROUTES = ("round-robin", "least-loaded", "prefix-aware")
-UNIT = 64  # parts of a token in which contexts grow where drafts make it a fraction
+# Parts of a token in which contexts grow where the acceptance length is a fraction.
+UNIT = 64
 NO_LIMIT = 1 << 50
-MAX_NUM_SEQS, MAX_STEP_TOKENS = 1 << 20, 1 << 24  # of a replica, of a step
-MAX_BLOCK_TOKENS, MAX_SPECULATIVE_TOKENS, MAX_CLASSES = 1 << 16, 1 << 10, 1 << 10  # tokens, tokens of a step, classes
+# Largest number of slots per replica, and of tokens per step.
+MAX_NUM_SEQS, MAX_STEP_TOKENS = 1 << 20, 1 << 24
+# Largest tokens per block, speculative tokens per step, and number of classes.
+MAX_BLOCK_TOKENS, MAX_SPECULATIVE_TOKENS, MAX_CLASSES = 1 << 16, 1 << 10, 1 << 10
 
 
 def engine_policy_kind(engine: Engine) -> str:
-    """The schedule that an engine has: prompts before decode, or beside it."""
+    """Return the kind of schedule of an engine.
+
+    Args:
+        engine: Engine.
+
+    Returns:
+        "prefill-first" or "continuous".
+    """
     return "prefill-first" if float(engine.scheduler.prefill_first) > 0.5 else "continuous"
 
 
 def engine_token_budget(engine: Engine, *, prompt: float, batch: float) -> int:
-    """Tokens of an attention group in a step of an engine: its own figure, or a prompt and a decode batch [tokens]."""
+    """Return the token budget of a step of an engine.
+
+    Args:
+        engine: Engine.
+        prompt: Longest prompt [tokens].
+        batch: Decode batch [tokens].
+
+    Returns:
+        Tokens per data-parallel rank: the engine's figure, or a prompt and a decode batch.
+    """
     return int(engine.scheduler.step_tokens) or math.ceil(prompt + batch)
 
 
@@ -38,31 +57,39 @@ def engine_token_budget(engine: Engine, *, prompt: float, batch: float) -> int:
 class Policy:
     """A schedule for the replicas of one pool.
 
-    kind: "continuous" (prompt chunks beside decode, as vLLM), "prefill-first" (steps that read prompts come before steps that
-    decode, as SGLang and TensorRT-LLM), "static" (a batch is done before the next begins) or "train" (a step departs every
-    `interval` [s], full or not). max_num_seqs: sequences of a replica. max_num_batched_tokens: tokens of an attention group in
-    a step, decoded ones among them. chunk: prompt tokens of a group in a step at most, however few it decodes.
-    kv_tokens: room of a replica [tokens], without end if infinite; block: tokens that are allotted at once. when_full:
-    "recompute" (the last seated sequence gives up its room and starts over) or "queue" (a request is seated only with room for
-    all of it).
-    patience [s]: how long a static batch that is not full waits after its first request. acceptance_length: tokens
-    that a sequence gains in a decode step with `speculative_tokens`. ranks: classes of priority, 0 first. max_context [tokens].
+    `kind` is one of four. "continuous" runs prefill chunks together with decode, as vLLM. "prefill-first"
+    runs steps with prefill before steps with decode, as SGLang and TensorRT-LLM. "static" completes a batch
+    before the next one starts. "train" starts a step every `interval` [s], full or not.
+
+    `max_num_seqs` counts the slots per replica. `max_num_batched_tokens` limits the tokens of a data-parallel
+    rank in a step, including decode. `chunk` limits its prompt tokens in a step. `kv_tokens` is the KV cache
+    of a replica [tokens], which is allocated in units of `block` tokens. `when_full` is "recompute" (preempt
+    the last sequence, and compute its cache again) or "queue" (admit a request only with room for all its
+    tokens).
+
+    `patience` [s] is how long a static batch that is not full waits after its first request.
+    `acceptance_length` is the mean number of tokens that a decode step with `speculative_tokens` yields per
+    sequence. `ranks` counts classes of priority, 0 first. `max_context` is in tokens.
     """
 
     kind: str = field(default="continuous", metadata=unit("", "continuous, prefill-first, static or train"))
-    max_num_seqs: int = field(default=256, metadata=unit("", "seats of a replica"))
+    max_num_seqs: int = field(default=256, metadata=unit("", "slots per replica"))
     max_num_batched_tokens: int = field(
-        default=2048, metadata=unit("tokens", "of an attention group in a step", key="max_num_batched_tokens")
+        default=2048, metadata=unit("tokens", "tokens of a data-parallel rank in a step", key="max_num_batched_tokens")
     )
-    chunk: float = field(default=math.inf, metadata=unit("tokens", "of prompts of a group in a step; null: no limit"))
-    kv_tokens: float = field(default=math.inf, metadata=unit("tokens", "room of a replica"))
-    block: int = field(default=16, metadata=unit("tokens", "that are allotted at once"))
+    chunk: float = field(
+        default=math.inf, metadata=unit("tokens", "prompt tokens of a data-parallel rank in a step; null: no limit")
+    )
+    kv_tokens: float = field(default=math.inf, metadata=unit("tokens", "KV cache of a replica"))
+    block: int = field(default=16, metadata=unit("tokens", "tokens per block of the KV cache"))
     when_full: str = field(default="recompute", metadata=unit("", "recompute or queue"))
-    interval: float = field(default=0.0, metadata=unit("s", "between trains"))
-    patience: float = field(default=0.0, metadata=unit("s", "that a static batch waits to fill"))
-    acceptance_length: float = field(default=1.0, metadata=unit("tokens", "that a sequence gains in a step by drafts"))
-    speculative_tokens: int = field(default=0, metadata=unit("tokens", "drafted for a step"))
-    ranks: int = field(default=1, metadata=unit("", "classes of priority"))
+    interval: float = field(default=0.0, metadata=unit("s", "time between trains"))
+    patience: float = field(default=0.0, metadata=unit("s", "time that a static batch waits for more requests"))
+    acceptance_length: float = field(
+        default=1.0, metadata=unit("tokens", "acceptance length: tokens per decode step and sequence")
+    )
+    speculative_tokens: int = field(default=0, metadata=unit("tokens", "speculative tokens per step"))
+    ranks: int = field(default=1, metadata=unit("", "number of priority classes"))
     max_context: float = field(default=math.inf, metadata=unit("tokens", "longest context; null: no limit"))
     route: str = field(default="round-robin", metadata=unit("", "round-robin, least-loaded or prefix-aware"))
 
@@ -77,8 +104,11 @@ class Policy:
         numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("kind", "route", "when_full")}
         single(**numbers)
         for name, number in numbers.items():
-            if isinstance(number, np.generic):  # a narrow one would overflow
+            # A narrow numpy integer would overflow.
+            if isinstance(number, np.generic):
                 object.__setattr__(self, name, number.item())
+
+        # Bounds keep the arrays of the event loop small enough.
         whole_number("max_num_seqs", self.max_num_seqs, maximum=MAX_NUM_SEQS)
         whole_number("max_num_batched_tokens", self.max_num_batched_tokens, maximum=MAX_STEP_TOKENS)
         whole_number("block", self.block, maximum=MAX_BLOCK_TOKENS, unit="token")
@@ -94,12 +124,20 @@ class Policy:
         positive("acceptance_length", self.acceptance_length)
         if not 1 <= self.acceptance_length <= self.speculative_tokens + 1:
             raise RangeError(
-                "acceptance_length must be between 1 and "
+                "acceptance_length: must be between 1 and "
                 f"speculative_tokens + 1 = {self.speculative_tokens + 1}, got {self.acceptance_length:g}"
             )
 
     def rules(self, *, closed: bool = False, groups: int = 1) -> Rules:
-        """Return the numbers that the loop reads, for a replica of `groups` attention groups."""
+        """Return the numbers that the event loop uses.
+
+        Args:
+            closed: True for a closed loop.
+            groups: Data-parallel ranks per replica.
+
+        Returns:
+            The rules.
+        """
         is_speculative = self.acceptance_length > 1
         unit, block = (UNIT, 1) if is_speculative else (1, self.block)
         room = int(min(float(self.kv_tokens), NO_LIMIT) * unit // block)
@@ -136,10 +174,21 @@ def policy_for(
     interval: float | None = None,
     **settings: Any,
 ) -> Policy:
-    """Return the schedule that an engine has on a system, with what is given in place of its own figures.
+    """Return the schedule of an engine on a system.
 
-    prompt: the longest [tokens], for engines that read a prompt in one step. kv_tokens: what the chips hold where None.
-    interval [s] between trains: the time to read the whole HBM once where None. `settings` goes to `Policy`.
+    Args:
+        engine: Engine.
+        system: System.
+        prompt: Longest prompt [tokens], for engines that prefill a prompt in one step.
+        kind: Kind of schedule; by default the engine's.
+        max_num_seqs: Slots per replica.
+        max_num_batched_tokens: Tokens per data-parallel rank in a step; by default the engine's.
+        kv_tokens: KV cache of a replica [tokens]; by default the room of the chips.
+        interval: Time between trains [s]; by default the time to stream the whole HBM once.
+        settings: Other fields of `Policy`.
+
+    Returns:
+        The policy.
     """
     hbm = system.chip.hbm
     return Policy(

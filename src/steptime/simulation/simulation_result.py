@@ -1,4 +1,4 @@
-"""A finished run: its figures, its requests, its timeline, and what it was run with."""
+"""Simulation result: figures, requests, timeline and settings of a finished run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from steptime.simulation.slo_check import Judged, at_percentile
 from steptime.simulation.step_time_model import Pace
 from steptime.simulation.traffic import Traffic
 
-POINTS = 100  # of the timeline in JSON
+# Points of the timeline in JSON.
+POINTS = 100
 COLUMNS = {
     "arrival_s": "arrival",
     "input_tokens": "inputs",
@@ -33,47 +34,48 @@ COLUMNS = {
     "preemptions": "preempted",
     "replica": "replica",
 }
+# With a separate decode pool: arrival of the cache there, and first slot there.
 DISAGGREGATED_COLUMNS = {
     "moved_s": "moved",
     "resumed_s": "resumed",
-}  # of a decode pool of its own: when the cache came, when it was seated
+}
 OVER_TIME = {"time_s": "seconds", "decoding": "decoding", "kv_share": "kv", "waiting": "waiting"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Simulation(Tabular):
-    """A finished run: its figures, every request (rows of `pool.REQUEST`), the timeline, and what it was run with.
+    """A finished run: its figures, every request, the timeline and the settings.
 
-    `pace` carries how far its coefficients are from the steps they stand for. limited: whether any class has a limit.
-    As a table it has a row for each request.
+    `requests` has rows of `loop_state.REQUEST`. `pace` includes the error of its coefficients. `limited` says
+    whether any class has a limit. As a table, it has one row per request.
     """
 
     SCHEMA: ClassVar[str] = "steptime.simulation/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "over_time": unit(
-            "", f"about {POINTS} points: time_s, sequences decoding, kv_share taken, requests waiting", key="timeline"
+            "", f"about {POINTS} points: time_s, sequences decoding, kv_share in use, requests waiting", key="timeline"
         )
     }
 
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))
     engine: str = field(metadata=unit("", "name of the engine"))
-    layout: Layout = field(metadata=unit("", "of a replica that decodes, and how many there are"))
+    layout: Layout = field(metadata=unit("", "layout of a replica that decodes, and number of replicas"))
     limits: Judged | None = field(default=None, metadata=unit("", "whether the limits are met; null without limits"))
-    answers: Answers = field(metadata=unit("", "the figures of the run"))
+    answers: Answers = field(metadata=unit("", "figures of the run"))
     requests: Any = field(metadata=unit("", "every request", left_out=True))
-    timeline: dict[str, Any] = field(metadata=unit("", "what happened over time", left_out=True))
-    traffic: Traffic = field(metadata=unit("", "what came"))
-    policy: Policy = field(metadata=unit("", "how it was scheduled"))
-    pace: Pace = field(metadata=unit("", "how true the step times are"))
-    replicas: int = field(metadata=unit("", "that decode"))
-    chips: int = field(metadata=unit("", "of all pools"))
-    cache: CacheUse | None = field(default=None, metadata=unit("", "what a prefix cache did"))
-    prefill_replicas: int = field(default=0, metadata=unit("", "that only read prompts"))
-    fast_replicas: int = field(default=0, metadata=unit("", "for the fast class alone"))
+    timeline: dict[str, Any] = field(metadata=unit("", "state of the run over time", left_out=True))
+    traffic: Traffic = field(metadata=unit("", "requests that arrived"))
+    policy: Policy = field(metadata=unit("", "scheduling policy"))
+    pace: Pace = field(metadata=unit("", "accuracy of the step times"))
+    replicas: int = field(metadata=unit("", "replicas that decode"))
+    chips: int = field(metadata=unit("", "chips of all pools"))
+    cache: CacheUse | None = field(default=None, metadata=unit("", "use of the prefix cache"))
+    prefill_replicas: int = field(default=0, metadata=unit("", "replicas that only prefill"))
+    fast_replicas: int = field(default=0, metadata=unit("", "replicas that serve only the fast class"))
     limited: bool = field(default=False, metadata=unit("", "whether any class has a limit"))
-    rent: Rent = field(default=Rent(), metadata=unit("", "of a chip: its kind, term, date and grade, and where it stands"))
-    anchor: Anchor | None = field(default=None, metadata=unit("", "one's own runs that it rests on; null: none"))
+    rent: Rent = field(default=Rent(), metadata=unit("", "rent per chip: kind, term, date, grade and source"))
+    anchor: Anchor | None = field(default=None, metadata=unit("", "your own runs that correct the times; null: no such runs"))
 
     @property
     def output_tokens_per_second_per_chip(self) -> float:
@@ -87,7 +89,11 @@ class Simulation(Tabular):
         return {key: np.asarray(self.timeline[name])[::step].tolist() for key, name in OVER_TIME.items()}
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return what served what, and the figures of the run."""
+        """Return a title and the main figures of the run.
+
+        Returns:
+            Title with model, chips and engine; figures by label.
+        """
         title, figures = self.answers.headline()
         chips = f"{self.chips:,} chip{'s' * (self.chips > 1)} of {self.system}"
         subject = f"{self.model} on {chips} ({show_layout(self.layout)}), engine {self.engine}"
@@ -98,12 +104,23 @@ class Simulation(Tabular):
         return f"Simulation: {subject}", {**verdict, **figures}
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each request: times from the start of the run [s], tokens, and whether it was served."""
+        """Return one row per request: times from the start of the run [s], tokens, status.
+
+        Returns:
+            Columns by name.
+        """
         return request_columns(self.requests)
 
 
 def request_columns(requests: Any) -> dict[str, Any]:
-    """Return finished requests as columns with units in their names."""
+    """Return finished requests as columns with units in their names.
+
+    Args:
+        requests: Finished requests, rows of `REQUEST`.
+
+    Returns:
+        Columns by name.
+    """
     names = COLUMNS | (DISAGGREGATED_COLUMNS if np.isfinite(requests["moved"]).any() else {})
     status = np.select([requests["status"] == DONE, requests["status"] == REJECTED], ["served", "rejected"], "unserved")
     return {key: requests[name] for key, name in names.items()} | {"status": status}

@@ -1,4 +1,4 @@
-"""A model on a system under traffic: pace, policy and loop joined."""
+"""The simulator: a model on a system under traffic, with latencies and cost."""
 
 from __future__ import annotations
 
@@ -46,12 +46,20 @@ from steptime.simulation.traffic import Traffic, checked
 
 
 def user_visible_times(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -> Any:
-    """Return finished requests as their users see them.
+    """Return finished requests with the times that their users see.
 
-    Prompts end `late` [s by request] behind their passes, where those go through a pipeline; a cache that moves is there before
-    its first token is seen; and that is `pace.answer` of its own decode steps late, each of which yields `accepted` tokens. The
-    tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case. All tokens
-    are as much later as measured runs show for the first (`pace.extra_delay`).
+    The first token waits for the pipeline, for the transfer of the cache, and for `pace.answer` decode steps.
+    The tokens of these steps arrive together with it, and the last token has no such delay. All tokens are
+    later by the delay that measured runs show for the first one (`pace.extra_delay`).
+
+    Args:
+        requests: Finished requests, rows of `REQUEST`.
+        pace: Step times.
+        late: Time from the last pass to the end of the prompt in a pipeline [s], by request.
+        accepted: Tokens per decode step and sequence.
+
+    Returns:
+        Rows of `REQUEST`.
     """
     if not pace.extra_delay and not pace.answer and not np.any(late) and np.all(np.isnan(requests["moved"])):
         return requests
@@ -68,9 +76,16 @@ def user_visible_times(requests: Any, pace: Pace, late: Any = 0.0, accepted: flo
 
 
 def pipeline_delay_seconds(requests: Any, reader: Server) -> Any:
-    """Seconds by which prompts end behind their last pass in a pool that reads them through a pipeline.
+    """Return the time from the last pass to the end of the prompt in a pipeline.
 
-    A prompt of several chunks is taken to have passes of one length.
+    The passes of a prompt with several chunks are taken as equally long.
+
+    Args:
+        requests: Finished requests, rows of `REQUEST`.
+        reader: Pool that prefills.
+
+    Returns:
+        Seconds by request.
     """
     if not reader.pace.late:
         return 0.0
@@ -84,9 +99,19 @@ def pipeline_delay_seconds(requests: Any, reader: Server) -> Any:
 def kv_room(
     model: Model, system: System, *, layout: Layout, engine: Engine, context: float, step_tokens: int, drafts: int = 0
 ) -> float:
-    """Tokens of context that a replica holds, with sequences of `context`, that reads `step_tokens` a group in a step.
+    """Return the tokens of context that fit in the KV cache of a replica.
 
-    drafts: tokens that are drafted in a step, by layers that take room where there are any.
+    Args:
+        model: Model.
+        system: System.
+        layout: Layout of the replica.
+        engine: Engine.
+        context: Mean context of a sequence [tokens].
+        step_tokens: Tokens of a data-parallel rank in a step.
+        drafts: Speculative tokens, whose layers take room.
+
+    Returns:
+        Tokens.
     """
     tokens = step_tokens / layout.microbatches
     settings: dict[str, Any] = {"layout": layout, "engine": engine, "step_tokens": tokens}
@@ -115,16 +140,37 @@ def simulate(
     anchor: Anchors | Anchor | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Simulation:
-    """Serve `traffic` with `layout.replicas` replicas of the model, and say what its users see.
+    """Simulate a deployment under traffic and return what its users see.
 
-    model and system may be named, as for `load_model` and `load_system`.
-    With `prefill`, prompts are read by `prefill.replicas` replicas of their own, and their KV cache is sent on over the links
-    of the group that made it (scale-up where both pools are in one domain). `policy.kv_tokens` is taken from the memory of the
-    chips unless given. cached: prompt tokens of every request that need not be read, where no `cache` says which. fast: with
-    `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class,
-    which are MET or MISSED at `percentile` ("mean", "p50", "p90", "p95" or "p99").
-    slowness: over what the engine predicts of every step. anchor: runs of one's own, as for a plan. Raises Impossible where
-    the weights leave no room for any request.
+    With `prefill`, separate replicas prefill the prompts. Each KV cache then moves over the links of the
+    data-parallel rank that made it. These are scale-up links where both pools are in one domain.
+
+    Args:
+        model: Model, or its name as for `load_model`.
+        system: System, or its name as for `load_system`.
+        traffic: Requests.
+        layout: Layout of a replica and number of replicas.
+        engine: Engine or its name; by default as for `plan`.
+        policy: Schedule; its `kv_tokens` are by default the room of the chips.
+        slo: Limits, or limits by class.
+        percentile: Percentile of the limits: "mean", "p50", "p90", "p95" or "p99".
+        prefill: Layout of separate prefill replicas.
+        prefill_policy: Schedule of the prefill pool.
+        cache: Prefix cache of each replica that prefills.
+        cached: Prompt tokens of every request that are already in the cache, without `cache`.
+        fast: Schedule of a separate pool for class 0.
+        fast_replicas: Additional replicas of that pool.
+        slowness: Factor on every predicted step time.
+        anchor: Your own runs, as for `plan`.
+        progress: Function called with the number of requests served.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        Impossible: The weights leave no room for any request.
+        RangeError: Arguments are arrays, out of range, or cannot be combined.
+        LayoutError: A layout breaks a rule.
     """
     model, system = resolve_model(model), resolve_system(system)
     layout, policy, slo, percentile = layout or Layout(), policy or Policy(), slo or Slo(), check_percentile(percentile)
@@ -134,14 +180,19 @@ def simulate(
     cached, fast_replicas = _check_counts(
         cached, fast_replicas, slowness, has_prefill_or_cache=prefill is not None or cache is not None
     )
+
+    # Each pool gets a policy that fits its memory, and sampled step times.
     _check_pools(model, system, layout, prefill, fast_replicas)
     pool = partial(_server, model, system, runs_on, traffic, slowness)
     server = reader = pool(layout, policy, int(layout.replicas))
     if prefill is not None:
+        # A prefill pool has its own KV room and no decode, so that its steps are always chunks.
         default_prefill_policy = replace(server.policy, kv_tokens=math.inf, kind="continuous")
         reader = pool(prefill, prefill_policy or default_prefill_policy, int(prefill.replicas))
     quick = pool(layout, fast or server.policy, fast_replicas) if fast_replicas else None
     use = None if cache is None else _use_prefix_cache(cache, traffic, model, reader)
+
+    # Serve the requests, then add the delays that users see.
     chips = _chips(layout, prefill, fast_replicas)
     sent = _transfer_seconds(model, system, layout, prefill, reader, drafts=server.policy.speculative_tokens)
     served, pools = _serve_pools(traffic, server, reader, quick, use, cached, progress, sent=sent)
@@ -180,7 +231,7 @@ def _server(
     policy: Policy,
     replicas: int,
 ) -> Server:
-    """Return a pool of `replicas` of a layout, its policy with the room of its chips."""
+    """Return a pool of `replicas` replicas; its policy has the room of the chips."""
     fitted = _fitted(model, system, layout, engine, policy, traffic)
     return Server(fitted, slowed(_pace(model, system, layout, engine, fitted, traffic), slowness), replicas)
 
@@ -196,7 +247,10 @@ def _serve_pools(
     *,
     sent: Callable[[Any], Any] | None,
 ) -> tuple[Any, list[tuple[Rules, Replicas]]]:
-    """Return the requests and the pools that served them: one, one for each class (`quick`), or two with caches `sent` on."""
+    """Return the requests and the pools that served them.
+
+    There is one pool, one per class (with `quick`), or two with the transfer times `sent`.
+    """
     if quick is not None:
         return serve_tiers(traffic, [quick, server], progress=progress)
     settings: dict[str, Any] = {"cached": np.clip(cached, 0, np.maximum(np.asarray(traffic.inputs) - 1, 0))} if cached else {}
@@ -221,7 +275,7 @@ def _chips(layout: Layout, prefill: Layout | None, fast_replicas: int) -> int:
 def _transfer_seconds(
     model: Model, system: System, layout: Layout, prefill: Layout | None, reader: Server, *, drafts: int
 ) -> Callable[[Any], Any] | None:
-    """Return the seconds from the pass of requests until their caches are in another pool, as a function; None for one pool."""
+    """Return a function from requests to the time from pass to cache arrival, or None."""
     if prefill is None:
         return None
     pools = ((int(pool.chips), int(pool.replicas)) for pool in (layout, prefill))
@@ -236,7 +290,7 @@ def _transfer_seconds(
 
 
 def _check_counts(cached: int, fast_replicas: int, slowness: float, *, has_prefill_or_cache: bool) -> tuple[int, int]:
-    """Return the counts as whole numbers; raise RangeError for those out of bounds or, `has_prefill_or_cache`, of no use."""
+    """Return the counts as whole numbers; raise RangeError for invalid combinations."""
     single(cached=cached, fast_replicas=fast_replicas, slowness=slowness)
     positive("slowness", slowness, minimum=1e-6, maximum=1e6)
     cached, quick = (
@@ -244,19 +298,19 @@ def _check_counts(cached: int, fast_replicas: int, slowness: float, *, has_prefi
         whole_number("fast replicas", fast_replicas, minimum=0, maximum=MOST_CHIPS),
     )
     if quick and has_prefill_or_cache:
-        raise RangeError("a pool for the fast class goes with neither separate prefill nor a prefix cache")
+        raise RangeError("fast_replicas: cannot be combined with a separate prefill pool or a prefix cache")
     return cached, quick
 
 
 def _check_pools(model: Model, system: System, layout: Layout, prefill: Layout | None, fast_replicas: int) -> None:
-    """Raise RangeError where figures are arrays or a box has too few chips, LayoutError where a layout cannot run."""
+    """Check that pools are single, small enough for the system, and legal."""
     both = [check_ways(pool) for pool in (layout, prefill) if pool is not None]
     if not is_single(system) or any(np.ndim(getattr(pool, name)) for pool in both for name in NAMES):
-        raise RangeError("a simulation takes one machine and one layout: numbers, not arrays of them")
+        raise RangeError("a simulation takes one system and one layout, got arrays; give single numbers")
     chips = _chips(layout, prefill, fast_replicas)
     if chips > system.scale_out.size:
-        has = f"{system.name} has {system.scale_out.size:,} chips and no network beyond them"
-        raise RangeError(f"{has}; {chips:,} are too many")
+        has = f"at most {system.scale_out.size:,}, because {system.name} has no network beyond them"
+        raise RangeError(f"chips: must be {has}, got {chips:,}")
     for pool in both:
         check_rules(pool, model, system)
 
@@ -267,11 +321,11 @@ def _limited(slo: Slo | tuple[Slo, ...]) -> bool:
 
 
 def _use_prefix_cache(cache: Cache, traffic: Traffic, model: Model, reader: Server) -> CacheUse:
-    """What a prefix cache saves the pool that reads prompts."""
+    """Return what a prefix cache saves the pool that prefills."""
     policy, pace, replicas = reader
     if policy.route == "least-loaded" or (traffic.clients and policy.route == "prefix-aware"):
         raise RangeError(
-            f"a prefix cache does not go with {policy.route} routing" + (" in a closed loop" if traffic.clients else "")
+            f"cache: cannot be combined with {policy.route} routing" + (" in a closed loop" if traffic.clients else "")
         )
     per_token = float(cache_bytes(model, 1 << 14) - cache_bytes(model, 1 << 13)) / (1 << 13)
     replica_by_client = assign_clients(len(traffic), traffic.clients, replicas)[0] if traffic.clients else None
@@ -299,11 +353,12 @@ def _pace(model: Model, system: System, layout: Layout, engine: Engine, policy: 
 
 
 def _fitted(model: Model, system: System, layout: Layout, engine: Engine, policy: Policy, traffic: Traffic) -> Policy:
-    """Return the policy with the room that the chips have, and no longer contexts than the model's."""
+    """Return the policy with the KV room of the chips and the model's context limit."""
     policy = replace(policy, max_context=min(policy.max_context, float(model.max_context)))
     if math.isfinite(policy.kv_tokens):
         return policy
-    short = np.clip(np.stack([traffic.inputs, traffic.outputs]), 1, model.max_context)  # longer ones are rejected
+    # Longer requests are rejected.
+    short = np.clip(np.stack([traffic.inputs, traffic.outputs]), 1, model.max_context)
     context = float(np.mean(short[0]) + np.mean(short[1]) / 2)
     room = kv_room(
         model,

@@ -1,4 +1,4 @@
-"""Whether a run meets its limits at a percentile, and how many of its requests do."""
+"""SLO check: whether a run meets its limits at a percentile, and its goodput."""
 
 from __future__ import annotations
 
@@ -12,56 +12,88 @@ from steptime.simulation.run_metrics import OVERLOADED, Answers, Percentiles
 from steptime.units import show
 
 PASSED, MISSED = "MET", "MISSED"
-PERCENTILES = {"mean": 1.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # share of requests that must be served
-DEFAULT_PERCENTILE = "p99"  # at which limits hold unless told
+# Share of requests that must be served.
+PERCENTILES = {"mean": 1.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+# Default percentile at which limits must be met.
+DEFAULT_PERCENTILE = "p99"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Judged(Result):
-    """A run against its limits: MET or MISSED at a percentile, and how many of its requests meet all of theirs."""
+    """A run compared with its limits: MET or MISSED at a percentile."""
 
     verdict: str = field(metadata=unit("", "MET or MISSED"))
-    is_met: bool = field(metadata=unit("", "whether it is MET"))
-    percentile: str = field(metadata=unit("", "at which the limits are held: mean, p50, p90, p95 or p99"))
-    within: int = field(metadata=unit("requests", "that meet all their limits", key="requests_within"))
-    sent: int = field(metadata=unit("requests", "that came", key="requests_sent"))
+    is_met: bool = field(metadata=unit("", "whether the verdict is MET"))
+    percentile: str = field(metadata=unit("", "percentile of the limits: mean, p50, p90, p95 or p99"))
+    within: int = field(metadata=unit("requests", "requests that meet all their limits", key="requests_within"))
+    sent: int = field(metadata=unit("requests", "requests that arrived", key="requests_sent"))
     ttft: float = field(metadata=unit("s", "time to first token at the percentile"))
-    ttft_limit: float = field(metadata=unit("s", "its limit; null: none, or one for each class"))
+    ttft_limit: float = field(metadata=unit("s", "limit on the time to first token; null: no limit, or limits by class"))
     tpot: float = field(metadata=unit("s", "time per output token at the percentile"))
-    tpot_limit: float = field(metadata=unit("s", "its limit; null: none, or one for each class"))
-    why: str = field(metadata=unit("", "what it rests on"))
+    tpot_limit: float = field(metadata=unit("s", "limit on the time per output token; null: no limit, or limits by class"))
+    why: str = field(metadata=unit("", "reason for the verdict"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the verdict, what it rests on, and how many requests meet their limits."""
+        """Return a title and the reason.
+
+        Returns:
+            Title with the verdict; reason and number of requests by label.
+        """
         return f"Limits: {self.verdict} {at_percentile(self.percentile)}", {"because": self.why, "requests": self.count}
 
     @property
     def count(self) -> str:
         """How many requests meet all their limits, in words."""
         if not self.within:
-            return f"none of {self.sent:,} requests meets all limits"
+            return f"0 of {self.sent:,} requests meet all limits"
         share = self.within / self.sent
         percent = "fewer than 0.1%" if share < 0.001 else f"{share:.1%}"
         return f"{self.within:,} of {self.sent:,} requests ({percent}) meet all limits"
 
 
 def at_percentile(percentile: str) -> str:
-    """Say at which percentile limits hold: "at p99", or "in the mean"."""
-    return "in the mean" if percentile == "mean" else f"at {percentile}"
+    """Return the percentile of limits in words: "at p99", or "on average".
+
+    Args:
+        percentile: "mean", "p50", "p90", "p95" or "p99".
+
+    Returns:
+        Words.
+    """
+    return "on average" if percentile == "mean" else f"at {percentile}"
 
 
 def check_percentile(percentile: str) -> str:
-    """Return a percentile; raise UnknownName for one that no limit can be held at."""
+    """Return a percentile if it is a valid one.
+
+    Args:
+        percentile: "mean", "p50", "p90", "p95" or "p99".
+
+    Returns:
+        The percentile.
+
+    Raises:
+        UnknownName: It is not one of these.
+    """
     if not isinstance(percentile, str) or percentile not in PERCENTILES:
         raise UnknownName("percentile", percentile, PERCENTILES, f"Known: {', '.join(PERCENTILES)}.")
     return percentile
 
 
 def judge(answers: Answers, slo: Slo | tuple[Slo, ...], percentile: str = DEFAULT_PERCENTILE) -> Judged:
-    """Return whether a run meets the limits at a percentile ("mean", "p50", "p90", "p95", "p99"), those of each class by class.
+    """Compare a run with its limits at a percentile.
 
-    No more requests may be rejected than the percentile leaves out, and none of a mean; and a run whose queue grows meets no
-    limit: it would miss them later.
+    With limits by class, each class is compared with its own. The share of rejected requests must not exceed
+    what the percentile leaves out; with the mean, it must be 0. A run whose queue grows meets no limit,
+    because it would miss the limits later.
+
+    Args:
+        answers: Figures of the run.
+        slo: Limits, or limits by class.
+        percentile: "mean", "p50", "p90", "p95" or "p99".
+
+    Returns:
+        The verdict and its reason.
     """
     share, figures, late = PERCENTILES[check_percentile(percentile)], [], False
     for name, ttft, tpot, limits in _figures_by_class(answers, slo):
@@ -70,10 +102,12 @@ def judge(answers: Answers, slo: Slo | tuple[Slo, ...], percentile: str = DEFAUL
             if math.isfinite(limit) and not math.isnan(value):
                 late |= value > limit
                 figures.append(f"{name}{metric} {show(value, 's')} (limit {show(limit, 's')}{', missed' * (value > limit)})")
+
+    # A run that rejects or accumulates requests meets no limit, even if the served ones are fast.
     if short := answers.served < share * answers.sent or not answers.served:
         figures.append(f"{answers.rejected / max(answers.sent, 1):.1%} rejected: {answers.rejected_why}")
     if grows := answers.verdict == OVERLOADED and answers.served > 0:
-        figures.append("the queue grows, and with it every wait")
+        figures.append("the queue grows, and so do all waits")
     is_met, target = not (late or short or grows), slo[0] if isinstance(slo, tuple) and len(slo) == 1 else slo
     return Judged(
         verdict=PASSED if is_met else MISSED,
@@ -90,7 +124,7 @@ def judge(answers: Answers, slo: Slo | tuple[Slo, ...], percentile: str = DEFAUL
 
 
 def _figures_by_class(answers: Answers, slo: Slo | tuple[Slo, ...]) -> list[tuple[str, Percentiles, Percentiles, Slo]]:
-    """Return what is held to which limits: all requests to one pair, or each class to its own, with its name."""
+    """Return pairs of latencies and limits: of all requests, or of each class."""
     if isinstance(slo, Slo):
         return [("", answers.ttft, answers.tpot, slo)]
     if not answers.classes:

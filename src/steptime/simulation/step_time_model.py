@@ -1,16 +1,18 @@
-r"""The step time as coefficients, so that n equal steps have a sum in closed form.
+r"""Step time model: coefficients that give n equal steps a closed-form sum.
 
-With b decoding sequences whose contexts add up to C, and prompt chunks of P tokens in all, Q pairs of query and key, K keys:
+There are $b$ decoding sequences whose contexts add up to $C$. Prefill chunks have $P$ tokens, $Q$ pairs of
+query and key, and $K$ keys in all:
 
 $$ t = d_b + x_b C + (r_{b+P} - r_b) + q\,Q + k\,K $$
 
-where the first two are multiplied by a factor (`joint`) for what decode and prompts wait for together: collectives that hide
-behind operators, and the cycle of a pipeline, are no sums.
+A factor (`joint`) multiplies the first two parts. It covers waits that decode and prefill share and that are
+no sums: collectives that overlap with operators, and the cycle of a pipeline.
 
-$d_b$ and $x_b$ are a line through decode steps of b sequences at several contexts; $r_n$ the pass of n prompt tokens without
-their attention (the weights stream once for decode and prompts, so rows beside a decode batch cost what they add); q and k the
-attention of prompts. Exact for full attention on an ideal machine with one limit at a time; `decode_error` and `mixed_error`
-say how far it is from `step.mixed_step` on points drawn from the range in use.
+$d_b$ and $x_b$ are a line through decode steps of $b$ sequences at several contexts. $r_n$ is the pass of $n$
+prompt tokens without their attention. The weights stream once for decode and prefill, so that prefill rows
+cost only their own compute and traffic. $q$ and $k$ are the attention of prompts. This is exact for full
+attention on an ideal machine with one limit at a time. `decode_error` and `mixed_error` give the deviation
+from the steps of `physics.step` on random points of the range in use.
 """
 
 from __future__ import annotations
@@ -32,25 +34,30 @@ from steptime.result_base import Result, unit
 from steptime.simulation.loop_state import Rates
 
 LEFT_OUT = unit("", "", left_out=True)
-MAX_ROWS = 1 << 17  # beyond it a pass costs its last slope
+# Largest tabulated number of rows; beyond it the last slope continues.
+MAX_ROWS = 1 << 17
 SAMPLES = 200
-PROMPT_COEFFICIENTS = ("rows", "pair", "key", "chunk", "rank_rows", "shared_rows")  # coefficients of prompt work
-SHARED_TERMS = ("experts", "dispatch", "combine")  # terms on which the attention groups work together
+# Coefficients of prefill work.
+PROMPT_COEFFICIENTS = ("rows", "pair", "key", "chunk", "rank_rows", "shared_rows")
+# Terms on which the data-parallel ranks work together.
+SHARED_TERMS = ("experts", "dispatch", "combine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Pace(Result):
-    """Coefficients of the step time [s]; see the module.
+    """Step time coefficients [s]; see the module for the formula.
 
-    decode [s by batch], context [s/token by batch], rows [s by prompt tokens], pair [s], key [s], chunk [s for each prompt in a
-    step]. Where there are several attention `groups`: own [s by prompt tokens of the busiest group] and shared [s by prompt
-    tokens of all], the experts and the exchange with them, are `rows` taken apart. late: how much longer a prompt
-    is under way than its last pass takes, through the stages of a pipeline, over that pass. joint: factor on a step with
-    prompts, attention to them left out, by decode sequences and by prompt tokens, both powers of two less one.
-    before [s], before_token [s per prompt token]: from a request's arrival to its place in the queue. answer [decode steps]:
-    from the end of its prompt until its first token is seen. extra_delay: by what share of the time from a seat to the
-    first token all tokens of a request reach the user later, where measured runs show that (an anchor).
-    `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.
+    `decode` is in s by batch, `context` in s/token by batch, and `rows` in s by prompt tokens. `pair` and
+    `key` are in s, and `chunk` in s per prompt in a step. With several data-parallel ranks (`groups`), `rows`
+    has two parts. `rank_rows` [s] depends on the prompt tokens of the busiest rank. `shared_rows` [s], the
+    experts and their exchange, depends on the prompt tokens of all ranks.
+
+    `late` is the time of a prompt beyond its last pass in a pipeline, over that pass. `joint` is the factor
+    on a mixed step without the attention of prompts. Its axes are decode sequences and prompt tokens, both
+    powers of two minus one. `before` [s] and `before_token` [s per prompt token] are the time from arrival to
+    the queue. `answer` counts decode steps from the end of the prompt until the user sees the first token.
+    `extra_delay` is the share of the time from a slot to the first token by which all tokens reach the user
+    later. It comes from measured runs (an anchor). `decode_error` and `mixed_error` are mean relative errors.
     """
 
     decode: Any = field(metadata=LEFT_OUT)
@@ -68,18 +75,22 @@ class Pace(Result):
     before_token: float = field(default=0.0, metadata=LEFT_OUT)
     answer: float = field(default=0.0, metadata=LEFT_OUT)
     extra_delay: float = field(default=0.0, metadata=LEFT_OUT)
-    decode_error: float = field(default=0.0, metadata=unit("", "mean error of decode steps, relative to those they stand for"))
-    mixed_error: float = field(default=0.0, metadata=unit("", "the same of steps with prompt tokens"))
+    decode_error: float = field(default=0.0, metadata=unit("", "mean relative error of decode steps"))
+    mixed_error: float = field(default=0.0, metadata=unit("", "mean relative error of mixed steps"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return how many sequences it covers, and how far it is from the steps."""
+        """Return a title and the errors of the coefficients.
+
+        Returns:
+            Title with the number of sequences; errors by label.
+        """
         return f"Pace of up to {len(self.decode) - 1:,} sequences", {
-            "mean error": f"{self.decode_error:.2%} of decode steps, {self.mixed_error:.2%} with prompts"
+            "mean error": f"{self.decode_error:.2%} for decode steps, {self.mixed_error:.2%} for mixed steps"
         }
 
     @property
     def rates(self) -> Rates:
-        """The arrays that the loop reads."""
+        """The arrays that the event loop uses."""
         return Rates(
             np.ascontiguousarray(self.decode, dtype=np.float64),
             np.ascontiguousarray(self.context, dtype=np.float64),
@@ -93,7 +104,19 @@ class Pace(Result):
         )
 
     def seconds(self, batch: Any, context: Any, tokens: Any = 0, pairs: Any = 0.0, keys: Any = 0.0, chunks: Any = 0) -> Any:
-        """Time of one step [s]: batch sequences, context [tokens in all], prompt tokens, pairs and keys; all broadcast."""
+        """Return the time of one step; all arguments broadcast.
+
+        Args:
+            batch: Decoding sequences.
+            context: Sum of their contexts [tokens].
+            tokens: Prompt tokens of the step.
+            pairs: Pairs of query and key in the attention of prompts.
+            keys: Keys in the attention of prompts.
+            chunks: Prefill chunks.
+
+        Returns:
+            Seconds.
+        """
         rows = np.asarray(self.rows)
         last = len(rows) - 1
         top = np.asarray(batch) + np.asarray(tokens)
@@ -104,7 +127,7 @@ class Pace(Result):
         return factor * (decode + added) + self.pair * pairs + self.key * keys + self.chunk * chunks
 
     def _factor(self, batch: Any, tokens: Any) -> Any:
-        """The factor of steps with prompts, between the points of `joint`."""
+        """Return the factor on mixed steps, interpolated between the points of `joint`."""
         table = np.asarray(self.joint)
         (i, x), (j, y) = _between(batch, len(table)), _between(tokens, len(table[0]))
         low, high = ((1 - y) * table[row, j] + y * table[row, j + 1] for row in (i, i + 1))
@@ -112,7 +135,7 @@ class Pace(Result):
 
 
 def _between(number: Any, points: int) -> tuple[Any, Any]:
-    """The point of so many powers of two, less one, below a number, and how far it is from there to the next."""
+    """Return the lower point of an axis of powers of two minus one, and the distance."""
     place = np.minimum(np.log2(1.0 + np.asarray(number)), points - 1)
     below = np.minimum(place.astype(np.int64), points - 2)
     return below, place - below
@@ -128,7 +151,19 @@ def linear_pace(
     max_num_seqs: int = 256,
     max_tokens: int = 8192,
 ) -> Pace:
-    """Return the pace of measured constants: seconds a step, a decoding sequence, a token of context, a prompt token, a pair.
+    """Return step times from measured constants.
+
+    Args:
+        step: Time per step [s].
+        sequence: Time per decoding sequence [s].
+        context: Time per token of context [s].
+        token: Time per prompt token [s].
+        pair: Time per pair of query and key in the attention of prompts [s].
+        max_num_seqs: Most sequences.
+        max_tokens: Most prompt tokens per step.
+
+    Returns:
+        The step times.
 
     >>> pace = linear_pace(step=0.01, sequence=1e-4, context=1e-8, token=2e-5)
     >>> round(float(pace.seconds(10, 10_000)), 6), round(float(pace.seconds(0, 0, 1000)), 6)
@@ -144,7 +179,14 @@ def linear_pace(
 
 
 def slowed(pace: Pace, slowness: float) -> Pace:
-    """Return the pace of steps that all take `slowness` times as long.
+    """Return step times multiplied by a factor.
+
+    Args:
+        pace: Step times.
+        slowness: Factor, above 0.
+
+    Returns:
+        The slower step times.
 
     >>> round(float(slowed(linear_pace(step=0.01), 1.5).seconds(10, 0)), 6)
     0.015
@@ -152,15 +194,22 @@ def slowed(pace: Pace, slowness: float) -> Pace:
     if slowness == 1:
         return pace
     if not slowness > 0:
-        raise RangeError(f"slowness must be greater than 0, not {slowness:g}")
+        raise RangeError(f"slowness: must be greater than 0, got {slowness:g}")
     return _scaled(pace, slowness, "decode", "context", *PROMPT_COEFFICIENTS)
 
 
 def with_first_tokens(pace: Pace, factor: float) -> Pace:
-    """Return the pace at which first tokens take `factor` times as long, on the clock of the steps.
+    """Return step times with which the TTFT is multiplied by a factor.
 
-    Sooner first tokens mean shorter prompt work. Later ones mean a delay outside the chips, which takes no capacity: the time
-    per token was measured too, and says what a step takes.
+    A factor below 1 shortens the prefill work. A factor above 1 adds a delay outside the chips, which takes
+    no capacity: the TPOT was also measured, and it gives the time of a step.
+
+    Args:
+        pace: Step times.
+        factor: Factor on the TTFT.
+
+    Returns:
+        The changed step times.
 
     >>> faster, slower = (with_first_tokens(linear_pace(step=0.01, token=2e-5), factor) for factor in (0.5, 2.0))
     >>> float(slower.seconds(0, 0, 1000)), slower.extra_delay, round(float(faster.seconds(0, 0, 1000)), 6)
@@ -175,7 +224,7 @@ def with_first_tokens(pace: Pace, factor: float) -> Pace:
 
 
 def _scaled(pace: Pace, factor: float, *names: str) -> Pace:
-    """Return the pace with the fields of those names multiplied."""
+    """Return step times with some fields multiplied by a factor."""
     changed: dict[str, Any] = {name: getattr(pace, name) * factor for name in names if getattr(pace, name) is not None}
     return replace(pace, **changed)
 
@@ -192,21 +241,39 @@ def sample_pace(
     query: int = 1,
     check: bool = True,
 ) -> Pace:
-    """Return the pace of a replica, sampled from `step`.
+    """Sample the step times of a replica and fit the coefficients.
 
-    contexts [tokens]: the range of a decoding sequence's context. max_num_batched_tokens: tokens of a group in one step.
-    Prompts are spread evenly over the attention groups, but a step is no shorter than its longest chunk on one group, with the
-    experts that the prompts of all groups pass through.
-    With `query` > 1 every decode step verifies drafts, and the model's own layers, if it has any that draft, make new ones.
+    Prompts are spread evenly over the data-parallel ranks. A step is not shorter than its longest chunk on
+    one rank, with the experts that the prompts of all ranks use. With `query` > 1 every decode step verifies
+    speculative tokens, and the draft layers of the model, if any, make new ones.
+
+    Args:
+        model: Model.
+        system: System.
+        layout: Layout of the replica.
+        engine: Engine or its name.
+        max_num_seqs: Slots per replica.
+        max_num_batched_tokens: Tokens of a data-parallel rank in a step.
+        contexts: Range of the context of a decoding sequence [tokens].
+        query: Tokens per sequence in a decode step: 1 plus speculative tokens.
+        check: Compute the errors of the coefficients.
+
+    Returns:
+        The step times.
+
+    Raises:
+        RangeError: `max_num_seqs` or `max_num_batched_tokens` is below 1.
     """
     layout = layout or Layout()
     low, high = max(1.0, contexts[0]), max(contexts[0] + 1.0, contexts[1])
     if max_num_seqs < 1 or max_num_batched_tokens < 1:
         raise RangeError(
-            f"max_num_seqs and max_num_batched_tokens must be at least 1, got {max_num_seqs} and {max_num_batched_tokens}"
+            f"max_num_seqs, max_num_batched_tokens: must be at least 1, got {max_num_seqs} and {max_num_batched_tokens}"
         )
     runs_on = engine_for(system, engine)
     settings = {"layout": layout, "engine": runs_on, "drafts": query - 1, "has_draft_term": False}
+
+    # Each coefficient comes from its own sample of steps.
     decode, slope = _decode_coefficients(model, system, settings, max_num_seqs, np.linspace(low, high, 5))
     rows = _prefill_seconds(model, system, settings, int(min(MAX_ROWS, max_num_seqs + max_num_batched_tokens * layout.dp)))
     pair, key = _attention_coefficients(model, system, settings, max_num_batched_tokens * int(layout.dp), high)
@@ -227,6 +294,8 @@ def sample_pace(
         answer=float(runs_on.scheduler.steps_before_answer)
         + (float(runs_on.scheduler.steps_to_balance) if groups > 1 else 0.0),
     )
+
+    # The joint factor corrects the sum of the parts, so that it needs the other coefficients.
     pace = replace(
         pace, joint=_joint_factors(model, system, settings, pace, (low, high), max_num_seqs, max_num_batched_tokens * groups)
     )
@@ -237,15 +306,17 @@ def sample_pace(
 
 
 def _knots(last: int, dense: int = 64) -> Any:
-    """Whole numbers from 1 to `last`: all up to `dense`, then 1/16 apart in their logarithm base 2."""
+    """Return whole numbers to sample: all up to `dense`, then 1/16 octave apart."""
     far = np.geomspace(dense, max(last, dense), max(2, int(16 * np.log2(max(last, dense) / dense)) + 2))
     return np.unique(np.minimum(np.concatenate([np.arange(1, dense + 1), np.round(far)]), last)).astype(np.int64)
 
 
 def _decode_coefficients(model: Model, system: System, settings: Any, max_batch: int, contexts: Any) -> tuple[Any, Any]:
-    """Lines through decode steps: seconds at no context, and seconds per token of context in all, by batch."""
+    """Return decode step time at no context, and per token of total context, by batch."""
     batch = _knots(max_batch)
     times = drafted_step(model, system, batch=batch[:, None], context=contexts, **settings, parts=False).total
+
+    # Weights make the error relative, so that short steps count as much as long ones.
     weight = 1 / times
     total = batch[:, None] * contexts
     s0, s1, s2 = (weight**2).sum(1), (weight**2 * total).sum(1), (weight**2 * total**2).sum(1)
@@ -259,7 +330,7 @@ def _decode_coefficients(model: Model, system: System, settings: Any, max_batch:
 
 
 def _prefill_seconds(model: Model, system: System, settings: Any, max_tokens: int) -> Any:
-    """Seconds of passes of prompt tokens without their attention, spread over the attention groups, by tokens."""
+    """Return pass times [s] by prompt tokens, without attention, even over the ranks."""
     tokens = _knots(max_tokens)
     groups = settings["layout"].dp
     step = drafted_step(model, system, tokens=tokens / groups, prompts=groups, **settings)
@@ -267,9 +338,10 @@ def _prefill_seconds(model: Model, system: System, settings: Any, max_tokens: in
 
 
 def _rank_and_shared_seconds(model: Model, system: System, settings: Any, max_tokens: int) -> tuple[Any, Any]:
-    """Seconds of passes without their attention, by tokens: those of one attention group, and what the tokens of all share.
+    """Return pass times [s] without attention: of one rank, and of work ranks share.
 
-    Both are read off passes that are spread evenly, where collectives hide behind operators as they do in full ones.
+    Both come from passes that are spread evenly over the ranks, so that collectives overlap with operators as
+    in full passes.
     """
     tokens, groups = _knots(max_tokens), settings["layout"].dp
     full, even = (drafted_step(model, system, tokens=n, prompts=groups, **settings) for n in (tokens, tokens / groups))
@@ -284,7 +356,10 @@ def _rank_and_shared_seconds(model: Model, system: System, settings: Any, max_to
 def _joint_factors(
     model: Model, system: System, settings: Any, pace: Pace, contexts: tuple[float, float], max_batch: int, budget: int
 ) -> Any:
-    """Steps with prompts that are spread evenly over what the sum of their parts makes them, attention to prompts left out."""
+    """Return the time of mixed steps over the sum of their parts.
+
+    Prompts are spread evenly over the ranks, and their attention is left out.
+    """
     batch, tokens = (2 ** np.arange(np.ceil(np.log2(1 + n)) + 1).astype(np.int64) - 1 for n in (max_batch, budget))
     batch, groups, context = np.minimum(batch, max_batch)[:, None], settings["layout"].dp, sum(contexts) / 2
     tokens_per_rank = np.maximum(tokens / groups, 1.0)
@@ -295,20 +370,23 @@ def _joint_factors(
 
 
 def _pipeline_latency_share(model: Model, system: System, settings: Any, tokens: int) -> float:
-    """How much longer than a pass of so many `tokens` [per group] lasts a prompt is under way, over the pass."""
+    """Return the time of a prompt beyond its pass, over the pass; `tokens` per rank."""
     step = drafted_step(model, system, tokens=tokens, prompts=settings["layout"].dp, **settings, parts=False)
     return float(step.latency / step.total) - 1
 
 
 def _interpolate(times: Any, tokens: Any, last: int) -> Any:
-    """Seconds for each number of tokens up to `last`, from those at some of them; nothing takes none."""
+    """Interpolate times [s] for every number of tokens up to `last`; 0 tokens take 0."""
     seconds = np.interp(np.arange(max(2, last + 1)), tokens, np.maximum.accumulate(times))
     seconds[0] = 0.0
     return seconds
 
 
 def _attention_coefficients(model: Model, system: System, settings: Any, budget: int, context: float) -> tuple[float, float]:
-    """Seconds per pair and per key of prompts, from chunks at any place of prompts no longer than `context`."""
+    """Return the time [s] per pair and per key of the attention of prompts.
+
+    The fit uses chunks at several positions of prompts no longer than `context`.
+    """
     groups = settings["layout"].dp
     longest = max(17.0, min(budget / groups, context))
     tokens = np.geomspace(16, longest, 6)[:, None]
@@ -319,7 +397,8 @@ def _attention_coefficients(model: Model, system: System, settings: Any, budget:
     weight = 1 / step.total
     columns = np.stack([(pairs * weight).ravel(), (keys * weight).ravel()], axis=1)
     coefficients, *_ = np.linalg.lstsq(columns, (times * weight).ravel(), rcond=None)
-    if min(coefficients) < 0:  # one of the two explains all
+    # A negative coefficient has no meaning: one of the two then explains all.
+    if min(coefficients) < 0:
         single_fits = [max(float(c @ (times * weight).ravel() / (c @ c)), 0.0) for c in columns.T]
         target = times * weight
         residuals = [float(np.sum((target.ravel() - a * c) ** 2)) for a, c in zip(single_fits, columns.T, strict=True)]
@@ -330,7 +409,7 @@ def _attention_coefficients(model: Model, system: System, settings: Any, budget:
 def _sample_errors(
     model: Model, system: System, settings: Any, pace: Pace, contexts: tuple[float, float], max_batch: int, budget: int
 ) -> tuple[float, float]:
-    """Mean relative error of decode steps, and of steps with a prompt chunk, at points drawn from the range."""
+    """Return mean relative errors of decode steps and mixed steps at random points."""
     draw = np.random.default_rng(0)
     batch = np.maximum(1, np.round(max_batch ** draw.random(SAMPLES))).astype(np.int64)
     context = draw.uniform(*contexts, SAMPLES)

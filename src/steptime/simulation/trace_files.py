@@ -1,8 +1,8 @@
-"""Trace files as traffic: Azure's CSV, Mooncake's JSONL with block hashes, and request JSONL of ShareGPT or vLLM runs.
+"""Trace files as traffic: Azure CSV, Mooncake JSONL, JSONL of ShareGPT and vLLM.
 
-The columns tell the format: a time, tokens in, tokens out. Times are dates, seconds, or (Mooncake: timestamp, input_length,
-output_length) milliseconds. Lines must be in order of time; what is wrong is told with its line. Requests of no tokens are
-kept: a server rejects and counts them.
+The columns identify the format: a time, input tokens, output tokens. Times are dates, seconds, or
+milliseconds for Mooncake (timestamp, input_length, output_length). Lines must be in order of time. Errors
+include the line number. Requests without tokens are kept: a server rejects and counts them.
 """
 
 from __future__ import annotations
@@ -26,18 +26,34 @@ from steptime.simulation.traffic import MAX_REQUESTS, Traffic
 TIMES = ("TIMESTAMP", "timestamp", "arrival_time", "arrival")
 INPUTS = ("ContextTokens", "input_length", "input_toks", "input_tokens", "prompt_tokens", "prompt_len")
 OUTPUTS = ("GeneratedTokens", "output_length", "output_toks", "output_tokens", "completion_tokens", "output_len")
-MOONCAKE_BLOCK = 512  # tokens; the trace's README
-PACKED = {b"\x1f\x8b": "gzip", b"PK": "zip", b"BZ": "bzip2", b"\x28\xb5": "zstandard", b"\xfd7": "xz"}  # by their first bytes
+# Tokens per block, from the README of the trace.
+MOONCAKE_BLOCK = 512
+# Compressed formats by their first bytes.
+PACKED = {b"\x1f\x8b": "gzip", b"PK": "zip", b"BZ": "bzip2", b"\x28\xb5": "zstandard", b"\xfd7": "xz"}
 
 
-MOONCAKE = {"timestamp", "input_length", "output_length"}  # its names, by which times are in milliseconds
-LARGEST = 1 << 40  # tokens of a request, and number of a block, that are believed
+# Column names of Mooncake traces, whose times are in milliseconds.
+MOONCAKE = {"timestamp", "input_length", "output_length"}
+# Largest plausible tokens of a request and block number.
+LARGEST = 1 << 40
 
 
 def read_trace(path: str | os.PathLike[str], *, max_requests: int | None = None) -> Traffic:
-    """Return the requests of a trace file (CSV with a header, or JSONL), at most the first `max_requests`."""
+    """Read the requests of a trace file.
+
+    Args:
+        path: CSV file with a header, or JSONL file.
+        max_requests: Most requests to read.
+
+    Returns:
+        The traffic; the first request arrives at 0 s.
+
+    Raises:
+        DataFileError: The file cannot be read, or a line is invalid.
+        InputError: `path` is not a file name.
+    """
     if not isinstance(path, str | os.PathLike):
-        raise InputError(f"path: a trace is a file, got {short_repr(path)}; give its name")
+        raise InputError(f"path: must be the name of a trace file, got {short_repr(path)}")
     place = Path(path)
     if is_dir(place):
         raise DataFileError(path, "is a folder, not a trace file")
@@ -56,12 +72,14 @@ def read_trace(path: str | os.PathLike[str], *, max_requests: int | None = None)
             break
         name, value = _pick(place, line, row, TIMES, "time")
         seconds, date = _time(place, line, name, value)
+
+        # The first row sets the format; all other rows must agree with it.
         if not times:
             hashed, dated, mooncake = "hash_ids" in row, date, row.keys() >= MOONCAKE
         if ("hash_ids" in row) != hashed:
             raise DataFileError(path, f"{'has' if not hashed else 'lacks'} hash_ids, unlike the lines before", line)
         if date != dated:
-            raise DataFileError(path, f"{name}: {value!r} is {'a date' if date else 'no date'}, unlike those before", line)
+            raise DataFileError(path, f"{name}: {value!r} is {'a date' if date else 'no date'}, unlike the lines before", line)
         time = seconds * (1e-3 if mooncake else 1.0)
         if times and time < times[-1]:
             raise DataFileError(path, f"goes back in time: {time - times[-1]:.6g} s after the line before; sort it", line)
@@ -72,7 +90,9 @@ def read_trace(path: str | os.PathLike[str], *, max_requests: int | None = None)
             blocks.extend(_hashes(place, line, row.get("hash_ids"), inputs[-1]))
         starts.append(len(blocks))
     if not times:
-        raise DataFileError(path, "holds no requests")
+        raise DataFileError(path, "contains no requests")
+
+    # Arrivals start at 0 s.
     arrival = np.array(times)
     return Traffic(
         arrival=arrival - arrival[0],
@@ -86,7 +106,10 @@ def read_trace(path: str | os.PathLike[str], *, max_requests: int | None = None)
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rows of a file with their lines: of JSONL where it begins with a brace or is named so, else of CSV."""
+    """Yield the rows of a file with their line numbers.
+
+    The format is JSONL where the file starts with a brace or has that extension, else CSV.
+    """
     number = 0
     try:
         with path.open("rb") as raw:
@@ -94,7 +117,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if start[:2] in UTF16:
             raise DataFileError(path, "is UTF-16 text; save it as UTF-8")
         if start[:2] in PACKED:
-            raise DataFileError(path, f"is packed ({PACKED[start[:2]]}); unpack it first")
+            raise DataFileError(path, f"is compressed ({PACKED[start[:2]]}); decompress it first")
         with path.open(encoding="utf-8-sig", newline="") as file:
             braced = start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
             if not braced and path.suffix.casefold() not in (".json", ".jsonl"):
@@ -133,24 +156,24 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
 
 
 def _pick(path: Path, line: int, row: dict[str, Any], names: tuple[str, ...], quantity: str) -> tuple[str, Any]:
-    """Return the name and the value of the first of some columns that a row has, in capitals or not."""
+    """Return the name and the value of the first column that a row has, in any case."""
     folded = {key.strip().casefold(): key for key in row}
     for name in names:
         if name.casefold() in folded:
             key = folded[name.casefold()]
             return key, row[key]
     if "conversations" in row:
-        raise DataFileError(path, f"holds conversations as text; count their tokens and give {names[0]} for each", line)
+        raise DataFileError(path, f"contains conversations as text; count their tokens and give {names[0]} for each", line)
     mark = next((mark for mark in ";\t|" if len(row) == 1 and mark in next(iter(row))), "")
     if mark:
-        raise DataFileError(path, f"parts its columns by {mark!r}; part them by commas", line)
+        raise DataFileError(path, f"separates its columns by {mark!r}; separate them by commas", line)
     raise DataFileError(
-        path, f"has no {quantity}: none of {', '.join(names)} is among {short_repr(', '.join(map(str, row)))}", line
+        path, f"has no {quantity}: needs one of {', '.join(names)}, got {short_repr(', '.join(map(str, row)))}", line
     )
 
 
 def _time(path: Path, line: int, name: str, value: Any) -> tuple[float, bool]:
-    """Return a time [s], and whether it was written as a date; those without an offset are taken as UTC."""
+    """Return a time [s], and whether it is a date; dates without an offset are UTC."""
     try:
         seconds = math.nan if isinstance(value, bool) else float(value)
     except OverflowError:
@@ -168,6 +191,7 @@ def _time(path: Path, line: int, name: str, value: Any) -> tuple[float, bool]:
 
 
 def _tokens(path: Path, line: int, name: str, value: Any) -> int:
+    """Return a number of tokens."""
     try:
         count = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -178,11 +202,11 @@ def _tokens(path: Path, line: int, name: str, value: Any) -> int:
 
 
 def _hashes(path: Path, line: int, value: Any, tokens: int) -> list[int]:
-    """Return the blocks of a prompt: a whole number for each that its tokens begin."""
+    """Return the block hashes of a prompt: a whole number for each block it begins."""
     if not isinstance(value, list) or not all(type(k) is int and abs(k) < 1 << 63 for k in value):
         raise DataFileError(path, f"hash_ids: {short_repr(value)} is not a list of whole numbers, one for each block", line)
     if len(value) != -(-tokens // MOONCAKE_BLOCK):
         raise DataFileError(
-            path, f"hash_ids: {len(value)} blocks of {MOONCAKE_BLOCK} tokens do not make {tokens:,} tokens", line
+            path, f"hash_ids: {len(value)} blocks of {MOONCAKE_BLOCK} tokens do not match {tokens:,} tokens", line
         )
     return value

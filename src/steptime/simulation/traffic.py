@@ -1,4 +1,4 @@
-"""Requests: when they come and how long they are, drawn from a distribution or read from a trace."""
+"""Traffic: arrival times and lengths of requests, drawn or from a trace."""
 
 from __future__ import annotations
 
@@ -16,46 +16,49 @@ from steptime.units import in_digits
 
 ARRIVALS = ("poisson", "gamma", "constant")
 SHAPES = ("fixed", "uniform", "lognormal")
-LARGEST_SPREAD = 100.0  # deviation over mean
-LATEST = 1e15  # s
-MAX_REQUESTS = 50_000_000  # requests of a run: some gigabytes
-RATES = (1e-6, 1e9)  # requests/s that arrivals are drawn for
+# Largest standard deviation over the mean.
+LARGEST_SPREAD = 100.0
+# Latest time of arrival [s].
+LATEST = 1e15
+# Requests of a run, which take some gigabytes.
+MAX_REQUESTS = 50_000_000
+# Lowest and highest rate for which arrivals are drawn [requests/s].
+RATES = (1e-6, 1e9)
 BURSTS = (1e-6, 1e6)
-DEFAULT_REQUESTS, DEFAULT_REQUESTS_PER_CLIENT = (
-    10_000,
-    10,
-)  # requests of a run where no number is given: in all, and of each client
+# Default requests of a run: in all, and per client.
+DEFAULT_REQUESTS, DEFAULT_REQUESTS_PER_CLIENT = 10_000, 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Traffic(Result):
-    """Requests in order of arrival, all arrays of one length.
+    """Requests in order of arrival; all arrays have one length.
 
-    arrival [s], inputs and outputs [tokens], rank (class, 0 is served first). clients: of a closed loop, each with one
-    request in flight; 0 where requests come when they come. blocks: hashes of the prompt's blocks of `block_tokens` each,
-    request i having those from `starts[i]` to `starts[i + 1]`.
+    `arrival` is in s, `inputs` and `outputs` in tokens. `rank` is the class of priority, 0 first. `clients`
+    counts the clients of a closed loop, each with one request in flight. It is 0 in an open loop. `blocks`
+    has the hashes of prompt blocks of `block_tokens` each; request i has those from `starts[i]` to `starts[i
+    + 1]`.
     """
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "rate": unit("requests/s", "mean from the first to the last arrival; null in a closed loop", key="requests_per_s")
     }
 
-    arrival: Any = field(metadata=unit("s", "of each request", left_out=True))
-    inputs: Any = field(metadata=unit("tokens", "of each prompt", left_out=True))
-    outputs: Any = field(metadata=unit("tokens", "that each gets", left_out=True))
+    arrival: Any = field(metadata=unit("s", "arrival of each request", left_out=True))
+    inputs: Any = field(metadata=unit("tokens", "input of each request", left_out=True))
+    outputs: Any = field(metadata=unit("tokens", "output of each request", left_out=True))
     rank: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=unit("", "of each", left_out=True))
-    clients: int = field(default=0, metadata=unit("", "of a closed loop; 0 where requests come when they come"))
+    clients: int = field(default=0, metadata=unit("", "clients of a closed loop; 0 in an open loop"))
     blocks: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=unit("", "hashes", left_out=True))
     starts: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=unit("", "of each", left_out=True))
-    block_tokens: int = field(default=512, metadata=unit("tokens", "of a block of a prompt", left_out=True))
-    name: str = field(default="", metadata=unit("", "a trace's file, or how requests were drawn"))
+    block_tokens: int = field(default=512, metadata=unit("tokens", "tokens of a block of a prompt", left_out=True))
+    name: str = field(default="", metadata=unit("", "file of the trace, or how requests were drawn"))
 
     def __len__(self) -> int:
         return len(self.arrival)
 
     @property
     def ranks(self) -> Any:
-        """The class of each request; 0 where none was given."""
+        """The class of each request; 0 where no class is given."""
         return self.rank if len(self.rank) else np.zeros(len(self), dtype=np.int64)
 
     @property
@@ -67,7 +70,11 @@ class Traffic(Result):
         return (len(self) - 1) / span if span > 0 else math.inf
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return how many requests come how, and their mean lengths."""
+        """Return a title and the mean lengths.
+
+        Returns:
+            Title with the number of requests and the rate; lengths by label.
+        """
         comes = f"{self.clients:,} clients" if self.clients else f"{in_digits(self.rate)} requests/s"
         return f"Traffic {self.name}: {len(self):,} requests, {comes}", {
             "mean lengths": f"{np.mean(self.inputs):,.0f} tokens in, {np.mean(self.outputs):,.0f} out" if len(self) else "none"
@@ -75,7 +82,17 @@ class Traffic(Result):
 
 
 def checked(traffic: Traffic) -> Traffic:
-    """Return the traffic as arrays; raise RangeError where they are not of one length, in order and of whole tokens."""
+    """Return a traffic with valid arrays.
+
+    Args:
+        traffic: Traffic.
+
+    Returns:
+        The traffic with numpy arrays.
+
+    Raises:
+        RangeError: Arrays differ in length, are not in order of arrival, or have fractions of tokens.
+    """
     expect("the traffic", traffic, Traffic, "a Traffic, as open_loop, closed_loop and read_trace give it")
     arrival = np.asarray(at_least_zero("arrival", traffic.arrival, "s", maximum=LATEST), dtype=np.float64)
     inputs, outputs = (
@@ -84,11 +101,13 @@ def checked(traffic: Traffic) -> Traffic:
     )
     rank = np.asarray(whole_number("the class of a request", traffic.rank, minimum=0, maximum=1 << 10)).astype(np.int64)
     if arrival.ndim != 1 or not arrival.shape == inputs.shape == outputs.shape or rank.shape not in (arrival.shape, (0,)):
-        raise RangeError(f"requests need an arrival, inputs and outputs each: {arrival.shape}, {inputs.shape}, {outputs.shape}")
+        raise RangeError(
+            f"arrival, inputs, outputs: must have one length, got {arrival.shape}, {inputs.shape}, {outputs.shape}"
+        )
     if not len(arrival):
-        raise RangeError("there is no request to serve")
+        raise RangeError("traffic: must have at least one request, got 0")
     if np.any(np.diff(arrival) < 0):
-        raise RangeError("requests must be in order of arrival")
+        raise RangeError("arrival: requests must be in order of arrival, got times that decrease; sort them")
     single(clients=traffic.clients)
     clients = whole_number("clients", traffic.clients, minimum=0, maximum=MAX_REQUESTS)
     return replace(traffic, arrival=arrival, inputs=inputs, outputs=outputs, rank=rank, clients=clients)
@@ -96,7 +115,10 @@ def checked(traffic: Traffic) -> Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Tokens of requests: "fixed" at mean, "uniform" in mean (1 ± spread), or "lognormal" with deviation spread x mean.
+    """Distribution of the tokens of requests.
+
+    "fixed" gives the mean, "uniform" mean (1 ± spread), and "lognormal" a standard deviation of spread x
+    mean.
 
     >>> Lengths(mean=100).draw(np.random.default_rng(0), 3).tolist()
     [100, 100, 100]
@@ -122,7 +144,15 @@ class Lengths:
         )
 
     def draw(self, random: np.random.Generator, n: int) -> Any:
-        """Return `n` lengths of at least 1 token."""
+        """Draw lengths of at least 1 token.
+
+        Args:
+            random: Random generator.
+            n: Number of lengths.
+
+        Returns:
+            Tokens, of shape (n,).
+        """
         if self.shape == "uniform":
             low, high = max(1, round(self.mean * (1 - self.spread))), max(1, round(self.mean * (1 + self.spread)))
             return random.integers(low, high + 1, n)
@@ -133,9 +163,17 @@ class Lengths:
 
 
 def arrivals(rate: float, n: int, random: np.random.Generator, *, kind: str = "poisson", burst: float = 1.0) -> Any:
-    """Return `n` times of arrival [s] at `rate` [requests/s].
+    """Draw times of arrival.
 
-    kind: "poisson", "constant", or "gamma" with intervals whose squared coefficient of variation is `burst` (1 is Poisson).
+    Args:
+        rate: Request rate [requests/s].
+        n: Number of requests.
+        random: Random generator.
+        kind: "poisson", "constant" or "gamma".
+        burst: Squared coefficient of variation of gamma intervals; 1 is Poisson.
+
+    Returns:
+        Times [s], of shape (n,).
     """
     if not isinstance(kind, str) or kind not in ARRIVALS:
         raise UnknownName("arrival process", kind, ARRIVALS, f"Known: {', '.join(ARRIVALS)}.")
@@ -150,7 +188,7 @@ def arrivals(rate: float, n: int, random: np.random.Generator, *, kind: str = "p
 
 
 def _random(seed: int, n: int) -> np.random.Generator:
-    """The source of what is drawn for `n` requests."""
+    """Return the random generator for `n` requests."""
     single(requests=n, seed=seed)
     whole_number("requests", n, maximum=MAX_REQUESTS)
     return np.random.default_rng(whole_number("a seed", seed, minimum=0, maximum=1 << 64))
@@ -166,7 +204,20 @@ def open_loop(
     burst: float = 1.0,
     seed: int = 0,
 ) -> Traffic:
-    """Return `n` requests that come at `rate` [requests/s] whatever the server does; the seed reproduces them."""
+    """Draw requests that arrive at a rate, independent of the server.
+
+    Args:
+        rate: Request rate [requests/s].
+        n: Number of requests.
+        inputs: Input tokens.
+        outputs: Output tokens.
+        kind: Arrival process: "poisson", "constant" or "gamma".
+        burst: Squared coefficient of variation of gamma intervals.
+        seed: Random seed; the same seed gives the same requests.
+
+    Returns:
+        The traffic.
+    """
     random, n = _random(seed, n), int(n)
     for name, lengths in (("inputs", inputs), ("outputs", outputs)):
         expect(f"the length of {name}", lengths, Lengths, "a Lengths, such as Lengths(mean=512)")
@@ -179,7 +230,20 @@ def open_loop(
 
 
 def closed_loop(clients: int, n: int, inputs: Lengths, outputs: Lengths, *, seed: int = 0) -> Traffic:
-    """Return `n` requests of `clients` that each wait for an answer before they ask again; all ask at once at the start."""
+    """Draw requests of clients that wait for each answer before the next request.
+
+    All clients send their first request at the start.
+
+    Args:
+        clients: Number of clients.
+        n: Number of requests.
+        inputs: Input tokens.
+        outputs: Output tokens.
+        seed: Random seed.
+
+    Returns:
+        The traffic.
+    """
     single(concurrency=clients)
     clients = whole_number("concurrency", clients, maximum=MAX_REQUESTS)
     random, n = _random(seed, n), int(n)
@@ -195,14 +259,22 @@ def closed_loop(clients: int, n: int, inputs: Lengths, outputs: Lengths, *, seed
 
 
 def _draw_lengths(lengths: Lengths, random: np.random.Generator, n: int) -> Any:
-    """Return the tokens of `n` requests."""
+    """Draw the tokens of `n` requests."""
     if not isinstance(lengths, Lengths):
-        raise RangeError(f"lengths are a Lengths, such as Lengths(mean=512), not {type(lengths).__name__}")
+        raise RangeError(f"lengths: must be a Lengths, got {type(lengths).__name__}; give for example Lengths(mean=512)")
     return lengths.draw(random, n)
 
 
 def scaled(traffic: Traffic, factor: float) -> Traffic:
-    """Return the same requests at `factor` times the rate."""
+    """Return the same requests at a multiple of the rate.
+
+    Args:
+        traffic: Traffic.
+        factor: Factor on the rate.
+
+    Returns:
+        The traffic.
+    """
     traffic = checked(traffic)
     single(rate_scale=factor)
     positive("a rate scale", factor, minimum=RATES[0], maximum=RATES[1])
@@ -210,23 +282,45 @@ def scaled(traffic: Traffic, factor: float) -> Traffic:
 
 
 def longer(traffic: Traffic, tokens: int) -> Traffic:
-    """Return the same requests with prompts that are longer by so many tokens, which no other prompt begins with."""
+    """Return the same requests with longer prompts.
+
+    No other prompt shares the added tokens.
+
+    Args:
+        traffic: Traffic.
+        tokens: Tokens to add to each prompt.
+
+    Returns:
+        The traffic.
+    """
     traffic = checked(traffic)
     name = f"{traffic.name}, {tokens:,} tokens of images or recordings in each prompt".lstrip(", ")
     return checked(replace(traffic, inputs=np.asarray(traffic.inputs) + tokens, name=name))
 
 
 def with_sessions(traffic: Traffic, *, prefixes: int, prefix_tokens: int, block_tokens: int = 64, seed: int = 0) -> Traffic:
-    """Return the traffic with prompts that begin with one of `prefixes` shared texts of `prefix_tokens` [tokens]."""
+    """Return a traffic with prompts that begin with shared prefixes.
+
+    Args:
+        traffic: Traffic.
+        prefixes: Number of different prefixes.
+        prefix_tokens: Tokens of a prefix.
+        block_tokens: Tokens of a block.
+        seed: Random seed.
+
+    Returns:
+        The traffic with block hashes.
+
+    Raises:
+        RangeError: There are too many blocks, or a prefix is shorter than a block.
+    """
     traffic = checked(traffic)
     single(block_tokens=block_tokens, prefixes=prefixes, prefix_tokens=prefix_tokens)
     block_tokens = whole_number("block tokens", block_tokens)
     prefixes = whole_number("prefixes", prefixes)
     prefix_tokens = whole_number("prefix tokens", prefix_tokens, minimum=block_tokens)
     if (blocks := float(np.sum(traffic.inputs, dtype=np.float64)) / block_tokens) > MAX_REQUESTS:
-        raise RangeError(
-            f"prompts of {blocks:,.0f} blocks in all are too many to tell apart; at most {MAX_REQUESTS:,}: fewer requests"
-        )
+        raise RangeError(f"blocks: must be at most {MAX_REQUESTS:,} in all prompts, got {blocks:,.0f}; use fewer requests")
     random = _random(seed, len(traffic))
     which = random.integers(0, prefixes, len(traffic))
     shared = np.minimum(prefix_tokens, traffic.inputs) // block_tokens
@@ -243,7 +337,13 @@ def with_sessions(traffic: Traffic, *, prefixes: int, prefix_tokens: int, block_
 
 
 def repeated_share(traffic: Traffic) -> float:
-    """Return the share of the blocks of prompts that an earlier block equals; 0 where no blocks are known.
+    """Return the share of prompt blocks that are equal to an earlier block.
+
+    Args:
+        traffic: Traffic.
+
+    Returns:
+        Share; 0 without block hashes.
 
     >>> one = Traffic(arrival=[0.0, 1.0], inputs=[1024, 512], outputs=[1, 1], blocks=[7, 8, 7], starts=[0, 2, 3])
     >>> round(repeated_share(one), 3)
@@ -254,9 +354,16 @@ def repeated_share(traffic: Traffic) -> float:
 
 
 def merged(parts: list[Traffic]) -> Traffic:
-    """Return several open traffics as one, each a class: the first is served first where priorities count."""
+    """Merge open-loop traffics into one, each as a class.
+
+    Args:
+        parts: Traffics; the first one has the highest priority.
+
+    Returns:
+        The traffic.
+    """
     if not parts:
-        raise RangeError("no traffic is given")
+        raise RangeError("parts: must have at least one traffic, got 0")
     arrival = np.concatenate([t.arrival for t in parts])
     order = np.argsort(arrival, kind="stable")
     rank = np.concatenate([np.full(len(t), k) for k, t in enumerate(parts)])
@@ -281,24 +388,38 @@ def draw_traffic(
     burst: float = 1.0,
     seed: int = 0,
 ) -> Traffic:
-    """Return requests of some lengths that come at `rate` [requests/s], or from `clients` of a closed loop.
+    """Draw requests at a rate, or from the clients of a closed loop.
 
-    requests: USUAL of them, or PER_CLIENT of each client, unless given. fast_share: of a rate, in a class of their own that
-    is served first.
+    Args:
+        inputs: Input tokens.
+        outputs: Output tokens.
+        rate: Request rate [requests/s].
+        clients: Clients of a closed loop, instead of a rate.
+        requests: Number of requests; by default DEFAULT_REQUESTS, or DEFAULT_REQUESTS_PER_CLIENT per client.
+        fast_share: Share of the requests in a class that is served first.
+        kind: Arrival process: "poisson", "constant" or "gamma".
+        burst: Squared coefficient of variation of gamma intervals.
+        seed: Random seed.
+
+    Returns:
+        The traffic.
+
+    Raises:
+        RangeError: There is neither a rate nor a number of clients, or a value is out of range.
     """
     if clients is not None:
         return closed_loop(
             clients, DEFAULT_REQUESTS_PER_CLIENT * clients if requests is None else requests, inputs, outputs, seed=seed
         )
     if rate is None:
-        raise RangeError("requests are drawn at a rate or for clients, and neither is given")
+        raise RangeError("rate, clients: one of the two is needed, got none; give a rate or a number of clients")
     count = DEFAULT_REQUESTS if requests is None else requests
     if not 0 <= fast_share < 1:
-        raise RangeError(f"the fast share must be at least 0 and below 1, not {fast_share:g}")
+        raise RangeError(f"fast_share: must be at least 0 and below 1, got {fast_share:g}")
     if not fast_share:
         return open_loop(rate, count, inputs, outputs, kind=kind, burst=burst, seed=seed)
     if count < 2:
-        raise RangeError("two classes need at least 2 requests")
+        raise RangeError(f"requests: two classes need at least 2, got {count}")
     fast = max(1, round(count * fast_share))
     parts = ((fast_share, fast), (1 - fast_share, max(1, count - fast)))
     return merged(

@@ -1,1 +1,1 @@
-"""The same question over many values: models and systems held against one another."""
+"""Questions over many values: sweeps, rankings, sensitivities, designs, and limits on context."""

@@ -1,4 +1,4 @@
-"""A function of arrays over millions of points, block by block: what it needs in between stays in cache, and memory small."""
+"""Evaluate an array function over millions of points in blocks, so that intermediate arrays stay in a core's cache."""
 
 from __future__ import annotations
 
@@ -21,12 +21,21 @@ def in_blocks(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:
-    """Return what `function` makes of all points: one array, or a table of arrays, each with a value for every point.
+    """Evaluate a function over all points, block by block.
 
-    points: arrays of one axis and one length. The function gets the same names with `block` points at a time, from `workers`
-    threads at once (one for each core unless told), and returns an array, or a table of them; a table may lack names in some
-    blocks, whose points then have 0. progress: called with the points done and all points, after each block.
-    Raises RangeError where arrays are of other shapes, or `block` or `workers` no count.
+    Args:
+        function: Takes the same names with `block` points at a time, from several threads. It returns an array, or a table of
+            arrays. A table may lack names in some blocks; their points then have the value 0.
+        points: Arrays of shape (points,), by name.
+        block: Points per call.
+        workers: Number of threads; None: one per core.
+        progress: Called with the points done and the number of points, after each block.
+
+    Returns:
+        One array of shape (points,), or a table of such arrays.
+
+    Raises:
+        RangeError: If the arrays differ in shape, or `block` or `workers` is not a count.
 
     >>> in_blocks(lambda a, b: {"sum": a + b}, {"a": np.arange(5), "b": np.ones(5)}, block=2)["sum"].tolist()
     [1.0, 2.0, 3.0, 4.0, 5.0]
@@ -34,6 +43,8 @@ def in_blocks(
     arrays = {name: np.asarray(values) for name, values in points.items()}
     total = _length(arrays)
     size, threads = whole_number("block", block), None if workers is None else whole_number("workers", workers)
+
+    # Threads finish in any order, so that each block writes into its own slice of the whole.
     assembly = Assembly(total)
     lock, done = threading.Lock(), 0
 
@@ -42,6 +53,8 @@ def in_blocks(
         part = slice(first, min(first + size, total))
         answer = function(**{name: values[part] for name, values in arrays.items()})
         assembly.put(part, answer if isinstance(answer, Mapping) else {None: answer})
+
+        # The callback and its counter are shared by all threads.
         with lock:
             done += part.stop - part.start
             if progress is not None:
@@ -52,9 +65,9 @@ def in_blocks(
 
 
 def _length(arrays: Mapping[str, Array]) -> int:
-    """Return the length of all arrays; raise RangeError where they have none or several."""
+    """Return the length of all arrays; raise RangeError if there is not one length."""
     shapes = {values.shape for values in arrays.values()}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
         listed = ", ".join(f"{name} {values.shape}" for name, values in arrays.items())
-        raise RangeError(f"points must be arrays of one axis and one length, not {listed or 'none'}")
+        raise RangeError(f"points: must be arrays of one axis and one length, got {listed or 'no array'}")
     return int(next(iter(shapes))[0])

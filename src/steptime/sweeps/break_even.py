@@ -1,4 +1,4 @@
-"""What would flip the order of the cheapest two of a ranking: rents, formats, engines."""
+"""Changes of rent, number format or engine that reverse the order of the two cheapest entries of a ranking."""
 
 from __future__ import annotations
 
@@ -21,16 +21,27 @@ from steptime.processes import map_in_processes
 from steptime.sweeps.ranking_result import Ranking, Standing
 from steptime.units import show
 
+# Options that change a number format.
 FORMATS: Final = ("--weights", "--experts", "--kv")
 Job = tuple[Model, System, int, dict[str, Any]]
+# Serving engines by the vendor of the chip.
 ENGINES_BY_VENDOR: Final = {
     "NVIDIA": ("vllm", "sglang", "trtllm"),
     "AMD": ("vllm", "sglang"),
-}  # engines that serve on a maker's chips
+}
 
 
 def flips(ranking: Ranking, pairs: list[tuple[Model, System, str]], plan_options: dict[str, Any]) -> Iterator[str]:
-    """Say by what rent, format or engine the second would be cheaper than the first."""
+    """Yield sentences on the rent, format or engine that would reverse the order.
+
+    Args:
+        ranking: Ranking whose first two entries are compared.
+        pairs: Model, system and label of each entry.
+        plan_options: Options of the plans of the ranking.
+
+    Yields:
+        One sentence per rent, format and engine.
+    """
     if len(ranking.priced) < 2:
         return
     first, second = ranking.priced[:2]
@@ -39,47 +50,57 @@ def flips(ranking: Ranking, pairs: list[tuple[Model, System, str]], plan_options
     subjects = [by_name[standing.model, standing.system, standing.label] for standing in both]
     if subjects[0][1] != subjects[1][1]:
         yield from _rent_flips(ranking, first, second, [system for _, system in subjects])
+
+    # The plans of both entries name their cheaper formats only with alternatives.
     with_levers = plan_options | {"alternatives": True}
     jobs: list[Job] = [(*subject, standing.chips, with_levers) for subject, standing in zip(subjects, both, strict=True)]
     engines = [name for name in _common(first, second) if name != first.engine or name != second.engine]
+
+    # An engine that the user chose is not in question.
     if plan_options["engine"] is None:
         jobs += [(*job[:3], plan_options | {"engine": name}) for name in engines for job in jobs[:2]]
     else:
         engines = []
     find_plan = partial(_feasible_plan, workload=ranking.workload, slo=ranking.slo)
+
+    # All plans are found in one call, so that processes share the work.
     plans = map_in_processes(find_plan, jobs)
     yield from _format_flips(jobs[:2], plans[:2], find_plan)
     for name, first_plan, second_plan in zip(engines, plans[2::2], plans[3::2], strict=True):
         yield from _both(f"engine: with {name}", first_plan, second_plan)
     if plan_options["engine"] is None and first.engine != second.engine and not engines:
-        yield f"engine: {first.engine} is taken for the first and {second.engine} for {ranking.called(second)}; none is of both"
+        yield (
+            f"engine: {first.engine} for the first and {second.engine} for {ranking.called(second)}; "
+            "no engine of this comparison serves both"
+        )
 
 
 def _rent_flips(ranking: Ranking, first: Standing, second: Standing, systems: Sequence[System]) -> Iterator[str]:
-    """Say at which rents the two are as cheap, and what each kind of rent that is known of both makes of them."""
+    """Yield the break-even rents, and the costs of both with each common kind of rent."""
+    # Cost is proportional to rent, so that the break-even rent is the rent times the ratio of costs.
     a, b = first.usd_per_million_output_tokens, second.usd_per_million_output_tokens
     first_rent, second_rent = float(first.rent.typical), float(second.rent.typical)
     yield (
-        f"rent: {ranking.called(second)} would cost as much as the first at {show(second_rent * a / b, 'USD/s')} a chip, not "
-        f"{show(second_rent, 'USD/s')}; the first as much as it at {show(first_rent * b / a, 'USD/s')}, "
-        f"not {show(first_rent, 'USD/s')}"
+        f"rent: both cost the same if {ranking.called(second)} rents for {show(second_rent * a / b, 'USD/s')} per chip instead "
+        f"of {show(second_rent, 'USD/s')}, or the first for {show(first_rent * b / a, 'USD/s')} "
+        f"instead of {show(first_rent, 'USD/s')}"
     )
     kinds = [rents_by_kind(system) for system in systems]
     for kind in kinds[0]:
         if kind in kinds[1] and (first.rent.kind, second.rent.kind) != (kind, kind):
             x, y = a * float(kinds[0][kind].typical) / first_rent, b * float(kinds[1][kind].typical) / second_rent
-            order = "holds" if x <= y else "flips"
-            yield f"rent: {kind_in_words(kinds[0][kind])} for both, {usd(x)} and {usd(y)}: the order {order}"
+            order = "stays" if x <= y else "reverses"
+            yield f"rent: {kind_in_words(kinds[0][kind])} for both gives {usd(x)} and {usd(y)}; the order {order}"
 
 
 def _both(words: str, first: Plan | None, second: Plan | None) -> Iterator[str]:
-    """Say what both come to with some choice; nothing where neither has a plan with it."""
+    """Yield the costs of both with one choice; nothing if neither has a plan with it."""
     x, y = (math.nan if candidate is None else candidate.usd_per_million_output_tokens for candidate in (first, second))
     if math.isfinite(x) and math.isfinite(y):
-        yield f"{words} on both, {usd(x)} and {usd(y)}: the order {'holds' if x <= y else 'flips'}"
+        yield f"{words} on both: {usd(x)} and {usd(y)}; the order {'stays' if x <= y else 'reverses'}"
     elif math.isfinite(x) or math.isfinite(y):
         which, cost = ("first", x) if math.isfinite(x) else ("second", y)
-        yield f"{words} only the {which} has a plan, for {usd(cost)}"
+        yield f"{words}: only the {which} has a plan, at {usd(cost)}"
 
 
 def _common(first: Standing, second: Standing) -> list[str]:
@@ -96,7 +117,8 @@ def _feasible_plan(job: Job, *, workload: Workload, slo: Slo) -> Plan | None:
 
 
 def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], find_plan: Callable[[Job], Plan | None]) -> Iterator[str]:
-    """Say what other formats of weights, experts and cache, that would make either cheaper, do to both."""
+    """Yield the costs of both with each number format that makes one of them cheaper."""
+    # Only formats that are an alternative of at least one of the two plans are tried.
     options = [
         lever.option
         for candidate in plans
@@ -113,7 +135,7 @@ def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], find_plan: 
 
 
 def _stored(model: Model, option: str) -> Model:
-    """Return a model in the format that an option of a lever names."""
+    """Return a model in the format of a lever's option."""
     name, stored = option.split()
     if name == "--kv":
         return with_small_cache(model)

@@ -1,8 +1,8 @@
-"""How long a context may be: within a time per token and a price, by how the cache is kept. Lecture, section 16.
+"""The longest context within a time per token and a price, by KV cache technique. Lecture, section 16.
 
-For each technique (`models.techniques`) and each length, the layouts of one replica are tried that fit the chips, each with the
-largest batch that memory and the time per token allow; the cheapest stands for that length. Where nothing meets the limits any
-more is the wall. Costs are those of decode alone: prompts are not counted in.
+For each technique (`models.kv_compression`) and each length, the search tries the layouts of one replica. Each layout gets the
+largest batch that memory and the time per token allow. The cheapest layout is the result at that length. The longest context
+that meets the limits is the wall. Costs are those of decode; prefill is not part of them.
 """
 
 from __future__ import annotations
@@ -42,35 +42,47 @@ from steptime.processes import map_in_processes
 from steptime.sweeps.context_limit_result import LONGEST, ContextWall, ContextWalls
 from steptime.units import MILLION, counted, show
 
+# Default context at which techniques are compared [tokens].
 CONTEXT: Final = 131_072
-TPOT: Final = 0.05  # s: 20 tokens a second, somewhat faster than one reads
+# Default limit on the time per output token [s]: 20 tokens per second, somewhat faster than reading speed.
+TPOT: Final = 0.05
+# Shortest context of the search [tokens].
 LEAST: Final = 64
-OCTAVE: Final = 2  # lengths to a factor of two, once the layouts worth trying are known from one each
-FINER: Final = 16  # between two of them, again and again
-ROUNDS: Final = 2  # of that, so that a wall is known to two thousandths
-GRID, LOOKS = 12, 4  # batches that are looked at at once, and how often: to one in two thousand
+# Lengths per factor of two in the second search, over the layouts that a first search with one length per factor kept.
+OCTAVE: Final = 2
+# Lengths between two neighbours in each refinement.
+FINER: Final = 16
+# Number of refinements; the wall is then known to 0.2 %.
+ROUNDS: Final = 2
+# Batches per evaluation, and number of evaluations: the batch is then known to 0.05 %.
+GRID, LOOKS = 12, 4
+# Largest batch of the search.
 MOST_BATCH: Final = 1 << 20
-CHIPS: Final = 128  # of a scale-up domain at most, unless more are asked for
-ENDS: Final = 4  # layouts of most room, and fastest ones, that are looked at about the longest contexts
+# Largest replica in a scale-up domain unless the user gives a number of chips.
+CHIPS: Final = 128
+# Number of roomiest and of fastest layouts that the search keeps near the longest contexts.
+ENDS: Final = 4
+# Name of the unchanged model among the techniques.
 AS_IS: Final = ""
+# Techniques of the default comparison; those that a model cannot have are left out. The last one is Character.AI's
+# (https://research.character.ai/optimizing-inference/).
 USUAL: Final = (
     "kv=fp8", "kv=int4", "window=4096@5of6", "share=2", "kv_heads=1", "latent=512", "rank=0.5", "keep=8192", "topk=2048",
     "blocks=128x16", "kv_heads=1+window=1024@5of6+share=3+kv=int8",
 )  # fmt: skip
-"""Techniques that are held against one another where none is asked for; those that a model cannot have are left out. The last
-is Character.AI's (https://research.character.ai/optimizing-inference/)."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is asked of each technique: limits, and where it runs."""
+    """Conditions for all techniques: machine, engine, and limits."""
 
     system: System
     engine: Engine
     chips: int
     context: int
     tpot: float
-    usd: float | None  # per million tokens; None: what the model as it is costs at `context`
+    # USD per million tokens; None: the cost of the unchanged model at `context`.
+    usd: float | None
     rent: float
 
 
@@ -85,18 +97,30 @@ def context_walls(
     chips: int = 0,
     engine: Engine | str | None = None,
 ) -> ContextWalls:
-    """Return how long a context may be on a system within a time per token and a price, by how the cache is kept.
+    """Return the longest context within a time per token and a price, by technique.
 
-    techniques: such as "window=1024@5of6+kv=int8" (`with_techniques`), by default the usual ones that the model can have;
-    context: the length [tokens] at which they are held against one another; tpot: the limit on the time of a step [s];
-    usd_per_million: on the cost of decoding a million tokens, by default that of the model as it is at `context`; chips: that
-    one replica may take, by default a scale-up domain (at most `CHIPS`).
-    Raises InputError for a technique that is none or does not suit the model.
+    Args:
+        model: Catalogue name, path or model.
+        system: Catalogue name, path or system.
+        techniques: Names such as "window=1024@5of6+kv=int8" (`with_techniques`); by default the usual ones for the model.
+        context: Length at which techniques are compared [tokens].
+        tpot: Limit on the time per output token [s].
+        usd_per_million: Limit on the cost of decode [USD per million tokens]; by default the cost of the unchanged model at
+            `context`.
+        chips: Chips that one replica may take; by default a scale-up domain, at most `CHIPS`.
+        engine: Name or engine; the system's by default.
+
+    Returns:
+        One wall per technique, the unchanged model first.
+
+    Raises:
+        InputError: If a technique does not exist, or does not suit the model.
+        RangeError: If a value is outside its bounds, or the system has no rent and a price is limited.
     """
     resolved_model, resolved_system = resolve_model(model), resolve_system(system)
     techniques = [techniques] if isinstance(techniques, str) else techniques
     if techniques is not None and "" in techniques:
-        raise InputError("a technique is empty; the model as it is comes first anyhow")
+        raise InputError("technique: is empty; the unchanged model comes first in any case")
     single(context=context, tpot=tpot, usd_per_million=usd_per_million, chips=chips)
     context = whole_number("the context", context, minimum=LEAST, maximum=LONGEST, unit="token")
     tpot = limit("the time per token", tpot)
@@ -108,12 +132,16 @@ def context_walls(
     rent = float(np.asarray(resolved_system.rent.typical))
     if usd_per_million is not None and not math.isfinite(rent):
         raise RangeError(
-            f"no rent of {resolved_system.name} is known, so that nothing has a price; "
-            "--rent 2.50 gives one in USD per chip-hour"
+            f"rent: {resolved_system.name} has no known rent, so that the price cannot be limited; "
+            "give a rent, such as 2.50 USD per chip-hour"
         )
+
+    # The engine may store the cache in another format than the checkpoint; techniques change the served model.
     served = as_served(resolved_model, resolved_system, runs_on)
     scenario = Scenario(resolved_system, runs_on, chips, context, tpot, usd_per_million, rent)
     variants, left_out = _variants(served, techniques)
+
+    # The unchanged model comes first: its cost is the price limit of the others by default.
     base, curve = _wall(AS_IS, served, scenario)
     price_limit = usd_per_million
     if price_limit is None:
@@ -130,7 +158,7 @@ def context_walls(
 
 
 def _variants(model: Model, techniques: Sequence[str] | None) -> tuple[list[tuple[str, Model]], tuple[str, ...]]:
-    """Return the model with each technique that is asked for; of the usual ones those that it can have, and why not others."""
+    """Return the model with each technique, and why usual techniques are left out."""
     if techniques is not None:
         return [(name, with_techniques(model, name)) for name in dict.fromkeys(techniques)], ()
     variants, left_out = [], []
@@ -141,14 +169,16 @@ def _variants(model: Model, techniques: Sequence[str] | None) -> tuple[list[tupl
             left_out.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
             continue
         if not kv_bytes_per_token(model):
-            return [], (f"all: {model.name} keeps no keys and values",)
+            return [], (f"all: {model.name} has no KV cache",)
+
+        # A technique may shrink the stored cache or only the part that a step reads; both count.
         before, after = (
             cache_bytes(candidate, CONTEXT) + cache_bytes_read(candidate, CONTEXT) for candidate in (model, variant)
         )
         if (variant.layers, variant.stem) == (model.layers, model.stem):
-            left_out.append(f"{name} changes nothing: the cache of {model.name} is kept so already")
+            left_out.append(f"{name}: changes nothing; {model.name} already stores its cache this way")
         elif after >= before:
-            left_out.append(f"{name} would make the cache of {model.name} no smaller, and no less of it read")
+            left_out.append(f"{name}: does not make the cache of {model.name} smaller, nor its reads")
         else:
             variants.append((name, variant))
     return variants, tuple(left_out)
@@ -159,7 +189,11 @@ def _variants(model: Model, techniques: Sequence[str] | None) -> tuple[list[tupl
 
 @dataclass(frozen=True)
 class Best:
-    """The cheapest point at each length: cost [USD per million; infinite: none], batch, step [s], and the row of its layout."""
+    """The cheapest point at each length.
+
+    cost: USD per million tokens, infinite without a point. batch: sequences. seconds: time of the step.
+    row: row of the layout.
+    """
 
     cost: Array
     batch: Array
@@ -173,6 +207,8 @@ def _named_wall(variant: tuple[str, Model], scenario: Scenario) -> tuple[Context
 
 def _wall(name: str, model: Model, scenario: Scenario) -> tuple[ContextWall, tuple[Array, Array]]:
     every = _layouts(model, scenario)
+
+    # A coarse search over all layouts keeps the few that are cheapest somewhere; the fine search tries only those.
     octaves = round(math.log2(LONGEST / LEAST))
     coarse = np.unique(np.append(np.geomspace(LEAST, LONGEST, octaves + 1).round(), scenario.context))
     first = _cheapest(model, scenario, every, coarse, scenario.tpot, looks=1)
@@ -188,9 +224,11 @@ def _wall(name: str, model: Model, scenario: Scenario) -> tuple[ContextWall, tup
     longest = end(cheapest, lengths, best, math.inf)
     rented = math.isfinite(scenario.rent)
     price_limit = scenario.usd if scenario.usd is not None else float(best.cost[context_index]) if rented else math.inf
+
+    # Rounding must not exclude the point whose own cost is the limit.
     priced = end(cheapest, lengths, best, price_limit * (1 + 1e-9))
     common: dict[str, Any] = {
-        "technique": name, "words": describe_technique(name) if name else "as it is", "parameters": total_parameters(model),
+        "technique": name, "words": describe_technique(name) if name else "unchanged", "parameters": total_parameters(model),
         "kv_bytes": kv_bytes_per_token(model), "cache": float(cache_bytes(model, scenario.context)),
         "read_bytes": float(cache_bytes_read(model, scenario.context)), "longest": longest,
         "longest_priced": min(priced, longest),
@@ -199,7 +237,9 @@ def _wall(name: str, model: Model, scenario: Scenario) -> tuple[ContextWall, tup
     curve = (lengths[np.isfinite(best.cost)], best.cost[np.isfinite(best.cost)])
     if 0 < longest < LONGEST:
         factors = _factors(model, scenario, layouts, longest, cheapest(np.array([longest])), 0)
-        if factors is not None:  # times that turn out slower or faster by them
+
+        # A step that is slower or faster by the ends of its range moves the wall.
+        if factors is not None:
             fast, slow = (
                 end(partial(cheapest, slower=factor), lengths, cheapest(lengths, factor), math.inf) for factor in factors
             )
@@ -223,7 +263,7 @@ def _layout_at_row(layouts: Layout, row: int) -> Layout:
 def _factors(
     model: Model, scenario: Scenario, layouts: Layout, context: float, best: Best, index: int
 ) -> tuple[float, float] | None:
-    """Return the 90 % range of the step of the cheapest point at a length, over the step; None for the ideal engine."""
+    """Return the 90 % range of a step, divided by the step; None for the ideal engine."""
     limits = step_range(
         model, scenario.system, batch=int(best.batch[index]), context=context,
         layout=_layout_at_row(layouts, int(best.row[index])), engine=scenario.engine,
@@ -235,7 +275,10 @@ def _factors(
 
 
 def _promising_rows(model: Model, scenario: Scenario, layouts: Layout, lengths: Array, first: Best) -> Array:
-    """Return the rows of the layouts worth trying: the cheapest at some length, and about the last the roomiest and fastest."""
+    """Return the rows of layouts worth a fine search.
+
+    These are the cheapest at some length, and near the longest context the roomiest and the fastest.
+    """
     fits = np.flatnonzero(np.isfinite(first.cost))
     last = fits[-1] if len(fits) else 0
     about = lengths[last : last + 2]
@@ -247,14 +290,17 @@ def _promising_rows(model: Model, scenario: Scenario, layouts: Layout, lengths: 
 
 
 def _cheapest(model: Model, scenario: Scenario, layouts: Layout, contexts: Array, tpot: float, looks: int = LOOKS) -> Best:
-    """Return the cheapest of the layouts at each length, each with a batch that memory and the time allow.
+    """Return the cheapest layout at each length, with a batch within memory and time.
 
-    Batches are looked at `GRID` at once between one and what memory holds, then as many about the largest that is fast enough.
+    Each evaluation tries `GRID` batches between 1 and the memory limit, then as many around the largest that is fast enough.
     """
+    # Axes of the arrays: layouts, lengths, batches.
     wide = shaped(layouts, 2)
     context_grid = contexts[None, :, None]
     room = np.asarray(sequences_that_fit(model, scenario.system, context=context_grid, layout=wide, engine=scenario.engine))
     max_batch = np.clip(np.broadcast_to(room, (np.size(layouts.tp), len(contexts), 1)), 1.0, MOST_BATCH)
+
+    # Without a rent, cost is in chip time, which has the same order.
     rent = scenario.rent if math.isfinite(scenario.rent) else 1.0
     low, high = np.ones_like(max_batch), max_batch
     steps, rows = np.linspace(0.0, 1.0, GRID), np.arange(len(contexts))
@@ -264,6 +310,8 @@ def _cheapest(model: Model, scenario: Scenario, layouts: Layout, contexts: Array
         seconds = np.asarray(step.total)
         good = (seconds <= tpot) & (room >= 1)
         last = np.maximum(GRID - 1 - np.argmax(good[..., ::-1], axis=-1), 0)[..., None]
+
+        # The next evaluation refines the interval between the last batch that meets the limits and the next one.
         low = np.take_along_axis(batch, last, axis=-1)
         high = np.take_along_axis(batch, np.minimum(last + 1, GRID - 1), axis=-1)
     cost = np.asarray(cost_per_token(seconds, batch, wide.chips, rent)) * MILLION
@@ -275,7 +323,10 @@ def _cheapest(model: Model, scenario: Scenario, layouts: Layout, contexts: Array
 
 
 def _end(cheapest: Callable[[Array], Best], lengths: Array, best: Best, price_limit: float, *, beyond: float) -> float:
-    """Return the longest context within `price_limit` [USD per million tokens]; 0 where none is, `beyond` where all are."""
+    """Return the longest context within a price limit [USD per million tokens].
+
+    It is 0 if no length meets the limit, and `beyond` if all do.
+    """
     for turn in range(ROUNDS + 1):
         fits = np.isfinite(best.cost) & (best.cost <= price_limit)
         if not fits.any():
@@ -283,6 +334,7 @@ def _end(cheapest: Callable[[Array], Best], lengths: Array, best: Best, price_li
         last = int(np.flatnonzero(fits)[-1])
         if last == len(lengths) - 1:
             return beyond if turn == 0 else float(lengths[-1])
+        # The last refinement is not refined again.
         if turn == ROUNDS:
             break
         lengths = np.unique(np.geomspace(lengths[last], lengths[last + 1], FINER + 1).round())
@@ -291,31 +343,34 @@ def _end(cheapest: Callable[[Array], Best], lengths: Array, best: Best, price_li
 
 
 def _reason(model: Model, scenario: Scenario) -> str:
-    """Say why not even a short context is reached: what the weights take, or the fastest step."""
+    """Return why no length is reached: the size of the weights, or the fastest step."""
     layouts = shaped(_layouts(model, scenario), 1)
     lengths = np.array([float(LEAST)])
     fits = memory_per_chip(model, scenario.system, batch=1, context=lengths, layout=layouts, engine=scenario.engine)
     if not fits.fits.any():
         room = scenario.chips * float(np.max(np.asarray(fits.capacity - fits.reserved)))
         weights = show(weight_bytes(model), "B")
-        return f"its weights take {weights}, and {counted(scenario.chips, 'chip')} hold {show(room, 'B')}; --chips takes more"
+        return f"its weights take {weights}, and {counted(scenario.chips, 'chip')} have {show(room, 'B')}; give more chips"
     step = decode_step(model, scenario.system, batch=1, context=lengths, layout=layouts, engine=scenario.engine)
     fastest = float(np.min(np.where(fits.fits, step.total, np.inf)))
-    return f"one sequence alone gets at most {1 / fastest:,.3g} tok/s"
+    return f"a single sequence gets at most {1 / fastest:,.3g} tok/s"
 
 
 def _layouts(model: Model, scenario: Scenario) -> Layout:
-    """Return the layouts of one replica, without pipeline stages."""
+    """Return the layouts of one replica without pipeline stages."""
     layouts = [x for x in legal(model, scenario.system, scenario.chips, microbatches=(1,), engine=scenario.engine) if x.pp == 1]
     if not layouts:
-        raise RangeError(f"{model.name} cannot be laid over {counted(scenario.chips, 'chip')} of {scenario.system.name}")
+        raise RangeError(
+            f"chips: {model.name} has no layout on {counted(scenario.chips, 'chip')} of {scenario.system.name}; give more"
+        )
     return stacked([replace(x, replicas=1) for x in layouts])
 
 
 def _binds(model: Model, scenario: Scenario, layouts: Layout, longest: float) -> str:
-    """Say what ends the longest context: memory where a longer one fits on no layout, else the time of a step."""
+    """Return "memory" if memory limits the longest context, "time" if a step does."""
     if longest >= LONGEST:
         return ""
+    # Just beyond the wall, either no layout has room for one sequence, or all are too slow.
     beyond = max(longest, LEAST) * 1.02
     room = np.asarray(sequences_that_fit(model, scenario.system, context=beyond, layout=layouts, engine=scenario.engine))
     return "memory" if np.max(room) < 1 else "time"

@@ -1,4 +1,4 @@
-"""The question `context`: how long a context may be within a speed and a price, by how the cache is kept."""
+"""The question `context`: the longest context within a speed and a price, by KV cache technique."""
 
 from __future__ import annotations
 
@@ -26,40 +26,43 @@ CACHE_GROUP, LIMITS_GROUP = "Cache", "Limits"
 
 @dataclass(frozen=True, kw_only=True)
 class ContextInputs(PricedSubject):
-    """The longest context of a model on a machine."""
+    """Inputs of `context`: model, machine, techniques and limits."""
 
     technique: Any = texts(
-        "how the cache is compressed: kv=int4, window=4096, keep=8192, share=2, kv_heads=1, latent=512, rank=0.5, topk=2048, "
-        "blocks=128x16 (16 blocks of 128 tokens). @5of6, @full or @local after one names its layers; + joins several: "
+        "KV cache technique: kv=int4, window=4096, keep=8192, share=2, kv_heads=1, latent=512, rank=0.5, topk=2048, "
+        "blocks=128x16 (16 blocks of 128 tokens). Suffix @5of6, @full or @local: its layers; + combines techniques: "
         "window=1024@5of6+kv=int8. Repeatable",
         default_words="the usual ones that the model can have",
         group=CACHE_GROUP,
         metavar="CHANGE",
     )
     context: Any = count(
-        131_072, "tokens of context at which techniques are compared", unit="tokens", minimum=LEAST, maximum=LONGEST,
+        131_072, "context at which techniques are compared, in tokens", unit="tokens", minimum=LEAST, maximum=LONGEST,
         group=CACHE_GROUP,
     )  # fmt: skip
-    speed: Any = number(20.0, "minimum output speed for each user [tok/s]", unit="tok/s", minimum=1e-6, group=LIMITS_GROUP)
+    speed: Any = number(20.0, "minimum output speed for each user in tok/s", unit="tok/s", minimum=1e-6, group=LIMITS_GROUP)
     usd: Any = number(
-        None, "maximum cost of decoding a million output tokens, without prefill [USD]", unit="USD", minimum=1e-12,
+        None, "maximum cost in USD of decode per million output tokens, without prefill", unit="USD", minimum=1e-12,
         group=LIMITS_GROUP, default_words="the cost of the unchanged model at --context",
     )  # fmt: skip
     chips: Any = count(
-        None, "chips that one replica may take", maximum=MOST_CHIPS, group=LIMITS_GROUP,
+        None, "maximum chips per replica", maximum=MOST_CHIPS, group=LIMITS_GROUP,
         default_words="a scale-up domain, at most 128",
     )  # fmt: skip
 
 
 def solve(values: Mapping[str, Any]) -> ContextWalls:
-    """Return how long a context may be.
+    """Return the longest context of a model by technique.
 
     Args:
-        values: values of `ContextInputs` by name, and figures of the machine by path.
+        values: Values of `ContextInputs` by name, and figures of the machine by path.
+
+    Returns:
+        One wall per technique.
     """
     inputs = bind_declared(ContextInputs, values, "context")
     if not all(words.strip() for words in inputs.technique):
-        raise InputError("technique is empty; the unchanged model comes first in any case")
+        raise InputError("technique: is empty; the unchanged model comes first in any case")
     model, system, engine = read_subject(values)
     return context_walls(
         model, system, techniques=inputs.technique or None, context=inputs.context, tpot=1 / inputs.speed,
@@ -72,15 +75,17 @@ READS: Final[Mapping[str, Reader]] = {
         meaning="longest context of the unchanged model", unit="tokens", value=lambda walls: walls.walls[0].longest
     ),
     "longest_context_in_price": Reader(
-        meaning="longest context within the price too", unit="tokens", value=lambda walls: walls.walls[0].longest_priced
+        meaning="longest context of the unchanged model within the price",
+        unit="tokens",
+        value=lambda walls: walls.walls[0].longest_priced,
     ),
     "cache_bytes": Reader(
         meaning="cache of one sequence at the compared length", unit="B", value=lambda walls: walls.walls[0].cache
     ),
     "batch": Reader(
-        meaning="sequences in flight in a replica at that length", unit="sequences", value=lambda walls: walls.walls[0].batch
+        meaning="decode batch of a replica at the compared length", unit="sequences", value=lambda walls: walls.walls[0].batch
     ),
-    "step_time": Reader(meaning="time of a step at that length", unit="s", value=lambda walls: walls.walls[0].step),
+    "step_time": Reader(meaning="time of a step at the compared length", unit="s", value=lambda walls: walls.walls[0].step),
     "reason": Reader(meaning="why no length is reached", value=lambda walls: walls.reason, text=True),
 }
 CONTEXT = question_of_result(
@@ -96,5 +101,12 @@ CONTEXT = question_of_result(
 
 
 def summary(walls: ContextWalls) -> dict[str, Any]:
-    """Return the answers of the question from its result."""
+    """Return the answers of the question from its result.
+
+    Args:
+        walls: Result of `solve`.
+
+    Returns:
+        Answers by name, in base units.
+    """
     return read_answers(READS, walls)

@@ -1,11 +1,11 @@
-"""Co-design: models and machines that are not built, and which of them no other beats.
+"""Co-design: models and machines that are not built, and the Pareto front among them.
 
-The axes of a design are fields of an architecture (`arch.kv_heads`, `arch.attention`, ...), parts of a chip in multiples of
-the one there is (`times.bandwidth`, ...), any figure of the machine, and whatever else the question takes. `within="power"`
-trades the parts of a chip for one another: what memory and links take more, arithmetic has less of (`machines.budgets`).
+The axes of a design are fields of an architecture (`arch.kv_heads`, `arch.attention`, ...), factors on parts of the chip
+(`times.bandwidth`, ...), any figure of the machine, and all other inputs of the question. `within="power"` trades the parts
+of a chip within its budget: if memory and links take more, arithmetic gets less (`hardware.power_budget`).
 
-What a change does to the quality of answers is not told: designs are compared as they are, and by their parameters, which
-`arch.equal` holds. The rent is held too: within a budget, as dear a chip as before is supposed.
+The quality of a changed model is not part of the result. Compare models with the same number of parameters, which
+`arch.equal` keeps constant. The rent is constant as well: within a budget, the chip is assumed to cost the same as before.
 """
 
 from __future__ import annotations
@@ -34,58 +34,64 @@ from steptime.sweeps.sweep import sweep_axes
 from steptime.sweeps.sweep_result import Sweep, column_name
 from steptime.units import counted
 
+# Default aims: cost by question, and speed.
 SPEED: Final = "tokens_per_second_per_user"
 COSTS: Final = {"step": "usd_per_million_tokens", "plan": "usd_per_million_output_tokens"}
-MOST_COMPARED: Final = 20_000  # designs that are held against one another in three or more aims
+# Largest number of designs that are compared in three or more aims.
+MOST_COMPARED: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Design(Tabular):
-    """Designs, what no other beats in all aims, the best in the first of them, and what stands today.
+    """Designs, their Pareto front, the best in the first aim, and the present design.
 
-    As a table it has a row for each design, `on_front` 1 where no other is as good in every aim and better in one; of equal
-    ones the first.
+    The table has one row per design. `on_front` is 1 if no other design is at least as good in every aim and better in one;
+    of equal designs only the first has 1.
     """
 
     SCHEMA: ClassVar[str] = "steptime.design/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "text": unit("", "the answer in a sentence"),
-        "front_rows": unit("", "the designs on the front, best in the first aim first", key="front", kind="list of objects"),
+        "text": unit("", "the answer in one sentence"),
+        "front_rows": unit("", "designs on the Pareto front, best in the first aim first", key="front", kind="list of objects"),
     }
 
-    sweep: Sweep = field(metadata=unit("", "every design, and what came of it"))
-    aims: tuple[str, ...] = field(metadata=unit("", "answers that count, the first most; less or more as suits each"))
-    front: tuple[int, ...] = field(metadata=unit("", "positions of the front, best in the first aim first", left_out=True))
-    today: Mapping[str, Any] = field(metadata=unit("", "the same answers for model and machine as they are", kind="object"))
+    sweep: Sweep = field(metadata=unit("", "all designs with their answers"))
+    aims: tuple[str, ...] = field(metadata=unit("", "answers to minimize or maximize, the most important first"))
+    front: tuple[int, ...] = field(
+        metadata=unit("", "positions of the Pareto front, best in the first aim first", left_out=True)
+    )
+    today: Mapping[str, Any] = field(metadata=unit("", "the same answers for the present model and machine", kind="object"))
 
     @property
     def fits(self) -> Array:
-        """Where a design fits the memory of a chip."""
+        """Whether each design fits the memory of a chip."""
         return self.sweep.fits
 
     @property
     def best(self) -> int:
-        """Position of the best in the first aim."""
+        """Position of the best design in the first aim."""
         return self.front[0]
 
     @property
     def text(self) -> str:
-        """The answer in a sentence."""
+        """The answer in one sentence."""
         aim = self.aims[0]
         column, now = self.sweep.column(aim), float(self.today.get(aim, np.nan))
         value = float(column.values.ravel()[self.best])
         words = aim.replace("_", " ").replace("usd", "USD")
         change = value / now - 1
-        change_note = f"{abs(change):.0%} {'less' if change < 0 else 'more'} than as it is"
-        than = f", {change_note if abs(change) >= 0.005 else 'as it is now'} ({now:,.4g})" if np.isfinite(change) else ""
-        least = "least" if lower_is_better(aim) else "most"
+        change_note = f"{abs(change):.0%} {'less' if change < 0 else 'more'} than today"
+        than = f", {change_note if abs(change) >= 0.005 else 'the same as today'} ({now:,.4g})" if np.isfinite(change) else ""
+        least = "lowest" if lower_is_better(aim) else "highest"
         designs = counted(self.sweep.points - len(self.sweep.reasons), "design")
-        tie_note = f"; {self.ties:,} more {'is' if self.ties == 1 else 'are'} as good" if self.ties else ""
+        tie_note = (
+            f"; {counted(self.ties, 'other design')} {'is' if self.ties == 1 else 'are'} equally good" if self.ties else ""
+        )
         return f"{least} {words} of {designs}: {value:,.4g}{than}, with {self.called(self.best)}{tie_note}"
 
     @property
     def ties(self) -> int:
-        """How many other designs are as good as the best in every aim."""
+        """Number of other designs that equal the best in every aim."""
         same = self.fits.ravel().copy()
         for name in self.aims:
             values = self.sweep.column(name).values.ravel()
@@ -94,12 +100,19 @@ class Design(Tabular):
 
     @property
     def front_rows(self) -> list[dict[str, Any]]:
-        """The designs on the front as rows."""
+        """Designs on the Pareto front as rows."""
         columns = self.columns()
         return [{name: values[position] for name, values in columns.items()} for position in self.front]
 
     def called(self, position: int) -> str:
-        """Return what a design has on each axis."""
+        """Return the values of a design on each axis, in words.
+
+        Args:
+            position: Position of the design.
+
+        Returns:
+            Text such as "kv_heads 8, times.bandwidth 3".
+        """
         values = [grid.ravel()[position] for grid in self.sweep.grid()]
         parts = [
             f"{axis.name.removeprefix(ARCH)} {value:,.4g}" if axis.numeric else f"{axis.name.removeprefix(ARCH)} {value}"
@@ -108,17 +121,31 @@ class Design(Tabular):
         return ", ".join(parts)
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the best, and how many are on the front."""
+        """Return a title, and the number of designs on the front.
+
+        Returns:
+            The title, and counts in words.
+        """
         return f"Design: {self.text}", {"front": counted(len(self.front), "design")}
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each design, and whether it is on the front."""
+        """Return one row per design.
+
+        Returns:
+            Columns by name; `on_front` is 1 on the Pareto front.
+        """
         on_front = np.zeros(self.sweep.points)
         on_front[list(self.front)] = 1
         return {**self.sweep.columns(), "on_front": on_front}
 
     def plot(self, path: str, *, answer: str | None = None, against: str | None = None) -> None:
-        """Write a picture: the first aim over the axes, or against another."""
+        """Write a plot of the first aim over the axes, or against another answer.
+
+        Args:
+            path: File with the ending .svg, .png or .pdf.
+            answer: Answer to plot; the first aim by default.
+            against: Answer for the other axis; None plots over the axes of the sweep.
+        """
         self.sweep.plot(path, answer=answer or self.aims[0], against=against)
 
 
@@ -135,12 +162,23 @@ def design(
     progress: Progress | None = None,
     **fixed_inputs: Any,
 ) -> Design:
-    """Return which designs of a model and a machine no other beats.
+    """Return the Pareto front of designs of a model and a machine.
 
-    question: "step" or "plan". model: a name where `arch.*` varies its config. axes: values by input, as for `sweep`, among
-    them one of `arch.*`, `times.*` or a figure of the machine. aims: answers that count, by default cost and speed. within:
-    "power", or shares of another budget of the chip ("bandwidth=0.3,link=0.1", of its area or its price), within which the
-    FLOP/s make room for the rest. fixed_inputs: other inputs, those with a dot as **{"arch.equal": "total"}.
+    Args:
+        question: "step" or "plan".
+        model: Catalogue name or path; a name if `arch.*` varies its config.
+        system: Catalogue name, path or system.
+        axes: Values by input, as for `sweep`. One of them is `arch.*`, `times.*` or a figure of the machine.
+        aims: Answers to minimize or maximize; cost and speed by default.
+        within: "power", or shares of another budget of the chip, such as area or price ("bandwidth=0.3,link=0.1").
+            The FLOP/s take the rest.
+        workers: Processes of this machine; by default all cores if that is safe.
+        out: File of results.
+        progress: Called with the points done and the number of points.
+        **fixed_inputs: Other inputs; names with a dot as **{"arch.equal": "total"}.
+
+    Returns:
+        All designs, the front, and the present design.
 
     >>> designs = design("step", "llama-3.3-70b", "hgx-h100", {"times.bandwidth": "1:4:4"}, within="power", tp=8, batch=64,
     ...                engine="ideal")
@@ -168,7 +206,26 @@ def compare_designs(
     out: str | None = None,
     progress: Progress | None = None,
 ) -> Design:
-    """Return the designs of axes that were read already; see `design`."""
+    """Return the Pareto front of designs whose axes are already read.
+
+    Args:
+        question: Declaration of "step" or "plan".
+        axes: Axes of the sweep.
+        fixed: Fixed inputs by name.
+        aims: Answers to minimize or maximize; cost and speed by default.
+        within: Budget of the chip, as for `design`.
+        workers: Processes of this machine.
+        out: File of results.
+        progress: Called with the points done and the number of points.
+
+    Returns:
+        All designs, the front, and the present design.
+
+    Raises:
+        UnknownName: If the question or an aim does not exist.
+        InputError: If no axis changes the model or the machine.
+        Impossible: If no design has an answer.
+    """
     if question.name not in COSTS:
         raise UnknownName("question of a design", question.name, COSTS, f"Known: {', '.join(COSTS)}.")
     aim_names = tuple(dict.fromkeys(aims)) or (COSTS[question.name], SPEED)
@@ -179,22 +236,30 @@ def compare_designs(
     design_axes = [axis.name for axis in axes if is_design(axis.name)]
     if not design_axes:
         raise InputError(
-            "a design needs an axis of the model (arch.kv_heads, arch.attention, arch.layers, ...) or of the chip "
-            "(times.bandwidth, times.link, ... or a figure of it)"
+            "axes: a design needs an axis of the model (arch.kv_heads, arch.attention, arch.layers, ...) or of the chip "
+            "(times.bandwidth, times.link, ... or a figure of the machine)"
         )
+
+    # The layout is chosen once, so that all designs run on the same number of chips.
     fixed = with_layout(question, fixed, axes)
     inputs = {**fixed, **({} if within is None else {WITHIN: within})}
     answer_names = tuple(dict.fromkeys([*aim_names, *question.shows, *DESIGN_ANSWERS]))
     sweep = sweep_axes(question, axes, inputs, answers=answer_names, workers=workers, out=out, progress=progress)
     for name in aim_names:
         if name not in sweep.answers or not np.isfinite(sweep.answers[name].values).any():
-            why = "no rent is known: --rent 2.10 gives one, or --aim tokens_per_second_per_chip does without"
+            why = "no rent is known; give --rent 2.10, or --aim tokens_per_second_per_chip, which needs none"
             raise Impossible(f"no design has an answer: {next(iter(sweep.refused_because), why)}")
     return Design(sweep=sweep, aims=aim_names, front=_front(sweep, aim_names), today=_today(question, axes, fixed, aim_names))
 
 
 def is_design(name: str) -> bool:
-    """Whether an input is of a model or machine that is not built.
+    """Return whether an input belongs to a model or machine that is not built.
+
+    Args:
+        name: Name of an input.
+
+    Returns:
+        True for names with a dot.
 
     >>> is_design("arch.heads"), is_design("chip.hbm.bandwidth"), is_design("batch")
     (True, True, False)
@@ -203,7 +268,10 @@ def is_design(name: str) -> bool:
 
 
 def _front(sweep: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
-    """Return the positions that no other beats in all aims, of those that fit and have an answer; best in the first first."""
+    """Return the positions of the Pareto front of designs that fit and have an answer.
+
+    The best in the first aim comes first.
+    """
     gains = [(-1.0 if lower_is_better(name) else 1.0) * sweep.column(name).values.ravel().astype(float) for name in aims]
     feasible = (_memory_shares(sweep) <= 1) & np.all(np.isfinite(gains), axis=0)
     if not feasible.any():
@@ -212,7 +280,7 @@ def _front(sweep: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
             raise Impossible(f"no design has an answer: {next(iter(sweep.refused_because))}")
         least = float(np.nanmin(np.where(np.all(np.isfinite(gains), axis=0), _memory_shares(sweep), np.nan)))
         raise Impossible(
-            f"no design fits: the least that {counted(answered, 'design')} take is {least:.0%} of the memory of a chip; "
+            f"no design fits: the smallest of {counted(answered, 'design')} takes {least:.0%} of the memory of a chip; "
             "give more chips (tp, dp, ep), a smaller batch or a shorter context"
         )
     places = np.flatnonzero(feasible)
@@ -224,16 +292,19 @@ def _front(sweep: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
     else:
         if len(places) > MOST_COMPARED:
             raise InputError(
-                f"{len(places):,} designs are too many for {len(aims)} aims; at most {MOST_COMPARED:,}, or two aims"
+                f"aims: {len(aims)} aims compare at most {MOST_COMPARED:,} designs, got {len(places):,}; "
+                "give two aims or fewer designs"
             )
-        _, first = np.unique(table, axis=1, return_index=True)  # of equal designs the first
+
+        # Of equal designs only the first stays, so that ties do not fill the front.
+        _, first = np.unique(table, axis=1, return_index=True)
         best = np.array([column for column in np.sort(first) if not _beaten(table, int(column))])
         best = best[np.argsort(-table[0][best], kind="stable")]
     return tuple(int(place) for place in places[best])
 
 
 def _memory_shares(sweep: Sweep) -> Array:
-    """Return the share of a chip's memory that each design takes; 0 where the question has no such answer."""
+    """Return the used share of a chip's memory of each design; 0 if unknown."""
     shares = sweep.answers["memory_share"].values if "memory_share" in sweep.answers else np.zeros(sweep.shape)
     return np.asarray(shares, dtype=float).ravel()
 
@@ -244,10 +315,12 @@ def _beaten(table: Array, column: int) -> bool:
 
 
 def _today(question: Question, axes: Sequence[Axis], fixed: Mapping[str, Any], aims: Sequence[str]) -> dict[str, Any]:
-    """Return the aims for model and machine as they are: the best in the first aim over the axes that are none of a design.
+    """Return the aims for the present model and machine.
 
-    What is held stays, but a budget and what makes up for changes. Nothing where they have no answer, or do not fit.
+    The best in the first aim counts, over the axes that do not change the design. Fixed inputs stay, except the budget and the
+    compensation of parameters. The result is empty if there is no answer, or nothing fits.
     """
+    # A budget and a compensation apply only to changed designs.
     idle = (WITHIN, f"{ARCH}{EQUAL}", f"{ARCH}{BALANCE_KEY}")
     plain = {name: value for name, value in fixed.items() if name not in idle}
     plain_axes = [axis for axis in axes if not is_design(axis.name)]
@@ -279,7 +352,14 @@ def _today(question: Question, axes: Sequence[Axis], fixed: Mapping[str, Any], a
 
 
 def columns_in_short(designs: Design) -> dict[str, str]:
-    """Return the answers that a table of designs shows, with the names of their columns."""
+    """Return the answers that a short table of designs shows.
+
+    Args:
+        designs: Result of `design`.
+
+    Returns:
+        Names of columns by answer.
+    """
     axes = [axis.name for axis in designs.sweep.axes]
     of_model = ("parameters", "active_parameters", "kv_bytes_per_token") if any(name.startswith(ARCH) for name in axes) else ()
     of_chip = ("flops",) if any(name.startswith(TIMES) for name in axes) else ()

@@ -1,7 +1,7 @@
-"""Closed forms as spreadsheet formulas, traced from the functions themselves.
+"""Spreadsheet formulas of closed forms, traced from the functions themselves.
 
-A function is called with cells in place of numbers. What it does to them, by operators and by functions of numpy, is written
-down as a formula; a function that does what no formula can raises `Untraceable`.
+A function is called with cells in place of numbers. Its operators and numpy functions are recorded as a formula. A function
+that does anything else raises `Untraceable`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-INFINITE = 1e300  # as large as a spreadsheet reckons with; an infinite answer is #N/A
+# Largest number in formulas, near the limit of spreadsheets; an infinite answer is #N/A.
+INFINITE = 1e300
+# Formula of each numpy function.
 UFUNCS: dict[Any, Callable[..., str]] = {
     np.add: "({}+{})".format,
     np.subtract: "({}-{})".format,
@@ -45,11 +47,11 @@ UFUNCS: dict[Any, Callable[..., str]] = {
 
 
 class Untraceable(Exception):
-    """A function does something that no formula can."""
+    """An operation that no formula can express."""
 
 
 class Cell(np.lib.mixins.NDArrayOperatorsMixin):
-    """A number that a spreadsheet knows: the formula that gives it."""
+    """A number of a spreadsheet, as the formula that computes it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -67,7 +69,7 @@ class Cell(np.lib.mixins.NDArrayOperatorsMixin):
         raise Untraceable(getattr(function, "__name__", str(function)))
 
     def __bool__(self) -> bool:
-        raise Untraceable("a choice between two ways")
+        raise Untraceable("a branch on a value")
 
     def __float__(self) -> float:
         raise Untraceable("a number")
@@ -90,7 +92,17 @@ def _text(value: Any, *, answer: bool = False) -> str:
 
 
 def formula(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """Return what `function` does with cells and numbers as a formula; raise Untraceable where that cannot be written.
+    """Return a function of cells and numbers as a spreadsheet formula.
+
+    Args:
+        function: Closed form.
+        arguments: Cells and numbers by parameter.
+
+    Returns:
+        The formula, with a leading "=".
+
+    Raises:
+        Untraceable: If the function does something that no formula can express.
 
     >>> from steptime.blackboard import drain_seconds, optimal_batch
     >>> formula(drain_seconds, {"capacity": Cell("A2"), "bandwidth": Cell("B2")})
@@ -104,6 +116,7 @@ def formula(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
         raise
     except (TypeError, ValueError, AttributeError) as problem:
         raise Untraceable(str(problem)) from None
+    # numpy wraps a result that is not a number into an array without axes.
     if isinstance(cell, np.ndarray) and cell.dtype == object and cell.ndim == 0:
         cell = cell.item()
     return f"={_text(cell)}"

@@ -1,4 +1,4 @@
-"""Runs a job: here, in processes of this machine, or on a Dask cluster; what ends on the way is asked again."""
+"""Run a job in this process, in several processes, or on a Dask cluster; repeat tasks whose worker died."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ from steptime.processes import can_fork, core_count, end_pool, hold_interrupts, 
 from steptime.sweeps.point_grid import Gathered, Job, Region, RegionAnswers, ask_all, size
 from steptime.sweeps.resume_log import Journal
 
+# Called with the points done and the number of points.
 Progress = Callable[[int, int], None]
-SHORT: Final = 3.0  # s of work that is not worth a second process
-PER_TASK: Final = 5.0  # s of work that goes to a process at once, about
-MOST_AT_ONCE: Final = 64  # points of such a task
-DEATHS: Final = 3  # of processes, or of a cluster's workers, that are borne: the fourth ends the sweep
-PATIENCE: Final = 5.0  # s that a cluster is waited for
+# Work that is too short for a second process [s].
+SHORT: Final = 3.0
+# Approximate work per task of a process [s].
+PER_TASK: Final = 5.0
+# Largest number of points per task.
+MOST_AT_ONCE: Final = 64
+# Number of deaths of processes or cluster workers that a sweep survives.
+DEATHS: Final = 3
+# Timeout of the connection to a cluster [s].
+PATIENCE: Final = 5.0
 
 
 def run(
@@ -34,9 +40,15 @@ def run(
 ) -> Gathered:
     """Return all answers of a job.
 
-    workers: processes of this machine; None for as many as there are cores where that is safe and worth it. client: of a Dask
-    cluster, which gets the work instead. journal: where answers are kept as they come, and read from if it has some.
-    progress(done, total): called as points are answered.
+    Args:
+        job: Question, axes and fixed inputs.
+        workers: Processes of this machine; None: all cores if that is safe and faster.
+        client: Client of a Dask cluster, which runs the job instead.
+        journal: File that stores answers as they come, and from which a stopped sweep continues.
+        progress: Called with the points done and the number of points.
+
+    Returns:
+        Arrays of all answers, and the reasons of points without one.
     """
     gathered = Gathered(job.shape)
     done = 0
@@ -44,6 +56,8 @@ def run(
         for region_answers in journal.done.values():
             gathered.take(region_answers)
             done += size(region_answers.region)
+
+    # Points that the journal already has are not asked again.
     regions = list(job.regions() if journal is None else journal.pending_regions(job.regions()))
     if progress is not None:
         progress(done, job.points)
@@ -60,8 +74,10 @@ def run(
 def _answers(job: Job, regions: Sequence[Region], workers: int | None, client: Any) -> Iterator[RegionAnswers]:
     if client is not None:
         return on_cluster(job, regions, client)
+    # numpy releases the lock of the interpreter, so that threads are enough for arrays.
     if job.question.threads and any(job.inner) and len(regions) > 1 and workers != 1:
         return in_threads(job, regions, workers)
+    # Starting processes costs more than a short job.
     if workers is None:
         is_long = job.question.seconds * sum(map(size, regions)) > SHORT
         workers = core_count() if is_long and can_fork() else 1
@@ -74,13 +90,13 @@ def _answers(job: Job, regions: Sequence[Region], workers: int | None, client: A
 def _goes_to_others(job: Job) -> bool:
     try:
         pickle.dumps(job)
-    except Exception:  # what pickle raises for what it cannot write is of any kind
+    except Exception:  # pickle has no common error type for objects that it cannot write
         return False
     return True
 
 
 def _tasks(job: Job, regions: Sequence[Region], workers: int) -> list[Sequence[Region]]:
-    """Return regions in groups that are asked at once: of a few seconds, and several for each worker."""
+    """Return regions in tasks of a few seconds, at least four per worker."""
     points = max(size(region) for region in regions)
     task_size = max(1, min(MOST_AT_ONCE, int(PER_TASK / max(job.question.seconds * points, 1e-3))))
     task_size = max(1, min(task_size, len(regions) // (4 * workers)))
@@ -88,7 +104,16 @@ def _tasks(job: Job, regions: Sequence[Region], workers: int) -> list[Sequence[R
 
 
 def in_threads(job: Job, regions: Sequence[Region], workers: int | None) -> Iterator[RegionAnswers]:
-    """Yield answers about arrays, a block a thread: numpy leaves the other threads alone while it reckons."""
+    """Yield the answers of a question that takes arrays, one block per thread.
+
+    Args:
+        job: Question, axes and fixed inputs.
+        regions: Blocks of points.
+        workers: Number of threads; None: one per core.
+
+    Yields:
+        Answers of one region.
+    """
     keep_memory()
     with ThreadPoolExecutor(workers or core_count()) as pool:
         for task_answers in pool.map(partial(ask_all, job), ([region] for region in regions)):
@@ -98,7 +123,8 @@ def in_threads(job: Job, regions: Sequence[Region], workers: int | None) -> Iter
 # --- processes of this machine ------------------------------------------------------------------------------------------
 
 
-_JOB: list[Job] = []  # of this process, where it is one that answers
+# The job of this worker process. Sending it once per process is cheaper than once per task.
+_JOB: list[Job] = []
 
 
 def _prepare(pickled_job: bytes) -> None:
@@ -110,11 +136,24 @@ def _ask(regions: Sequence[Region]) -> list[RegionAnswers]:
 
 
 def in_processes(job: Job, regions: Sequence[Region], workers: int) -> Iterator[RegionAnswers]:
-    """Yield answers from several processes as they come; what a process was asked that died is asked again."""
+    """Yield answers from several processes as they come; repeat lost tasks.
+
+    Args:
+        job: Question, axes and fixed inputs.
+        regions: Blocks of points.
+        workers: Number of processes.
+
+    Yields:
+        Answers of one region.
+
+    Raises:
+        InputError: If processes die more than `DEATHS` times.
+    """
     open_tasks = dict(enumerate(_tasks(job, regions, workers)))
     for _ in range(DEATHS + 1):
         pool = process_pool(workers, _prepare, (pickle.dumps(job),))
         try:
+            # An interrupt while tasks are submitted would leave processes behind.
             with hold_interrupts():
                 futures: dict[Future[list[RegionAnswers]], int] = {
                     pool.submit(_ask, task): index for index, task in open_tasks.items()
@@ -126,27 +165,38 @@ def in_processes(job: Job, regions: Sequence[Region], workers: int) -> Iterator[
                     del open_tasks[index]
             pool.shutdown()
             return
+        # A process died, usually for lack of memory: open tasks go to a new pool.
         except BrokenProcessPool:
             pool.shutdown(wait=False, cancel_futures=True)
         except BaseException:
             end_pool(pool)
             raise
-    raise InputError(f"processes of this sweep were ended {DEATHS + 1} times, perhaps for want of memory; try workers=1")
+    raise InputError(f"workers: processes of this sweep died {DEATHS + 1} times, possibly out of memory; try workers=1")
 
 
 # --- a Dask cluster -----------------------------------------------------------------------------------------------------
 
 
 def connect(address: str) -> Any:
-    """Return a client of a Dask cluster; raise InputError where dask is missing, or nothing answers at the address."""
+    """Return a client of a Dask cluster.
+
+    Args:
+        address: Address of the scheduler.
+
+    Returns:
+        The client.
+
+    Raises:
+        InputError: If dask is not installed, or no cluster answers at the address.
+    """
     try:
         distributed = import_module("distributed")
     except ImportError:
-        raise InputError("a cluster needs dask: pip install 'steptime[cluster]'") from None
+        raise InputError("cluster: needs dask, which is not installed: pip install 'steptime[cluster]'") from None
     try:
         return distributed.Client(address, timeout=PATIENCE)
     except (OSError, ValueError, TypeError) as problem:
-        raise InputError(f"no Dask cluster answers at {address}: {_short(problem)}") from None
+        raise InputError(f"cluster: no Dask cluster answers at {address}: {_short(problem)}") from None
 
 
 def _short(problem: Exception) -> str:
@@ -154,9 +204,19 @@ def _short(problem: Exception) -> str:
 
 
 def on_cluster(job: Job, regions: Sequence[Region], client: Any) -> Iterator[RegionAnswers]:
-    """Yield answers from the workers of a cluster as they come; the work of one that is lost goes to others."""
+    """Yield answers from the workers of a cluster as they come.
+
+    Args:
+        job: Question, axes and fixed inputs.
+        regions: Blocks of points.
+        client: Client of the cluster, which repeats the tasks of a lost worker.
+
+    Yields:
+        Answers of one region.
+    """
     workers = max(1, sum(client.nthreads().values()))
     tasks = _tasks(job, regions, workers)
+    # Tasks are not pure: results must not come from another sweep's cache.
     futures = client.map(_ask_there, [job] * len(tasks), tasks, pure=False, retries=DEATHS)
     try:
         for future in import_module("distributed").as_completed(futures):
@@ -171,9 +231,9 @@ def _result(future: Any) -> list[RegionAnswers]:
     try:
         answers: list[RegionAnswers] = future.result()
     except distributed.KilledWorker as problem:
-        raise InputError(f"the cluster lost its workers: {_short(problem)}") from None
+        raise InputError(f"cluster: its workers died: {_short(problem)}") from None
     except distributed.CancelledError:
-        raise InputError("the cluster went away; with results in a file, the same sweep goes on from there") from None
+        raise InputError("cluster: the connection is lost; a sweep with a file of results continues from there") from None
     return answers
 
 

@@ -1,4 +1,4 @@
-"""Files of a sweep, by their ending: tables, labelled arrays, a spreadsheet that recomputes itself, pictures."""
+"""Files of a sweep by their ending: tables, labelled arrays, a spreadsheet with formulas, and plots."""
 
 from __future__ import annotations
 
@@ -18,18 +18,30 @@ from steptime.sweeps.excel_formulas import Cell, Untraceable, formula
 if TYPE_CHECKING:
     from steptime.sweeps.sweep_result import Sweep
 
-MOST_ROWS: Final = 1_048_575  # of a spreadsheet, below its header
-# up to which a .csv file is written without pyarrow
+# Rows of a spreadsheet below its header.
+MOST_ROWS: Final = 1_048_575
+# Points up to which a .csv file is written without pyarrow.
 FEW_POINTS: Final = 20_000
-CHUNK: Final = 1_000_000  # points of a piece of a .zarr folder, and of a row group of a .parquet file
+# Points per chunk of a .zarr folder, and per row group of a .parquet file.
+CHUNK: Final = 1_000_000
 
 
 def ending(path: str) -> str:
-    """Return the ending of a file that can be written; raise InputError for others, and where its library is missing."""
+    """Return the ending of a file of results.
+
+    Args:
+        path: Name of the file.
+
+    Returns:
+        The ending with its dot, in lower case.
+
+    Raises:
+        InputError: If no writer has this ending, or its library is not installed.
+    """
     suffix = Path(path).suffix.casefold()
     suffixes = (*WRITERS, *PICTURES)
     if suffix not in suffixes:
-        raise InputError(f"{path}: results are written to {', '.join(suffixes)}, not to {suffix or 'a file without an ending'}")
+        raise InputError(f"{path}: must end in {', '.join(suffixes)}, got {suffix or 'no ending'}")
     needs = {".parquet": "pyarrow", ".nc": "netCDF4", ".zarr": "zarr", ".xlsx": "openpyxl"}
     extra = "plot" if suffix in PICTURES else "sweep"
     library = "matplotlib" if suffix in PICTURES else needs.get(suffix, "")
@@ -39,13 +51,22 @@ def ending(path: str) -> str:
 
 
 def save(sweep: Sweep, path: str, *, answer: str | None = None) -> None:
-    """Write a file; a file that is there is replaced when the new one is whole, and not before."""
+    """Write the results of a sweep to a file; replace an old file only when complete.
+
+    Args:
+        sweep: Result of a sweep.
+        path: File whose ending gives the format.
+        answer: Answer to plot, for plots only.
+
+    Raises:
+        InputError: If the format is unknown, or a spreadsheet has too few rows for the points.
+    """
     suffix = ending(path)
     if suffix in PICTURES:
         sweep.plot(path, answer=answer)
         return
     if suffix == ".xlsx" and sweep.points > MOST_ROWS:
-        raise InputError(f"{path}: a spreadsheet has {MOST_ROWS:,} rows, and the sweep {sweep.points:,} points; write .parquet")
+        raise InputError(f"{path}: a spreadsheet has at most {MOST_ROWS:,} rows, got {sweep.points:,} points; write .parquet")
     replace_file(path, lambda place: WRITERS[suffix](sweep, place))
 
 
@@ -55,6 +76,7 @@ def _csv(sweep: Sweep, path: str) -> None:
         from pyarrow import csv
 
         table = _arrow(sweep)
+        # A text that starts like a formula would run in a spreadsheet.
         for index, field in enumerate(table.schema):
             if pyarrow.types.is_string(field.type):
                 table = table.set_column(
@@ -70,7 +92,10 @@ def _json(sweep: Sweep, path: str) -> None:
 
 
 def _arrow(sweep: Sweep) -> Any:
-    """Return the table as Arrow has it: what is not finite is null, each column with its meaning and unit."""
+    """Return the table as Arrow, columns with meaning and unit.
+
+    Values that are not finite become null.
+    """
     import pyarrow
 
     meanings_by_name = {axis.name: (axis.meaning, axis.unit) for axis in sweep.axes}
@@ -94,7 +119,7 @@ def _parquet(sweep: Sweep, path: str) -> None:
 
 
 def _labelled(sweep: Sweep) -> Any:
-    """Return the labelled arrays with texts as plain ones, which files can hold."""
+    """Return the labelled arrays with plain texts, which files can store."""
     dataset = sweep.to_xarray()
     for name in [*dataset.coords, *dataset.data_vars]:
         if dataset[name].dtype == object:
@@ -107,7 +132,9 @@ def _netcdf(sweep: Sweep, path: str) -> None:
 
 
 def _zarr(sweep: Sweep, path: str) -> None:
+    """Write a folder of chunks of at most `CHUNK` points."""
     dataset = _labelled(sweep)
+    # The last dimensions vary fastest, so that they fill the chunk first.
     sizes, chunk_budget = {}, CHUNK
     for name, length in reversed(list(dataset.sizes.items())):
         sizes[name] = max(1, min(length, chunk_budget))
@@ -117,7 +144,7 @@ def _zarr(sweep: Sweep, path: str) -> None:
 
 
 def _xlsx(sweep: Sweep, path: str) -> None:
-    """Write a row for each point; where the answer is a closed form, as a formula over the row and what is held."""
+    """Write one row per point; a closed form becomes a formula of its row."""
     from openpyxl import Workbook
     from openpyxl.cell import WriteOnlyCell
     from openpyxl.utils import get_column_letter
@@ -125,7 +152,8 @@ def _xlsx(sweep: Sweep, path: str) -> None:
     def text_cell(sheet: Any, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        # else a text that begins with "=" becomes a formula
+
+        # A text that begins with "=" would become a formula.
         cell = WriteOnlyCell(sheet, replace_controls(value))
         cell.data_type = "s"
         return cell
@@ -141,7 +169,9 @@ def _xlsx(sweep: Sweep, path: str) -> None:
         number = isinstance(value, int | float | np.number)
         content = float(value) if number else text_cell(about, label(value))
         about.append([text_cell(about, name), content, spec.unit if spec else ""])
-        is_number_only = spec is not None and not spec.broadcasts  # which the closed form takes as a number alone
+
+        # Some parameters of a closed form must be numbers; a cell cannot take their place.
+        is_number_only = spec is not None and not spec.broadcasts
         cells[name] = value if is_number_only else Cell(f"held!$B${about.max_row}")
     columns = {name: np.asarray(values).tolist() for name, values in sweep.columns().items()}
     units = [axis.title for axis in sweep.axes]
@@ -159,7 +189,7 @@ def _xlsx(sweep: Sweep, path: str) -> None:
 
 
 def _live(sweep: Sweep, row: tuple[Any, ...], cells: dict[str, Any]) -> tuple[Any, ...]:
-    """Return a row with its answer as a formula, where there is a closed form that can be written as one."""
+    """Return a row with a formula in place of its answer, if there is a closed form."""
     if sweep.declaration.written is None:
         return row
     try:

@@ -1,12 +1,12 @@
-r"""An input of which only a range is known: its low, base and high value, what the range rests on, and how it becomes known.
+r"""The distribution of an uncertain input: low, base and high value, the basis of the range, and how to learn the value.
 
-**Log-normal.** Of most inputs the base is the median, and low and high are the 5 % and 95 % points: each side of the range is
+**Log-normal.** For most inputs the base is the median, and low and high are the 5 % and 95 % points. Each side of the range is
 half of a log-normal distribution, as everywhere in steptime. With the standard normal $z$ and $Z = 1.645$
 
 $$ x = b \, e^{w z / Z}, \qquad w = \log(b / l) \text{ below}, \quad \log(h / b) \text{ above} $$
 
-**Even.** Where only the ends are known, every value between them is as likely (JCGM 100:2008, 4.3.7): rents between dated
-quotes, and ranges that whoever asks gives.
+**Uniform.** If only the ends are known, every value between them is equally likely (JCGM 100:2008, 4.3.7). This holds for rents
+between dated quotes, and for ranges that the user gives.
 """
 
 from __future__ import annotations
@@ -21,29 +21,33 @@ import numpy as np
 from steptime.number_checks import Array, Number
 from steptime.physics.uncertainty import Z90
 
+# Half-width of the user's forecasts of traffic, about which nothing is known: 25 % more, or 20 % less. An assumption.
 ASSUMED: Final = 0.25
-"""Of what is a forecast of one's own traffic, about which nothing is known: a quarter more, or a fifth less. An assumption."""
+# Factor within which a guess is right, as for the times of an engine that was never measured (`uncertainty.WIDE`).
 GUESSED: Final = 2.0
-"""Factor within which a guess is right, as times of an engine that was never measured are taken to be (`uncertainty.WIDE`)."""
 
+# Pairs of independent figures of one quantity, from two sources of the same grade, as in the notes of the catalogue.
+# measured: shares of bandwidth and of arithmetic that GEMMs reach on B200 and on GB200, which have the same die.
+# vendor: HBM of B200, of B300 and of TPU7x [TB/s].
+# reported: FP4 of B300 [PFLOP/s]; all-in power of GB200, H100 and B200 [kW], of a GB300 rack [kW] and of VR200 [W].
 SEEN_TWICE: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {
     "measured": ((0.724, 0.741), (0.693, 0.686)),
     "vendor": ((8.0, 7.7), (8.0, 7.75), (7.38, 7.37)),
     "reported": ((13.5, 14.0), (13.5, 13.1), (1.87, 2.10), (1.37, 1.73), (1.71, 2.17), (120.0, 136.0), (1800.0, 2300.0)),
 }
-"""Figures of one thing that two sources of a grade tell otherwise, as notes of the catalogue have them.
-
-measured: the shares of bandwidth and of arithmetic that matrix products reach on B200 and on GB200, which have one die.
-vendor: HBM of B200, of B300 and of TPU7x [TB/s]. reported: FP4 of B300 [PFLOP/s]; power of GB200, H100 and B200 with all around
-it [kW], of a GB300 rack [kW] and of VR200 [W].
-"""
 
 
 def half_width(pairs: Sequence[tuple[float, float]]) -> float:
-    r"""Half of the 90 % range of one figure, in logarithms, from pairs of independent figures of one thing.
+    r"""Return half of the 90 % range of a figure, as a logarithm, from pairs.
 
-    $w = Z \sqrt{\overline{d^2} / 2}$ with the difference $d$ of the logarithms of a pair, whose variance is twice that of a
+    $w = Z \sqrt{\overline{d^2} / 2}$ with the difference $d$ of the logarithms of a pair, whose variance is twice that of one
     figure. Valid for differences well below 1.
+
+    Args:
+        pairs: Independent figures of the same quantity, in one unit per pair.
+
+    Returns:
+        Half-width of the logarithm.
 
     >>> round(half_width([(1.0, 1.1)]), 4), half_width([(8.0, 8.0)])
     (0.1109, 0.0)
@@ -52,22 +56,29 @@ def half_width(pairs: Sequence[tuple[float, float]]) -> float:
     return Z90 * math.sqrt(math.fsum(d * d for d in differences) / len(differences) / 2)
 
 
+# Half of the 90 % range of a figure by grade, as a logarithm: measured 2 %, vendor 3 %, reported and recalled 22 %, guess a
+# factor of two. Recalled figures are as good as reported ones: of eleven that were looked up since, none was wrong
+# (docs/models.md).
 HALF_WIDTHS: Final[Mapping[str, float]] = {
     **{grade: half_width(pairs) for grade, pairs in SEEN_TWICE.items()},
     "recalled": half_width(SEEN_TWICE["reported"]),
     "guess": math.log(GUESSED),
 }
-"""Half of the 90 % range of a figure, in logarithms, by grade: measured 2 %, vendor 3 %, reported and recalled 22 %, guess a
-factor of two. Recalled figures are as good as reported ones: of eleven that were looked up since, none was wrong
-(docs/models.md)."""
 
+# Names of the grades in texts.
 GRADE_WORDS: Final[Mapping[str, str]] = {
     "measured": "measured", "vendor": "data sheet", "reported": "reported", "recalled": "recalled", "guess": "a guess",
 }  # fmt: skip
 
 
 def in_words(grade: str) -> str:
-    """Say what the range of a figure rests on.
+    """Return the basis of the range of a figure, in words.
+
+    Args:
+        grade: Grade of the source.
+
+    Returns:
+        Text with the grade and the half-width.
 
     >>> in_words("vendor"), in_words("guess")
     ('data sheet, 3 %', 'a guess, a factor of 2')
@@ -78,22 +89,44 @@ def in_words(grade: str) -> str:
     )
 
 
+# Inputs of a question by name, and the function that sets one of them.
 InputValues = Mapping[str, Any]
 Place = Callable[[InputValues, str, Any], InputValues]
 
 
 def put(input_values: InputValues, name: str, value: Any) -> InputValues:
-    """Return what a question is asked with, an input of a name set."""
+    """Return the inputs of a question with one of them set.
+
+    Args:
+        input_values: Inputs by name.
+        name: Name of the input to set.
+        value: Its value in base units.
+
+    Returns:
+        A copy with the new value.
+    """
     return {**input_values, name: value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsure:
-    """An input with its range, and what that rests on.
+    """An uncertain input with its range.
 
-    description: the thing in words, as in "the rent". learn: how it becomes known. even: whether every value of the range is as
-    likely; else its ends are the 5 % and 95 % points. place: puts a value into what a question is asked with. minimum,
-    maximum: what no value can be beyond. is_count: whether it is a count. broadcasts: whether it may be an array.
+    Attributes:
+        name: Name of the input.
+        description: Noun phrase, such as "the rent".
+        unit: Unit of low, base and high.
+        low: Low end of the range.
+        base: Value without uncertainty.
+        high: High end of the range.
+        basis: Basis of the range, in words.
+        learn: How to learn the value, in words.
+        even: Whether every value of the range is equally likely; else the ends are the 5 % and 95 % points.
+        place: Sets a value in the inputs of a question.
+        minimum: Smallest possible value.
+        maximum: Largest possible value.
+        is_count: Whether the value is a count.
+        broadcasts: Whether the value may be an array.
     """
 
     name: str
@@ -112,23 +145,36 @@ class Unsure:
     broadcasts: bool = True
 
     def checked(self, values: Number) -> Array:
-        """Return values within what is possible, and whole where it is a count."""
+        """Return values within the possible bounds; round counts.
+
+        Args:
+            values: Values in base units, of any shape.
+
+        Returns:
+            Array of the same shape.
+        """
         within = np.clip(np.asarray(values, dtype=np.float64), self.minimum, self.maximum)
         return np.maximum(np.round(within), 1.0) if self.is_count else within
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The low and the high value, as a question takes them."""
+        """Low and high value, within bounds and rounded if the input is a count."""
         low, high = self.checked(np.array([self.low, self.high])).tolist()
         return low, high
 
     @property
     def deviations(self) -> float:
-        """Standard deviations that half of the range has: 1.645, or the square root of 3 where it is even."""
+        """Standard deviations in half of the range: 1.645, or sqrt(3) for a uniform one."""
         return math.sqrt(3.0) if self.even else Z90
 
     def values(self, shares: Array) -> Array:
-        """Return the values below which shares of all cases lie (from 0 to 1, both excluded).
+        """Return the quantiles of the input.
+
+        Args:
+            shares: Probabilities between 0 and 1, both excluded, of any shape.
+
+        Returns:
+            Values below which these shares of all cases lie.
 
         >>> rent = Unsure(name="rent", description="the rent", low=1.0, base=2.0, high=3.0, basis="quotes", even=True)
         >>> rent.values(np.array([0.25, 0.5])).tolist()
@@ -141,12 +187,23 @@ class Unsure:
             return self.checked(self.low + shares * (self.high - self.low))
         from scipy.special import ndtri
 
+        # Each side has its own width, so that the median stays at the base.
         z = ndtri(shares) / Z90
         below, above = math.log(self.base / self.low), math.log(self.high / self.base)
         return self.checked(self.base * np.exp(np.where(z < 0, below, above) * z))
 
 
 def spread(name: str, base: float, width: float | tuple[float, float], **attributes: Any) -> Unsure:
-    """Return an input whose logarithm has a 90 % range of half `width` to both sides, or of two widths, below and above."""
+    """Return an input whose logarithm has a symmetric or two-sided 90 % range.
+
+    Args:
+        name: Name of the input.
+        base: Median, in base units.
+        width: Half-width of the logarithm, or the widths below and above.
+        **attributes: Other fields of `Unsure`.
+
+    Returns:
+        The uncertain input.
+    """
     below, above = width if isinstance(width, tuple) else (width, width)
     return Unsure(name=name, base=base, low=base * math.exp(-below), high=base * math.exp(above), **attributes)

@@ -1,7 +1,7 @@
-"""Which inputs of a question are unsure, how unsure, and what that rests on: a table by question.
+"""The uncertain inputs of a question, with their ranges and the basis of each range.
 
-A question of steptime has a function that tells its unsure inputs, in `HOMES`; what is asked elsewhere registers its own there.
-Any other input is made unsure by a range that is given.
+`HOMES` names a function per question that returns its uncertain inputs. Another package adds its questions there. Any other
+input becomes uncertain if the user gives a range.
 """
 
 from __future__ import annotations
@@ -26,12 +26,22 @@ from steptime.sweeps.question_inputs import read_values
 from steptime.sweeps.sensitivity_result import written
 from steptime.sweeps.serving_ranges import CLOCK, put_constant
 
+# Module and name of the function that returns the uncertain inputs of a question.
+# It takes inputs and the name of the answer, and returns the settled inputs and the uncertain ones.
 HOMES: Final = {"step": "serving_ranges of_step", "plan": "serving_ranges of_plan"}
-"""Module and name of the function that tells what is unsure of a question: given, answer -> given as settled, and inputs."""
 
 
 def unsure_inputs(question: Question, input_values: Mapping[str, Any], answer: str) -> tuple[Mapping[str, Any], list[Unsure]]:
-    """Return what a question is asked with, names read once, and the inputs that are unsure in it; none for a closed form."""
+    """Return the inputs of a question with names loaded, and the uncertain inputs.
+
+    Args:
+        question: The question.
+        input_values: Inputs by name.
+        answer: Answer whose uncertainty matters.
+
+    Returns:
+        The inputs, and the uncertain ones; none for a closed form.
+    """
     if question.name not in HOMES:
         return input_values, []
     module, _, name = HOMES[question.name].partition(" ")
@@ -42,34 +52,47 @@ def unsure_inputs(question: Question, input_values: Mapping[str, Any], answer: s
 def with_ranges(
     question: Question, input_values: Mapping[str, Any], parameters: Sequence[Unsure], ranges: Iterable[tuple[str, Any]]
 ) -> list[Unsure]:
-    """Return the unsure inputs of a question with given ranges: of `parameters`, or of any other input.
+    """Return the uncertain inputs of a question with the ranges that the user gives.
 
-    ranges: names with "LOW:HIGH" or a pair of numbers in base units. Raises RangeError for a range that does not hold the value
-    that is asked with, UnknownName for an input that there is not, InputError for one that is a name.
+    Args:
+        question: The question.
+        input_values: Inputs by name.
+        parameters: Inputs that are uncertain by default.
+        ranges: Names with "LOW:HIGH", or with two numbers in base units.
+
+    Returns:
+        The uncertain inputs, with the given ranges in place of the default ones.
+
+    Raises:
+        RangeError: If a range does not contain the value of its input.
+        UnknownName: If an input does not exist.
+        InputError: If an input is a name, or has two ranges.
     """
     by_name = {parameter.name: parameter for parameter in parameters}
     ranged_names: set[str] = set()
     for typed, values in ranges:
         name = _name(question, by_name, typed)
         if name in ranged_names:
-            raise InputError(f"{name} has two ranges; keep one of them")
+            raise InputError(f"{name}: has two ranges; keep one of them")
         ranged_names.add(name)
         base = by_name.get(name)
         spec = _input(question, input_values, base, name)
         if spec.kind == TEXT and (isinstance(values, str) or question.answers):
-            raise InputError(f"{name} is a name, and has no range; `steptime sweep --over {name}=...` asks with each")
+            raise InputError(f"{name}: is a name without a range; compare several with `steptime sweep --over {name}=...`")
         low, high = _ends(name, values, spec)
         if name in CONSTANTS and (problem := find_problem(name, low) or find_problem(name, high)):
             raise RangeError(f"{name} {problem}")
         middle = base.base if base is not None else _base_value(question, input_values, name)
-        basis = "range as given" if middle is not None else "range as given, its middle taken"
+        basis = "range as given" if middle is not None else "range as given, base at its middle"
         middle = (low + high) / 2 if middle is None else middle
         if not low <= middle <= high:
             value, lower, upper = (written(float(number), spec.unit) for number in (middle, low, high))
             raise RangeError(
-                f"{name} is asked with as {value}, which its range from {lower} to {upper} does not hold: widen the range, or "
-                f"ask with another {name}"
+                f"{name}: the value {value} is outside its range from {lower} to {upper}; widen the range, or give another "
+                f"{name}"
             )
+
+        # A range of the user says nothing about its middle, so that all values are equally likely.
         attributes: dict[str, Any] = {"low": low, "base": float(middle), "high": high, "basis": basis, "even": True}
         if base is not None:
             by_name[name] = Unsure(
@@ -91,7 +114,7 @@ def _name(question: Question, parameters: Mapping[str, Unsure], name: str) -> st
 
 
 def _input(question: Question, input_values: Mapping[str, Any], parameter: Unsure | None, name: str) -> Input:
-    """Return how the range of an input is read."""
+    """Return the declaration with which the range of an input is read."""
     if name in question.inputs:
         return question.inputs[name]
     if parameter is not None:
@@ -101,6 +124,8 @@ def _input(question: Question, input_values: Mapping[str, Any], parameter: Unsur
             broadcasts=True,
             bare=not parameter.unit or parameter.place is put_constant,
         )
+
+    # Constants of the engine have no declaration: the unit is the first word of their description.
     if name in CONSTANTS and "engine" in question.inputs:
         description = DESCRIPTIONS[name]
         unit = "s" if description["unit"].startswith("s ") or description["unit"] == "s" else ""
@@ -111,7 +136,7 @@ def _input(question: Question, input_values: Mapping[str, Any], parameter: Unsur
         figures = [CLOCK, *CONSTANTS] if "engine" in question.inputs else []
         raise UnknownName(
             f"input of {question.name}", name, [*question.inputs, *figures, *_paths(question, input_values)],
-            f"It takes {', '.join(question.inputs)}" + (
+            f"Known: {', '.join(question.inputs)}" + (
                 ", figures of the system (`steptime systems NAME`) and constants of the engine (`steptime engines NAME`)."
                 if figures else "."
             ),
@@ -130,15 +155,16 @@ def _ends(name: str, values: Any, spec: Input) -> tuple[float, float]:
     if isinstance(values, str):
         parts = values.split(":")
         if len(parts) != 2 or not all(part.strip() for part in parts):
-            raise RangeError(f"{name}: {short_repr(values)} is not LOW:HIGH, such as {_example(spec)}")
+            raise RangeError(f"{name}: must be LOW:HIGH, such as {_example(spec)}, got {short_repr(values)}")
+        # The reader of axes knows units: LOW:HIGH:2 gives both ends.
         ends = [float(value) for value in read_values(name, f"{values}:2", spec)]
         return ends[0], ends[-1]
     pair = list(values) if isinstance(values, tuple | list | np.ndarray) else []
     if len(pair) != 2 or not all(isinstance(end, int | float | np.number) and math.isfinite(end) for end in pair):
-        raise RangeError(f"{name}: a range is two numbers, its low and its high end, not {short_repr(values)}")
+        raise RangeError(f"{name}: a range must be two numbers, low and high, got {short_repr(values)}")
     low, high = float(pair[0]), float(pair[1])
     if not low < high:
-        raise RangeError(f"{name}: {short_repr(low)} to {short_repr(high)} does not rise")
+        raise RangeError(f"{name}: low must be below high, got {short_repr(low)} to {short_repr(high)}")
     return low, high
 
 
@@ -149,12 +175,14 @@ def _example(spec: Input) -> str:
 
 
 def _base_value(question: Question, input_values: Mapping[str, Any], name: str) -> float | None:
-    """Return the value that an input has, None where it has none that is told."""
+    """Return the value of an input; None if it is unknown."""
     if name in input_values:
         value = input_values[name]
         if not isinstance(value, int | float | np.number) or isinstance(value, bool):
-            raise RangeError(f"{name} must be one number to be made unsure, not {short_repr(value)}")
+            raise RangeError(f"{name}: must be one number to have a range, got {short_repr(value)}")
         return float(value)
+
+    # Values that the user did not give come from the engine, the machine, or the default of the closed form.
     system = input_values.get("system")
     if name in CONSTANTS:
         engine = input_values.get("engine")

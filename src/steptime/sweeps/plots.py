@@ -1,4 +1,4 @@
-"""Pictures of a sweep: curves with their ranges, maps of two axes, intervals of names, and the front of two answers."""
+"""Plots of a sweep: curves with ranges, maps of two axes, intervals of names, and the Pareto front of two answers."""
 
 from __future__ import annotations
 
@@ -17,31 +17,56 @@ if TYPE_CHECKING:
     from steptime.sweeps.axes import Axis
     from steptime.sweeps.sweep_result import Column, Sweep
 
+# Palette of Okabe and Ito, distinct for colour-blind readers (https://jfly.uni-koeln.de/color/).
+# Its yellow is too light for a line, so that it is replaced.
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-"""Okabe and Ito's, told apart by the colour-blind (https://jfly.uni-koeln.de/color/); its yellow is too light for a line."""
+# Dashes and marks distinguish curves without colour.
 DASHES: Final = ("-", "--", "-.", ":")
 MARKS: Final = ("o", "s", "^", "D", "v", "P", "p", "*")
+# Limits of one plot: curves, panels, points with a mark each, and points from which colours ignore outliers.
 MOST_LINES, MOST_PANELS, FEW_MARKS, MANY_POINTS = len(COLOURS), 9, 40, 10_000
-MAP: Final = "cividis"  # rises evenly in lightness, for all eyes
-SPREAD: Final = 8.0  # times the least value from which a scale is logarithmic
+# Colour map whose lightness rises evenly, for colour-blind readers.
+MAP: Final = "cividis"
+# Ratio of the largest to the smallest value from which a scale is logarithmic.
+SPREAD: Final = 8.0
 
 
 def plot(sweep: Sweep, path: str, *, answer: str | None = None, against: str | None = None) -> None:
-    """Write a picture of an answer over the axes: the longest along the page, the next as curves or up a map, one as panels."""
+    """Write a plot of an answer over the axes to a file.
+
+    The longest axis is horizontal, the next gives curves or the vertical axis of a map, and a third gives panels.
+
+    Args:
+        sweep: Result of a sweep.
+        path: File with the ending .svg, .png or .pdf.
+        answer: Answer to plot; the cost by default.
+        against: Answer on the horizontal axis, in place of the axes of the sweep.
+    """
     save_picture(path, lambda: draw_figure(sweep, answer=answer, against=against))
 
 
 def draw_figure(sweep: Sweep, *, answer: str | None = None, against: str | None = None) -> Any:
-    """Return the picture as a matplotlib figure."""
+    """Draw an answer over the axes of a sweep, or against another answer.
+
+    Args:
+        sweep: Result of a sweep.
+        answer: Answer to plot; the cost by default.
+        against: Answer on the horizontal axis, in place of the axes of the sweep.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        InputError: If the answer is a text, or has no values.
+        RangeError: If the sweep has too many axes or values for one plot.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
     name = answer or first_number(sweep)
     column = sweep.column(name)
     if not column.numeric:
-        raise InputError(
-            f"{name} is a text, and no picture is drawn of it; --answer takes {listed(numbers(sweep)) or 'another'}"
-        )
+        raise InputError(f"answer: {name} is a text, which has no plot; give {listed(numbers(sweep)) or 'another answer'}")
     with matplotlib.rc_context(
         {"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False,
          "svg.fonttype": "none", "figure.constrained_layout.use": True, "svg.hashsalt": "steptime"}
@@ -56,16 +81,33 @@ def draw_figure(sweep: Sweep, *, answer: str | None = None, against: str | None 
 
 
 def numbers(sweep: Sweep) -> list[str]:
-    """Return the answers that are numbers, ends of ranges left out."""
+    """Return the answers that are numbers, without the ends of ranges.
+
+    Args:
+        sweep: Result of a sweep.
+
+    Returns:
+        Names in order.
+    """
     ends = {end for pair in sweep.declaration.bands.values() for end in pair}
     return [name for name, column in sweep.answers.items() if column.numeric and name not in ends]
 
 
 def first_number(sweep: Sweep) -> str:
-    """Return the answer that a picture is of, unless another is asked for: the cost where there is one."""
+    """Return the answer that a plot shows by default: the cost if there is one.
+
+    Args:
+        sweep: Result of a sweep.
+
+    Returns:
+        Name of the answer.
+
+    Raises:
+        InputError: If no answer is a number.
+    """
     names = numbers(sweep)
     if not names:
-        raise InputError("no answer is a number, and no picture can be drawn")
+        raise InputError("plot: no answer is a number, so that there is nothing to draw; ask for another answer")
     return next((name for name in names if name.startswith("usd_per_million")), names[0])
 
 
@@ -85,7 +127,14 @@ def _label(name: str, column: Column) -> str:
 
 
 def spread_out(values: Array) -> bool:
-    """Whether values are drawn on a logarithmic scale: all above zero, and far apart."""
+    """Return whether values need a logarithmic scale: all above 0, and far apart.
+
+    Args:
+        values: Values of any shape.
+
+    Returns:
+        True for a logarithmic scale.
+    """
     finite = values[np.isfinite(values)]
     return bool(len(finite) > 1 and finite.min() > 0 and finite.max() > SPREAD * finite.min())
 
@@ -95,7 +144,7 @@ def _axis_log(axis: Axis) -> bool:
 
 
 def _scale(place: Any, which: str, axis: Axis) -> None:
-    """Make an axis logarithmic where its values are, with plain numbers beside it in any case."""
+    """Make an axis logarithmic if its values are spread out; write plain numbers."""
     if _axis_log(axis):
         _logarithmic(place, which, axis.values)
     else:
@@ -103,13 +152,14 @@ def _scale(place: Any, which: str, axis: Axis) -> None:
 
 
 def _logarithmic(place: Any, which: str, values: Array) -> None:
-    """Make an axis logarithmic, with plain numbers beside it: 1, 2 and 5 of each power of ten where there are few powers."""
+    """Make an axis logarithmic with plain numbers at 1, 2 and 5 of each power of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     positive = values[np.isfinite(values) & (values > 0)]
     getattr(place, f"set_{which}scale")("log")
     axis = getattr(place, f"{which}axis")
     powers = np.log10(positive.max() / positive.min()) if positive.size else 1.0
+    # Numbers at 1, 2 and 5 overlap in narrow panels and over many powers of ten.
     narrow = which == "x" and len(place.figure.axes) > 1 and powers > 1
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if powers < 3 and not narrow else (1,), numticks=12))
     axis.set_major_formatter(FuncFormatter(_plainly))
@@ -121,25 +171,29 @@ def _plainly(value: float, _: Any = None) -> str:
 
 
 def _even_ratios(values: Array) -> bool:
-    """Whether values lie closer at the lower end, as those of equal ratios do."""
+    """Return whether values lie closer together at the lower end, as equal ratios do."""
     return bool(np.median(values) < 0.25 * (values.min() + values.max()))
 
 
 def _over_axes(make: Any, sweep: Sweep, name: str) -> Any:
-    """Return the picture of an answer over one, two or three axes."""
+    """Draw an answer over one, two or three axes."""
     if sweep.together:
-        raise RangeError("axes that go together have no picture over them; --against ANSWER draws one answer over another")
+        raise RangeError("plot: axes that advance together have no plot over them; give --against ANSWER to plot two answers")
     order = sorted(range(len(sweep.axes)), key=lambda index: (not sweep.axes[index].numeric, -len(sweep.axes[index].values)))
+
+    # Axes with one value need no place in the plot.
     order = [index for index in order if len(sweep.axes[index].values) > 1] or order[:1]
     if len(order) > 3 or (len(order) == 3 and len(sweep.axes[order[2]].values) > MOST_PANELS):
         raise RangeError(
-            f"a picture has three axes at most, the third with {MOST_PANELS} values at most; fix some of "
+            f"plot: at most three axes, the third with at most {MOST_PANELS} values; fix some of "
             f"{listed(axis.name for axis in sweep.axes)}"
         )
     panels = len(sweep.axes[order[2]].values) if len(order) == 3 else 1
     wide = min(panels, 3)
     figure = make(figsize=(7.5 if panels == 1 else 4.2 * wide, 4.8 if panels == 1 else 3.6 * -(-panels // wide)))
     axes = figure.subplots(-(-panels // wide), wide, squeeze=False, sharex=True, sharey=True).ravel()
+
+    # The last row of panels may not be full.
     for place in axes[panels:]:
         place.set_visible(False)
     for index in range(max(0, panels - wide), panels):
@@ -159,7 +213,7 @@ def _over_axes(make: Any, sweep: Sweep, name: str) -> Any:
 
 
 def _panel(figure: Any, place: Any, sweep: Sweep, name: str, order: list[int], selection: tuple[Any, ...]) -> None:
-    """Draw one panel: a map of two long axes of numbers, curves over one, or intervals of names."""
+    """Draw one panel: a map of two long axes, curves, or intervals of names."""
     first = sweep.axes[order[0]]
     if first.numeric:
         _scale(place, "x", first)
@@ -167,7 +221,7 @@ def _panel(figure: Any, place: Any, sweep: Sweep, name: str, order: list[int], s
     if second is not None and second.numeric and len(second.values) > MOST_LINES:
         _map(figure, place, sweep, name, order, selection)
     elif second is not None and len(second.values) > MOST_LINES:
-        raise RangeError(f"{second.name} has {len(second.values)} values, and a picture {MOST_LINES} curves at most")
+        raise RangeError(f"plot: at most {MOST_LINES} curves, got {len(second.values)} values of {second.name}; give fewer")
     else:
         _curves(place, sweep, name, order, selection)
 
@@ -184,7 +238,7 @@ def _value(axis: Axis, index: int) -> str:
 
 
 def _part(sweep: Sweep, name: str, order: list[int], selection: tuple[Any, ...]) -> Array:
-    """Return an answer in one panel: the first axis first."""
+    """Return the values of an answer in one panel; the first dimension is the x axis."""
     values = sweep.column(name).values[selection]
     return np.asarray(values if len(order) == 1 or order[0] < order[1] else values.T)
 
@@ -199,6 +253,8 @@ def _curves(place: Any, sweep: Sweep, name: str, order: list[int], selection: tu
     has_memory = "memory_share" in sweep.answers
     share = _part(sweep, "memory_share", order, selection).reshape(values.shape) if has_memory else None
     x = first.values if first.numeric else np.arange(len(first.values))
+
+    # The legend mentions ranges only if at least one is drawn.
     banded_at_all = low is not None and len(x) > 1 and bool(np.isfinite(low).any())
     rising = np.argsort(x, kind="stable")
     for curve in range(values.shape[1]):
@@ -206,6 +262,7 @@ def _curves(place: Any, sweep: Sweep, name: str, order: list[int], selection: tu
         curve_label = _value(sweep.axes[order[1]], curve) if len(order) > 1 else None
         banded = low is not None and high is not None and bool(np.isfinite(low[:, curve]).any())
         if not first.numeric:
+            # Intervals of several curves lie side by side at each name.
             shifted = x + 0.16 * (curve - (values.shape[1] - 1) / 2)
             if banded:
                 place.vlines(shifted, low[:, curve], high[:, curve], color=colour, alpha=0.5, lw=4)  # type: ignore[index]
@@ -213,6 +270,8 @@ def _curves(place: Any, sweep: Sweep, name: str, order: list[int], selection: tu
             continue
         marker = mark if len(x) <= FEW_MARKS else None
         place.plot(x[rising], values[rising, curve], DASHES[curve % 4], color=colour, marker=marker, ms=4, label=curve_label)
+
+        # Points beyond memory stay on the curve, with a red cross.
         if share is not None and (share[:, curve] > 1).any():
             over = share[:, curve] > 1
             place.plot(
@@ -247,8 +306,10 @@ def _map(figure: Any, place: Any, sweep: Sweep, name: str, order: list[int], sel
     all_values = sweep.column(name).values
     finite = all_values[np.isfinite(all_values)]
     if not finite.size:
-        raise InputError(f"{name} has no value at any point")
+        raise InputError(f"answer: {name} has no value at any point; plot another answer")
     log = spread_out(finite)
+
+    # Among many points a few outliers would take the whole colour scale.
     ends = np.quantile(finite, (0.002, 0.998)) if finite.size > MANY_POINTS else (finite.min(), finite.max())
     norm = (LogNorm if log else Normalize)(*ends)
     rising = [np.argsort(axis.values, kind="stable") for axis in (first, second)]
@@ -259,6 +320,8 @@ def _map(figure: Any, place: Any, sweep: Sweep, name: str, order: list[int], sel
     outside = "both" if finite.size > MANY_POINTS else "neither"
     bar = figure.colorbar(mesh, ax=place, extend=outside, format=_plainly if log else None)
     bar.set_label(_label(name, sweep.column(name)))
+
+    # Contour lines need two values on each axis.
     if min(values.shape) > 1:
         levels = (LogLocator(subs=(1, 2, 5)) if log else MaxNLocator(8)).tick_values(*ends)
         lines = place.contour(x, y, values, levels=levels, colors="white", linewidths=0.7)
@@ -277,7 +340,7 @@ def _full(
     coordinates: tuple[Array, Array],
     rising: list[Array],
 ) -> None:
-    """Draw where the memory of a chip is full, if the answers tell and it is on the map."""
+    """Draw the line where the memory of a chip is full, if it crosses the map."""
     if "memory_share" not in sweep.answers:
         return
     share = _part(sweep, "memory_share", order, selection).T[np.ix_(rising[1], rising[0])]
@@ -288,18 +351,20 @@ def _full(
 
 
 def _front(place: Any, sweep: Sweep, name: str, against: str) -> None:
-    """Draw one answer against another, a dot a point, and the front that no other point beats in both."""
+    """Draw one answer against another, one dot per point, with their Pareto front."""
     from steptime.pareto import pareto
 
     across, up = sweep.column(against), sweep.column(name)
     if not across.numeric:
-        raise InputError(f"{against} is a text; --against takes {listed(numbers(sweep))}")
+        raise InputError(f"against: {against} is a text; give {listed(numbers(sweep))}")
     x, y = across.values.ravel().astype(float), up.values.ravel().astype(float)
     valid = np.isfinite(x) & np.isfinite(y)
     full = valid & ~sweep.fits.ravel()
     valid &= sweep.fits.ravel()
     if not valid.any():
-        raise InputError(f"no point that fits has both {name} and {against}")
+        raise InputError(f"plot: no point that fits in memory has both {name} and {against}; plot other answers")
+
+    # Colours show the shortest axis, names before numbers.
     short_axes = [axis for axis in sweep.axes if 1 < len(axis.values) <= MOST_LINES and not sweep.together]
     groups = min(short_axes, key=lambda axis: (axis.numeric, len(axis.values)), default=None)
     labels = sweep.grid()[sweep.axes.index(groups)].ravel() if groups else np.full(x.shape, "")
@@ -319,9 +384,7 @@ def _front(place: Any, sweep: Sweep, name: str, against: str) -> None:
         place.plot(x[full], y[full], "x", color="#B00000", ms=4, alpha=0.5, label="memory full", zorder=0)
     best = pareto(_better(against) * x[valid], _better(name) * y[valid])
     ordered = np.argsort(x[valid][best])
-    place.plot(
-        x[valid][best][ordered], y[valid][best][ordered], "-", color="#444444", lw=1, label="what no other beats", zorder=0
-    )
+    place.plot(x[valid][best][ordered], y[valid][best][ordered], "-", color="#444444", lw=1, label="Pareto front", zorder=0)
     for values, which in ((x[valid], "x"), (y[valid], "y")):
         if spread_out(values):
             _logarithmic(place, which, values)
@@ -331,7 +394,7 @@ def _front(place: Any, sweep: Sweep, name: str, against: str) -> None:
 
 
 def _group_label(axis: Axis | None, value: Any) -> str | None:
-    """Return what points of one value of an axis are called."""
+    """Return the legend of the points of one value of an axis."""
     if axis is None:
         return None
     return f"{axis.name} {in_digits(float(value), 4)} {axis.unit}".rstrip() if axis.numeric else str(value)

@@ -1,4 +1,4 @@
-"""A question over axes, cut into regions that are asked at once: one point each, or blocks of arrays where it takes them."""
+"""A question over axes, cut into regions: one point, or a block of arrays if the question takes them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from steptime.physics import chunked_evaluation
 from steptime.questions.declaration import Question
 from steptime.sweeps.axes import Axis, grid_shape
 
-SCATTERED, GRID = (
-    chunked_evaluation.BLOCK,
-    chunked_evaluation.GRID,
-)  # points that are asked at once: what is between stays in a core's cache
-MOST_REFUSED: Final = 2_000  # parts of a block that are looked at one by one, where some of it is refused
-Region = tuple[tuple[int, int], ...]  # first and behind the last position on each axis
-FATAL_ERRORS = (UnknownName, UnitError, DataFileError, ConfigError)  # wrong for every point that holds them: the sweep ends
+# Points per evaluation of lists and of grids: intermediate arrays stay in a core's cache.
+SCATTERED, GRID = (chunked_evaluation.BLOCK, chunked_evaluation.GRID)
+# Largest number of halves of a block that are tried after an error in the block.
+MOST_REFUSED: Final = 2_000
+# Start and stop position on each axis.
+Region = tuple[tuple[int, int], ...]
+# Errors that concern every point, and end the sweep.
+FATAL_ERRORS = (UnknownName, UnitError, DataFileError, ConfigError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionAnswers:
-    """What was answered in a region: arrays of its shape by answer, or the reason why there is none."""
+    """Answers of one region as arrays of its shape, or the reason for missing answers."""
 
     region: Region
     answers: Mapping[str, Any]
@@ -36,7 +37,10 @@ class RegionAnswers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is asked: a question over axes, each value with each other, or (together) all axes in step; with what is fixed."""
+    """A question over axes with fixed inputs.
+
+    `together`: whether the axes advance together, one point per position; else every combination of values is a point.
+    """
 
     question: Question
     axes: tuple[Axis, ...]
@@ -46,17 +50,17 @@ class Job:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Length of each axis; of all of them where they go in step."""
+        """Length of each axis; one length if the axes advance together."""
         return grid_shape(self.axes, together=self.together)
 
     @property
     def points(self) -> int:
-        """How many points there are."""
+        """Number of points."""
         return math.prod(self.shape)
 
     @property
     def inner(self) -> tuple[bool, ...]:
-        """Of each dimension, whether its values are asked as an array."""
+        """Whether the question takes the values of each dimension as an array."""
         inputs = self.question.inputs
 
         def wide(axis: Axis) -> bool:
@@ -67,14 +71,25 @@ class Job:
         return tuple(wide(axis) and not (axis.name in inputs and inputs[axis.name].separate) for axis in self.axes)
 
     def regions(self) -> Iterator[Region]:
-        """Yield what is asked at once, in the order of the points."""
+        """Yield the regions of the job in the order of the points.
+
+        Yields:
+            Start and stop position on each axis.
+        """
         inner = self.inner
         spans = [[(0, n)] if wide else [(i, i + 1) for i in range(n)] for n, wide in zip(self.shape, inner, strict=True)]
         for region in itertools.product(*spans):
             yield from _cut(region, SCATTERED if self.together else GRID)
 
     def input_values(self, region: Region) -> dict[str, Any]:
-        """Return the values of all inputs in a region: arrays that broadcast to its shape, and scalars."""
+        """Return the values of all inputs in a region.
+
+        Args:
+            region: Start and stop position on each axis.
+
+        Returns:
+            Scalars, and arrays that broadcast to the shape of the region, by name.
+        """
         values = dict(self.fixed)
         if self.together:
             ((start, stop),) = region
@@ -83,6 +98,7 @@ class Job:
         inner = self.inner
         for position, (axis, (start, stop)) in enumerate(zip(self.axes, region, strict=True)):
             if inner[position]:
+                # Each axis has its own dimension, so that the arrays broadcast to the grid.
                 shape = [1] * len(region)
                 shape[position] = stop - start
                 values[axis.name] = axis.values[start:stop].reshape(shape)
@@ -97,7 +113,14 @@ def _value_at(axis: Axis, position: int) -> Any:
 
 
 def size(region: Region) -> int:
-    """Return how many points a region has."""
+    """Return the number of points of a region.
+
+    Args:
+        region: Start and stop position on each axis.
+
+    Returns:
+        Number of points.
+    """
     return math.prod(stop - start for start, stop in region)
 
 
@@ -110,7 +133,10 @@ def _cut(region: Region, max_points: int) -> Iterator[Region]:
 
 
 def _halves(region: Region) -> Iterator[Region]:
-    """Yield both halves of a region, cut across the first axis that is long enough, so that points stay in their order."""
+    """Yield both halves of a region, cut across its first axis with several values.
+
+    Points keep their order.
+    """
     axis = next(position for position, (start, stop) in enumerate(region) if stop - start > 1)
     start, stop = region[axis]
     middle = (start + stop) // 2
@@ -119,7 +145,15 @@ def _halves(region: Region) -> Iterator[Region]:
 
 
 def ask_all(job: Job, regions: Sequence[Region]) -> list[RegionAnswers]:
-    """Return what is answered in regions; a point that is refused has the reason, and no answer."""
+    """Return the answers in regions; a refused point has a reason and no answer.
+
+    Args:
+        job: Question, axes and fixed inputs.
+        regions: Regions in order.
+
+    Returns:
+        Answers by region; a region with an error is cut into smaller ones.
+    """
     return [region_answers for region in regions for region_answers in _ask_region(job, region, [0])]
 
 
@@ -129,12 +163,13 @@ def _ask_region(job: Job, region: Region, refused: list[int]) -> Iterator[Region
     except FATAL_ERRORS:
         raise
     except InputError as problem:
+        # An error in a block may concern one point only: halve the block until that point stands alone.
         if size(region) == 1:
             yield RegionAnswers(region=region, answers={}, reason=str(problem))
             return
         refused[0] += 1
         if refused[0] > MOST_REFUSED:
-            raise RangeError(f"more than {MOST_REFUSED:,} parts of the axes are refused; the last: {problem}") from None
+            raise RangeError(f"axes: more than {MOST_REFUSED:,} parts are refused; the last: {problem}") from None
         for half in _halves(region):
             yield from _ask_region(job, half, refused)
         return
@@ -148,7 +183,7 @@ def _ask_region(job: Job, region: Region, refused: list[int]) -> Iterator[Region
 
 
 def _plain(value: Any) -> Any:
-    """Return an answer as numbers or texts: whether something holds as 1 or 0, what is not known as NaN."""
+    """Return an answer as numbers or texts: truth values as 1 or 0, None as NaN."""
     if value is None:
         return np.nan
     array = np.asarray(value)
@@ -158,7 +193,7 @@ def _plain(value: Any) -> Any:
 
 
 class Gathered:
-    """Answers as they come in: an array of the whole shape for each, and the reasons of points without one."""
+    """Answers of all regions so far, and the reasons of points without an answer."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -166,9 +201,14 @@ class Gathered:
         self.reasons: dict[int, str] = {}
 
     def take(self, region_answers: RegionAnswers) -> None:
-        """Put in what a region answers."""
+        """Add the answers of a region.
+
+        Args:
+            region_answers: Answers of one region.
+        """
         slices = tuple(slice(start, stop) for start, stop in region_answers.region)
         for name, values in region_answers.answers.items():
+            # An answer may be missing in the first regions; its points there stay empty.
             if name not in self.arrays:
                 self.arrays[name] = np.full(self.shape, "" if values.dtype == object else np.nan, dtype=values.dtype)
             elif values.dtype == object and self.arrays[name].dtype != object:

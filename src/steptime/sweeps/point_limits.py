@@ -1,4 +1,4 @@
-"""Limits on the points of a sweep: how many fit in memory, and how long they may take. Checked before an array is built."""
+"""Limits on the points of a sweep, checked before an array is built: memory and time."""
 
 from __future__ import annotations
 
@@ -9,32 +9,42 @@ from typing import Final
 from steptime.errors import RangeError
 from steptime.units import DAY, HOUR, MINUTE, in_digits
 
+# Points whose answers fit in the memory of a laptop.
 MOST_POINTS: Final = 50_000_000
-"""Points whose answers fit in the memory of a laptop."""
-LONGEST: Final = 30 * DAY  # s of work that is begun
+# Longest sweep that is started [s].
+LONGEST: Final = 30 * DAY
 
 
 def check_points(lengths: Sequence[int], seconds: float) -> None:
-    """Raise RangeError for more points than fit in memory, or than can be waited for.
+    """Raise an error for more points than fit in memory, or than finish in time.
 
     Args:
         lengths: Number of values of each axis.
         seconds: Time of one point [s].
+
+    Raises:
+        RangeError: If there are too many points, or they take more than `LONGEST`.
     """
     points = math.prod(lengths)
     takes = points * seconds
     product = f"{' x '.join(f'{n:,}' for n in lengths)} are {points:,} points"
     if points > MOST_POINTS:
         raise RangeError(
-            f"{product}; they would take some {duration(takes)}, and at most {MOST_POINTS:,} fit in memory: give fewer values, "
-            "or sweep in parts"
+            f"axes: {product}; at most {MOST_POINTS:,} fit in memory, and they would take about {duration(takes)}; "
+            "give fewer values, or sweep in parts"
         )
     if takes > LONGEST:
-        raise RangeError(f"{product}, and would take some {duration(takes)} on one core: give fewer values")
+        raise RangeError(f"axes: {product}, which would take about {duration(takes)} on one core; give fewer values")
 
 
 def duration(seconds: float) -> str:
-    """Write a time as people say it.
+    """Return a time in words.
+
+    Args:
+        seconds: Time [s].
+
+    Returns:
+        Text such as "3.3 minutes".
 
     >>> duration(0.2), duration(200), duration(5 * 86400), duration(4e11)
     ('less than a second', '3.3 minutes', '5 days', '12,700 years')

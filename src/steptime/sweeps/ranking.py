@@ -1,4 +1,4 @@
-"""Models and systems under one workload and one pair of limits: the cheapest plan of each, and what would flip the order."""
+"""A ranking of models and systems for one workload and one SLO: the cheapest plan of each pair, and what reverses the order."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from steptime.processes import map_in_processes
 from steptime.sweeps.break_even import flips
 from steptime.sweeps.ranking_result import Ranking, Standing
 
-ANY: Final = "any"  # number of chips: the best of several
-SCANNED, MOST_SCANNED = 64, 1024  # chips up to which any number is looked for: at least, and at most
+# Value of `chips` for the cheapest number of chips.
+ANY: Final = "any"
+# Bounds of the largest number of chips that the search for the cheapest number tries.
+SCANNED, MOST_SCANNED = 64, 1024
 
 
 def compare(
@@ -42,25 +44,45 @@ def compare(
     sure: float | None = None,
     catalog: str | None = None,
 ) -> Ranking:
-    """Return the cheapest plan of each model on each system (None: on all of the catalogue), the cheapest pair first.
+    """Return the cheapest plan of each model on each system, the cheapest pair first.
 
-    chips: of each system; by default one scale-up domain; "any" for the number that is cheapest, of powers of two up to a
-    domain or `SCANNED`, whichever is more. engine: one for all; by default each system's own. rent: of one kind ("owned",
-    "contract", "ondemand") or in USD per chip-hour for all, a number or a text; a system without that kind has none. Others
-    are as for `plan`. Raises InputError for what is wrong with the question as a whole; a pair that is wrong has a `reason`.
+    Args:
+        models: One or several names, paths or models.
+        systems: One or several names, paths or systems; None: all systems of the catalogue.
+        workload: Requests to serve.
+        slo: Limits on mean latencies; None: no limits.
+        chips: Chips of each system; by default one scale-up domain. "any" searches the cheapest number among powers of two
+            up to the larger of a domain and `SCANNED`.
+        engine: Engine of all plans; by default each system's own.
+        modes: Deployment modes, as for `plan`.
+        rent: Kind of rent ("owned", "contract", "ondemand"), or USD per chip-hour for all systems. A system without that
+            kind has no cost.
+        sure: Required probability that a plan meets each limit, as for `plan`.
+        catalog: Folder that is searched before the packaged catalogue.
+
+    Returns:
+        One standing per pair; a pair without a plan has a `reason`.
+
+    Raises:
+        InputError: If an input is wrong for all pairs.
+        RangeError: If there is nothing to compare, or `chips` is out of bounds.
     """
     loaded = list({model.name: model for model in map(resolve_model, _several(models))}.values())
     distinct_systems, labels = _told_apart(files("systems", catalog) if systems is None else _several(systems))
     if not loaded or not distinct_systems:
-        raise RangeError(f"there is no {'model' if not loaded else 'system'} to compare")
+        raise RangeError(f"{'models' if not loaded else 'systems'}: needs at least one to compare, got none")
     if isinstance(chips, str) and chips != ANY:
-        raise RangeError(f"chips is a number or {ANY!r}, not {short_repr(chips)}")
+        raise RangeError(f"chips: must be a number or {ANY!r}, got {short_repr(chips)}")
     slo = slo or Slo()
     if chips is not None and chips != ANY:
         whole_number("chips", chips, maximum=MOST_CHIPS)
+
+    # Inputs of all pairs are checked here, since errors of one plan are only reasons.
     check_limits(sure, slo)
     engine = load_engine(engine, catalog) if isinstance(engine, str) else engine
     machines = [_rented(system, rent) for system in distinct_systems]
+
+    # Alternatives cost time: they are computed later, and only for the first two.
     plan_options: dict[str, Any] = {
         "engine": engine,
         "modes": modes,
@@ -80,7 +102,7 @@ def _several(subjects: Any) -> list[Any]:
 
 
 def _told_apart(candidates: Iterable[SystemLike]) -> tuple[list[System], list[str]]:
-    """Return systems, each once, and what sets those apart that have one name."""
+    """Return distinct systems, and labels for those that share a name."""
     systems: list[System] = []
     labels: list[str] = []
     for candidate in candidates:
@@ -96,7 +118,7 @@ def _told_apart(candidates: Iterable[SystemLike]) -> tuple[list[System], list[st
 
 
 def _rented(system: System, rent: str | float | None) -> System:
-    """Return a system with a rent of the kind asked for; with none where none of that kind is known of it."""
+    """Return a system with a rent of the given kind; without any rent if unknown."""
     if rent is None:
         return system
     try:
@@ -118,12 +140,14 @@ def _counts(system: System, chips: int | str | None) -> list[int | None]:
 def _standing(
     pair: tuple[Model, System, str], *, workload: Workload, slo: Slo, chips: int | str | None, plan_options: dict[str, Any]
 ) -> Standing:
-    """Return where a model stands on a system: the best of its plans on so many chips."""
+    """Return the best plan of a model on a system, over the numbers of chips to try."""
     model, system, label = pair
     identity: dict[str, Any] = {
         "model": model.name, "system": system.name, "vendor": system.chip.vendor, "year": system.chip.year, "rent": system.rent,
         "label": label,
     }  # fmt: skip
+
+    # A number of chips without a plan is skipped; the last reason stays if all have none.
     best, reason = None, ""
     for count in _counts(system, chips):
         try:
@@ -161,15 +185,18 @@ def _standing(
 
 
 def _value(candidate: Plan) -> float:
-    """Return what is larger for a better plan: output per dollar, or per chip where no rent is known."""
+    """Return a value that is larger for a better plan.
+
+    It is output per dollar, or per chip if no rent is known.
+    """
     cost = candidate.usd_per_million_output_tokens
     return 1 / cost if math.isfinite(cost) else candidate.tokens_per_second_per_chip
 
 
 def _rests_on(best: Plan, system: System, engine: Engine | str | None) -> tuple[int, str]:
-    """Return how many runs on this system the engine was fitted to, and in words what its range rests on."""
+    """Return the number of measured runs on this system, and the basis of the range."""
     if best.cost_range is None and best.tpot_range is None:
-        return 0, "a bound, no prediction"
+        return 0, "a physical bound instead of a prediction"
     fit = engine_for(system, engine).fit
     runs = int(fit.get("systems", {}).get(system.name, 0))
     if runs:
@@ -180,24 +207,24 @@ def _rests_on(best: Plan, system: System, engine: Engine | str | None) -> tuple[
         words = f"no run on a chip of {system.chip.vendor}"
     extrapolations = len(best.distance)
     return runs, words + (
-        f"; beyond what was measured in {extrapolations} way{'s' * (extrapolations > 1)}" if extrapolations else ""
+        f"; outside the measured runs in {extrapolations} respect{'s' * (extrapolations > 1)}" if extrapolations else ""
     )
 
 
 def _placed(standings: Iterable[Standing]) -> Iterator[Standing]:
-    """Yield standings in their order, each with its place and whether it is tied with the first."""
+    """Yield standings in order, each with its place and whether it ties the first."""
     ordered = sorted(standings, key=_order)
     able = [standing for standing in ordered if standing.feasible]
     priced = [standing for standing in able if math.isfinite(standing.usd_per_million_output_tokens)]
+    # Places count either costs or, if no rent is known at all, output per chip.
     counted = priced or able
     for standing in ordered:
         if standing not in counted:
             yield standing
             continue
         cost_range, least = standing.cost_range or (math.nan, math.nan), counted[0].cost_range or (math.nan, math.nan)
-        yield replace(
-            standing, place=counted.index(standing) + 1, tied=cost_range[0] < least[1]
-        )  # not tied where either is not known
+        # Unknown ranges are NaN, which compare as not tied.
+        yield replace(standing, place=counted.index(standing) + 1, tied=cost_range[0] < least[1])
 
 
 def _order(standing: Standing) -> tuple[bool, bool, float, str]:

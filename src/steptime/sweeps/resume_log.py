@@ -1,4 +1,4 @@
-"""What was answered already, on disk: a sweep that was ended goes on from there."""
+"""A log of answers on disk, from which a stopped sweep continues."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from steptime.sweeps.axes import label
 from steptime.sweeps.point_grid import Job, Region, RegionAnswers
 
 SUFFIX: Final = ".partial"
-# s between two syncs to the disk
+# Time between two syncs to the disk [s].
 SYNC_INTERVAL: Final = 1.0
 
 
 class Journal:
-    """A file beside the results, with a line for each point that was answered; it is removed when they are written.
+    """A file next to the results with one line per answered region.
 
-    It is of one sweep: of its question, axes, fixed values and of the files that these name. Raises DataFileError where the
-    file there is of another.
+    It belongs to one sweep: its question, axes, fixed values, and the contents of files that these name. It is removed once the
+    results are written. A file of another sweep raises DataFileError.
     """
 
     def __init__(self, results: str, job: Job) -> None:
@@ -47,36 +47,51 @@ class Journal:
                 self._write({"sweep": self.mark})
         except OSError as error:
             raise DataFileError(self.path, f"cannot be written: {error.strerror}") from None
-        self.kept = bool(self.done)  # whether it holds an answer that is worth keeping
+        # Whether the file has an answer that is worth keeping.
+        self.kept = bool(self.done)
 
     def _load(self) -> None:
         lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
         try:
             mark = _parse_line(lines[0])["sweep"] if lines else self.mark
         except (ValueError, KeyError, TypeError):
-            raise DataFileError(self.path, "holds something else than a sweep; remove it, or give another name") from None
+            raise DataFileError(self.path, "is not a log of a sweep; remove it, or give the results another name") from None
         if mark != self.mark:
-            raise DataFileError(self.path, "holds the beginning of another sweep; remove it, or give the results another name")
+            raise DataFileError(self.path, "is the log of another sweep; remove it, or give the results another name")
         valid_lines = lines[:1]
         for line in lines[1:]:
             try:
                 record = _parse_line(line)
                 region = tuple((start, stop) for start, stop in record["region"])
             except (ValueError, KeyError, TypeError):
-                break  # the line that was being written when the sweep ended
+                # The sweep ended while it wrote this line.
+                break
             shape = tuple(stop - start for start, stop in region)
             answers = {name: _array(value, shape) for name, value in record["answers"].items()}
             self.done[region] = RegionAnswers(region=region, answers=answers, reason=record.get("reason", ""))
             valid_lines.append(line)
+
+        # New lines are appended, so that a broken last line must go first.
         if len(valid_lines) < len(lines):
             write_text_atomically(self.path, "".join(f"{line}\n" for line in valid_lines))
 
     def pending_regions(self, regions: Iterable[Region]) -> Iterator[Region]:
-        """Yield the regions that were not answered yet."""
+        """Yield the regions without an answer.
+
+        Args:
+            regions: All regions of the job.
+
+        Returns:
+            Those that are not in the file.
+        """
         return (region for region in regions if region not in self.done)
 
     def note(self, region_answers: RegionAnswers) -> None:
-        """Write what a region answers."""
+        """Append the answers of a region to the file.
+
+        Args:
+            region_answers: Answers of one region.
+        """
         answers = {name: values.ravel().tolist() for name, values in region_answers.answers.items()}
         self._write({"region": region_answers.region, "answers": answers, "reason": region_answers.reason})
         self.kept = True
@@ -85,13 +100,17 @@ class Journal:
         text = json.dumps(record)
         self.file.write(f"{zlib.crc32(text.encode()):08x} {text}\n")
         self.file.flush()
-        # a power cut costs a second of work; a sync of every line would cost more than a short point
+        # A power cut costs one second of work; a sync of every line would cost more than a short point.
         if time.monotonic() - self.synced >= SYNC_INTERVAL:
             os.fsync(self.file.fileno())
             self.synced = time.monotonic()
 
     def close(self, *, finished: bool) -> None:
-        """Close the file, and remove it where the results are written."""
+        """Close the file; remove it if the results are written.
+
+        Args:
+            finished: Whether the results are written.
+        """
         if not finished:
             self.file.flush()
             with suppress(OSError):
@@ -102,10 +121,10 @@ class Journal:
 
 
 def _parse_line(line: str) -> dict[str, Any]:
-    """Return what a line tells; raise ValueError where it is not as it was written."""
+    """Return the record of a line; raise ValueError if the line is damaged."""
     mark, _, text = line.partition(" ")
     if mark != f"{zlib.crc32(text.encode()):08x}":
-        raise ValueError("a line that was changed")
+        raise ValueError("the checksum of the line is wrong")
     record: dict[str, Any] = json.loads(text)
     return record
 
@@ -116,9 +135,17 @@ def _array(values: list[Any], shape: tuple[int, ...]) -> Any:
 
 
 def fingerprint(job: Job) -> str:
-    """Return what tells one sweep from another."""
+    """Return a text that identifies a sweep.
+
+    Args:
+        job: Question, axes and fixed inputs.
+
+    Returns:
+        24 hexadecimal digits.
+    """
     digest = hashlib.sha256()
     digest.update(f"{job.question.name} {job.together} {sorted(job.answer_names)}".encode())
+    # The answers of a Python function change with its code.
     function = getattr(job.question.ask, "args", None)
     if function and callable(function[0]):
         try:
@@ -138,6 +165,7 @@ def _fingerprint_values(values: Iterable[Any]) -> str:
     for value in values:
         plain = isinstance(value, str | float | int)
         parts.append(repr(value) if plain else label(value) + hashlib.sha256(pickle.dumps(value)).hexdigest())
+        # The contents of a file may change under the same name.
         if isinstance(value, str) and os.path.isfile(value):
             parts.append(hashlib.sha256(Path(value).read_bytes()).hexdigest())
     return "|".join(parts)

@@ -1,4 +1,4 @@
-"""A question asked at many values of its unsure inputs: arrays at once where it takes them, else points, in processes."""
+"""Evaluate a question at many values of its uncertain inputs, as arrays or point by point."""
 
 from __future__ import annotations
 
@@ -16,11 +16,20 @@ from steptime.sweeps.executor import Progress, run
 from steptime.sweeps.input_distribution import Unsure
 from steptime.sweeps.point_grid import Job
 
-AT_ONCE: Final = 2**15  # points of arrays that stay in a core's cache, and are evaluated without threads
+# Points per evaluation of arrays: they stay in a core's cache.
+AT_ONCE: Final = 2**15
 
 
 def varied(question: Question, inputs: Sequence[Unsure]) -> Question:
-    """Return the question that is asked with values of unsure inputs by their names, wherever they have their place."""
+    """Return a question that takes values of uncertain inputs by their names.
+
+    Args:
+        question: The question.
+        inputs: The uncertain inputs, each of which sets its value in its own place.
+
+    Returns:
+        The question with a different `ask`.
+    """
     return replace(
         question,
         ask=partial(_placed, question, tuple(inputs)),
@@ -45,8 +54,9 @@ def _placed(
 
 
 def _put(inputs: Sequence[Unsure], input_values: Mapping[str, Any], part: slice) -> Mapping[str, Any]:
-    """Return what the question is asked with: the values of one part of the points in their places."""
+    """Return the inputs of the question with one part of the points set."""
     values = {parameter.name: input_values[parameter.name] for parameter in inputs}
+    # A value may belong inside another input, such as a constant inside the engine.
     question_inputs: Mapping[str, Any] = {name: value for name, value in input_values.items() if name not in values}
     for parameter in inputs:
         value = values[parameter.name]
@@ -68,9 +78,19 @@ def answers_at(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[Array, dict[int, str]]:
-    """Return an answer at every point, NaN where there is none, and the reasons of those.
+    """Return one answer at many points.
 
-    input_values: what the question is asked with otherwise. points: values by input, all of one length.
+    Args:
+        question: The question.
+        input_values: Inputs that do not vary, by name.
+        inputs: The uncertain inputs.
+        points: Values by input, all of shape (points,).
+        answer: Name of the answer.
+        workers: Processes of this machine; None: all cores if that is safe and faster.
+        progress: Called with the points done and the number of points.
+
+    Returns:
+        Answers of shape (points,), NaN if a point has none, and the reasons of these points.
     """
     axes = tuple(
         Axis(
@@ -82,6 +102,8 @@ def answers_at(
         )
         for parameter in inputs
     )
+
+    # All inputs advance together: one point per position of their values.
     names = {parameter.name for parameter in inputs}
     fixed = {name: value for name, value in input_values.items() if name not in names}
     job = Job(question=varied(question, inputs), axes=axes, fixed=fixed, answer_names=frozenset({answer}), together=True)

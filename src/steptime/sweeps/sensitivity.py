@@ -1,4 +1,4 @@
-"""Which unsure input swings an answer most, and what is worth measuring first: `sensitivity`."""
+"""How much each uncertain input changes an answer, and which one to measure first."""
 
 from __future__ import annotations
 
@@ -29,18 +29,26 @@ from steptime.sweeps.sensitivity_result import Sensitivity, Swing, written
 from steptime.sweeps.slo_cliffs import BEYOND, HALVINGS, Reach, is_missed, reaches
 from steptime.units import DAY, counted
 
-USUAL: Final = 4096  # samples of a question that takes arrays
-PATIENT: Final = 120.0  # s that samples of another question take by default, about
-FEWEST: Final = 16  # samples
+# Default number of samples of a question that takes arrays.
+USUAL: Final = 4096
+# Approximate time of the default number of samples of another question [s].
+PATIENT: Final = 120.0
+# Smallest number of samples.
+FEWEST: Final = 16
+# Largest number of samples.
 MAX_SAMPLES: Final = 2**20
-MOST_POINTS: Final = 2**22  # whose inputs fit in a gigabyte
+# Largest number of points; their inputs fit in 1 GB.
+MOST_POINTS: Final = 2**22
+# Longest evaluation that is started [s].
 LONGEST: Final = DAY
-SLOW: Final = 1e-3  # s of a point from which inputs that hardly swing the answer are left out of the indices
-SMALL: Final = (
-    0.05  # of the largest swing: what is smaller is left out of the indices of a slow question, 0.25 % of the variance
-)
-REPORTED_CORRELATION: Final = 0.01  # of the variance that correlations change, from which it is said
-MOST_REFUSED: Final = 0.1  # of the samples that may have no answer
+# Time per point from which inputs with a small swing get no indices [s].
+SLOW: Final = 1e-3
+# Share of the largest swing below which an input of a slow question gets no indices; it makes 0.25 % of the variance.
+SMALL: Final = 0.05
+# Change of the variance by correlations from which a note reports it.
+REPORTED_CORRELATION: Final = 0.01
+# Largest share of samples without an answer.
+MOST_REFUSED: Final = 0.1
 
 Announce = Callable[[str], None]
 
@@ -59,19 +67,34 @@ def sensitivity(
     announce: Announce | None = None,
     **fixed: Any,
 ) -> Sensitivity:
-    """Return how far each unsure input swings one answer of a question, and which is worth measuring first.
+    """Return how much each uncertain input changes one answer of a question.
 
-    question: "step", "plan", "blackboard.NAME", or a function of your own, as for `sweep`. answer: by default the
-    cost. vary: ranges by input, "LOW:HIGH" with units or two numbers in base units
-    (a rent: USD per chip-hour), beside or in place of those that are known of
-    steps and plans: figures of the machine by the grade of their source, the engine's constants by the covariance of their fit
-    and its other errors by runs that were left out, rents by dated quotes, one's own traffic as assumed. fixed: other inputs.
+    The default ranges of steps and plans have these sources. Figures of the machine: the grade of their source. Constants of
+    the engine: the covariance of their fit. Other errors of the engine: runs that the fit left out. Rents: dated quotes. The
+    user's traffic: an assumption.
 
-    Each input goes to both ends of its range while the others stay (tornado). sobol: first and total indices too, from
-    `samples` (a power of two) of all inputs together, drawn with `seed`. A plan is made anew at each point: what it would cost
-    if the input were so, and were known. progress(done, total) and announce(words) are called on the way.
+    Each input takes both ends of its range while the others stay at their base (tornado). The planner runs again at each
+    point: the result is the cost if the input had that value, and the planner had it too.
 
-    Raises InputError where the question itself has no answer.
+    Args:
+        question: "step", "plan", "blackboard.NAME", or a Python function, as for `sweep`.
+        answer: Name of the answer; the cost by default.
+        vary: Ranges by input, "LOW:HIGH" with units or two numbers in base units (a rent: USD per chip-hour). They add to the
+            default ranges, or replace them.
+        sobol: Whether to compute Sobol's first and total indices as well, from samples of all inputs together.
+        samples: Number of samples, a power of two; None: as many as take about `PATIENT` seconds.
+        seed: Random seed of the samples.
+        vectorised: Whether a Python function takes arrays.
+        workers: Processes of this machine; None: all cores if that is safe and faster.
+        progress: Called with the points done and the number of points.
+        announce: Called with a text before each long evaluation.
+        **fixed: Other inputs by name.
+
+    Returns:
+        Swings of all inputs, the largest first.
+
+    Raises:
+        InputError: If the question has no answer with these inputs.
 
     >>> analysis = sensitivity("blackboard.drain_seconds", vary={"bandwidth": (3e12, 5e12)}, capacity=80e9, bandwidth=4e12)
     >>> [(swing.name, round(swing.at_low, 4), round(swing.at_high, 4)) for swing in analysis.swings]
@@ -99,34 +122,60 @@ def compute_sensitivity(
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Sensitivity:
-    """Return what swings an answer of a question whose inputs were read already; see `sensitivity`."""
+    """Return the sensitivity of a question whose inputs are already read.
+
+    Args:
+        question: Declaration of the question.
+        fixed: Fixed inputs by name, in base units.
+        answer: Name of the answer; the cost by default.
+        ranges: Names and ranges of inputs.
+        sobol: Whether to compute Sobol's indices as well.
+        samples: Number of samples, a power of two.
+        seed: Random seed of the samples.
+        workers: Processes of this machine.
+        progress: Called with the points done and the number of points.
+        announce: Called with a text before each long evaluation.
+
+    Returns:
+        Swings of all inputs, the largest first.
+
+    Raises:
+        InputError: If no input is uncertain, or the question has no answer.
+        RangeError: If an input is not one value, or a number is out of bounds.
+    """
     started = time.perf_counter()
     check_samples(samples, seed, sobol=sobol)
     for name, value in fixed.items():
         if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
-            raise RangeError(f"{name} must be one value, not {short_repr(value)}: a range goes into vary")
+            raise RangeError(f"{name}: must be one value, got {short_repr(value)}; give a range with vary")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise RangeError(f"workers must be a whole number of at least 1, not {short_repr(workers)}")
+        raise RangeError(f"workers: must be a whole number of at least 1, got {short_repr(workers)}")
     answer_name = choose_answer(question, answer)
     ranges = list(ranges)
+
+    # A default layout would change from point to point if sizes or subject vary.
     if not {plain_name(question, name) for name, _ in ranges} & {*SIZES, "model", "system"}:
         fixed = with_layout(question, fixed)
     _check_needs(question, fixed, [name for name, _ in ranges])
     input_values, parameters = unsure_inputs(question, fixed, answer_name)
     inputs = with_ranges(question, input_values, parameters, ranges)
     if not inputs:
-        raise InputError(f"nothing is known to be unsure of {question.name}: give ranges, --vary NAME=LOW:HIGH")
+        raise InputError(f"vary: {question.name} has no uncertain inputs by default; give ranges, --vary NAME=LOW:HIGH")
     ask = _Asking(question, input_values, answer_name, workers, progress)
     answer_name = ask.answer = _answered(ask, inputs)
     say = announce or (lambda _: None)
     plans = 1 + 2 * len(inputs)
     if not ask.quick:
-        say(f"one at a time: {counted(plans, 'point')}, some {ask.time(plans)} ...")
+        say(f"one input at a time: {counted(plans, 'point')}, about {ask.time(plans)} ...")
+
+    # The first point is the base; then each input takes its low and its high value.
     answers, reasons = ask(inputs, tornado.points(inputs))
     limit_reaches = _reached(ask, inputs, answers, input_values)
     swings = _swings(inputs, answers, reasons, limit_reaches)
+
+    # A step is computed even if it does not fit, so that a note must say so.
     share = _memory_share(question, fixed)
-    over = (f"it does not fit: {share:.0%} of the memory of a chip would be taken",) if share > 1 else ()
+    over = (f"the base case does not fit: it needs {share:.0%} of the memory of a chip",) if share > 1 else ()
     analysis = Sensitivity(
         question=question.name,
         meaning=question.meaning,
@@ -148,14 +197,14 @@ def compute_sensitivity(
 
 
 def _memory_share(question: Question, fixed: Mapping[str, Any]) -> float:
-    """Return the share of a chip's memory that is taken, where the question tells it; else 0."""
+    """Return the used share of a chip's memory; 0 if the question has no such answer."""
     if "memory_share" not in question.answers:
         return 0.0
     return float(np.max(question.ask(fixed, frozenset({"memory_share"}))["memory_share"]))
 
 
 class _Asking:
-    """A question with what is held, which tells one answer at many points, and how long that takes."""
+    """A question with fixed inputs that evaluates one answer at many points."""
 
     def __init__(
         self, question: Question, input_values: Mapping[str, Any], answer: str, workers: int | None, progress: Progress | None
@@ -167,14 +216,15 @@ class _Asking:
             workers,
             progress,
         )
-        self.seconds_per_point = question.seconds  # s of one point, about
+        # Approximate time of one point [s].
+        self.seconds_per_point = question.seconds
 
     @property
     def quick(self) -> bool:
         return self.seconds_per_point < SLOW
 
     def time(self, points: int) -> str:
-        """Say how long so many points take, as those before did."""
+        """Return the time of a number of points in words, from the time of earlier points."""
         from steptime.sweeps.point_limits import duration
 
         return duration(points * self.seconds_per_point)
@@ -190,7 +240,19 @@ class _Asking:
 
 
 def choose_answer(question: Question, answer: str | None) -> str:
-    """Return the answer that is asked for: by default the cost, or the first; raise InputError for one that is no number."""
+    """Return the name of the answer: the given one, else the cost, else the first.
+
+    Args:
+        question: The question.
+        answer: Name of the answer; None for the default.
+
+    Returns:
+        Name of a numeric answer; "" if a Python function has not yet named its answers.
+
+    Raises:
+        UnknownName: If the answer does not exist.
+        InputError: If the answer is a text.
+    """
     if answer is None:
         shows = [name for name in question.shows if not question.answers[name].text] if question.answers else []
         return next((name for name in shows if name.startswith("usd_per_million")), shows[0] if shows else "")
@@ -199,24 +261,33 @@ def choose_answer(question: Question, answer: str | None) -> str:
         raise UnknownName(f"answer of {question.name}", answer, question.answers, f"It has {', '.join(question.answers)}.")
     if question.answers and question.answers[answer].text:
         numbers = [name for name, spec in question.answers.items() if not spec.text]
-        raise InputError(f"{answer} is a text, and nothing swings it by so much; numbers are {listed(numbers, 40)}")
+        raise InputError(f"answer: {answer} is a text, which has no swing; give {listed(numbers, 40)}")
     return answer
 
 
 def check_samples(samples: int | None, seed: int, *, sobol: bool) -> None:
-    """Raise RangeError for numbers of samples that Sobol's sequence does not have, and for samples without indices."""
+    """Raise an error for samples that Sobol's sequence does not have.
+
+    Args:
+        samples: Number of samples; None for the default.
+        seed: Random seed.
+        sobol: Whether indices are computed.
+
+    Raises:
+        RangeError: If `samples` is not a power of two within bounds, or there are samples without indices.
+    """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise RangeError(f"seed must be a whole number from 0 to {2**32 - 1:,}, not {short_repr(seed)}")
+        raise RangeError(f"seed: must be a whole number from 0 to {2**32 - 1:,}, got {short_repr(seed)}")
     if samples is None:
         return
     if not sobol:
-        raise RangeError("samples are for Sobol's indices: ask for them too (--sobol)")
+        raise RangeError("samples: only Sobol's indices use samples; add --sobol")
     if isinstance(samples, bool) or not isinstance(samples, int) or not FEWEST <= samples <= MAX_SAMPLES:
-        raise RangeError(f"samples must be a power of two from {FEWEST:,} to {MAX_SAMPLES:,}, not {short_repr(samples)}")
+        raise RangeError(f"samples: must be a power of two from {FEWEST:,} to {MAX_SAMPLES:,}, got {short_repr(samples)}")
     if samples & (samples - 1):
         below = 1 << (samples.bit_length() - 1)
         raise RangeError(
-            f"samples must be a power of two, as Sobol's sequence has them: {below:,} or {2 * below:,}, not {samples:,}"
+            f"samples: must be a power of two for Sobol's sequence, got {samples:,}; give {below:,} or {2 * below:,}"
         )
 
 
@@ -225,12 +296,15 @@ def _check_needs(question: Question, fixed: Mapping[str, Any], ranged: Sequence[
     missing = [name for name in question.needs if name not in fixed and name not in ranged_names]
     if missing:
         raise InputError(
-            f"{question.name} needs {listed(missing)}: give a value (--NAME VALUE), or a range (--vary NAME=LOW:HIGH)"
+            f"{question.name} needs {listed(missing)}; give a value (--NAME VALUE), or a range (--vary NAME=LOW:HIGH)"
         )
 
 
 def _answered(ask: _Asking, inputs: Sequence[Unsure]) -> str:
-    """Ask once with every input at its base; return the answer's name. Raises InputError where there is no number."""
+    """Evaluate the question once at the base, and return the name of the answer.
+
+    Raises InputError if there is no number.
+    """
     from steptime.sweeps.sample_evaluation import varied
 
     base: dict[str, Any] = {
@@ -242,20 +316,23 @@ def _answered(ask: _Asking, inputs: Sequence[Unsure]) -> str:
     if not ask.question.vectorised:
         ask.seconds_per_point = time.perf_counter() - started
     if answers.get("reason") and ask.answer not in answers:
-        raise InputError(f"{ask.question.name} has no answer as it is asked: {answers['reason']}")
+        raise InputError(f"{ask.question.name}: has no answer with these inputs: {answers['reason']}")
     name = ask.answer or next((key for key, value in answers.items() if not isinstance(value, str)), "")
     if name not in answers:
         raise UnknownName(f"answer of {ask.question.name}", name, answers, f"It has {', '.join(answers)}.")
     if not np.all(np.isfinite(np.asarray(answers[name], dtype=np.float64))):
-        rent_hint = "; no rent is known: give one (--rent 2.10), or ask for another answer (--of time)" if "usd" in name else ""
-        raise InputError(f"{name} is not known as it is asked{rent_hint}")
+        rent_hint = "; no rent is known: give one (--rent 2.10), or another answer (--of time)" if "usd" in name else ""
+        raise InputError(f"{name}: is unknown with these inputs{rent_hint}")
     return name
 
 
 def _reached(
     ask: _Asking, inputs: Sequence[Unsure], answers: Array, input_values: Mapping[str, Any]
 ) -> dict[tuple[int, int], Reach]:
-    """Return the last value that meets the limits, of each end that misses them; none where nothing is limited."""
+    """Return the last value within the limits, for each end that misses them.
+
+    Empty if no limit is given.
+    """
     if not any(input_values.get(name) is not None for name in ask.question.limits):
         return {}
     is_lower_better = lower_is_better(ask.answer)
@@ -271,9 +348,14 @@ def _reached(
 def _swings(
     inputs: Sequence[Unsure], answers: Array, reasons: Mapping[int, str], limit_reaches: Mapping[tuple[int, int], Reach]
 ) -> list[Swing]:
-    """Return the swing of each input, the largest first; one with an end that has no answer before all others."""
+    """Return the swing of each input, the largest first.
+
+    Inputs with an end without an answer come before all others.
+    """
     low, high = answers[1::2].copy(), answers[2::2].copy()
     feasible_ends = [list(parameter.ends) for parameter in inputs]
+
+    # An end beyond a limit is replaced by the last value that meets it; the rest does not count as variance.
     for (index, side), reach in limit_reaches.items():
         (low, high)[side][index] = reach.answer
         feasible_ends[index][side] = reach.value
@@ -297,7 +379,7 @@ def _swings(
 
 
 def _notes(swings: Sequence[Swing], input_values: Mapping[str, Any], inputs: Sequence[Unsure]) -> list[str]:
-    """Say where an end of a range has no answer, and what correlations of an engine's constants would change."""
+    """Return notes on ends without an answer, missed limits and correlated constants."""
     notes = [
         f"{swing.name}: no answer at an end of its range: {swing.reason}"
         for swing in swings
@@ -307,16 +389,18 @@ def _notes(swings: Sequence[Swing], input_values: Mapping[str, Any], inputs: Seq
         for side in (0, 1):
             if swing.misses(side):
                 end, answer = (swing.low, swing.high)[side], (swing.at_low, swing.at_high)[side]
-                costs = swing.reason if math.isnan(answer) else f"met at more than {BEYOND:g} times the answer as asked alone"
+                costs = swing.reason if math.isnan(answer) else f"met only at more than {BEYOND:g} times the base answer"
                 notes.append(
                     f"{swing.name}: limits are met from {written(swing.base, swing.unit)} to "
                     f"{written(swing.feasible_range[side], swing.unit)}; at {written(end, swing.unit)} they are missed "
-                    f"({costs}), which is no part of the variance"
+                    f"({costs}), which does not count as variance"
                 )
     engine = input_values.get("engine")
     fit = engine.fit if isinstance(engine, Engine) else {}
     names = list(fit.get("names", ()))
     as_fitted = {parameter.name for parameter in inputs if parameter.basis.startswith("fitted")}
+
+    # The sign of each effect matters, since correlated errors may cancel.
     signed = {
         swing.name: math.copysign(math.sqrt(swing.share), swing.at_met[1] - swing.at_met[0])
         for swing in swings
@@ -328,8 +412,8 @@ def _notes(swings: Sequence[Swing], input_values: Mapping[str, Any], inputs: Seq
         if abs(ratio - 1) * share > REPORTED_CORRELATION:
             direction = "more" if ratio > 1 else "less"
             notes.append(
-                f"the engine's fitted constants are correlated, and make {abs(ratio - 1):.0%} {direction} variance together "
-                "than told here, where each errs by itself"
+                f"the engine's fitted constants are correlated: together they make {abs(ratio - 1):.0%} {direction} variance "
+                "than here, where they are independent"
             )
     return notes
 
@@ -337,18 +421,19 @@ def _notes(swings: Sequence[Swing], input_values: Mapping[str, Any], inputs: Seq
 def _with_indices(
     analysis: Sensitivity, ask: _Asking, inputs: Sequence[Unsure], samples: int | None, seed: int, say: Announce
 ) -> Sensitivity:
-    """Return what was found with the indices of the inputs that matter."""
+    """Return the analysis with the indices of the inputs that matter."""
+    # Each index costs as many points as there are samples: slow questions skip inputs with a small swing.
     swings = {swing.name: swing for swing in analysis.swings}
     if not ask.quick:
         largest = max((swing.swing for swing in analysis.swings if not math.isnan(swing.swing)), default=0.0)
         inputs = [parameter for parameter in inputs if not swings[parameter.name].swing < SMALL * largest]
     inputs = [parameter for parameter in inputs if parameter.ends[0] < parameter.ends[1]]
     if not inputs:
-        raise InputError("no input swings the answer, and there is nothing to apportion")
+        raise InputError("vary: no input changes the answer, so that there is no variance to divide; give wider ranges")
     samples = _sample_count(ask, len(inputs), samples)
     points = samples * (len(inputs) + 2)
     if not ask.quick:
-        say(f"Sobol's indices of {counted(len(inputs), 'input')}: {counted(points, 'point')}, some {ask.time(points)} ...")
+        say(f"Sobol's indices of {counted(len(inputs), 'input')}: {counted(points, 'point')}, about {ask.time(points)} ...")
     shares = indices_of.rows(samples, len(inputs), seed)
     values = {
         parameter.name: np.clip(parameter.values(shares[:, :, i].ravel()), *_within(swings[parameter.name]))
@@ -356,11 +441,13 @@ def _with_indices(
     }
     answers, reasons = ask(inputs, values)
     table = answers.reshape(len(inputs) + 2, samples)
+
+    # An index needs the answers of all matrices in a row.
     complete = np.isfinite(table).all(axis=0)
     lost = 1 - float(np.mean(complete))
     if lost > MOST_REFUSED:
         why = f"; the first reason: {next(iter(reasons.values()))}" if reasons else ""
-        words = f"{lost:.0%} of {samples:,} samples have no answer: there are no indices, which would say little of the others"
+        words = f"{lost:.0%} of {samples:,} samples have no answer; indices of the others would be biased, and are left out"
         return replace(analysis, notes=(*analysis.notes, words + why), evaluations=analysis.evaluations + points)
     (logs,) = tornado.logged(table[:, complete])
     indices = indices_of.indices(logs, seed)
@@ -372,11 +459,11 @@ def _with_indices(
         )  # fmt: skip
     notes = list(analysis.notes)
     if lost > 0:
-        notes.append(f"{lost:.1%} of the samples have no answer, and were left out")
+        notes.append(f"{lost:.1%} of the samples have no answer, and are left out")
     if len(inputs) < len(analysis.swings):
         omitted = len(analysis.swings) - len(inputs)
-        notes.append(f"{counted(omitted, 'input')} that alone {'swings' if omitted == 1 else 'swing'} the answer by less than "
-                     f"{SMALL:.0%} of the largest swing {'has' if omitted == 1 else 'have'} no indices")  # fmt: skip
+        notes.append(f"{counted(omitted, 'input')} with less than {SMALL:.0%} of the largest swing "
+                     f"{'has' if omitted == 1 else 'have'} no indices")  # fmt: skip
     return replace(
         analysis, swings=tuple(swings[swing.name] for swing in analysis.swings), notes=tuple(notes),
         samples=int(complete.sum()), seed=seed, evaluations=analysis.evaluations + points,
@@ -385,7 +472,7 @@ def _with_indices(
 
 
 def _within(swing: Swing) -> tuple[float, float]:
-    """Return the least and the most of an input that samples take: a side with a missed limit ends where it is met."""
+    """Return the bounds of the samples of an input: a missed limit ends its side."""
     return swing.feasible_range[0] if swing.misses(0) else -math.inf, swing.feasible_range[1] if swing.misses(1) else math.inf
 
 
@@ -394,16 +481,17 @@ def _pair(ends: Array) -> tuple[float, float]:
 
 
 def _sample_count(ask: _Asking, inputs: int, samples: int | None) -> int:
-    """Return how many samples are drawn; raise RangeError for more than can be held, or waited for."""
+    """Return the number of samples; raise RangeError for too much memory or time."""
     if samples is None and ask.quick:
         samples = min(USUAL, 1 << int(math.log2(MOST_POINTS / (inputs + 2))))
     elif samples is None:
+        # As many samples as take about `PATIENT` seconds, rounded down to a power of two.
         affordable = PATIENT / max(ask.seconds_per_point, 1e-9) / (inputs + 2)
         samples = max(FEWEST, min(USUAL, 1 << max(0, int(math.log2(max(affordable, 1.0))))))
     points = samples * (inputs + 2)
     if points > MOST_POINTS or points * ask.seconds_per_point > LONGEST:
         raise RangeError(
-            f"{samples:,} samples of {counted(inputs, 'input')} are {points:,} points, and would take some {ask.time(points)}"
-            f"{f'; at most {MOST_POINTS:,} fit in memory' if points > MOST_POINTS else ''}: ask for fewer samples"
+            f"samples: {samples:,} samples of {counted(inputs, 'input')} are {points:,} points, and would take about "
+            f"{ask.time(points)}{f'; at most {MOST_POINTS:,} fit in memory' if points > MOST_POINTS else ''}; give fewer"
         )
     return samples

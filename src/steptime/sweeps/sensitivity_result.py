@@ -1,4 +1,4 @@
-"""What a sensitivity found: how far each input swings an answer, its indices, and what to measure first."""
+"""The result of `sensitivity`: the swing of each input, Sobol's indices, and what to measure first."""
 
 from __future__ import annotations
 
@@ -12,14 +12,25 @@ from steptime.result_base import Tabular, columns_by_key
 from steptime.result_base import unit as of
 from steptime.units import in_digits, show
 
+# Units that are shown with a prefix, such as GB.
 PREFIXED: Final = ("s", "B", "B/s", "FLOP/s", "USD/s", "W", "tok/s")
-MATTERS: Final = 0.03  # of the largest swing, 0.1 % of the variance: what is smaller has no row and no bar
-UNSURE: Final = 0.05  # half of the range of an index from which it is told beside
-NEGLIGIBLE_VARIANCE_SHARE: Final = 0.01  # of the variance: a share below is not worth a measurement
+# Share of the largest swing below which an input has no row and no bar; it makes 0.1 % of the variance.
+MATTERS: Final = 0.03
+# Half of the range of an index from which a text shows the range too.
+UNSURE: Final = 0.05
+# Share of the variance below which an input is not worth a measurement.
+NEGLIGIBLE_VARIANCE_SHARE: Final = 0.01
 
 
 def written(value: float, unit: str) -> str:
-    """Write a number with its unit as people read it.
+    """Return a number with its unit, as people read it.
+
+    Args:
+        value: Number in base units.
+        unit: Its unit; "" for a count, a share or a factor.
+
+    Returns:
+        Text with three digits; "-" if the number is not finite.
 
     >>> written(0.4567, "USD"), written(4096.0, ""), written(0.8248, ""), written(2.5e-3, "s"), written(float("nan"), "s")
     ('$0.457', '4,096', '0.825', '2.50 ms', '-')
@@ -36,102 +47,119 @@ def written(value: float, unit: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swing:
-    """One unsure input: its range and what that rests on, the answer at both ends, and the shares of the variance it makes."""
+    """One uncertain input with its range, its swing, and its share of the variance."""
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "swing": of("", "how far apart the answers at both ends are, or where limits are still met"),
+        "swing": of("", "difference of the answers at both ends, or at the last values that meet the limits"),
     }
 
-    name: str = field(metadata=of("", "the input"))
-    description: str = field(metadata=of("", "in words"))
-    unit: str = field(default="", metadata=of("", "of low, base and high; empty: a count, a share or a factor"))
-    low: float = field(metadata=of("", "lower end of its range"))
-    base: float = field(metadata=of("", "what is asked with"))
-    high: float = field(metadata=of("", "upper end"))
+    name: str = field(metadata=of("", "name of the input"))
+    description: str = field(metadata=of("", "input in words"))
+    unit: str = field(default="", metadata=of("", "unit of low, base and high; empty: a count, a share or a factor"))
+    low: float = field(metadata=of("", "lower end of the range"))
+    base: float = field(metadata=of("", "base value of the input"))
+    high: float = field(metadata=of("", "upper end of the range"))
     even: bool = field(
-        default=False, metadata=of("", "whether each value between is as likely; else the ends are its 5 % and 95 % points")
+        default=False,
+        metadata=of("", "whether all values of the range are equally likely; else the ends are the 5 % and 95 % points"),
     )
-    basis: str = field(metadata=of("", "what the range rests on"))
-    learn: str = field(default="", metadata=of("", "how it becomes known; empty: as whoever asks knows"))
-    at_low: float = field(metadata=of("", "the answer at the lower end, the other inputs at their base; null: none"))
-    at_high: float = field(metadata=of("", "the answer at the upper end"))
+    basis: str = field(metadata=of("", "basis of the range"))
+    learn: str = field(default="", metadata=of("", "how to learn the value; empty: the user knows how"))
+    at_low: float = field(metadata=of("", "answer at the lower end, the other inputs at their base; null: no answer"))
+    at_high: float = field(metadata=of("", "answer at the upper end"))
     reason: str = field(default="", metadata=of("", "why an end has no answer"))
     missed: str = field(
         default="",
         metadata=of(
             "",
-            "end at which limits are missed, or met at a multiple of the cost alone: low, high or both; empty: none",
+            "end at which limits are missed, or met only at a multiple of the cost: low, high or both; empty: none",
         ),
     )
     feasible_range: tuple[float, float] = field(
-        metadata=of("", "range within which limits are met; low to high where none is missed")
+        metadata=of("", "range within which limits are met; low to high if none is missed")
     )
-    at_met: tuple[float, float] = field(metadata=of("", "the answers at its ends"))
+    at_met: tuple[float, float] = field(metadata=of("", "answers at the ends of that range"))
     share: float = field(
-        metadata=of("", "of the variance of the answer's logarithm within `feasible_range`, by the swings alone; "
-                        "of the answer's own where it may be 0 or less")
+        metadata=of("", "share of the variance of the logarithm of the answer within `feasible_range`, from the swings; "
+                        "of the answer itself if it may be 0 or less")
     )  # fmt: skip
     first: float | None = field(
         default=None,
-        metadata=of("", "Sobol's first index: share of the variance that goes if the input is known", key="first_index"),
+        metadata=of("", "Sobol's first index: share of the variance that disappears if the input is known", key="first_index"),
     )
     first_range: tuple[float, float] | None = field(
-        default=None, metadata=of("", "its 90 % range by a bootstrap", key="first_index_range")
+        default=None, metadata=of("", "90 % range of that index, from a bootstrap", key="first_index_range")
     )
     total: float | None = field(
-        default=None, metadata=of("", "Sobol's total index: share that stays if all other inputs are known", key="total_index")
+        default=None,
+        metadata=of(
+            "", "Sobol's total index: share of the variance that remains if all other inputs are known", key="total_index"
+        ),
     )
     total_range: tuple[float, float] | None = field(
-        default=None, metadata=of("", "its 90 % range by a bootstrap", key="total_index_range")
+        default=None, metadata=of("", "90 % range of that index, from a bootstrap", key="total_index_range")
     )
 
     @property
     def swing(self) -> float:
-        """How far apart the answers at both ends are, or where limits are still met."""
+        """Difference of the answers at both ends, or at the last values within the limits."""
         return abs(self.at_met[1] - self.at_met[0])
 
     def misses(self, side: int) -> bool:
-        """Whether limits are missed at an end: 0 for the low one, 1 for the high one."""
+        """Return whether limits are missed at one end.
+
+        Args:
+            side: 0 for the low end, 1 for the high end.
+
+        Returns:
+            True if they are missed.
+        """
         return self.missed in (("low", "high")[side], "both")
 
     @property
     def variance_explained(self) -> float:
-        """Share of the variance that goes if the input is known: the first index, or by the swings where there is none."""
+        """Share of the variance that disappears if the input is known.
+
+        It is the first index, or the share from the swings without indices.
+        """
         return self.share if self.first is None else self.first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Sensitivity(Tabular):
-    """How far unsure inputs swing one answer of a question, the largest swing first."""
+    """Swings of one answer of a question by its uncertain inputs, the largest first."""
 
     SCHEMA: ClassVar[str] = "steptime.sensitivity/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "text": of("", "what to learn first, in a sentence"),
-        "order": of("", "inputs in the order in which they are worth measuring", kind="list of texts"),
+        "text": of("", "input to measure first, in one sentence"),
+        "order": of("", "inputs worth measuring, the most valuable first", kind="list of texts"),
     }
 
-    question: str = field(metadata=of("", "what was asked"))
-    meaning: str = field(metadata=of("", "in words"))
-    answer: str = field(metadata=of("", "the answer that is looked at"))
-    answer_meaning: str = field(metadata=of("", "in words"))
-    unit: str = field(default="", metadata=of("", "of the answer; empty: a count or a share"))
-    base: float = field(metadata=of("", "the answer with every input at its base"))
-    swings: tuple[Swing, ...] = field(metadata=of("", "the unsure inputs"))
-    samples: int = field(default=0, metadata=of("", "rows that Sobol's indices rest on; 0: no indices"))
-    seed: int = field(default=0, metadata=of("", "that they were drawn with"))
+    question: str = field(metadata=of("", "name of the question"))
+    meaning: str = field(metadata=of("", "question in words"))
+    answer: str = field(metadata=of("", "name of the answer"))
+    answer_meaning: str = field(metadata=of("", "answer in words"))
+    unit: str = field(default="", metadata=of("", "unit of the answer; empty: a count or a share"))
+    base: float = field(metadata=of("", "answer with every input at its base"))
+    swings: tuple[Swing, ...] = field(metadata=of("", "the uncertain inputs"))
+    samples: int = field(default=0, metadata=of("", "number of samples of Sobol's indices; 0: no indices"))
+    seed: int = field(default=0, metadata=of("", "random seed of the samples"))
     spread: tuple[float, float] | None = field(
-        default=None, metadata=of("", "between which 90 % of the samples' answers lie; null: no samples")
+        default=None, metadata=of("", "interval with 90 % of the samples' answers; null: no samples")
     )
-    median: float | None = field(default=None, metadata=of("", "of the samples' answers"))
-    evaluations: int = field(default=0, metadata=of("", "points that were asked"))
-    seconds: float = field(default=0.0, metadata=of("s", "time of the work", key="work_s"))
-    fits: bool = field(default=True, metadata=of("", "whether what is asked fits the memory of a chip, as far as it is told"))
-    notes: tuple[str, ...] = field(default=(), metadata=of("", "what to mind"))
-    fixed: Mapping[str, Any] = field(default_factory=dict, metadata=of("", "what was held", left_out=True))
+    median: float | None = field(default=None, metadata=of("", "median of the samples' answers"))
+    evaluations: int = field(default=0, metadata=of("", "number of evaluated points"))
+    seconds: float = field(default=0.0, metadata=of("s", "time of the analysis", key="work_s"))
+    fits: bool = field(default=True, metadata=of("", "whether the base case fits the memory of a chip; true if unknown"))
+    notes: tuple[str, ...] = field(default=(), metadata=of("", "notes on the result"))
+    fixed: Mapping[str, Any] = field(default_factory=dict, metadata=of("", "fixed inputs", left_out=True))
 
     @property
     def ranked(self) -> list[Swing]:
-        """The inputs by what knowing each is worth, the most first; without those that have no answer at an end."""
+        """Inputs by the value of knowing them, the highest first.
+
+        Inputs without an answer at an end are left out.
+        """
         measurable = [
             swing for swing in self.swings if not math.isnan(swing.swing) and (not self.samples or swing.first is not None)
         ]
@@ -139,13 +167,13 @@ class Sensitivity(Tabular):
 
     @property
     def mattering(self) -> list[Swing]:
-        """The inputs whose swing is a hundredth of the largest at least, and those that have no answer at an end."""
+        """Inputs with at least `MATTERS` of the largest swing, or an unanswered end."""
         largest = max((swing.swing for swing in self.swings if not math.isnan(swing.swing)), default=0.0)
         return [swing for swing in self.swings if not swing.swing <= MATTERS * largest]
 
     @property
     def order(self) -> list[str]:
-        """Names of the inputs that are worth measuring, the first of them first."""
+        """Names of the inputs worth measuring, the most valuable first."""
         return [
             swing.name
             for swing in (*self.decisive, *self.ranked)
@@ -154,33 +182,37 @@ class Sensitivity(Tabular):
 
     @property
     def decisive(self) -> list[Swing]:
-        """The inputs that have no answer at an end of their range."""
+        """Inputs without an answer at an end of their range."""
         return [swing for swing in self.swings if math.isnan(swing.swing)]
 
     @property
     def text(self) -> str:
-        """What to learn first, and what that is worth."""
+        """The input to measure first, and the value of knowing it."""
         if self.decisive:
             first = self.decisive[0]
-            how = f" By {first.learn}." if first.learn else ""
+            how = f" How: {first.learn}." if first.learn else ""
             lead = f"{_verb(first)} {first.description} first"
-            return f"{lead} ({first.name}): at an end of its range there is no answer at all.{how}"
+            return f"{lead} ({first.name}): at one end of its range there is no answer.{how}"
         ranked = self.ranked
         if not ranked or not ranked[0].variance_explained > 0:
-            return "No input swings the answer."
+            return "No input changes the answer."
         first = ranked[0]
         goes = f"{'' if self.samples else 'about '}{first.variance_explained:.0%}"
         if first.first_range is not None and first.first_range[1] - first.first_range[0] > 2 * UNSURE:
             goes += f" ({max(first.first_range[0], 0.0):.0%} to {min(first.first_range[1], 1.0):.0%})"
         goes = goes.replace("%", " %")
-        how = f" By {first.learn}." if first.learn else ""
+        how = f" How: {first.learn}." if first.learn else ""
         missed = [swing.name for swing in self.swings if swing.missed]
-        limits = f" Limits are missed at an end of {', '.join(missed)}." if missed else ""
+        limits = f" Limits are missed at one end of {', '.join(missed)}." if missed else ""
         lead = f"{_verb(first)} {first.description} first"
-        return f"{lead} ({first.name}): knowing it takes {goes} of the variance away.{limits}{how}"
+        return f"{lead} ({first.name}): this removes {goes} of the variance.{limits}{how}"
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return what was asked, the answer with its range, and what to learn first."""
+        """Return a title, the answer with its range, and the input to measure first.
+
+        Returns:
+            The title, and texts by name.
+        """
         figures = {self.answer: f"{in_digits(self.base, 4)} {self.unit}".rstrip()}
         if self.spread is not None:
             low, high = self.spread
@@ -189,7 +221,11 @@ class Sensitivity(Tabular):
         return f"Sensitivity of {self.answer} of {self.question} to {len(self.swings)} inputs", figures
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each input, the largest swing first."""
+        """Return one row per input, the largest swing first.
+
+        Returns:
+            Columns by name, one value per input.
+        """
         table = columns_by_key(Swing, self.swings)
         for name in ("feasible_range", "at_met"):
             pairs = table.pop(name)
@@ -201,7 +237,11 @@ class Sensitivity(Tabular):
         return table
 
     def plot(self, path: str) -> None:
-        """Write a picture (.svg, .png or .pdf) of the swings."""
+        """Write a plot of the swings to a file.
+
+        Args:
+            path: File with the ending .svg, .png or .pdf.
+        """
         from steptime.sweeps.tornado_plot import plot
 
         plot(self, path)

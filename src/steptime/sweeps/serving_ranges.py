@@ -1,18 +1,21 @@
-r"""What is unsure of a step and of a plan: figures of the machine, the engine, rents, and one's own traffic.
+r"""The uncertain inputs of a step and of a plan: figures of the machine, the engine, rents, and the user's traffic.
 
-**Figures** of the machine have the range of their grade (`unsure.HALF_WIDTHS`); what the caller set is known. All peak rates
-of a chip come from one clock, and err together: `chip.peak` is a factor on them.
+**Figures** of the machine have the range of their grade (`input_distribution.HALF_WIDTHS`). A figure that the caller sets is
+certain. All peak rates of a chip follow one clock, and err together: `chip.peak` is a factor on them.
 
-**Constants** of the engine that were fitted have the standard deviation of their logarithm by the fit's covariance, each its
-own (marginal); correlations between them are no part of it (`tornado.correlated` tells what they would change). Constants that
-were held while others were fitted err as part of the scatter.
+**Constants** of the engine that were fitted have the (marginal) standard deviation of their logarithm from the covariance of
+the fit. Correlations between them are left out; `tornado.correlated` gives their effect. Constants that were fixed during the
+fit are part of the scatter.
 
-**Scatter** is what errors of left-out runs leave beside the constants: a factor $x$ on the time of every step, whose 90 % range
-is $e^{-s_-}$ to $e^{s_+}$ with $s_\pm^2 = q_\pm^2 - Z^2 \bar v + d_\pm^2$: the interval $q$ of left-out runs, less the mean
-variance $\bar v$ that the constants made in those, and more by the distance $d$ of a layout from what was measured
-(`physics/uncertainty`, `physics/distance`). Scatter and constants together are the range that a plan states, and that a step
-does where its layout is like those measured. Errors of data sheets of machines that the engine was fitted on are part of that
-scatter too: there, figures count for somewhat more than they are.
+**Scatter** is the error that remains in runs left out of the fit, in addition to the constants. It is a factor $x$ on the time
+of every step, whose 90 % range is $e^{-s_-}$ to $e^{s_+}$ with
+
+$$ s_\pm^2 = q_\pm^2 - Z^2 \bar v + d_\pm^2 $$
+
+Here $q$ is the interval of the left-out runs. The mean variance $\bar v$ that the constants made in these runs reduces it. The
+distance $d$ of a layout from the measured ones widens it (`physics/uncertainty`, `physics/extrapolation`). Scatter and
+constants together give the range of a plan, and of a step whose layout is similar to the measured ones. Errors of data sheets
+of measured machines are part of that scatter too, so that figures count slightly twice there.
 """
 
 from __future__ import annotations
@@ -44,23 +47,35 @@ from steptime.questions.declaration import RENT
 from steptime.questions.subject import FORMATS, SIZES, SUBJECT, read_subject, read_system
 from steptime.sweeps.input_distribution import ASSUMED, HALF_WIDTHS, InputValues, Unsure, in_words, put, spread
 
+# Names of the two inputs that are factors: on all peak rates, and on the time of every step.
 CLOCK, SCATTER = "chip.peak", "scatter"
+# How to learn the values, in words.
 MICROBENCHMARK = "a microbenchmark of the machine, then --set FIGURE=VALUE"
-OWN_RUNS = "runs of one's own (`steptime anchors`, `steptime calibrate`)"
-TRAFFIC = "one's own traffic"
+OWN_RUNS = "your own runs (`steptime anchors`, `steptime calibrate`)"
+TRAFFIC = "your own traffic"
+# Defaults of the inputs of a step that depend on traffic, by phase (`step_question.ask`).
 LENGTHS: Final = {
     "decode": {"batch": 1, "context": 4096},
     "prefill": {"tokens": 8192, "prefix": 0},
     "mixed": {"batch": 1, "context": 4096, "tokens": 8192, "prefix": 0},
 }
-"""What a step of a phase is asked with unless told (`ask_step`), of what traffic makes."""
+# Names of figures in descriptions; other figures keep their own name.
 NOUNS: Final = {
     "bandwidth": "the bandwidth", "latency": "the latency", "capacity": "the capacity", "usd_per_byte": "the price",
 }  # fmt: skip
 
 
 def settled(input_values: InputValues) -> tuple[dict[str, Any], Model, System, Engine]:
-    """Return what is asked with model, system and engine read, and everything that is set of them set."""
+    """Return the inputs of a question with model, system and engine loaded.
+
+    Everything that the user set of them is applied, and no longer an input.
+
+    Args:
+        input_values: Inputs by name.
+
+    Returns:
+        Inputs, model, system and engine.
+    """
     model, system, engine = read_subject(input_values)
     other_inputs = {
         name: value
@@ -71,7 +86,16 @@ def settled(input_values: InputValues) -> tuple[dict[str, Any], Model, System, E
 
 
 def put_constant(input_values: InputValues, name: str, value: Any) -> InputValues:
-    """Return what is asked with, a constant of the engine set."""
+    """Return the inputs of a question with one constant of the engine set.
+
+    Args:
+        input_values: Inputs by name.
+        name: Name of the constant.
+        value: Its value.
+
+    Returns:
+        Inputs with a changed engine.
+    """
     engine = input_values.get("engine")
     if not isinstance(engine, Engine):
         engine = engine_for(read_system(input_values), engine, input_values.get("catalog"))
@@ -79,27 +103,60 @@ def put_constant(input_values: InputValues, name: str, value: Any) -> InputValue
 
 
 def put_clock(input_values: InputValues, name: str, value: Any) -> InputValues:
-    """Return what is asked with, all peak rates of the chip multiplied, but for those that are set."""
+    """Return the inputs of a question with all peak rates of the chip scaled.
+
+    Peak rates that the user set stay as they are.
+
+    Args:
+        input_values: Inputs by name, with a system.
+        name: Path of the peak rates.
+        value: Factor on them.
+
+    Returns:
+        Inputs with the scaled figures.
+    """
     peak = {f"{name}.{kind}": rate * value for kind, rate in input_values["system"].chip.peak.items()}
     return {**peak, **input_values}
 
 
 def put_scatter(input_values: InputValues, name: str, value: Any) -> InputValues:  # noqa: ARG001
-    """Return what is asked with, every step so many times as long: as with software that is so much slower."""
+    """Return the inputs of a question with the time of every step scaled.
+
+    A slower step is the same as slower software, so that the factor changes the share of the rates that software reaches.
+
+    Args:
+        input_values: Inputs by name, with a system and an engine.
+        name: Name of the input, not used.
+        value: Factor on the time.
+
+    Returns:
+        Inputs with a changed system and engine.
+    """
     system, engine = input_values["system"], input_values["engine"]
     follows = engine.kernels.chip_departure > 0
     share = system.chip.reached.get(SOFTWARE, 1.0) if follows else 1.0
-    if not follows:  # an engine that the software of chips makes no difference to: as little as can be
+    # An engine that ignores the software of the chip needs a tiny weight on it, so that the factor has an effect.
+    if not follows:
         engine = with_constants(engine, {"chip_departure": 1e-12})
     chip = replace(system.chip, reached={**system.chip.reached, SOFTWARE: share / value})
     return {**input_values, "system": replace(system, chip=chip), "engine": engine}
 
 
 def of_step(input_values: InputValues, answer: str) -> tuple[InputValues, list[Unsure]]:
-    """Return what a step is asked with, and what is unsure of it."""
+    """Return the inputs of a step, and the uncertain ones among them.
+
+    Args:
+        input_values: Inputs by name.
+        answer: Name of the answer; money and energy depend on more inputs.
+
+    Returns:
+        Inputs with names loaded, and the uncertain inputs.
+    """
     inputs, model, system, engine = settled(input_values)
     phase = inputs.get("phase", "decode")
     lengths = LENGTHS.get(phase, LENGTHS["decode"])
+
+    # Errors of decode and of prefill were fitted separately.
     regime = REGIMES[0] if phase == "decode" else REGIMES[1]
     degrees = {name: float(np.max(inputs.get(name, 1))) for name in SIZES}
     layout = Layout(**degrees)
@@ -112,13 +169,23 @@ def of_step(input_values: InputValues, answer: str) -> tuple[InputValues, list[U
     parameters += [*_imbalance(model, engine, input_values), *_rent(system, answer)]
     for name, usual in lengths.items():
         base = inputs.get(name, usual)
+
+        # An array is an axis of the user, and certain.
         if np.ndim(base) == 0 and base > 0:
             parameters.append(_assumed(name, float(base), f"the {name}", is_count=True))
     return inputs, parameters
 
 
 def of_plan(input_values: InputValues, answer: str) -> tuple[InputValues, list[Unsure]]:
-    """Return what a plan is asked with, and what is unsure of it."""
+    """Return the inputs of a plan, and the uncertain ones among them.
+
+    Args:
+        input_values: Inputs by name.
+        answer: Name of the answer; money and energy depend on more inputs.
+
+    Returns:
+        Inputs with names loaded, and the uncertain inputs.
+    """
     inputs, model, system, engine = settled(input_values)
     chips = float(inputs.get("chips") or system.chips)
     parameters = [
@@ -127,10 +194,10 @@ def of_plan(input_values: InputValues, answer: str) -> tuple[InputValues, list[U
         *_planned_scatter(inputs, engine, system),
     ]
     parameters += [*_imbalance(model, engine, input_values), *_rent(system, answer)]
-    for name, description in (("input", "the length of prompts"), ("output", "the length of answers")):
+    for name, description in (("input", "the prompt length"), ("output", "the output length")):
         parameters.append(_assumed(name, float(inputs.get(name, 1024)), description, is_count=True))
     if inputs.get("cached"):
-        parameters.append(_assumed("cached", float(inputs["cached"]), "the share of prompts that is cached", maximum=0.99))
+        parameters.append(_assumed("cached", float(inputs["cached"]), "the cached share of prompts", maximum=0.99))
     return inputs, [*parameters, *_acceptance(inputs, model)]
 
 
@@ -143,13 +210,14 @@ def _assumed(name: str, base: float, description: str, **attributes: Any) -> Uns
 
 
 def _figures(system: System, answer: str, chips: float) -> Iterator[Unsure]:
-    """Yield the figures of a machine that have a source, as unsure as its grade, as far as they have a part in an answer.
+    """Yield the figures of a machine that have a source, with the range of its grade.
 
-    Figures of power have where energy is asked for, the outer network where more chips are used than the inner one joins.
+    Figures of power matter only for energy, the scale-out network only for more chips than a scale-up domain.
     """
     grades = [system.figures[f"{CLOCK}.{kind}"].grade for kind in system.chip.peak if f"{CLOCK}.{kind}" in system.figures]
     widths = [HALF_WIDTHS[grade] for grade in grades if grade in HALF_WIDTHS]
     if widths:
+        # Peak rates may have several grades; the most frequent one stands for the clock.
         usual = max(set(grades) & set(HALF_WIDTHS), key=grades.count)
         yield spread(
             CLOCK, 1.0, HALF_WIDTHS[usual], description="the arithmetic of the chip", basis=in_words(usual),
@@ -164,7 +232,7 @@ def _figures(system: System, answer: str, chips: float) -> Iterator[Unsure]:
         value = in_force(system, path)
         if np.ndim(value) == 0 and 0 < value < math.inf and not path.endswith("size"):
             head, _, key = path.rpartition(".")
-            place = head.removeprefix("chip.").replace("_", "-") if head else "a chip with all around it"
+            place = head.removeprefix("chip.").replace("_", "-") if head else "a chip with its share of host and network"
             yield spread(
                 path, float(value), HALF_WIDTHS[figure.grade],
                 description=f"{NOUNS.get(key, 'the ' + key)} of {_place_name(place)}",
@@ -177,12 +245,13 @@ def _place_name(place: str) -> str:
 
 
 def _idle(model: Model, system: System, engine: Engine) -> set[str]:
-    """Return the fitted constants that no pass of a model has to do with, as those of experts where it has none.
+    """Return the fitted constants without effect on a model.
 
-    They change neither decode passes of few sequences with long contexts and of many, nor a long prompt, on one chip; what
-    chips exchange is no part of those, and counts.
+    The test passes run on one chip: decode of one sequence with a long context, decode of many sequences, and prefill of a long
+    prompt. Constants of the exchange between chips have no effect on one chip, and always count.
     """
     together = ("seconds_per_collective", "network_efficiency")
+    # A constant without an effect on these passes, such as one of experts in a dense model, has no row in the result.
     passes: list[dict[str, Any]] = [
         {"batch": 1, "context": 2**17},
         {"batch": 1024, "context": 1024},
@@ -201,11 +270,13 @@ def _seconds(model: Model, system: System, work: Mapping[str, Any], engine: Engi
 
 
 def _constants(model: Model, system: System, engine: Engine) -> Iterator[Unsure]:
-    """Yield the fitted constants of an engine that a model has to do with, each with its own standard deviation."""
+    """Yield the fitted constants with an effect on a model, with their deviations."""
     names = engine.fit.get("names", ())
     if not names:
         return
     idle = _idle(model, system, engine)
+
+    # The diagonal of the covariance has the marginal variances.
     deviation = np.sqrt(np.diagonal(np.asarray(engine.fit.get("covariance", np.zeros((len(names), len(names)))))))
     runs = engine.fit.get("runs")
     basis = f"fitted to {runs:,} runs" if runs else "fitted"
@@ -224,28 +295,30 @@ def _constants(model: Model, system: System, engine: Engine) -> Iterator[Unsure]
 def _scatter(
     engine: Engine, system: System, regime: Number | str, wider: tuple[Number, Number] = (0.0, 0.0)
 ) -> Iterator[Unsure]:
-    """Yield what an engine's errors leave beside its constants, as a factor on the time of every step."""
+    """Yield the remaining error of an engine, as a factor on the time of every step."""
     if not has_range(engine):
         return
+    # The variance that the constants made in the left-out runs is already in the constants.
     usual = float(engine.fit.get("parameter_variance", {}).get("tpot", {}).get(str(regime), 0.0))
     low, high = factors(engine, "tpot", regime, system=system, wider=wider)
     below, above = (math.sqrt(max(0.0, float(np.log(end)) ** 2 - Z90**2 * usual)) for end in (low, high))
     if below or above:
         runs = engine.fit.get("runs")
-        far = ", beyond what was measured" if any(np.any(np.asarray(excess) > 0) for excess in wider) else ""
+        far = ", outside the measured runs" if any(np.any(np.asarray(excess) > 0) for excess in wider) else ""
         yield spread(
             SCATTER, 1.0, (below, above), description="the engine's error on this model and machine",
-            basis=(f"errors of {runs:,} runs left out{far}" if runs else "never measured, a factor of 2"),
+            basis=(f"errors of {runs:,} left-out runs{far}" if runs else "never measured, a factor of 2"),
             learn=OWN_RUNS, place=put_scatter,
         )  # fmt: skip
 
 
 def _planned_scatter(input_values: InputValues, engine: Engine, system: System) -> Iterator[Unsure]:
-    """Yield the scatter of a plan: in the regime of the one that is best, and as far as that lies from what was measured."""
+    """Yield the scatter of a plan, in the regime and at the distance of the best plan."""
     if not has_range(engine):
         return
     from steptime.questions.plan_question import solve
 
+    # Layout and regime of the best plan are known only after planning.
     deployment = solve(input_values, diagnostics=False)
     if not deployment.feasible:
         return
@@ -255,28 +328,32 @@ def _planned_scatter(input_values: InputValues, engine: Engine, system: System) 
 
 
 def _input_share(pool: Pool) -> float:
-    """Return the share of the time of a pool's steps that prompts take (as `steady` has it); none where it reads none."""
+    """Return the share of prefill in the time of a pool's steps; 0 without prefill."""
     if pool.mixed is None:
         return 0.0
+    # Chunked prefill lengthens a share of the steps from the decode time to the mixed time.
     decode_seconds, mixed_seconds = float(pool.step.total), float(pool.mixed.total)
     mean = decode_seconds + pool.chunk_share * (mixed_seconds - decode_seconds)
     return pool.chunk_share * (mixed_seconds - decode_seconds) / mean
 
 
 def _imbalance(model: Model, engine: Engine, input_values: InputValues) -> Iterator[Unsure]:
-    """Yield how unevenly tokens fall on experts: what is above 1 within a factor of two, as a guess is."""
+    """Yield the expert imbalance: its excess over 1 is a guess within a factor of two."""
     name = "expert_imbalance"
     base = constant(engine, name)
     if input_values.get("imbalance") is None and np.ndim(base) == 0 and base > 1 and model.routed:
         yield Unsure(
             name=name, description="the imbalance of experts", low=1 + (float(base) - 1) / 2, base=float(base),
-            high=1 + (float(base) - 1) * 2, basis="a guess: what is above 1, within a factor of 2", minimum=1.0,
-            learn=f"{TRAFFIC}: rows of the busiest chip over the mean (--imbalance)", place=put_constant,
+            high=1 + (float(base) - 1) * 2, basis="a guess: the excess over 1 within a factor of 2", minimum=1.0,
+            learn=f"{TRAFFIC}: rows of the busiest chip, divided by the mean (--imbalance)", place=put_constant,
         )  # fmt: skip
 
 
 def _rent(system: System, answer: str) -> Iterator[Unsure]:
-    """Yield the rent, anywhere between the quotes of its kind in a year, where none was given and money is asked for."""
+    """Yield the rent, uniform between the quotes of its kind within a year.
+
+    The rent is certain if the user gave it, and without effect if the answer is not money.
+    """
     rent = system.rent
     if "usd" in answer and has_rent(rent) and np.ndim(rent.typical) == 0 and rent.high > rent.low:
         yield Unsure(
@@ -287,11 +364,13 @@ def _rent(system: System, answer: str) -> Iterator[Unsure]:
 
 
 def _acceptance(input_values: Mapping[str, Any], model: Model) -> Iterator[Unsure]:
-    """Yield the tokens that a step with drafts yields: between those of all models that were measured."""
+    """Yield the acceptance length, uniform between the values measured for all models."""
     drafts = input_values.get("drafts") or 0
     if not drafts or input_values.get("acceptance") is not None:
         return
     base = choose_speculation(model, int(drafts)).acceptance
+
+    # The curve "typical" stands for models without a measured curve, and is no measurement of one model.
     every = [
         curve.tokens[drafts - 1]
         for curve in curves()
@@ -300,7 +379,7 @@ def _acceptance(input_values: Mapping[str, Any], model: Model) -> Iterator[Unsur
     low, high = min([base, *every]), max([base, *every])
     if high > low:
         yield Unsure(
-            name="acceptance", description="the acceptance of drafts", unit="", low=low, base=base, high=high, minimum=1.0,
-            maximum=drafts + 1.0, basis=f"{len(every)} acceptances of other models and prompts", even=True, place=put,
+            name="acceptance", description="the acceptance length", unit="", low=low, base=base, high=high, minimum=1.0,
+            maximum=drafts + 1.0, basis=f"{len(every)} acceptance lengths of other models and prompts", even=True, place=put,
             learn=f"{TRAFFIC} (--acceptance)",
         )  # fmt: skip

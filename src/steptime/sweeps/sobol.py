@@ -1,21 +1,21 @@
-r"""Sobol's indices: how much of an answer's variance each input makes alone (first), and with others together (total).
+r"""Sobol's indices: the share of an answer's variance that each input makes by itself (first) and with others (total).
 
-Of independent inputs $X_i$ and an answer $Y$,
+For independent inputs $X_i$ and an answer $Y$,
 
 $$ S_i = \frac{V[E(Y | X_i)]}{V(Y)}, \qquad T_i = 1 - \frac{V[E(Y | X_{\sim i})]}{V(Y)} $$
 
-$S_i$ is the share of the variance that would go, in the mean, if $X_i$ were known: what measuring it is worth. $T_i$ is the
-share that would stay if all others were. $\sum S_i \le 1$, and $S_i \le T_i$; what is between them is made together.
+$S_i$ is the share of the variance that disappears on average if $X_i$ is known: the value of measuring it. $T_i$ is the share
+that remains if all other inputs are known. $\sum S_i \le 1$, and $S_i \le T_i$; the difference comes from interactions.
 
-**Sampling** (Saltelli et al. 2010, doi:10.1016/j.cpc.2009.09.018): two matrices $A$, $B$ of $N$ rows from one scrambled
-sequence of Sobol in $2d$ dimensions; $A_B^{(i)}$ is $A$ with the column $i$ of $B$: $N (d + 2)$ answers.
+**Sampling** (Saltelli et al. 2010, doi:10.1016/j.cpc.2009.09.018): two matrices $A$, $B$ of $N$ rows come from one scrambled
+Sobol sequence in $2d$ dimensions. $A_B^{(i)}$ is $A$ with the column $i$ of $B$. This takes $N (d + 2)$ answers.
 
 **Estimators**: first, Saltelli 2010, table 2 (b); total, Jansen 1999 (doi:10.1016/S0010-4655(98)00154-4), there (f):
 
 $$ S_i = \frac{1}{N V} \sum_j f(B)_j \left( f(A_B^{(i)})_j - f(A)_j \right), \qquad
    T_i = \frac{1}{2 N V} \sum_j \left( f(A)_j - f(A_B^{(i)})_j \right)^2 $$
 
-Their confidence is that of a bootstrap over rows (Archer, Saltelli and Sobol 1997).
+Their confidence intervals come from a bootstrap over rows (Archer, Saltelli and Sobol 1997).
 """
 
 from __future__ import annotations
@@ -28,13 +28,18 @@ import numpy as np
 from steptime.errors import InputError
 from steptime.number_checks import Array
 
-RESAMPLED: Final = 200  # times that rows are drawn anew for the confidence: 5 % points of it are within some 10 % of a width
+# Number of bootstrap samples of the rows; the 5 % points are then within about 10 % of the width.
+RESAMPLED: Final = 200
+# Quantiles of the bootstrap: a 90 % interval.
 ENDS: Final = (0.05, 0.95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indices:
-    """First and total index of each input, with the 90 % range of each: arrays of shape (inputs,) and (2, inputs)."""
+    """First and total index of each input, with their 90 % ranges.
+
+    Indices have the shape (inputs,), ranges the shape (2, inputs).
+    """
 
     first: Array
     first_range: Array
@@ -44,7 +49,18 @@ class Indices:
 
 
 def rows(samples: int, inputs: int, seed: int) -> Array:
-    """Return shares from 0 to 1, both excluded, of shape (inputs + 2, samples, inputs): A, B, then A with each column of B.
+    """Return samples of all inputs as probabilities between 0 and 1, both excluded.
+
+    Args:
+        samples: Number of rows of a matrix, a power of two.
+        inputs: Number of inputs.
+        seed: Random seed of the scrambling.
+
+    Returns:
+        Array of shape (inputs + 2, samples, inputs): A, B, then A with each column of B.
+
+    Raises:
+        InputError: If scipy is not installed.
 
     >>> matrices = rows(8, 3, 1)
     >>> matrices.shape
@@ -56,9 +72,10 @@ def rows(samples: int, inputs: int, seed: int) -> Array:
         from scipy.stats.qmc import Sobol
     except ImportError:
         raise InputError(
-            "Sobol's indices need scipy: pip install 'steptime[calibrate]'; without --sobol there is no need"
+            "sobol: needs scipy, which is not installed: pip install 'steptime[calibrate]'; or leave --sobol out"
         ) from None
     sequence = Sobol(2 * inputs, scramble=True, seed=np.random.default_rng(seed)).random(samples)
+    # 0 and 1 have infinite quantiles in a normal distribution.
     a, b = np.clip(sequence, 2.0**-40, 1 - 2.0**-40).reshape(samples, 2, inputs).transpose(1, 0, 2)
     matrices: Array = np.concatenate([a[None], b[None], np.repeat(a[None], inputs, axis=0)])
     for i in range(inputs):
@@ -67,7 +84,16 @@ def rows(samples: int, inputs: int, seed: int) -> Array:
 
 
 def first_index(a: Array, b: Array, ab: Array, variance: float) -> Array:
-    """First indices: answers of A and B, shape (samples,), and of A with a column of B, (inputs, samples), all less the mean.
+    """Return the first indices.
+
+    Args:
+        a: Answers of A less the mean, of shape (samples,).
+        b: Answers of B less the mean, of shape (samples,).
+        ab: Answers of A with a column of B less the mean, of shape (inputs, samples).
+        variance: Variance of the answers of A and B.
+
+    Returns:
+        Indices of shape (inputs,).
 
     >>> a, b = np.array([-1.0, 1.0, -1.0, 1.0]), np.array([-1.0, -1.0, 1.0, 1.0])
     >>> first_index(a, b, np.stack([b, a]), 1.0).tolist()
@@ -78,7 +104,15 @@ def first_index(a: Array, b: Array, ab: Array, variance: float) -> Array:
 
 
 def total_index(a: Array, ab: Array, variance: float) -> Array:
-    """Total indices, from the same answers.
+    """Return the total indices.
+
+    Args:
+        a: Answers of A less the mean, of shape (samples,).
+        ab: Answers of A with a column of B less the mean, of shape (inputs, samples).
+        variance: Variance of the answers of A and B.
+
+    Returns:
+        Indices of shape (inputs,).
 
     >>> a, b = np.array([-1.0, 1.0, -1.0, 1.0]), np.array([-1.0, -1.0, 1.0, 1.0])
     >>> total_index(a, np.stack([b, a]), 1.0).tolist()
@@ -97,10 +131,20 @@ def _both(a: Array, b: Array, ab: Array) -> tuple[Array, Array]:
 
 
 def indices(answers: Array, seed: int) -> Indices:
-    """Return the indices of answers of shape (inputs + 2, samples), asked with `rows`, and their confidence."""
+    """Return the indices of answers, with their confidence.
+
+    Args:
+        answers: Answers at `rows`, of shape (inputs + 2, samples).
+        seed: Random seed of the bootstrap.
+
+    Returns:
+        First and total indices with 90 % ranges.
+    """
+    # Answers less their mean reduce the rounding error of the first index.
     mean = answers[:2].mean()
     a, b, ab = answers[0] - mean, answers[1] - mean, answers[2:] - mean
     first, total = _both(a, b, ab)
+    # The bootstrap draws rows, so that the answers of one row stay together.
     draws = np.random.default_rng(seed).integers(0, len(a), (RESAMPLED, len(a)))
     bootstrap_indices = np.array([_both(a[draw], b[draw], ab[:, draw]) for draw in draws])
     ends = np.quantile(bootstrap_indices, ENDS, axis=0)

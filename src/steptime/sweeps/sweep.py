@@ -1,4 +1,4 @@
-"""The same question over many values: `sweep`."""
+"""Evaluate one question over many values of its inputs: `sweep`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from steptime.sweeps.point_limits import check_points
 from steptime.sweeps.resume_log import Journal
 from steptime.sweeps.sweep_result import Sweep, answer_columns
 
-BANDED: Final = 20_000  # points up to which ranges of arrays are told without being asked for
+# Largest number of points whose ranges come without a request.
+BANDED: Final = 20_000
 
 
 def sweep(
@@ -35,20 +36,30 @@ def sweep(
     progress: Progress | None = None,
     **fixed: Any,
 ) -> Sweep:
-    """Ask one question over all combinations of the values of axes, and return its answers as labelled arrays.
+    """Evaluate a question over all combinations of the values of its axes.
 
-    question: "step", "plan", "simulate", "blackboard.NAME", the function of steptime that it is (`st.plan`), or a function of
-    your own that takes keywords and returns a number or a dict. axes: values by input name, in base units or as texts
-    ("1k:128k:log2", "4TB/s:32TB/s:9"), figures of the machine ("chip.hbm.bandwidth") among them. fixed: the other inputs;
-    those with a dot as **{"chip.hbm.bandwidth": 8e12}. A rent that is a bare number
-    is USD per chip-hour. answers: what is told; by default the main ones. together: the axes go
-    in step, one point a position, in place of each with each. vectorised: whether a function of your own takes arrays.
-    workers: processes of this machine, by default all its cores where that is safe; client: of a Dask cluster instead.
-    out: a file of results (`Sweep.save` tells which endings); answers are kept beside it while the sweep runs, so that one
-    that was ended goes on from there. progress(done, total) is called on the way.
+    A refused point, such as a layout that does not divide the model, has a reason and no answer.
 
-    A point that is refused (a layout that does not divide the model, limits that nothing meets) has a reason and no answer.
-    Raises InputError for what is wrong with the question as a whole, and where every point is refused for one reason.
+    Args:
+        question: "step", "plan", "simulate", "blackboard.NAME", the function of steptime (`st.plan`), or a Python function that
+            takes keywords and returns a number or a dict.
+        axes: Values by input name, in base units or as texts ("1k:128k:log2", "4TB/s:32TB/s:9"). Figures of the machine
+            ("chip.hbm.bandwidth") are inputs too.
+        answers: Names of the answers; the main ones by default.
+        together: Whether the axes advance together, one point per position; else every combination is a point.
+        vectorised: Whether a Python function takes arrays.
+        workers: Processes of this machine; by default all cores if that is safe and faster.
+        client: Client of a Dask cluster, in place of processes.
+        out: File of results (`export.ending` lists the endings). A log next to it keeps the answers while the sweep runs, and a
+            stopped sweep continues from there.
+        progress: Called with the points done and the number of points.
+        **fixed: Other inputs; names with a dot as **{"chip.hbm.bandwidth": 8e12}. A bare rent is in USD per chip-hour.
+
+    Returns:
+        Answers as labelled arrays over the axes.
+
+    Raises:
+        InputError: If an input is wrong for all points, or every point is refused for the same reason.
 
     >>> table = sweep("blackboard.drain_seconds", {"bandwidth": [1e12, 4e12]}, capacity=80e9)
     >>> table.answers["drain_seconds"].values.tolist()
@@ -58,6 +69,8 @@ def sweep(
     expect("axes", axes, Mapping, 'a dict of values by input, such as {"batch": [1, 64]}')
     fixed_inputs = in_base_units(declaration, {plain_name(declaration, name): value for name, value in fixed.items()})
     axis_values = in_base_units(declaration, {plain_name(declaration, name): values for name, values in axes.items()})
+
+    # The first system of an axis stands for all: its figures are the inputs of the sweep.
     known_inputs = {**fixed_inputs, **({"system": _first(axis_values["system"])} if "system" in axis_values else {})}
     check_texts(declaration, {name: values for name, values in axis_values.items() if isinstance(values, str)}, known_inputs)
     grid_axes = [
@@ -83,7 +96,7 @@ def sweep(
 
 def _values(values: Any) -> Any:
     if values is None or isinstance(values, Mapping):
-        raise InputError(f"an axis needs values, such as [1, 64], not {values!r}")
+        raise InputError(f"axes: an axis needs values, such as [1, 64], got {values!r}")
     return values if isinstance(values, str | np.ndarray) else list(np.atleast_1d(values) if np.isscalar(values) else values)
 
 
@@ -107,26 +120,45 @@ def sweep_axes(
     progress: Progress | None = None,
     banded: bool | None = None,
 ) -> Sweep:
-    """Return the answers over axes that were read already; see `sweep`.
+    """Evaluate a question over axes that are already read.
 
-    banded: whether ranges come with the answers that have them; by default where the answers are not chosen.
+    Args:
+        question: Declaration of the question.
+        axes: Axes of the sweep.
+        fixed: Fixed inputs by name, in base units.
+        answers: Names of the answers; the main ones by default.
+        together: Whether the axes advance together.
+        workers: Processes of this machine.
+        client: Client of a Dask cluster.
+        out: File of results.
+        progress: Called with the points done and the number of points.
+        banded: Whether 90 % ranges come with the answers; by default only if the answers are not chosen.
+
+    Returns:
+        Answers as labelled arrays over the axes.
+
+    Raises:
+        InputError: If there is no axis, an input is missing, or every point is refused.
+        RangeError: If the axes have different lengths and advance together, or there are too many points.
     """
     started = time.perf_counter()
     if not axes:
-        raise InputError("a sweep needs an axis: the input that changes, with its values")
+        raise InputError("axes: a sweep needs an axis, which is an input with its values; give one, such as batch=1:64:log2")
     check_needs(question, axes, fixed)
     fixed = with_layout(question, fixed, axes)
     if workers is not None and (not isinstance(workers, int) or workers < 1):
-        raise RangeError(f"workers must be a whole number of at least 1, not {workers}")
+        raise RangeError(f"workers: must be a whole number of at least 1, got {workers}")
     if together and len({len(axis.values) for axis in axes}) > 1:
         lengths = ", ".join(f"{axis.name} {len(axis.values):,}" for axis in axes)
-        raise RangeError(f"axes that go together must be of one length; they have {lengths}")
+        raise RangeError(f"axes: must have one length to advance together, got {lengths}")
     answer_names = select_answers(question, tuple(answers))
     job = Job(question=question, axes=tuple(axes), fixed=fixed, answer_names=frozenset(answer_names), together=together)
     check_points(job.shape, question.seconds)
     if (not answers if banded is None else banded) and job.points <= BANDED:
         answer_names = with_bands(question, answer_names)
         job = Job(question=question, axes=tuple(axes), fixed=fixed, answer_names=frozenset(answer_names), together=together)
+
+    # A log costs time for each region: questions that take arrays are faster without one.
     slow = out is not None and not any(job.inner)
     journal = Journal(out, job) if out is not None and slow else None
     try:
@@ -135,11 +167,13 @@ def sweep_axes(
         if journal is not None:
             journal.close(finished=not journal.kept)
         raise
+
+    # A sweep without any answer is an error, and its log is of no use.
     if len(gathered.reasons) == job.points and not gathered.arrays:
         if journal is not None:
             journal.close(finished=True)
         reasons = list(dict.fromkeys(gathered.reasons.values()))
-        raise InputError(f"every point is refused{'; the first' if len(reasons) > 1 else ''}: {reasons[0]}")
+        raise InputError(f"every point is refused{'; the first reason' if len(reasons) > 1 else ''}: {reasons[0]}")
     sweep_table = Sweep(
         question=question.name,
         meaning=question.meaning,
@@ -159,7 +193,18 @@ def sweep_axes(
 
 
 def select_answers(question: Question, answers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the answers that are told, in order; raise UnknownName for one that the question does not have."""
+    """Return the names of the answers to show.
+
+    Args:
+        question: The question.
+        answers: Names that the caller chose; empty for the main ones.
+
+    Returns:
+        Names in order.
+
+    Raises:
+        UnknownName: If an answer does not exist.
+    """
     for name in answers:
         if question.answers and name not in question.answers:
             raise UnknownName(f"answer of {question.name}", name, question.answers, f"It has {', '.join(question.answers)}.")
@@ -167,7 +212,15 @@ def select_answers(question: Question, answers: tuple[str, ...]) -> tuple[str, .
 
 
 def with_bands(question: Question, answer_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return answers with the ends of their ranges behind them, where they have any."""
+    """Return answers, each followed by the ends of its 90 % range if it has one.
+
+    Args:
+        question: The question.
+        answer_names: Names of the answers.
+
+    Returns:
+        Names in order, each once.
+    """
     names: list[str] = []
     for name in answer_names:
         names += [name, *(question.bands.get(name, ()))]

@@ -1,13 +1,13 @@
-r"""One input at a time: how far an answer goes where one input is at its low or high value and the others at their base.
+r"""One input at a time: the change of an answer if one input takes its low or high value, and the others their base.
 
-With the swing $\Delta_i = y(h_i) - y(l_i)$ of input $i$ and the standard deviations $k_i$ that half of its range has (1.645, or
-$\sqrt 3$ for an even range), the answer's variance is about the sum of those that single inputs make,
+Let $\Delta_i = y(h_i) - y(l_i)$ be the swing of input $i$, and $k_i$ the standard deviations in half of its range (1.645, or
+$\sqrt 3$ for a uniform range). The variance of the answer is approximately the sum over single inputs,
 
 $$ \sigma_i = \frac{|\Delta_i|}{2 k_i}, \qquad \text{share}_i = \frac{\sigma_i^2}{\sum_j \sigma_j^2} $$
 
-with the answer's logarithm for $y$ where all answers are above 0, as costs, times and rates are: products of inputs are then
-sums. Exact where $y$ is linear in independent inputs. A swing ends where a limit is missed (`cliffs`): what lies beyond is no
-variance, but another question. Products and thresholds are what Sobol's indices are for (`sobol`).
+If all answers are above 0, as for costs, times and rates, $y$ is the logarithm of the answer: products of inputs become sums.
+The result is exact if $y$ is linear in independent inputs. A swing ends at a missed limit (`slo_cliffs`): values beyond it are
+another question, and no variance. For products and thresholds use Sobol's indices (`sobol`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from steptime.sweeps.input_distribution import Unsure
 
 
 def points(inputs: Sequence[Unsure]) -> dict[str, Array]:
-    """Return the values to ask with, by input: all at their base first, then each at its low and at its high value.
+    """Return the values of all inputs at all points of the analysis.
+
+    Args:
+        inputs: The uncertain inputs.
+
+    Returns:
+        Values by input, of shape (1 + 2 inputs,): all inputs at their base, then each at its low and its high value.
 
     >>> parameter = Unsure(name="a", description="a", low=1.0, base=2.0, high=3.0, basis="")
     >>> points([parameter])["a"].tolist()
@@ -36,7 +42,13 @@ def points(inputs: Sequence[Unsure]) -> dict[str, Array]:
 
 
 def logged(*answers: Array) -> tuple[Array, ...]:
-    """Return the logarithms of answers, or the answers themselves where one is not above 0.
+    """Return the logarithms of answers; the answers themselves if one is not above 0.
+
+    Args:
+        *answers: Arrays of any shape.
+
+    Returns:
+        Arrays of the same shapes.
 
     >>> logged(np.array([1.0, np.e]))[0].tolist(), logged(np.array([-1.0, 2.0]))[0].tolist()
     ([0.0, 1.0], [-1.0, 2.0])
@@ -47,9 +59,15 @@ def logged(*answers: Array) -> tuple[Array, ...]:
 
 
 def deviations(low: Array, high: Array, halves: Array) -> Array:
-    """Standard deviation of an answer that each input makes alone: low, high: answers; halves: deviations in half a range.
+    """Return the standard deviation of an answer that each input makes by itself.
 
-    NaN where an end has no answer.
+    Args:
+        low: Answers at the low ends, of shape (inputs,).
+        high: Answers at the high ends, of shape (inputs,).
+        halves: Standard deviations in half of each range, of shape (inputs,).
+
+    Returns:
+        Standard deviations of shape (inputs,); NaN if an end has no answer.
 
     >>> deviations(np.array([1.0]), np.array([4.29]), np.array([1.645])).round(6).tolist()
     [1.0]
@@ -59,7 +77,13 @@ def deviations(low: Array, high: Array, halves: Array) -> Array:
 
 
 def shares(sigmas: Array) -> Array:
-    """Share of the sum of variances that each standard deviation has; what is not known has none.
+    """Return the share of each standard deviation in the sum of variances.
+
+    Args:
+        sigmas: Standard deviations of shape (inputs,); NaN if unknown.
+
+    Returns:
+        Shares of shape (inputs,); 0 for NaN.
 
     >>> shares(np.array([3.0, 4.0, np.nan])).tolist()
     [0.36, 0.64, 0.0]
@@ -71,10 +95,17 @@ def shares(sigmas: Array) -> Array:
 
 
 def correlated(signed: Mapping[str, float], names: Sequence[str], covariance: Array) -> float:
-    r"""Variance that correlated inputs make together over the sum of what each makes by itself: $s^T R s / s^T s$.
+    r"""Return the variance of correlated inputs, divided by that of independent ones.
 
-    signed: the answer's change with each input by its own standard deviation, with its sign; covariance: of the inputs `names`.
-    1 where they are independent, or make no difference.
+    The ratio is $s^T R s / s^T s$ with the correlations $R$.
+
+    Args:
+        signed: Change of the answer per standard deviation of each input, with its sign.
+        names: Names of the rows of `covariance`.
+        covariance: Covariance of the inputs, of shape (names, names).
+
+    Returns:
+        The ratio; 1 if the inputs are independent, or have no effect.
 
     >>> correlated({"a": 1.0, "b": 1.0}, ["a", "b"], np.array([[1.0, -0.5], [-0.5, 1.0]]))
     0.5

@@ -1,1 +1,1 @@
-"""A training step: its time, its memory, pipeline schedules and the search over layouts; and whole runs."""
+"""Training steps and runs: time, memory, schedules and the search over layouts."""

@@ -1,4 +1,7 @@
-"""Strong and weak scaling: the fastest layout at other numbers of chips, with the batch as it is or growing with them."""
+"""Strong and weak scaling: the fastest layout for other numbers of chips.
+
+With strong scaling the batch is constant; with weak scaling it grows with the chips.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,20 @@ from steptime.training.training_layout import show_training_layout
 from steptime.training.training_search import search
 from steptime.training.training_stack import TrainingEngine, on_chip
 
+# Numbers of chips, relative to the requested number.
 CHIP_FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPoint:
-    """A number of chips."""
+    """One number of chips with its fastest layout."""
 
-    kind: str = field(metadata=unit("", "strong: the batch stays; weak: it grows with the chips"))
+    kind: str = field(metadata=unit("", "strong (constant batch) or weak (batch grows with the chips)"))
     chips: int = field(metadata=unit("", "chips"))
-    batch: int = field(metadata=unit("", "sequences of a step"))
-    seconds: float = field(metadata=unit("s", "a step; nan where nothing fits"))
-    tokens_per_second_per_chip: float = field(metadata=unit("tok/s", "tokens of a chip", key="tokens_per_s_per_chip"))
-    layout: str = field(metadata=unit("", "fastest layout that fits, or why there is none"))
+    batch: int = field(metadata=unit("", "sequences per step"))
+    seconds: float = field(metadata=unit("s", "time of a step; nan where nothing fits"))
+    tokens_per_second_per_chip: float = field(metadata=unit("tok/s", "tokens per second and chip", key="tokens_per_s_per_chip"))
+    layout: str = field(metadata=unit("", "fastest layout that fits, or the reason why no layout fits"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -37,11 +41,19 @@ class Scaling(Tabular):
     points: tuple[ScalingPoint, ...] = field(metadata=unit("", "points", kind="list of points"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return how many points there are."""
+        """Return the number of points as a title.
+
+        Returns:
+            Title, and no lines.
+        """
         return f"Scaling: {len(self.points)} points", {}
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each point."""
+        """Return one row per point.
+
+        Returns:
+            Values by column name.
+        """
         return columns_by_key(ScalingPoint, self.points)
 
 
@@ -54,15 +66,29 @@ def strong_and_weak_scaling(
     job: TrainingJob,
     layout: Mapping[str, Any] | None = None,
 ) -> Scaling:
-    """Return strong and weak scaling about `chips` chips."""
+    """Return strong and weak scaling around a number of chips.
+
+    Args:
+        model: Model to train.
+        system: Chips and links.
+        chips: Chips of the reference point.
+        engine: Training stack.
+        job: Sequences, formats and optimizer of a step.
+        layout: Axes of the layout that are fixed; dp is always free.
+
+    Returns:
+        Points at 1/8 to 8 times the chips.
+    """
     experts = model.routed
     tuned, slower = on_chip(engine, system, experts=experts)
+    # Data parallelism follows from the number of chips and cannot stay fixed.
     fixed = {k: v for k, v in (layout or {}).items() if k != "dp"}
     points = []
     for kind in ("strong", "weak"):
         for times in CHIP_FACTORS:
             chip_count = int(chips * times)
             batch = int(job.batch) if kind == "strong" else int(int(job.batch) * times)
+            # Skip fractions of a chip or a sequence, and more chips than a single machine has.
             if (
                 chip_count < 1
                 or batch < 1

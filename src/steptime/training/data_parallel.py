@@ -1,11 +1,15 @@
-r"""What copies of a model exchange for a step, how much of it hides, and the optimizer's own time.
+"""Exchanges of data-parallel replicas, their overlap, and the optimizer time.
 
-A reduce-scatter of gradients of $g$ bytes and an all-gather of weights of 2 take $(g + 2) P (D-1)/D$ bytes a chip, once a
-step, whether optimizer states are divided (ZeRO-1), gradients too (ZeRO-2), or nothing (an all-reduce of $2 g P$). With
-gradients divided and micro-batches accumulated, each micro-batch is reduced, in a pipeline each p of a chunk. With
-weights divided (ZeRO-3, FSDP) each micro-batch gathers them forward and backward and scatters its gradients (Rajbhandari et
-al., arXiv 1910.02054, section 7). Reduction hides behind the last micro-batch's backward pass, the gather behind the next
-step's first forward pass.
+Once per step, gradients of $g$ bytes are reduce-scattered and weights of 2 bytes are all-gathered. This moves
+$(g + 2) P (D-1)/D$ bytes per chip, for sharded optimizer states (ZeRO-1) as for sharded gradients (ZeRO-2). Without
+sharding it is an all-reduce of $2 g P$.
+
+With sharded gradients and accumulated micro-batches, each micro-batch is reduced; in a pipeline, each group of p
+micro-batches of a chunk. With sharded weights (ZeRO-3, FSDP) each micro-batch gathers the weights in both passes and
+scatters its gradients. Source: Rajbhandari et al., arXiv 1910.02054, section 7.
+
+The reduction hides behind the backward pass of the last micro-batch. The gather hides behind the first forward pass of the
+next step.
 """
 
 from __future__ import annotations
@@ -26,19 +30,31 @@ from steptime.training.training_stack import TrainingEngine
 
 @dataclass(frozen=True, slots=True)
 class ChipParameters:
-    """Parameters of a chip of a stage: dense ones, which all copies share, and those of its experts."""
+    """Parameters on a chip of a stage.
+
+    dense: parameters that all replicas share. experts: parameters of the experts of the chip.
+    """
 
     dense: Number
     experts: Number
 
     @property
     def all(self) -> Number:
-        """Both."""
+        """Dense and expert parameters together."""
         return self.dense + self.experts
 
 
 def sharding_ranks(x: TrainingLayout) -> Number:
-    """Ranks that share dense states: copies and context ranks, or the sharding group."""
+    """Return the ranks that share dense states.
+
+    These are the replicas and context ranks, or the sharding group.
+
+    Args:
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Ranks.
+    """
     every = x.dp * x.cp
     group = np.asarray(x.sharding_group)
     return np.where(group > 0, np.minimum(np.maximum(group, 1), every), every) * 1.0
@@ -48,7 +64,21 @@ def exposed_exchange_seconds(
     parameters: ChipParameters, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, *, forward: Number,
     backward: Number, microbatches: Number,
 ) -> Number:  # fmt: skip
-    """Return the seconds of a step that data-parallel exchanges add; forward, backward [s] of one micro-batch on the stage."""
+    """Return the time that data-parallel exchanges add to a step.
+
+    Args:
+        parameters: Parameters on the chip.
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+        engine: Training stack.
+        x: Training layout; its numbers may be arrays that broadcast.
+        forward: Forward pass of one micro-batch on the stage [s].
+        backward: Backward pass of one micro-batch on the stage [s].
+        microbatches: Micro-batches per step and replica.
+
+    Returns:
+        Seconds per step that no pass hides.
+    """
     constants = engine.constants
     gradient_bytes = job.gradient_bytes
     gradients = _trained_parameters(parameters, job)
@@ -62,15 +92,17 @@ def exposed_exchange_seconds(
             np.asarray(expert_bytes) > 0, collective_seconds(routed, engine), 0.0
         )
 
+    # ZeRO-3: weights are gathered twice and gradients scattered once per micro-batch.
     if x.sharding == "zero3":
         weight_gather = gather_seconds(parameters.dense * ACTIVATION_BYTES, parameters.experts * ACTIVATION_BYTES, ranks)
         scatter = gather_seconds(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, ranks)
         exposed_gather = np.maximum(weight_gather - constants.data_overlap * forward, 0.0)
         seconds_per_microbatch = exposed_gather + np.maximum(weight_gather + scatter - constants.data_overlap * backward, 0.0)
         pipeline_seconds = exposed_gather + np.maximum(scatter - constants.data_overlap * backward, 0.0)
-        seconds = np.where(
-            np.asarray(x.pp) > 1, pipeline_seconds, seconds_per_microbatch * microbatches
-        )  # a pipeline keeps its stage gathered for a step
+        # A pipeline keeps the weights of its stage gathered for a whole step.
+        seconds = np.where(np.asarray(x.pp) > 1, pipeline_seconds, seconds_per_microbatch * microbatches)
+
+        # Hybrid sharding: gradients are all-reduced between the sharding groups.
         groups = replica_ranks / ranks
         if np.any(groups > 1):
             seconds = seconds + np.maximum(
@@ -79,17 +111,20 @@ def exposed_exchange_seconds(
                 0.0,
             ) * (groups > 1)
         return seconds
+
+    # Without sharded weights: one reduction of gradients and one gather of weights per step.
     reduce = gather_seconds(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, replica_ranks)
     gather = (
         reduce
         if x.sharding == "none"
         else gather_seconds(gradients.dense * ACTIVATION_BYTES, gradients.experts * ACTIVATION_BYTES, replica_ranks)
     )
-    if x.sharding == "zero2":  # gradients that are divided are reduced at once: in a pipeline after p micro-batches of a chunk
+
+    # ZeRO-2 reduces sharded gradients at once; in a pipeline, after p micro-batches of a chunk.
+    if x.sharding == "zero2":
         seconds_per_microbatch = np.minimum(x.pp, microbatches)
-        earlier_reductions = (
-            np.ceil(microbatches / seconds_per_microbatch) - 1
-        )  # the last one hides behind the last micro-batch alone, as any does
+        # Only the last reduction is limited to one micro-batch to hide behind.
+        earlier_reductions = np.ceil(microbatches / seconds_per_microbatch) - 1
         seconds = earlier_reductions * np.maximum(reduce - constants.data_overlap * backward * seconds_per_microbatch, 0.0)
         seconds = seconds + np.maximum(reduce - constants.data_overlap * backward, 0.0)
     else:
@@ -100,7 +135,16 @@ def exposed_exchange_seconds(
 
 
 def expert_sharding_ranks(x: TrainingLayout) -> Number:
-    """Ranks that share the states of an expert: its copies, or those of them in a sharding group."""
+    """Return the ranks that share the states of an expert.
+
+    These are the copies of the expert, or those of them in a sharding group.
+
+    Args:
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Ranks.
+    """
     copies = np.maximum(x.expert_copies, 1.0)
     group = np.asarray(x.sharding_group)
     return np.where(group > 0, np.minimum(copies, np.maximum(group, 1)), copies) * 1.0
@@ -111,7 +155,17 @@ def _trained_parameters(parameters: ChipParameters, job: TrainingJob) -> ChipPar
 
 
 def optimizer_seconds(parameters: ChipParameters, job: TrainingJob, system: System, x: TrainingLayout) -> Number:
-    """Return the seconds in which the optimizer reads and writes its states, gradients and weights."""
+    """Return the time in which the optimizer reads and writes states and weights.
+
+    Args:
+        parameters: Parameters on the chip.
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Seconds per step.
+    """
     if job.task == "lora":
         return 0.0 * parameters.dense
     states = job.states
@@ -120,5 +174,5 @@ def optimizer_seconds(parameters: ChipParameters, job: TrainingJob, system: Syst
     dense = parameters.dense / (sharding_ranks(x) if is_sharded else 1.0)
     experts = parameters.experts / (expert_sharding_ranks(x) if is_sharded else 1.0)
     norm_bytes = parameters.all * job.gradient_bytes / (1.0 if x.sharding in ("none", "zero1") else sharding_ranks(x))
-    # element-wise passes of an optimizer are one fused kernel: bandwidth of the chip as it is
+    # The element-wise passes of an optimizer are one fused kernel, which reaches the full memory bandwidth.
     return (bytes_per_parameter * (dense + experts) + norm_bytes) / system.chip.hbm.bandwidth

@@ -1,11 +1,14 @@
-r"""What training does with one layer: products, element-wise passes, and what each module keeps for its backward pass.
+"""Work and memory of a layer in training: products, element-wise, activations.
 
-A sheet holds sums over the operators of a layer, per row of tokens, before anything is divided: a model has two or three, so
-that a search over layouts works on a few numbers. What is kept follows from the operators. A product's output goes to
-attention, to an activation or to a norm, which keeps it; the products that close a block (`CLOSING`) write to the residual
-stream instead, and keep their input, which is what they multiply. A norm of the residual stream keeps its input and its output.
-Source: Korthikanti et al., arXiv 2205.05198, section 4, for GPT; with flash attention, gated feed-forward blocks and grouped
-queries that gives $2(4h + 2q + 2k + 3f + 2a)$ bytes a token, a peak within 1 % of measured ones.
+A profile has sums over the operators of a layer, per row of tokens, before any parallelism. A model has two or three kinds
+of layers, so that a search over layouts works on a few numbers.
+
+The saved activations follow from the operators. Attention, an activation or a norm reads the output of a product and saves
+it. Products that close a block (`CLOSING`) write to the residual stream and save their input instead. A norm of the
+residual stream saves its input and its output.
+
+Source: Korthikanti et al., arXiv 2205.05198, section 4, for GPT. With flash attention, gated feed-forward blocks and
+grouped queries this gives $2(4h + 2q + 2k + 3f + 2a)$ bytes per token. The peak is within 1 % of measured ones.
 """
 
 from __future__ import annotations
@@ -18,18 +21,21 @@ from functools import lru_cache
 from steptime.models.model import Attention, Layer, Model, Op
 from steptime.physics.op_work import CLOSING
 
-ACTIVATION_BYTES = 2.0  # bytes of a kept activation: 16 bits, whatever the products are computed in
-SUM_BYTES = 4.0  # of the log-sum-exp that flash attention keeps for a head and a row
+# Bytes of a saved activation: 16 bits, for any format of the products.
+ACTIVATION_BYTES = 2.0
+# Bytes of the log-sum-exp that flash attention saves per head and row.
+SUM_BYTES = 4.0
 MODULES = ("attention", "norms", "activation", "mlp", "moe_act", "mla_up_proj", "shared_experts", "moe_input", "moe")
-"""What can be computed again by itself, as engines name it; `mlp` holds `activation`, `moe` holds `moe_input` and `moe_act`."""
+"""Modules that can be recomputed, by engine names; `mlp` includes `activation`, `moe` includes `moe_input` and `moe_act`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Matrix products of a layer that are divided alike.
+    """Matrix products of a layer that tensor parallelism divides alike.
 
-    flops [FLOP per row], weights [parameters] and inputs, outputs [values per row] are sums over them; limit: ways that tensor
-    parallelism can divide them. Routed experts: `weights` of all, `flops` of those that one token uses.
+    flops [FLOP per row], weights [parameters] and inputs, outputs [values per row] are sums over the products. limit:
+    largest tensor parallel degree that divides them. For routed experts, `weights` counts all experts and `flops` those of
+    one token.
     """
 
     flops: float
@@ -39,16 +45,17 @@ class Product:
     limit: float = math.inf
     replicated: bool = False
     routed: bool = False
-    narrow: bool = True  # whether engines compute it in 8 or 4 bits where asked
+    # Whether engines compute it in 8 or 4 bits if the job uses such a format.
+    narrow: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
-    """One kind of layer.
+    """Work and memory of one kind of layer.
 
-    rows that norms and residual additions touch: `element_values` [values per row, one read or write each], divided by sequence
-    parallelism as all else is. module_bytes: bytes per row by module, "rest" what no module holds. recompute_work: the FLOPs
-    and element values per row of computing a module again.
+    element_values: values per row that norms and residual additions read or write; sequence parallelism divides these rows.
+    module_bytes: bytes per row and module; "rest" is outside all modules. recompute_work: FLOPs and element values per row
+    to compute a module again.
     """
 
     products: tuple[Product, ...]
@@ -56,47 +63,81 @@ class LayerProfile:
     element_values: float
     quantised_values: float
     module_bytes: dict[str, float]
-    boundary: float  # values per row of the layer's input
-    product_bytes: float  # per row of what all dense products write
-    residual: float  # bytes per row of what norms of the residual stream read
+    # Values per row of the input of the layer.
+    boundary: float
+    # Bytes per row that all dense products write.
+    product_bytes: float
+    # Bytes per row that norms of the residual stream read.
+    residual: float
     recompute_work: dict[str, tuple[float, float]]
-    blocks: int  # that tensor parallelism gathers and scatters around
+    # Blocks around which tensor parallelism gathers and scatters.
+    blocks: int
     routed: Op | None
-    routed_values: float  # values per row that are permuted to experts and back, read and written
-    exchanged: float  # values per row of keys and values that context parallelism sends on
-    small: float  # parameters of norms and other small operators
-    widths: float  # inputs and outputs of dense products: what an adapter of rank 1 has of parameters
-    orthogonal: tuple[float, float]  # FLOPs of five Newton-Schulz iterations: of dense products, and of all experts
-    scores: float  # heads whose scores exist where attention is not fused
+    # Values per row that are permuted to experts and back, read and written.
+    routed_values: float
+    # Values per row of keys and values that context parallelism exchanges.
+    exchanged: float
+    # Parameters of norms and other small operators.
+    small: float
+    # Inputs and outputs of dense products: the parameters of an adapter of rank 1.
+    widths: float
+    # FLOPs of five Newton-Schulz iterations: of dense products, and of all experts.
+    orthogonal: tuple[float, float]
+    # Heads whose scores are written to memory where attention is not fused.
+    scores: float
 
 
 @dataclass(frozen=True, slots=True)
 class Stem:
-    """What stands around the layers: parameters of the embedding and of the head, and FLOPs per row of the head."""
+    """Embedding and head: parameters of both, and FLOPs per row of the head."""
 
     embedding: float
     head: float
     head_flops: float
-    shared: bool  # whether head and embedding are one matrix
+    # Whether head and embedding are one matrix.
+    shared: bool
     vocabulary: int
     width: int
 
 
 @lru_cache(maxsize=256)
 def layer_profiles(model: Model) -> tuple[tuple[LayerProfile, int], ...]:
-    """Return the sheet of each kind of layer, with how many there are."""
+    """Return the profile of each kind of layer with the number of layers.
+
+    Args:
+        model: Model to train.
+
+    Returns:
+        Profile and count of each kind.
+    """
     return tuple((layer_profile(layer, model), n) for layer, n in model.layers)
 
 
 @lru_cache(maxsize=256)
 def draft_layer_profiles(model: Model) -> tuple[tuple[LayerProfile, int], ...]:
-    """Return the sheets of multi-token-prediction layers, with how many there are."""
+    """Return the profiles of the multi-token-prediction layers with their number.
+
+    Args:
+        model: Model to train.
+
+    Returns:
+        Profile and count of each kind.
+    """
     return tuple((layer_profile(layer, model), n) for layer, n in model.draft)
 
 
 @lru_cache(maxsize=256)
 def stem_profile(model: Model) -> Stem:
-    """Return what stands around the layers; towers for images are left out, as a text-only step leaves them idle."""
+    """Return the profile of embedding and head.
+
+    Towers for images are left out; a text-only step does not use them.
+
+    Args:
+        model: Model to train.
+
+    Returns:
+        Embedding and head.
+    """
     embedding = sum(op.total_weights for op in model.stem if op.term == "embedding")
     heads = [op for op in model.stem if op.rows == "outputs"]
     return Stem(
@@ -110,8 +151,17 @@ def stem_profile(model: Model) -> Stem:
 
 
 def layer_profile(layer: Layer, model: Model) -> LayerProfile:
-    """Return the sheet of one layer."""
+    """Return the profile of one layer.
+
+    Args:
+        layer: Layer of the model.
+        model: Model to train.
+
+    Returns:
+        Work and memory per row.
+    """
     ops, width = layer.ops, model.width
+    # Group the operators: products, norms and routed experts.
     matrices = [op for op in ops if op.flops_per_row and op.rows in ("tokens", "routed")]
     norms = [op for op in ops if op.term == "norms" and op.inputs]
     routed = layer.routed
@@ -129,6 +179,7 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
             if op.term == term and op.rows == "tokens" and (latent is None or _is_latent_expansion(op) == latent)
         ]
 
+    # Saved activations by module: outputs of products, and inputs of products that close a block.
     activation_bytes = {
         "attention": ACTIVATION_BYTES * total(lambda op: op.inputs, [op for op in within("projections") if op.name in CLOSING])
         + SUM_BYTES * sum(a.heads for a in layer.attention if not a.state_bytes),
@@ -142,14 +193,18 @@ def layer_profile(layer: Layer, model: Model) -> LayerProfile:
         "moe_act": ACTIVATION_BYTES * active * expert_columns,
     }
     plain_projections = [op for op in within("projections", latent=False) if op.name not in CLOSING]
+    # Outputs of other projections, inputs of norms, and the logits and probabilities of routers.
     routers = [op for op in matrices if op.name == "router"]
     activation_bytes["rest"] = ACTIVATION_BYTES * (
         total(lambda op: op.outputs, plain_projections)
         + total(lambda op: op.inputs, [op for op in norms if op.inputs == width])
-        + total(lambda op: 2 * op.outputs, routers)  # logits and probabilities
+        # The router saves logits and probabilities.
+        + total(lambda op: 2 * op.outputs, routers)
     )
+
+    # FLOPs and element values per row to compute a module again; `layer_time` adds the attention pass.
     recompute_work = {
-        "attention": (0.0, 0.0),  # its own pass, which `step` knows
+        "attention": (0.0, 0.0),
         "norms": (0.0, total(lambda op: op.inputs + op.outputs, norms)),
         "mlp": (total(lambda op: op.flops_per_row * (op.name not in CLOSING), within("feed-forward")), 0.0),
         "activation": (0.0, 3 * total(lambda op: op.inputs * (op.name in CLOSING), within("feed-forward"))),
@@ -189,13 +244,16 @@ def _newton_schulz(op: Op) -> float:
 
 
 def _newton_schulz_of(rows: float, columns: float) -> float:
-    """FLOPs of Muon's five iterations on a matrix: $5 (4 m^2 n + 2 m^3)$, m the smaller side (Jordan, "Muon", 2024)."""
+    """Return the FLOPs of five iterations of Muon: $5 (4 m^2 n + 2 m^3)$.
+
+    m is the smaller side (Jordan, "Muon", 2024).
+    """
     m, n = min(rows, columns), max(rows, columns)
     return 5 * (4 * m * m * n + 2 * m**3)
 
 
 def _is_latent_expansion(op: Op) -> bool:
-    """Whether an operator expands a latent into queries, keys or values of all heads."""
+    """Return whether an operator expands a latent into queries, keys or values."""
     return op.name in ("q_b_proj", "kv_b_proj")
 
 
@@ -204,25 +262,26 @@ def _stored_values(op: Op) -> float:
 
 
 def _distinct_inputs(matrices: list[Op]) -> list[Op]:
-    """Return one operator of those that share an input: it is quantised once."""
+    """Return one operator for each distinct input, which is quantized once."""
     operator_by_input = {(op.inputs, op.term, op.name in CLOSING): op for op in matrices if op.name != "router"}
     return list(operator_by_input.values())
 
 
 def _exchanged_values(a: Attention) -> float:
-    """Values of keys and values of one token: expanded from a latent where there is one."""
+    """Return the number of key and value elements per token, after expansion."""
     if a.state_bytes or not a.stored:
         return 0.0
-    if a.expand_flops:  # k of every head, and v: what a pair multiplies, twice
+    # Expanded keys and values of all heads: half of the FLOPs of a query-key pair, which are two per value.
+    if a.expand_flops:
         return a.flops_per_pair_prefill / 2
     return a.kv_bytes / ACTIVATION_BYTES
 
 
 def _element_values(layer: Layer, norms: list[Op], width: int) -> float:
-    """Values that element-wise operators of a forward pass read and write, each by itself.
+    """Return the values that element-wise operators of a forward pass read and write.
 
-    Norms read and write; a residual addition reads two and writes one; an activation reads what the products wrote and writes
-    its product; rotary positions read and write queries and keys.
+    Norms read and write. A residual addition reads two values and writes one. An activation reads the outputs of the
+    products and writes its product. Rotary positions read and write queries and keys.
     """
     values = sum(op.inputs + op.outputs for op in norms)
     blocks = bool(layer.attention) + any(op.term in ("feed-forward", "experts") for op in layer.ops)
@@ -238,7 +297,8 @@ def _element_values(layer: Layer, norms: list[Op], width: int) -> float:
 
 
 def _products(matrices: list[Op]) -> tuple[Product, ...]:
-    """Return the products of a layer, those that are divided alike as one."""
+    """Return the products of a layer; products that are divided alike are summed."""
+    # Few groups instead of many operators keep a search over layouts fast.
     groups: dict[tuple[float, bool, bool, bool], list[Op]] = {}
     for op in matrices:
         routed = op.rows == "routed"

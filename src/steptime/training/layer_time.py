@@ -1,13 +1,17 @@
-r"""The forward and the backward pass of one layer, for one micro-batch, on one chip.
+"""Forward and backward pass of one layer, for one micro-batch, on one chip.
 
-A product costs its FLOPs forward, and backward as much twice: for the gradients of its input and of its weights (a frozen
-base needs the first only). Flash attention computes scores again, so that its backward pass takes 2.5 times its forward one
-(Dao, arXiv 2307.08691, section 3.1: five products against two). Element-wise operators move bytes, twice as many backward.
+A product costs its FLOPs in the forward pass. The backward pass costs twice as much: gradients of the input and of the
+weights (a frozen base needs the first only). Element-wise operators move bytes, twice as many in the backward pass.
 
-Tensor parallelism with sequence parallelism gathers before and scatters after each block: four collectives of a layer
-forward, six backward, since the inputs that were kept in parts are gathered again (Korthikanti et al., arXiv 2205.05198,
-section 4.2.2). Context parallelism sends keys and values to all who share a sequence, once forward and twice backward.
-Experts exchange tokens: dispatch and combine, forward and backward.
+Flash attention computes scores again, so that its backward pass takes 2.5 times its forward pass: five products against
+two. Source: Dao, arXiv 2307.08691, section 3.1.
+
+Tensor parallelism with sequence parallelism gathers before and scatters after each block. A layer has four collectives in
+the forward pass and six in the backward pass, because sharded inputs are gathered again. Source: Korthikanti et al., arXiv
+2205.05198, section 4.2.2.
+
+Context parallelism sends keys and values to all ranks that share a sequence, once in the forward pass and twice in the
+backward pass. Experts exchange tokens: dispatch and combine, in both passes.
 """
 
 from __future__ import annotations
@@ -29,27 +33,43 @@ from steptime.training.training_job import UNFUSED, TrainingJob
 from steptime.training.training_layout import TrainingLayout
 from steptime.training.training_stack import TrainingEngine
 
-WATTS_PER_FLOP = 1e-12  # with which a chip holds its clock: an A100 has 1.28 W for a TFLOP/s in bf16, an H100 0.71, a B200 0.44
-FLASH_BACKWARD = 2.5  # products of flash attention's backward pass over its forward pass's: 5 to 2
-SCORE_PASSES = 6.0  # of scores through memory, where attention is not fused: product, softmax (2), dropout (2), product
-LOGIT_BYTES = 12.0  # a logit moves forward and backward through a fused cross-entropy in fp32
-SELECTIVE = ("attention",)  # what "selective" computes again, of Megatron-LM: core attention
-ALTERNATE = "alternate"  # each second product, and all that is no product: torchtitan's selective checkpointing by operator
+# Power per FLOP/s from which a chip keeps its clock [W s/FLOP]: an A100 has 1.28 W per TFLOP/s in bf16, an H100 0.71, a
+# B200 0.44.
+WATTS_PER_FLOP = 1e-12
+# Backward over forward time of flash attention: 5 products against 2.
+FLASH_BACKWARD = 2.5
+# Passes of scores through memory where attention is not fused: product, softmax (2), dropout (2), product.
+SCORE_PASSES = 6.0
+# Bytes per logit through a fused cross-entropy in fp32, forward and backward.
+LOGIT_BYTES = 12.0
+# Modules that "selective" recomputes, from Megatron-LM: core attention.
+SELECTIVE = ("attention",)
+# Every second product and all other operators: selective checkpointing by operator of torchtitan.
+ALTERNATE = "alternate"
 
 Terms = dict[str, Number]
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Seconds of one layer and one micro-batch by term, forward and backward; `weights` of the backward for weight
-    gradients."""
+    """Seconds of one layer and one micro-batch by term, forward and backward.
+
+    weights: part of the backward pass for the gradients of the weights.
+    """
 
     forward: Terms
     backward: Terms
     weights: Number
 
     def total(self, direction: str) -> Number:
-        """Sum of one direction's terms."""
+        """Return the sum of the terms of one direction.
+
+        Args:
+            direction: "forward" or "backward".
+
+        Returns:
+            Seconds.
+        """
         seconds: Number = 0.0
         for value in getattr(self, direction).values():
             seconds = seconds + value
@@ -57,7 +77,14 @@ class Passes:
 
 
 def recomputed_modules(recompute: str) -> tuple[str, ...]:
-    """Return the modules that a word for recomputation means; all of them for "full"."""
+    """Return the modules that a recomputation option means.
+
+    Args:
+        recompute: "none", "full", "reversible", "selective", or modules joined by "+".
+
+    Returns:
+        Module names; all modules for "full".
+    """
     if recompute in ("none", ""):
         return ()
     if recompute in ("full", "reversible"):
@@ -68,9 +95,19 @@ def recomputed_modules(recompute: str) -> tuple[str, ...]:
 
 
 def product_rates(job: TrainingJob, system: System, engine: TrainingEngine) -> tuple[Number, Number]:
-    """Return the rates of dense products [FLOP/s]: in the format of the job, and in 16 bits."""
+    """Return the rates of dense products, in the format of the job and in 16 bits.
+
+    Args:
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+        engine: Training stack.
+
+    Returns:
+        Two rates [FLOP/s].
+    """
     c, peak = engine.constants, system.chip.peak
     reached = system.chip.reached.get("compute", REACHED["compute"])
+    # A chip may reach more or less of its data sheet than usual; the fit gives how much of this shows.
     share = c.compute_efficiency * (reached / REACHED["compute"]) ** c.chip_departure * power_limit_factor(system, engine)
     wide = peak_rate(peak, ("fp16", "bf16", "fp32") if job.dtype == "fp16" else ("bf16", "fp16", "fp32")) * share
     lanes = {"fp8": c.eight_bit_efficiency, "int8": c.eight_bit_efficiency, "mxfp8": c.block_efficiency}
@@ -81,9 +118,16 @@ def product_rates(job: TrainingJob, system: System, engine: TrainingEngine) -> t
 
 
 def power_limit_factor(system: System, engine: TrainingEngine) -> Number:
-    """Return the factor by which a chip's power limit lowers the rates that it sustains; 1 where it is not known.
+    """Return the factor by which the power limit of a chip lowers its rates.
 
     A chip at its limit draws power about as the cube of its clock, so that a rate would follow the cube root of power.
+
+    Args:
+        system: Chips and links.
+        engine: Training stack.
+
+    Returns:
+        Factor, at most 1; 1 if the power limit is unknown.
     """
     chip = system.chip
     watts_per_flop = np.asarray(chip.power_w) / peak_rate(chip.peak, ("bf16", "fp16", "fp32")) / WATTS_PER_FLOP
@@ -91,15 +135,30 @@ def power_limit_factor(system: System, engine: TrainingEngine) -> Number:
 
 
 def layer_passes(sheet: LayerProfile, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout) -> Passes:
-    """Return the passes of one layer over the tokens of one micro-batch."""
+    """Return the passes of one layer over the tokens of one micro-batch.
+
+    Args:
+        sheet: Profile of the layer.
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+        engine: Training stack.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Seconds by term, forward and backward.
+    """
     c = engine.constants
-    rows = x.micro_batch * job.seq / x.cp  # of a group of tp chips
-    chip_rows = rows / x.tp  # of a chip, where sequence parallelism divides
+    # Rows of a tensor-parallel group.
+    rows = x.micro_batch * job.seq / x.cp
+    # Rows of a chip where sequence parallelism divides them.
+    chip_rows = rows / x.tp
     narrow_rate, wide_rate = product_rates(job, system, engine)
     bandwidth = system.chip.hbm.bandwidth
     forward: Terms = {}
     backward: Terms = {}
     weight_gradients: Number = 0.0
+
+    # Products: the longer of arithmetic and memory traffic.
     for product in sheet.products:
         rate = narrow_rate if product.narrow else wide_rate
         if product.routed:
@@ -114,11 +173,16 @@ def layer_passes(sheet: LayerProfile, job: TrainingJob, system: System, engine: 
         forward[name] = forward.get(name, 0.0) + seconds
         backward[name] = backward.get(name, 0.0) + seconds * (1 + job.trained)
         weight_gradients = weight_gradients + seconds * job.trained
-    if job.task == "lora":  # adapters: forward, and gradients of their inputs and of themselves
+
+    # LoRA adapters: a forward pass, and gradients of their inputs and their weights.
+    if job.task == "lora":
         adapters = rows / x.tp * 2 * job.lora_rank * sheet.widths / wide_rate
         forward["adapters"], backward["adapters"] = adapters, 2 * adapters
+
     scores = _attention_seconds(sheet, job, system, engine, x, wide_rate)
     forward["attention"], backward["attention"] = scores
+
+    # Element-wise operators are bound by memory; narrow formats add a read and a write of each quantized value.
     element_bandwidth = bandwidth * c.memory_efficiency
     quantised_values = (
         sheet.quantised_values * 2 if job.format.bytes < ACTIVATION_BYTES and job.dtype not in ("bf16", "fp16") else 0.0
@@ -141,9 +205,10 @@ def layer_passes(sheet: LayerProfile, job: TrainingJob, system: System, engine: 
 def _attention_seconds(
     sheet: LayerProfile, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, rate: Number
 ) -> tuple[Number, Number]:
-    """Seconds of attention forward and backward: fused, or with scores that go through memory."""
+    """Return the seconds of attention forward and backward, fused or unfused."""
     c = engine.constants
     peak = peak_rate(system.chip.peak, ("bf16", "fp16", "fp32"))
+    # Unaligned heads cannot use the matrix units, which limits unfused attention to the fp32 rate.
     unfused_rate = np.minimum(rate, peak_rate(system.chip.peak, ("fp32", "bf16", "fp16")))
     forward: Number = 0.0
     backward: Number = 0.0
@@ -166,15 +231,32 @@ def _attention_seconds(
 
 
 def is_aligned(a: Attention) -> bool:
-    """Whether the width of a head suits matrix units, which take rows of 16 bytes: else its products run on the others.
+    """Return whether the width of a head suits matrix units.
 
-    NVIDIA, "Matrix Multiplication Background", section 2.2: dimensions are multiples of 16 bytes for tensor cores.
+    Matrix units take rows of 16 bytes; other widths run on the vector units.
+
+    Args:
+        a: Attention of the layer.
+
+    Returns:
+        True if the head width is a multiple of 8 values.
+
+    References:
+        NVIDIA, "Matrix Multiplication Background", section 2.2: dimensions are multiples of 16 bytes for tensor cores.
     """
     return a.flops_per_pair_prefill / 4 / a.heads % 8 == 0
 
 
 def collective_seconds(traffic: Traffic, engine: TrainingEngine) -> Number:
-    """Return the seconds of a collective whose levels follow one another."""
+    """Return the time of a collective whose network levels run one after another.
+
+    Args:
+        traffic: Latency and busy time per network level.
+        engine: Training stack.
+
+    Returns:
+        Seconds.
+    """
     constants = engine.constants
     seconds: Number = traffic.latency
     for level, busy_seconds in enumerate(traffic.busy):
@@ -191,16 +273,19 @@ def _add_exchanges(
     engine: TrainingEngine,
     x: TrainingLayout,
 ) -> None:
-    """Add what chips of one copy exchange for a layer."""
+    """Add the exchanges of a layer between the chips of one replica."""
     c = engine.constants
     rows = x.micro_batch * job.seq / x.cp
     if np.any(np.asarray(x.tp) > 1):
+        # Sharded inputs are gathered again for the gradients of the weights, hence 2 + trained in the backward
+        # pass.
         phase = collective_seconds(network_time.all_gather(system, x.tp, rows * sheet.boundary * ACTIVATION_BYTES), engine) * (
             1 - c.tensor_overlap
         )
         forward["tensor parallel"] = 2 * sheet.blocks * phase
         backward["tensor parallel"] = (2 + job.trained) * sheet.blocks * phase
     if np.any(np.asarray(x.cp) > 1) and sheet.exchanged:
+        # Keys and values hide behind attention.
         gathered_bytes = rows * x.cp * sheet.exchanged * ACTIVATION_BYTES / x.tp
         gather_seconds = collective_seconds(network_time.all_gather(system, x.cp, gathered_bytes, x.tp), engine)
         for terms, factor in ((forward, 1.0), (backward, 2.0)):
@@ -215,7 +300,8 @@ def _add_exchanges(
         )  # fmt: skip
         exchange_seconds = 2 * collective_seconds(traffic, engine) * (1 - c.expert_overlap)
         forward["expert exchange"], backward["expert exchange"] = exchange_seconds, exchange_seconds
-    if sheet.routed is not None and np.any(np.asarray(x.etp) > 1):  # ranks that share an expert gather its rows, and scatter
+    # Ranks that share an expert gather its rows and scatter its outputs.
+    if sheet.routed is not None and np.any(np.asarray(x.etp) > 1):
         expert_bytes = rows / x.tp * sheet.routed.active * sheet.boundary * ACTIVATION_BYTES * x.etp
         phase = collective_seconds(network_time.all_gather(system, x.etp, expert_bytes), engine) * (1 - c.tensor_overlap)
         for terms, factor in ((forward, 2.0), (backward, 2.0 + job.trained)):
@@ -232,7 +318,7 @@ def _add_recompute(
     rate: Number,
     element_bandwidth: Number,
 ) -> None:
-    """Add what the backward pass computes again."""
+    """Add the operators that the backward pass computes again."""
     if x.recompute in ("full", "reversible"):
         seconds: Number = 0.0
         for value in forward.values():
@@ -247,6 +333,7 @@ def _add_recompute(
         seconds = seconds + chip_rows * flops / rate + chip_rows * values * ACTIVATION_BYTES / element_bandwidth
         if module == "attention":
             seconds = seconds + forward["attention"]
+        # Recomputed experts need their tokens again, which repeats the exchange.
         if module in ("moe",) and "expert exchange" in forward:
             seconds = seconds + forward["expert exchange"]
     if has_nonzero(seconds):
@@ -256,7 +343,20 @@ def _add_recompute(
 def stem_passes(
     stem: Stem, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout
 ) -> tuple[Number, Number]:
-    """Seconds of the head with its cross-entropy, forward and backward, on the stage that has it."""
+    """Return the time of the head with its cross-entropy, forward and backward.
+
+    Valid on the stage that has the head.
+
+    Args:
+        stem: Embedding and head.
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+        engine: Training stack.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Seconds forward and backward of one micro-batch.
+    """
     rows = x.micro_batch * job.seq / x.cp
     _, wide = product_rates(job, system, engine)
     once = rows * stem.head_flops / x.tp / wide

@@ -1,4 +1,4 @@
-"""What a picture of a step needs: who does what when, as arrays; and the picture itself as a file."""
+"""Timeline of a step: the work of each device as arrays, and its plot as a file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,8 @@ from steptime.training.pipeline_simulator import PipelineRun
 from steptime.training.schedules.work_order import KINDS
 
 PICTURE_SUFFIXES: Final = (".svg", ".png", ".pdf")
-KIND_COLOURS: Final = (
-    "#0072B2",
-    "#E69F00",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-)  # of KINDS; told apart by the colour-blind (Okabe, Ito)
+# One colour per entry of KINDS, from the colour-blind safe palette of Okabe and Ito.
+KIND_COLOURS: Final = ("#0072B2", "#E69F00", "#E69F00", "#009E73", "#CC79A7")
 KIND_NAMES: Final = (
     "forward",
     "backward",
@@ -28,16 +23,17 @@ KIND_NAMES: Final = (
     "gradients of weights",
     "forward and backward overlapped",
 )
+# Index of a cell without work.
 IDLE: Final = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """The intervals of a step, one entry each: those of a device together, in order of time [s].
+    """The intervals of a step [s], one entry each, by device and in order of time.
 
-    device, kind (a place in KINDS), chunk, micro: what is done; of a pair, what goes forward, and back_micro what goes backward
-    (else -1). total: seconds of the step. idle: (devices,) seconds without work. in_flight: (devices,) most activations held,
-    those of a whole device for one micro-batch counted as 1.
+    device, kind (index into KINDS), chunk, micro: the work of the interval. back_micro: micro-batch of a pair that goes
+    backward (else -1). total: seconds of the step. idle: (devices,), seconds without work. in_flight: (devices,), peak
+    activations; a whole device for one micro-batch counts as 1.
     """
 
     device: Array
@@ -58,16 +54,32 @@ class Timeline:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of work that there are."""
+        """Kinds of work in the step."""
         return tuple(KINDS[kind] for kind in np.unique(self.kind))
 
     def device_slice(self, device: int) -> slice:
-        """Return where the intervals of a device stand."""
+        """Return the slice of the intervals of a device.
+
+        Args:
+            device: Index of the device, from 0.
+
+        Returns:
+            Slice into the arrays of the timeline.
+        """
         low, high = np.searchsorted(self.device, (device, device + 1))
         return slice(int(low), int(high))
 
     def cells(self, since: float, step: float, count: int) -> Array:
-        """Return the interval in the middle of each of `count` cells of `step` seconds (devices, count), or IDLE."""
+        """Return the interval in the middle of each cell of a time grid.
+
+        Args:
+            since: Start of the first cell [s].
+            step: Length of a cell [s].
+            count: Number of cells.
+
+        Returns:
+            Index of an interval, (devices, count), or IDLE.
+        """
         middles = since + (np.arange(count) + 0.5) * step
         interval_indices = np.full((self.devices, count), IDLE)
         for device in range(self.devices):
@@ -79,9 +91,19 @@ class Timeline:
 
 
 def timeline(walk: PipelineRun) -> Timeline:
-    """Return the timeline of a walk of single times (no leading axes)."""
+    """Return the timeline of a simulated step.
+
+    Args:
+        walk: Simulated step of single times, without leading axes.
+
+    Returns:
+        Timeline.
+
+    Raises:
+        InputError: If the simulation has several steps.
+    """
     if walk.start.ndim != 1:
-        raise InputError(f"a timeline is of one step, not of {walk.start[..., 0].size}")
+        raise InputError(f"walk: a timeline takes one step, got {walk.start[..., 0].size}; select one of them")
     order = walk.order
     return Timeline(
         device=order.device,
@@ -92,15 +114,26 @@ def timeline(walk: PipelineRun) -> Timeline:
         start=walk.start,
         end=walk.end,
         total=float(walk.total),
+        # Rounding leaves tiny idle times on devices that never wait.
         idle=np.where(walk.idle > 1e-9 * walk.total, walk.idle, 0.0),
         in_flight=walk.in_flight,
     )
 
 
 def write_timeline(timeline: Timeline, path: str, title: str = "") -> None:
-    """Write a picture of a timeline by its ending: .svg, .png or .pdf."""
+    """Write the plot of a timeline to a file.
+
+    Args:
+        timeline: Timeline of a step.
+        path: File; the suffix .svg, .png or .pdf selects the format.
+        title: Title of the plot.
+
+    Raises:
+        InputError: If the suffix is unknown.
+        DataFileError: If the file cannot be written.
+    """
     if Path(path).suffix.casefold() not in PICTURE_SUFFIXES:
-        raise InputError(f"{path}: a picture is written to {', '.join(PICTURE_SUFFIXES)}")
+        raise InputError(f"{path}: unknown suffix of a plot; take {', '.join(PICTURE_SUFFIXES)}")
     figure = timeline_figure(timeline, title)
     try:
         figure.savefig(path, dpi=160)
@@ -109,12 +142,25 @@ def write_timeline(timeline: Timeline, path: str, title: str = "") -> None:
 
 
 def timeline_figure(timeline: Timeline, title: str = "") -> Any:
-    """Return the picture as a matplotlib figure: a row a device, a box an interval, later chunks lighter."""
+    """Return the plot of a timeline as a matplotlib figure.
+
+    A device is a row, an interval is a box. Later chunks are lighter.
+
+    Args:
+        timeline: Timeline of a step.
+        title: Title of the plot.
+
+    Returns:
+        matplotlib figure.
+
+    Raises:
+        InputError: If matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError:
-        raise InputError("pictures need matplotlib: pip install 'steptime[plot]'") from None
+        raise InputError("plots need matplotlib: pip install 'steptime[plot]'") from None
 
     figure = Figure(figsize=(11, 1.2 + 0.32 * timeline.devices), layout="constrained")
     axes = figure.subplots()
@@ -126,6 +172,8 @@ def timeline_figure(timeline: Timeline, title: str = "") -> Any:
                 timeline.device[is_drawn], (timeline.end - timeline.start)[is_drawn], left=timeline.start[is_drawn],
                 height=0.86, color=KIND_COLOURS[kind], alpha=1.0 - 0.5 * chunk / chunk_count, edgecolor="white", linewidth=0.4,
             )  # fmt: skip
+
+    # Boxes narrower than about 1 % of the step have no room for a label.
     longest = (timeline.end - timeline.start).max() / timeline.total
     if longest > 0.012:
         for device, start, end, micro, back in zip(
@@ -133,6 +181,7 @@ def timeline_figure(timeline: Timeline, title: str = "") -> Any:
         ):
             label = f"{micro}" if back < 0 else f"{micro},{back}"
             axes.text((start + end) / 2, device, label, ha="center", va="center", fontsize=6, color="white")
+
     axes.set(xlabel="seconds", ylabel="device", xlim=(0, timeline.total), title=title)
     axes.set_yticks(range(timeline.devices))
     axes.invert_yaxis()

@@ -1,8 +1,8 @@
-"""Which layers lie on which pipeline stage, and how long the stages take.
+"""Layers of each pipeline stage, and embedding and head.
 
-Layers that divide by the chunks are dealt out evenly. Where they do so only with the embedding and the head counted as a
-layer each, the first and the last chunk have one less (Llama 3 405B: 126 + 2 = 8 x 16). Else the fullest chunk has one more
-than others. A layout may say itself how many layers each chunk has.
+Layers that are a multiple of the chunks are divided evenly. If only layers plus embedding and head are a multiple, the
+first and the last chunk have one layer less (Llama 3 405B: 126 + 2 = 8 x 16). In other cases the fullest chunk has one more
+than others. A layout may give the layers of each chunk itself.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from steptime.number_checks import Number
 from steptime.training.schedules.schedule import schedule_named
 from steptime.training.training_layout import TrainingLayout, read_layers
 
-STEM_LAYERS = 2  # the embedding and the head, counted as a layer each
+# The embedding and the head count as one layer each.
+STEM_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a device of a pipeline holds: layers of each kind, and how much of the embedding and the head (1: all of it).
+    """Layers of each kind on a pipeline device, and its share of embedding and head.
 
-    later: devices before it. With two copies of the model, one each way, all is the mean of both.
+    A share of 1 is the whole embedding or head. later: number of devices before it. With two copies of the model, one in
+    each direction, all values are the mean of both.
     """
 
     parts: tuple[Number, ...]
@@ -42,7 +44,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
-    """Layers of the first stage, of the fullest stage between, and of the last one."""
+    """Layers of the first stage, of the fullest middle stage, and of the last stage."""
 
     first: Number
     middle: Number
@@ -50,7 +52,14 @@ class LayerCounts:
 
 
 def deal_layers(depth: int, x: TrainingLayout) -> LayerCounts:
-    """Return how `depth` layers are dealt to the stages of a layout.
+    """Return the numbers of layers on the stages of a layout.
+
+    Args:
+        depth: Layers of the model.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Layers of the first, the fullest middle and the last stage.
 
     >>> d = deal_layers(126, TrainingLayout(pp=16, virtual_stages=8, tp=8))
     >>> float(d.first), float(d.middle), float(d.last)
@@ -58,13 +67,14 @@ def deal_layers(depth: int, x: TrainingLayout) -> LayerCounts:
     >>> d = deal_layers(80, TrainingLayout(pp=8, virtual_stages=5)); float(d.first), float(d.last)
     (10.0, 10.0)
     """
+    # Three cases: even, even with embedding and head as layers, or uneven.
     chunks = np.asarray(x.pp * x.virtual_stages)
     is_even = depth % chunks == 0
     is_slotted = ~is_even & ((depth + STEM_LAYERS) % chunks == 0) & (chunks > 1)
     layers_per_chunk = np.where(is_slotted, (depth + STEM_LAYERS) / chunks, np.ceil(depth / chunks))
     middle = np.where(is_even | is_slotted, layers_per_chunk * x.virtual_stages, np.ceil(depth / np.asarray(x.pp)))
     ends = middle - is_slotted
-    # the last stage of an uneven deal has what is left over by the others, at least none
+    # The last stage of an uneven division has the remaining layers.
     remaining_layers = depth - middle * (np.asarray(x.pp) - 1)
     is_uneven = ~is_even & ~is_slotted
     last = np.where(is_uneven, np.maximum(np.minimum(remaining_layers, middle), np.floor(depth / np.asarray(x.pp))), ends)
@@ -73,13 +83,29 @@ def deal_layers(depth: int, x: TrainingLayout) -> LayerCounts:
 
 
 def max_chunks(model: Model) -> int:
-    """Most chunks that a model can be cut in: a layer each, or its embedding or head."""
+    """Return the largest number of chunks of a model.
+
+    Each chunk has at least one layer, or the embedding or the head.
+
+    Args:
+        model: Model to train.
+
+    Returns:
+        Chunks.
+    """
     return model.depth + STEM_LAYERS
 
 
 def has_dense_prologue(counts: list[int]) -> bool:
-    """Whether the first kind of layer stands at the beginning only, as the dense layers before experts do: one in eight or
-    fewer.
+    """Return whether the first kind of layer is only at the beginning of a model.
+
+    Dense layers before experts are an example: one in eight layers or fewer.
+
+    Args:
+        counts: Layers of each kind, in the order of the model.
+
+    Returns:
+        True if the first kind is a prologue.
 
     >>> has_dense_prologue([3, 58]), has_dense_prologue([21, 21]), has_dense_prologue([32])
     (True, False, False)
@@ -88,7 +114,18 @@ def has_dense_prologue(counts: list[int]) -> bool:
 
 
 def stage_layers_by_kind(model: Model, layers: Number, *, first: bool) -> list[Any]:
-    """Return how many layers of each kind a stage of so many has; kinds that alternate are mixed evenly."""
+    """Return the number of layers of each kind on a stage.
+
+    Kinds that alternate are mixed evenly.
+
+    Args:
+        model: Model to train.
+        layers: Layers of the stage.
+        first: Whether it is the first stage.
+
+    Returns:
+        Layers per kind.
+    """
     counts = [n for _, n in model.layers]
     depth = sum(counts)
     if not has_dense_prologue(counts):
@@ -99,7 +136,18 @@ def stage_layers_by_kind(model: Model, layers: Number, *, first: bool) -> list[A
 
 
 def layers_by_kind(model: Model, start: int, stop: int) -> list[float]:
-    """Return how many layers of each kind lie from layer `start` to `stop`; kinds that alternate are mixed evenly."""
+    """Return the number of layers of each kind in a range of layers.
+
+    Kinds that alternate are mixed evenly.
+
+    Args:
+        model: Model to train.
+        start: First layer of the range.
+        stop: Layer after the range.
+
+    Returns:
+        Layers per kind.
+    """
     counts = [n for _, n in model.layers]
     if not has_dense_prologue(counts):
         return [(stop - start) * n / model.depth for n in counts]
@@ -108,8 +156,17 @@ def layers_by_kind(model: Model, start: int, stop: int) -> list[float]:
 
 
 def pipeline_stages(model: Model, x: TrainingLayout) -> tuple[Stage, ...]:
-    """Return the stages of a layout that may be the slowest or the fullest, in order: all of them where it says their layers,
-    else the first, the fullest between, and the last."""
+    """Return the stages of a layout that may be the slowest or the fullest, in order.
+
+    These are all stages if the layout gives its layers; else the first, the fullest middle and the last stage.
+
+    Args:
+        model: Model to train.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Stages.
+    """
     copies = schedule_named(x.schedule).copies
     if x.layers:
         return _stages_from_layers(model, x, read_layers(x.layers))
@@ -120,13 +177,18 @@ def pipeline_stages(model: Model, x: TrainingLayout) -> tuple[Stage, ...]:
     )
     if copies == 1:
         return Stage(first, 1.0, 1.0 * has_no_pipeline, 0.0), Stage(middle, 0.0, 0.0, 1.0), Stage(last, 0.0, 1.0, x.pp - 1.0)
+
+    # Two copies of the model, one in each direction: a device has the mean of a stage and its mirror.
     mean_parts = tuple(np.where(has_no_pipeline, a, (a + b) / 2) for a, b in zip(first, last, strict=True))
     stem_share = np.where(has_no_pipeline, 1.0, 0.5)
     return Stage(mean_parts, stem_share, stem_share, 0.0), Stage(middle, 0.0, 0.0, 1.0)
 
 
 def _stages_from_layers(model: Model, x: TrainingLayout, counts: tuple[int, ...]) -> tuple[Stage, ...]:
-    """Return all stages where the layers of each chunk are given, which lie on devices as the schedule's paths do."""
+    """Return all stages of a layout that gives the layers of each chunk.
+
+    The chunks are on devices as in the paths of the schedule.
+    """
     pp, chunks = int(np.max(x.pp)), len(counts)
     starts = np.concatenate([[0], np.cumsum(counts)])
     kinds = np.array([layers_by_kind(model, int(a), int(b)) for a, b in pairwise(starts)])
@@ -142,10 +204,17 @@ def _stages_from_layers(model: Model, x: TrainingLayout, counts: tuple[int, ...]
 
 
 def layers_of_chunks(depth: int, stages: Sequence[int]) -> list[int]:
-    """Return the layers of each chunk, in the order in which a micro-batch passes them; stages: the device of each.
+    """Return the layers of each chunk, in the order of a micro-batch.
 
-    Chunks differ by one layer at most. Those with more are on devices between, then on the first, and at last on the one with
-    the head.
+    Chunks differ by at most one layer. Chunks with one more are on middle devices first, then on the first device, and last
+    on the device with the head.
+
+    Args:
+        depth: Layers of the model.
+        stages: Device of each chunk.
+
+    Returns:
+        Layers per chunk.
 
     >>> layers_of_chunks(61, range(4))
     [15, 16, 15, 15]

@@ -1,4 +1,4 @@
-"""What changes of the machine, the number format and the optimizer would bring a training step."""
+"""Speed-up of a training step by changes of machine, number format and optimizer."""
 
 from __future__ import annotations
 
@@ -21,30 +21,47 @@ MACHINE_CHANGES: Final = (
     ("twice the memory bandwidth", "bandwidth"),
     ("twice the arithmetic", "peak"),
 )
-MIN_SPEEDUP: Final = 1.02  # a change that brings less is not worth a line
+# Smallest speed-up that is listed.
+MIN_SPEEDUP: Final = 1.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change and how much faster a step would be with it."""
+    """A change and the speed-up of a step with it."""
 
-    description: str = field(metadata=unit("", "the change"))
-    faster: float = field(metadata=unit("", "factor on the speed of a step"))
-    layout: str = field(metadata=unit("", "layout with it, where it is another"))
+    description: str = field(metadata=unit("", "change of machine, format or optimizer"))
+    faster: float = field(metadata=unit("", "speed-up of a step"))
+    layout: str = field(metadata=unit("", "fastest layout with the change, if it is another"))
 
 
 def training_alternatives(
     model: Model, system: System, job: TrainingJob, engine: TrainingEngine, best: tuple[TrainingLayout, float],
     fixed_axes: Mapping[str, Any], chips: int,
 ) -> tuple[Change, ...]:  # fmt: skip
-    """Return what changes of the machine, the format and the optimizer would bring, most first."""
+    """Return the speed-ups by changes of machine, format and optimizer.
+
+    Args:
+        model: Model to train.
+        system: Chips and links.
+        job: Sequences, formats and optimizer of a step.
+        engine: Training stack.
+        best: Fastest layout and its seconds per step.
+        fixed_axes: Axes of the layout that are given, by the field names of `TrainingLayout`.
+        chips: Chips in total.
+
+    Returns:
+        Changes, largest speed-up first.
+    """
     experts = model.routed
     changes = []
     for description, resource in MACHINE_CHANGES:
+        # A faster machine keeps the layout, so that one evaluation is enough.
         changed_system = _doubled(system, resource)
         tuned, slower = on_chip(engine, system, experts=experts)
         seconds = step_seconds(model, job, changed_system, tuned, best[0], slower=slower).total
         changes.append(Change(description=description, faster=best[1] / float(seconds), layout=""))
+
+    # Formats, memory and optimizer change which layouts fit, so that the search runs again.
     candidates = [(f"--dtype {dtype}", replace(job, dtype=dtype), system) for dtype in _narrower_formats(job, system)]
     candidates.append(("twice the memory", job, _doubled(system, "capacity")))
     if job.optimizer == "adamw" and job.task != "lora":
@@ -66,7 +83,7 @@ def _narrower_formats(job: TrainingJob, system: System) -> list[str]:
 
 
 def _doubled(system: System, resource: str) -> System:
-    """Return the system with twice of something."""
+    """Return the system with twice of one resource."""
     chip = system.chip
     if resource in ("scale-out", "scale-up"):
         level = 0 if resource == "scale-up" else len(system.domains) - 1
@@ -76,7 +93,8 @@ def _doubled(system: System, resource: str) -> System:
         return replace(system, domains=tuple(domains))
     if resource == "peak":
         rates = {kind: rate * 2 for kind, rate in chip.peak.items()}
-        return replace(system, chip=replace(chip, peak=rates, power_w=chip.power_w * 2))  # at the power that it needs
+        # Twice the power too; otherwise the power limit would cancel a part of the change.
+        return replace(system, chip=replace(chip, peak=rates, power_w=chip.power_w * 2))
     hbm = chip.hbm
     changed = replace(hbm, **{resource: getattr(hbm, resource) * 2})
     return replace(system, chip=replace(chip, memory=(*chip.memory[:-1], changed)))

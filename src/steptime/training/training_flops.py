@@ -1,4 +1,4 @@
-"""FLOPs of a token of training: what the model asks for, by convention, and what is computed."""
+"""FLOPs of training per token: by the model-FLOPs convention, and recomputed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from steptime.training.training_job import TrainingJob
 
 
 def forward_flops(model: Model, seq: Number, *, full: bool) -> Number:
-    """FLOPs of a token's forward pass in a sequence of `seq` [tokens], head counted; full: whether masked pairs count.
+    """Return the FLOPs of the forward pass per token, with the head.
+
+    Args:
+        model: Model to train.
+        seq: Tokens per sequence.
+        full: Whether masked query-key pairs count.
+
+    Returns:
+        FLOPs per token.
 
     >>> import steptime as st
     >>> m = st.load_model("llama-3.1-405b")
@@ -28,7 +36,18 @@ def forward_flops(model: Model, seq: Number, *, full: bool) -> Number:
 
 
 def draft_flops(model: Model, seq: Number, *, full: bool) -> Number:
-    """FLOPs of a token's forward pass through the multi-token-prediction layers, each with the head."""
+    """Return the FLOPs of the multi-token-prediction layers forward, per token.
+
+    Each layer counts with the head.
+
+    Args:
+        model: Model to train.
+        seq: Tokens per sequence.
+        full: Whether masked query-key pairs count.
+
+    Returns:
+        FLOPs per token.
+    """
     head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
     flops: Number = 0.0
     for layer, n in model.draft:
@@ -40,19 +59,43 @@ def draft_flops(model: Model, seq: Number, *, full: bool) -> Number:
 
 
 def model_flops(model: Model, job: TrainingJob, *, full: bool) -> Number:
-    """FLOPs of a token of training: three times the forward pass, twice with a frozen base (LoRA: its adapters left out)."""
+    """Return the FLOPs of training per token.
+
+    Training costs three times the forward pass, and twice with a frozen base (LoRA, without its adapters).
+
+    Args:
+        model: Model to train.
+        job: Sequences, formats and optimizer of a step.
+        full: Whether masked query-key pairs count.
+
+    Returns:
+        FLOPs per token.
+    """
     forward = forward_flops(model, job.seq, full=full) + (draft_flops(model, job.seq, full=full) if job.mtp else 0.0)
     return (2 + job.trained) * forward
 
 
 def recompute_flops(model: Model, job: TrainingJob, recompute: str) -> Number:
-    """FLOPs of a token that are computed again, attention in full."""
+    """Return the FLOPs per token that the backward pass computes again.
+
+    Attention counts all query-key pairs.
+
+    Args:
+        model: Model to train.
+        job: Sequences, formats and optimizer of a step.
+        recompute: Recomputation of the layout.
+
+    Returns:
+        FLOPs per token.
+    """
+    # The head is not inside a recomputed layer.
     if recompute in ("full", "reversible"):
         head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
         return forward_flops(model, job.seq, full=True) - head
     flops: Number = 0.0
     for (sheet, n), (layer, _) in zip(layer_profiles(model), model.layers, strict=True):
         if recompute == ALTERNATE:
+            # Selective checkpointing by operator recomputes every second product.
             flops = flops + n * sum(product.flops for product in sheet.products) / 2
             continue
         for module in recomputed_modules(recompute):

@@ -1,4 +1,4 @@
-"""What is asked of a training step: sequences, number formats, optimizer, which parameters are trained."""
+"""Work of a training step: sequences, formats, optimizer, trained parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from steptime.training.training_layout import TASKS
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """Bytes that an optimizer keeps for a parameter besides weights and gradients: a master copy and its moments."""
+    """Bytes per parameter of an optimizer: master copy and moments.
+
+    Weights and gradients come in addition.
+    """
 
     name: str
     master: float
@@ -34,19 +37,24 @@ OPTIMIZERS: Final = {
     )
 }
 DTYPES: Final = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "int8", "fp32")
-BLOCK_SCALED: Final = ("mxfp8", "nvfp4")  # a scale for every 32 or 16 values
+# Formats with a scale for every 32 or 16 values.
+BLOCK_SCALED: Final = ("mxfp8", "nvfp4")
 FLASH, UNFUSED = "flash", "unfused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """A step's work: `batch` sequences of `seq` [tokens] over all chips; numbers may be arrays.
+    """Work of a step: `batch` sequences of `seq` tokens over all chips.
 
-    dtype: of the products of layers; weights and attention stay in 16 bits. gradient_bytes: of a gradient as it is kept and
-    reduced. lora_rank: of the adapters, with task "lora". mtp: whether multi-token-prediction layers are trained. attention:
-    "flash", or "unfused" where scores go through memory. sequence_parallel: whether tensor-parallel ranks divide what lies
-    between blocks. logit_bytes: that a logit takes at once: 6 with a fused cross-entropy (16-bit logits, fp32 gradients), 12
-    without. whole_hops: whether each tensor-parallel rank sends all of a micro-batch's activations to the next stage, not its
+    Numbers may be arrays. dtype: format of the products of layers; weights and attention stay in 16 bits. gradient_bytes:
+    bytes per gradient, as it is stored and reduced. lora_rank: rank of the adapters, with task "lora". mtp: whether
+    multi-token-prediction layers are trained.
+
+    attention: "flash", or "unfused" where scores go through memory. sequence_parallel: whether tensor-parallel ranks divide
+    the activations between blocks. logit_bytes: bytes per logit at one time: 6 with a fused cross-entropy (16-bit logits,
+    fp32 gradients), 12 without.
+
+    whole_hops: whether each tensor-parallel rank sends all activations of a micro-batch to the next stage, instead of its
     part.
     """
 
@@ -65,28 +73,51 @@ class TrainingJob:
 
     @property
     def format(self) -> Format:
-        """The format of the products of layers."""
+        """Format of the products of layers."""
         return number_format(self.dtype)
 
     @property
     def states(self) -> Optimizer:
-        """What the optimizer keeps."""
+        """Optimizer with its bytes per parameter."""
         return OPTIMIZERS[self.optimizer]
 
     @property
     def trained(self) -> float:
-        """Weight gradients that are computed, as a share of all: none of a frozen base."""
+        """Share of the weight gradients that are computed; 0 with a frozen base."""
         return 0.0 if self.task == "lora" else 1.0
 
 
 def supports_format(system: System, dtype: str) -> bool:
-    """Whether a chip computes in a format; scales of blocks came to matrix units with 4-bit formats (Blackwell, CDNA 4)."""
+    """Return whether a chip computes in a number format.
+
+    Matrix units with 4-bit formats (Blackwell, CDNA 4) also support block scales.
+
+    Args:
+        system: Chips and links.
+        dtype: Number format.
+
+    Returns:
+        True if the chip supports it.
+    """
     peak = system.chip.peak
     return number_format(dtype).arithmetic[0] in peak and (dtype not in BLOCK_SCALED or "fp4" in peak)
 
 
 def check_job(job: TrainingJob, system: System) -> TrainingJob:
-    """Return the job; raise InputError for what is unknown, or a format that the chip does not compute in."""
+    """Check the words, sizes and format of a job.
+
+    Args:
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+
+    Returns:
+        The job.
+
+    Raises:
+        UnknownName: If a word is unknown.
+        InputError: If the chip does not compute in the format.
+        RangeError: If the batch or the sequence is not a whole number in its range.
+    """
     whole_number("seq", job.seq, maximum=MOST_TOKENS, unit="token")
     whole_number("batch", job.batch, maximum=MOST_SEQUENCES, unit="sequences")
     for parameter, value, choices in (
@@ -97,6 +128,8 @@ def check_job(job: TrainingJob, system: System) -> TrainingJob:
     ):
         if value not in choices:
             raise UnknownName(parameter, value, choices, "Known: " + ", ".join(choices) + ".")
+
+    # 16-bit and 32-bit formats always run: `product_rates` falls back to another of them.
     if not supports_format(system, job.dtype) and job.dtype not in ("fp32", "bf16", "fp16"):
         supported_formats = [d for d in DTYPES if supports_format(system, d)]
         raise InputError(

@@ -1,8 +1,8 @@
-"""How a training step is laid over chips, and what is asked of it.
+"""Layout of a training step over chips.
 
-A training layout has other axes than one of serving: `dp` copies of the model (each its own batch), virtual stages, sharding of
-states, recomputation and a schedule. `ep` divides `tp * cp * dp`, it does not multiply it: experts are spread over the chips
-that hold copies of the rest. Neighbours in tp are neighbours in the machine, then cp, dp, pp.
+A training layout has other axes than a serving layout: `dp` replicas of the model (each with its own batch), virtual
+stages, sharding of states, recomputation and a schedule. `ep` divides `tp * cp * dp` and does not multiply it: experts are
+spread over the chips of the replicas. Neighbours in tp are neighbours in the machine, then cp, dp, pp.
 """
 
 from __future__ import annotations
@@ -19,58 +19,68 @@ from steptime.number_checks import Number
 from steptime.result_base import Tabular, broadcast, in_words, unit
 
 SHARDINGS: Final = ("none", "zero1", "zero2", "zero3")
-"""What data-parallel ranks divide: nothing; optimizer states; gradients too; weights too (FSDP)."""
+"""States that data-parallel ranks shard: none; optimizer states; also gradients; also weights (FSDP)."""
 TASKS: Final = ("pretrain", "sft", "lora")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrainingLayout(Tabular):
-    """Ways of each kind of parallelism of a training step; numbers may be arrays, and all broadcast.
+    """Degrees of each kind of parallelism of a training step.
 
-    dp: copies of the model. virtual_stages: model chunks that a pipeline stage holds. etp: tensor parallel ways of experts.
-    micro_batch: sequences of one copy that are computed at once. sharding_group: ranks over which states are sharded, where
-    that is fewer than all copies (hybrid sharding). recompute: "none", "full", "selective", or modules joined by "+".
-    layers: of each chunk, in the order in which a micro-batch passes them, as "7,8x14,7"; "" where they are dealt out evenly.
+    Numbers may be arrays, and all broadcast. dp: replicas of the model. virtual_stages: model chunks per pipeline stage.
+    etp: tensor parallel degree of experts. micro_batch: sequences that a replica computes at once. sharding_group: ranks
+    that share states, if fewer than all replicas (hybrid sharding).
+
+    recompute: "none", "full", "selective", or modules joined by "+". layers: layers of each chunk, in the order of a
+    micro-batch, such as "7,8x14,7"; "" if they are divided evenly.
     """
 
-    tp: Number = field(default=1, metadata=unit("", "tensor parallel ways, with sequence parallelism"))
+    tp: Number = field(default=1, metadata=unit("", "tensor parallel degree, with sequence parallelism"))
     pp: Number = field(default=1, metadata=unit("", "pipeline stages"))
-    virtual_stages: Number = field(default=1, metadata=unit("", "model chunks of a pipeline stage", key="vpp"))
-    cp: Number = field(default=1, metadata=unit("", "context parallel ways"))
-    ep: Number = field(default=1, metadata=unit("", "expert parallel ways, out of tp x cp x dp"))
-    etp: Number = field(default=1, metadata=unit("", "tensor parallel ways of experts"))
-    dp: Number = field(default=1, metadata=unit("", "copies of the model"))
-    micro_batch: Number = field(default=1, metadata=unit("", "sequences that a copy computes at once"))
-    sharding: str = field(default="zero1", metadata=unit("", "states that copies divide: none, zero1, zero2, zero3"))
-    sharding_group: Number = field(default=0, metadata=unit("", "copies that divide them; 0: all"))
-    recompute: str = field(default="none", metadata=unit("", "what the backward pass computes again"))
-    schedule: str = field(default="1f1b", metadata=unit("", "order of work in the pipeline"))
-    layers: str = field(default="", metadata=unit("", "layers of each chunk, such as 7,8x14,7; empty: dealt out evenly"))
+    virtual_stages: Number = field(default=1, metadata=unit("", "model chunks per pipeline stage", key="vpp"))
+    cp: Number = field(default=1, metadata=unit("", "context parallel degree"))
+    ep: Number = field(default=1, metadata=unit("", "expert parallel degree, a part of tp x cp x dp"))
+    etp: Number = field(default=1, metadata=unit("", "tensor parallel degree of experts"))
+    dp: Number = field(default=1, metadata=unit("", "data parallel degree: replicas of the model"))
+    micro_batch: Number = field(default=1, metadata=unit("", "sequences that a replica computes at once"))
+    sharding: str = field(default="zero1", metadata=unit("", "states that replicas shard: none, zero1, zero2, zero3"))
+    sharding_group: Number = field(default=0, metadata=unit("", "replicas that share the sharded states; 0 for all"))
+    recompute: str = field(default="none", metadata=unit("", "modules that the backward pass computes again"))
+    schedule: str = field(default="1f1b", metadata=unit("", "pipeline schedule"))
+    layers: str = field(default="", metadata=unit("", "layers of each chunk, such as 7,8x14,7; empty for an even division"))
 
     @property
     def chips(self) -> Number:
-        """Chips in all."""
+        """Chips in total."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property
     def stage(self) -> Number:
-        """Chips of one pipeline stage, all copies together."""
+        """Chips of one pipeline stage, all replicas together."""
         return self.tp * self.cp * self.dp
 
     @property
     def expert_copies(self) -> Number:
-        """Copies of each expert: experts are sharded over these, not over all copies of the model."""
+        """Copies of each expert, over which the states of experts are sharded."""
         return self.stage / (self.ep * self.etp)
 
     def __repr__(self) -> str:
         return f"TrainingLayout({show_training_layout(self)})"
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the ways that are not 1, and the chips."""
+        """Return the degrees above 1 as a title, and the chips.
+
+        Returns:
+            Title, and lines by name.
+        """
         return repr(self), {"chips": in_words(self.chips, "{:,g}".format)}
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each layout."""
+        """Return one row per layout.
+
+        Returns:
+            Values by column name.
+        """
         return broadcast({name: getattr(self, name) for name in AXES})
 
 
@@ -81,6 +91,12 @@ SHORT_NAMES: Final = {"virtual_stages": "vpp", "micro_batch": "mbs"}
 
 def show_training_layout(layout: TrainingLayout) -> str:
     """Return a layout as text.
+
+    Args:
+        layout: Training layout.
+
+    Returns:
+        Text.
 
     >>> show_training_layout(TrainingLayout(tp=8, pp=16, virtual_stages=4, dp=16, schedule="interleaved"))
     'tp8 pp16 vpp4 dp16 mbs1 zero1, interleaved, recompute none'
@@ -99,7 +115,16 @@ def show_training_layout(layout: TrainingLayout) -> str:
 
 
 def read_layers(text: str) -> tuple[int, ...]:
-    """Return the layers of each chunk from their text; raise LayoutError for one that cannot be read.
+    """Return the layers of each chunk from their text.
+
+    Args:
+        text: Layers by chunk, such as "7,8x14,7".
+
+    Returns:
+        Layers per chunk.
+
+    Raises:
+        LayoutError: If the text cannot be read.
 
     >>> read_layers("7,8x3,7")
     (7, 8, 8, 8, 7)
@@ -107,10 +132,11 @@ def read_layers(text: str) -> tuple[int, ...]:
     counts: list[int] = []
     for part in text.split(","):
         count, repeats = (*part.replace("*", "x").split("x"), "1")[:2]
+        # Both "8x3" and "8*3" stand for 8,8,8.
         if part.count("x") + part.count("*") > 1 or not (
             _is_small_number(count) and _is_small_number(repeats) and int(repeats)
         ):
-            raise LayoutError(f"layers={text!r}: {part!r} is no number of layers; give them by chunk, such as 7,8x14,7")
+            raise LayoutError(f"layers={text!r}: {part!r} is not a number of layers; give them by chunk, such as 7,8x14,7")
         counts += [int(count)] * int(repeats)
     return tuple(counts)
 
@@ -121,6 +147,12 @@ def _is_small_number(text: str) -> bool:
 
 def show_layers(counts: Sequence[int]) -> str:
     """Return the layers of each chunk as text.
+
+    Args:
+        counts: Layers per chunk.
+
+    Returns:
+        Text, such as "7,8x3,7".
 
     >>> show_layers([7, 8, 8, 8, 7])
     '7,8x3,7'

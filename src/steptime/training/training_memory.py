@@ -1,11 +1,14 @@
-r"""Bytes of the fullest chip of a training step, by what they hold.
+"""Bytes on the fullest chip of a training step, by part.
 
-States: weights, gradients and what the optimizer keeps, divided among copies as far as sharding goes; experts are divided among
-copies of the experts, not of the model. Activations: what each layer keeps for its backward pass (`sheet`), less what is
-computed again, times the micro-batches in flight on a stage (the schedule's). The last stage holds logits. Full recomputation
-keeps the input of each layer and, for a moment, all of one layer.
-Constants: 0.2 GB of work space, and one layer's weight gradients before they are added up (Transformer Engine's), as measured
-allocator peaks of SimuMax's runs on eight B200 show.
+States are weights, gradients and optimizer states, divided among replicas as far as sharding goes. Experts are divided
+among copies of the experts, not of the model. Activations are the saved activations of each layer (`layer_profile`) minus
+the recomputed ones, times the micro-batches in flight on a stage.
+
+The last stage has the logits. Full recomputation saves the input of each layer and, for a moment, all activations of one
+layer.
+
+Constants: 0.2 GB of work space, and the weight gradients of one layer before they are added up (Transformer Engine).
+Measured allocator peaks of SimuMax's runs on eight B200 show both.
 """
 
 from __future__ import annotations
@@ -32,35 +35,32 @@ from steptime.training.training_stack import TrainingEngine
 from steptime.training.training_step import chip_parameters, parameters_per_layer
 from steptime.units import show
 
-WORK_SPACE = 0.2e9  # bytes of libraries inside the allocator
-NARROW_MODULES = (
-    "norms",
-    "activation",
-    "moe_act",
-    "moe_input",
-)  # modules whose output a product reads: kept as it reads it, in 8 bits
+# Bytes of libraries inside the allocator.
+WORK_SPACE = 0.2e9
+# Modules whose output a product reads; it is saved in the format of the product, such as 8 bits.
+NARROW_MODULES = ("norms", "activation", "moe_act", "moe_input")
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "buffers", "reserved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrainingMemory(Tabular):
-    """Bytes of the fullest chip by part, arrays that broadcast alike; `capacity` is what it has."""
+    """Bytes on the fullest chip by part; arrays broadcast alike."""
 
     SCHEMA: ClassVar[str] = "steptime.training_memory/1"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "allocated": unit("B", "bytes that tensors take: the sum of the parts but the reserved"),
-        "used": unit("B", "bytes in use: the sum of the parts"),
-        "fits": unit("", "whether they are within the capacity", kind="true or false, or list"),
+        "allocated": unit("B", "bytes of tensors: the sum of the parts without `reserved`"),
+        "used": unit("B", "bytes in use: the sum of all parts"),
+        "fits": unit("", "whether the bytes in use are within the capacity", kind="true or false, or list"),
     }
 
     weights: Number = field(metadata=unit("B", "weights"))
     gradients: Number = field(metadata=unit("B", "gradients"))
     optimizer: Number = field(metadata=unit("B", "master weights and moments"))
-    activations: Number = field(metadata=unit("B", "what the backward pass needs of micro-batches in flight"))
+    activations: Number = field(metadata=unit("B", "saved activations of the micro-batches in flight"))
     logits: Number = field(metadata=unit("B", "logits and their gradients"))
-    gathered: Number = field(metadata=unit("B", "layers gathered for use, where weights are divided"))
-    buffers: Number = field(metadata=unit("B", "one layer's weight gradients, and work space"))
-    reserved: Number = field(metadata=unit("B", "what driver and libraries take"))
+    gathered: Number = field(metadata=unit("B", "layers gathered for use, where weights are sharded"))
+    buffers: Number = field(metadata=unit("B", "weight gradients of one layer, and work space"))
+    reserved: Number = field(metadata=unit("B", "bytes of driver and libraries"))
     capacity: Number = field(metadata=unit("B", "memory of a chip"))
 
     @property
@@ -78,11 +78,15 @@ class TrainingMemory(Tabular):
 
     @property
     def fits(self) -> Array:
-        """Whether it fits."""
+        """Whether the bytes in use are within the capacity."""
         return np.asarray(self.used <= self.capacity)
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return bytes in use over capacity, and the parts."""
+        """Return bytes in use over capacity as a title, and the largest parts.
+
+        Returns:
+            Title, and lines by name.
+        """
         fits = np.asarray(self.fits)
         verdict = "fits" if fits.all() else "does not fit" if not fits.any() else f"{int(fits.sum())} of {fits.size} fit"
         title = f"Memory of a chip: {_bytes(self.used)} of {_bytes(self.capacity)}, {verdict}"
@@ -90,13 +94,21 @@ class TrainingMemory(Tabular):
         return title, {name: _bytes(getattr(self, name)) for name in largest}
 
     def drawing(self) -> str:
-        """Return the parts of a single chip's memory as a bar; "" for several."""
+        """Return the parts of the memory of one chip as a bar.
+
+        Returns:
+            Text; "" for several points.
+        """
         if np.ndim(self.used):
             return ""
         return stacked({name: float(getattr(self, name)) for name in PARTS}, "B", total=float(self.capacity))
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each point: bytes by part, in use and in all, and whether they fit."""
+        """Return one row per point: bytes by part and in use, capacity, and the fit.
+
+        Returns:
+            Values by column name.
+        """
         names = (*PARTS, "used", "capacity")
         return broadcast({f"{name}_bytes": getattr(self, name) for name in names} | {"fits": self.fits})
 
@@ -108,7 +120,19 @@ def _bytes(values: Number) -> str:
 def training_memory(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, *, microbatches: Number
 ) -> TrainingMemory:
-    """Return the memory of the fullest chip of all stages."""
+    """Return the memory of the fullest chip of all stages.
+
+    Args:
+        model: Model to train.
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+        engine: Training stack.
+        x: Training layout; its numbers may be arrays that broadcast.
+        microbatches: Micro-batches per step and replica.
+
+    Returns:
+        Bytes by part.
+    """
     schedule = schedule_named(x.schedule)
     stem = stem_profile(model)
     layer_parameters = [parameters_per_layer(sheet, x) for sheet, _ in layer_profiles(model)]
@@ -121,6 +145,8 @@ def training_memory(
     )
     logits = job.logit_bytes * x.micro_batch * job.seq / x.cp * stem.vocabulary / x.tp
     stream_bytes = reversible_stream_bytes(max(sheet.boundary for sheet, _ in layer_profiles(model)), job, x)
+
+    # The fullest stage is not known in advance: the first has most micro-batches in flight, the last has the logits.
     options = []
     for stage in pipeline_stages(model, x):
         stage_parameters = chip_parameters(stage, layer_parameters, stem, x)
@@ -128,6 +154,7 @@ def training_memory(
         adapters = (
             sum((n * w for n, w in zip(stage.parts, widths, strict=True)), 0.0 * stage_parameters.dense) * job.lora_rank / x.tp
         )
+        # Multi-token-prediction layers are on the stage with the head.
         for draft_parameters, draft_activations, n in draft:
             stage_parameters = ChipParameters(
                 stage_parameters.dense + stage.head * n * draft_parameters.dense,
@@ -144,7 +171,7 @@ def training_memory(
 
 
 def _microbatches_in_flight(schedule: Schedule, x: TrainingLayout, m: Number, later: Number) -> Number:
-    """Micro-batches in flight on a stage: fewest on the last, where a schedule winds down from the first."""
+    """Return the micro-batches in flight on a stage; the last stage has the fewest."""
     if schedule.name == "1f1b":
         return np.minimum(m, x.pp - later)
     first = np.minimum(schedule.in_flight(x.pp, m, x.virtual_stages), m)
@@ -154,21 +181,37 @@ def _microbatches_in_flight(schedule: Schedule, x: TrainingLayout, m: Number, la
 
 
 def activation_bytes(sheet: LayerProfile, job: TrainingJob, x: TrainingLayout) -> tuple[Number, Number]:
-    """Return the bytes that a layer keeps of one micro-batch on a chip, and those that it holds while it runs."""
+    """Return the saved and the peak bytes of a layer for one micro-batch on a chip.
+
+    Args:
+        sheet: Profile of the layer.
+        job: Sequences, formats and optimizer of a step.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Bytes that stay until the backward pass, and bytes while the layer runs.
+    """
     chip_rows = x.micro_batch * job.seq / x.cp / x.tp
     dtype_ratio = job.format.bytes / ACTIVATION_BYTES if job.format.bytes < ACTIVATION_BYTES else 1.0
     module_bytes: dict[str, Number] = {
         name: value * (dtype_ratio if name in NARROW_MODULES else 1.0) for name, value in sheet.module_bytes.items()
     }
-    module_bytes["moe_input"] = module_bytes["moe_input"] * x.etp  # ranks that share an expert hold its rows whole
-    replicated_rows: Number = 0.0 * chip_rows  # that every rank of a tensor-parallel group holds whole
+    # Each rank that shares an expert has all rows of this expert.
+    module_bytes["moe_input"] = module_bytes["moe_input"] * x.etp
+
+    # Without sequence parallelism, each tensor-parallel rank has all rows between blocks.
+    replicated_rows: Number = 0.0 * chip_rows
     if not job.sequence_parallel:
         replicated_rows = x.micro_batch * job.seq / x.cp * (1 - 1 / x.tp)
+
+    # Unfused attention saves scores and probabilities in 16 bits, and the dropout mask: 5 bytes per pair.
     scores: Number = 0.0
-    if job.attention == UNFUSED:  # scores, probabilities in 16 bits, and the dropout's mask
+    if job.attention == UNFUSED:
         scores = 5.0 * x.micro_batch * job.seq * job.seq * sheet.scores / (x.tp * x.cp)
     replicated_bytes = sheet.residual + module_bytes["norms"]
     peak_bytes = chip_rows * sum(module_bytes.values()) + scores + replicated_rows * replicated_bytes
+
+    # The recomputation decides which of these bytes stay until the backward pass.
     if x.recompute == "full":
         return (chip_rows + replicated_rows) * sheet.boundary * ACTIVATION_BYTES, peak_bytes
     if x.recompute == "reversible":
@@ -188,14 +231,26 @@ def activation_bytes(sheet: LayerProfile, job: TrainingJob, x: TrainingLayout) -
         | ({"moe_act", "moe_input"} if "moe" in recomputed else set())
     )
     stored_bytes = chip_rows * sum(value for name, value in module_bytes.items() if name not in dropped)
-    if "attention" in recomputed and job.attention != UNFUSED:  # its output is what the next product reads: it stays
+    # The next product reads the output of attention, which therefore stays.
+    if "attention" in recomputed and job.attention != UNFUSED:
         stored_bytes = stored_bytes + chip_rows * module_bytes["attention"]
     stored_bytes = stored_bytes + replicated_rows * (replicated_bytes if "norms" not in dropped else sheet.residual)
     return stored_bytes + (0.0 if "attention" in recomputed else scores), peak_bytes
 
 
 def reversible_stream_bytes(boundary: Number, job: TrainingJob, x: TrainingLayout) -> Number:
-    """Return the bytes of both streams that reversible layers keep of one micro-batch: those that each chunk puts out."""
+    """Return the bytes of both streams that reversible layers save per micro-batch.
+
+    Each chunk saves its output.
+
+    Args:
+        boundary: Values per row of the residual stream.
+        job: Sequences, formats and optimizer of a step.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Bytes per chip; 0 without reversible layers.
+    """
     if x.recompute != "reversible":
         return 0.0
     chip_rows = x.micro_batch * job.seq / x.cp / (x.tp if job.sequence_parallel else 1.0)
@@ -209,7 +264,10 @@ def _largest_layer(
     parts: tuple[Number, ...],
     x: TrainingLayout,
 ) -> tuple[ChipParameters, Number]:
-    """Return the parameters of a stage's largest layer, and the bytes that it holds for a moment beyond those it keeps."""
+    """Return the parameters of the largest layer of a stage, and its temporary bytes.
+
+    The temporary bytes are those beyond the saved ones.
+    """
     dense: Number = 0.0
     experts: Number = 0.0
     peak_bytes: Number = 0.0
@@ -224,7 +282,7 @@ def _stage_memory(
     parameters: ChipParameters, adapters: Number, largest: ChipParameters, job: TrainingJob, engine: TrainingEngine,
     x: TrainingLayout, activations: Number, logits: Number, *, copies: int,
 ) -> dict[str, Number]:  # fmt: skip
-    """Return the parts of the memory of a chip that holds these parameters."""
+    """Return the parts of the memory of a chip with these parameters."""
     ranks, expert_ranks = sharding_ranks(x), expert_sharding_ranks(x)
     is_sharded = {"zero1": (0, 0, 1), "zero2": (0, 1, 1), "zero3": (1, 1, 1), "none": (0, 0, 0)}[x.sharding]
 
@@ -233,20 +291,22 @@ def _stage_memory(
             parameters.dense / ranks + parameters.experts / expert_ranks if sharded else parameters.dense + parameters.experts
         )
 
+    # A frozen base has no gradients and no optimizer states, and may be stored in a narrow format.
     frozen = job.task == "lora"
     trained = 0.0 if frozen else 1.0
     states = job.states.master + job.states.moments
     bytes_per_weight = min(ACTIVATION_BYTES, job.format.bytes) if frozen else ACTIVATION_BYTES
-    stored_weight_bytes = (
-        0.0 if is_sharded[0] and job.states.master and not frozen else bytes_per_weight
-    )  # FSDP gathers the master copy itself
+    # FSDP gathers the master copy itself and has no separate weights.
+    stored_weight_bytes = 0.0 if is_sharded[0] and job.states.master and not frozen else bytes_per_weight
     stage_weights = (parameters.dense + parameters.experts) * copies
     gradients = stage_weights if not is_sharded[1] else divided(1)
-    if x.sharding == "zero2":  # in a pipeline, those of a chunk are whole until p micro-batches have passed it
+    # In a pipeline, the gradients of a chunk stay unsharded until p micro-batches have passed it.
+    if x.sharding == "zero2":
         gradients = np.minimum(gradients + np.where(np.asarray(x.pp) > 1, stage_weights / x.virtual_stages, 0.0), stage_weights)
     layer = largest.all
     gathered: Number = 0.0 * layer
-    if is_sharded[0]:  # two layers at once, or in a pipeline all of the stage, from the first micro-batch to the last
+    # Gathered weights: the current and the prefetched layers; in a pipeline the whole stage, for the whole step.
+    if is_sharded[0]:
         has_pipeline = np.asarray(x.pp) > 1
         gathered_bytes = bytes_per_weight + trained * job.gradient_bytes
         gathered = np.where(

@@ -1,5 +1,7 @@
-"""Training steps and runs: `st.training_step` of a layout, `st.train` of the fastest one that fits, and what a change would
-bring."""
+"""Training steps and runs of a layout, or of the fastest layout that fits.
+
+`st.training_step` evaluates one layout. `st.train` searches the fastest one, and shows which changes would speed it up.
+"""
 
 from __future__ import annotations
 
@@ -43,34 +45,43 @@ from steptime.training.training_stack import TrainingEngine, on_chip, training_e
 from steptime.training.training_step import StepTime, step_seconds
 from steptime.units import counted, show
 
-MAX_RUN_TOKENS: Final = 1e18  # tokens of a run
+# Tokens of a run.
+MAX_RUN_TOKENS: Final = 1e18
 JOB_OPTIONS: Final = ("dtype", "task", "optimizer", "lora_rank", "mtp", "attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Training(Result):
-    """A training run: its layout and step, what stands behind the choice, and what the run takes."""
+    """A training run: layout, step, reasons for the choice, and cost of the run."""
 
     SCHEMA: ClassVar[str] = "steptime.training/2"
 
-    step: TrainingStep = field(metadata=unit("", "the step", kind="training step"))
-    run: TrainingRunCost | None = field(metadata=unit("", "the run, where tokens are given", kind="run, or null"))
+    step: TrainingStep = field(metadata=unit("", "time and memory of a step", kind="training step"))
+    run: TrainingRunCost | None = field(metadata=unit("", "cost of the run, where tokens are given", kind="run, or null"))
     chips: int = field(metadata=unit("", "chips"))
-    evaluated_layouts: int = field(metadata=unit("", "layouts evaluated"))
-    runner_up: str = field(metadata=unit("", "next layout of another division"))
-    runner_up_slower: float = field(metadata=unit("", "factor by which it is slower"))
-    changes: tuple[Change, ...] = field(metadata=unit("", "what changes would bring, most first", kind="list of changes"))
-    why: str = field(metadata=unit("", "what binds, in words"))
-    job: TrainingJob = field(metadata=unit("", "what was asked", kind="job", left_out=True))
-    searched: SearchResult | None = field(default=None, metadata=unit("", "all that was tried", left_out=True))
+    evaluated_layouts: int = field(metadata=unit("", "number of evaluated layouts"))
+    runner_up: str = field(metadata=unit("", "fastest layout with other tp, pp or ep"))
+    runner_up_slower: float = field(metadata=unit("", "factor by which the runner-up is slower"))
+    changes: tuple[Change, ...] = field(metadata=unit("", "speed-ups by changes, largest first", kind="list of changes"))
+    why: str = field(metadata=unit("", "bottleneck of the step, as text"))
+    job: TrainingJob = field(metadata=unit("", "work of a step", kind="job", left_out=True))
+    searched: SearchResult | None = field(default=None, metadata=unit("", "all evaluated layouts", left_out=True))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the step and the run."""
+        """Return the title and the lines of the step, with its bottleneck.
+
+        Returns:
+            Title, and lines by name.
+        """
         title, lines = self.step.headline()
         return title, lines | {"why": self.why}
 
     def drawing(self) -> str:
-        """Return the terms of the step and the memory of the fullest chip."""
+        """Return the terms of the step and the memory of the fullest chip as bars.
+
+        Returns:
+            Text.
+        """
         return self.step.drawing() + self.step.memory.drawing()
 
 
@@ -78,7 +89,26 @@ def training_job(
     system: System, engine: TrainingEngine, *, seq: Number, batch: Number, dtype: str = "bf16", task: str = "pretrain",
     optimizer: str = "adamw", lora_rank: int = 16, mtp: bool = False, attention: str = "flash",
 ) -> TrainingJob:  # fmt: skip
-    """Return what is asked, with what the stack brings: the bytes of gradients and of logits."""
+    """Return a checked job with the gradient and logit bytes of the stack.
+
+    Args:
+        system: Chips and links.
+        engine: Training stack.
+        seq: Tokens per sequence.
+        batch: Sequences per step, over all chips.
+        dtype: Number format of the products of layers.
+        task: "pretrain", "sft" or "lora".
+        optimizer: Name of the optimizer.
+        lora_rank: Rank of the adapters, with task "lora".
+        mtp: Whether multi-token-prediction layers are trained.
+        attention: "flash" or "unfused".
+
+    Returns:
+        Job.
+
+    Raises:
+        InputError: If a word is unknown, or the chip does not compute in the format.
+    """
     job = TrainingJob(
         seq=seq, batch=batch, dtype=dtype, task=task, optimizer=optimizer, lora_rank=lora_rank, mtp=mtp, attention=attention,
         gradient_bytes=engine.gradient_bytes, logit_bytes=engine.logit_bytes,
@@ -96,11 +126,25 @@ def training_step(
     engine: TrainingEngine | str | None = None,
     **job_options: Any,
 ) -> TrainingStep:
-    """Return the time and the memory of one training step of `batch` sequences of `seq` [tokens] on a layout.
+    """Return the time and the memory of one training step on a layout.
 
-    job_options: dtype, task, optimizer, lora_rank, mtp, attention, as for `TrainingJob`. Numbers of the layout, seq and batch
-    may be arrays that broadcast. Raises LayoutError for a layout that cannot run, InputError for formats that the chip does not
-    have.
+    Numbers of the layout, seq and batch may be arrays that broadcast.
+
+    Args:
+        model: Model, or its name.
+        system: System, or its name.
+        seq: Tokens per sequence.
+        batch: Sequences per step, over all chips.
+        layout: Training layout; one chip if None.
+        engine: Training stack, or its name; the one of the chip vendor if None.
+        **job_options: dtype, task, optimizer, lora_rank, mtp, attention, as for `TrainingJob`.
+
+    Returns:
+        Time, memory and efficiency of the step.
+
+    Raises:
+        LayoutError: If the layout cannot run.
+        InputError: If the chip does not compute in the format.
     """
     model, system = resolve_model(model), resolve_system(system)
     engine = training_engine(engine, system)
@@ -109,6 +153,8 @@ def training_step(
     check_counts({name: getattr(layout, name) for name in AXES})
     job = training_job(system, engine, seq=seq, batch=batch, **job_options)
     check_draft(model, job)
+
+    # Arrays may contain illegal points, so that only their words and layers are checked.
     plain = not any(np.ndim(v) for v in (seq, batch, *(getattr(layout, n) for n in AXES)))
     if plain:
         check_layout(layout, model, system, job, engine)
@@ -121,13 +167,25 @@ def training_step(
 def _check_job_options(job_options: Mapping[str, Any]) -> None:
     for name in job_options:
         if name not in JOB_OPTIONS:
-            raise InputError(f"{name} is no part of a training job; there are {', '.join(JOB_OPTIONS)}")
+            raise InputError(f"{name}: not an option of a training job; the options are {', '.join(JOB_OPTIONS)}")
 
 
 def evaluate_layout(
     model: Model, system: System, job: TrainingJob, engine: TrainingEngine, x: TrainingLayout, *, date: str = ""
 ) -> TrainingStep:
-    """Return the answer of a layout that is legal."""
+    """Return the time and the memory of a step on a legal layout.
+
+    Args:
+        model: Model to train.
+        system: Chips and links.
+        job: Sequences, formats and optimizer of a step.
+        engine: Training stack.
+        x: Training layout; its numbers may be arrays that broadcast.
+        date: Date of the stack, such as "2025-06"; the newest of its fit if empty.
+
+    Returns:
+        Time, memory and efficiency of the step.
+    """
     experts = model.routed
     tuned, slower = on_chip(engine, system, experts=experts, date=date)
     step_time = step_seconds(model, job, system, tuned, x, slower=slower)
@@ -136,6 +194,8 @@ def evaluate_layout(
     lower = np.asarray(ideal_seconds(model, job, system, x))
     tokens = job.batch * job.seq / x.chips / step_time.total
     peak = peak_rate(system.chip.peak, number_format(job.dtype).arithmetic)
+
+    # Published efficiencies use either count of attention pairs, so that both are reported.
     causal_flops, full_flops = (model_flops(model, job, full=is_full) for is_full in (False, True))
     rates = [
         np.asarray(flops * tokens / peak)
@@ -162,14 +222,36 @@ def evaluate_layout(
 
 
 def ideal_seconds(model: Model, job: TrainingJob, system: System, x: TrainingLayout) -> Number:
-    """Return the seconds of a step on a machine that loses nothing and hides all communication."""
+    """Return the time of a step without losses and with all communication hidden.
+
+    Args:
+        model: Model to train.
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Seconds.
+    """
     return step_seconds(model, job, system, training_engine("ideal", system), x).total
 
 
 def unhidden_seconds(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, slower: Number
 ) -> Number:
-    """Return the seconds of a step were nothing hidden."""
+    """Return the time of a step without any overlap of communication.
+
+    Args:
+        model: Model to train.
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+        engine: Training stack.
+        x: Training layout; its numbers may be arrays that broadcast.
+        slower: Factor on all times.
+
+    Returns:
+        Seconds.
+    """
     none = replace(engine.constants, tensor_overlap=0.0, expert_overlap=0.0, data_overlap=0.0)
     return step_seconds(model, job, system, replace(engine, constants=none), x, slower=slower).total
 
@@ -189,11 +271,29 @@ def train(
     changes: bool = True,
     **job_options: Any,
 ) -> Training:
-    """Return the fastest layout that fits `chips` chips, and what a run of `tokens` takes.
+    """Return the fastest layout that fits the chips, and the cost of a run.
 
-    layout: axes that are given, by the names of `TrainingLayout`; all others are searched. phases: parts of the run, instead of
-    tokens at one length and batch. job_options: dtype, task, optimizer, lora_rank, mtp.
-    Raises NothingFits where no layout holds the states, LayoutError where axes that are given cannot run.
+    Args:
+        model: Model, or its name.
+        system: System, or its name.
+        chips: Chips in total.
+        seq: Tokens per sequence.
+        batch: Sequences per step, over all chips.
+        engine: Training stack, or its name; the one of the chip vendor if None.
+        layout: Axes that are fixed, by the field names of `TrainingLayout`; all others are searched.
+        tokens: Training tokens of the run; no run if None.
+        phases: Parts of the run with their own sequence length and batch, instead of `tokens`.
+        reliability: Failure rate, checkpoint and restart times; the defaults if None.
+        changes: Whether speed-ups by changes of machine and format are computed.
+        **job_options: dtype, task, optimizer, lora_rank, mtp, attention, as for `TrainingJob`.
+
+    Returns:
+        Layout, step and run.
+
+    Raises:
+        NothingFits: If no layout has room for the training states.
+        LayoutError: If the given axes cannot run.
+        RangeError: If the run has fewer tokens than one step.
     """
     model, system = resolve_model(model), resolve_system(system)
     engine = training_engine(engine, system)
@@ -203,8 +303,10 @@ def train(
         positive("tokens", tokens, maximum=MAX_RUN_TOKENS)
     job = training_job(system, engine, seq=seq, batch=batch, **job_options)
     if tokens is not None and tokens < job.seq * job.batch:
-        raise RangeError(f"a run has at least the tokens of a step, {job.seq * job.batch:,}, not {tokens:,.0f}")
+        raise RangeError(f"tokens: a run has at least the tokens of a step, {job.seq * job.batch:,}, got {tokens:,.0f}")
     check_draft(model, job)
+
+    # Search the fastest layout.
     fixed_axes = _check_axes(dict(layout or {}), model, system, job, engine, chips)
     experts = model.routed
     tuned, slower = on_chip(engine, system, experts=experts)
@@ -213,10 +315,13 @@ def train(
     if best is None:
         raise infeasibility_error(model, system, job, tuned, chips, fixed_axes, search_result)
     best_seconds = step_seconds(model, job, system, tuned, best[0], slower=slower)
-    if best[0].layers:  # a search takes stages of mean length, one layout is walked through
+    # The search assumes stages of mean length; a layout with given layers is simulated exactly.
+    if best[0].layers:
         best = best[0], float(best_seconds.total)
     step = evaluate_layout(model, system, job, engine, best[0])
     runner_up, runner_up_slower = _runner_up(search_result, best[0])
+
+    # Cost of the run: each phase may have its own length and batch.
     for phase in phases:
         check_job(replace(job, seq=phase.seq, batch=phase.batch), system)
     parts = tuple(phases) or ((Phase(tokens=tokens, seq=seq, batch=batch),) if tokens else ())
@@ -227,6 +332,7 @@ def train(
             return _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, float(slower), best[0])
 
         step_range = step_time_range(engine, system, experts=experts)
+        # A batch ramp grows in multiples that all replicas and the schedule accept.
         quantum = int(best[0].dp * best[0].micro_batch * (best[0].pp if best[0].virtual_stages > 1 else 1))
         cost = training_run_cost(
             model, system, job, parts, phase_seconds, chips=chips, step_range=step_range,
@@ -250,7 +356,10 @@ def _phase_step_seconds(
     model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int, fixed_axes: Mapping[str, Any],
     slower: float, best: TrainingLayout,
 ) -> float:  # fmt: skip
-    """Return the seconds of a step of another length or batch: of the layout as it is if it can, else of the fastest."""
+    """Return the seconds of a step with another length or batch.
+
+    The layout stays the same if it can run the step; else the fastest layout is searched.
+    """
     microbatches = int(job.batch) / (best.dp * best.micro_batch)
     if microbatches == int(microbatches) and int(job.seq) % int(best.cp) == 0:
         memory = training_memory(model, job, system, engine, best, microbatches=microbatches)
@@ -271,12 +380,14 @@ def _phase_step_seconds(
 def _check_axes(
     axes: dict[str, Any], model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int
 ) -> dict[str, Any]:
-    """Return the axes that are given, checked as far as they go."""
+    """Return the given axes, checked as far as possible, with implied axes added."""
     unknown = [name for name in axes if name not in AXES]
     if unknown:
-        raise InputError(f"{unknown[0]} is no axis of a training layout; there are {', '.join(AXES)}")
+        raise InputError(f"{unknown[0]}: not an axis of a training layout; the axes are {', '.join(AXES)}")
     check_counts(axes)
     axes = add_layer_axes(axes, model)
+
+    # The degrees must multiply to the number of chips; three of them give the fourth.
     degrees = {name: int(axes[name]) for name in ("tp", "pp", "cp", "dp") if name in axes}
     product = int(np.prod(list(degrees.values()))) if degrees else 1
     if chips % product:
@@ -289,6 +400,8 @@ def _check_axes(
         raise LayoutError(f"{product_text} = {product} is not the {counted(chips, 'chip')}; leave one of them out")
     if "dp" not in axes and {"tp", "pp", "cp"} <= set(axes):
         axes = axes | {"dp": chips // product}
+
+    # Schedule and virtual stages must match.
     if axes.get("virtual_stages", 1) > 1 and "schedule" not in axes:
         axes = axes | {"schedule": "interleaved"}
     check_group(axes.get("sharding", "zero1"), axes.get("sharding_group", 0))
@@ -297,13 +410,13 @@ def _check_axes(
     if virtual > 1 and schedule.virtual == 1:
         raise LayoutError(f"schedule {schedule.name} has no virtual stages; leave --vpp out, or take --schedule interleaved")
     if schedule.virtual == 0 and axes.get("virtual_stages") == 1:
-        raise LayoutError(
-            f"schedule {schedule.name} needs at least 2 virtual stages on each device; give --vpp 2, or take 1f1b"
-        )
+        raise LayoutError(f"schedule {schedule.name} needs at least 2 virtual stages per device; give --vpp 2, or take 1f1b")
     if axes.get("pp") == 1:
         check_virtual_stages(virtual)
     if schedule.virtual != 1 and axes.get("pp") == 1:
         raise LayoutError(f"schedule {schedule.name} needs a pipeline, and pp=1 has none; give --pp, or leave --schedule out")
+
+    # Free axes count as 1, so that only the given degrees are checked.
     probe: dict[str, Any] = {name: int(axes[name]) for name in DEGREES if name in axes}
     probe |= {"dp": chips // int(np.prod([degree for name, degree in degrees.items() if name != "dp"]))}
     check_degrees(TrainingLayout(**probe), model, system, job)
@@ -315,7 +428,20 @@ def _check_axes(
 
 
 def add_layer_axes(axes: dict[str, Any], model: Model) -> dict[str, Any]:
-    """Return axes that are given with those that layers by chunk say: stages, and virtual ones where both differ."""
+    """Return the given axes with the axes that follow from layers by chunk.
+
+    These are the stages, and the virtual stages where both differ.
+
+    Args:
+        axes: Axes that are given, by the field names of `TrainingLayout`.
+        model: Model to train.
+
+    Returns:
+        Axes with "layers" as text, "pp" and "virtual_stages".
+
+    Raises:
+        LayoutError: If the layers do not suit the model.
+    """
     layers = axes.get("layers") or ""
     layers = layers if isinstance(layers, str) else show_layers(layers)
     if not layers:
@@ -328,7 +454,8 @@ def add_layer_axes(axes: dict[str, Any], model: Model) -> dict[str, Any]:
 
 
 def _runner_up(search_result: SearchResult, best: TrainingLayout) -> tuple[str, float]:
-    """Return the fastest layout that divides the chips otherwise, and how much slower it is."""
+    """Return the fastest layout with other degrees, and its slow-down."""
+    # Layouts with the same tp, pp and ep are variants of the best one, not alternatives.
     best_degrees = (best.tp, best.pp, best.ep)
     best_time, second = np.inf, (np.inf, "")
     for group in search_result.groups:
@@ -351,7 +478,7 @@ TERM_WORDS = {"step": "fixed overhead"}
 
 
 def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
-    """Say what binds."""
+    """Return the bottleneck of a step as text."""
     total = float(step.total)
     parts = sorted(((float(value) / total, name) for name, value in step.terms.items()), reverse=True)
     first, second = parts[0], parts[1] if len(parts) > 1 else (0.0, "")
@@ -364,6 +491,6 @@ def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
             f"; the pipeline is idle for {bubble:.0%} ({microbatch_text} over {counted(float(step.layout.pp), 'stage')})"
         )
     if float(step.exposed) / total > 0.02:
-        sentence += f"; communication that nothing hides takes {float(step.exposed) / total:.0%}"
+        sentence += f"; exposed communication takes {float(step.exposed) / total:.0%}"
     free_bytes = float(step.memory.capacity - step.memory.used)
     return sentence + f"; {show(free_bytes, 'B')} of memory are free on the fullest chip"

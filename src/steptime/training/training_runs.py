@@ -1,4 +1,7 @@
-"""Whole runs: steps for a budget of tokens, with batch ramps and stages of longer sequences, failures, money and energy."""
+"""Cost of whole runs: steps for a token budget, failures, money and energy.
+
+Runs may have batch ramps and phases with longer sequences.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,21 @@ from steptime.training.training_job import TrainingJob
 from steptime.training.training_result import TrainingRunCost
 from steptime.units import show
 
-RAMP_POINTS = 8  # batch sizes of a ramp at which a step is timed
+# Batch sizes of a ramp at which a step is timed.
+RAMP_POINTS = 8
+# Bytes per weight in a checkpoint.
 WEIGHT_BYTES = 2.0
-MAX_LOST_INTERVALS = (
-    7.0  # times between failures that a checkpoint and a restart take, beyond which a run ends never: e^-7 of it is kept
-)
+# Largest checkpoint plus restart time, in units of the mean time between failures.
+# Above it the goodput is below e^-7, and a run never ends.
+MAX_LOST_INTERVALS = 7.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """Part of a run: tokens at a sequence length and a batch; first: the batch at which a ramp begins, growing evenly by
-    tokens."""
+    """Part of a run: tokens at one sequence length and batch.
+
+    first: batch at the start of a ramp, which grows evenly with the tokens; None without a ramp.
+    """
 
     tokens: float
     seq: int
@@ -44,7 +51,10 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """How often chips fail, and what that costs: failures per chip-second, and seconds of a checkpoint and of a restart."""
+    """Failure rate and its costs.
+
+    rate: failures per chip-second. checkpoint, restart: seconds of a checkpoint and of a restart. spares: spare chips.
+    """
 
     rate: float = FAILURES_PER_CHIP_SECOND
     checkpoint: float = CHECKPOINT_SECONDS
@@ -55,13 +65,23 @@ class Reliability:
 def phase_seconds(
     phase: Phase, job: TrainingJob, step_seconds: Callable[[TrainingJob], float], quantum: int = 1
 ) -> tuple[float, float]:
-    """Return the seconds and the steps of a phase; step_seconds: of one step; quantum: sequences that a ramp grows by."""
+    """Return the time and the number of steps of a phase.
+
+    Args:
+        phase: Part of the run.
+        job: Sequences, formats and optimizer of a step.
+        step_seconds: Function that returns the seconds of a step of a job.
+        quantum: Sequences by which a batch ramp grows.
+
+    Returns:
+        Seconds, and steps.
+    """
     if phase.first is None or phase.first >= phase.batch:
         steps = phase.tokens / (phase.batch * phase.seq)
         return steps * step_seconds(replace(job, seq=phase.seq, batch=phase.batch)), steps
-    batch_quanta = (
-        np.linspace(phase.first, phase.batch, RAMP_POINTS) / quantum
-    )  # in batches that divide over the copies as they are
+
+    # Round the ramp to batches that divide over the replicas of the layout.
+    batch_quanta = np.linspace(phase.first, phase.batch, RAMP_POINTS) / quantum
     batches = np.unique(np.clip((batch_quanta.round() * quantum).astype(int), quantum, phase.batch))
     tokens_per_batch = phase.tokens / len(batches)
     ramp_parts = [
@@ -74,16 +94,36 @@ def training_run_cost(
     model: Model, system: System, job: TrainingJob, phases: Sequence[Phase], step_seconds: Callable[[TrainingJob], float], *,
     chips: int, step_range: tuple[float, float], reliability: Reliability, quantum: int = 1,
 ) -> TrainingRunCost:  # fmt: skip
-    """Return what a run takes; step_range: factors of the 90 % range of a step."""
+    """Return the cost of a run.
+
+    Args:
+        model: Model to train.
+        system: Chips and links.
+        job: Sequences, formats and optimizer of a step.
+        phases: Parts of the run.
+        step_seconds: Function that returns the seconds of a step of a job.
+        chips: Chips in total.
+        step_range: Factors of the 90 % range of a step.
+        reliability: Failure rate, checkpoint and restart times.
+        quantum: Sequences by which a batch ramp grows.
+
+    Returns:
+        Time, chip-hours, money and energy.
+
+    Raises:
+        Impossible: If failures are so frequent that the run never ends.
+    """
     parts = [phase_seconds(phase, job, step_seconds, quantum) for phase in phases]
     useful, steps = sum(p[0] for p in parts), sum(p[1] for p in parts)
     tokens = sum(phase.tokens for phase in phases)
+
+    # Goodput: the optimal time between checkpoints, at most the length of the run.
     mean_time = float(mean_time_between_failures(chips, reliability.rate)) if reliability.rate else math.inf
     checkpoint_interval = float(daly_interval(reliability.checkpoint, mean_time)) if math.isfinite(mean_time) else useful
     checkpoint_interval = min(checkpoint_interval, useful)
     if (reliability.checkpoint + reliability.restart) / mean_time > MAX_LOST_INTERVALS:
         raise Impossible(
-            f"a run of {chips:,} chips that fail every {show(mean_time, 's')} never ends: a checkpoint takes "
+            f"a run on {chips:,} chips with a failure every {show(mean_time, 's')} never ends: a checkpoint takes "
             f"{show(reliability.checkpoint, 's')}, a restart {show(reliability.restart, 's')}"
         )
     goodput_share = (
@@ -91,6 +131,7 @@ def training_run_cost(
         if math.isfinite(mean_time)
         else 1.0
     )
+
     seconds = useful / goodput_share
     rented_chips = chips + reliability.spares
     rent, power = system.rent, system.power

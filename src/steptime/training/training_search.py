@@ -1,7 +1,8 @@
-"""All legal layouts of a training step, evaluated at once as arrays: the fastest that fits.
+"""Search over all legal layouts of a training step for the fastest that fits.
 
-Numbers (tp, pp, cp, ep, dp, micro-batch, virtual stages) lie on one axis; recomputation, sharding and schedule are words, for
-each of which the arrays are evaluated again, with what they do not change kept.
+All layouts are evaluated at once as arrays. Numbers (tp, pp, cp, ep, dp, micro-batch, virtual stages) are one axis.
+Recomputation, sharding and schedule are words; the arrays are evaluated once per word. Results that do not depend on a word
+are reused.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from steptime.training.training_rules import feed_forward_widths, kv_head_count
 from steptime.training.training_stack import TrainingEngine
 from steptime.training.training_step import StageTimes, fullest_stage_parameters, stage_times, step_seconds
 
-LARGEST_TP: Final = 64  # where a scale-up domain is larger
+# Limit for scale-up domains that are larger.
+LARGEST_TP: Final = 64
 MICRO_BATCHES: Final = (1, 2, 4, 8, 16)
 CONTEXT_DEGREES: Final = (1, 2, 4, 8, 16, 32, 64)
-MIN_TOKENS_PER_RANK: Final = 1024  # of a sequence on one rank of context parallelism
+# Smallest part of a sequence on one context-parallel rank.
+MIN_TOKENS_PER_RANK: Final = 1024
 SHARDINGS_TRIED: Final = ("zero1", "zero3")
-MEMORY_MARGIN: Final = 0.98  # of a chip's memory that a search fills: allocators leave gaps
+# Share of the memory of a chip that a search may fill; allocators leave gaps.
+MEMORY_MARGIN: Final = 0.98
 DENSE_RECOMPUTES: Final = ("none", "norms", "mlp", "norms+mlp", "full")
 MOE_RECOMPUTES: Final = (
     "none",
@@ -42,12 +46,16 @@ MOE_RECOMPUTES: Final = (
     "moe",
     "full",
 )
-SCHEDULES: Final = ("1f1b", "interleaved", "zb-h1")  # that a search tries where a stack does not say which it has
+# Schedules of a search if the stack does not list its own.
+SCHEDULES: Final = ("1f1b", "interleaved", "zb-h1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Layouts of one word for each of recomputation, sharding and schedule: seconds of a step, bytes used, whether they fit."""
+    """Layouts with the same words for recomputation, sharding and schedule.
+
+    seconds: per step. used: bytes on the fullest chip. fits: whether they fit.
+    """
 
     layout: TrainingLayout
     seconds: Array
@@ -58,34 +66,53 @@ class Candidates:
         return len(self.seconds)
 
     def layout_at(self, index: int) -> TrainingLayout:
-        """Return one of them."""
+        """Return one of the layouts.
+
+        Args:
+            index: Index of the layout.
+
+        Returns:
+            Layout of plain numbers.
+        """
         numbers: Any = {name: int(np.broadcast_to(getattr(self.layout, name), self.seconds.shape)[index]) for name in DEGREES}
         return replace(self.layout, **numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What a search found: all candidates, by words, and how many there are."""
+    """All layouts of a search, grouped by their words."""
 
     groups: tuple[Candidates, ...]
 
     @property
     def count(self) -> int:
-        """Layouts evaluated."""
+        """Number of evaluated layouts."""
         return sum(len(group) for group in self.groups)
 
     def fastest(self, *, fitting: bool = True) -> tuple[TrainingLayout, float] | None:
-        """Return the fastest layout with its seconds, None where none fits."""
+        """Return the fastest layout with its time.
+
+        Args:
+            fitting: Whether only layouts that fit the memory count.
+
+        Returns:
+            Layout and seconds per step; None if nothing fits.
+        """
         best: tuple[TrainingLayout, float] | None = None
         for group in self.groups:
             times = np.where(group.fits, group.seconds, np.inf) if fitting else group.seconds
             index = int(np.argmin(times))
+            # A tie keeps the earlier, simpler words.
             if np.isfinite(times[index]) and (best is None or times[index] < best[1] * (1 - 1e-9)):
                 best = group.layout_at(index), float(times[index])
         return best
 
     def smallest(self) -> tuple[TrainingLayout, float]:
-        """Return the layout that takes least memory, with its bytes."""
+        """Return the layout with the smallest memory.
+
+        Returns:
+            Layout, and bytes on its fullest chip.
+        """
         smallest_layouts = [(float(group.used.min()), group, int(np.argmin(group.used))) for group in self.groups]
         used_bytes, group, index = min(smallest_layouts, key=lambda choice: choice[0])
         return group.layout_at(index), used_bytes
@@ -95,12 +122,27 @@ def search(
     model: Model, system: System, job: TrainingJob, engine: TrainingEngine, *, chips: int, slower: float = 1.0,
     fixed: Mapping[str, Any] | None = None,
 ) -> SearchResult:  # fmt: skip
-    """Return all legal layouts on `chips` chips; fixed: values of axes that are given."""
+    """Return all legal layouts on a number of chips.
+
+    Args:
+        model: Model to train.
+        system: Chips and links.
+        job: Sequences, formats and optimizer of a step.
+        engine: Training stack.
+        chips: Chips in total.
+        slower: Factor on all times.
+        fixed: Axes that are given, by the field names of `TrainingLayout`.
+
+    Returns:
+        Layouts with seconds and bytes.
+    """
     fixed_axes = dict(fixed or {})
     sparse = model.routed
     recomputes = _word_choices(fixed_axes, "recompute", engine.recomputes, MOE_RECOMPUTES if sparse else DENSE_RECOMPUTES)
     shardings = _word_choices(fixed_axes, "sharding", engine.shardings, SHARDINGS_TRIED)
     schedule_names = [schedule_named(name).name for name in _word_choices(fixed_axes, "schedule", engine.schedules, SCHEDULES)]
+
+    # Layer times depend on recomputation and on the stages of the schedule, not on the sharding: reuse them.
     groups: list[Candidates] = []
     degree_rows = legal_degrees(model, system, job, chips, fixed_axes)
     for recompute in dict.fromkeys(recomputes):
@@ -131,9 +173,21 @@ def _word_choices(
 
 
 def legal_degrees(model: Model, system: System, job: TrainingJob, chips: int, fixed_axes: Mapping[str, Any]) -> Array:
-    """Return the legal (tp, pp, cp, ep, etp, dp, micro-batch) of one chunk a stage, a row each."""
+    """Return the legal degrees of layouts without virtual stages.
+
+    Args:
+        model: Model to train.
+        system: Chips and links.
+        job: Sequences, formats and optimizer of a step.
+        chips: Chips in total.
+        fixed_axes: Axes of the layout that are given, by the field names of `TrainingLayout`.
+
+    Returns:
+        Rows of (tp, pp, cp, ep, etp, dp, micro-batch).
+    """
     domain = int(min(system.scale_up.size, chips, LARGEST_TP))
-    domain_size = int(min(system.scale_up.size, 1 << 20))  # a group of ranks lies in a domain, so that it divides it
+    # A tensor-parallel group stays inside a scale-up domain, and its size divides the domain.
+    domain_size = int(min(system.scale_up.size, 1 << 20))
     kv = kv_head_count(model)
     possible_tps = [
         t for t in divisors(model.heads)
@@ -148,6 +202,8 @@ def legal_degrees(model: Model, system: System, job: TrainingJob, chips: int, fi
     )
     cps = cps or [1]
     pps = [fixed_axes["pp"]] if "pp" in fixed_axes else [p for p in divisors(chips) if p <= max_chunks(model)]
+
+    # dp is the remaining factor of the chips; every combination that divides model and batch is a row.
     rows = []
     experts = max((op.experts for layer, _ in model.layers for op in layer.ops if op.rows == "routed"), default=0)
     etps, group = [fixed_axes.get("etp", 1)], int(fixed_axes.get("sharding_group", 0))
@@ -177,7 +233,20 @@ def legal_degrees(model: Model, system: System, job: TrainingJob, chips: int, fi
 
 
 def add_virtual_stages(degree_rows: Array, depth: int, fixed_axes: Mapping[str, Any], virtual: int) -> Array:
-    """Return rows with virtual stages: as many as a schedule has; of one with any, those that deal the layers out evenly."""
+    """Return the rows with virtual stages added.
+
+    A schedule with a fixed number of virtual stages gets this number. A schedule with any number gets those that divide the
+    layers evenly.
+
+    Args:
+        degree_rows: Rows of `legal_degrees`.
+        depth: Layers of the model.
+        fixed_axes: Axes of the layout that are given, by the field names of `TrainingLayout`.
+        virtual: Virtual stages of the schedule; 0 for any number from 2.
+
+    Returns:
+        Rows of (tp, pp, cp, ep, etp, dp, micro-batch, virtual stages).
+    """
     if virtual == 1:
         requested_vpp = fixed_axes.get("virtual_stages", 1)
         return np.column_stack([degree_rows, np.ones(len(degree_rows))]) if requested_vpp == 1 else np.zeros((0, 8))
@@ -196,7 +265,16 @@ def add_virtual_stages(degree_rows: Array, depth: int, fixed_axes: Mapping[str, 
 
 @lru_cache(maxsize=256)
 def even_chunks(depth: int, pp: int) -> tuple[int, ...]:
-    """Return the virtual stages with which all chunks have as many layers, embedding and head counted or not.
+    """Return the virtual stages with which all chunks have the same number of layers.
+
+    Embedding and head count as layers or not.
+
+    Args:
+        depth: Layers of the model.
+        pp: Pipeline stages.
+
+    Returns:
+        Virtual stages per device, from 2.
 
     >>> even_chunks(126, 16), even_chunks(80, 8)
     ((2, 4, 8), (2, 5, 10))
@@ -214,12 +292,14 @@ def _layout(layout_rows: Array, options: Mapping[str, Any]) -> TrainingLayout:
 def _layer_times(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, layout_rows: Array, *, options: Mapping[str, Any]
 ) -> tuple[Array, StageTimes | None, Any]:
-    """Return what does not depend on sharding, nor on the schedule but by its virtual stages and copies of parameters.
+    """Return the stage times and parameters, which do not depend on the sharding.
 
-    Layers are timed once for equal ways of a stage.
+    They depend on the schedule only by its virtual stages and its copies of the parameters. Layers are timed once per
+    distinct degrees of a stage.
     """
     if not len(layout_rows):
         return layout_rows, None, None
+    # Many rows share the degrees that a layer depends on; time each distinct combination once.
     keys, inverse = np.unique(layout_rows[:, [0, 2, 3, 4, 6]], axis=0, return_inverse=True)
     tp, cp, ep, etp, mbs = keys.T
     distinct_layouts = TrainingLayout(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=mbs, dp=1, recompute=options["recompute"])
@@ -247,6 +327,7 @@ def _candidates(
     x = _layout(layout_rows, options)
     m = job.batch / (x.dp * x.micro_batch)
     schedule = schedule_named(options["schedule"])
+    # Without a pipeline all schedules are the same; count them once, as 1f1b.
     has_no_pipeline = np.asarray(x.pp) == 1
     is_legal = np.where(has_no_pipeline, options["schedule"] == "1f1b", schedule.legal(x.pp, m, x.virtual_stages))
     if not is_legal.any():

@@ -1,8 +1,10 @@
-"""A training stack: what it loses against the physics, as a few constants, each a share, a time or a factor.
+"""Training stack: losses against the ideal machine, as a few constants.
 
-`ideal` loses nothing. Files in `data/stacks/` hold those of real stacks (Megatron, torchtitan, MaxText, llm-foundry), with
-where they came from: all share what kernels and links reach, and differ by one factor on their times, by what they overlap,
-and by the formats in which they keep gradients.
+Each constant is a share, a time or a factor. `ideal` has no losses. Files in `data/stacks/` have the constants of real
+stacks (Megatron, torchtitan, MaxText, llm-foundry) and their sources.
+
+All stacks share the efficiencies of kernels and links. They differ by one factor on their times, by their overlap, and by
+the formats of gradients.
 """
 
 from __future__ import annotations
@@ -31,55 +33,60 @@ def _constant(default: float, meaning: str, *, unit: str = "share", smallest: fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """The constants of a training stack; the ideal's by default. Each may be an array."""
+    """Constants of a training stack; the defaults are ideal. Each may be an array."""
 
-    compute_efficiency: Number = _constant(1.0, "of a chip's rate, in products of 16 bits")
-    eight_bit_efficiency: Number = _constant(1.0, "of compute_efficiency, in products of 8 bits with a scale a tensor")
-    block_efficiency: Number = _constant(1.0, "of compute_efficiency, in products of 8 bits with a scale a block (mxfp8)")
-    four_bit_efficiency: Number = _constant(1.0, "of compute_efficiency, in products of 4 bits (nvfp4)")
-    expert_efficiency: Number = _constant(1.0, "of the rate of dense products, in grouped products of experts")
-    attention_efficiency: Number = _constant(1.0, "of a chip's bf16 rate, in flash attention")
-    memory_efficiency: Number = _constant(1.0, "of memory bandwidth, in element-wise passes", largest=20.0)
-    scale_up_efficiency: Number = _constant(1.0, "of the bandwidth of the innermost links, in collectives")
-    scale_out_efficiency: Number = _constant(1.0, "of the bandwidth of outer links, in collectives")
-    tensor_overlap: Number = _constant(1.0, "of tensor-parallel exchanges, that hides behind products", largest=1.0)
-    expert_overlap: Number = _constant(1.0, "of expert exchanges, that hides behind products", largest=1.0)
-    data_overlap: Number = _constant(
-        1.0, "of the pass beside them, behind which exchanges of data-parallel copies hide", largest=1.0
-    )
+    compute_efficiency: Number = _constant(1.0, "of the rate of a chip, for products in 16 bits")
+    eight_bit_efficiency: Number = _constant(1.0, "of compute_efficiency, for products in 8 bits with a scale per tensor")
+    block_efficiency: Number = _constant(1.0, "of compute_efficiency, for products in 8 bits with a scale per block (mxfp8)")
+    four_bit_efficiency: Number = _constant(1.0, "of compute_efficiency, for products in 4 bits (nvfp4)")
+    expert_efficiency: Number = _constant(1.0, "of the rate of dense products, for grouped products of experts")
+    attention_efficiency: Number = _constant(1.0, "of the bf16 rate of a chip, for flash attention")
+    memory_efficiency: Number = _constant(1.0, "of the memory bandwidth, for element-wise passes", largest=20.0)
+    scale_up_efficiency: Number = _constant(1.0, "of the bandwidth of the innermost links, for collectives")
+    scale_out_efficiency: Number = _constant(1.0, "of the bandwidth of outer links, for collectives")
+    tensor_overlap: Number = _constant(1.0, "of tensor-parallel exchanges, overlapped with products", largest=1.0)
+    expert_overlap: Number = _constant(1.0, "of expert exchanges, overlapped with products", largest=1.0)
+    data_overlap: Number = _constant(1.0, "of the concurrent pass, which can hide data-parallel exchanges", largest=1.0)
     seconds_per_layer: Number = _constant(
-        0.0, "of a layer's forward pass that a micro-batch of any size takes, twice that backward", unit="s", largest=1.0
+        0.0, "fixed time per layer and micro-batch of the forward pass; twice this for the backward pass", unit="s", largest=1.0
     )
-    seconds_per_expert_layer: Number = _constant(0.0, "more of a layer with experts: routing, sorting", unit="s", largest=1.0)
-    seconds_per_step: Number = _constant(0.0, "of a step: gradient norm, data, the host", unit="s", largest=100.0)
-    yearly_gain: Number = _constant(0.0, "by which a stack gets faster in a year, since 2024-06", unit="log", largest=2.0)
+    seconds_per_expert_layer: Number = _constant(
+        0.0, "additional time per expert layer: routing, sorting", unit="s", largest=1.0
+    )
+    seconds_per_step: Number = _constant(0.0, "fixed time per step: gradient norm, data, host", unit="s", largest=100.0)
+    yearly_gain: Number = _constant(0.0, "speed-up of a stack per year, since 2024-06", unit="log", largest=2.0)
     expert_yearly_gain: Number = _constant(
-        0.0, "by which kernels of experts and what is around them gain beside", unit="log", largest=5.0
+        0.0, "additional speed-up per year of expert kernels, routing and sorting", unit="log", largest=5.0
     )
     chip_departure: Number = _constant(
-        0.0, "how much of a chip's own departure from the usual share of its data sheet shows", unit="exponent", largest=2.0
+        0.0, "of the ratio of a chip's reached share of its data sheet to the usual share", unit="exponent", largest=2.0
     )
     power_exponent: Number = _constant(
-        0.0, "with which sustained rates follow the power that a chip has for a FLOP/s", unit="exponent", largest=1.0
+        0.0, "of sustained rates over the power of a chip per FLOP/s", unit="exponent", largest=1.0
     )
 
 
 CONSTANTS: Final = {f.name: f.metadata for f in fields(Constants)}
 RATES: Final = ("attention_efficiency", "memory_efficiency", "scale_up_efficiency", "scale_out_efficiency")
 NARROW: Final = ("eight_bit_efficiency", "block_efficiency", "four_bit_efficiency")
-REFERENCE_YEAR: Final = 2024.5  # the date at which `yearly_gain` is nothing
+# Date at which `yearly_gain` has no effect.
+REFERENCE_YEAR: Final = 2024.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrainingEngine(Result):
-    """A training stack: its constants, what it overlaps, the fit behind them and their source.
+    """A training stack: constants, overlap, the fit and its source.
 
-    speed: factor on the speed of all its times. elsewhere: one more on chips of which the fit had no run, the median of the
-    systems that were left out of it. chips: by name, factors on the speed of all times on a chip ("speed") and on
-    the rate of its attention kernels ("attention"). gradient_bytes: of a gradient as it is
-    accumulated and reduced; logit_bytes: that a logit takes at once. schedules, shardings, recomputes: those that it has, all
-    where none are named. prefetched: layers whose divided weights are gathered ahead of their use. reserved_bytes: what
-    driver, libraries and buffers take of a chip's memory. cached: share of allocated bytes that an allocator holds beside them.
+    speed: factor on the speed of all times. elsewhere: additional factor on chips without runs in the fit; the median over
+    the systems that were left out of it. chips: by chip name, factors on the speed of all times ("speed") and on the rate
+    of attention kernels ("attention").
+
+    gradient_bytes: bytes per gradient, as it is accumulated and reduced. logit_bytes: bytes per logit at one time.
+    schedules, shardings, recomputes: the supported ones; all if empty. prefetched: layers whose sharded weights are
+    gathered ahead of their use.
+
+    reserved_bytes: memory of driver, libraries and buffers per chip. cached: share of the allocated bytes that an allocator
+    keeps in addition.
     """
 
     name: str = "ideal"
@@ -100,11 +107,22 @@ class TrainingEngine(Result):
     source: Mapping[str, Any] = field(default_factory=dict)
 
     def has_run_on(self, chip: str) -> bool:
-        """Whether a run of the fit was on a chip."""
+        """Return whether the fit has a run on a chip.
+
+        Args:
+            chip: Name of the chip.
+
+        Returns:
+            True if there is a run.
+        """
         return chip in self.fit.get("systems", ())
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return what it is, and how many runs it is fitted to."""
+        """Return the name of the stack, and the number of runs of its fit.
+
+        Returns:
+            Title, and lines by name.
+        """
         runs = {"fitted to": f"{self.fit['runs']:,} measured runs"} if self.fit.get("runs") else {}
         return f"Training stack {self.name}" + (f": {self.title}" if self.title else ""), runs
 
@@ -117,15 +135,34 @@ TYPICAL: Final = "typical"
 def training_engine(
     name: str | os.PathLike[str] | TrainingEngine | None, system: System, catalog: str | os.PathLike[str] | None = None
 ) -> TrainingEngine:
-    """Return the stack of a name ("ideal", or a file of data/stacks), a path, or one as it is; None: that of the chip's
-    maker."""
+    """Return a training stack by name, path or chip vendor.
+
+    Args:
+        name: "ideal", a file of data/stacks, a path, or a stack, which is returned; None for the stack of the chip vendor.
+        system: Chips and links.
+        catalog: Folder of the catalog; the one of the package if None.
+
+    Returns:
+        Training stack.
+    """
     if isinstance(name, TrainingEngine):
         return name
     return load_stack(DEFAULT.get(system.chip.vendor, TYPICAL) if name is None else os.fspath(name), catalog)
 
 
 def load_stack(name: str, catalog: str | os.PathLike[str] | None = None) -> TrainingEngine:
-    """Return the stack of a name or a path."""
+    """Return a training stack by name or path.
+
+    Args:
+        name: "ideal", a file of data/stacks, or a path.
+        catalog: Folder of the catalog; the one of the package if None.
+
+    Returns:
+        Training stack.
+
+    Raises:
+        DataFileError: If the file is not a training stack.
+    """
     if name.casefold() == "ideal":
         return IDEAL
     path = find("stacks", name, catalog)
@@ -138,8 +175,8 @@ def _load(path: Path, _modified: float) -> TrainingEngine:
     field_names = tuple(f.name for f in fields(TrainingEngine))
     unknown = [key for key in data if key not in field_names]
     if unknown or not isinstance(data.get("constants"), dict):
-        problem_text = f"{unknown[0][:40]!r} is no key of a training stack" if unknown else "has no table [constants]"
-        raise DataFileError(path, f"{problem_text}; such a file has {', '.join(field_names)}")
+        problem_text = f"{unknown[0][:40]!r} is not a key of a training stack" if unknown else "has no table [constants]"
+        raise DataFileError(path, f"{problem_text}; the keys are {', '.join(field_names)}")
     check_entry_name(data.get("name", path.stem), path)
     for key, value in data["constants"].items():
         problem = constant_error(key, value)
@@ -152,14 +189,25 @@ def _load(path: Path, _modified: float) -> TrainingEngine:
 
 
 def on_chip(engine: TrainingEngine, system: System, *, experts: bool, date: str = "") -> tuple[TrainingEngine, Number]:
-    """Return the stack as it is on a chip at a date, no rate above the data sheet's, and a factor on all its times.
+    """Return the stack on a chip at a date, and a factor on all its times.
 
-    Without a date that of the newest runs that it is fitted to, beyond which no gain is counted. The factor is that of the
-    chip, the stack and its age; where it would lift a rate above the data sheet, the rate is that of the data sheet.
+    The factor combines chip, stack and age. No rate exceeds the data sheet: where the factor would lift a rate above it,
+    the rate is that of the data sheet. Gains end at the date of the newest runs of the fit.
+
+    Args:
+        engine: Training stack.
+        system: Chips and links.
+        experts: Whether the model has routed experts.
+        date: Date of the stack, such as "2025-06"; the newest of its fit if empty.
+
+    Returns:
+        Stack, and factor on all times.
     """
+    # Beyond the newest run of the fit no further gain is assumed.
     chip = engine.chips.get(system.chip.name, {})
     last_year = float(engine.fit.get("until", REFERENCE_YEAR))
     years = (last_year if not date else min(decimal_year(date), last_year)) - REFERENCE_YEAR
+    # Software for experts improves faster than the rest, so that it has its own gain.
     constants = age_constants(engine.constants, years if experts else 0.0)
     speed = engine.speed * chip.get("speed", 1.0) * (1.0 if engine.has_run_on(system.chip.name) else engine.elsewhere)
     time_factor = np.exp(-constants.yearly_gain * years) / speed
@@ -168,13 +216,34 @@ def on_chip(engine: TrainingEngine, system: System, *, experts: bool, date: str 
 
 
 def age_constants(c: Constants, years: Number) -> Constants:
-    """Return the constants after years in which software for experts got faster: its kernels, and what it does around them."""
+    """Return the constants after years of gains in software for experts.
+
+    Expert kernels, routing and sorting get faster.
+
+    Args:
+        c: Constants of the stack.
+        years: Years since the reference date.
+
+    Returns:
+        Constants.
+    """
     gain = np.exp(c.expert_yearly_gain * years)
     return replace(c, expert_efficiency=c.expert_efficiency * gain, seconds_per_expert_layer=c.seconds_per_expert_layer / gain)
 
 
 def cap_rates(c: Constants, slower: Number) -> Constants:
-    """Return the constants with which no rate, divided by `slower`, is above the data sheet's."""
+    """Return the constants with all rates limited to the data sheet.
+
+    A rate counts after division by `slower`.
+
+    Args:
+        c: Constants of the stack.
+        slower: Factor on all times.
+
+    Returns:
+        Constants.
+    """
+    # Times are multiplied by `slower` later, so that an efficiency of `slower` is the data sheet.
     largest_share = np.asarray(slower)
     dense = np.minimum(c.compute_efficiency, largest_share)
     narrow_rates = {name: np.minimum(getattr(c, name), largest_share / dense) for name in NARROW}
@@ -183,25 +252,38 @@ def cap_rates(c: Constants, slower: Number) -> Constants:
 
 
 def constant_error(name: str, value: object) -> str:
-    """Return what is wrong with a value of a constant, "" for nothing.
+    """Return the error in the value of a constant as text.
+
+    Args:
+        name: Name of the constant.
+        value: Value to check.
+
+    Returns:
+        Text; "" if the value is valid.
 
     >>> constant_error("compute_efficiency", 7)
-    "must be from 0 to 1.25 (share of a chip's rate, in products of 16 bits), not 7"
+    'must be from 0 to 1.25 (share of the rate of a chip, for products in 16 bits), got 7'
     """
     if name not in CONSTANTS:
         suggestions = did_you_mean(name, CONSTANTS, max_names=1)
         return "no such constant" + (f"; did you mean {suggestions[0]}?" if suggestions else "")
     metadata = CONSTANTS[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return f"must be a number, not {short_repr(value)}"
+        return f"must be a number, got {short_repr(value)}"
     if metadata["least"] <= value <= metadata["most"]:
         return ""
     limits = f"{metadata['least']:g} to {metadata['most']:g}"
-    return f"must be from {limits} ({metadata['unit']} {metadata['line']}), not {short_repr(value)}"
+    return f"must be from {limits} ({metadata['unit']} {metadata['line']}), got {short_repr(value)}"
 
 
 def decimal_year(date: str) -> float:
-    """Return a date as a year with its fraction; a year alone is its middle.
+    """Return a date as a year with a fraction.
+
+    Args:
+        date: Date such as "2025", "2024-06" or "2026-01-15"; a year is its middle.
+
+    Returns:
+        Year.
 
     >>> round(decimal_year("2024-06"), 2), decimal_year("2025"), round(decimal_year("2026-01-15"), 2)
     (2024.46, 2025.5, 2026.04)

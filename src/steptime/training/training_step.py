@@ -1,9 +1,10 @@
-r"""The time of one training step, by what is done.
+r"""Time of one training step, by term.
 
-A stage takes $f_i + b_i$ for a micro-batch; the slowest one sets the pace, and the others wait for the pipeline to fill and
-drain: $T = m \max_i (f_i + b_i) + \mathrm{idle}$, the idle time that of the schedule for stages of mean length, which is
-exact for equal ones; where one layout says the layers of each stage, its step is walked through instead. To that come
-exchanges of data-parallel copies that nothing hides, the optimizer, and what a step takes whatever its size.
+A stage takes $f_i + b_i$ for a micro-batch. The slowest stage sets the pace, and the others wait while the pipeline fills
+and drains: $T = m \max_i (f_i + b_i) + \mathrm{idle}$. The idle time is that of the schedule for stages of mean length,
+which is exact for equal stages. A layout that gives the layers of each stage is simulated instead.
+
+Exposed exchanges of data-parallel replicas, the optimizer and a fixed time per step come in addition.
 """
 
 from __future__ import annotations
@@ -42,25 +43,30 @@ from steptime.training.training_job import TrainingJob
 from steptime.training.training_layout import TrainingLayout
 from steptime.training.training_stack import TrainingEngine
 
-ONE_WAY: Final = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")  # schedules whose last device has the last chunk
-FILL_MICROBATCHES: Final = 4  # micro-batches a stage with which a pipeline is filled, and waits as long as with any more
+# Schedules whose last device has the last chunk.
+ONE_WAY: Final = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
+# Micro-batches per stage that fill a pipeline; more of them do not change its idle time.
+FILL_MICROBATCHES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Seconds of one micro-batch forward and backward on the slowest stage, by term, of a mean stage, and of each of
-    `pipeline_stages`."""
+    """Seconds of one micro-batch, forward and backward, by stage.
+
+    forward, backward: on the slowest stage, by term. mean: on a mean stage. per_stage: on each of `pipeline_stages`.
+    """
 
     forward: Terms
     backward: Terms
     slowest: tuple[Number, Number]
-    mean: tuple[Number, Number, Number]  # forward, backward, weight gradients of it
+    # Forward, backward, and the part of the backward pass for weight gradients.
+    mean: tuple[Number, Number, Number]
     per_stage: tuple[tuple[Number, Number], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A step [s]: by term, in all, what the pipeline leaves idle, and the number of micro-batches."""
+    """A step [s]: time by term, total, idle time, and number of micro-batches."""
 
     terms: Terms
     total: Number
@@ -73,13 +79,28 @@ def step_seconds(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, *, slower: Number = 1.0,
     stages: StageTimes | None = None, parameters: ChipParameters | None = None,
 ) -> StepTime:  # fmt: skip
-    """Return the seconds of a step of a layout that is legal; fields of the layout and the job may be arrays.
+    """Return the time of a step on a legal layout.
 
-    slower: factor on all times. stages, parameters: of the layout, where they are known from one that differs in neither.
+    Fields of the layout and the job may be arrays.
+
+    Args:
+        model: Model to train.
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+        engine: Training stack.
+        x: Training layout; its numbers may be arrays that broadcast.
+        slower: Factor on all times.
+        stages: Stage times of the layout; computed if None.
+        parameters: Parameters on the fullest chip; computed if None.
+
+    Returns:
+        Seconds by term and in total.
     """
     if stages is None:
         passes = [layer_passes(sheet, job, system, engine, x) for sheet, _ in layer_profiles(model)]
         stages = stage_times(model, job, system, engine, x, passes)
+
+    # Idle time: the closed form of the schedule, or a simulation where the layers of each stage are given.
     m = job.batch / (x.dp * x.micro_batch)
     schedule = schedule_named(x.schedule)
     f, b, w = stages.mean
@@ -93,6 +114,8 @@ def step_seconds(
     exchange_seconds = exposed_exchange_seconds(
         parameters, job, system, engine, x, forward=stages.slowest[0], backward=stages.slowest[1], microbatches=m
     )
+
+    # Terms of the slowest stage, which sets the pace.
     terms: Terms = {}
     for part in (stages.forward, stages.backward):
         for name, value in part.items():
@@ -105,6 +128,7 @@ def step_seconds(
         terms["optimizer"] = terms["optimizer"] + muon_seconds(model, job, system, engine, x)
     if has_nonzero(engine.constants.seconds_per_step):
         terms["step"] = engine.constants.seconds_per_step
+
     total: Number = 0.0
     terms = {name: value * slower for name, value in terms.items() if has_nonzero(value)}
     for value in terms.values():
@@ -113,7 +137,23 @@ def step_seconds(
 
 
 def muon_seconds(model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout) -> Number:
-    """Seconds of Muon's Newton-Schulz iterations, each matrix on one of the ranks that share it (arXiv 2502.16982)."""
+    """Return the time of the Newton-Schulz iterations of Muon.
+
+    Each matrix is on one of the ranks that share it.
+
+    Args:
+        model: Model to train.
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+        engine: Training stack.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Seconds per step.
+
+    References:
+        arXiv 2502.16982.
+    """
     dense = sum(n * sheet.orthogonal[0] for sheet, n in layer_profiles(model))
     experts = sum(n * sheet.orthogonal[1] for sheet, n in layer_profiles(model))
     _, rate = product_rates(job, system, engine)
@@ -124,7 +164,19 @@ def muon_seconds(model: Model, job: TrainingJob, system: System, engine: Trainin
 def stage_times(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, passes: list[Passes]
 ) -> StageTimes:
-    """Return the times of the slowest and of a mean stage, from those of a layer of each kind."""
+    """Return the times of the slowest and of a mean stage.
+
+    Args:
+        model: Model to train.
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+        engine: Training stack.
+        x: Training layout; its numbers may be arrays that broadcast.
+        passes: Forward and backward pass of one layer of each kind.
+
+    Returns:
+        Seconds of one micro-batch.
+    """
     head_seconds = stem_passes(stem_profile(model), job, system, engine, x)
     draft_seconds = draft_passes(model, job, system, engine, x) if job.mtp else (0.0, 0.0)
     sums = [(layer_pass.total("forward"), layer_pass.total("backward")) for layer_pass in passes]
@@ -136,6 +188,7 @@ def stage_times(
         ]
         return direction_seconds[0], direction_seconds[1]
 
+    # Select the slowest stage point by point, because the layout may be an array.
     stages = pipeline_stages(model, x)
     stage_seconds = tuple(sum_passes(stage.parts, stage.head) for stage in stages)
     slowest, slowest_parts, head_share = stage_seconds[0], stages[0].parts, stages[0].head
@@ -147,6 +200,8 @@ def stage_times(
             for slower_part, faster_part in zip(stage.parts, slowest_parts, strict=True)
         )
         head_share = np.where(is_slower, stage.head, head_share)
+
+    # Split the time of the slowest stage into terms.
     forward, backward = ({}, {})  # type: tuple[Terms, Terms]
     for direction_index, (terms, direction) in enumerate(((forward, "forward"), (backward, "backward"))):
         for n, layer_pass in zip(slowest_parts, passes, strict=True):
@@ -155,6 +210,8 @@ def stage_times(
         terms["head"] = head_share * head_seconds[direction_index]
         if job.mtp:
             terms["multi-token prediction"] = head_share * draft_seconds[direction_index]
+
+    # The mean stage has an equal part of all layers and of the head.
     counts = [n for _, n in model.layers]
     forwards, backwards = sum_passes(counts, 1.0)
     weights = sum((n * layer_pass.weights for n, layer_pass in zip(counts, passes, strict=True)), 0.0) + head_seconds[1] / 2
@@ -162,10 +219,18 @@ def stage_times(
 
 
 def chunk_times(x: TrainingLayout, stages: StageTimes, chunks: int) -> tuple[Array, Array, Array]:
-    """Return the seconds of one micro-batch forward, backward, and of weight gradients, by (device, chunk).
+    """Return the times of one micro-batch by device and chunk.
 
-    Where a layout says its layers, those of a device are divided evenly among its chunks; else chunks take the mean, but for
-    the first and the last of schedules that go one way.
+    If the layout gives its layers, the time of a device is divided evenly among its chunks. Otherwise chunks take the mean
+    time, except the first and the last chunk of schedules with one direction.
+
+    Args:
+        x: Training layout; its numbers may be arrays that broadcast.
+        stages: Stage times of the layout.
+        chunks: Chunks per device.
+
+    Returns:
+        Seconds forward, backward and of weight gradients, each (devices, chunks).
     """
     pp, v = int(x.pp), int(x.virtual_stages)
     stage_seconds = np.array([[float(np.asarray(t)) / v for t in stage_pair] for stage_pair in stages.per_stage])
@@ -180,8 +245,18 @@ def chunk_times(x: TrainingLayout, stages: StageTimes, chunks: int) -> tuple[Arr
 
 
 def simulated_idle_seconds(x: TrainingLayout, stages: StageTimes, microbatches: int) -> float:
-    """Return the seconds that the slowest stage waits in a step, by a walk through as many micro-batches as fill the pipeline:
-    each further one takes the slowest stage's time."""
+    """Return the time that the slowest stage waits in a step, from a simulation.
+
+    The simulation has enough micro-batches to fill the pipeline. Each further one takes the time of the slowest stage.
+
+    Args:
+        x: Training layout; its numbers may be arrays that broadcast.
+        stages: Stage times of the layout.
+        microbatches: Micro-batches per step and replica.
+
+    Returns:
+        Seconds per step.
+    """
     microbatch_count = min(microbatches, FILL_MICROBATCHES * int(x.pp))
     order = schedule_named(x.schedule).order(int(x.pp), microbatch_count, int(x.virtual_stages))
     simulation = simulate_step(order, *chunk_times(x, stages, order.chunks))
@@ -191,7 +266,20 @@ def simulated_idle_seconds(x: TrainingLayout, stages: StageTimes, microbatches: 
 def draft_passes(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout
 ) -> tuple[Number, Number]:
-    """Seconds of the multi-token-prediction layers forward and backward, each with a pass through the head."""
+    """Return the time of the multi-token-prediction layers, forward and backward.
+
+    Each layer includes a pass through the head.
+
+    Args:
+        model: Model to train.
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+        engine: Training stack.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Seconds forward and backward of one micro-batch.
+    """
     head_seconds = stem_passes(stem_profile(model), job, system, engine, x)
     seconds = [0.0, 0.0]  # type: list[Number]
     for sheet, n in draft_layer_profiles(model):
@@ -204,7 +292,18 @@ def draft_passes(
 
 
 def hop_seconds(model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout) -> Number:
-    """Seconds in which a micro-batch's activations pass from a stage to the next."""
+    """Return the time of the activations of a micro-batch from a stage to the next.
+
+    Args:
+        model: Model to train.
+        job: Sequences, formats and optimizer of a step.
+        system: Chips and links.
+        engine: Training stack.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Seconds per hop.
+    """
     if not np.any(np.asarray(x.pp) > 1):
         return 0.0
     sent_bytes = x.micro_batch * job.seq / x.cp / (1.0 if job.whole_hops else x.tp) * model.width * ACTIVATION_BYTES
@@ -213,7 +312,15 @@ def hop_seconds(model: Model, job: TrainingJob, system: System, engine: Training
 
 
 def parameters_per_layer(sheet: LayerProfile, x: TrainingLayout) -> ChipParameters:
-    """Parameters of one layer on one chip."""
+    """Return the parameters of one layer on one chip.
+
+    Args:
+        sheet: Profile of the layer.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Dense and expert parameters.
+    """
     dense_parameters: Number = sheet.small
     expert_parameters: Number = 0.0
     for product in sheet.products:
@@ -227,7 +334,19 @@ def parameters_per_layer(sheet: LayerProfile, x: TrainingLayout) -> ChipParamete
 
 
 def chip_parameters(stage: Stage, layers: list[ChipParameters], stem: Stem, x: TrainingLayout) -> ChipParameters:
-    """Parameters of a chip of a stage, from those of a layer of each kind; an embedding that is the head is held once."""
+    """Return the parameters on a chip of a stage.
+
+    An embedding that is also the head counts once.
+
+    Args:
+        stage: Layers of the stage.
+        layers: Parameters of a layer of each kind on one chip.
+        stem: Embedding and head.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Dense and expert parameters.
+    """
     largest_share = np.maximum(stage.embedding, stage.head) if stem.shared else stage.head
     stem_parameters = stem.head * largest_share + (0.0 if stem.shared else stem.embedding * stage.embedding)
     return ChipParameters(
@@ -237,7 +356,15 @@ def chip_parameters(stage: Stage, layers: list[ChipParameters], stem: Stem, x: T
 
 
 def fullest_stage_parameters(model: Model, x: TrainingLayout) -> ChipParameters:
-    """Parameters of a chip of the fullest stage."""
+    """Return the parameters on a chip of the fullest stage.
+
+    Args:
+        model: Model to train.
+        x: Training layout; its numbers may be arrays that broadcast.
+
+    Returns:
+        Dense and expert parameters.
+    """
     layers = [parameters_per_layer(sheet, x) for sheet, _ in layer_profiles(model)]
     fullest, *other_stages = [chip_parameters(stage, layers, stem_profile(model), x) for stage in pipeline_stages(model, x)]
     for stage_parameters in other_stages:

@@ -1,20 +1,22 @@
-"""Results of serving benchmarks, as rows of measured runs: what vLLM's and SGLang's own load generators write.
+"""Results of serving benchmarks, converted to rows of measured runs.
 
-- `vllm bench serve --save-result` (earlier `benchmarks/benchmark_serving.py`): one JSON object a file, or with
-  `--append-result` one a line. https://github.com/vllm-project/vllm/blob/main/vllm/benchmarks/serve.py
-- `python -m sglang.bench_serving --output-file` (later `sglang.benchmark.serving`): one JSON object a line.
+Two load generators are supported:
+
+- `vllm bench serve --save-result` (earlier `benchmarks/benchmark_serving.py`): one JSON object per file, or with
+  `--append-result` one per line. https://github.com/vllm-project/vllm/blob/main/vllm/benchmarks/serve.py
+- `python -m sglang.bench_serving --output-file` (later `sglang.benchmark.serving`): one JSON object per line.
   https://github.com/sgl-project/sglang/blob/main/python/sglang/bench_serving.py
 
-Both hold means of times, and tokens in all, so that mean lengths are known. They do not hold the machine, the layout and the
-formats: those are `overrides`, by column, or stand in the file as vLLM's `--metadata tp=4 system=hgx-h200` or SGLang's
+Both files contain mean times and total tokens, so mean lengths follow. They do not contain the machine, the layout and the
+formats. These come from `overrides`, by column, or from vLLM's `--metadata tp=4 system=hgx-h200`, or from SGLang's
 server_info.
 
-**Requests in flight.** A closed loop holds `max_concurrency`. Open arrivals hold, on average, as many as arrive during one
-request (Little's law), $X (TTFT + (O - 1) TPOT)$ at $X$ requests a second. Where all requests were sent at once, with no limit,
-those that decode are $X (O - 1) TPOT$; the others wait, and the time to first token is that of the wait: it is left out.
+**Requests in flight.** A closed loop keeps `max_concurrency` requests in flight. Open arrivals keep, on average, the requests
+that arrive during one request (Little's law): $X (TTFT + (O - 1) TPOT)$ at $X$ requests per second. If all requests were sent
+at once without a limit, $X (O - 1) TPOT$ requests decode and the others wait. TTFT then measures this wait, so it is omitted.
 
-**Lengths.** Means are known. How far lengths reach to both sides of them is told by the lengths themselves, where the file has
-them, or by SGLang's `random_range_ratio`; else it is taken to be what is usual (`run_table.DRAWN_SPREAD`).
+**Lengths.** The means are in the file. The spread of lengths around the mean comes from the lengths themselves if the file has
+them, or from SGLang's `random_range_ratio`. Otherwise it has the usual value (`run_table.DRAWN_SPREAD`).
 """
 
 from __future__ import annotations
@@ -42,11 +44,16 @@ OPTIONS = {
     "model": "--model NAME", "system": "--system NAME", "tp": "--tp WAYS", "pp": "--pp STAGES", "dp": "--dp GROUPS",
     "ep": "--ep WAYS", "weight_dtype": "--weights FORMAT", "expert_dtype": "--experts FORMAT", "kv_dtype": "--kv FORMAT",
 }  # fmt: skip
-MAY_LACK = {"pp": "1", "dp": "1", "ep": "1", "expert_dtype": "", "kv_dtype": ""}  # one way each; the engine's own formats
-ENGINES = {"vllm": "vllm", "openai": "vllm", "sglang": "sglang", "trt": "trtllm", "tensorrt": "trtllm"}  # by start of backend
-SUFFIXES = (".json", ".jsonl", ".csv")  # of what is read in a folder
-SMALLEST_CREDIBLE, LARGEST_CREDIBLE = 1e-9, 1e15  # of any time, length or count that is believed
-CACHED = 1.0  # per cent of prompts found in a prefix cache, from which a run is not one of fresh prompts
+# Defaults of columns that may be missing: parallel sizes of 1, and the engine's default formats.
+MAY_LACK = {"pp": "1", "dp": "1", "ep": "1", "expert_dtype": "", "kv_dtype": ""}
+# Engine by the first letters of the `backend` field.
+ENGINES = {"vllm": "vllm", "openai": "vllm", "sglang": "sglang", "trt": "trtllm", "tensorrt": "trtllm"}
+# Suffixes of the run files in a folder.
+SUFFIXES = (".json", ".jsonl", ".csv")
+# Credible range of a time, a length or a count.
+SMALLEST_CREDIBLE, LARGEST_CREDIBLE = 1e-9, 1e15
+# Prefix cache hit rate [%]; above it the prompts of a run were not new.
+CACHED = 1.0
 
 
 def read_files(
@@ -56,15 +63,29 @@ def read_files(
     skip_bad: bool = False,
     catalog: str | None = None,
 ) -> tuple[list[dict[str, str]], list[str]]:
-    """Return the rows of files and folders of runs, CSV or results, and what was wrong with those left out.
+    """Read runs from files and folders, CSV or JSON results.
 
-    `overrides` holds, by column, what results do not tell. Raises DataFileError with the line of a bad run unless `skip_bad`.
+    Args:
+        paths: Files or folders.
+        overrides: Values by column that JSON results lack.
+        skip_bad: Whether to leave out bad runs instead of raising.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        The rows, and a description of each run that was left out.
+
+    Raises:
+        DataFileError: A run is bad and `skip_bad` is False (with its line).
+        RangeError: `overrides` are given without a JSON file.
+        InputError: No file has a usable run.
     """
     run_files = [path for name in paths for path in _files(Path(name))]
     results = [path for path in run_files if _is_json(path)]
+
+    # A CSV has a column for each of these values, so an override would contradict it.
     if overrides and not results:
         raise RangeError(
-            f"{OPTIONS[next(iter(overrides))].split()[0]} is for results in JSON; {run_files[0]} has a column for it"
+            f"{OPTIONS[next(iter(overrides))].split()[0]} applies to JSON results only; {run_files[0]} has a column for it"
         )
     _check_given(overrides or {}, catalog)
     rows: list[dict[str, str]] = []
@@ -82,7 +103,7 @@ def read_files(
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the path itself, or the files of a folder that may hold runs."""
+    """Return the path itself, or the run files of a folder."""
     if not is_dir(path):
         return [path]
     try:
@@ -95,7 +116,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _check_given(overrides: Mapping[str, str], catalog: str | None) -> None:
-    """Raise InputError for a name or a number that the user, not a file, got wrong."""
+    """Raise InputError for an invalid name or number in `overrides`."""
     for axis in AXES:
         if axis in overrides:
             whole_number(axis, count(overrides[axis], axis), maximum=MOST_CHIPS)
@@ -114,20 +135,37 @@ def _is_json(path: Path) -> bool:
             return file.read(4096).lstrip()[:1] in ("{", "[")
     except OSError as error:
         raise DataFileError(short_repr(str(path)).strip("'"), error.strerror or str(error)) from None
-    except ValueError:  # a zero byte in its name
+    # The name has a zero byte.
+    except ValueError:
         raise DataFileError(short_repr(str(path)).strip("'"), "no such file") from None
 
 
 def read_results(
     path: Path, overrides: Mapping[str, str], *, skip_bad: bool = False, catalog: str | None = None
 ) -> tuple[list[dict[str, str]], list[str]]:
-    """Return the rows of a file of results, and what was wrong with those left out."""
+    """Read the rows of a JSON results file.
+
+    Args:
+        path: JSON or JSON Lines file.
+        overrides: Values by column that the file lacks.
+        skip_bad: Whether to leave out bad runs instead of raising.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        The rows, and a description of each run that was left out.
+
+    Raises:
+        DataFileError: The file is not UTF-8, or a run is bad and `skip_bad` is False.
+        NotTold: A run lacks a column that a prediction needs.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataFileError(path, f"is not UTF-8 text ({error.reason} at byte {error.start})") from None
     find_problem = checker(catalog)
     rows, problems = [], []
+
+    # One file may have several runs; then the number makes their ids unique.
     values = list(objects(text))
     for number, (line, value) in enumerate(values, 1):
         try:
@@ -149,22 +187,28 @@ def read_results(
 
 
 def _must_be_told(row: Mapping[str, str], path: Path, line: int) -> None:
-    """Raise DataFileError, with the option, where neither the file nor the user tells what a prediction takes."""
+    """Raise NotTold if neither the file nor the user gives a required column."""
     for column in OPTIONS:
         if not row[column] and MAY_LACK.get(column) != "":
             raise NotTold(path, column, line)
 
 
 class NotTold(DataFileError):
-    """A result that does not tell what a prediction takes, in a `column` of a run."""
+    """Error for a result that lacks a required `column` of a run."""
 
     def __init__(self, path: object, column: str, line: int | None = None) -> None:
         self.column = column
-        super().__init__(path, f"does not tell the {column} of the run: give {OPTIONS[column]}", line)
+        super().__init__(path, f"has no {column} of the run: give {OPTIONS[column]}", line)
 
 
 def objects(text: str) -> Iterator[tuple[int, Any]]:
-    """Yield each JSON value of a text, with its line, and the members of a list one by one; an InputError for a broken one.
+    """Parse a text of JSON values one after another.
+
+    Args:
+        text: JSON, JSON Lines, or several JSON values in sequence.
+
+    Yields:
+        The line and the value; members of a list one by one; an InputError for invalid JSON.
 
     >>> [value for _, value in objects('{"a": 1}\\n{"a": 2} [{"a": 3}]')]
     [{'a': 1}, {'a': 2}, {'a': 3}]
@@ -177,6 +221,7 @@ def objects(text: str) -> Iterator[tuple[int, Any]]:
         try:
             value, position = decoder.raw_decode(text, start)
         except (ValueError, RecursionError) as error:
+            # Continue at the next line that starts an object: one broken value does not hide the others.
             reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deep, or a number too long"
             yield line, InputError(f"is not valid JSON: {reason}")
             following = text.find("\n{", start + 1)
@@ -187,23 +232,35 @@ def objects(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def convert_result(result: Any, overrides: Mapping[str, str], *, id_: str) -> dict[str, str]:
-    """Return the row of one result, with "" for what nobody tells. Raises InputError where it is no steady run.
+    """Convert one benchmark result to a row of a run.
 
-    Times are means [s]; `input_mean` and `output_mean` [tokens a request] and `concurrency_mean` are as measured.
+    Args:
+        result: Parsed JSON value, or an InputError from the parser.
+        overrides: Values by column that replace those of the result.
+        id_: Name of the row.
+
+    Returns:
+        The row; "" for unknown columns. Times are means [s]. `input_mean`, `output_mean` [tokens per request] and
+        `concurrency_mean` are measured.
+
+    Raises:
+        InputError: The result is not a steady run.
     """
     if isinstance(result, InputError):
         raise result
     if not isinstance(result, dict) or not {"completed", "duration", "total_input_tokens"} <= result.keys():
-        raise InputError("is no result of `vllm bench serve` or of SGLang's bench_serving")
+        raise InputError("is not a result of `vllm bench serve` or of SGLang's bench_serving")
     server = result.get("server_info") if isinstance(result.get("server_info"), dict) else {}
     _refuse(result, server or {})
     requests = _positive(result, "completed")
     means = {key: _positive(result, f"total_{key}_tokens") / requests for key in ("input", "output")}
     if means["output"] <= 1:
-        raise InputError("has one output token a request, and so no time per output token")
+        raise InputError("has one output token per request, so it has no time per output token")
     tpot = _positive(result, "mean_tpot_ms") / 1e3
     ttft = _positive(result, "mean_ttft_ms") / 1e3 if result.get("mean_ttft_ms") else None
     rate = requests / _positive(result, "duration")
+
+    # Requests in flight are not in the file; they follow from the load and the measured times.
     flight, at_once = _in_flight(result, rate=rate, ttft=ttft, decoding=tpot * (means["output"] - 1))
     settings = dict.fromkeys(OPTIONS, "") | MAY_LACK | _read_server_info(server or {}) | _written(result) | dict(overrides)
     backend = str(result.get("backend") or result.get("endpoint_type") or "")
@@ -227,22 +284,23 @@ def convert_result(result: Any, overrides: Mapping[str, str], *, id_: str) -> di
 
 
 def _positive(result: Mapping[str, Any], key: str) -> float:
-    """Return a number of a result that must be there and above 0."""
+    """Return a number that must exist in the result and be above 0."""
     value = result.get(key)
     if value is None:
         hint = ": run it with --percentile-metrics ttft,tpot,itl" if key == "mean_tpot_ms" else ""
         raise InputError(f"lacks {key}{hint}")
     if isinstance(value, bool) or not isinstance(value, int | float) or not SMALLEST_CREDIBLE < value < LARGEST_CREDIBLE:
-        raise InputError(f"{key} must be a number greater than 0, not {short_repr(value)}")
+        raise InputError(f"{key} must be a number greater than 0, got {short_repr(value)}")
     return float(value)
 
 
 def _spread(result: Mapping[str, Any]) -> float:
-    """Return how far output lengths reach to both sides of their mean, as a share: of even lengths with their deviation."""
+    """Return the spread of output lengths as a share of their mean, for a uniform distribution with their deviation."""
     lengths, ratio = result.get("output_lens"), result.get("random_range_ratio")
     if isinstance(lengths, list) and len(lengths) > 1 and all(isinstance(n, int) and n > 0 for n in lengths):
         return float(min(1.0, math.sqrt(3) * statistics.pstdev(lengths) / statistics.fmean(lengths)))
-    if isinstance(ratio, int | float) and 0 <= ratio <= 1:  # from this share of the longest to the longest
+    # SGLang draws lengths from `ratio` times the longest to the longest.
+    if isinstance(ratio, int | float) and 0 <= ratio <= 1:
         return float((1 - ratio) / (1 + ratio))
     return DRAWN_SPREAD
 
@@ -252,24 +310,26 @@ def _refuse(result: Mapping[str, Any], server: Mapping[str, Any]) -> None:
     completed, errors = result["completed"], result.get("errors")
     sent = len(errors) if isinstance(errors, list) and errors else result.get("num_prompts")
     failed = result.get("failed")
+
+    # Old versions have no count of failed requests.
     if failed is None and isinstance(sent, int) and isinstance(completed, int):
         failed = sent - completed
     if completed == 0:
         raise InputError("completed no request")
     if isinstance(failed, int | float) and failed > 0:
-        raise InputError(f"has {failed!s:.40} failed requests beside {completed!s:.40} completed ones")
+        raise InputError(f"has {failed!s:.40} failed requests and {completed!s:.40} completed ones")
     cache = result.get("cache_report")
     drafts = server.get("speculative_algorithm") or result.get("accept_length")
     hits = cache.get("cache_hit_rate_pct") if isinstance(cache, dict) else None
     for wrong, reason in (
-        (drafts or any(key.startswith("spec_decode_") for key in result), "was decoded speculatively"),
-        (any(key.startswith("diffusion_") for key in result), "is of a diffusion model"),
-        (result.get("ramp_up_strategy"), "ramps its request rate up"),
+        (drafts or any(key.startswith("spec_decode_") for key in result), "used speculative decoding"),
+        (any(key.startswith("diffusion_") for key in result), "used a diffusion model"),
+        (result.get("ramp_up_strategy"), "increased its request rate over time"),
         (result.get("total_input_vision_tokens"), "has images in its prompts"),
         (isinstance(hits, int | float) and hits > CACHED, "found prompts in a prefix cache"),
         (
             "decode" in server or server.get("disaggregation_mode", "null") not in (None, "null"),
-            "has prefill and decode on chips of their own",
+            "ran prefill and decode on separate chips",
         ),
     ):
         if wrong:
@@ -277,14 +337,15 @@ def _refuse(result: Mapping[str, Any], server: Mapping[str, Any]) -> None:
 
 
 def _in_flight(result: Mapping[str, Any], *, rate: float, ttft: float | None, decoding: float) -> tuple[float, bool]:
-    """Return mean requests in flight, at least 1, and whether all were sent at once.
+    """Return mean requests in flight (at least 1), and whether all were sent at once.
 
-    rate [completed requests/s], ttft and time in decode [s].
+    Rate in completed requests/s; TTFT and time in decode in s.
     """
     limit = _positive(result, "max_concurrency") if result.get("max_concurrency") is not None else math.inf
     if result.get("request_rate") in (None, "inf", math.inf):
         at_once = limit == math.inf
         return max(1.0, rate * decoding if at_once else min(limit, result["completed"])), at_once
+    # Little's law needs the time of a whole request: measured if possible, else TTFT plus decode.
     latency = next((_positive(result, key) / 1e3 for key in ("mean_e2el_ms", "mean_e2e_latency_ms") if key in result), None)
     if latency is None:
         latency = (_positive(result, "mean_ttft_ms") / 1e3 if ttft is None else ttft) + decoding
@@ -292,15 +353,15 @@ def _in_flight(result: Mapping[str, Any], *, rate: float, ttft: float | None, de
 
 
 def _written(result: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a vLLM result tells of its server: the model, and columns that --metadata wrote."""
+    """Return the columns in a vLLM result: the model, and those of --metadata."""
     settings = {"model": result.get("model_id"), **{key: result.get(key) for key in OPTIONS if key != "model"}}
     return {key: str(value) for key, value in settings.items() if isinstance(value, str | int) and str(value)}
 
 
 def _read_server_info(server: Mapping[str, Any]) -> dict[str, str]:
-    """Return what SGLang's server_info tells: the model, the ways where attention is not data parallel, an 8-bit cache.
+    """Return the columns in SGLang's server_info: model, parallel sizes, 8-bit KV cache.
 
-    With attention groups the meaning of tp_size and dp_size depends on flags and version: tp and dp are then "".
+    With data-parallel attention, tp_size and dp_size depend on flags and version, so tp and dp are "".
     """
     settings = {"model": server.get("model_path"), **{axis: server.get(f"{axis}_size") for axis in AXES}}
     if any(isinstance(n, int) and n > 1 for n in (server.get("dp_size"), server.get("attn_dp_size"))):

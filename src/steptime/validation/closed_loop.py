@@ -1,23 +1,23 @@
-r"""Closed loops in closed form: as many requests in flight as there are clients, with drafts and without.
+r"""Closed loops in closed form: a constant number of requests in flight, with and without speculative tokens.
 
-Every request that ends is followed by another, so that $C$ of them with $O$ tokens each bring $C/O$ prompts for each token of
-all, whose prefill $P$ delays all who decode: by a pass of its own where the engine reads prompts first, by as much as it makes
-a step longer where chunks are read beside decode, as plans and the simulator have it. A step of $k$ drafts yields $a$ tokens of
-each sequence in the mean:
+A new request follows each request that ends. With $C$ requests of $O$ output tokens, $C/O$ prompts arrive per decode step.
+Their prefill $P$ delays all decoding sequences. If the engine runs prefill first, $P$ is a separate pass. With chunked prefill,
+$P$ is the time that the chunks add to the decode step. Plans and the simulator use the same rule.
+
+A step with $k$ speculative tokens yields $a$ tokens per sequence on average. This gives the time per token.
 
 $$ t = t_{step} / a + (C/O) P $$
 
-An engine that reads prompts first starts the requests of a burst together, and they end together unless their lengths differ:
-in the $r$-th round of all clients the share $1 / (1 + r x)$ is still together, with $x = s O t_{step} / (a C P)$ and $s$ how
-far lengths reach to both sides of their means, at least `DRIFT`. Of the share $\omega$ in the mean of $R$ rounds, half of the
-prefill is waited for before the first token:
+An engine that runs prefill first starts the requests of a burst together. They end together unless their lengths differ.
+In the $r$-th round of all clients the share $1 / (1 + r x)$ is still together. Here $x = s O t_{step} / (a C P)$, and $s$ is
+the spread of lengths as a share of the mean, at least `DRIFT`. The average share $\omega$ over $R$ rounds waits for half of the
+prefill burst before the first token.
 
 $$ \omega = \frac{1}{x (R - 1)} \ln \frac{1 + R x}{1 + x} $$
 
-Of the $C$ requests, those run whose caches fit in memory; the others wait for a seat, and their wait is part of the first
-token.
+Of the $C$ requests, those run whose KV caches fit in memory. The others wait for a slot, and this wait is part of TTFT.
 
-A pool that only decodes has no prompts of its own: $t = t_{step} / a$.
+A decode-only pool has no prefill: $t = t_{step} / a$.
 
 Source: conservation of requests (Little's law), lecture section 4.
 """
@@ -42,17 +42,20 @@ from steptime.validation.published_deployments import with_contexts
 if TYPE_CHECKING:
     from steptime.validation.predictions import Runs
 
-STARTING = 0.1  # share of a closed loop's requests that start with it: benchmarks send ten for each one in flight
-DRIFT = 0.005  # of an output: requests of equal length drift apart by as much, since hosts and clients do not keep step
-STEP_TOKENS = 2048  # that engines read in a step by default: their activations take memory
+# Share of a closed loop's requests that start with it: benchmarks send ten per request in flight.
+STARTING = 0.1
+# Drift as a share of the output: requests of equal length separate because hosts and clients are not synchronized.
+DRIFT = 0.005
+# Default prefill tokens per step; their activations take memory.
+STEP_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoop:
-    """Times of closed loops: arrays of one shape.
+    """Times of closed loops, as arrays of one shape.
 
-    tpot, ttft, ttft_median [s]: mean time per token, mean and median first token; running: sequences that have a seat; decode:
-    their step; decode_share: share of `tpot` that is a sequence's own steps.
+    tpot: mean time per output token [s]; ttft and ttft_median: mean and median time to first token [s]; running: sequences that
+    have a slot; decode: their decode step; decode_share: share of `tpot` that is decode.
     """
 
     tpot: Array
@@ -66,9 +69,21 @@ class ClosedLoop:
 def running_sequences(
     model: Model, system: System, *, context: Number, layout: Layout, engine: Engine, concurrency: Number, drafts: int = 0
 ) -> Number:
-    """Return how many of `concurrency` sequences [per replica] run at once: as many as have room for `context` [tokens].
+    """Return how many of the concurrent sequences run at once in a replica.
 
-    Where this count leaves room for none, all of them run: the run was made, so that its server found room.
+    If no sequence fits by this estimate, all of them run: the run was measured, so the server had room.
+
+    Args:
+        model: Model.
+        system: System.
+        context: Tokens in the KV cache of each sequence.
+        layout: Parallel sizes.
+        engine: Engine.
+        concurrency: Sequences per replica.
+        drafts: Speculative tokens per step.
+
+    Returns:
+        Running sequences, with the broadcast shape of the arguments.
     """
     fit = drafted_sequences(
         model, system, context=context, drafts=drafts, layout=layout, engine=engine, step_tokens=STEP_TOKENS
@@ -92,12 +107,28 @@ def closed_loop(
     prompts: bool = True,
     engine: Engine,
 ) -> ClosedLoop:
-    """Return the times of closed loops of `concurrency` requests in one replica; numbers are arrays that broadcast.
+    """Compute the times of closed loops in one replica.
 
-    starting: share of the requests of the whole loop that come together at its start; half of the burst is the wait of the mean
-    one, and no median one is among them. drafts [tokens a step] and acceptance [tokens that a step yields]. interval [decode
-    steps] between two looks at what is new: a first token is seen `interval - 1` steps later. prompts: whether the same chips
-    read them; a pool that only decodes has no first tokens.
+    Numbers are arrays that broadcast.
+
+    Args:
+        model: Model.
+        system: System.
+        layout: Parallel sizes.
+        concurrency: Requests in flight per replica.
+        input_tokens: Mean prompt tokens.
+        output_tokens: Mean output tokens.
+        spread: Spread of lengths as a share of the mean.
+        starting: Share of all requests that arrive together at the start. The mean request waits for half of this burst;
+            the median request is not part of it.
+        drafts: Speculative tokens per step.
+        acceptance: Tokens that a step yields per sequence.
+        interval: Decode steps between two checks for new output; a first token appears `interval - 1` steps later.
+        prompts: Whether the same chips run prefill. A decode-only pool has no TTFT.
+        engine: Engine.
+
+    Returns:
+        Times [s], running sequences and the decode step.
     """
     context = input_tokens + output_tokens / 2
     running = running_sequences(
@@ -122,12 +153,15 @@ def closed_loop(
         model,
         system,
         tokens=input_tokens / chunks,
-        prefix=input_tokens * (1 - 1 / chunks) / 2,  # of a chunk in the mean
+        # Mean prefix of a prefill chunk.
+        prefix=input_tokens * (1 - 1 / chunks) / 2,
         batch=running,
         context=context,
         **arguments,
         parts=False,
     )
+
+    # Prefill first: a separate pass. Chunked prefill: the time that the chunks add to decode steps.
     first = np.asarray(engine.scheduler.prefill_first) > 0.5
     prefill, prompt_seconds = (
         np.where(first, prefill_only, chunks * (mixed_step.total - decode.total)),
@@ -139,6 +173,8 @@ def closed_loop(
     busy = burst / (burst + decoding)
     median = decode.total / 2 + prompt_seconds + prefill * busy + together * burst / 2
     mean = median + (1 - together) * starting * burst / 2
+
+    # Requests without a slot wait until a running one ends.
     later = (concurrency - running) / running * output_tokens * tpot + (interval - 1) * decode.total
     return ClosedLoop(
         tpot=tpot,
@@ -151,16 +187,23 @@ def closed_loop(
 
 
 def _chunks(tokens: Number, engine: Engine) -> Number:
-    """Return in how many chunks an engine reads a prompt."""
+    """Return the number of prefill chunks per prompt."""
     budget = np.asarray(engine.scheduler.step_tokens)
     return np.where(budget > 0, np.ceil(tokens / np.maximum(budget, 1)), 1.0)
 
 
 def staying(drift: Number, rounds: Number) -> Number:
-    r"""Share of a burst that is still together in the mean of so many rounds, with a `drift` of $x$ in each.
+    """Return the mean share of a burst that is still together.
 
-    Against simulations of ten rounds of public runs on SGLang, times per token are off by 1.4 % in the mean where lengths were
-    drawn (721 runs), by 5 % where all were alike (185).
+    The error was measured on simulations of ten rounds of public runs on SGLang. It is 1.4 % on average if lengths were
+    drawn at random (721 runs), and by 5 % if all lengths were equal (185).
+
+    Args:
+        drift: Drift $x$ per round (module docstring).
+        rounds: Rounds to average over.
+
+    Returns:
+        Share from 0 to 1.
 
     >>> [round(float(staying(x, 10.0)), 3) for x in (1e-9, 0.1, 1.0)], round(float(staying(1.0, 1.0)), 3)
     ([1.0, 0.664, 0.189], 0.5)
@@ -171,16 +214,27 @@ def staying(drift: Number, rounds: Number) -> Number:
 
 
 def round_time(wait: Number, decoding: Number, *, spread: Number, clients: Number, rounds: Number) -> Array:
-    r"""Return the time of a closed loop [s] over the rounds of its clients: while the last requests end, others are over.
+    r"""Return the mean time of a round of a closed loop, including its tail.
 
-    A request takes $W$: its `wait` for the first token and $D$ of `decoding` [s]. Lengths drawn evenly from $(1 \pm s)$ of
-    their mean part clients by $s D \sqrt{R / 3}$ in $R$ rounds, and the loop ends with the last of $C$: $b_C$ deviations later
-    (`expected_maximum`), at most half a request, since whoever is free takes the next one:
+    While the last requests finish, the other clients are idle. A request takes $W$: its wait for the first token and $D$ of
+    decode. Lengths drawn evenly from $(1 \pm s)$ times the mean separate the clients by $s D \sqrt{R / 3}$ in $R$ rounds. The
+    loop ends with the last of $C$ clients, $b_C$ deviations later (`expected_maximum`). The delay is at most half a request,
+    because a free client takes the next request:
 
     $$ t = W + \min(b_C\, s\, D \sqrt{R / 3},\ W / 2) / R $$
 
-    Within 1 % of simulated loops of ten rounds, of 4 to 1,024 clients. Public runs that tell the means of all times deliver
-    97.5 % of $C / W$ at the median (176 closed loops), on separate pools 96.0 % (127).
+    The error is below 1 % for simulated loops of ten rounds with 4 to 1,024 clients. Public runs that report the mean of all
+    times deliver 97.5 % of $C / W$ at the median (176 closed loops). Runs on separate pools deliver 96.0 % (127).
+
+    Args:
+        wait: Time to first token [s].
+        decoding: Time in decode per request [s].
+        spread: Spread of lengths as a share of the mean.
+        clients: Requests in flight.
+        rounds: Requests per client.
+
+    Returns:
+        Seconds per round.
 
     >>> [round(10 / float(round_time(1.0, 9.0, spread=1 / 9, clients=c, rounds=10)), 3) for c in (1, 4, 16, 64, 1024)]
     [1.0, 0.981, 0.969, 0.959, 0.952]
@@ -192,12 +246,28 @@ def round_time(wait: Number, decoding: Number, *, spread: Number, clients: Numbe
 
 
 def solve_closed_loops(runs: Runs, engine: Engine) -> ClosedLoop:
-    """Return the closed loops of a group in closed form; constants of the engine may be arrays of shape (n, 1)."""
+    """Solve the closed loops of a group of runs in closed form.
+
+    Args:
+        runs: Group of runs.
+        engine: Engine; its constants may be arrays of shape (n, 1).
+
+    Returns:
+        Times of the runs, of shape (runs,) or (n, runs).
+    """
     starting = np.minimum(1.0, runs.concurrency / runs.requests)
     engine = with_contexts(engine, runs.contexts)
     return closed_loop(**runs.loop(), starting=starting, acceptance=runs.acceptance, prompts=runs.prompts, engine=engine)
 
 
 def closed_ttft(queued: Number, engine: Engine) -> Number:
-    """Return the time to first token [s] of a closed loop in which a prompt queue takes `queued` [s] (`closed_loop`)."""
+    """Return TTFT of a closed loop.
+
+    Args:
+        queued: Time in the prefill queue [s].
+        engine: Engine with its fixed wait and its factor on the queue.
+
+    Returns:
+        Time to first token [s].
+    """
     return engine.scheduler.seconds_per_request + engine.scheduler.first_token_factor * queued

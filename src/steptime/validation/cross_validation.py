@@ -1,7 +1,7 @@
-"""Fits the shipped engines, and tells how far they are off where a whole model or a whole system is new.
+"""Cross-validation: fits the shipped engines and measures their errors on a new model or a new system.
 
-`fit_all` fits a typical engine to all runs, each engine from it, and all of them again without each model and without each
-system: the errors of what was left out are the score of a structure, and the 90 % interval.
+`fit_all` fits a typical engine to all runs, then each engine from it. It repeats the fits without each model and without each
+system. The errors on the runs that were left out score a model structure and give the 90 % range.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ from steptime.validation.engine_fit import (
 )
 from steptime.validation.predictions import Runs, first_tokens, grouped, predict_runs
 
-LEFT_OUT = ("model", "system")  # what is left out whole, in every engine
+# Dimensions of cross-validation: one value at a time is left out of all engines.
+LEFT_OUT = ("model", "system")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Fitted engines by name, log(predicted / measured) of TPOT and TTFT of every run, left out and not, and what binds it.
+    """Fitted engines by name, and log(predicted / measured) of every run.
 
-    left_out: by what was left out whole, of `LEFT_OUT`; left_out_ttft: with whole models left out.
+    fitted: errors of TPOT with all runs in the fit; left_out: errors of TPOT by the dimension left out (`LEFT_OUT`);
+    left_out_ttft: errors of TTFT with the model left out; regime and bound: of each run.
     """
 
     engines: dict[str, Engine]
@@ -54,12 +56,21 @@ class Calibration:
 
 
 def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibration:
-    """Fit a typical engine and each engine of the rows; with `leave_out`, again without each model, and without each system.
+    """Fit the typical engine and each engine, and cross-validate them.
 
-    What first tokens wait for is fitted anew without the model too, to loops that the whole fit's engine simulated.
+    The waits of first tokens are fitted without the model as well, to loops that the engine of the full fit simulated.
+
+    Args:
+        rows: Runs with a measured TPOT.
+        leave_out: Whether to repeat the fits without each model and without each system.
+
+    Returns:
+        Engines with covariance and 90 % ranges, and the errors of every run.
     """
     groups = grouped(rows, small_kv={name: flag > 0 for name, flag in SMALL_KV.items()})
     target, first = log_tpot(rows), measured_first_tokens(rows)
+
+    # The typical engine is the prior of each engine, because engines differ little from it.
     names = sorted({row["engine"] for row in rows} - {TYPICAL})
     typical, deviation = fit(groups, target, USUAL, DEVIATIONS)
     logs, covariances = {TYPICAL: typical}, {TYPICAL: deviation}
@@ -76,6 +87,8 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
     for runs in groups:
         tpot, _, bound[runs.index], regime[runs.index] = predict_runs(runs, fitted_engines[runs.engine])
         fitted[runs.index] = np.log(tpot) - target[runs.index]
+
+    # Errors on a model or system that the fit has not seen give the 90 % range.
     out = {dimension: np.full(len(rows), np.nan) for dimension in LEFT_OUT}
     for dimension, label in _left_out(groups) if leave_out else ():
         training_groups = [runs for runs in groups if _label(runs, dimension) != label]
@@ -117,7 +130,7 @@ def _leave_first_tokens_out(
     simulated: list[tuple[Runs, Any]],
     first: FirstTokens,
 ) -> None:
-    """Set log(predicted / measured) of the TTFT of `held_out` runs, with waits fitted to the loops of `training_groups`."""
+    """Set log(predicted / measured) of TTFT of `held_out` runs, with waits fitted to the loops of `training_groups`."""
     prefill_groups = reading(training_groups)
     group_ids = {id(runs) for runs in prefill_groups}
     engine = with_queue(engine, prefill_groups, first)
@@ -129,7 +142,7 @@ def _leave_first_tokens_out(
 
 
 def _left_out(groups: list[Runs]) -> list[tuple[str, str]]:
-    """Return every model and every system, as what is left out and its name."""
+    """Return each dimension and label to leave out: every model and every system."""
     return [(dimension, label) for dimension in LEFT_OUT for label in sorted({_label(runs, dimension) for runs in groups})]
 
 
@@ -138,7 +151,7 @@ def _label(runs: Runs, dimension: str) -> str:
 
 
 def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: FirstTokens) -> Engine:
-    """Return the engine with waits fitted to loops that were simulated before."""
+    """Return the engine with waits fitted to loops that were already simulated."""
     if not loops:
         return engine
     from steptime.validation import ttft_fit as first_token
@@ -149,7 +162,16 @@ def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Fi
 
 
 def intervals(log_errors: Array, regime: Array, mask: Array) -> dict[str, list[float]]:
-    """Return, by regime, the factors on a prediction that 90 % of measured values lie between."""
+    """Return the 90 % range of measured over predicted values, by regime.
+
+    Args:
+        log_errors: log(predicted / measured), of shape (runs,).
+        regime: Latency regime of each run.
+        mask: Runs to include, as booleans.
+
+    Returns:
+        Lower and upper factor by regime; regimes with fewer than 10 runs are missing.
+    """
     factor_ranges = {}
     for name in REGIMES:
         errors = log_errors[mask & (regime == name) & np.isfinite(log_errors)]

@@ -1,21 +1,22 @@
-r"""Which measured runs cannot be right: what they say of themselves against physics, and against the other rows.
+r"""Data quality: measured runs that contradict physics, or other rows.
 
-- **Weights that do not fit.** What a chip must hold of the model is more than it has; a run is in doubt where it is more than
-  the engine uses of its memory by default.
-- **Faster than physics.** No engine decodes a step of $N$ sequences sooner than the busiest resource allows (`Step.lower` of
-  the ideal engine), and no closed loop of $C$ requests turns round sooner than its steps and prompts keep the chips busy:
+- **Weights do not fit.** The weights per chip exceed the chip's memory. The run is in doubt if they exceed the memory that the
+  engine uses by default.
+- **Faster than physics.** No engine decodes a step of $N$ sequences faster than the busiest resource allows (`Step.lower` of
+  the ideal engine). A round of a closed loop of $C$ requests takes at least the time of its decode steps and prefills. These
+  bounds are:
 
 $$ t \ge t_{lower}(N), \qquad T_{first} + (O - 1)\, t \ge (O - 1)\, t_{lower}(N) + N P_{lower} $$
 
-  with $N$ those of the $C$ that memory has room for, in a small cache unless the run tells its format. A run below either had
-  fewer requests in flight than it says, or found its prompts in a cache.
-- **Like a drafted run.** A plain run of a model that has layers to draft with, much faster than predicted and as fast as the
-  prediction with drafts. Rows of one set (model, system, engine, version, date, formats) are of one kind where most of those
-  with few clients are such: at many clients drafts save little, and a row alone does not tell. A row whose column `spec` says
-  that nothing was drafted is taken at its word.
-- **Out of step.** More clients never make a token come sooner. Of runs that differ in clients alone, of one day, one that took
-  `SLOWER` times as long as one with more clients is in doubt; where two do, something else changed between the runs of that
-  series and no run of it can be told right.
+  Here $N$ of the $C$ sequences fit in memory, with an 8-bit KV cache unless the run has a format. A faster run
+  had fewer requests in flight than recorded, or found its prompts in a prefix cache.
+- **Looks speculative.** A plain run of a model with MTP layers is much faster than predicted, and as fast as predicted with
+  speculative tokens. Rows of one set share model, system, engine, version, date and formats. If most rows with few clients look
+  speculative, the whole set counts as speculative. With many clients, speculative tokens save little, so one row is no proof. A
+  row whose column `spec` excludes speculation is believed.
+- **Out of step.** More clients never reduce the time per token. Compare runs of one day that differ in clients only. A run is
+  in doubt if it took `SLOWER` times as long as a run with more clients. If two runs of a series did, something else changed
+  between the runs, and the whole series is in doubt.
 """
 
 from __future__ import annotations
@@ -43,12 +44,19 @@ if TYPE_CHECKING:
     from steptime.validation.predictions import Runs
 
 WRONG, DOUBTFUL = "cannot be right: ", "in doubt: "
-FASTER = 0.75  # of the plain prediction: repeats differ by 4 %, configurations by less than this
-NEAR = 1.3  # factor within which a run is like the prediction with drafts
-MOST_DRAFTED = 3  # tokens a step, that are usual
-FEW_CLIENTS = 32  # clients up to which drafts show
-LEAST_OF_SET, SHARE_OF_SET = 3, 0.6  # rows with few clients, and the share of them, that tell of a whole set
-SLOWER = 1.3  # times as long as with more clients: repeats differ by 4 %
+# Measured over predicted TPOT that looks speculative: repeats differ by 4 %, configurations by less than this.
+FASTER = 0.75
+# Factor within which a run matches the prediction with speculative tokens.
+NEAR = 1.3
+# Largest usual number of speculative tokens per step.
+MOST_DRAFTED = 3
+# Clients up to which speculative tokens have a visible effect.
+FEW_CLIENTS = 32
+# Minimum rows with few clients, and minimum share of them, to judge a whole set.
+LEAST_OF_SET, SHARE_OF_SET = 3, 0.6
+# Ratio of TPOT to that with more clients; repeats differ by 4 %.
+SLOWER = 1.3
+# Columns in which the runs of a series may differ.
 OF_A_RUN = (
     "id",
     "concurrency",
@@ -57,18 +65,32 @@ OF_A_RUN = (
     "ttft_median_s",
     *RATES,
     *MEASURED,
-)  # what runs of a series may differ in
+)
 SET = ("model", "system", "engine", "engine_version", "measured", "weight_dtype", "expert_dtype")
 
 
 def too_heavy(model: Model, system: System, layout: Layout, engine: Engine, drafts: int, count: int) -> Array:
-    """Say of each of `count` layouts where the weights are more than the engine uses of a chip, "" where they are not."""
+    """Explain for each layout why the weights do not fit on a chip.
+
+    Args:
+        model: Model.
+        system: System.
+        layout: Layouts, with arrays of shape (count,) or scalars.
+        engine: Engine, with its memory share.
+        drafts: Speculative tokens per step.
+        count: Number of layouts.
+
+    Returns:
+        Reasons of shape (count,); "" where the weights fit.
+    """
     capacity = system.chip.capacity
     room = float(capacity * engine.room.memory_share - engine.room.reserved_bytes)
     weight_bytes = weights_per_chip(model, layout) + (draft_bytes(model, 1.0, layout)[0] if drafts and model.draft else 0.0)
     weight_bytes = np.broadcast_to(weight_bytes, count)
     reasons = np.full(count, "", dtype=object)
     used = f"of which {engine.name} uses {room / 1e9:,.1f}"
+
+    # Above the engine's default share the run is possible, with another setting.
     for i in np.flatnonzero(weight_bytes > room):
         sure = WRONG if weight_bytes[i] > capacity else DOUBTFUL
         reasons[i] = f"{sure}weights do not fit: {weight_bytes[i] / 1e9:,.1f} GB on chips of {capacity / 1e9:,.1f} GB, {used}"
@@ -76,7 +98,17 @@ def too_heavy(model: Model, system: System, layout: Layout, engine: Engine, draf
 
 
 def faster(subject: str, measured: float, soonest: float, sequences: float) -> str:
-    """Say that something took less time than it can [s] with so many requests in flight."""
+    """Describe a measurement that is faster than physics allows.
+
+    Args:
+        subject: "token" or "request".
+        measured: Measured time [s].
+        soonest: Minimum time [s].
+        sequences: Requests in flight.
+
+    Returns:
+        Reason as text.
+    """
     times = f"a {subject} took {_format_seconds(measured)}, at least {_format_seconds(soonest)}"
     return f"{WRONG}faster than physics: {times} with {sequences:,.0f} request{'' if sequences == 1 else 's'} in flight"
 
@@ -84,14 +116,26 @@ def faster(subject: str, measured: float, soonest: float, sequences: float) -> s
 def soonest_token(
     model: Model, system: System, layout: Layout, speculation: Speculation, batch: Array, context: Number
 ) -> Array:
-    """Return the least time per token [s] of a pool that decodes `batch` sequences in a replica, whatever its engine."""
+    """Return the minimum time per token of a decode pool, for any engine.
+
+    Args:
+        model: Model.
+        system: System.
+        layout: Layout of a decode replica.
+        speculation: Speculative tokens and acceptance length.
+        batch: Sequences per replica.
+        context: Tokens in the KV cache of each sequence.
+
+    Returns:
+        Seconds per token, with the shape of `batch`.
+    """
     small = model if model.kv_told else with_small_cache(model)
     arguments: dict[str, Any] = {"batch": batch, "context": context, "drafts": speculation.drafts, "layout": layout}
     return drafted_step(small, system, **arguments, engine=IDEAL).lower / speculation.acceptance
 
 
 class Doubts:
-    """What speaks against each of a list of rows; closed loops are looked at group by group."""
+    """Reasons against each row of a list; closed loops are checked group by group."""
 
     def __init__(self, rows: Sequence[Mapping[str, str]]) -> None:
         self.rows = rows
@@ -104,13 +148,20 @@ class Doubts:
         self.looked = np.zeros(len(rows), dtype=bool)
 
     def look(self, runs: Runs, indices: Array, predicted: Array, engine: Engine) -> None:
-        """Look at a group of closed loops that are the rows `indices`, with their predicted times per token [s]."""
+        """Check a group of closed loops.
+
+        Args:
+            runs: Group of runs.
+            indices: Positions of the runs in the rows.
+            predicted: Predicted time per token [s] of each run.
+            engine: Engine.
+        """
         self.looked[indices] = True
         self.verdicts[indices] = too_heavy(runs.model, runs.system, runs.layout, engine, runs.drafts, len(indices))
         self._chips(runs, indices)
-        suspects = np.flatnonzero(
-            np.isfinite(self.tpot[indices]) & (self.tpot[indices] < predicted)
-        )  # no bound lies above a prediction
+
+        # A lower bound never exceeds the prediction, so slower runs need no check.
+        suspects = np.flatnonzero(np.isfinite(self.tpot[indices]) & (self.tpot[indices] < predicted))
         if len(suspects):
             self._bound(runs.select(suspects), indices[suspects])
         if not runs.drafts and runs.model.draft:
@@ -121,12 +172,16 @@ class Doubts:
                 self._drafts(runs.select(fast), indices[fast], predicted[fast], engine)
 
     def reasons(self) -> Array:
-        """Return what speaks against each row, "" for nothing."""
+        """Return the reason against each row.
+
+        Returns:
+            Reasons of shape (rows,); "" where there is no doubt.
+        """
         verdicts = np.where(self.verdicts == "", self._sets(), self.verdicts)
         return np.where(verdicts == "", self._out_of_step(verdicts == ""), verdicts)
 
     def _out_of_step(self, good: Array) -> Array:
-        """Return what speaks against rows that were slower than rows of their series with more clients."""
+        """Return reasons against rows that were slower than rows of their series with more clients."""
         verdicts = np.full(len(self.rows), "", dtype=object)
         series: dict[tuple[str | None, ...], list[int]] = {}
         names = sorted({name for row in self.rows for name in row} - set(OF_A_RUN))
@@ -136,23 +191,24 @@ class Doubts:
             indices = np.array(members)
             clients = np.array([float(self.rows[i]["concurrency"]) for i in indices])
             slow = slower_with_fewer(clients, self.tpot[indices])
-            excess = f"over {SLOWER:g} times as long as one with more clients"
+            excess = f"over {SLOWER:g} times as long as a run with more clients"
             if slow.sum() == 1:
-                verdicts[indices[slow]] = f"{DOUBTFUL}out of step: it took {excess} in its series"
+                verdicts[indices[slow]] = f"{DOUBTFUL}out of step: it took {excess} in the same series"
             elif slow.any():
-                verdicts[indices] = f"{DOUBTFUL}out of step: {slow.sum()} runs of its series took {excess}"
+                verdicts[indices] = f"{DOUBTFUL}out of step: {slow.sum()} runs of the same series took {excess}"
         return verdicts
 
     def _chips(self, runs: Runs, indices: Array) -> None:
-        """Note runs whose chips are no whole number of replicas."""
+        """Mark runs whose chips are not a multiple of the chips per replica."""
         chips = self.chips[indices]
         chips_per_replica = np.broadcast_to(runs.layout.chips, indices.shape)
         for i in np.flatnonzero(np.isfinite(chips) & (chips % chips_per_replica != 0)):
             self.verdicts[indices[i]] = (
-                f"{WRONG}{chips[i]:,.0f} chips are no whole number of replicas of {chips_per_replica[i]:,.0f}"
+                f"{WRONG}{chips[i]:,.0f} chips are not a multiple of the {chips_per_replica[i]:,.0f} chips of a replica"
             )
 
     def _bound(self, runs: Runs, indices: Array) -> None:
+        """Mark runs that are faster than the lower bound of a token or of a request."""
         model = runs.model if runs.model.kv_told else with_small_cache(runs.model)
         gained = np.where(np.isnan(runs.acceptance), runs.drafts + 1.0, runs.acceptance)
         arguments: dict[str, Any] = {"drafts": runs.drafts, "layout": runs.layout, "engine": IDEAL}
@@ -174,7 +230,7 @@ class Doubts:
             self.verdicts[indices[i]] = self.verdicts[indices[i]] or verdict
 
     def _drafts(self, runs: Runs, indices: Array, predicted: Array, engine: Engine) -> None:
-        """Note runs that are nearer to the prediction with some number of drafts than to that without."""
+        """Mark runs that are closer to a prediction with speculative tokens than to the plain one."""
         plain = self.tpot[indices] / predicted
         for drafts, gained in enumerate(acceptance_curve(runs.model.name).tokens[:MOST_DRAFTED], start=1):
             drafted = replace(runs, drafts=drafts, acceptance=np.full(len(indices), gained))
@@ -182,12 +238,12 @@ class Doubts:
             like = (np.abs(np.log(over)) < np.abs(np.log(plain))) & (np.abs(np.log(over)) < np.log(NEAR))
             for i in np.flatnonzero(like & ~np.isnan(over)):
                 self.drafted[int(indices[i])] = (
-                    f"{WRONG}like a drafted run: {plain[i]:.2f} of the time predicted without drafts, "
-                    f"{over[i]:.2f} of that with {drafts}"
+                    f"{WRONG}looks speculative: {plain[i]:.2f} of the time predicted without speculative tokens, "
+                    f"{over[i]:.2f} of the time with {drafts}"
                 )
 
     def _sets(self) -> Array:
-        """Return what rows are like drafted runs: by themselves, or since most rows of their set with few clients are."""
+        """Return reasons against rows that look speculative, or whose set does."""
         verdicts = np.full(len(self.rows), "", dtype=object)
         sets: dict[tuple[str, ...], list[int]] = {}
         for i in self.plain if self.drafted else ():
@@ -197,7 +253,7 @@ class Doubts:
             like = sum(i in self.drafted for i in few_client_rows)
             if like >= LEAST_OF_SET and like >= SHARE_OF_SET * len(few_client_rows):
                 verdicts[members] = (
-                    f"{WRONG}like a drafted run, as {like} of {len(few_client_rows)} of its set with few clients are"
+                    f"{WRONG}looks speculative, like {like} of {len(few_client_rows)} runs of its set with few clients"
                 )
         for i, reason in self.drafted.items():
             verdicts[i] = reason
@@ -205,9 +261,16 @@ class Doubts:
 
 
 def slower_with_fewer(clients: Array, seconds: Array) -> Array:
-    """Return which runs took `SLOWER` times as long as one with more clients: clients, seconds and result (runs,).
+    """Mark runs that took `SLOWER` times as long as a run with more clients.
 
-    What goes wrong in a run makes it slower; one that is too fast for its clients is held against physics.
+    Errors in a run make it slower. A run that is too fast for its clients is compared with physics instead.
+
+    Args:
+        clients: Requests in flight, of shape (runs,).
+        seconds: Time per token [s], of shape (runs,).
+
+    Returns:
+        Booleans of shape (runs,).
 
     >>> slower_with_fewer(np.array([1, 2, 4, 8]), np.array([1.0, 5.0, 1.2, 1.4])).tolist()
     [False, True, False, False]

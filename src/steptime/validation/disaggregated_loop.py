@@ -1,13 +1,13 @@
-r"""Closed loops of separate pools: prompts are read by replicas of one pool, tokens made by those of another.
+r"""Closed loops on separate pools: replicas of one pool run prefill, replicas of another pool decode.
 
-With $X$ requests a second, decode replicas hold $N = X (O - 1) t(N)$ sequences, prompts take a time that grows with the load of
-their pool, caches move between the two, and all requests in flight are
+At $X$ requests per second, the decode replicas run $N = X (O - 1) t(N)$ sequences. Prefill takes a time that grows with the
+load of its pool, and KV caches move between the pools. The requests in flight are
 
 $$ C = X \left(T_{first}(X) + (O - 1)\, t\right) $$
 
-(Little's law), which one $X$ solves. The time per token $t$ is that of a decode replica at its share of $N$, the steps those of
-`steady.decode_pool`; prompts are read in the passes of `steady.prefill_pool`. Near the highest rate of the pool that reads,
-requests queue for it, and the first token is what is left of $C / X$.
+(Little's law). One $X$ solves this equation. The time per token $t$ is that of a decode replica at its share of $N$, with the
+steps of `steady_state.decode_pool`. Prefill uses the passes of `prefill_pool.prefill_pool`. Near the maximum rate of the
+prefill pool, requests queue for it, and TTFT is the rest of $C / X$.
 """
 
 from __future__ import annotations
@@ -43,21 +43,26 @@ from steptime.validation.published_deployments import latent_contexts, with_cont
 from steptime.validation.run_kinds import PREFILL_WAYS, count_drafts, is_drafted
 from steptime.validation.run_table import AXES, MEANS, length_spread
 
-LEVELS = 16  # batches at which a decode replica is looked at, from one sequence to all
-CLOSER = 8  # times as many, where steps jump from one to the next
-HALVINGS = 40  # of the logarithm of the sequences in decode
-FEWEST = 1e-3  # sequences of a decode replica, in the mean
-REQUESTS_PER_CLIENT = 10  # requests of a run for each in flight, as of closed loops that benchmarks send
+# Batch sizes at which a decode replica is evaluated, from one sequence to all.
+LEVELS = 16
+# Factor on LEVELS if the step time jumps from one batch size to the next.
+CLOSER = 8
+# Bisections of the logarithm of the sequences in decode.
+HALVINGS = 40
+# Minimum mean sequences of a decode replica.
+FEWEST = 1e-3
+# Requests of a run per request in flight, as benchmarks send them.
+REQUESTS_PER_CLIENT = 10
 SHARED = ("model", "system", "engine", "weight_dtype", "expert_dtype", "kv_dtype", "drafted", "acceptance", "spec")
 LENGTHS = ("input_tokens", "output_tokens", "length_spread", *MEANS[:2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """Runs on separate pools that share model, system, engine, lengths and drafts; arrays of shape (runs,).
+    """Runs on separate pools that share model, system, engine, lengths and speculation; arrays of shape (runs,).
 
-    decode and prefill: layouts with their `replicas`; concurrency of the whole; spread: how far lengths reach to both sides of
-    their means, as a share; interval [decode steps] between two looks at what is new.
+    decode and prefill: layouts with their `replicas`; concurrency: requests in flight in the whole deployment; spread: spread
+    of lengths as a share of the mean; interval: decode steps between two checks for new output.
     """
 
     model: Model
@@ -72,7 +77,16 @@ class Pools:
 
 
 def predict_pools(rows: list[dict[str, str]], engines: Mapping[str, Engine], *, catalog: str | None = None) -> dict[str, Array]:
-    """Return the figures of rows on separate pools, by the name that `Predictions` has for them."""
+    """Predict rows on separate pools.
+
+    Args:
+        rows: Runs.
+        engines: Engines by name.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Arrays of shape (rows,) by field of `Predictions`.
+    """
     out: dict[str, Array] = {}
     groups: dict[tuple[str, ...], list[int]] = {}
     systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
@@ -90,7 +104,19 @@ def predict_pools(rows: list[dict[str, str]], engines: Mapping[str, Engine], *, 
 
 
 def build_pools(rows: list[dict[str, str]], engine: Engine, catalog: str | None = None) -> Pools:
-    """Return rows that share all but their pools and loads. Raises InputError where nobody knows what drafts bring."""
+    """Convert rows that share all but pools and loads.
+
+    Args:
+        rows: Runs of one group.
+        engine: Engine.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        The runs as arrays.
+
+    Raises:
+        InputError: The acceptance length is unknown.
+    """
     row = rows[0]
     weights, system = row["weight_dtype"] or "bf16", as_measured(load_system(row["system"], catalog), row)
     kv = row.get("kv_dtype") or ""
@@ -115,7 +141,16 @@ def build_pools(rows: list[dict[str, str]], engine: Engine, catalog: str | None 
 
 
 def read_workload(row: Mapping[str, str]) -> Workload:
-    """Return the mean lengths of a run: those known, or of a range that ends at the nominal ones."""
+    """Return the mean lengths of a run.
+
+    Without measured means, nominal lengths are the upper end of a range.
+
+    Args:
+        row: Run.
+
+    Returns:
+        Workload with mean prompt and output tokens.
+    """
     prompt, output = (
         float(row.get(mean) or float(row[f"{name}_tokens"]) / (1 + length_spread(row)))
         for name, mean in zip(("input", "output"), MEANS, strict=False)
@@ -124,12 +159,12 @@ def read_workload(row: Mapping[str, str]) -> Workload:
 
 
 def _read_speculation(model: Model, row: Mapping[str, str]) -> Speculation:
-    """Return what a run drafts; a model without layers of its own that draft takes drafts that come from elsewhere."""
+    """Return the speculation of a run; a model without MTP layers uses a separate draft model."""
     drafts, acceptance = count_drafts(row), row.get("acceptance")
     if drafts and acceptance:
-        return Speculation(drafts=drafts, acceptance=float(acceptance), source="as the run tells")
+        return Speculation(drafts=drafts, acceptance=float(acceptance), source="as the run records")
     if is_drafted(row) and not drafts:
-        raise InputError(f"spec is {row['spec']}, and drafted does not tell how many tokens a step")
+        raise InputError(f"spec is {row['spec']}, but drafted has no number of speculative tokens per step")
     return choose_speculation(model, drafts) if drafts else NONE
 
 
@@ -152,11 +187,22 @@ def _predicted(rows: list[dict[str, str]], engine: Engine, catalog: str | None) 
 
 
 def collect_doubts(rows: list[dict[str, str]], pools: Pools, engine: Engine) -> Array:
-    """Return what speaks against each row, "" for nothing (`doubts`)."""
+    """Return the reason against each row (`data_quality`).
+
+    Args:
+        rows: Runs of one group.
+        pools: The same runs as arrays.
+        engine: Engine.
+
+    Returns:
+        Reasons of shape (rows,); "" where there is no doubt.
+    """
     drafts, count = pools.speculation.drafts, len(rows)
     heavy = [too_heavy(pools.model, pools.system, layout, engine, drafts, count) for layout in (pools.decode, pools.prefill)]
     tpot, speed = (np.array([float(row.get(name) or "nan") for row in rows]) for name in ("tpot_s", "output_tok_s"))
-    batch = np.fmax(np.nan_to_num(speed * tpot) / pools.decode.replicas, 1.0)  # Little's law
+
+    # Little's law gives the measured batch of a decode replica.
+    batch = np.fmax(np.nan_to_num(speed * tpot) / pools.decode.replicas, 1.0)
     context = pools.workload.input_tokens + pools.workload.output_tokens / 2
     soonest = soonest_token(pools.model, pools.system, pools.decode, pools.speculation, batch, context)
     reasons = np.array([_odd_chips(row, pools, i) for i, row in enumerate(rows)], dtype=object)
@@ -168,14 +214,22 @@ def collect_doubts(rows: list[dict[str, str]], pools: Pools, engine: Engine) -> 
 
 
 def _odd_chips(row: Mapping[str, str], pools: Pools, index: int) -> str:
-    """Say where the chips of a run are not those of its workers."""
+    """Explain a number of chips that differs from the chips of the workers."""
     counted = sum(float(np.asarray(layout.chips * layout.replicas)[index]) for layout in (pools.decode, pools.prefill))
     stated_chips = float(row.get("chips") or counted)
     return "" if stated_chips == counted else f"{WRONG}{stated_chips:.0f} chips, but its workers have {counted:.0f}"
 
 
 def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
-    """Return TPOT, mean and median TTFT [s], output tokens a second and what binds decode steps, arrays of shape (runs,)."""
+    """Solve closed loops on separate pools.
+
+    Args:
+        pools: Runs of one group.
+        engine: Engine.
+
+    Returns:
+        TPOT, mean and median TTFT [s], output tokens per second and the bound of decode steps, of shape (runs,).
+    """
     arguments: dict[str, Any] = {"engine": engine, "speculation": pools.speculation}
     work, replicas = pools.workload, pools.decode.replicas
     max_sequences = np.maximum(np.minimum(_seats(pools, engine), pools.concurrency / replicas), 1.0)
@@ -184,6 +238,8 @@ def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
     state = decode_pool(pools.model, pools.system, work, layout=shaped(pools.decode, 1), batch=batches, **arguments)
     prompts = max(1.0, float(engine.scheduler.step_tokens) // work.input_tokens)
     reads = prefill_pool(pools.model, pools.system, work, layout=pools.prefill, prompts=prompts, **arguments)
+
+    # KV caches move within the scale-up domain if both pools fit in it.
     near = pools.decode.chips * replicas + pools.prefill.chips * pools.prefill.replicas <= pools.system.scale_up.size
     moves = [
         kv_transfer(
@@ -207,6 +263,8 @@ def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
     later = (pools.interval - 1) * tpot * pools.speculation.acceptance
     median = pools.concurrency / rate - owed * tpot + later
     queued = np.maximum(median - later - first(np.full_like(rate, 1e-9), tpot), 0.0)
+
+    # The mean includes the burst at the start of a run; the median does not.
     burst = np.maximum(pools.concurrency / (pools.prefill.replicas * reads.rate) / 2 - queued, 0.0) / REQUESTS_PER_CLIENT
     burst = burst + engine.scheduler.seconds_to_start / REQUESTS_PER_CLIENT
     lasting = round_time(
@@ -223,7 +281,7 @@ def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
 
 
 def _seats(pools: Pools, engine: Engine) -> Array:
-    """Return how many sequences a decode replica holds; without end where it has room for none, since the run was made."""
+    """Return the slots of a decode replica; infinite if no sequence fits by this estimate, since the run was measured."""
     work = pools.workload
     context = work.input_tokens + work.output_tokens / 2
     fit = drafted_sequences(
@@ -235,10 +293,10 @@ def _seats(pools: Pools, engine: Engine) -> Array:
 def _solved(
     pools: Pools, max_sequences: Array, table: Array, first: Callable[[Array, Array], Array]
 ) -> tuple[Array, Array, Array]:
-    """Return sequences of a decode replica, the time per token [s] among them, and the nearest of the levels of `table`.
+    """Return sequences of a decode replica, their time per token [s], and the nearest level of `table`.
 
-    max_sequences: sequences that the last level stands for; table: time per token [s], of shape (runs, levels); first: the
-    time to first token [s] at a rate [requests/s] and a time per token.
+    max_sequences: sequences of the last level; table: time per token [s], of shape (runs, levels); first: function from rate
+    [requests/s] and time per token [s] to time to first token [s].
     """
     owed, replicas = pools.workload.output_tokens - 1, pools.decode.replicas
     low, high = np.full(len(max_sequences), np.log(FEWEST)), np.log(np.minimum(max_sequences, pools.concurrency / replicas))
@@ -253,7 +311,7 @@ def _solved(
 
 
 def _between(table: Array, sequences: Array, max_sequences: Array) -> tuple[Array, Array]:
-    """Return what a table of levels says of so many sequences, at least one, on lines in their logarithm; and the nearest."""
+    """Interpolate a table of levels at `sequences`, linearly in their logarithm; return the value and the nearest level."""
     share = np.log(np.maximum(sequences, 1.0)) / np.maximum(np.log(max_sequences), 1e-12)
     last = table.shape[1] - 1
     place = np.clip(share, 0.0, 1.0) * last

@@ -1,10 +1,10 @@
-r"""Measured runs to an engine file: fits an engine's physical constants, with their covariance and the scatter that is left.
+"""Engine fit: physical constants of an engine from measured runs, with their covariance and the remaining scatter.
 
-The constants are fitted in their logarithms by least squares with a robust loss, to the logarithms of measured TPOT, each
-with a prior: what is usual, and how far engines depart from it. `fit_all` fits one typical engine to all runs first, which is
-the prior of each engine; a user's own few runs take a shipped engine as theirs. The 90 % interval is that of errors on runs
-that were left out with their whole model, and with their whole system, so that it holds for what was not seen. Structure and
-priors are those that err least on such runs: engines differ little once a model is new, so that their priors are narrow.
+The fit is a robust least-squares fit of the logarithms of the constants to the logarithms of measured TPOT. Each constant has a
+prior: its usual value and the deviation of engines from it. `fit_all` first fits one typical engine to all runs. This engine is
+the prior of each engine. A user's few runs take a shipped engine as the prior. The 90 % range comes from errors on runs that
+were left out with their whole model and with their whole system. It therefore holds for new models and systems. Structure and
+priors minimize the error on such runs. Engines differ little on a new model, so the priors are narrow.
 """
 
 from __future__ import annotations
@@ -25,29 +25,36 @@ from steptime.physics.uncertainty import REGIMES, with_variances
 from steptime.validation.predictions import Runs, can_simulate, grouped, predict_runs, resolve_engine, simulate_loops
 from steptime.validation.run_table import in_runs
 
-NOISE = 0.26  # scatter of log(TPOT) between groups of a model, system, engine and version; repeats of one run differ by 4 %
-ROBUST = 0.5  # in units of the noise: an error far beyond it hardly pulls, since some runs are not what their row says
+# Scatter of log(TPOT) between groups of a model, system, engine and version; repeats of one run differ by 4 %.
+NOISE = 0.26
+# In units of the noise: larger errors have little weight, because some rows do not describe their run.
+ROBUST = 0.5
+# A user's runs differ more from an engine, repeat better, and are described correctly.
 OWN_DEVIATION, OWN_NOISE, OWN_ROBUST = (
     12.0,
     0.05,
     10.0,
-)  # one's own runs depart further from an engine, repeat better, and are true
-PREFILL_FIRST = ("sglang",)  # engines whose scheduler reads waiting prompts before it goes on decoding
-TWO_BATCH = {"trtllm": 0.0}  # vLLM (--enable-dbo) and SGLang overlap two batches where attention groups exchange experts
-SMALL_KV = {"sglang": 0.0}  # engines that keep the KV cache in 16 bits unless told; the others' runs of 8-bit models were told
-STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}  # SGLang's chunks; TensorRT-LLM is built for a prompt and the batch in a step
+)
+# Engines whose scheduler runs the prefill of waiting prompts before it continues decode.
+PREFILL_FIRST = ("sglang",)
+# vLLM (--enable-dbo) and SGLang overlap two micro-batches when data-parallel ranks exchange tokens between experts.
+TWO_BATCH = {"trtllm": 0.0}
+# Engines with a 16-bit KV cache by default; other engines' runs of 8-bit models set an 8-bit cache.
+SMALL_KV = {"sglang": 0.0}
+# Prefill tokens per step: SGLang's chunk size; 0 for TensorRT-LLM, which runs a whole prompt with the batch.
+STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is usual of a constant, and the deviation of its logarithm: before any run, and of engines about the typical one."""
+    """Usual value of a constant, and deviations of its logarithm: before any run, and of engines from the typical one."""
 
     usual: float
     deviation: float
     between: float
 
 
-# Usual values: what GEMM, grouped GEMM, attention and all-reduce kernels take in AIConfigurator's tables of ten systems.
+# Usual values: GEMM, grouped GEMM, attention and all-reduce kernels in AIConfigurator's tables of ten systems.
 PRIORS: dict[str, Prior] = {
     "memory_efficiency": Prior(0.82, 0.035, 0.0075),
     "narrow_efficiency": Prior(0.75, 0.075, 0.0125),
@@ -62,12 +69,17 @@ PRIORS: dict[str, Prior] = {
     "seconds_per_collective": Prior(5e-6, 0.25, 0.2),
     "seconds_per_sequence": Prior(5e-6, 0.25, 0.0225),
 }
-FIXED_CONSTANTS: dict[str, Any] = {  # not fitted: runs as a whole say less of these than kernels measured alone
-    "unpack_rate": 4.5e12,  # of int4 experts: the one rate at which B200 and H200 are as far off as each other
-    "fp4_efficiency": 0.75,  # as far off as FP8 of one model: 0.68 to 0.70 at most throughput, 0.73 to 0.83 offline
-    "block_efficiency": 0.6,  # B200: 0.58 to 0.97 times as fast as in 16 bits, so 0.4 to 0.7 of what other 8-bit products reach
+# Not fitted: isolated kernel measurements determine these better than whole runs.
+FIXED_CONSTANTS: dict[str, Any] = {
+    # int4 experts: the rate at which the errors of B200 and H200 are equal.
+    "unpack_rate": 4.5e12,
+    # Same error as FP8 of one model: 0.68 to 0.70 at maximum throughput, 0.73 to 0.83 offline.
+    "fp4_efficiency": 0.75,
+    # B200: 0.58 to 0.97 times the 16-bit speed, which is 0.4 to 0.7 of other 8-bit GEMMs.
+    "block_efficiency": 0.6,
     "roofline_norm": 2.5,
-    "fill_bytes": 300.0,  # of FP8 products measured alone on H800, without what writing their outputs takes
+    # Isolated FP8 GEMMs on H800, without the time to write their outputs.
+    "fill_bytes": 300.0,
     "activation_traffic": 1.0,
     "attention_efficiency": 0.6,
     "network_efficiency": 0.65,
@@ -93,17 +105,26 @@ QUEUE_NAMES = ("seconds_per_request", "first_token_factor")
 QUEUE_USUAL = np.log([0.02, 1.5])
 QUEUE_DEVIATIONS = np.array([0.7, 0.4])
 QUEUE_NOISE = 0.3
-PASSES = 2  # simulations, the second with the waits that the first found
+# Simulation passes; the second uses the waits fitted in the first.
+PASSES = 2
 
 
 LIMITS = np.array([[DESCRIPTIONS[name][end] for name in NAMES] for end in ("least", "most")])
-"""The least and the most that each constant can be."""
+"""Minimum and maximum of each constant."""
 
 
 def engine_from(logs: Array, *, name: str, base: Engine | None = None) -> Engine:
-    """Return the engine of fitted logarithms; an array of shape (n, constants) gives constants of shape (n, 1).
+    """Build an engine from fitted logarithms.
 
-    What is not fitted is that of `base`, by default `FIXED_CONSTANTS`. A constant stays within its range.
+    Each constant is limited to its range.
+
+    Args:
+        logs: Logarithms of `NAMES`, of shape (constants,) or (n, constants); the latter gives constants of shape (n, 1).
+        name: Name of the engine.
+        base: Engine with the constants that are not fitted; by default `FIXED_CONSTANTS`.
+
+    Returns:
+        The engine.
     """
     values = np.clip(np.exp(logs), *LIMITS)
     constants = {n: values[i] if values.ndim == 1 else values[:, i, None] for i, n in enumerate(NAMES)}
@@ -116,7 +137,7 @@ def engine_from(logs: Array, *, name: str, base: Engine | None = None) -> Engine
 
 
 def _log_errors(logs: Array, groups: list[Runs], target: Array, base: Engine | None) -> Array:
-    """log(predicted / measured) of all runs, of shape (runs,), or (n, runs) for `logs` of shape (n, constants)."""
+    """Return log(predicted / measured) of all runs, of shape (runs,), or (n, runs) for `logs` of shape (n, constants)."""
     parts = [np.log(predict_runs(runs, engine_from(logs, name=runs.engine, base=base))[0]) for runs in groups]
     order = np.concatenate([runs.index for runs in groups])
     joined = np.concatenate(
@@ -136,11 +157,23 @@ def fit(
     robust: float = ROBUST,
     base: Engine | None = None,
 ) -> tuple[Array, Array]:
-    """Return the fitted logarithms of the constants, and their covariance.
+    """Fit the constants of an engine to measured TPOT.
 
-    groups: runs; target: log of measured TPOT by index; mean and deviation: prior of the logarithms; noise: of log(TPOT);
-    robust:
-    from how many times the noise an error stops to pull (the loss of a Cauchy distribution); base: what is not fitted.
+    Args:
+        groups: Runs.
+        target: log of measured TPOT by index of a run.
+        mean: Prior mean of the logarithms of the constants.
+        deviation: Prior deviation of the logarithms.
+        start: Start of the fit; by default `mean`.
+        noise: Scatter of log(TPOT).
+        robust: Error, in units of the noise, above which the weight falls (Cauchy loss).
+        base: Engine with the constants that are not fitted.
+
+    Returns:
+        Fitted logarithms of the constants, of shape (constants,), and their covariance.
+
+    Raises:
+        InputError: scipy is not installed.
     """
     try:
         from scipy.optimize import least_squares
@@ -166,12 +199,23 @@ def fit(
 
 
 def shared_covariance(errors: Array, jacobian: Array, deviation: Array, pairs: Array) -> Array:
-    r"""Covariance of fitted constants when the runs of a model-system pair share their errors.
+    r"""Return the covariance of fitted constants with errors shared by pair.
 
-    $A^{-1} (\sum_p g_p g_p^T + \Lambda) A^{-1}$ with $g_p = \sum_{i \in p} J_i r_i$, $A = J^T J + \Lambda$ and the prior's
-    $\Lambda = diag(1/s^2)$: the sandwich of clustered errors. errors $r$ (runs,), jacobian $J$ (runs, constants), deviation $s$
-    (constants,), pairs: a label of each run. What no run tells keeps the variance of its prior.
-    Source: Liang and Zeger, Biometrika 73 (1986), 13-22.
+    The estimator is $A^{-1} (\sum_p g_p g_p^T + \Lambda) A^{-1}$, with $g_p = \sum_{i \in p} J_i r_i$, $A = J^T J + \Lambda$
+    and the prior $\Lambda = diag(1/s^2)$. It is the sandwich estimator of errors that are clustered by model-system pair. A
+    constant that no run determines keeps the variance of its prior.
+
+    Args:
+        errors: Residuals $r$, of shape (runs,).
+        jacobian: Derivatives $J$, of shape (runs, constants).
+        deviation: Prior deviations $s$, of shape (constants,).
+        pairs: Label of the model-system pair of each run.
+
+    Returns:
+        Covariance, of shape (constants, constants).
+
+    References:
+        Liang and Zeger, Biometrika 73 (1986), 13-22.
 
     >>> shared_covariance(np.zeros(1), np.zeros((1, 2)), np.array([0.5, 1.0]), np.array(["a"])).tolist()
     [[0.25, 0.0], [0.0, 1.0]]
@@ -184,27 +228,48 @@ def shared_covariance(errors: Array, jacobian: Array, deviation: Array, pairs: A
 
 
 def reading(groups: list[Runs]) -> list[Runs]:
-    """Return the groups whose chips read their prompts."""
+    """Return the groups whose chips run prefill.
+
+    Args:
+        groups: Groups of runs.
+
+    Returns:
+        Groups that are not decode-only pools.
+    """
     return [runs for runs in groups if runs.prompts]
 
 
 @dataclass(frozen=True, slots=True)
 class FirstTokens:
-    """Measured TTFT [s], not a number where there is none, and which of them are medians, not means."""
+    """Measured TTFT [s] (NaN if missing), and whether each value is a median instead of a mean."""
 
     seconds: Array
     medians: Array
 
     def select(self, groups: list[Runs]) -> FirstTokens:
-        """Return those of the runs of `groups`, in their order."""
+        """Select the runs of groups.
+
+        Args:
+            groups: Groups of runs.
+
+        Returns:
+            Measured TTFT in the order of the groups.
+        """
         index = np.concatenate([runs.index for runs in groups])
         return FirstTokens(self.seconds[index], self.medians[index])
 
 
 def with_queue(engine: Engine, groups: list[Runs], measured: FirstTokens, mean: Array = QUEUE_USUAL) -> Engine:
-    """Return the engine with what a request waits besides an orderly prompt queue, fitted to measured mean TTFT by index.
+    """Fit the waits besides the prefill queue to measured mean TTFT.
 
-    mean: prior of the logarithms of `QUEUE_NAMES`.
+    Args:
+        engine: Engine.
+        groups: Runs with prefill.
+        measured: Measured TTFT by index of a run.
+        mean: Prior mean of the logarithms of `QUEUE_NAMES`.
+
+    Returns:
+        The engine with fitted waits; unchanged without a measured mean.
     """
     from scipy.optimize import least_squares
 
@@ -229,10 +294,19 @@ def with_queue(engine: Engine, groups: list[Runs], measured: FirstTokens, mean: 
 def with_waits(
     groups: list[Runs], engine: Engine, measured: FirstTokens, prior: Engine | None = None
 ) -> tuple[Engine, list[Any]]:
-    """Return the engine with what the simulator needs for first tokens, fitted to measured TTFT by index, and its loops.
+    """Fit the waits that the simulator needs for TTFT.
 
-    The loops are simulated twice, the second time with what was found. A user's few runs start from a `prior` engine. Without
-    numba or a measured time the engine stays as it is.
+    The loops are simulated twice, the second time with the fitted waits. Without numba or a measured time the engine is
+    unchanged.
+
+    Args:
+        groups: Runs with prefill.
+        engine: Engine.
+        measured: Measured TTFT by index of a run.
+        prior: Engine to start from for a user's few runs.
+
+    Returns:
+        The engine, and the simulated loops of each group.
     """
     if not groups:
         return engine, []
@@ -255,29 +329,64 @@ def with_waits(
 
 
 def log_tpot(rows: list[dict[str, str]]) -> Array:
-    """log(measured TPOT) of every row; an engine cannot be fitted to a run without one."""
+    """Return log(measured TPOT) of every row.
+
+    Args:
+        rows: Runs.
+
+    Returns:
+        Logarithms of seconds, of shape (rows,).
+
+    Raises:
+        InputError: A row has no TPOT.
+    """
     without = [row["id"] for row in rows if not row.get("tpot_s")]
     if without:
-        raise InputError(f"calibrate needs tpot_s of every run; {len(without)} have none, the first is {without[0]!r}")
+        raise InputError(
+            f"tpot_s: missing in {len(without)} runs, the first is {without[0]!r}; calibrate needs it in every run"
+        )
     return np.log([float(row["tpot_s"]) for row in rows])
 
 
 def measured_first_tokens(rows: list[dict[str, str]]) -> FirstTokens:
-    """Measured TTFT of every row: its median, which says more of a server than the mean with its burst, or else the mean."""
+    """Return the measured TTFT of every row: the median if there is one, else the mean.
+
+    The median describes a server better, because the mean includes the burst at the start.
+
+    Args:
+        rows: Runs.
+
+    Returns:
+        Seconds, of shape (rows,), and which are medians.
+    """
     median, mean = (np.array([float(row.get(name) or "nan") for row in rows]) for name in ("ttft_median_s", "ttft_s"))
     has_median = np.isfinite(median)
     return FirstTokens(np.where(has_median, median, mean), has_median)
 
 
 def label_of_pair(runs: Runs) -> str:
-    """Return what runs of one model on one system are called."""
+    """Return the label of a model-system pair.
+
+    Args:
+        runs: Group of runs.
+
+    Returns:
+        Name of the model and name of the system.
+    """
     return f"{runs.model.name} {runs.system.name}"
 
 
 def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
-    """Return what a fit says of its runs: the vendors of their chips, and the mean variance of log(time) from the constants.
+    """Return the vendors, systems and parameter variance of a fit.
 
-    The variance is that which the errors of left-out runs hold already (`uncertainty`), by quantity and regime.
+    The variance is part of the errors of runs that were left out (`uncertainty`).
+
+    Args:
+        groups: Runs of the fit.
+        engine: Fitted engine with its covariance.
+
+    Returns:
+        Vendors of the chips, runs by system, and mean variance of log(time) from the constants, by quantity and regime.
     """
     regime = np.concatenate([predict_runs(runs, engine)[3] for runs in groups])
 
@@ -295,14 +404,26 @@ def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
 
 
 def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: str | None = None) -> Engine:
-    """Return an engine fitted to a user's runs, with a shipped engine as prior: few runs move it little.
+    """Fit an engine to a user's runs, with a shipped engine as the prior.
 
-    The interval is the prior's until there are 50 runs or more of a regime.
+    Few runs change it little. The range is the prior's until a regime has 50 runs or more.
+
+    Args:
+        rows: Runs with a measured TPOT.
+        name: Name of the new engine.
+        prior: Engine to start from.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        The fitted engine.
+
+    Raises:
+        InputError: The prior has a constant of zero, such as the ideal engine.
     """
     lossless = next((n for n in (*NAMES, *QUEUE_NAMES) if not float(constant(prior, n)) > 0), None)
     if lossless:
         raise InputError(
-            f"calibrate starts from an engine with losses, to make them larger or smaller; {prior.name} has no {lossless}: "
+            f"calibrate scales the losses of its prior, but {prior.name} has no {lossless}: "
             "take vllm, sglang, trtllm or typical as prior"
         )
     groups = [replace(runs, engine=prior.name) for runs in grouped(rows, catalog=catalog)]
@@ -323,7 +444,15 @@ def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, c
 
 
 def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
-    """Return the TOML text of an engine file: constants, fit and where it came from."""
+    """Format an engine file: constants, fit and source.
+
+    Args:
+        engine: Fitted engine.
+        source: Fields of the `[source]` table.
+
+    Returns:
+        TOML text.
+    """
     lines = [f'name = "{engine.name}"', f'title = "{engine.title}"', "", "[source]"]
     lines += [f'{key} = "{value}"' for key, value in source.items()]
     lines += ["", "[constants]"]
@@ -342,7 +471,9 @@ def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
     lines.append("]")
     if "systems" in engine.fit:
         lines += ["", "[fit.systems]", *(f"{name} = {count}" for name, count in engine.fit["systems"].items())]
-    if "held" in engine.fit:  # the share of times per token in their range, and of how many runs
+
+    # Coverage of the range of times per token, and the number of runs.
+    if "held" in engine.fit:
         lines += ["", "[fit.held]", *(f"{kind} = {list(value)}" for kind, value in engine.fit["held"].items())]
     for quantity, means in engine.fit.get("parameter_variance", {}).items():
         lines += ["", f"[fit.parameter_variance.{quantity}]"]

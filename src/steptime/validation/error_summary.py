@@ -1,4 +1,4 @@
-"""How far predictions are from measurements: errors of all runs, and by model, system, engine and what binds."""
+"""Error summary: errors of predictions against measurements, for all runs and by model, system, engine and bound."""
 
 from __future__ import annotations
 
@@ -22,50 +22,66 @@ TIMES = ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")
 SPEEDS = ("output_tok_s", "output_tok_s_low", "output_tok_s_high")
 FIGURES = (*TIMES, "ttft_median", *SPEEDS)
 MEASURED = {"tpot": "tpot_s", "ttft": "ttft_s", "ttft_median": "ttft_median_s", "output_tok_s": "output_tok_s"}
-"""The quantities that error tables are made of, and the column of a run that holds each as measured."""
+"""Quantities of the error tables, and the column of a run with the measured value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Predictions(Tabular):
-    """Predicted times of runs [s] and throughputs [tok/s] with 90 % ranges, what binds, and why a run has none or is in doubt.
+    """Predicted times [s] and throughputs [tok/s] of runs with 90 % ranges.
 
-    simulated: whether TTFT comes from simulated loops, or (without numba) from a closed form. Arrays of shape (runs,), not a
-    number where a kind of run has no such figure.
+    Arrays have the shape (runs,) and are NaN where a kind of run has no such figure. simulated: whether TTFT comes from
+    simulated loops, or from a closed form (without numba).
     """
 
     tpot: Array = field(metadata=unit("s", "time per output token after the first"))
-    tpot_low: Array = field(metadata=unit("s", "lower end of its 90 % interval"))
-    tpot_high: Array = field(metadata=unit("s", "upper end of its 90 % interval"))
-    ttft: Array = field(metadata=unit("s", "time to first token"))
-    ttft_low: Array = field(metadata=unit("s", "lower end of its 90 % interval"))
-    ttft_high: Array = field(metadata=unit("s", "upper end of its 90 % interval"))
+    tpot_low: Array = field(metadata=unit("s", "lower end of the 90 % range of TPOT"))
+    tpot_high: Array = field(metadata=unit("s", "upper end of the 90 % range of TPOT"))
+    ttft: Array = field(metadata=unit("s", "mean time to first token"))
+    ttft_low: Array = field(metadata=unit("s", "lower end of the 90 % range of TTFT"))
+    ttft_high: Array = field(metadata=unit("s", "upper end of the 90 % range of TTFT"))
     ttft_median: Array = field(metadata=unit("s", "median time to first token"))
     output_tok_s: Array = field(metadata=unit("tok/s", "output tokens of the whole deployment", key="output_tok_s"))
-    output_tok_s_low: Array = field(metadata=unit("tok/s", "lower end of its 90 % interval", key="output_tok_s_low"))
-    output_tok_s_high: Array = field(metadata=unit("tok/s", "upper end of its 90 % interval", key="output_tok_s_high"))
-    bound: Array = field(metadata=unit("", "resource that takes the largest part of a decode step"))
-    regime: Array = field(metadata=unit("", "decode or mixed"))
+    output_tok_s_low: Array = field(metadata=unit("tok/s", "lower end of its 90 % range", key="output_tok_s_low"))
+    output_tok_s_high: Array = field(metadata=unit("tok/s", "upper end of its 90 % range", key="output_tok_s_high"))
+    bound: Array = field(metadata=unit("", "resource with the largest share of a decode step"))
+    regime: Array = field(metadata=unit("", "latency regime: decode or mixed"))
     reason: Array = field(
-        metadata=unit("", "why there is no prediction, or why the run cannot be right or is in doubt; else empty")
+        metadata=unit("", "why the run has no prediction, cannot be right or is in doubt; empty if none of these")
     )
     simulated: bool = field(metadata=unit("", "whether TTFT comes from simulated loops"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return how many runs there are, and the range of their times."""
+        """Return the number of runs and the ranges of their times.
+
+        Returns:
+            Title, and text by quantity.
+        """
         ranges = {name.upper(): in_words(getattr(self, name), lambda value: show(value, "s")) for name in ("tpot", "ttft")}
         return f"Predictions of {len(self.tpot):,} runs", ranges
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each run."""
+        """Return the table of predictions, one row per run.
+
+        Returns:
+            Arrays of shape (runs,) by column.
+        """
         times = {f"{name}_s": getattr(self, name) for name in (*TIMES, "ttft_median")}
         speeds = {name: getattr(self, name) for name in SPEEDS}
         return times | speeds | {"bound": self.bound, "regime": self.regime, "reason": self.reason}
 
 
 def errors(measured: Array, predicted: Array, low: Array, high: Array) -> dict[str, float]:
-    """Return error figures: median, mean and 90th percentile of |predicted/measured - 1|, bias, within 25 %, coverage.
+    """Compute error figures of predictions.
 
-    Coverage is not a number where no range is stated, its ends not being numbers.
+    Args:
+        measured: Measured values, of shape (runs,).
+        predicted: Predicted values.
+        low: Lower ends of the 90 % range; all NaN without a range.
+        high: Upper ends of the 90 % range.
+
+    Returns:
+        Number of runs; median, mean and 90th percentile of |predicted/measured - 1|; bias (median); share within 25 %; coverage
+        (share inside the range, NaN without a range).
     """
     off = predicted / measured - 1
     inside = np.nan if np.isnan(low).all() else np.mean((measured >= low) & (measured <= high))
@@ -84,9 +100,16 @@ GROUPINGS = ("kind", "model", "system", "engine", "weight_dtype", "concurrency",
 
 
 def report(rows: Sequence[Mapping[str, str]], predictions: Predictions) -> dict[str, Any]:
-    """Return error tables of all runs with a measured and a predicted figure, and by each of `GROUPINGS`.
+    """Summarize errors of all runs, and by each of `GROUPINGS`.
 
-    Runs that cannot be right are in none: `Predictions.reason` names them.
+    Runs with a reason (`Predictions.reason`) are left out.
+
+    Args:
+        rows: Runs.
+        predictions: Predictions of the same runs.
+
+    Returns:
+        Error tables by quantity: `all`, and `by` grouping and value.
     """
     tables: dict[str, Any] = {}
     good, nothing = predictions.reason == "", np.full(len(rows), np.nan)
@@ -101,6 +124,7 @@ def report(rows: Sequence[Mapping[str, str]], predictions: Predictions) -> dict[
         def error_figures(mask: Array, columns: tuple[Array, ...] = (measured, predicted, low, high)) -> dict[str, float]:
             return errors(*(column[mask] for column in columns))
 
+        # One table for all runs and one per value of each grouping, such as each model.
         tables[name] = {"all": error_figures(has_both), "by": {}}
         for key in GROUPINGS:
             labels = _labels(rows, predictions, key)
@@ -112,9 +136,16 @@ def report(rows: Sequence[Mapping[str, str]], predictions: Predictions) -> dict[
 
 
 def measured_figures(rows: Iterable[Mapping[str, str]], name: str) -> Array:
-    """Return the measured figure of each run, not a number where there is none.
+    """Return the measured values of one quantity.
 
-    Output tokens a second follow from tokens in all where only those are told, by the mean lengths of prompts and outputs.
+    If a run has total tokens per second only, the mean lengths give the share of output tokens.
+
+    Args:
+        rows: Runs.
+        name: Quantity of `MEASURED`.
+
+    Returns:
+        Seconds or tokens per second, of shape (runs,); NaN if missing.
     """
     figures = np.array([float(row.get(MEASURED[name]) or "nan") for row in rows])
     if name != "output_tok_s":
@@ -123,7 +154,7 @@ def measured_figures(rows: Iterable[Mapping[str, str]], name: str) -> Array:
 
 
 def _output_share(row: Mapping[str, str]) -> float:
-    """Return the share of a run's tokens that are output."""
+    """Return the share of output tokens in all tokens of a run."""
     prompt, output = (float(row.get(f"{name}_mean") or row[f"{name}_tokens"]) for name in ("input", "output"))
     return output / (prompt + output)
 
@@ -141,7 +172,13 @@ def _order(value: str) -> tuple[float, str]:
 
 
 def write_predictions(path: str | os.PathLike[str], rows: Sequence[Mapping[str, str]], predictions: Predictions) -> None:
-    """Write a line for every row as CSV: its id and all columns but the regime, nothing where none is known."""
+    """Write predictions as CSV, one line per row.
+
+    Args:
+        path: File to write.
+        rows: Runs.
+        predictions: Predictions of the same runs; cells without a value stay empty.
+    """
     table = {name: values for name, values in predictions.columns().items() if name != "regime"}
     with temporary_file(path) as place, place.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -151,6 +188,6 @@ def write_predictions(path: str | os.PathLike[str], rows: Sequence[Mapping[str, 
 
 
 def _texts(values: Array) -> Iterable[str]:
-    """Write numbers with six figures, and nothing for what is not a number."""
+    """Format numbers with six digits, and NaN as an empty text."""
     texts = map("{:.6g}".format, values.tolist())
     return ("" if text == "nan" else text for text in texts) if np.isnan(values).any() else texts

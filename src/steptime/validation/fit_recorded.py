@@ -1,8 +1,9 @@
-r"""Constants of an engine from one run that was recorded request by request.
+"""Fit of engine constants to one run that was recorded request by request.
 
-The run is replayed: the same arrivals and lengths, the same limits. The constants that a replay depends on most are fitted in
-their logarithms by least squares to the times of first and last tokens, with a shipped engine as prior: what a run cannot tell
-(the efficiency of arithmetic, where a slow link hides it) stays near what is usual, so that it carries over to other machines.
+The run is replayed with the same arrivals, lengths and limits. The fit changes the constants with the largest effect on the
+replay. It minimizes the squared errors of first and last token times, in the logarithms of the constants. A shipped engine is
+the prior. A constant that the run does not determine stays near its usual value, so the result applies to other machines. An
+example is arithmetic efficiency when a slow link dominates.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.step_time_model import sample_pace
 from steptime.simulation.traffic import Traffic
 
-PRIOR = {  # deviation of the logarithm of a deployment's constant about its engine's
+# Deviation of the logarithm of a deployment's constant from that of its engine.
+PRIOR = {
     "memory_efficiency": 0.1,
     "compute_efficiency": 0.15,
     "attention_memory_efficiency": 0.2,
@@ -33,13 +35,15 @@ PRIOR = {  # deviation of the logarithm of a deployment's constant about its eng
     "seconds_per_step": 0.7,
     "seconds_per_sequence": 0.7,
 }
-NOISE = 0.02  # of a run's mean times: another run of the same requests differs by as much
-STEP = 0.02  # of a logarithm, for slopes: a replay is smooth only on the whole
+# Relative scatter of mean times between two runs of the same requests.
+NOISE = 0.02
+# Step of a logarithm for derivatives; a replay is not smooth for smaller steps.
+STEP = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A recorded run of one replica: traffic, first and last [s] tokens of each request on its clock, and how it was served."""
+    """A recorded run of one replica: requests, their first and last token times [s], and how it was served."""
 
     traffic: Traffic
     first: Array
@@ -51,7 +55,15 @@ class Recorded:
 
 
 def replay(run: Recorded, engine: Engine) -> Any:
-    """Return the requests of a recorded run as `engine` would have served them (rows of `pool.REQUEST`)."""
+    """Simulate a recorded run with an engine.
+
+    Args:
+        run: Recorded run.
+        engine: Engine of the replay.
+
+    Returns:
+        Requests with their times, as rows of `loop_state.REQUEST`.
+    """
     inputs, outputs = np.asarray(run.traffic.inputs), np.asarray(run.traffic.outputs)
     pace = sample_pace(
         run.model,
@@ -68,7 +80,16 @@ def replay(run: Recorded, engine: Engine) -> Any:
 
 
 def differences(run: Recorded, requests: Any) -> Array:
-    """Replayed less recorded first tokens, last tokens and times of decode, each over its recorded mean; (3, requests)."""
+    """Compare replayed with recorded times.
+
+    Args:
+        run: Recorded run.
+        requests: Replayed requests.
+
+    Returns:
+        Replayed minus recorded time of the first token, the last token and decode, each divided by its recorded mean, of shape
+        (3, requests).
+    """
     arrival, done = np.asarray(run.traffic.arrival), requests["status"] == DONE
     decode = run.last - run.first
     parts = (
@@ -80,14 +101,27 @@ def differences(run: Recorded, requests: Any) -> Array:
 
 
 def fit(run: Recorded, prior: Engine) -> Engine:
-    """Return `prior` with the constants of PRIOR fitted to a recorded run.
+    """Fit the constants of `PRIOR` to a recorded run.
 
-    Links stay as they are: a slow one and slow arithmetic look alike in a run, and its speed is a figure of the system.
+    Link constants stay unchanged: a slow link and slow arithmetic look the same in one run, and link speed belongs to the
+    system.
+
+    Args:
+        run: Recorded run.
+        prior: Engine to start from.
+
+    Returns:
+        The fitted engine.
+
+    Raises:
+        InputError: scipy is not installed.
     """
     try:
         from scipy.optimize import least_squares
     except ImportError:
         raise InputError("fitting needs scipy: pip install 'steptime[simulate]'") from None
+
+    # A constant of zero has no logarithm, so it is not fitted.
     names = [n for n in PRIOR if float(constant(prior, n)) > 0]
     mean, deviation = np.log([float(constant(prior, n)) for n in names]), np.array([PRIOR[n] for n in names])
 
@@ -98,6 +132,7 @@ def fit(run: Recorded, prior: Engine) -> Engine:
         off = differences(run, replay(run, engine(logs)))
         return np.concatenate([(off / NOISE / np.sqrt(off.shape[1])).ravel(), (logs - mean) / deviation])
 
+    # Central differences: one-sided ones are too noisy for a replay.
     def slopes(logs: Array) -> Array:
         moves = STEP * np.eye(len(names))
         return np.stack([(residuals(logs + move) - residuals(logs - move)) / (2 * STEP) for move in moves], axis=1)

@@ -1,11 +1,13 @@
-"""Throughput under a scenario: all requests at once, the highest rate within limits, or the highest at given lengths.
+"""Maximum throughput under a scenario: all requests at once, the highest rate within limits, or the highest at given lengths.
 
-MLPerf's Offline has all requests there at once; Server and Interactive have Poisson arrivals, with limits that 99 % of requests
-keep; maximum throughput is what a benchmark finds over all loads. Each is the highest rate of a steady state of prompts and
-outputs on the same chips (`steady.aggregated`), over batches that memory has room for and chunks of prompts; where a run does
-not tell how its chips were divided, over that too. Replicas are as many as the chips have room for; `concurrency`, where it is
-told, is the most that one of them may run at once, as submissions of MLPerf set it. A run whose requests are all there at its
-start takes longer than a steady state would, for its last ones (`run_ends`).
+In MLPerf's Offline scenario all requests are present at the start. Server and Interactive have Poisson arrivals, and 99 % of
+requests must meet the limits. Maximum throughput is the best result of a benchmark over all loads. Each is the highest rate of
+a steady state with prefill and decode on the same chips (`steady_state.aggregated`). The search covers batch sizes that fit in
+memory and prefill chunk sizes. If a run has no layout, it covers layouts too.
+
+The number of replicas is the number that fits on the chips. `concurrency`, if present, is the maximum batch of a replica, as
+MLPerf submissions set it. A run that starts with all its requests takes longer than a steady state, because of its tail
+(`tail_drain`).
 """
 
 from __future__ import annotations
@@ -38,9 +40,12 @@ from steptime.validation.run_kinds import HIGHEST, INTERACTIVE, OFFLINE, SERVER,
 from steptime.validation.run_table import LIMITS, length_spread
 from steptime.validation.tail_drain import Lengths, Replica
 
-LEVELS = 24  # batches that are tried, from one sequence to all that fit
-CHUNKS = (1024.0, 2048.0, 4096.0, 8192.0, 16384.0)  # prompt tokens of an attention group in a step
-TAIL = math.log(100)  # 99th percentile of an exponential tail over its mean
+# Batch sizes of the search, from one sequence to all that fit.
+LEVELS = 24
+# Prefill tokens per step of a data-parallel rank.
+CHUNKS = (1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+# 99th percentile of an exponential distribution over its mean.
+TAIL = math.log(100)
 SHARED = (
     "model", "system", "engine", "weight_dtype", "expert_dtype", "kv_dtype", "input_tokens", "output_tokens", "input_mean",
     "output_mean", "tp", "pp", "dp", "ep", "chips", "concurrency", "requests", "part",
@@ -50,7 +55,16 @@ SHARED = (
 def predict_highest(
     rows: list[dict[str, str]], engines: Mapping[str, Engine], *, catalog: str | None = None
 ) -> dict[str, Array]:
-    """Return the figures of rows under a scenario, by the name that `Predictions` has for them."""
+    """Predict rows under a scenario.
+
+    Args:
+        rows: Runs.
+        engines: Engines by name.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Arrays of shape (rows,) by field of `Predictions`.
+    """
     out: dict[str, Array] = {}
     groups: dict[tuple[str, ...], list[int]] = {}
     systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
@@ -64,10 +78,12 @@ def predict_highest(
         for name, value in _predicted(row, engines[row["engine"]], catalog).items():
             empty = np.full(len(rows), "", dtype=object) if isinstance(value, str) else np.full(len(rows), np.nan)
             out.setdefault(name, empty)[index] = value
+
+        # A throughput above that of the ideal engine cannot be right.
         bound = out.get("most", np.full(len(rows), np.nan))[index]
         for i in np.array(index)[bound < [float(rows[i].get("output_tok_s") or "nan") for i in index]]:
             measured, ceiling = float(rows[i]["output_tok_s"]), out["most"][i]
-            out["reason"][i] = f"{WRONG}faster than physics: {measured:,.0f} tok/s, at most {ceiling:,.0f}"
+            out["reason"][i] = f"{WRONG}faster than physics: {measured:,.0f} tok/s, the maximum is {ceiling:,.0f}"
     out.pop("most", None)
     return out
 
@@ -105,12 +121,14 @@ def _predicted(row: Mapping[str, str], engine: Engine, catalog: str | None) -> d
             is_output_reserved=is_output_reserved,
         )
     if not best:
-        return {"reason": "no prediction: no load keeps the limits"}
+        return {"reason": "no prediction: no load meets the limits"}
     for name in ("bound_tok_s", "layout", "batch", "rate"):
         best.pop(name)
     low, high = factors(engine, "tpot", best["regime"], system=system)
     first_low, first_high = factors(engine, "ttft", best["regime"], system=system)
-    if not math.isfinite(ttft):  # all requests at once wait for each other
+
+    # If all requests arrive at once, TTFT is mostly the wait for other requests.
+    if not math.isfinite(ttft):
         best["ttft"] = math.nan
     speed = best["output_tok_s"]
     bound = highest(model, system, work, layouts, IDEAL, ttft=ttft, tpot=tpot) if row.get("output_tok_s") else {}
@@ -125,7 +143,7 @@ def _predicted(row: Mapping[str, str], engine: Engine, catalog: str | None) -> d
 def _ended(
     row: Mapping[str, str], model: Model, system: System, work: Workload, engine: Engine, state: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a steady state with the output of a run that ends."""
+    """Return a steady state with the output rate of a run that ends."""
     lengths = Lengths(mean=float(work.output_tokens), spread=length_spread(row), longest=longest_output(row))
     replica = Replica(
         model=model, system=system, layout=state["layout"], engine=engine, batch=state["batch"],
@@ -136,9 +154,18 @@ def _ended(
 
 
 def share_in_steady_state(row: Mapping[str, str], replica: Replica, replicas: int, rate: float) -> float:
-    """Return the share of a run's time that its requests would take in a steady state: `rate` a second of all replicas.
+    """Return the steady-state time of a run's requests over the time of the run.
 
-    A run lasts as long as the replica that has most of its requests.
+    The replica with the most requests ends the run.
+
+    Args:
+        row: Run.
+        replica: One replica.
+        replicas: Number of replicas.
+        rate: Steady-state requests per second of all replicas.
+
+    Returns:
+        Share from 0 to 1.
     """
 
     def seconds(requests: float) -> float:
@@ -151,7 +178,18 @@ def share_in_steady_state(row: Mapping[str, str], replica: Replica, replicas: in
 def possible_layouts(
     row: Mapping[str, str], model: Model, system: System, work: Workload, engine: Engine
 ) -> tuple[list[Layout], str]:
-    """Return the layouts that a run may have had, with their replicas, or why it can have had none."""
+    """Return the layouts that a run may have used.
+
+    Args:
+        row: Run.
+        model: Model.
+        system: System.
+        work: Mean lengths.
+        engine: Engine.
+
+    Returns:
+        Layouts with their replicas, or an empty list and the reason.
+    """
     pp, dp, ep = (int(float(row.get(name) or 1)) for name in ("pp", "dp", "ep"))
     chips = int(float(row.get("chips") or 0))
     tp_sizes = [int(float(row["tp"]))] if row["tp"] else [2**n for n in range(1 + int(math.log2(max(chips, 1))))]
@@ -159,7 +197,9 @@ def possible_layouts(
         Layout(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp) for tp in tp_sizes if tp * pp * dp <= (chips or tp * pp * dp)
     ]
     if not layouts:
-        return [], f"{WRONG}a replica has {tp_sizes[0] * pp * dp} chips, and the run {chips}"
+        return [], f"{WRONG}a replica has {tp_sizes[0] * pp * dp} chips, but the run has {chips}"
+
+    # Keep layouts that divide the model and leave memory for at least one sequence.
     can = allowed(stacked(layouts), collect_facts(model, system), scopes=(MODEL,))
     layouts = [layout for layout, good in zip(layouts, can, strict=True) if good]
     arguments: dict[str, Any] = {"context": mean_context(work), "engine": engine}
@@ -169,7 +209,8 @@ def possible_layouts(
         capacity = system.chip.capacity / 1e9
         return (
             [],
-            f"{WRONG}weights do not fit: {weight_bytes / 1e9:,.1f} GB, a cache and activations on chips of {capacity:,.1f} GB",
+            f"{WRONG}weights do not fit: {weight_bytes / 1e9:,.1f} GB plus KV cache and activations on chips of "
+            f"{capacity:,.1f} GB",
         )
     return [Layout(**_fields(layout), replicas=max(1, chips // int(layout.chips))) for layout in room], ""
 
@@ -190,11 +231,23 @@ def highest(
     max_sequences: float = math.inf,
     is_output_reserved: bool = False,
 ) -> dict[str, Any]:
-    """Return the steady state with most output tokens a second in which 99 % of requests keep the limits [s]; {} for none.
+    """Find the steady state with the highest output rate within the limits.
 
-    max_sequences: sequences that a replica may run at once. is_output_reserved: whether each has room for all of its output
-    from the start.
-    Times per token vary little from request to request, times to first token as `late_first_token` says.
+    99 % of requests meet the limits. Times per token vary little between requests; TTFT varies as in `late_first_token`.
+
+    Args:
+        model: Model.
+        system: System.
+        work: Mean lengths.
+        layouts: Layouts to search.
+        engine: Engine.
+        ttft: Limit of time to first token [s].
+        tpot: Limit of time per output token [s].
+        max_sequences: Maximum sequences of a replica.
+        is_output_reserved: Whether each request reserves memory for its whole output at the start.
+
+    Returns:
+        Figures by name; {} if no load meets the limits.
     """
     layout = shaped(stacked(layouts), 2)
     context = work.input_tokens + work.output_tokens if is_output_reserved else mean_context(work)
@@ -205,6 +258,8 @@ def highest(
     good = (state.utilisation < 1) & (state.tpot <= tpot) & (late <= ttft)
     speed = np.where(good, state.rate * layout.replicas * work.output_tokens, -np.inf)
     best_index = np.unravel_index(np.argmax(speed), speed.shape)
+
+    # Upper bound: the same batch if every resource overlapped perfectly.
     overlapped = np.where(good, speed * state.tpot / state.lower, 0.0)
     if not good[best_index]:
         return {}
@@ -223,7 +278,19 @@ def highest(
 
 
 def late_first_token(state: State, work: Workload, layout: Layout, engine: Engine) -> Array:
-    """Return the time to first token [s] that 99 % of requests do not exceed: waits have an exponential tail, service none."""
+    """Return the 99th percentile of TTFT.
+
+    The wait has an exponential tail; the prefill itself does not vary.
+
+    Args:
+        state: Steady state.
+        work: Mean lengths.
+        layout: Layouts.
+        engine: Engine.
+
+    Returns:
+        Seconds, with the shape of `state.ttft`.
+    """
     _, chunks, _ = split_chunks(work, np.array(CHUNKS))
     served = chunks * (state.decode if state.mixed is None else state.mixed).latency
     waiting = np.maximum(state.ttft - ttft_seen(work, served, state.tpot, layout, engine), 0.0)

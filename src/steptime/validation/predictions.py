@@ -1,11 +1,12 @@
-"""Predicted against measured: predicts times and throughput of serving runs of every kind (`kinds`).
+"""Predictions of measured serving runs: times and throughput of every kind (`run_kinds`).
 
-A closed loop holds `concurrency` requests in flight in the whole deployment. Its nominal lengths are the longest: benchmarks
-draw lengths evenly from a range that ends there, or give all requests the same. `length_spread` tells which: how far lengths
-reach to both sides of their mean, as a share of it. Where means are known they stand in columns of their own. TPOT is a closed
-form; TTFT comes from a simulation of the loop where numba is installed, since the burst at the start is a good part of it, and
-else from a closed form too. Throughput follows from both by Little's law. Separate pools are those of `pools`, scenarios those
-of `highest`.
+A closed loop keeps `concurrency` requests in flight in the whole deployment. Its nominal lengths are maxima: benchmarks draw
+lengths evenly from a range that ends there, or use one length for all requests. `length_spread` is the distance of the ends of
+the range from the mean, as a share of the mean. Measured means have separate columns.
+
+TPOT has a closed form. TTFT comes from a simulation of the loop if numba is installed, because the burst at the start is a
+large part of it. Without numba TTFT has a closed form too. Throughput follows from both by Little's law. Separate pools use
+`disaggregated_loop`, scenarios use `max_throughput`.
 """
 
 from __future__ import annotations
@@ -41,19 +42,22 @@ from steptime.validation.published_deployments import as_launched, latent_contex
 from steptime.validation.run_kinds import DRAFTED, LOOPS, POOLS, count_drafts, run_kind
 from steptime.validation.run_table import AXES, MEANS, NUMBERS, REQUESTS, SPREAD, length_spread
 
-MOST_SIMULATED = 5000  # rows: a loop takes some milliseconds, a closed form some microseconds
-REQUESTS_PER_CLIENT = 10  # requests of a run for each in flight, unless it tells: what benchmarks send
-MOST_CLIENTS = 100_000  # of a loop that is simulated
+# Maximum rows to simulate: a loop takes some milliseconds, a closed form some microseconds.
+MOST_SIMULATED = 5000
+# Default requests of a run per request in flight, as benchmarks send them.
+REQUESTS_PER_CLIENT = 10
+# Maximum clients of a simulated loop.
+MOST_CLIENTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Measured runs that share model, formats, drafts, system and engine, as arrays of shape (runs,); lengths are means.
+    """Measured runs that share model, formats, drafts, system and engine; arrays of shape (runs,).
 
-    concurrency and requests (of the whole run) are of one of `replicas`. spread: how far lengths reach to both sides of their
-    means, as a share. drafts: tokens drafted a step; acceptance: tokens that a step yields, not a number where nobody knows.
-    interval: decode steps between two looks at what is new. prompts: whether the same chips read them, or those of a pool of
-    their own. contexts: of `latent_contexts`.
+    Lengths are means. concurrency and requests (of the whole run) are those of one of `replicas`. spread: spread of lengths as
+    a share of the mean. drafts: speculative tokens per step; acceptance: tokens that a step yields, NaN if unknown. interval:
+    decode steps between two checks for new output. prompts: whether the same chips run prefill; False for the decode pool of
+    separate pools. contexts: value of `latent_contexts`.
     """
 
     index: Array
@@ -74,12 +78,23 @@ class Runs:
     contexts: float = math.inf
 
     def loop(self) -> dict[str, Any]:
-        """Return what closed loops of these runs are made of, in closed form and simulated."""
+        """Return the arguments that the closed form and the simulation share.
+
+        Returns:
+            Values by argument.
+        """
         names = ("model", "system", "layout", "concurrency", "input_tokens", "output_tokens", "spread", "drafts", "interval")
         return {name: getattr(self, name) for name in names}
 
     def select(self, positions: Array) -> Runs:
-        """Return some of the runs, by their places or as booleans."""
+        """Select some of the runs.
+
+        Args:
+            positions: Positions, or booleans of shape (runs,).
+
+        Returns:
+            The selected runs.
+        """
         attributes = {f.name: getattr(self, f.name) for f in fields(self)}
         layout_fields = {name: getattr(self.layout, name)[positions] for name in (*AXES, "microbatches")}
         arrays = {name: value[positions] for name, value in attributes.items() if isinstance(value, np.ndarray)}
@@ -89,10 +104,18 @@ class Runs:
 def grouped(
     rows: list[dict[str, str]], *, small_kv: Mapping[str, bool] | None = None, catalog: str | None = None
 ) -> list[Runs]:
-    """Return rows of closed loops as groups of runs that share model, formats, drafts, system, its software and engine.
+    """Group rows of closed loops that share all but loads and lengths.
 
-    Rows of separate pools are runs of the pool that decodes, of as many sequences as Little's law says were in it. All are
-    taken as they were launched (`launches`).
+    Rows of separate pools become runs of the decode pool; Little's law gives its sequences. Rows are corrected to how they were
+    launched (`published_deployments`).
+
+    Args:
+        rows: Runs.
+        small_kv: Whether an engine uses an 8-bit KV cache by default, by name.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Groups that share model, formats, speculation, system, its software and engine.
     """
     rows = [as_launched(row) for row in rows]
     groups: dict[tuple[Any, ...], list[int]] = {}
@@ -117,7 +140,7 @@ def grouped(
 
 
 def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
-    """Return the numbers of rows as arrays; lengths are means, the known ones or those of a range that ends at nominal ones."""
+    """Return the numbers of rows as arrays; lengths are means, measured or of a range that ends at the nominal length."""
     cells = np.array(list(map(itemgetter(*NUMBERS), rows)), dtype=np.float64)
     columns = dict(zip(NUMBERS, np.ascontiguousarray(cells.T), strict=True))
     columns[SPREAD] = np.array(list(map(length_spread, rows)))
@@ -133,6 +156,8 @@ def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
         name: np.array([float(row.get(name) or "nan") for row in rows]) for name in (REQUESTS, "chips", "stream_interval")
     }
     chips_per_replica = columns["tp"] * columns["pp"] * columns["dp"]
+
+    # Clients and requests are divided evenly among the replicas.
     columns["replicas"] = np.maximum(1.0, np.floor(np.nan_to_num(optional_columns["chips"], nan=1.0) / chips_per_replica))
     columns["concurrency"] = np.maximum(1.0, columns["concurrency"] / columns["replicas"])
     usual = REQUESTS_PER_CLIENT * columns["concurrency"]
@@ -147,7 +172,7 @@ def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
 
 
 def _set_decoding(columns: dict[str, Array], rows: list[dict[str, str]]) -> None:
-    """Set concurrency and replicas of rows of separate pools to those of the pool that decodes: $N = X t$."""
+    """Set concurrency and replicas of rows of separate pools to those of the decode pool: $N = X t$."""
     speed, tpot, workers = (
         np.array([float(row.get(name) or "nan") for row in rows]) for name in ("output_tok_s", "tpot_s", "decode_workers")
     )
@@ -158,9 +183,15 @@ def _set_decoding(columns: dict[str, Array], rows: list[dict[str, str]]) -> None
 
 
 def acceptance_lengths(model: Model, drafts: int, acceptance: Array) -> Array:
-    """Return the tokens that a step of `drafts` yields: as told, or as measured of the model's own layers that draft.
+    """Return the acceptance lengths of runs.
 
-    Not a number where neither is known.
+    Args:
+        model: Model.
+        drafts: Speculative tokens per step.
+        acceptance: Recorded tokens that a step yields, of shape (runs,); NaN if not recorded.
+
+    Returns:
+        Tokens per step, of shape (runs,): recorded, or measured for the model's MTP layers; NaN if neither is known.
     """
     if not drafts:
         return np.ones_like(acceptance)
@@ -176,10 +207,12 @@ def _runs(
     small_kv: Mapping[str, bool],
     catalog: str | None,
 ) -> Runs:
-    """Return one group; unless the rows name a format, its KV cache is in 8 bits where the engine keeps it so (`served`)."""
+    """Return one group; without a recorded format, its KV cache has 8 bits if the engine uses that by default (`kv_dtype`)."""
     name, _, engine, weights, experts, kv, drafts, prompts, _, contexts = key
     weights = weights or "bf16"
     model = load_model(name, weights=weights, experts=experts or weights, kv=kv, catalog=catalog)
+
+    # Some engines use an 8-bit KV cache by default for models that compute in 8 bits or fewer.
     if not model.kv_told and small_kv.get(engine, True) and is_narrow(model, "fp4" in system.chip.peak):
         model = with_small_cache(model)
     return Runs(
@@ -203,18 +236,38 @@ def _runs(
 
 
 def predict_runs(runs: Runs, engine: Engine) -> tuple[Array, Array, Array, Array]:
-    """Return TPOT, TTFT [s], the bound and the regime of a group; constants of the engine may be arrays of shape (n, 1)."""
+    """Predict a group of closed loops in closed form.
+
+    Args:
+        runs: Group of runs.
+        engine: Engine; its constants may be arrays of shape (n, 1).
+
+    Returns:
+        TPOT [s], TTFT [s], bound and latency regime, of shape (runs,) or (n, runs).
+    """
     loops = solve_closed_loops(runs, engine)
     return loops.tpot, loops.ttft, loops.decode.bound, latency_regime(1 - loops.decode_share)
 
 
 def can_simulate() -> bool:
-    """Whether the simulator can run: it is compiled by numba, which the extra `simulate` installs."""
+    """Check whether the simulator can run.
+
+    Returns:
+        True if numba is installed (extra `simulate`).
+    """
     return find_spec("numba") is not None
 
 
 def simulate_loops(runs: Runs, engine: Engine) -> Any:
-    """Return the simulated closed loops of a group (`loops.Loops`)."""
+    """Simulate the closed loops of a group.
+
+    Args:
+        runs: Group of runs.
+        engine: Engine.
+
+    Returns:
+        Simulated loops (`ttft_fit.Loops`).
+    """
     from steptime.validation.ttft_fit import closed_loops
 
     acceptance = np.where(np.isnan(runs.acceptance), 1.0, runs.acceptance)
@@ -223,7 +276,15 @@ def simulate_loops(runs: Runs, engine: Engine) -> Any:
 
 
 def first_tokens(runs: Runs, engine: Engine) -> tuple[Array, Array]:
-    """Return mean and median TTFT [s] of a group by simulation, in closed form where numba is not installed."""
+    """Return TTFT of a group, by simulation or, without numba, in closed form.
+
+    Args:
+        runs: Group of runs.
+        engine: Engine.
+
+    Returns:
+        Mean and median TTFT [s], of shape (runs,).
+    """
     if not can_simulate():
         closed_form = solve_closed_loops(runs, engine)
         return closed_form.ttft, closed_form.ttft_median
@@ -234,7 +295,16 @@ def first_tokens(runs: Runs, engine: Engine) -> tuple[Array, Array]:
 
 
 def resolve_engine(name: str, *, engine: Engine | None = None, catalog: str | None = None) -> Engine:
-    """Return the engine that predicts runs of `name`: the given one, its own file, or the typical engine."""
+    """Return the engine that predicts runs with an engine name.
+
+    Args:
+        name: Engine name of the runs.
+        engine: Engine to use instead, if given.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        The given engine, the engine with this name, or the typical engine.
+    """
     if engine is not None:
         return engine
     try:
@@ -246,10 +316,19 @@ def resolve_engine(name: str, *, engine: Engine | None = None, catalog: str | No
 def predict(
     rows: list[dict[str, str]], *, engine: Engine | None = None, catalog: str | None = None, by_simulation: bool | None = None
 ) -> Predictions:
-    """Return predictions for every row, in their order.
+    """Predict every row.
 
-    by_simulation: whether TTFT comes from simulated loops; by default where it can, for up to `MOST_SIMULATED` rows.
-    Intervals are those of left-out runs: what constants add for an unusual run (`uncertainty`) would cost twenty times as much.
+    The ranges are those of left-out runs. The variance that constants add for an unusual run (`uncertainty`) would take twenty
+    times as long to compute.
+
+    Args:
+        rows: Runs.
+        engine: Engine for all runs; by default the engine of each run.
+        catalog: Folder of additional catalogue entries.
+        by_simulation: Whether to simulate TTFT; by default if numba is installed and there are at most `MOST_SIMULATED` rows.
+
+    Returns:
+        Predictions in the order of the rows.
     """
     rows = [as_launched(row) for row in rows]
     names = sorted({row["engine"] for row in rows})
@@ -258,6 +337,8 @@ def predict(
     out: dict[str, Any] = {key: np.full(len(rows), np.nan) for key in FIGURES}
     out |= {key: np.full(len(rows), "", dtype=object) for key in ("bound", "regime", "reason")}
     simulated = can_simulate() and len(rows) <= MOST_SIMULATED if by_simulation is None else by_simulation
+
+    # Each kind of run has a predictor; closed loops are predicted in groups.
     doubts = Doubts(rows)
     for kind, predicted in ((POOLS, predict_pools), (None, predict_highest)):
         positions = np.flatnonzero(kinds == kind if kind else ~np.isin(kinds, (*LOOPS, POOLS)))
@@ -270,6 +351,8 @@ def predict(
         for key, values in _predicted(runs, engines[runs.engine], simulated).items():
             out[key][loops[runs.index]] = values
         doubts.look(runs, loops[runs.index], out["tpot"][loops[runs.index]], engines[runs.engine])
+
+    # Without an acceptance length, the time per token is unknown.
     for i in np.flatnonzero(kinds == DRAFTED):
         if not count_drafts(rows[i]) or not np.isfinite(out["tpot"][i]):
             out["reason"][i] = _unknown_drafts(rows[i])
@@ -280,14 +363,17 @@ def predict(
 
 
 def _unknown_drafts(row: Mapping[str, str]) -> str:
-    """Say why a drafted run has no prediction."""
+    """Explain why a speculative run has no prediction."""
     if not count_drafts(row):
-        return f"no prediction: spec is {row['spec']}, and drafted does not tell how many tokens a step"
-    return f"no prediction: how many of {count_drafts(row)} drafts the model accepts was not measured; acceptance tells"
+        return f"no prediction: spec is {row['spec']}, but drafted has no number of speculative tokens per step"
+    return (
+        f"no prediction: the acceptance length of {count_drafts(row)} speculative tokens is not known for the model; "
+        "give it in the column acceptance"
+    )
 
 
 def _predicted(runs: Runs, engine: Engine, simulated: bool) -> dict[str, Array]:
-    """Return the figures of a group of closed loops by the name that `Predictions` has for them."""
+    """Return the predictions of a group of closed loops, by field of `Predictions`."""
     loop, unknown = solve_closed_loops(runs, engine), np.isnan(runs.acceptance)
     regime = latency_regime(1 - loop.decode_share)
     ttft, median = loop.ttft, loop.ttft_median
@@ -309,9 +395,19 @@ def spans(
     system: System,
     wider: tuple[Number, Number] = (0.0, 0.0),
 ) -> dict[str, Array]:
-    """Return the ends of 90 % ranges of times and throughput, by name: throughput is as sure as the time per token.
+    """Return the ends of the 90 % ranges of times and throughput.
 
-    wider: by how much distance from what was measured widens them, in logarithms.
+    Throughput has the relative range of TPOT.
+
+    Args:
+        figures: Predicted values by name.
+        engine: Engine.
+        regime: Latency regime.
+        system: System.
+        wider: Logarithms that widen the range below and above, for runs unlike those of the fit.
+
+    Returns:
+        Lower and upper ends by name.
     """
     ends: dict[str, Array] = {}
     for name in ("tpot", "ttft"):

@@ -1,21 +1,23 @@
-"""How public deployments were launched, by their published scripts, where columns of their runs do not say it or say otherwise.
+"""Published deployments: launch settings from public scripts, where the columns of the runs lack or contradict them.
 
-InferenceX's runs of DeepSeek-R1 by SGLang behind Dynamo on GB200, until December 2025, are of two collections of scripts
+InferenceX's runs of DeepSeek-R1 on SGLang behind Dynamo on GB200, until December 2025, used two collections of scripts
 (github.com/SemiAnalysisAI/InferenceX, benchmarks/dsr1_fp8_gb200_dynamo-sglang_slurm.sh and its history):
 
-- **Attention that splits no context.** Runs in FP8, but for those of 1,024 + 1,024 tokens, were launched until 2025-12-18 from
-  github.com/Elnifio/dynamo, branch update-result-file-name, components/backends/sglang/slurm_jobs/scripts/gb200-fp8.sh:
-  `--attention-backend cutlass_mla`. That back end calls its kernel with `num_kv_splits=1` (github.com/sgl-project/sglang,
-  layers/attention/cutlass_mla_backend.py; sgl-kernel/csrc/attention/cutlass_mla_kernel.cu: "Split_kv=1 will perform worse with
-  larger context length and smaller batch sizes"): a pair of multiprocessors, whose tile has all 128 heads, reads the whole
-  context of a sequence, so that a step takes as long for 4 sequences as for 76. From then on they are of
-  github.com/ai-dynamo/dynamo at b7107d0, with `trtllm_mla`, which splits contexts.
-- **Groups that were none.** Columns of replicas of four chips that decode name four attention groups (tp 1, dp 4, ep 4). Their
-  scripts (at b7107d0, in examples/backends/sglang/slurm_jobs/scripts/, gb200-fp4/disagg/1k1k-low-latency.sh and its like for
-  8,192 tokens, gb200-fp8/disagg/8k1k-low-latency.sh) have `--tensor-parallel-size "$TOTAL_GPUS" --data-parallel-size 1
-  --expert-parallel-size 1 --kv-cache-dtype fp8_e4m3`. Those of runs in FP8 of 1,024 + 1,024 tokens are not known.
+- **Attention that does not split contexts.** This applies to runs in FP8 until 2025-12-18, except those of 1,024 + 1,024
+  tokens. Their script is in github.com/Elnifio/dynamo, branch update-result-file-name,
+  components/backends/sglang/slurm_jobs/scripts/gb200-fp8.sh. It has `--attention-backend cutlass_mla`. This back end calls its
+  kernel with `num_kv_splits=1` (github.com/sgl-project/sglang, layers/attention/cutlass_mla_backend.py;
+  sgl-kernel/csrc/attention/cutlass_mla_kernel.cu: "Split_kv=1 will perform worse with larger context length and smaller batch
+  sizes"). One pair of multiprocessors, with a tile of all 128 heads, reads the whole context of a sequence. A step therefore
+  takes the same time for 4 sequences as for 76. Later runs used github.com/ai-dynamo/dynamo at b7107d0, with `trtllm_mla`,
+  which splits contexts.
+- **Data-parallel ranks that did not exist.** The columns of decode replicas with four chips record four data-parallel ranks
+  (tp 1, dp 4, ep 4). Their scripts (at b7107d0, in examples/backends/sglang/slurm_jobs/scripts/,
+  gb200-fp4/disagg/1k1k-low-latency.sh and its counterpart for 8,192 tokens, gb200-fp8/disagg/8k1k-low-latency.sh) have
+  `--tensor-parallel-size "$TOTAL_GPUS" --data-parallel-size 1 --expert-parallel-size 1 --kv-cache-dtype fp8_e4m3`. The scripts
+  of runs in FP8 with 1,024 + 1,024 tokens are not known.
 
-Settings of public deployments that their runs do not tell, and that are no constants of an engine.
+These settings are missing in the runs, and they are not constants of an engine.
 """
 
 from __future__ import annotations
@@ -33,15 +35,25 @@ from steptime.validation.run_kinds import HIGHEST, MLPERF, OFFLINE, PREFILL_WAYS
 
 SEPARATE_POOLS, ENGINE, SYSTEM, MODEL = "ix_disaggregated", "sglang", "gb200-nvl72", "deepseek-r1"
 DAY = len("2025-12-19")
-SINCE, UNTIL = "2025-12-19", "2025-12-31"  # days from which, and to which, they are of the second collection
-PAIRS = 76.0  # of the 152 multiprocessors that a GB200 reports (B200: 148)
-SHORT = ("1024", "1024")  # lengths
+# First and last day of the second collection.
+SINCE, UNTIL = "2025-12-19", "2025-12-31"
+# Pairs of the 152 multiprocessors that a GB200 reports (B200: 148).
+PAIRS = 76.0
+# Prompt and output tokens of the short workload.
+SHORT = ("1024", "1024")
 LAUNCH_AXES = tuple(PREFILL_WAYS.values())
-GROUPED, LAUNCHED = ("1", "4", "4"), ("4", "1", "1")  # tp, dp and ep as columns have them, and as scripts do
+# tp, dp and ep in the columns, and in the scripts.
+GROUPED, LAUNCHED = ("1", "4", "4"), ("4", "1", "1")
 
 
 def as_launched(row: dict[str, str]) -> dict[str, str]:
-    """Return a run with the ways that its script has, where its columns name attention groups that were none.
+    """Correct the parallel sizes of a run to those of its script.
+
+    Args:
+        row: Run.
+
+    Returns:
+        A corrected copy, or the same row if its columns are right.
 
     >>> row = {"tp": "1", "dp": "4", "ep": "4", "part": "ix_disaggregated", "engine": "sglang", "system": "gb200-nvl72"}
     >>> row |= {"model": "deepseek-r1", "measured": "2025-12-19", "weight_dtype": "nvfp4"}
@@ -60,7 +72,13 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
 
 
 def latent_contexts(row: Mapping[str, str]) -> float:
-    """Return how many sequences the decode attention of a run reads at once, of the constant of that name; inf: any number.
+    """Return the number of sequences that decode attention processes at once.
+
+    Args:
+        row: Run.
+
+    Returns:
+        Value of the engine constant of this name; inf for no limit.
 
     >>> latent_contexts({"part": "ix_aggregated"})
     inf
@@ -70,12 +88,25 @@ def latent_contexts(row: Mapping[str, str]) -> float:
 
 
 def is_scripted(row: dict[str, str]) -> bool:
-    """Whether a run is taken otherwise than its columns say."""
+    """Check whether a run is predicted with settings that differ from its columns.
+
+    Args:
+        row: Run.
+
+    Returns:
+        True if its script replaces a column or limits attention.
+    """
     return as_launched(row) is not row or math.isfinite(latent_contexts(row))
 
 
 def is_dated(row: Mapping[str, str]) -> bool:
-    """Whether `measured` of a run begins with a day, or is a month.
+    """Check whether `measured` of a run starts with a day, or is a month.
+
+    Args:
+        row: Run.
+
+    Returns:
+        True for a date.
 
     >>> [is_dated({"measured": text}) for text in ("2025-12-31", "2025-12-31T10:00", "2025-09", "December")]
     [True, True, True, False]
@@ -85,14 +116,22 @@ def is_dated(row: Mapping[str, str]) -> bool:
 
 
 def with_contexts(engine: Engine, contexts: float) -> Engine:
-    """Return the engine with a kernel that reads so many contexts at once; as it is for inf, if told, and the ideal one."""
+    """Return the engine with a limit on contexts that attention processes at once.
+
+    Args:
+        engine: Engine.
+        contexts: Sequences at once.
+
+    Returns:
+        A changed copy; the same engine for inf, for an engine with a limit, and for the ideal engine.
+    """
     if math.isinf(contexts) or engine.name == IDEAL.name or np.any(np.isfinite(engine.kernels.latent_contexts)):
         return engine
     return replace(engine, kernels=replace(engine.kernels, latent_contexts=contexts))
 
 
 def _is_early(row: Mapping[str, str]) -> bool:
-    """Whether a run is one of DeepSeek-R1 on SGLang's separate pools on GB200, of a day that is told, in 2025."""
+    """Check whether a run has DeepSeek-R1 on SGLang's separate pools on GB200, with a known day in 2025."""
     if row.get("part") != SEPARATE_POOLS or row["system"].casefold() != SYSTEM or row["engine"] != ENGINE:
         return False
     if MODEL not in row["model"].casefold():
@@ -114,7 +153,7 @@ def _lengths(row: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _format_whole_number(text: str) -> str:
-    """Write a number as a whole one, which may stand as 8.0.
+    """Format a number such as 8.0 as a whole number.
 
     >>> _format_whole_number("8.0")
     '8'
@@ -124,7 +163,10 @@ def _format_whole_number(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """Decode steps between two looks at new requests: `light_load_steps` below `clients` of them, else `heavy_load_steps`."""
+    """Decode steps between two checks for new requests.
+
+    The value is `light_load_steps` below `clients` requests in flight, else `heavy_load_steps`.
+    """
 
     engine: str
     systems: tuple[str, ...]
@@ -147,16 +189,26 @@ INTERVALS = (
 
 
 BALANCED_WITHIN = 60.0
-"""Steps after which TensorRT-LLM reads new prompts though some attention group has none, where it balances them (InferenceX,
-its scripts of DeepSeek-R1 and TensorRT-LLM's own benchmarks: attention_dp_config, enable_balance, timeout_iters 60; it does not
-unless told). _torch/pyexecutor/py_executor.py, _balance_adp_requests: the count runs on whether a prompt waits or not."""
+"""Maximum steps before TensorRT-LLM starts prefill although a data-parallel rank has no prompt, with balancing enabled. Source:
+the scripts of InferenceX for DeepSeek-R1 and the benchmarks of TensorRT-LLM (attention_dp_config, enable_balance, timeout_iters
+60; balancing is off by default). In _torch/pyexecutor/py_executor.py, _balance_adp_requests, the count continues whether or not
+a prompt waits."""
 
 
 def balance_period(groups: int, clients: float, output_tokens: float) -> float:
-    """Return the steps between two in which new prompts are read: until each group has one, or `BALANCED_WITHIN`.
+    """Return the steps between two prefills with balanced data-parallel ranks.
 
-    A closed loop brings clients / output_tokens of them a step, each to the group where a request has ended: all groups have
-    one after groups (1 + 1/2 + ... + 1/groups) of them in the mean.
+    Prefill starts when each rank has a prompt, or after `BALANCED_WITHIN` steps. A closed loop brings clients / output_tokens
+    prompts per step, each to the rank where a request ended. On average, all ranks have one after groups (1 + 1/2 + ... +
+    1/groups) prompts.
+
+    Args:
+        groups: Data-parallel ranks.
+        clients: Requests in flight.
+        output_tokens: Mean output tokens.
+
+    Returns:
+        Decode steps.
 
     >>> balance_period(8, 64, 1024), round(balance_period(4, 256, 1024), 1)
     (60.0, 33.3)
@@ -167,7 +219,10 @@ def balance_period(groups: int, clients: float, output_tokens: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """The requests that MLPerf has for a model: how many, and their longest output [tokens; 0: all alike]."""
+    """MLPerf's requests for a model: their number and longest output.
+
+    longest: tokens; 0 if all outputs have the same length.
+    """
 
     model: str
     requests: int
@@ -181,21 +236,28 @@ DATA_SETS = (
     DataSet(model="llama-3.1-8b", requests=13368),
     DataSet(model="deepseek-r1", requests=4388, longest=20000),
 )
-"""github.com/mlcommons/inference, loadgen/mlperf.conf (Offline.min_query_count), language/*/README.md (longest outputs), and
-https://mlcommons.org/2025/09/deepseek-inference-5-1/ (20K)."""
+"""Sources: github.com/mlcommons/inference, loadgen/mlperf.conf (Offline.min_query_count), language/*/README.md (longest
+outputs), and https://mlcommons.org/2025/09/deepseek-inference-5-1/ (20K)."""
 MOST_SETS = 1000
-LEAST_SECONDS = 600.0  # of an Offline run (loadgen/mlperf.conf, Offline.min_duration)
+# Minimum duration of an Offline run (loadgen/mlperf.conf, Offline.min_duration).
+LEAST_SECONDS = 600.0
 
 BENCHMARKED = {
     (128, 128): 30000, (128, 2048): 3000, (128, 4096): 1500, (500, 2000): 3000, (1000, 1000): 3000, (2048, 128): 3000,
     (1000, 2000): 1500, (2048, 2048): 1500, (5000, 500): 1500, (20000, 2000): 1000,
 }  # fmt: skip
-"""Requests of `trtllm-bench` by lengths of prompt and output: TensorRT-LLM, docs/source/performance/perf-overview.md, table
+"""Requests of `trtllm-bench` by prompt and output tokens. Source: TensorRT-LLM, docs/source/performance/perf-overview.md, table
 "Preparing a Dataset"."""
 
 
 def find_data_set(row: Mapping[str, str]) -> DataSet | None:
-    """Return the data set of a run of MLPerf's Offline; None for other runs, and for models that are not known.
+    """Find the data set of a run of MLPerf's Offline scenario.
+
+    Args:
+        row: Run.
+
+    Returns:
+        The data set; None for other runs and unknown models.
 
     >>> find_data_set({"part": "mlperf", "scenario": "Offline", "model": "deepseek-ai/DeepSeek-R1"}).requests
     4388
@@ -207,15 +269,29 @@ def find_data_set(row: Mapping[str, str]) -> DataSet | None:
 
 
 def longest_output(row: Mapping[str, str]) -> float:
-    """Return the longest output of a run's data set [tokens]; 0 where it is not known, or all are alike."""
+    """Return the longest output in a run's data set.
+
+    Args:
+        row: Run.
+
+    Returns:
+        Tokens; 0 if unknown, or if all outputs have the same length.
+    """
     data_set = find_data_set(row)
     return 0.0 if data_set is None else data_set.longest
 
 
 def count_requests(row: Mapping[str, str], seconds: Callable[[float], float]) -> float:
-    """Return the requests of a run that are all there at its start; infinitely many where nothing tells.
+    """Return the requests of a run that are all present at its start.
 
-    seconds: that a run of so many takes. MLPerf's runs take whole data sets, and ten minutes at least.
+    MLPerf runs repeat whole data sets, for at least ten minutes.
+
+    Args:
+        row: Run.
+        seconds: Function from a number of requests to the seconds of their run.
+
+    Returns:
+        Requests; inf if unknown.
 
     >>> count_requests({"requests": "500", "scenario": "Offline"}, lambda requests: requests)
     500.0
@@ -230,19 +306,25 @@ def count_requests(row: Mapping[str, str], seconds: Callable[[float], float]) ->
     if data_set is None:
         return math.inf
     data_set_seconds = seconds(data_set.requests)
-    least = (
-        max(1, math.floor(LEAST_SECONDS / data_set_seconds)) if data_set_seconds > 0 else 1
-    )  # that many take less time than as many runs of one
+
+    # Start the search here: n data sets in one run take less time than n runs of one data set.
+    least = max(1, math.floor(LEAST_SECONDS / data_set_seconds)) if data_set_seconds > 0 else 1
     enough = (n for n in count(least) if n > MOST_SETS or seconds(n * data_set.requests) >= LEAST_SECONDS)
     return float(data_set.requests * next(enough))
 
 
 MOST_AT_ONCE = 4096
-"""Sequences that `trtllm-bench` lets run at once: TensorRT-LLM, tensorrt_llm/bench/build/tuning.py, finetune_setting."""
+"""Maximum batch of `trtllm-bench`. Source: TensorRT-LLM, tensorrt_llm/bench/build/tuning.py, finetune_setting."""
 
 
 def most_at_once(row: Mapping[str, str]) -> float:
-    """Return the most sequences that a replica runs at once: as its row tells, or as `trtllm-bench` sets it.
+    """Return the maximum sequences that a replica runs at once.
+
+    Args:
+        row: Run.
+
+    Returns:
+        Sequences: `concurrency` of the row, the limit of `trtllm-bench`, or inf.
 
     >>> [most_at_once({"engine": "trtllm", "part": "trt_max", "concurrency": limit}) for limit in ("64", "")]
     [64.0, 4096.0]
@@ -253,9 +335,16 @@ def most_at_once(row: Mapping[str, str]) -> float:
 
 
 def keeps_room(row: Mapping[str, str]) -> bool:
-    """Whether a run keeps room for all of a request's output from its start: TensorRT-LLM's highest throughput.
+    """Check whether each request reserves memory for its whole output.
 
-    Its scheduler does so unless set (GUARANTEED_NO_EVICT), and `trtllm-bench` leaves it; MLPerf's submitters set it.
+    TensorRT-LLM's scheduler does so by default (GUARANTEED_NO_EVICT), and `trtllm-bench` does not change it. MLPerf's
+    submitters do.
+
+    Args:
+        row: Run.
+
+    Returns:
+        True for TensorRT-LLM's maximum-throughput runs.
 
     >>> [keeps_room({"engine": engine, "part": "trt_max"}) for engine in ("trtllm", "vllm")]
     [True, False]
@@ -264,10 +353,17 @@ def keeps_room(row: Mapping[str, str]) -> bool:
 
 
 def usual_interval(row: Mapping[str, str], clients: float | None = None) -> float:
-    """Return the interval of a run that does not tell its `stream_interval` [decode steps]: 1 but for public deployments.
+    """Return the usual interval of a run without `stream_interval`.
 
-    clients: of one replica, by default all of the run. Attention groups that wait for each other wait half of a period in the
-    mean: an interval of that and one more.
+    The value is 1 except for public deployments. Data-parallel ranks that wait for each other wait half a period on average,
+    plus one step.
+
+    Args:
+        row: Run.
+        clients: Requests in flight of one replica; by default those of the whole run.
+
+    Returns:
+        Decode steps.
 
     >>> [usual_interval({"engine": "sglang", "system": "hgx-b200", "concurrency": clients}) for clients in ("4", "16")]
     [10.0, 20.0]
@@ -284,7 +380,13 @@ def usual_interval(row: Mapping[str, str], clients: float | None = None) -> floa
 
 
 def looks_rarely(row: Mapping[str, str]) -> Interval | None:
-    """Return the interval of public deployments at which a run's engine looks at what is new; None where it looks in each step.
+    """Return the interval at which a deployment's engine checks for new requests.
+
+    Args:
+        row: Run.
+
+    Returns:
+        The interval; None if the engine checks in each step.
 
     >>> looks_rarely({"engine": "vllm", "system": "hgx-b200"}) is None
     True

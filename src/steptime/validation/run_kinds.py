@@ -1,7 +1,7 @@
-"""What kind of run a row is: closed loops with and without drafts, separate pools, and throughputs under a scenario.
+"""Run kinds: closed loops with and without speculative tokens, separate pools, and throughputs under a scenario.
 
-A row of a closed loop says how many requests are in flight. Others say a scenario instead: all requests at once (MLPerf's
-Offline), the highest rate within limits (Server, Interactive), or the highest throughput at lengths (`part` trt_max).
+A row of a closed loop has the number of requests in flight. Other rows have a scenario instead: all requests at once (MLPerf's
+Offline), the highest rate within limits (Server, Interactive), or the highest throughput at given lengths (`part` trt_max).
 """
 
 from __future__ import annotations
@@ -23,14 +23,20 @@ PARTS: Final = ("ix_aggregated", "ix_mtp", "ix_disaggregated", MLPERF, MAXIMUM)
 NO_DRAFTS: Final = ("", "none")
 PREFILL_WAYS: Final = {"prefill_tp": "tp", "prefill_dp": "dp", "prefill_ep": "ep"}
 WHOLE_NUMBER_COLUMNS: Final = ("drafted", "decode_workers", "prefill_workers", *PREFILL_WAYS, "chips", "stream_interval")
-"""Columns that hold whole numbers of at least 1 (drafted: 0), or nothing."""
+"""Columns with whole numbers of at least 1 (drafted: at least 0), or empty."""
 KIND_COLUMNS: Final = ("scenario", "part", "spec", "acceptance", *WHOLE_NUMBER_COLUMNS)
-"""Columns that say what kind of run it was; a row may lack them all."""
+"""Columns that determine the kind of a run; all are optional."""
 LARGEST: Final = 1e8
 
 
 def run_kind(row: Mapping[str, str]) -> str:
-    """Return the kind of run that a row is.
+    """Return the kind of a run.
+
+    Args:
+        row: Run.
+
+    Returns:
+        One of `LOOPS`, `POOLS`, `SCENARIOS` or `HIGHEST`.
 
     >>> run_kind({}), run_kind({"drafted": "2.0"}), run_kind({"drafted": "2", "decode_workers": "1"})
     ('aggregated', 'drafted', 'pools')
@@ -47,23 +53,53 @@ def run_kind(row: Mapping[str, str]) -> str:
 
 
 def kind_label(row: Mapping[str, str]) -> str:
-    """Return what an error table calls the kind of a row: pools that draft stand apart."""
+    """Return the label of a run's kind in error tables.
+
+    Separate pools with and without speculative tokens have different labels.
+
+    Args:
+        row: Run.
+
+    Returns:
+        Label.
+    """
     kind = run_kind(row)
     return f"{POOLS}, drafted" if kind == POOLS and is_drafted(row) else kind
 
 
 def is_drafted(row: Mapping[str, str]) -> bool:
-    """Whether a row says that its run drafted."""
+    """Check whether a run used speculative tokens.
+
+    Args:
+        row: Run.
+
+    Returns:
+        True if `drafted` or `spec` records them.
+    """
     return count_drafts(row) > 0 or (row.get("spec") or "").casefold() not in NO_DRAFTS
 
 
 def count_drafts(row: Mapping[str, str]) -> int:
-    """Return the tokens that a run drafted in a step; 0 where the row does not tell."""
+    """Return the speculative tokens per step of a run.
+
+    Args:
+        row: Run.
+
+    Returns:
+        Tokens per step; 0 if not recorded.
+    """
     return int(float(row.get("drafted") or 0))
 
 
 def wrong_kind(row: Mapping[str, str]) -> str:
-    """Return what is wrong with the columns that say what kind of run it was, "" for nothing."""
+    """Check the columns that determine the kind of a run.
+
+    Args:
+        row: Run.
+
+    Returns:
+        Description of the problem; "" if there is no problem.
+    """
     if not any(map(row.get, KIND_COLUMNS)):
         return ""
     for name, options in (("scenario", tuple(SCENARIOS)), ("part", PARTS)):
@@ -79,16 +115,16 @@ def _wrong_whole(name: str, text: str, least: int) -> str:
     try:
         value = float(text)
     except ValueError:
-        return f"{name} is {short_repr(text)}, not a number"
+        return f"{name} must be a number, got {short_repr(text)}"
     if not (value >= least and value % 1 == 0):
-        return f"{name} must be a whole number of at least {least}, not {short_repr(text)}"
-    return f"{name} must be at most {LARGEST:,.0f}, not {short_repr(text)}" if value > LARGEST else ""
+        return f"{name} must be a whole number of at least {least}, got {short_repr(text)}"
+    return f"{name} must be at most {LARGEST:,.0f}, got {short_repr(text)}" if value > LARGEST else ""
 
 
 def _wrong_drafts(row: Mapping[str, str]) -> str:
     drafts, text = count_drafts(row), row.get("acceptance")
     if drafts > MOST_DRAFTS:
-        return f"drafted must be at most {MOST_DRAFTS} tokens, not {drafts}"
+        return f"drafted must be at most {MOST_DRAFTS} tokens, got {drafts}"
     if not text:
         return ""
     try:
@@ -96,7 +132,7 @@ def _wrong_drafts(row: Mapping[str, str]) -> str:
     except ValueError:
         good = False
     limit_text = f"drafted + 1 = {drafts + 1}"
-    return "" if good else f"acceptance is the tokens that a step yields, from 1 to {limit_text}, not {short_repr(text)}"
+    return "" if good else f"acceptance must be the tokens that a step yields, from 1 to {limit_text}, got {short_repr(text)}"
 
 
 def _wrong_pools(row: Mapping[str, str]) -> str:
@@ -104,4 +140,4 @@ def _wrong_pools(row: Mapping[str, str]) -> str:
     missing = [name for name in ("decode_workers", "prefill_workers", "prefill_tp") if not row.get(name)]
     if not pools or not missing:
         return ""
-    return f"{pools[0]} is of separate pools, which need {' and '.join(missing)} too"
+    return f"{pools[0]} belongs to separate pools, which also need {' and '.join(missing)}"

@@ -1,4 +1,4 @@
-"""Rows of measured runs: the columns of a CSV of runs, how it is read, and what is wrong with a row."""
+"""Run table: columns of measured serving runs, their CSV reader, and checks of each row."""
 
 from __future__ import annotations
 
@@ -22,34 +22,53 @@ from steptime.physics.layout_rules import check
 from steptime.units import counted
 from steptime.validation.run_kinds import KIND_COLUMNS, LOOPS, POOLS, PREFILL_WAYS, run_kind, wrong_kind
 
-DRAWN_SPREAD = 1 / 9  # spread of lengths drawn evenly from 0.8 to 1.0 of nominal, as InferenceX and its like do
-DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg")  # how the public run sets name runs that draw them so; others fix them
+# Spread of lengths drawn evenly from 0.8 to 1.0 of nominal, as InferenceX and similar benchmarks do.
+DRAWN_SPREAD = 1 / 9
+# Names of public runs with such lengths; other runs have fixed lengths.
+DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg")
 AXES = ("tp", "pp", "dp", "ep")
 NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
 COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_dtype")
 MEASURED = ("ttft_s", "tpot_s")
-LONGEST_SECONDS = {"ttft_s": 1e4, "ttft_median_s": 1e4, "tpot_s": 10.0}  # that is believed; longer ones were milliseconds
-MEANS = ("input_mean", "output_mean", "concurrency_mean")  # of the run, where they are known
+# Longest credible time [s]; longer values were milliseconds.
+LONGEST_SECONDS = {"ttft_s": 1e4, "ttft_median_s": 1e4, "tpot_s": 10.0}
+# Measured means of a run.
+MEANS = ("input_mean", "output_mean", "concurrency_mean")
 SPREAD, REQUESTS = "length_spread", "requests"
-RATES = ("output_tok_s", "total_tok_s")  # measured throughputs of the whole deployment
+# Measured throughputs of the whole deployment [tok/s].
+RATES = ("output_tok_s", "total_tok_s")
 LIMITS = ("ttft_limit_s", "tpot_limit_s")
 OPTIONAL = ("measured", "kv_dtype", *MEANS, SPREAD, REQUESTS, "ttft_median_s", *RATES, *LIMITS, *KIND_COLUMNS)
-UNREAD = ("engine_version", "note", "acceptance_assumed")  # columns that say where a run is from
-LARGEST = 1e8  # of a length, a number of requests or of ways
+# Columns with the origin of a run; predictions do not use them.
+UNREAD = ("engine_version", "note", "acceptance_assumed")
+# Maximum of a length, a number of requests or a parallel size.
+LARGEST = 1e8
 QUOTE = "'"
-LARGEST_RATE = 1e12  # tokens a second
+# Maximum tokens per second.
+LARGEST_RATE = 1e12
 POSITIVE = (*MEASURED, "ttft_median_s", *MEANS, REQUESTS, *RATES, *LIMITS)
 CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
-TOLD_ELSEWHERE = tuple(CHECKED.index(name) for name in ("concurrency", "tp"))  # where a scenario says the load
-ENGINES = (*READ_ENGINES, TYPICAL)  # that others are told from
+# Positions of the columns that a scenario may leave empty.
+TOLD_ELSEWHERE = tuple(CHECKED.index(name) for name in ("concurrency", "tp"))
+# Known engine names; a similar name is a misspelling.
+ENGINES = (*READ_ENGINES, TYPICAL)
 
 
 def read_runs(
     path: str | os.PathLike[str], *, skip_bad: bool = False, catalog: str | None = None
 ) -> tuple[list[dict[str, str]], list[str]]:
-    """Return the rows of a CSV of runs, and what was wrong with those that were left out.
+    """Read a CSV of measured serving runs.
 
-    Raises DataFileError, with the line, for missing columns and for a bad row unless `skip_bad`.
+    Args:
+        path: CSV file.
+        skip_bad: Whether to leave out bad rows instead of raising.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        The rows, and a description of each row that was left out.
+
+    Raises:
+        DataFileError: A column is missing, or a row is bad and `skip_bad` is False (with its line).
     """
     find_problem = checker(catalog)
     try:
@@ -65,6 +84,7 @@ def read_runs(
             header += [name for name in CHECKED if name not in header]
             rows, problems = [], []
             for cells in filter(None, reader):
+                # Short rows get empty cells; long rows are an error, because their columns are ambiguous.
                 row = dict(zip(header, cells + [""] * (len(header) - len(cells)), strict=False))
                 beyond = f"it has {len(cells)} cells, the header {column_count}" if len(cells) > column_count else ""
                 problem = beyond or find_problem(row)
@@ -86,15 +106,17 @@ def read_runs(
 
 
 def _wrong_header(header: list[str]) -> str:
-    """Return what is wrong with the names of the columns, "" for nothing."""
+    """Return the problem with the column names; "" if there is no problem."""
     if not any(header):
         return "is empty: its first line names the columns"
     missing = [name for name in COLUMNS if name not in header]
     if len(header) == 1 and (mark := next((mark for mark in ";\t|" if mark in header[0]), "")):
-        return f"parts its columns by {mark!r}; part them by commas"
+        return f"separates its columns by {mark!r}; separate them by commas"
     if missing:
         near = {name: did_you_mean(name, set(header) - set(COLUMNS), max_names=1, cutoff=0.7) for name in missing}
-        hints = [f"{name} ({suggestions[0]} is none)" if suggestions else name for name, suggestions in near.items()]
+        hints = [
+            f"{name} ({suggestions[0]} is not a known column)" if suggestions else name for name, suggestions in near.items()
+        ]
         return f"lacks the column{'s' if len(missing) > 1 else ''} {', '.join(hints)}"
     for name in MEASURED:
         misnamed_column = next(
@@ -106,7 +128,13 @@ def _wrong_header(header: list[str]) -> str:
 
 
 def in_runs(count: int) -> str:
-    """Write a number of runs.
+    """Format a number of runs.
+
+    Args:
+        count: Number of runs.
+
+    Returns:
+        Number and unit, in singular or plural.
 
     >>> in_runs(1), in_runs(1672)
     ('1 run', '1,672 runs')
@@ -115,7 +143,17 @@ def in_runs(count: int) -> str:
 
 
 def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:
-    """Return what tells what is wrong with a row, "" for nothing; it reads each name of the catalogue once."""
+    """Return a function that checks a row.
+
+    It reads each name of the catalogue once.
+
+    Args:
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Function from a row to a description of its problem; "" if there is no problem.
+    """
+    # Files have thousands of rows but few distinct names and cells, so the checks are cached.
     system = lru_cache(maxsize=None)(partial(load_system, catalog=catalog))
     model = lru_cache(maxsize=None)(partial(load_model, catalog=catalog))
     names = lru_cache(maxsize=None)(partial(_wrong_name, system, model))
@@ -135,18 +173,18 @@ def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:
 
 @cache
 def _misspelt(engine: str) -> str:
-    """Say which engine a name nearly is; "" for one of them, and for any other, which is taken as typical."""
+    """Suggest the engine for a misspelt name; "" for a known name and for other names, which use the typical engine."""
     near = () if engine in ENGINES else did_you_mean(engine, ENGINES, max_names=1, cutoff=0.75)
     return f"unknown engine {short_repr(engine)}; did you mean {near[0]}?" if near else ""
 
 
 def _fill_scenario_cells(cells: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the cells of a row to check, with 1 for what a scenario says in place of a column."""
+    """Return the cells to check, with 1 for the empty columns of a scenario."""
     return tuple("1" if position in TOLD_ELSEWHERE and not text else text for position, text in enumerate(cells))
 
 
 def _prefill(cells: tuple[str, ...], row: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the cells of a row of separate pools with the ways of the pool that reads prompts."""
+    """Return the cells of a row of separate pools with the parallel sizes of the prefill pool."""
     cells_by_column = dict(zip(CHECKED, cells, strict=True)) | {
         axis: row.get(name) or "1" for name, axis in PREFILL_WAYS.items()
     }
@@ -154,7 +192,13 @@ def _prefill(cells: tuple[str, ...], row: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def unread_columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
-    """Return the columns of rows that nothing reads, with the column that may have been meant.
+    """Return the columns that no code uses, with a suggestion for misspellings.
+
+    Args:
+        rows: Runs.
+
+    Returns:
+        Column names.
 
     >>> unread_columns([{"id": "a", "note": "", "host": "x", "acceptence": "2"}])
     ['host', 'acceptence (acceptance?)']
@@ -178,15 +222,15 @@ def _wrong_measure(row: Mapping[str, str]) -> str:
             good = False
         if not good:
             kind = "time" if name.endswith("_s") and name not in RATES else "number"
-            return f"{name} must be a {kind} greater than 0, not {short_repr(text)}"
+            return f"{name} must be a {kind} greater than 0, got {short_repr(text)}"
         if name in LONGEST_SECONDS and float(text) > LONGEST_SECONDS[name]:
             maximum = LONGEST_SECONDS[name]
-            return f"{name} must be at most {maximum:,.0f} s, not {short_repr(text)}: times are in seconds, not in milliseconds"
+            return f"{name} must be at most {maximum:,.0f} s, got {short_repr(text)}: times are in seconds, not in milliseconds"
         if name == REQUESTS and float(text) < 1:
-            return f"{name} must be at least 1, not {short_repr(text)}"
+            return f"{name} must be at least 1, got {short_repr(text)}"
         maximum = LARGEST_RATE if name in RATES else LARGEST
         if float(text) > maximum:
-            return f"{name} must be at most {maximum:,.0f}, not {short_repr(text)}"
+            return f"{name} must be at most {maximum:,.0f}, got {short_repr(text)}"
     return _wrong_spread(row.get(SPREAD) or "0")
 
 
@@ -195,13 +239,19 @@ def _wrong_spread(text: str) -> str:
         good = 0 <= float(text) <= 1
     except ValueError:
         good = False
-    return "" if good else f"{SPREAD} must be a share from 0 (all alike) to 1, not {short_repr(text)}"
+    return "" if good else f"{SPREAD} must be a share from 0 (equal lengths) to 1, got {short_repr(text)}"
 
 
 def length_spread(row: Mapping[str, str]) -> float:
-    """Return how far the lengths of a run reach to both sides of their mean, as a share of it.
+    """Return the spread of a run's lengths as a share of the mean.
 
-    Its column tells, or how the run is named (`DRAWN_IDS`).
+    The value is in the column, or follows from the name of the run (`DRAWN_IDS`).
+
+    Args:
+        row: Run.
+
+    Returns:
+        Share from 0 (equal lengths) to 1.
 
     >>> length_spread({"id": "2026_04_06_llama_c64"}) == length_spread({"id": "llama_c64_cfg7"}) == DRAWN_SPREAD
     True
@@ -214,21 +264,21 @@ def length_spread(row: Mapping[str, str]) -> float:
 
 
 def _wrong_cell(names: Callable[..., str], *cells: str) -> str:
-    """Return what is wrong with the cells `CHECKED`."""
+    """Return the problem with the cells of `CHECKED`; "" if there is no problem."""
     for name, text in zip(NUMBERS, cells, strict=False):
         try:
             value = float(text)
         except ValueError:
-            return f"{name} is {short_repr(text)}, not a number"
+            return f"{name} must be a number, got {short_repr(text)}"
         if not (value >= 1 and value % 1 == 0):
-            return f"{name} must be a whole number of at least 1, not {short_repr(text)}"
+            return f"{name} must be a whole number of at least 1, got {short_repr(text)}"
         if value > LARGEST:
-            return f"{name} must be at most {LARGEST:,.0f}, not {short_repr(text)}"
+            return f"{name} must be at most {LARGEST:,.0f}, got {short_repr(text)}"
     return names(*cells[len(NUMBERS) - len(AXES) :])
 
 
 def _wrong_name(system: Callable[..., System], model: Callable[..., Model], *cells: str) -> str:
-    """Return what is wrong with the ways, names and formats of a run."""
+    """Return the problem with the parallel sizes, names and formats of a run; "" if there is no problem."""
     *sizes, machine, name, weights, experts, kv = cells
     try:
         described = model(name, weights=weights or "bf16", experts=experts or weights or "bf16", kv=kv)

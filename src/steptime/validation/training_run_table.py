@@ -1,9 +1,9 @@
-"""Rows of measured training runs: their columns, what a row says of the machine in its note, and the job and layout that it
-ran.
+"""Training run table: columns of measured training runs, and the job, layout and machine of each row.
 
-What a row leaves out is taken as most stacks have it: one way of each parallelism, distributed optimizer states, one sequence a
-micro-batch. Recomputation that is not recorded is the least that fits, of a dense model; the runs of models with experts hide
-theirs behind other flags, and none is assumed. Without any mapping it is the fastest that fits (`training.search`).
+Missing values have the default of most stacks: parallel sizes of 1, distributed optimizer states, and one sequence per
+micro-batch. If the recomputation of a dense model is not recorded, it is the minimum that fits. Runs of mixture-of-experts
+models record it in other flags, so none is assumed. Without any layout, the layout is the fastest that fits
+(`training_search.search`).
 """
 
 from __future__ import annotations
@@ -37,21 +37,24 @@ STACKS: Final = {
     "llm-foundry (fsdp)": "llm-foundry", "llm-foundry": "llm-foundry", "pytorch rocm (mlperf)": "rocm-mlperf",
     "llmboost (mlperf)": "rocm-mlperf", "megatron": "megatron",
 }  # fmt: skip
-"""Frameworks as files name them, and the stacks that they are; others are `typical`."""
-FUSED_SINCE: Final = 2023.0  # flash attention reached training stacks at the end of 2022 (Dao et al., arXiv 2205.14135)
-SEQUENCE_SINCE: Final = 2022.35  # sequence parallelism was published in May 2022 (arXiv 2205.05198)
+"""Stack by name of the framework in a file; other frameworks are `typical`."""
+# Year of flash attention in training stacks: the end of 2022 (Dao et al., arXiv 2205.14135).
+FUSED_SINCE: Final = 2023.0
+# Year of sequence parallelism: published in May 2022 (arXiv 2205.05198).
+SEQUENCE_SINCE: Final = 2022.35
 REMAT: Final = {
     "": "", "none": "none", "full": "full", "selective": "selective", "minimal": "norms+activation",
     "minimal_with_context": "norms+activation", "qkv_proj_offloaded": "full", "core_attn": "attention",
 }  # fmt: skip
-"""Words of stacks for what is computed again; MaxText's `minimal` keeps products only."""
+"""Recomputation by its name in a stack; MaxText's `minimal` stores GEMM outputs only."""
 MODULE_WORDS: Final = {
     "rmsnorm": "norms", "layernorm": "norms", "swiglu": "moe_act", "core_attn": "attention", "mlp": "mlp", "moe": "moe",
     "moe_act": "moe_act", "mla_up_proj": "mla_up_proj", "shared_experts": "shared_experts",
 }  # fmt: skip
 LEAST_RECOMPUTED: Final = ("none", "norms+activation", "mlp", "full")
 OUT_OF_MEMORY: Final = "OUT OF MEMORY"
-DROPPED: Final = "tokendrop"  # tokens beyond an expert's share are left out: not the same work
+# Note of a run that drops tokens beyond an expert's capacity: it does less work.
+DROPPED: Final = "tokendrop"
 PORTS: Final = re.compile(r"(\d{1,9})x(\d{1,9}) ?Gb/s")
 NODE: Final = re.compile(r"(\d{1,9}) ?Gbps node-node")
 CAP: Final = re.compile(r"(\d{1,9}) ?W cap")
@@ -61,11 +64,11 @@ NODE_CHIPS: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """A measured run: what ran where, what was measured, and why it cannot be predicted, if so.
+    """A measured training run: model, machine, job, layout and measured values.
 
-    layout: as recorded; None where no mapping is. open: whether its recomputation is not recorded; any_order: whether neither
-    its schedule nor its virtual stages are. step [s] and peak [B] as
-    measured, None where they are not; driver: whether the peak is as the driver shows it, with caches and context.
+    layout: as recorded, or None. open: whether the recomputation is unknown; any_order: whether both the schedule and the
+    virtual stages are unknown. step [s] and peak [B] are measured, or None. driver: whether the peak is that of the driver,
+    with caches and context.
     """
 
     id: str
@@ -93,7 +96,13 @@ class TrainingRun:
 
 
 def is_training(header: list[str]) -> bool:
-    """Whether the columns of a file are those of training runs.
+    """Check whether a file contains training runs.
+
+    Args:
+        header: Column names.
+
+    Returns:
+        True for training runs.
 
     >>> is_training(["model", "chips", "seq_len", "global_batch", "step_s"]), is_training(["model", "tpot_s"])
     (True, False)
@@ -102,7 +111,14 @@ def is_training(header: list[str]) -> bool:
 
 
 def read_header(path: str | os.PathLike[str]) -> list[str]:
-    """Return the columns of a CSV file; nothing where it is none."""
+    """Read the column names of a CSV file.
+
+    Args:
+        path: CSV file.
+
+    Returns:
+        Column names; an empty list if the file is not a CSV file.
+    """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             return [name.strip() for name in next(csv.reader(file), [])]
@@ -113,9 +129,18 @@ def read_header(path: str | os.PathLike[str]) -> list[str]:
 def read_training_runs(
     path: str | os.PathLike[str], *, catalog: str | None = None, stack: str | None = None
 ) -> tuple[list[TrainingRun | str], list[dict[str, str]]]:
-    """Return the runs of a CSV file and its rows; in the place of a run that cannot be read, the reason.
+    """Read the training runs of a CSV file.
 
-    Raises DataFileError where the file is none, or lacks a column.
+    Args:
+        path: CSV file.
+        catalog: Folder of additional catalogue entries.
+        stack: Training stack for all runs; by default from the framework of each row.
+
+    Returns:
+        For each row its run, or the reason why it is invalid; and the rows.
+
+    Raises:
+        DataFileError: The file is not a CSV file, or a column is missing.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -141,7 +166,21 @@ def read_training_runs(
 def read_run(
     row: Mapping[str, str], folder: Path, *, line: int = 0, catalog: str | None = None, stack: str | None = None
 ) -> TrainingRun:
-    """Return the run of a row; raise InputError for what cannot be read."""
+    """Convert a row to a training run.
+
+    Args:
+        row: Row of the table.
+        folder: Folder of the file, for model configs with a relative path.
+        line: Line of the row, for its default id.
+        catalog: Folder of additional catalogue entries.
+        stack: Training stack; by default from the framework of the row.
+
+    Returns:
+        The run.
+
+    Raises:
+        InputError: A value is missing or invalid.
+    """
     model = _model(row["model"], folder, catalog)
     note = row.get("note", "")
     system = adjust_system(note, load_system(row["system"], catalog))
@@ -163,6 +202,7 @@ def read_run(
         job=job,
         layout=layout,
         open=open_,
+        # Since 2023 stacks may interleave stages without a record of it.
         any_order=bool(
             layout
             and layout.pp > 1
@@ -180,15 +220,22 @@ def read_run(
 
 
 def _model(name: str, folder: Path, catalog: str | None) -> Model:
-    """Return a model of the catalogue, or of a config beside the file."""
+    """Load a model of the catalogue, or a config in the folder of the file."""
     config_path = folder / name
     return load_model(str(config_path) if name.endswith(".json") and config_path.exists() else name, catalog=catalog)
 
 
 def adjust_system(note: str, system: System) -> System:
-    """Return a system as a note tells that it differs: links of a node, a power cap, another memory bandwidth.
+    """Apply the differences in a note to a system.
 
-    Nodes have eight chips, which share the links that a note tells.
+    A note can contain node links, a power cap or another memory bandwidth. A node has eight chips that share its links.
+
+    Args:
+        note: Text of the row.
+        system: System of the catalogue.
+
+    Returns:
+        The changed system.
     """
     domains, chip = list(system.domains), system.chip
     per_chip = None
@@ -206,7 +253,17 @@ def adjust_system(note: str, system: System) -> System:
 
 
 def measured_step(row: Mapping[str, str], model: Model) -> float | None:
-    """Return the seconds of a step: as measured, by tokens a second, or by the FLOP rate that a source prints."""
+    """Return the measured step time of a row.
+
+    It is measured directly, or follows from tokens per second or from the printed FLOP/s.
+
+    Args:
+        row: Row of the table.
+        model: Model.
+
+    Returns:
+        Seconds; None if nothing was measured.
+    """
     if row.get("step_s"):
         return _number(row, "step_s")
     tokens = _read_whole_number(row, "global_batch") * _read_whole_number(row, "seq_len")
@@ -214,6 +271,7 @@ def measured_step(row: Mapping[str, str], model: Model) -> float | None:
     if row.get("tokens_per_s_per_chip"):
         return tokens / _number(row, "tokens_per_s_per_chip") / chips
     if row.get("model_tflops_per_chip") and row.get("flops_convention") in ("full", "causal", "unknown"):
+        # Undo the source's FLOP count: its convention is with or without the causal mask.
         seq, causal = _read_whole_number(row, "seq_len"), row["flops_convention"] == "causal"
         pairs = sum(n * a.flops_per_pair_prefill for layer, n in model.layers for a in layer.attention)
         flops_per_token = 3 * (matmul_flops_per_token(model) + pairs * seq * (0.5 if causal else 1.0))
@@ -225,11 +283,13 @@ def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float)
     dtype, task = row["dtype"], row.get("task") or "pretrain"
     for column, value, choices in (("dtype", dtype, DTYPES), ("task", task, (*TASKS, "rl"))):
         if value not in choices:
-            raise InputError(f"{column}: {short_repr(value)} is none of {', '.join(choices)}")
+            raise InputError(f"{column}: {short_repr(value)} is not one of {', '.join(choices)}")
     if task == "rl":
         raise InputError("task: an RL step is rollout, training and refit together; only its training part is predicted")
     gradient = engine.gradient_bytes
-    if engine.name == "megatron-deepspeed":  # 16-bit gradients, and fp32 ones beside them with bf16 (DeepSpeed, BF16_Optimizer)
+
+    # DeepSpeed keeps 16-bit gradients, and with bf16 also fp32 gradients (BF16_Optimizer).
+    if engine.name == "megatron-deepspeed":
         gradient = 6.0 if dtype == "bf16" else 2.0
     return TrainingJob(
         seq=_read_whole_number(row, "seq_len"),
@@ -246,7 +306,7 @@ def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float)
 
 
 def _layout(row: Mapping[str, str], job: TrainingJob, chips: int, stack: str) -> tuple[TrainingLayout | None, bool]:
-    """Return the layout of a row, None without a mapping, and whether its recomputation is open."""
+    """Return the layout of a row (None if not recorded), and whether its recomputation is unknown."""
     if not row.get("tp") and not row.get("dp"):
         return None, True
     sizes = {name: _read_whole_number(row, name, 1) for name in LAYOUT_COLUMNS}
@@ -261,10 +321,11 @@ def _layout(row: Mapping[str, str], job: TrainingJob, chips: int, stack: str) ->
         schedule = "interleaved" if virtual > 1 else "1f1b"
     micro = _read_whole_number(row, "micro_batch", 1)
     if not row.get("micro_batch") and stack == "torchtitan" and sizes["pp"] > 1:
-        micro = max(int(job.batch) // dp // sizes["pp"], 1)  # as many micro-batches as stages, its default
+        # torchtitan's default: the number of micro-batches equals the number of stages.
+        micro = max(int(job.batch) // dp // sizes["pp"], 1)
     sharding = {"hsdp": "zero3", "": "zero1"}.get(row.get("sharding", ""), row.get("sharding", ""))
     if sharding not in SHARDINGS:
-        raise InputError(f"sharding: {short_repr(sharding)} is none of {', '.join(SHARDINGS)}, hsdp")
+        raise InputError(f"sharding: {short_repr(sharding)} is not one of {', '.join(SHARDINGS)}, hsdp")
     return TrainingLayout(
         tp=sizes["tp"], pp=sizes["pp"], virtual_stages=virtual, cp=sizes["cp"], ep=sizes["ep"], etp=sizes["etp"], dp=dp,
         micro_batch=min(micro, max(int(job.batch) // dp, 1)), sharding=sharding,
@@ -274,7 +335,17 @@ def _layout(row: Mapping[str, str], job: TrainingJob, chips: int, stack: str) ->
 
 
 def translate_recompute(recompute: str, stack: str) -> str:
-    """Return what is computed again in this project's words; "" where it is not recorded.
+    """Translate a stack's recomputation to the names of this package.
+
+    Args:
+        recompute: Recomputation in the file.
+        stack: Training stack.
+
+    Returns:
+        Recomputation; "" if not recorded.
+
+    Raises:
+        InputError: A module is unknown.
 
     >>> cases = ("rmsnorm+mla_up_proj+swiglu", "megatron"), ("selective", "torchtitan"), ("", "megatron")
     >>> tuple(translate_recompute(*case) for case in cases)
@@ -287,7 +358,7 @@ def translate_recompute(recompute: str, stack: str) -> str:
     parts = [MODULE_WORDS.get(part, part) for part in recompute.split("+")]
     unknown = [part for part in parts if part not in MODULES]
     if unknown:
-        raise InputError(f"recompute: {short_repr(unknown[0])} is none of none, full, selective, {', '.join(MODULES)}")
+        raise InputError(f"recompute: {short_repr(unknown[0])} is not one of none, full, selective, {', '.join(MODULES)}")
     return "+".join(parts)
 
 
@@ -295,9 +366,9 @@ def _number(row: Mapping[str, str], name: str) -> float:
     try:
         value = float(row[name])
     except ValueError:
-        raise InputError(f"{name}: {short_repr(row[name])} is no number") from None
+        raise InputError(f"{name}: must be a number, got {short_repr(row[name])}") from None
     if not 0 < value < 1e15:
-        raise InputError(f"{name}: must be more than 0, not {short_repr(row[name])}")
+        raise InputError(f"{name}: must be more than 0, got {short_repr(row[name])}")
     return value
 
 
@@ -309,5 +380,5 @@ def _read_whole_number(row: Mapping[str, str], name: str, default: int | None = 
         raise InputError(f"{name}: is empty")
     value = _number(row, name)
     if value != int(value):
-        raise InputError(f"{name}: must be a whole number, not {short_repr(text)}")
+        raise InputError(f"{name}: must be a whole number, got {short_repr(text)}")
     return int(value)

@@ -1,10 +1,12 @@
-r"""Constants of training stacks, fitted to measured runs.
+"""Training stack fit: constants of training stacks from measured runs.
 
-One set of constants is shared by all stacks; what differs is drawn from normal distributions about it: a factor on the speed
-of a stack, of a chip and of a chip's architecture, the rate of attention kernels of an architecture, the element-wise traffic
-of a stack. Residuals of log step times have heavy tails (Student's t), so that a run with a flag that nobody recorded moves
-little. Runs of one source, model and chip weigh as much as the root of their number, since they err together. Maximum a
-posteriori by Gauss-Newton.
+All stacks share one set of constants. Deviations from it have normal priors. They are factors on the speed of a stack, a chip
+and a chip architecture. There are also factors on the attention rate of an architecture and the element-wise traffic of a
+stack.
+
+Residuals of log step times have heavy tails (Student's t), so a run with an unrecorded flag has little influence. Runs of one
+source, model and chip share their errors. Their total weight is the square root of their number. The fit is the maximum a
+posteriori estimate by Gauss-Newton.
 """
 
 from __future__ import annotations
@@ -43,30 +45,47 @@ PRIOR: Final[dict[str, tuple[float, float]]] = {
     "chip_departure": (0.5, 0.25),
     "power_exponent": (0.33, 0.1),
 }
-"""Where each constant is believed to be before any run, and how far it may be off: of its logarithm, of its logit for shares
-that
-overlap, of itself for gains and exponents."""
+"""Prior value and deviation of each constant. The deviation is that of the logarithm, of the logit (`SHARES`), or of the value
+itself (`PLAIN`)."""
 SHARES: Final = ("tensor_overlap", "expert_overlap", "data_overlap", "scale_up_efficiency", "scale_out_efficiency")
 PLAIN: Final = ("yearly_gain", "expert_yearly_gain", "chip_departure", "power_exponent")
 NAMES: Final = tuple(PRIOR)
 SPREADS: Final = (("stack", "", 0.2), ("chip", "", 0.04), ("architecture", "", 0.06),
                   ("architecture", "attention_efficiency", 0.25), ("stack", "memory_efficiency", 0.15))  # fmt: skip
-"""What differs by stack, chip and architecture: of which constant ("": all of the time), and how far, of its logarithm."""
-SCATTER: Final = 0.06  # of the logarithm of step times that nothing recorded explains: "noise floor" of repeated runs, 2 to 6 %
-FREEDOM: Final = 3.0  # of Student's t
+"""Deviations by stack, chip and architecture: the constant ("": the whole step time) and the deviation of its logarithm."""
+# Unexplained scatter of log step times; the "noise floor" of repeated runs is 2 to 6 %.
+SCATTER: Final = 0.06
+# Degrees of freedom of Student's t.
+FREEDOM: Final = 3.0
 STEP: Final = 1e-3
 MOST_ROUNDS: Final = 12
 
 
 def to_free(name: str, value: float) -> float:
-    """Return a constant as what is fitted: a logarithm, a logit, or itself."""
+    """Transform a constant to its fitted form: logarithm, logit, or unchanged.
+
+    Args:
+        name: Name of the constant.
+        value: Value.
+
+    Returns:
+        Transformed value.
+    """
     if name in SHARES:
         return float(np.log(value / (1 - value)))
     return value if name in PLAIN else float(np.log(value))
 
 
 def from_free(name: str, value: Any) -> Any:
-    """Return a constant from what is fitted."""
+    """Transform a fitted value back to a constant.
+
+    Args:
+        name: Name of the constant.
+        value: Transformed value; a number or an array.
+
+    Returns:
+        Constant, with the shape of `value`.
+    """
     if name in SHARES:
         return 1 / (1 + np.exp(-value))
     return value if name in PLAIN else np.exp(value)
@@ -74,25 +93,30 @@ def from_free(name: str, value: Any) -> Any:
 
 START: Final = np.array([to_free(name, PRIOR[name][0]) for name in NAMES])
 WIDTH: Final = np.array([PRIOR[name][1] for name in NAMES])
-Label = tuple[str, str, str]  # kind, constant, value
+# Kind ("stack", "chip", "architecture"), constant, and value of the kind.
+Label = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """A fit: the free constants, what differs by label, and their covariance."""
+    """A fit: transformed constants, deviations by label, and their covariance."""
 
     free: Array
     differs: Mapping[Label, float]
     covariance: Array
 
     def constants(self) -> dict[str, float]:
-        """Return the shared constants."""
+        """Return the shared constants.
+
+        Returns:
+            Constants by name.
+        """
         return {name: float(from_free(name, value)) for name, value in zip(NAMES, self.free, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Runs that one call predicts: all that is no number is alike in them."""
+    """Runs for one vectorized prediction: they differ in numbers only."""
 
     run: TrainingRun
     layout: TrainingLayout
@@ -104,13 +128,14 @@ class _Group:
 
 @dataclass(slots=True)
 class Runs:
-    """Runs to fit, in groups; `kinds` say by which labels they differ."""
+    """Runs to fit, in groups; `kinds` gives the labels of each run."""
 
     runs: Sequence[TrainingRun]
     layouts: Sequence[TrainingLayout]
     architectures: Mapping[str, str]
     spreads: tuple[tuple[str, str, float], ...] = SPREADS
-    base: TrainingEngine = IDEAL  # whose factors for chips hold, where they are not fitted
+    # Stack with the chip factors that are not fitted.
+    base: TrainingEngine = IDEAL
     groups: list[_Group] = field(init=False)
     labels: list[Label] = field(init=False)
     member: Array = field(init=False)
@@ -119,6 +144,7 @@ class Runs:
     logs: Array = field(init=False)
 
     def __post_init__(self) -> None:
+        # Runs that differ in numbers only are predicted in one call.
         together: dict[Any, list[int]] = defaultdict(list)
         for place, (run, layout) in enumerate(zip(self.runs, self.layouts, strict=True)):
             job = replace(run.job, seq=0, batch=0)
@@ -134,11 +160,20 @@ class Runs:
             [[labels_by_kind[label[0]] == label[2] for label in self.labels] for labels_by_kind in kinds], dtype=float
         )
         self.logs = np.log([run.step or np.nan for run in self.runs])
+
+        # n runs of one source, model and chip have the total weight sqrt(n).
         cluster_sizes = Counter((run.source, run.model.name, run.system.chip.name) for run in self.runs)
         self.weights = np.array([cluster_sizes[run.source, run.model.name, run.system.chip.name] ** -0.5 for run in self.runs])
 
     def kinds(self, run: TrainingRun) -> dict[str, str]:
-        """Return the stack, chip and architecture of a run."""
+        """Return the stack, chip and architecture of a run.
+
+        Args:
+            run: Run.
+
+        Returns:
+            Values by kind.
+        """
         chip = run.system.chip.name
         return {"stack": run.stack, "chip": chip, "architecture": self.architectures.get(chip, chip)}
 
@@ -156,7 +191,17 @@ class Runs:
 
 
 def predicted(data: Runs, free: Array, differs: Mapping[Label, float], *, slopes: bool) -> tuple[Array, Array]:
-    """Return the logarithms of predicted step times, and their slopes by the free constants where they are asked for."""
+    """Predict the logarithms of step times.
+
+    Args:
+        data: Runs in groups.
+        free: Transformed constants, of shape (constants,).
+        differs: Deviations by label.
+        slopes: Whether to compute derivatives.
+
+    Returns:
+        log(seconds), of shape (runs,), and derivatives by constant, of shape (runs, constants), or empty.
+    """
     logs = np.zeros(len(data.runs))
     gradient = np.zeros((len(data.runs), len(free))) if slopes else np.zeros((0, 0))
     for group in data.groups:
@@ -177,7 +222,7 @@ def predicted(data: Runs, free: Array, differs: Mapping[Label, float], *, slopes
 
 
 def _logs(group: _Group, points: Array, base: TrainingEngine) -> Array:
-    """Return (points, runs) logarithms of step times."""
+    """Return the logarithms of step times, of shape (points, runs)."""
     values = {name: from_free(name, points[:, place])[:, None] for place, name in enumerate(NAMES)}
     c = Constants(**values)
     job = replace(group.run.job, seq=group.seq, batch=group.batch)
@@ -193,7 +238,17 @@ def _logs(group: _Group, points: Array, base: TrainingEngine) -> Array:
 def fit(
     data: Runs, start: Fitted | None = None, *, rounds: int = MOST_ROUNDS, prior: tuple[Array, Array] = (START, WIDTH)
 ) -> Fitted:
-    """Return the constants that the runs make most likely; prior: where the free constants are believed, and how far off."""
+    """Fit the constants and deviations to the runs.
+
+    Args:
+        data: Runs in groups.
+        start: Fit to start from.
+        rounds: Maximum Gauss-Newton iterations.
+        prior: Prior means and deviations of the transformed constants.
+
+    Returns:
+        The most probable constants and deviations, with their covariance.
+    """
     believed, width = prior
     free = believed.copy() if start is None else start.free.copy()
     differs = np.array([0.0 if start is None else start.differs.get(label, 0.0) for label in data.labels])
@@ -203,11 +258,15 @@ def fit(
         logs, slopes = predicted(data, free, dict(zip(data.labels, differs, strict=True)), slopes=True)
         columns = [slopes[:, NAMES.index(name)] if name else np.ones(len(logs)) for _, name, _ in data.labels]
         x = np.hstack([slopes, data.member * np.array(columns).T.reshape(data.member.shape)])
+
+        # Weights of Student's t: a run far from its prediction has little influence.
         off = data.logs - logs
         weight = data.weights * (FREEDOM + 1) / (FREEDOM + (off / SCATTER) ** 2)
         information = x.T @ (weight[:, None] * x) / SCATTER**2 + np.diag(np.concatenate([width**-2.0, data.widths**-2.0]))
         pull = x.T @ (weight * off) / SCATTER**2
         pull -= np.concatenate([(free - believed) / width**2, differs / data.widths**2])
+
+        # Limit each step, because the model is not linear in the logarithms.
         step = np.clip(np.linalg.solve(information, pull), -0.4, 0.4)
         free, differs = free + step[:constant_count], differs + step[constant_count:]
         if np.abs(step).max() < 2e-3:
@@ -221,7 +280,19 @@ def left_out(
     runs: Sequence[TrainingRun], layouts: Sequence[TrainingLayout], architectures: Mapping[str, str],
     group: Callable[[TrainingRun], str], start: Fitted, *, rounds: int = 3,
 ) -> Array:  # fmt: skip
-    """Return the logarithms of predicted over measured step times, each run's by a fit without any of its group."""
+    """Cross-validate: predict each run with a fit without its group.
+
+    Args:
+        runs: Runs.
+        layouts: Layout of each run.
+        architectures: Architecture by chip.
+        group: Function from a run to its group.
+        start: Fit to start from.
+        rounds: Gauss-Newton iterations of each fit.
+
+    Returns:
+        log(predicted / measured) of step times, of shape (runs,).
+    """
     errors = np.full(len(runs), np.nan)
     labels = [group(run) for run in runs]
     for value in sorted(set(labels)):

@@ -1,7 +1,6 @@
-"""What steptime says of measured training runs: seconds of a step with a 90 % range, memory, whether it fits, and why not, if
-so.
+"""Training validation: predictions of measured training runs, their errors, and a stack fitted to a user's runs.
 
-What comes of measured training runs: predictions held against them, and a stack fitted to them.
+A prediction contains the step time with a 90 % range, the memory, whether it fits, and the reason if there is no prediction.
 """
 
 from __future__ import annotations
@@ -35,7 +34,10 @@ COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """A run as predicted: step, low, high [s], peak [B] as the row's own peak is counted; reason where there is none."""
+    """Prediction of a training run.
+
+    step, low and high [s]; peak [B], counted like the peak of the row; reason: why there is no prediction.
+    """
 
     run: TrainingRun | None
     id: str
@@ -56,21 +58,35 @@ class Predicted:
 
 
 def resolve_layout(run: TrainingRun, engine: TrainingEngine) -> TrainingLayout:
-    """Return the layout of a run, with what it does not record: recomputation of a dense model, or all of the mapping.
+    """Complete the layout of a run.
 
-    Raises InputError where no layout of its chips fits.
+    Adds the recomputation of a dense model, the schedule, or the whole layout if these are not recorded.
+
+    Args:
+        run: Run.
+        engine: Training stack.
+
+    Returns:
+        Layout.
+
+    Raises:
+        InputError: No layout divides the batch on the chips.
     """
     if run.layout is None:
         candidates = search(run.model, run.system, run.job, engine, chips=run.chips, fixed={"virtual_stages": 1})
         best = (candidates.fastest() or candidates.fastest(fitting=False)) if candidates.count else None
         if best is None:
-            raise InputError(f"no mapping divides {run.job.batch} sequences on {run.chips} chips")
+            raise InputError(f"no layout divides {run.job.batch} sequences on {run.chips} chips")
         return best[0]
     layout = run.layout
     if run.open and not run.experts:
         trials = [replace(layout, recompute=recompute) for recompute in LEAST_RECOMPUTED]
+
+        # Users recompute as little as memory allows.
         layout = next((trial for trial in trials if bool(estimate_run_memory(run, engine, trial).fits)), trials[-1])
-    if run.any_order:  # interleaved as far as its layers can be dealt out
+
+    # Try all numbers of virtual stages that divide the layers.
+    if run.any_order:
         fixed_fields = {
             name: getattr(layout, name)
             for name in (*DEGREES, "sharding", "sharding_group", "recompute")
@@ -83,13 +99,31 @@ def resolve_layout(run: TrainingRun, engine: TrainingEngine) -> TrainingLayout:
 
 
 def estimate_run_memory(run: TrainingRun, engine: TrainingEngine, layout: TrainingLayout) -> TrainingMemory:
-    """Return the memory of a run."""
+    """Estimate the memory of a run.
+
+    Args:
+        run: Run.
+        engine: Training stack.
+        layout: Layout.
+
+    Returns:
+        Memory per chip.
+    """
     microbatches = max(run.job.batch / (layout.dp * layout.micro_batch), 1.0)
     return training_memory(run.model, run.job, run.system, engine, layout, microbatches=microbatches)
 
 
 def predict_training(run: TrainingRun | str, *, name: str = "", engine: TrainingEngine | None = None) -> Predicted:
-    """Return the prediction of a run; of one that could not be read, the reason."""
+    """Predict a training run.
+
+    Args:
+        run: Run, or the reason why it is invalid.
+        name: Id of an invalid run.
+        engine: Training stack; by default that of the run.
+
+    Returns:
+        Prediction, or the reason for its absence.
+    """
     if isinstance(run, str):
         return Predicted(run=None, id=name, reason=run)
     used = training_engine(run.stack, run.system) if engine is None else engine
@@ -105,7 +139,9 @@ def predict_training(run: TrainingRun | str, *, name: str = "", engine: Training
     step = float(breakdown.total)
     low, high = step_time_range(used, run.system, experts=run.experts)
     peak, fits = float(memory.allocated), bool(memory.fits)
-    if run.driver:  # what an allocator holds beside, as far as there is room
+
+    # The driver's peak includes the cache of the allocator, up to the capacity of the chip.
+    if run.driver:
         driver_peak = peak * (1 + used.cached) + float(memory.reserved)
         peak = min(driver_peak, float(memory.capacity)) if fits else driver_peak
     terms = {name: float(np.sum(value)) for name, value in breakdown.terms.items()}
@@ -117,7 +153,14 @@ def predict_training(run: TrainingRun | str, *, name: str = "", engine: Training
 
 
 def tabulate_predictions(predictions: Sequence[Predicted]) -> list[dict[str, Any]]:
-    """Return a row for each prediction, none left out; empty where there is no figure."""
+    """Return a table of predictions.
+
+    Args:
+        predictions: Predictions.
+
+    Returns:
+        One row per prediction; "" for missing values.
+    """
 
     def finite_or_empty(value: float) -> float | str:
         return value if np.isfinite(value) else ""
@@ -137,7 +180,12 @@ def tabulate_predictions(predictions: Sequence[Predicted]) -> list[dict[str, Any
 
 
 def write_training_predictions(path: str | os.PathLike[str], predictions: Sequence[Predicted]) -> None:
-    """Write a row for each run."""
+    """Write predictions as CSV, one row per run.
+
+    Args:
+        path: File to write.
+        predictions: Predictions.
+    """
     with temporary_file(path) as place, place.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -151,12 +199,13 @@ GROUPINGS: dict[str, Callable[[TrainingRun], str]] = {
     "dtype": lambda run: run.job.dtype,
     "task": lambda run: run.job.task,
 }
-LEAST_WIDTH = 0.02  # of a constant's logarithm: what many shipped runs say of it does not bind one's own machine more tightly
+# Minimum prior deviation of a constant's logarithm: a user's machine may differ this much from the shipped runs.
+LEAST_WIDTH = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrainingValidation(Tabular):
-    """Predictions held against measured training runs; as a table, one row a run."""
+    """Predictions compared with measured training runs; as a table, one row per run."""
 
     SCHEMA: ClassVar[str] = "steptime.training_validation/1"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"runs": unit("", "rows of the file")}
@@ -165,16 +214,16 @@ class TrainingValidation(Tabular):
     step: Mapping[str, Any] = field(
         metadata=unit(
             "",
-            "errors of the time of a step: all, and by model, system, stack, dtype, task; each has runs, median, mean and p90 "
+            "errors of the step time: all, and by model, system, stack, dtype, task; each has runs, median, mean and p90 "
             "of abs(predicted / measured - 1), bias, and coverage (share inside the 90 % range)",
             key="step",
         )
     )
     memory: Mapping[str, Any] = field(
-        metadata=unit("", "errors of the peak of memory: runs, median, mean, worst, bias; of those with a figure", key="memory")
+        metadata=unit("", "errors of peak memory of the runs that have it: runs, median, mean, worst, bias", key="memory")
     )
-    fitting: float = field(metadata=unit("", "share of the runs that ran which are called fitting"))
-    unanswered: tuple[str, ...] = field(metadata=unit("", "runs without a prediction, and why"))
+    fitting: float = field(metadata=unit("", "share of successful runs that are predicted to fit in memory"))
+    unanswered: tuple[str, ...] = field(metadata=unit("", "runs without a prediction, with the reason"))
 
     @property
     def runs(self) -> int:
@@ -182,7 +231,11 @@ class TrainingValidation(Tabular):
         return len(self.predictions)
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the errors of all runs."""
+        """Return the errors of all runs.
+
+        Returns:
+            Title, and text by label.
+        """
         errors = self.step.get("all", {})
         words = (
             f"median error {errors['median']:.1%}, p90 {errors['p90']:.1%}, bias {errors['bias']:+.1%}, "
@@ -190,10 +243,14 @@ class TrainingValidation(Tabular):
             if errors
             else "nothing was measured"
         )
-        return f"Validation of {self.runs:,} training runs", {"step": words, "called fitting": f"{self.fitting:.1%}"}
+        return f"Validation of {self.runs:,} training runs", {"step": words, "predicted to fit": f"{self.fitting:.1%}"}
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each run."""
+        """Return the table of runs.
+
+        Returns:
+            Columns by name, one row per run.
+        """
         measured = [
             prediction.run.step if prediction.run and prediction.run.step else float("nan") for prediction in self.predictions
         ]
@@ -215,10 +272,21 @@ class TrainingValidation(Tabular):
 def validate_training(
     path: str | os.PathLike[str], *, engine: str | None = None, catalog: str | None = None
 ) -> TrainingValidation:
-    """Return predictions of every row of a file of training runs; engine: a stack for all of them."""
+    """Predict every row of a file of training runs.
+
+    Args:
+        path: CSV file.
+        engine: Training stack for all runs; by default that of each run.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Predictions and their errors.
+    """
     runs, rows = read_training_runs(path, catalog=catalog, stack=engine)
     names = [row.get("id") or f"line {place + 2}" for place, row in enumerate(rows)]
     predictions = tuple(predict_training(run, name=name) for run, name in zip(runs, names, strict=True))
+
+    # Runs that ran out of memory are no evidence of a layout that fits.
     ran = [
         prediction
         for prediction in predictions
@@ -280,42 +348,72 @@ def _memory(predictions: Sequence[Predicted]) -> dict[str, float]:
 def calibrate_training(
     path: str | os.PathLike[str], *, name: str, prior: str | None = None, catalog: str | None = None
 ) -> tuple[TrainingEngine, str, int]:
-    """Return a stack fitted to one's own runs, its file's text, and how many runs it rests on.
+    """Fit a training stack to a user's runs.
 
-    The constants of `prior` (by default of the first run's stack) with their errors are what is believed before; few runs
-    move them little, and the speed of the stack as a whole most.
+    The constants of the prior with their deviations are the prior of the fit. Few runs change them little, and change the speed
+    of the whole stack most.
+
+    Args:
+        path: CSV file.
+        name: Name of the new stack.
+        prior: Stack to start from; by default that of the first run.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        The fitted stack, the text of its file, and the number of runs.
+
+    Raises:
+        InputError: No row has a step time, or the prior is the ideal stack.
     """
     parsed_runs, _ = read_training_runs(path, catalog=catalog)
     runs = [run for run in parsed_runs if isinstance(run, TrainingRun) and run.step is not None and not run.dropped]
     if not runs:
         reasons = [run for run in parsed_runs if isinstance(run, str)]
-        raise InputError("no row of the file has a step time" + (f"; the first says: {reasons[0]}" if reasons else ""))
+        raise InputError("no row of the file has a step time" + (f"; the first problem is: {reasons[0]}" if reasons else ""))
     base = training_engine(prior or runs[0].stack, runs[0].system, catalog)
     if base.name == "ideal":
-        raise InputError("--prior ideal has no constants that runs could move; take typical, or the stack that is nearest")
+        raise InputError("--prior ideal has no constants that a fit can change; use typical or the most similar stack")
     runs = [replace(run, stack=name) for run in runs]
     layouts = [resolve_layout(run, base) for run in runs]
     start, width = make_prior(base)
+
+    # A user has one stack, so only its speed deviates; chips and architectures stay as shipped.
     stack_spreads = tuple((kind, constant, spread) for kind, constant, spread in SPREADS if kind == "stack" and not constant)
     solution = fit(Runs(runs, layouts, {}, stack_spreads, base), prior=(start, width))
     speed = base.speed * float(np.exp(-solution.differs.get(("stack", "", name), 0.0)))
     until = max([float(base.fit.get("until", 0.0)), *(decimal_year(run.date) for run in runs if run.date)])
     systems = sorted({*base.fit.get("systems", ()), *(run.system.chip.name for run in runs)})
-    fitted_stack = replace(base, name=name, title=f"fitted to {len(runs)} runs of one's own, from {base.name}", speed=speed,
+    fitted_stack = replace(base, name=name, title=f"{base.name} fitted to {len(runs)} of your runs", speed=speed,
                    constants=Constants(**solution.constants()),
                    fit=dict(base.fit) | {"runs": len(runs), "until": until, "systems": systems})  # fmt: skip
     return fitted_stack, format_toml(fitted_stack, base, solution), len(runs)
 
 
 def make_prior(base: TrainingEngine) -> tuple[Any, Any]:
-    """Return the free constants of a stack, and how sure they are."""
+    """Return the prior of a fit from a stack.
+
+    Args:
+        base: Training stack.
+
+    Returns:
+        Transformed constants and their deviations, of shape (constants,).
+    """
     start = np.array([to_free(name, float(getattr(base.constants, name))) for name in NAMES])
     width = np.array([max(float(base.fit.get("width", {}).get(name, 0.1)), LEAST_WIDTH) for name in NAMES])
     return start, width
 
 
 def format_toml(fitted_stack: TrainingEngine, base: TrainingEngine, solution: Fitted) -> str:
-    """Return the file of a stack."""
+    """Format the file of a fitted stack.
+
+    Args:
+        fitted_stack: Fitted stack.
+        base: Stack that the fit started from.
+        solution: Fit.
+
+    Returns:
+        TOML text.
+    """
     import json
 
     lines = [f"name = {json.dumps(fitted_stack.name)}", f"title = {json.dumps(fitted_stack.title)}"]
@@ -337,6 +435,8 @@ def format_toml(fitted_stack: TrainingEngine, base: TrainingEngine, solution: Fi
         "[fit.interval]",
     ]
     lines += [f"{json.dumps(kind)} = {json.dumps(list(limits))}" for kind, limits in base.fit.get("interval", {}).items()]
+
+    # The fitted deviations are the prior of the next fit.
     deviation = np.sqrt(np.diag(solution.covariance)[: len(NAMES)])
     lines += ["", "[fit.width]", *(f"{name} = {value:.3g}" for name, value in zip(NAMES, deviation, strict=True))]
     return "\n".join(lines) + "\n"

@@ -1,21 +1,25 @@
-r"""Time to first token of benchmark runs: each row a closed loop of C clients that all ask at once at first.
+r"""Time to first token of benchmark runs: each run is a closed loop of C clients that all send a request at the start.
 
-The simulated queue gives what a request waits for prompts before it and for its own. On top of it comes what no step time
-holds: $a + b I$ seconds before the request is in the queue (HTTP, tokenising $I$ tokens), and $n$ decode steps until its first
-token is seen, $w$ more where attention groups wait until each has a prompt, and $i - 1$ more where the deployment looks for
-what is new every $i$ steps:
+The simulation gives the time in the prefill queue and the prefill itself, $Q$. Other waits are not part of a step. They are:
+
+- $a + b I$ seconds before a request with $I$ prompt tokens enters the queue (HTTP, tokenization);
+- $n$ decode steps until its first token appears;
+- $w$ more decode steps if data-parallel ranks wait until each has a prompt;
+- $i - 1$ more decode steps if the deployment checks for new output every $i$ steps.
 
 $$ TTFT = a + b I + Q(a + b I) + (n + w [d > 1] + i - 1)\, t $$
 
-The first requests of a run wait $s$ seconds more, for kernels that are compiled and tuned at first use: where public runs on
-SGLang tell means beside medians, means are 2 to 8 s later for each of the first requests than a queue explains, whatever their
-number. A mean holds that of the share of requests that start a run; of a median, nobody is among them.
+The first requests of a run wait $s$ seconds more, for kernels that are compiled and tuned at first use. Some public runs on
+SGLang report means and medians. Their means are later by 2 to 8 s for each of the first requests than a queue explains, for any
+number of these requests. A mean includes this wait for the share of requests that start a run. A median does not.
 
-$Q$ depends on $a$ and $b$ a little: who comes later finds others before him. `fit` fits the five to measured times in their
-logarithms, with a prior and a loss that all but ignores runs far off: deployments have flags (tokens sent in groups, batches
-that wait to fill, limits on sequences) that no column tells. Runs of one model on one system share such flags, so that they
-count as `MOST_PER_PAIR` of them at most, and the prior, one for all engines, says what few of them leave open: one step makes
-the token and one more runs ahead. What is left of the step under way when a request comes is part of $Q$.
+$Q$ depends slightly on $a$ and $b$: a later request finds others in the queue. `fit` fits the five constants to measured times,
+in their logarithms, with a prior. Its loss almost ignores outliers, because deployments have flags that no column records
+(tokens sent in groups, batches that wait to fill, limits on sequences).
+
+Runs of one model on one system share such flags, so they count as at most `MOST_PER_PAIR` runs. The prior is the same for all
+engines: one step generates the token and one more runs ahead. The rest of the step in progress when a request arrives is part
+of $Q$.
 """
 
 from __future__ import annotations
@@ -41,25 +45,33 @@ from steptime.simulation.step_time_model import Pace, sample_pace
 from steptime.simulation.traffic import Lengths, closed_loop
 from steptime.validation.closed_loop import DRIFT
 
+# Prior mean of the logarithms of a [s], b [s per token], n, w [steps] and s [s].
 USUAL = np.log([0.012, 3e-6, 2.0, 2.0, 1.0])
-PRIOR_DEVIATIONS = np.array([0.5, 0.5, 0.3, 1.5, 1.0])  # of their logarithms, before any run
-LEAST = np.array([1e-4, 1e-8, 0.1, 0.1, 1e-3])  # of a prior: a constant that is zero has no logarithm
-OWN_DEVIATIONS = np.array([0.5, 0.5, 0.5, 0.5, 1.0])  # of a user's deployment about an engine
-MOST_PER_PAIR = 10.0  # runs that those of one model on one system count as, at most
-NOISE = 0.05  # scatter of log(TTFT) of runs that are what they seem: repeats of one run differ by 4 %
-STARTS = ((0.003, 1.0), (0.02, 3.0), (0.003, 8.0), (0.003, 30.0))  # of a [s] and n, for the fit
-STARTING = (0.03, 1.0, 3.0)  # of s [s], with each of those
-# Rounds simulated with MANY_CLIENTS or more, and with fewer; the last stand for all others.
+# Prior deviations of these logarithms.
+PRIOR_DEVIATIONS = np.array([0.5, 0.5, 0.3, 1.5, 1.0])
+# Minimum prior values: a constant of zero has no logarithm.
+LEAST = np.array([1e-4, 1e-8, 0.1, 0.1, 1e-3])
+# Deviations of a user's deployment from an engine.
+OWN_DEVIATIONS = np.array([0.5, 0.5, 0.5, 0.5, 1.0])
+# Maximum weight, in runs, of all runs of one model on one system.
+MOST_PER_PAIR = 10.0
+# Scatter of log(TTFT) of correctly recorded runs; repeats of one run differ by 4 %.
+NOISE = 0.05
+# Start values of a [s] and n.
+STARTS = ((0.003, 1.0), (0.02, 3.0), (0.003, 8.0), (0.003, 30.0))
+# Start values of s [s], combined with each of these.
+STARTING = (0.03, 1.0, 3.0)
+# Simulated rounds with MANY_CLIENTS or more, and with fewer; the rounds after the first represent the rest of the run.
 ROUNDS, ROUNDS_OF_FEW_CLIENTS, MANY_CLIENTS = 4, 10, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loops:
-    """Closed loops, all arrays of one shape: what each waits and how it goes on.
+    """Simulated closed loops; arrays of one shape.
 
-    queued, half: mean and median time from the place in the queue to the end of the prompt [s]; step: mean time of a decode
-    step [s]; prompt: mean prompt tokens; groups: attention groups; interval: decode steps between two looks at what is new;
-    starting: share of its requests that start it.
+    queued, half: mean and median time from entry in the queue to the end of prefill [s]; step: mean time of a decode step [s];
+    prompt: mean prompt tokens; groups: data-parallel ranks; interval: decode steps between two checks for new output; starting:
+    share of the requests that start the run.
     """
 
     queued: Array
@@ -71,7 +83,15 @@ class Loops:
     starting: Array
 
     def ttft(self, constants: Array, *, median: bool = False) -> Array:
-        """Mean or median time to first token [s] with `constants` in the order of RUN_WAITS."""
+        """Return the time to first token.
+
+        Args:
+            constants: Constants in the order of `RUN_WAITS`.
+            median: Whether to return the median instead of the mean.
+
+        Returns:
+            Seconds, of shape (runs,).
+        """
         a, b, n, w, start = constants
         steps = n + w * (self.groups > 1) + self.interval - 1
         waited = self.half if median else self.queued + start * self.starting
@@ -80,7 +100,14 @@ class Loops:
 
 
 def wait_constants(engine: Engine) -> Array:
-    """Return the constants of an engine in the order of RUN_WAITS."""
+    """Return the wait constants of an engine.
+
+    Args:
+        engine: Engine.
+
+    Returns:
+        Constants in the order of `RUN_WAITS`.
+    """
     return np.array([float(constant(engine, name)) for name in RUN_WAITS])
 
 
@@ -100,12 +127,30 @@ def closed_loops(
     engine: Engine,
     seed: int = 0,
 ) -> Loops:
-    """Simulate closed loops of one model on one system; ways of `layout` and all others broadcast, one entry a run.
+    """Simulate closed loops of one model on one system.
 
-    input_tokens and output_tokens are means; lengths are drawn evenly from (1 ± spread) of them, at least `closed.DRIFT`.
-    requests: of the whole loop, at least one of each client. Runs that share a layout share a pace. Requests in flight are
-    limited by the cache that the chips have room for; where by this count not one request has room, nothing limits them, since
-    the run was made. Prompts come first where `engine.scheduler.prefill_first`.
+    Parallel sizes and all arrays broadcast to one entry per run. Lengths are drawn evenly from (1 ± spread) times the mean,
+    with a spread of at least `closed_loop.DRIFT`. Runs with the same layout share a model of step times. Free KV cache limits
+    the requests in flight. If no request fits by this estimate, there is no limit, because the run was measured. Prefill has
+    priority if `engine.scheduler.prefill_first`.
+
+    Args:
+        model: Model.
+        system: System.
+        layout: Parallel sizes.
+        concurrency: Requests in flight.
+        input_tokens: Mean prompt tokens.
+        output_tokens: Mean output tokens.
+        requests: Requests of the whole loop; at least one per client.
+        spread: Spread of lengths as a share of the mean.
+        drafts: Speculative tokens per step.
+        acceptance: Tokens that a step yields.
+        interval: Decode steps between two checks for new output.
+        engine: Engine.
+        seed: Random seed.
+
+    Returns:
+        Waits and step times, of shape (runs,).
     """
     columns = np.broadcast_arrays(*(np.asarray(x) for x in (layout.tp, layout.pp, layout.dp, layout.ep, concurrency)))
     table = np.stack([x.ravel() for x in columns], axis=1).astype(np.int64)
@@ -116,6 +161,8 @@ def closed_loops(
     longest = (1 + spreads) * np.stack([inputs, outputs])
     kind = engine_policy_kind(engine)
     queued, half, step, prompt = (np.full(n, np.nan) for _ in range(4))
+
+    # Runs with one layout share one model of step times.
     for indices, run_layout in _group_by_layout(table[:, :4]):
         clients, long = table[indices, 4], longest.sum(axis=0)
         budget = [engine_token_budget(engine, prompt=float(longest[0, k]), batch=table[k, 4] / run_layout.dp) for k in indices]
@@ -146,7 +193,7 @@ def closed_loops(
 
 
 def _group_by_layout(sizes: Array) -> Iterator[tuple[Array, Layout]]:
-    """Rows that share ways of parallelism (tp, pp, dp, ep), and their layout."""
+    """Yield positions of rows with the same tp, pp, dp and ep, and their layout."""
     for row in np.unique(sizes, axis=0):
         tp, pp, dp, ep = (int(x) for x in row)
         yield np.flatnonzero((sizes == row).all(axis=1)), Layout(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp)
@@ -155,13 +202,15 @@ def _group_by_layout(sizes: Array) -> Iterator[tuple[Array, Layout]]:
 def _loop(
     pace: Pace, policy: Policy, clients: int, lengths: tuple[float, float, float], total: int, seed: int
 ) -> tuple[float, float, float, float]:
-    """Mean and median time of one loop from the queue to the end of a prompt [s]; means of time between tokens [s], prompt."""
+    """Return mean and median time from the queue to the end of prefill [s], mean time between tokens [s], and mean prompt."""
     inputs, outputs, spread = lengths
     shape: dict[str, Any] = {"shape": "uniform", "spread": spread}
     n = min(total, clients * (ROUNDS if clients >= MANY_CLIENTS else ROUNDS_OF_FEW_CLIENTS))
     traffic = closed_loop(clients, n, Lengths(mean=inputs, **shape), Lengths(mean=outputs, **shape), seed=seed)
     requests, _, _ = serve(traffic, policy, pace)
     served = requests["status"] == DONE
+
+    # The first round has the start burst; the other simulated rounds represent the rest of the run.
     weight = served * np.where(np.arange(n) < clients, 1.0, (total - clients) / max(n - clients, 1))
     if not weight.any():
         return math.nan, math.nan, math.nan, math.nan
@@ -175,7 +224,7 @@ def _loop(
 
 
 def _weighted_median(values: Array, weight: Array) -> float:
-    """Median of values that count as often as `weight` says.
+    """Return the median of weighted values.
 
     >>> _weighted_median(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 5.0]))
     2.0
@@ -193,10 +242,18 @@ def fit(
     deviation: Array = PRIOR_DEVIATIONS,
     pairs: list[str] | None = None,
 ) -> Array:
-    """Return the constants, in the order of RUN_WAITS, fitted to measured TTFT [s] of loops in the order of `parts`.
+    """Fit the wait constants to measured TTFT.
 
-    medians: which of them are medians, not means. mean and deviation: prior of the constants' logarithms. pairs: a label of
-    each part; runs of one label count as `MOST_PER_PAIR` at most. By default each counts as one.
+    Args:
+        parts: Simulated loops, by group.
+        measured: Measured TTFT [s], in the order of `parts`.
+        medians: Whether each value is a median instead of a mean.
+        mean: Prior mean of the logarithms of the constants.
+        deviation: Prior deviation of the logarithms.
+        pairs: Label of each part. Runs with one label count as at most `MOST_PER_PAIR`; by default each run counts as one.
+
+    Returns:
+        Constants in the order of `RUN_WAITS`.
     """
     from scipy.optimize import least_squares
 
@@ -216,6 +273,7 @@ def fit(
         soft = weight * np.sign(errors) * np.sqrt(np.log1p(errors**2))
         return np.concatenate([soft, (logs - mean) / deviation])
 
+    # The loss has several local minima; keep the best of several starts.
     starts = [mean, *(np.array([math.log(a), mean[1], math.log(n), mean[3], math.log(s)]) for a, n in STARTS for s in STARTING)]
     best = min((least_squares(residuals, start) for start in starts), key=lambda solution: solution.cost)
     constants: Array = np.exp(best.x)
@@ -223,7 +281,15 @@ def fit(
 
 
 def weights(labels: Array) -> Array:
-    """Return the weight of each run's error, so that the squares of those of one label add up to at most `MOST_PER_PAIR`.
+    """Return weights of errors that limit the influence of a label.
+
+    The squared weights of one label add up to at most `MOST_PER_PAIR`.
+
+    Args:
+        labels: Label of each run.
+
+    Returns:
+        Weights, of shape (runs,).
 
     >>> weights(np.array(["a"] * 40 + ["b"]))[[0, 40]].tolist()
     [0.5, 1.0]

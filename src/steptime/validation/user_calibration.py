@@ -1,8 +1,8 @@
-"""One's own runs as anchors (`physics.anchor`): read from files, held against predictions, and kept for later questions.
+"""User calibration: anchors (`physics.bias_correction`) from a user's runs, which correct later predictions.
 
-A run is a row of a CSV as `validate` reads it, or a result of a load generator (`load_generators`). Only runs with a measured
-time per token or first token count that can be right (`doubts`); of several versions of an engine the newest does, by its date.
-Runs that are kept lie in `anchors/` of the user's folder of the catalogue, one CSV each time.
+A run is a row of a CSV that `validate` accepts, or a result of a load generator (`bench_results`). A run needs a measured time
+per token or first token, and must pass the checks of `data_quality`. Of several engine versions, the newest by date counts.
+Stored runs are CSV files in `anchors/` of the user's catalogue folder, one per set.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from steptime.validation.run_kinds import LOOPS, POOLS, run_kind
 from steptime.validation.run_table import COLUMNS, read_runs
 from steptime.validation.validate_api import Place, Runs, read_rows
 
-ANCHOR_FOLDER = "anchors"  # the folder of the catalogue
+# Folder of stored runs in the catalogue.
+ANCHOR_FOLDER = "anchors"
 SKIP = re.compile("; --skip-bad leaves such (runs|rows) out")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 Row = Mapping[str, str]
@@ -47,12 +48,19 @@ Group = tuple[str, str, str, str]
 def load_anchor(
     runs: Runs | None = None, *, engine: Engine | None = None, catalog: str | None = None, **settings: str | int
 ) -> Anchors:
-    """Return what runs of one's own say about others of the same model, system and engine: `anchor=` of a plan, step or run.
+    """Compare a user's runs with predictions: the `anchor=` of a plan, step or run.
 
-    runs: a file or a folder, several of them, or rows as dicts by column, as `validate` takes them; without them, those that
-    `steptime anchors` keeps. engine: predicts the runs of its name, where it is not the shipped one. settings: what result JSON
-    does not tell (`system="hgx-h200", tp=4, weights="fp8"`). Raises InputError with file and line of a run that cannot be
-    read, and where no run tells anything.
+    Args:
+        runs: File, folder, several of them, or rows as dicts by column; by default the runs stored by `steptime anchors`.
+        engine: Engine for the runs with its name, instead of the shipped one.
+        catalog: Folder of additional catalogue entries.
+        **settings: Values that JSON results lack (`system="hgx-h200", tp=4, weights="fp8"`).
+
+    Returns:
+        Correction factors for the same model, system and engine.
+
+    Raises:
+        InputError: A run is invalid (with file and line), or no run is usable.
     """
     if runs is None:
         return kept_anchors(catalog)
@@ -66,10 +74,16 @@ def load_anchor(
 
 
 def in_own_words(problem: str) -> str:
-    """Say what is wrong with a run as those can mend it who have no options of `validate`.
+    """Replace options of the command line in a message by arguments.
 
-    >>> in_own_words("does not tell the tp of the run: give --tp WAYS")
-    'does not tell the tp of the run: give tp=WAYS'
+    Args:
+        problem: Message of `validate`.
+
+    Returns:
+        Message for the library.
+
+    >>> in_own_words("has no tp of the run: give --tp WAYS")
+    'has no tp of the run: give tp=WAYS'
     """
     for option in OPTIONS.values():
         problem = problem.replace(option, option.removeprefix("--").replace(" ", "="))
@@ -77,7 +91,14 @@ def in_own_words(problem: str) -> str:
 
 
 def source_names(runs: Runs) -> str:
-    """Return the names of the files that runs are from."""
+    """Return the names of the files of runs.
+
+    Args:
+        runs: Files or rows.
+
+    Returns:
+        Names separated by commas; "rows" without files.
+    """
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     names = [Path(place).resolve().name for place in places if isinstance(place, str | os.PathLike)]
     return ", ".join(names) or "rows"
@@ -91,12 +112,24 @@ def make_anchors(
     is_stored: bool = False,
     catalog: str | None = None,
 ) -> Anchors:
-    """Return the anchors of the groups that rows are of, the oldest version of each first.
+    """Compute the anchors of rows, by group, with the oldest version first.
 
-    Raises InputError where a row has no group that can be told, or no row tells anything.
+    Args:
+        rows: Runs.
+        source: Name of the source.
+        engine: Engine for the runs with its name, instead of the shipped one.
+        is_stored: Whether the runs are stored by `steptime anchors`.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        One anchor per model, system, engine and version.
+
+    Raises:
+        InputError: A name is unknown, or no run is usable.
     """
     anchors, reasons = [], []
     for group, members in _groups(_distinct(rows), catalog).items():
+        # Each group has its own engine; a given engine predicts the runs of its name only.
         name, own_engine = members[0]["engine"], engine if engine is not None and engine.name == group[2] else None
         predictions = predict(members, engine=resolve_engine(name, engine=own_engine, catalog=catalog), catalog=catalog)
         tpot, ttft = ratios(members, predictions)
@@ -118,12 +151,12 @@ def make_anchors(
             )  # fmt: skip
             anchors.append(anchor)
     if not anchors:
-        raise InputError(f"{source}: no run to go by: {reasons[0]}")
+        raise InputError(f"{source}: no usable run: {reasons[0]}")
     return Anchors(source=source, anchors=tuple(anchors))
 
 
 def _distinct(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the rows without those that tell the same run again, whatever they are called."""
+    """Return the rows without repeated runs, which may have another id."""
     return list({tuple(sorted((k, v) for k, v in row.items() if k != "id" and v)): row for row in reversed(rows)}.values())[
         ::-1
     ]
@@ -132,13 +165,20 @@ def _distinct(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 def _reason(row: Row, why: str) -> str:
     if why or run_kind(row) in (*LOOPS, POOLS):
         return why or "it has neither tpot_s nor ttft_s"
-    return f"its throughput ({run_kind(row)}) rests on more than a step"
+    return f"its throughput ({run_kind(row)}) depends on more than the step time"
 
 
 def ratios(rows: Sequence[Row], predictions: Predictions) -> tuple[Array, Array]:
-    """Return measured over predicted time per token and first token of each row, not a number where it tells none.
+    """Return measured over predicted times of each row.
 
-    A first token is told by its mean, or by its median where that alone was measured.
+    TTFT is the mean, or the median if no mean was measured.
+
+    Args:
+        rows: Runs.
+        predictions: Predictions of the same runs.
+
+    Returns:
+        Ratios of TPOT and TTFT, of shape (rows,); NaN if not usable.
     """
     good = (predictions.reason == "") & np.array([run_kind(row) in (*LOOPS, POOLS) for row in rows])
     tpot, ttft, median = (
@@ -149,7 +189,15 @@ def ratios(rows: Sequence[Row], predictions: Predictions) -> tuple[Array, Array]
 
 
 def outside_range(rows: Sequence[Row], predictions: Predictions) -> Array:
-    """Return for each row whether a measured time that counts lies outside the 90 % range of its prediction."""
+    """Check for each row whether a measured time is outside its 90 % range.
+
+    Args:
+        rows: Runs.
+        predictions: Predictions of the same runs.
+
+    Returns:
+        Booleans of shape (rows,).
+    """
     outside = np.zeros(len(rows), dtype=bool)
     for name, ratio in zip(("tpot", "ttft"), ratios(rows, predictions), strict=True):
         predicted, low, high = (getattr(predictions, f"{name}{end}") for end in ("", "_low", "_high"))
@@ -158,7 +206,14 @@ def outside_range(rows: Sequence[Row], predictions: Predictions) -> Array:
 
 
 def compute_factor(measured_over_predicted: Array, quantity: str) -> Factor | None:
-    """Return the factor of runs with those ratios of "tpot" or "ttft", None without any.
+    """Return the correction factor of runs.
+
+    Args:
+        measured_over_predicted: Ratios, of shape (runs,); NaN if not usable.
+        quantity: "tpot" or "ttft".
+
+    Returns:
+        Factor with its spread; None without a usable run.
 
     >>> compute_factor(np.array([2.0, np.nan, 8.0]), "tpot").ratio, compute_factor(np.array([np.nan]), "ttft")
     (4.0, None)
@@ -170,7 +225,7 @@ def compute_factor(measured_over_predicted: Array, quantity: str) -> Factor | No
 
 
 def _groups(rows: Iterable[dict[str, str]], catalog: str | None) -> dict[Group, list[dict[str, str]]]:
-    """Return rows by model, system, engine and version, each by the name that the catalogue has; the newest version last."""
+    """Group rows by catalogue name of model, system and engine, and by version; the newest version is last."""
     model = lru_cache(maxsize=None)(lambda name: load_model(name, catalog=catalog).name)
     system = lru_cache(maxsize=None)(lambda name: load_system(name, catalog).name)
     engine = lru_cache(maxsize=None)(lambda name: resolve_engine(name, catalog=catalog).name)
@@ -186,11 +241,21 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d{1,9}", version)))
 
 
-# --- runs that are kept -------------------------------------------------------------------------------------------------
+# --- stored runs --------------------------------------------------------------------------------------------------------
 
 
 def kept_anchor(model: Model, system: System, engine: Engine, catalog: str | None = None) -> Anchor | None:
-    """Return what the runs that are kept say about a model on a system by an engine; None where there are none of them."""
+    """Return the anchor of stored runs for a model, system and engine.
+
+    Args:
+        model: Model.
+        system: System.
+        engine: Engine.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Anchor of the newest engine version; None without stored runs.
+    """
     group_key, origin, rows = (model.name, system.name, engine.name), dict[int, str](), []
     run_files = files(ANCHOR_FOLDER, catalog)
     for name, path in run_files.items():
@@ -215,36 +280,55 @@ def kept_anchor(model: Model, system: System, engine: Engine, catalog: str | Non
 
 
 def kept_anchors(catalog: str | None = None) -> Anchors:
-    """Return what all runs say that are kept, file by file."""
+    """Return the anchors of all stored runs.
+
+    Args:
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Anchors in the order of the files.
+    """
     anchors: list[Anchor] = []
     for name, path in files(ANCHOR_FOLDER, catalog).items():
         try:
             anchors += make_anchors(_kept_rows(path, catalog), name, is_stored=True, catalog=catalog).anchors
         except InputError as problem:
             _note_skipped(path, problem)
-    return Anchors(source="runs that are kept", anchors=tuple(anchors))
+    return Anchors(source="stored runs", anchors=tuple(anchors))
 
 
 def keep(
     runs: Place | Sequence[Place], *, name: str = "", catalog: str | None = None, **settings: str | int
 ) -> tuple[Path, Anchors]:
-    """Keep runs for later questions under a name, by default that of their first file; return where, and what they say.
+    """Store runs for later predictions.
 
-    Raises InputError for a name that is taken, and for runs that tell nothing.
+    Args:
+        runs: File, folder, several of them.
+        name: Name of the set; by default that of the first file.
+        catalog: Folder of additional catalogue entries.
+        **settings: Values that JSON results lack.
+
+    Returns:
+        Path of the stored file, and its anchors.
+
+    Raises:
+        InputError: The name is invalid or in use, or no run is usable.
     """
     called = name or Path(source_names(runs).split(", ")[0]).stem
     if not NAME.fullmatch(called):
         raise InputError(
-            f"runs are kept under a name of letters, digits, '.', '_' and '-', not {short_repr(called)}; give --name"
+            f"name of stored runs: must have letters, digits, '.', '_' and '-' only, got {short_repr(called)}; give --name"
         )
     path = own_folder(ANCHOR_FOLDER, catalog) / f"{called}.csv"
-    conflict = f"is there already; `steptime anchors remove {called}` removes it, or give another --name"
+    conflict = f"already exists; `steptime anchors remove {called}` removes it, or give another --name"
     if path.exists():
         raise DataFileError(path, conflict)
     try:
         rows, _ = read_rows(runs, settings, False, catalog)
     except DataFileError as problem:
         raise DataFileError(problem.path, SKIP.sub("", problem.problem), problem.line) from None
+
+    # Later questions may start in another folder, so relative paths become absolute.
     rows = [row | {name: _lasting(row[name]) for name in ("model", "system")} for row in rows]
     anchors = make_anchors(rows, called, is_stored=True, catalog=catalog)
     columns = list(dict.fromkeys([*COLUMNS, *(key for row in rows for key, cell in row.items() if cell)]))
@@ -263,7 +347,7 @@ def keep(
 
 
 def _lasting(name: str) -> str:
-    """Return a name of the catalogue as it is, and that of a file or a folder as it can be found from anywhere.
+    """Return a catalogue name unchanged, and the absolute path of a file or folder.
 
     >>> _lasting("hgx-h100"), _lasting("meta-llama/Llama-3.1-8B")
     ('hgx-h100', 'meta-llama/Llama-3.1-8B')
@@ -273,11 +357,23 @@ def _lasting(name: str) -> str:
 
 
 def remove(name: str, *, catalog: str | None = None) -> Path:
-    """Remove runs that are kept under a name, and return where they were. Raises UnknownName where there are none."""
+    """Remove stored runs.
+
+    Args:
+        name: Name of the set.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Path of the removed file.
+
+    Raises:
+        UnknownName: No stored runs have this name.
+        DataFileError: The file cannot be removed.
+    """
     path = own_folder(ANCHOR_FOLDER, catalog) / f"{name}.csv"
     names = sorted(csv_path.stem for csv_path in path.parent.glob("*.csv"))
     if name not in names:
-        raise UnknownName("kept runs", name, names, "`steptime anchors` lists them.")
+        raise UnknownName("stored runs", name, names, "`steptime anchors` lists them.")
     try:
         path.unlink()
     except OSError as problem:
@@ -293,11 +389,13 @@ def _kept_rows(path: Path, catalog: str | None) -> list[dict[str, str]]:
 
 
 def _note_skipped(path: Path, problem: InputError) -> None:
-    """Log that a file of kept runs is left out."""
+    """Log that a file of stored runs is left out."""
     _warn_once(path, str(problem) if str(problem).startswith(str(path)) else f"{path}: {problem}")
 
 
 @lru_cache(maxsize=1024)
 def _warn_once(path: Path, problem: str) -> None:
     remedy = f"`steptime anchors remove {path.stem}` removes it"
-    logging.getLogger(__name__).warning("%s", replace_controls(f"steptime: {problem}; these kept runs are left out; {remedy}"))
+    logging.getLogger(__name__).warning(
+        "%s", replace_controls(f"steptime: {problem}; these stored runs are left out; {remedy}")
+    )

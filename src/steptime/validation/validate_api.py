@@ -1,4 +1,4 @@
-"""What comes of measured runs: predictions held against them, and an engine fitted to them, from files or rows to a result."""
+"""Validation and calibration interface: compares predictions with measured runs and fits an engine to them."""
 
 from __future__ import annotations
 
@@ -29,67 +29,79 @@ SETTING_COLUMNS = {
     "model": "model", "system": "system", "tp": "tp", "pp": "pp", "dp": "dp", "ep": "ep",
     "weights": "weight_dtype", "experts": "expert_dtype", "kv": "kv_dtype",
 }  # fmt: skip
-"""What result files do not tell: the argument, and the column of a run that it fills."""
+"""Values that result files lack: the argument, and the column of a run that it fills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Validation(Tabular):
-    """Predictions held against measured runs: errors of each quantity, and every run; as a table, one row a run."""
+    """Comparison of predictions with measured runs; as a table, one row per run."""
 
     SCHEMA: ClassVar[str] = "steptime.validation/2"
-    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"runs": unit("", "runs that were read")}
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"runs": unit("", "number of valid runs")}
 
-    rows: tuple[dict[str, str], ...] = field(metadata=unit("", "the runs", left_out=True))
-    predictions: Predictions = field(metadata=unit("", "their predicted times", left_out=True))
+    rows: tuple[dict[str, str], ...] = field(metadata=unit("", "measured runs", left_out=True))
+    predictions: Predictions = field(metadata=unit("", "predictions of the runs", left_out=True))
     tpot: Mapping[str, Any] | None = field(
         metadata=unit(
             "",
             "errors of the time per output token: all, and by kind of run, model, system, engine, weight_dtype, concurrency, "
-            "bound; each has runs, median, mean and p90 of abs(predicted / measured - 1), bias, within_25 (share within 25 %), "
-            "coverage (share inside the 90 % interval); null where none was measured",
+            "bound; each has runs, median, mean and p90 of abs(predicted / measured - 1); bias; within_25 (share within 25 %); "
+            "coverage (share inside the 90 % range); null if not measured",
             key="tpot",
         )
     )
-    ttft: Mapping[str, Any] | None = field(metadata=unit("", "the same of the time to first token", key="ttft"))
+    ttft: Mapping[str, Any] | None = field(metadata=unit("", "errors of the mean time to first token, like tpot", key="ttft"))
     ttft_median: Mapping[str, Any] | None = field(
-        default=None, metadata=unit("", "the same of the median time to first token", key="ttft_median")
+        default=None, metadata=unit("", "errors of the median time to first token, like tpot", key="ttft_median")
     )
     output_tok_s: Mapping[str, Any] | None = field(
-        default=None, metadata=unit("", "the same of the output tokens a second of the whole deployment", key="output_tok_s")
+        default=None,
+        metadata=unit("", "errors of the output tokens per second of the whole deployment, like tpot", key="output_tok_s"),
     )
     simulated: bool = field(metadata=unit("", "whether TTFT comes from simulated loops"))
     doubtful: tuple[str, ...] = field(
-        default=(), metadata=unit("", "runs that cannot be right, are in doubt or have no prediction, and why: in no table")
+        default=(),
+        metadata=unit(
+            "", "runs that cannot be right, are in doubt or have no prediction, with the reason; tables exclude them"
+        ),
     )
     scripted: int = field(
         default=0,
-        metadata=unit("", "runs in tables that count as their published scripts launched them, not as their columns say"),
+        metadata=unit("", "runs in the tables with settings of their published scripts instead of their columns"),
     )
-    unread: tuple[str, ...] = field(default=(), metadata=unit("", "columns of the file that nothing reads"))
+    unread: tuple[str, ...] = field(default=(), metadata=unit("", "columns of the file without effect"))
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that could not be read, and why"))
 
     @property
     def runs(self) -> int:
-        """Runs that were read."""
+        """Number of valid runs."""
         return len(self.rows)
 
     @property
     def tables(self) -> dict[str, Any]:
-        """The errors by quantity, of those that were measured."""
+        """Error tables by quantity, for quantities that were measured."""
         return {name: getattr(self, name) for name in MEASURED if getattr(self, name) is not None}
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the errors of all runs."""
+        """Return the errors of all runs.
+
+        Returns:
+            Title, and text by quantity.
+        """
         title = f"Validation of {self.runs:,} run{'s' * (self.runs != 1)}" + (
             f", {len(self.left_out):,} left out" if self.left_out else ""
         )
         figures = {QUANTITY_LABELS[name]: _in_words(table["all"]) for name, table in self.tables.items()}
         if self.doubtful:
-            figures["cannot be right"] = f"{in_runs(len(self.doubtful))}, in no table"
+            figures["cannot be right"] = f"{in_runs(len(self.doubtful))}, not in the tables"
         return title, figures
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each run: what it was, what was measured, and what is predicted."""
+        """Return the table of runs: their columns, measured and predicted values.
+
+        Returns:
+            Columns by name, one row per run.
+        """
         names = dict.fromkeys(name for row in self.rows for name in row)
         run_columns = {name: [row.get(name, "") for row in self.rows] for name in names}
         measured = {f"measured_{name}": run_columns.pop(name) for name in MEASURED.values() if name in run_columns}
@@ -100,28 +112,28 @@ class Validation(Tabular):
 def _in_words(errors: Mapping[str, float]) -> str:
     text = f"median error {errors['median']:.1%}, bias {errors['bias']:+.1%}, {errors['within_25']:.0%} within 25 %"
     inside = errors["coverage"]
-    return text if math.isnan(inside) else f"{text}, {inside:.0%} inside the 90 % interval"
+    return text if math.isnan(inside) else f"{text}, {inside:.0%} inside the 90 % range"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Calibrated(Tabular):
-    """An engine fitted to measured runs, beside the one it started from; as a table, one row a constant."""
+    """Engine fitted to measured runs, and its prior; as a table, one row per constant."""
 
     SCHEMA: ClassVar[str] = "steptime.calibrated/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "runs": unit("", "runs that it was fitted to"),
-        "constants": unit("", "fitted constants by name, seconds and shares"),
-        "prior_constants": unit("", "the same of the prior"),
+        "runs": unit("", "number of runs in the fit"),
+        "constants": unit("", "fitted constants by name, in seconds or as shares"),
+        "prior_constants": unit("", "constants of the prior by name"),
     }
 
     engine: Engine = field(metadata=unit("", "the fitted engine", left_out=True))
-    prior: Engine = field(metadata=unit("", "the engine it started from", left_out=True))
-    rows: tuple[dict[str, str], ...] = field(metadata=unit("", "the runs", left_out=True))
+    prior: Engine = field(metadata=unit("", "engine that the fit started from", left_out=True))
+    rows: tuple[dict[str, str], ...] = field(metadata=unit("", "measured runs", left_out=True))
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that could not be read, and why"))
 
     @property
     def runs(self) -> int:
-        """Runs that it was fitted to."""
+        """Number of runs in the fit."""
         return len(self.rows)
 
     @property
@@ -131,26 +143,34 @@ class Calibrated(Tabular):
 
     @property
     def prior_constants(self) -> dict[str, float]:
-        """The same constants of the prior."""
+        """Constants of the prior by name."""
         return _constants(self.prior)
 
     @property
     def toml(self) -> str:
-        """The text of its engine file."""
+        """Text of the engine file."""
         return engine_file(self.engine, self.engine.source)
 
     def headline(self) -> tuple[str, dict[str, str]]:
-        """Return what was fitted to what, and what moved most."""
+        """Return the fitted engine and its largest changes.
+
+        Returns:
+            Title, and text by label.
+        """
         before, now = self.prior_constants, self.constants
         moved = sorted(
             ((abs(now[name] / before[name] - 1), name) for name in now if before[name] and now[name] != before[name]),
             reverse=True,
         )
         title = f"Engine {self.engine.name}: {self.prior.name} fitted to {in_runs(self.runs)}"
-        return title, {"moved most": ", ".join(f"{n} {now[n] / before[n] - 1:+.1%}" for _, n in moved[:3]) or "nothing"}
+        return title, {"largest changes": ", ".join(f"{n} {now[n] / before[n] - 1:+.1%}" for _, n in moved[:3]) or "nothing"}
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each fitted constant: before and after."""
+        """Return the table of constants, before and after the fit.
+
+        Returns:
+            Columns by name, one row per constant.
+        """
         now, before = self.constants, self.prior_constants
         return {"constant": list(now), "prior": list(before.values()), "fitted": list(now.values())}
 
@@ -167,12 +187,21 @@ def validate(
     catalog: str | None = None,
     **settings: str | int,
 ) -> Validation:
-    """Hold predictions against measured runs, and return how far off they are.
+    """Compare predictions with measured runs.
 
-    runs: a file or a folder, several of them, or rows as dicts by column (`steptime validate --columns` lists those). engine:
-    predicts every run, instead of the run's own. settings: what result JSON of load generators does not tell:
-    `system="hgx-h200", tp=4, weights="fp8"` (`SETTING_COLUMNS`). Raises InputError with file and line of a bad run, unless
-    `skip_bad` leaves it out.
+    Args:
+        runs: File, folder, several of them, or rows as dicts by column (`steptime validate --columns` lists the columns).
+        engine: Engine for every run, instead of the engine of each run.
+        skip_bad: Whether to leave out bad runs instead of raising.
+        catalog: Folder of additional catalogue entries.
+        **settings: Values that JSON results of load generators lack: `system="hgx-h200", tp=4, weights="fp8"`
+            (`SETTING_COLUMNS`).
+
+    Returns:
+        Errors by quantity, and the predictions.
+
+    Raises:
+        InputError: A run is bad and `skip_bad` is False (with file and line).
     """
     rows, problems = read_rows(runs, settings, skip_bad, catalog)
     predictions = predict(rows, engine=None if engine is None else load_engine(engine, catalog), catalog=catalog)
@@ -190,7 +219,7 @@ def validate(
 
 
 def _list_reasons(rows: Sequence[Mapping[str, str]], reasons: Iterable[str]) -> list[str]:
-    """Return the rows that have a reason, by their ids, with it."""
+    """Return id and reason of the rows that have a reason."""
     return [f"{row['id']}: {reason}" for row, reason in zip(rows, reasons, strict=True) if reason]
 
 
@@ -203,10 +232,21 @@ def calibrate(
     catalog: str | None = None,
     **settings: str | int,
 ) -> Calibrated:
-    """Fit an engine's physical constants to one's own measured runs, and return it beside the prior.
+    """Fit the physical constants of an engine to a user's runs.
 
-    `runs`, `skip_bad` and `settings` are those of `validate`. prior: the engine to start from, which few runs move little; by
-    default that of the runs, or the typical one. The text of the engine file is `toml` of what is returned.
+    Args:
+        runs: Runs, as in `validate`.
+        name: Name of the new engine.
+        prior: Engine to start from; by default that of the runs, or the typical one. Few runs change it little.
+        skip_bad: Whether to leave out bad runs instead of raising.
+        catalog: Folder of additional catalogue entries.
+        **settings: Values that JSON results lack, as in `validate`.
+
+    Returns:
+        The fitted engine and its prior; `toml` is the text of the engine file.
+
+    Raises:
+        InputError: No run can be fitted.
     """
     run_rows, problems = read_rows(runs, settings, skip_bad, catalog)
     rows, rejections = fitting(run_rows, catalog=catalog)
@@ -223,27 +263,37 @@ def calibrate(
 
 
 def fitting(rows: list[dict[str, str]], *, catalog: str | None = None) -> tuple[list[dict[str, str]], list[str]]:
-    """Return the rows that an engine can be fitted to, and why others cannot.
+    """Select the rows that an engine can be fitted to.
 
-    Those are closed loops that can be right, with drafts or without; of separate pools, the steps of the pool that decodes,
-    which need the measured throughput. Raises InputError where none is left.
+    These are closed loops that pass the checks, with or without speculative tokens. Runs on separate pools count as runs of
+    their decode pool and need a measured throughput.
+
+    Args:
+        rows: Runs.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        The selected rows, and a description of each row that was left out.
+
+    Raises:
+        InputError: No row is left.
     """
     reasons = predict(rows, catalog=catalog, by_simulation=False).reason
     for i, row in enumerate(rows):
         kind = run_kind(row)
         if not reasons[i] and kind == POOLS and not (row.get("tpot_s") and row.get("output_tok_s")):
-            reasons[i] = "not fitted to: its pool decodes as many sequences as tpot_s and output_tok_s say, and it lacks one"
+            reasons[i] = "not in the fit: the batch of its decode pool needs both tpot_s and output_tok_s"
         elif not reasons[i] and kind not in (*LOOPS, POOLS):
-            reasons[i] = f"not fitted to: a throughput ({kind}) rests on more than a step"
+            reasons[i] = f"not in the fit: its throughput ({kind}) depends on more than the step time"
     rejections = _list_reasons(rows, reasons)
     if len(rejections) == len(rows):
-        raise InputError(f"no run to fit to: {rejections[0]}")
+        raise InputError(f"no run for the fit: {rejections[0]}")
     return [row for row, reason in zip(rows, reasons, strict=True) if not reason], rejections
 
 
 def _origin(runs: Runs, count: int) -> str:
     if not isinstance(runs, str | os.PathLike | Iterable):
-        raise InputError(f"runs are files, folders, or rows as dicts by column, not {short_repr(runs)}")
+        raise InputError(f"runs: must be files, folders, or rows as dicts by column, got {short_repr(runs)}")
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     files = [Path(place).resolve().name for place in places if isinstance(place, str | os.PathLike)]
     if not files:
@@ -254,21 +304,36 @@ def _origin(runs: Runs, count: int) -> str:
 def read_rows(
     runs: Runs, settings: Mapping[str, str | int], skip_bad: bool, catalog: str | None
 ) -> tuple[list[dict[str, str]], list[str]]:
-    """Return rows of texts from files, or from rows of anything, and what was wrong with those left out."""
+    """Read rows of text from files, or from rows of any values.
+
+    Args:
+        runs: File, folder, several of them, or rows as dicts by column.
+        settings: Values that JSON results lack, by argument.
+        skip_bad: Whether to leave out bad runs instead of raising.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        The rows, and a description of each row that was left out.
+
+    Raises:
+        InputError: A run is bad and `skip_bad` is False, or no run is left.
+    """
     for name in settings:
         if name not in SETTING_COLUMNS:
             raise UnknownName("argument", name, SETTING_COLUMNS, f"Known: {', '.join(SETTING_COLUMNS)}.")
     overrides = {SETTING_COLUMNS[name]: str(value) for name, value in settings.items() if value not in ("", None)}
     if not isinstance(runs, str | os.PathLike | Iterable):
-        raise InputError(f"runs are files, folders, or rows as dicts by column, not {short_repr(runs)}")
+        raise InputError(f"runs: must be files, folders, or rows as dicts by column, got {short_repr(runs)}")
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     files = [place for place in places if isinstance(place, str | os.PathLike)]
     if files and len(files) == len(places):
         return read_files(files, overrides=overrides, skip_bad=skip_bad, catalog=catalog)
     if not places or not all(isinstance(row, Mapping) for row in places):
-        raise InputError("runs are files, folders, or rows as dicts by column; `steptime validate --columns` lists the columns")
+        raise InputError(
+            "runs: must be files, folders, or rows as dicts by column; `steptime validate --columns` lists the columns"
+        )
     if overrides:
-        raise RangeError(f"{next(iter(settings))} is for results in JSON; a row has a column for it")
+        raise RangeError(f"{next(iter(settings))} applies to JSON results only; a row has a column for it")
     return _checked([row for row in places if isinstance(row, Mapping)], skip_bad, catalog)
 
 

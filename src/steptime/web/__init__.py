@@ -1,1 +1,1 @@
-"""The page: boards of the lecture that answer back, and the HTTP routes behind them. No formula lives here."""
+"""The web page: the boards of the lecture and the HTTP routes; it has no formulas."""

@@ -1,4 +1,4 @@
-"""The HTTP routes of the page: the catalogue, the boards, a route for each board, and the files of the page itself."""
+"""The HTTP application: catalogue, boards, questions and static files."""
 
 from __future__ import annotations
 
@@ -30,15 +30,24 @@ from steptime.web.request_limits import Limits, Shield, problem
 VERSION: Final = version("steptime")
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 STATIC: Final = Path(__file__).parent / "static"
-MAX_ANSWERS: Final = 256  # answers of a board that are kept
+# Answers kept in the cache of a board.
+MAX_ANSWERS: Final = 256
 DESCRIPTION: Final = (
-    "The boards of steptime's page, one route each: inputs with units and bounds in, columns with a sentence out. "
-    "What cannot be read is answered by 422 with the field and the words of the command line."
+    "One route for each board of steptime's page. A request holds inputs with units and bounds; an answer holds columns and "
+    "a sentence. An invalid request gets status 422 with the field and the message of the command line."
 )
 
 
 def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) -> FastAPI:
-    """Return the application; it answers requests that name one of `hosts` alone ("*": any)."""
+    """Return the HTTP application.
+
+    Args:
+        hosts: Host names that a request may use; "*" allows all.
+        limits: Sizes, times and numbers of requests; None: the defaults.
+
+    Returns:
+        FastAPI application.
+    """
     request_limits = limits or Limits()
     # Redirects would lose the prefix and the scheme of a proxy.
     app = FastAPI(
@@ -49,6 +58,7 @@ def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) 
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(SteptimeError)(_refused)
+    # Slow boards have a queue with one worker, so that they cannot delay quick boards.
     quick, slow = (
         Desk(asyncio.Semaphore(request_limits.workers), request_limits.waiting),
         Desk(asyncio.Semaphore(1), request_limits.queue),
@@ -81,14 +91,14 @@ def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) 
 
 
 async def _answered(desk: Desk, limits: Limits, answer: Callable[[Any], bytes], body: Any) -> Response:
-    """Return an answer, or 503 where too many questions wait or the work takes too long."""
+    """Return an answer, or status 503 if the queue is full or the work takes too long."""
     if desk.line >= desk.max_waiting:
-        return _later(f"more than {desk.max_waiting} questions wait; try again")
+        return _later(f"more than {desk.max_waiting} requests are waiting; try again later")
     desk.line += 1
     try:
         text = await desk.work(answer, body, limits)
     except TimeoutError:
-        return _later(f"no answer within {limits.seconds:g} s; ask for less")
+        return _later(f"no answer within {limits.seconds:g} s; use smaller inputs")
     finally:
         desk.line -= 1
     return Response(text, media_type="application/json")
@@ -96,7 +106,11 @@ async def _answered(desk: Desk, limits: Limits, answer: Callable[[Any], bytes], 
 
 @lru_cache(maxsize=1)
 def start_bytes() -> bytes:
-    """Return what the page starts from, as JSON: boards, the bar, and the names of the catalogue."""
+    """Return the start data of the page as JSON.
+
+    Returns:
+        Boards, inputs of the bar, and names of the catalogue.
+    """
     boards = [board.to_dict() for board in load_boards().values()]
     bar = [
         {"name": name, "label": field.title, "words": field.description, "default": field.default}
@@ -107,9 +121,10 @@ def start_bytes() -> bytes:
 
 @dataclass
 class Desk:
-    """Where questions wait to be worked out: `places` at once, at most `max_waiting` in line.
+    """A queue of answers: `places` run at once, at most `max_waiting` wait.
 
-    running: work in threads, with its start. A thread cannot be stopped, so work that was given up keeps its place.
+    `running` maps the work in threads to its start time. A thread cannot be stopped, so abandoned work keeps its
+    place.
     """
 
     places: asyncio.Semaphore
@@ -118,11 +133,27 @@ class Desk:
     running: dict[asyncio.Future[bytes], float] = field(default_factory=dict)
 
     def longest(self) -> float:
-        """Return how long the oldest work has run [s]."""
+        """Return the run time of the oldest work.
+
+        Returns:
+            Seconds; 0 if nothing runs.
+        """
         return monotonic() - min(self.running.values()) if self.running else 0.0
 
     async def work(self, answer: Callable[[Any], bytes], body: Any, limits: Limits) -> bytes:
-        """Return an answer; raise TimeoutError where no place is free in time, or the work takes too long."""
+        """Run an answer in a thread.
+
+        Args:
+            answer: Function of the body that returns JSON.
+            body: Inputs of the request.
+            limits: Limits of the server.
+
+        Returns:
+            JSON of the answer.
+
+        Raises:
+            TimeoutError: No place becomes free in time, or the work takes too long.
+        """
         async with asyncio.timeout(limits.stuck):
             await self.places.acquire()
         task = asyncio.ensure_future(to_thread.run_sync(answer, body, abandon_on_cancel=True))
@@ -134,7 +165,7 @@ class Desk:
     def _leave(self, task: asyncio.Future[bytes]) -> None:
         del self.running[task]
         self.places.release()
-        # An error of work that nobody waits for any more is not reported.
+        # Read the error of abandoned work, so that asyncio does not report it.
         if not task.cancelled():
             task.exception()
 
@@ -145,6 +176,7 @@ def _routes(app: FastAPI, board: Board, desk: Desk, limits: Limits) -> None:
     async def ask(body: Any) -> Response:
         return await _answered(desk, limits, answer, body)
 
+    # FastAPI reads the inputs of GET from the query and those of POST from the body.
     for method, kind in (("POST", form), ("GET", Annotated[form, Query()])):
 
         async def endpoint(body: Any) -> Response:
@@ -162,7 +194,7 @@ def _later(words: str) -> JSONResponse:
 
 
 def _cached_answer(board: Board) -> Callable[[Any], bytes]:
-    """Return a function that answers each question once, as JSON."""
+    """Return a function that computes each answer once, as JSON."""
 
     @lru_cache(maxsize=MAX_ANSWERS)
     def answered(inputs: Any) -> bytes:
@@ -173,6 +205,7 @@ def _cached_answer(board: Board) -> Callable[[Any], bytes]:
 
 async def _invalid(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    # A request can have thousands of errors; twenty are enough to fix it.
     detail = [
         {
             "loc": [str(part) for part in issue["loc"]],
@@ -185,20 +218,20 @@ async def _invalid(_request: Request, error: Exception) -> Response:
 
 
 def _worded(issue: dict[str, Any]) -> str:
-    """Return what is wrong in the words of the command line."""
+    """Return a validation error in the words of the command line."""
     name, context = str(issue["loc"][-1]) if issue["loc"] else "the request", issue.get("ctx") or {}
     words = {
         "greater_than_equal": f"must be at least {context.get('ge')}",
         "less_than_equal": f"must be at most {context.get('le')}",
-        "extra_forbidden": "is no input of this board",
+        "extra_forbidden": "is not an input of this board",
         "missing": "is missing",
-        "string_too_long": f"has at most {context.get('max_length')} characters",
+        "string_too_long": f"must have at most {context.get('max_length')} characters",
         "finite_number": "must be a finite number",
         "string_pattern_mismatch": "must be one of " + str(context.get("pattern", "")).strip("^()$").replace("|", ", "),
     }  # fmt: skip
     kind = str(issue["type"])
     if kind == "json_invalid":
-        return "the body is no JSON"
+        return "the body is not JSON"
     if kind in ("model_attributes_type", "model_type", "dict_type"):
         return "the body must be a JSON object, sent with content-type: application/json"
     number = "must be a whole number" if kind.startswith("int_") else "must be a number" if kind.startswith("float_") else ""
@@ -206,6 +239,7 @@ def _worded(issue: dict[str, Any]) -> str:
 
 
 async def _refused(_request: Request, error: Exception) -> Response:
+    # Wrong input is the caller's error; other errors of the package are the server's.
     field = error.field if isinstance(error, WrongField) else ""
     status = 422 if isinstance(error, InputError) else 500
     return JSONResponse(problem(str(error), field, "body", *filter(None, [field])), status)

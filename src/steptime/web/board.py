@@ -1,4 +1,4 @@
-"""What a board is, what it answers, and how boards are found: each is a file of `web/boards` beside one of `static/boards`."""
+"""Boards and their answers; a board is a file of `web/boards` and `static/boards`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steptime.web.board_inputs import Shared, described
 
 
 def _column(values: Any) -> list[Any]:
-    """Return a column as a plain list; of numbers that are all finite at once."""
+    """Return a column as a plain list, quickly for finite numbers."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiu" and np.isfinite(values).all():
         listed: list[Any] = values.tolist()
         return listed
@@ -28,29 +28,35 @@ def _column(values: Any) -> list[Any]:
     return column
 
 
+# Numbers from here on are shown with a prefix.
 LARGE: Final = 1e6
 COUNTED_UNITS: Final = ("sequences", "tokens", "chips", "requests", "experts", "stages", "layers", "rounds")
-"""What is counted."""
+"""Units of countable things."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A number that stands under a picture: as it is, and as it is read."""
+    """A number below the picture, with its display text."""
 
     name: str
     value: float
     unit: str = ""
-    words: str = ""  # what it means, on hover
+    # Meaning, shown on hover.
+    words: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it with its text."""
+        """Return the number with its display text.
+
+        Returns:
+            Name, value, unit, text and meaning.
+        """
         finite = math.isfinite(self.value)
         text = _show_figure(self.value, self.unit) if finite else "no limit" if self.value == self.value else "none"
         return {"name": self.name, "value": plain(self.value), "unit": self.unit, "text": text, "words": self.words}
 
 
 def _show_figure(value: float, unit: str) -> str:
-    """Write a number with its unit: things that are counted whole, money with its sign.
+    """Write a number with its unit: counts as whole numbers, money with its sign.
 
     >>> [_show_figure(5447.9, "sequences"), _show_figure(1, "chips"), _show_figure(1.8e14, "tokens")]
     ['5,448 sequences', '1 chip', '180 T tokens']
@@ -72,10 +78,11 @@ def _show_figure(value: float, unit: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a board answers.
+    """The answer of a board.
 
-    tables: columns by name, by table; those of one table are equally long. marks: single numbers that the picture shows.
-    sentence: what is seen, with the numbers. formula: lines with the numbers in place. command, python: what gives the same.
+    tables: columns by name, for each table; columns of a table have one length. marks: single numbers in the
+    picture. sentence: the result with its numbers. formula: lines with the numbers inserted. command, python: code
+    that gives the same result.
     """
 
     tables: Mapping[str, Mapping[str, Any]]
@@ -88,7 +95,11 @@ class Answer:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain lists, numbers and texts; what is not finite is null."""
+        """Return the answer as plain lists, numbers and texts; NaN and infinity are null.
+
+        Returns:
+            Answer for JSON.
+        """
         return {
             "tables": {name: {key: _column(column) for key, column in table.items()} for name, table in self.tables.items()},
             "marks": plain(self.marks), "sentence": self.sentence,
@@ -101,9 +112,9 @@ class Answer:
 class Board:
     """A question of the lecture with its picture.
 
-    order: place on the page. inputs: their class. spoken, today: inputs as the lecture has them, and as machines of today do.
-    bar: which inputs of the bar matter to it. slow: that an answer takes longer than a frame, so the page asks for a coarse
-    one (`coarse`) while a slider moves.
+    order: place on the page. inputs: class of the inputs. spoken, today: inputs of the lecture and of current
+    machines. bar: inputs of the bar that the board uses. slow: whether an answer takes longer than a frame; the page
+    then asks for a rough answer (`coarse`) while a slider moves.
     """
 
     name: str
@@ -118,7 +129,11 @@ class Board:
     slow: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the page builds the board from."""
+        """Return the data from which the page builds the board.
+
+        Returns:
+            Board for JSON.
+        """
         return {
             "name": self.name, "title": self.title, "section": self.section, "bar": list(self.bar), "slow": self.slow,
             "inputs": described(self.inputs), "spoken": dict(self.spoken), "today": dict(self.today),
@@ -127,7 +142,13 @@ class Board:
 
 @cache
 def load_boards() -> Mapping[str, Board]:
-    """Return the boards by name, in their order: the `BOARD` of each file of `web/boards`."""
+    """Return the boards by name, in page order.
+
+    A board is the `BOARD` of each file of `web/boards`.
+
+    Returns:
+        Boards by name.
+    """
     names = [module.name for module in pkgutil.iter_modules(boards.__path__) if not module.name.startswith("_")]
     every = [import_module(f"{boards.__name__}.{name}").BOARD for name in names]
     return {board.name: board for board in sorted(every, key=lambda board: board.order)}

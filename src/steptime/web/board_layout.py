@@ -1,4 +1,4 @@
-"""The layout that a board shows where none is chosen: experts over all chips, else as much tensor parallel as goes."""
+"""The default layout of a board: experts over all chips, else maximum TP."""
 
 from __future__ import annotations
 
@@ -13,10 +13,20 @@ from steptime.web.page_subject import WrongField, load_subject
 
 
 def single_stage_layout(inputs: Shared, chips: int) -> Layout:
-    """Return the layout of one stage on as many of `chips` chips (0: the scale-up domain) as one replica can take.
+    """Return the layout of one pipeline stage with the most chips of one replica.
 
-    Experts are spread over all of them, and attention as far as possible by copies; without experts heads are divided.
-    Raises WrongField where none is legal.
+    Experts are spread over all chips, with as many data-parallel ranks as possible. Models without experts use tensor
+    parallelism.
+
+    Args:
+        inputs: Inputs of a board; only the bar counts.
+        chips: Number of chips; 0: the scale-up domain.
+
+    Returns:
+        Layout of one replica.
+
+    Raises:
+        WrongField: No layout is legal.
     """
     return _layout(bar_inputs(inputs), chips)
 
@@ -28,5 +38,5 @@ def _layout(shared: Shared, chips: int) -> Layout:
     max_chips = chips or domain_chips(system)
     layouts = [x for x in legal(model, system, max_chips, microbatches=(1,)) if x.pp == 1 and x.cp == 1]
     if not layouts:
-        raise WrongField("chips", f"{model.name} cannot be laid over {max_chips:,} chips of {system.name}")
+        raise WrongField("chips", f"{model.name} has no legal layout on {max_chips:,} chips of {system.name}")
     return most_spread(layouts)

@@ -1,4 +1,4 @@
-"""What boards of decode steps share: the command's layout, the call in Python, and the sum of what a step waits for."""
+"""Shared texts of decode-step boards: layout options, Python call, sum of a step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,41 @@ PARALLEL_AXES = ("tp", "dp", "ep", "pp", "cp")
 
 
 def parallel_sizes(layout: Layout) -> dict[str, int]:
-    """Return the ways of a layout that are not 1."""
+    """Return the parallel sizes of a layout that are not 1.
+
+    Args:
+        layout: The layout.
+
+    Returns:
+        Sizes by axis: tp, dp, ep, pp, cp.
+    """
     return {name: int(getattr(layout, name)) for name in PARALLEL_AXES if int(getattr(layout, name)) > 1}
 
 
 def layout_options(layout: Layout) -> dict[str, int]:
-    """Return the options of a layout that a command takes."""
+    """Return the command-line options of a layout.
+
+    Args:
+        layout: The layout.
+
+    Returns:
+        Sizes by option, such as --tp.
+    """
     return {f"--{name}": size for name, size in parallel_sizes(layout).items()}
 
 
 def decode_call(inputs: Shared, layout: Layout, *, batch: int, context: int) -> str:
-    """Return the call that times a decode step, in Python."""
+    """Return the Python call that computes a decode step.
+
+    Args:
+        inputs: Inputs of the bar.
+        layout: Layout of one replica.
+        batch: Sequences per replica.
+        context: Tokens of each sequence.
+
+    Returns:
+        Python expression.
+    """
     model, system = loaded(inputs)
     sizes = ", ".join(f"{name}={size}" for name, size in parallel_sizes(layout).items())
     engine = f", engine={inputs.engine!r}" if inputs.engine else ""
@@ -32,7 +56,14 @@ def decode_call(inputs: Shared, layout: Layout, *, batch: int, context: int) -> 
 
 
 def show_step_sum(parts: Mapping[str, float], total: float) -> str:
-    """Return what a step waits for as a sum [s].
+    """Return the step time as a sum of its parts.
+
+    Args:
+        parts: Seconds by part.
+        total: Seconds of the step.
+
+    Returns:
+        Line of text.
 
     >>> show_step_sum({"compute": 1e-3, "weights": 2e-3, "kv": 0.0, "network": 0.0, "overhead": 0.0}, 3e-3)
     'step = 1.00 ms arithmetic + 2.00 ms weights = 3.00 ms'

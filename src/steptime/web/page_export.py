@@ -1,4 +1,4 @@
-"""A static copy of the page for any file server: the files, and answers on a grid of inputs for each board."""
+"""Export the page as static files, with answers on a grid of inputs per board."""
 
 from __future__ import annotations
 
@@ -15,16 +15,22 @@ from steptime.web.app import STATIC, start_bytes
 from steptime.web.board import Board, load_boards
 from steptime.web.board_inputs import Shared, described
 
-FIRST_POINTS, SECOND_POINTS, OTHER_POINTS, SLOW_POINTS = (
-    13,
-    5,
-    5,
-    7,
-)  # points of the first slider, of the second at each of them, of others alone; of slow boards
+# Points of the first slider, of the second slider at each point of the first, of each other slider, and of slow boards.
+FIRST_POINTS, SECOND_POINTS, OTHER_POINTS, SLOW_POINTS = 13, 5, 5, 7
 
 
 def export_to(folder: str) -> int:
-    """Write the copy to a folder that is new or empty, and return how many answers it holds."""
+    """Write the static copy of the page.
+
+    Args:
+        folder: New or empty folder.
+
+    Returns:
+        Number of answers in the copy.
+
+    Raises:
+        DataFileError: The folder is not empty, or cannot be written.
+    """
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -32,6 +38,7 @@ def export_to(folder: str) -> int:
             raise DataFileError(folder, "is not empty; name a new folder")
         shutil.copytree(STATIC, place / "static")
         page = (STATIC / "index.html").read_text(encoding="utf-8")
+        # The copy has no server, so the page reads files and the link to the HTTP API is removed.
         page = page.replace('<html lang="en">', '<html lang="en" data-copy="yes">').replace(
             '<a href="docs">HTTP API</a> · ', ""
         )
@@ -50,7 +57,8 @@ def _board(board: Board, place: Path) -> int:
         try:
             answer = board.answer(board.inputs(**body)).to_dict()
         except (InputError, ValidationError):
-            continue  # a corner of the grid that has no answer; the page takes the nearest that has one
+            # Some corners of the grid have no answer; the page then uses the nearest answer.
+            continue
         (place / f"{len(bodies)}.json").write_text(json.dumps(answer, allow_nan=False, separators=(",", ":")), encoding="utf-8")
         bodies.append(body)
     (place / "index.json").write_text(json.dumps(bodies, separators=(",", ":")), encoding="utf-8")
@@ -58,7 +66,15 @@ def _board(board: Board, place: Path) -> int:
 
 
 def grid(board: Board) -> Iterator[dict[str, Any]]:
-    """Yield the inputs of the answers that a copy holds: the defaults, the presets, and values along each input.
+    """Yield the inputs of the answers in a static copy of a board.
+
+    They are the defaults, the presets, and values along each input.
+
+    Args:
+        board: The board.
+
+    Yields:
+        Inputs of one answer.
 
     >>> from steptime.web.board import load_boards
     >>> bodies = list(grid(load_boards()["step"]))
@@ -82,6 +98,7 @@ def grid(board: Board) -> Iterator[dict[str, Any]]:
     main_sliders = [control for control in sliders if not control["more"]]
     counts = (SLOW_POINTS, 1) if board.slow else (FIRST_POINTS, SECOND_POINTS)
     for control in main_sliders[:1]:
+        # The first two sliders get a two-dimensional grid; the others vary one at a time.
         second_slider = main_sliders[1] if len(main_sliders) > 1 and counts[1] > 1 else None
         for value in along(control, counts[0]):
             yield from fresh(base | {control["name"]: value})
@@ -97,7 +114,14 @@ def grid(board: Board) -> Iterator[dict[str, Any]]:
 
 
 def along(control: dict[str, Any], count: int) -> list[float]:
-    """Return values along a slider, even in the way that it runs.
+    """Return evenly spaced values along a slider, in its scale.
+
+    Args:
+        control: Control of `described`.
+        count: Number of values.
+
+    Returns:
+        Values within the bounds, rounded to three digits or to whole numbers.
 
     >>> along({"low": 1, "high": 1000, "log": True, "whole": True, "default": 10}, 4)
     [1, 10, 100, 1000]

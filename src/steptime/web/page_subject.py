@@ -1,6 +1,6 @@
-"""The model, the machine and the engine that a board is asked about: names of the catalogue, or texts that were pasted.
+"""Model, system and engine of a board: names of the catalogue, or pasted texts.
 
-A name is looked up in the catalogue alone: no file is opened by a name that came over the network, and nothing is fetched.
+Names are searched in the catalogue only: no name from the network opens another file, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from steptime.models.model_loading import KV_FORMATS, load_model, read_model
 from steptime.physics.engine import IDEAL, Engine, engine_for, load_engine
 from steptime.web.board_inputs import Shared, is_config, is_toml
 
-LOADED: Final = 256  # subjects that are kept
+# Models and systems kept in memory.
+LOADED: Final = 256
 PASTED: Final = "pasted"
 
 
 class WrongField(InputError):
-    """What is wrong with one input; `field` is its name."""
+    """An invalid input; `field` is its name."""
 
     def __init__(self, field: str, message: str) -> None:
         self.field = field
@@ -38,7 +39,7 @@ class WrongField(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a board is about."""
+    """The model, system and engine of a board."""
 
     model: Model
     system: System
@@ -47,7 +48,14 @@ class Subject:
 
 @cache
 def names(kind: str) -> dict[str, str]:
-    """Return the names of the catalogue and their aliases, folded, with the name that each stands for."""
+    """Return the names and aliases of the catalogue, folded, with their full names.
+
+    Args:
+        kind: Folder of the catalogue, such as "models".
+
+    Returns:
+        Names by folded name or alias.
+    """
     names_by_alias: dict[str, str] = {}
     for name, path in files(kind).items():
         names_by_alias[folded(name)] = name
@@ -60,7 +68,7 @@ def names(kind: str) -> dict[str, str]:
 
 
 def _catalog_file(kind: str, name: str) -> Path:
-    """Return the file of a name of the catalogue; a folder or a file of that name elsewhere is never opened."""
+    """Return the file of a catalogue name; no other file is ever opened."""
     names_by_alias = names(kind)
     if folded(name) not in names_by_alias:
         raise UnknownName(
@@ -70,15 +78,18 @@ def _catalog_file(kind: str, name: str) -> Path:
 
 
 def catalogue_file(kind: str, name: object) -> Path:
-    """Return the file of an entry of the catalogue; no other file is ever opened.
+    """Return the file of a catalogue entry; no other file is ever opened.
 
     Args:
-        kind: folder of the catalogue, such as "models".
-        name: what a request names.
+        kind: Folder of the catalogue, such as "models".
+        name: Name in a request.
+
+    Returns:
+        Path of the file.
 
     Raises:
-        RangeError: if the name is not a text.
-        UnknownName: if the catalogue has no such entry.
+        RangeError: The name is not a text.
+        UnknownName: The catalogue has no such entry.
     """
     if not isinstance(name, str):
         raise RangeError(f"{kind.removesuffix('s')} must be a name of the catalogue, not {short_repr(name)}")
@@ -86,12 +97,33 @@ def catalogue_file(kind: str, name: object) -> Path:
 
 
 def catalog_model(name: str, kv: str = "") -> Model:
-    """Return the model of a name of the catalogue; raise UnknownName for any other text, a path for one."""
+    """Return a model of the catalogue.
+
+    Args:
+        name: Name or alias; a path is not allowed.
+        kv: Number format of the KV cache; empty: as in the config.
+
+    Returns:
+        The model.
+
+    Raises:
+        UnknownName: The catalogue has no such model.
+    """
     return load_model(_catalog_file("models", name), kv=kv)
 
 
 def load_subject(inputs: Shared) -> Subject:
-    """Return the subject of what is asked; raise WrongField with the input that is wrong."""
+    """Return the model, system and engine of the bar.
+
+    Args:
+        inputs: Inputs of the bar.
+
+    Returns:
+        Model, system and engine.
+
+    Raises:
+        WrongField: An input is invalid.
+    """
     return Subject(
         _read_field("model", _model, inputs.model, inputs.weights, inputs.kv),
         system := _read_field("system", _system, inputs.system),
@@ -107,7 +139,7 @@ def _read_field(field: str, reader: Any, *arguments: Any) -> Any:
     except InputError as error:
         raise WrongField(field, str(error)) from None
     except RecursionError:
-        raise WrongField(field, f"{field}: the text is nested too deep") from None
+        raise WrongField(field, f"{field}: the text is nested too deeply") from None
 
 
 @lru_cache(maxsize=LOADED)
@@ -118,9 +150,10 @@ def _model(text: str, weights: str, kv: str) -> Model:
         try:
             fields = json.loads(text)
         except ValueError as error:
-            raise InputError(f"the pasted config.json is no JSON: {error}") from None
+            raise InputError(f"the pasted config.json is not JSON: {error}") from None
         if not isinstance(fields, dict) or not isinstance(fields.get("config", {}), dict):
-            raise InputError("a config.json is one object, in braces")
+            raise InputError("the pasted config.json must be one object, in braces")
+        # A catalogue file has the config under "config"; a Hugging Face file is the config itself.
         model = read_model(fields.get("config", fields), kv_format=kv)
     else:
         model = catalog_model(text, kv)
@@ -138,14 +171,17 @@ def _system(text: str) -> System:
     if not is_toml(text):
         return load_system(_catalog_file("systems", text))
     try:
+        # Very many dots would make the parser recurse too deeply.
         data = tomllib.loads(text) if text.count(".") < 10_000 else {}
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"the pasted system is no TOML: {error}") from None
+        raise InputError(f"the pasted system is not TOML: {error}") from None
     if any(line.split("=")[0].count(".") > DEEPEST_KEY for line in text.splitlines()):
-        raise InputError("the pasted system has a key that is nested too deep")
+        raise InputError("the pasted system has a key that is nested too deeply")
     chip = data.get("chip")
+    # A chip by name must be in the catalogue; the loader alone would also open a path.
     if isinstance(chip, str):
         _catalog_file("chips", chip)
+    # The loader reads files only, so the pasted text goes through a temporary file.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{PASTED}.toml"
         path.write_text(text, encoding="utf-8")
@@ -165,7 +201,11 @@ def _engine(system: System, name: str) -> Engine:
 
 
 def listed() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Yield what the bar offers of models, systems and engines: names with what stands beside them."""
+    """Yield the models, systems and engines of the bar's lists.
+
+    Yields:
+        Kind, and names with their titles.
+    """
     for kind in ("models", "systems", "engines"):
         options = []
         for name, path in files(kind).items():

@@ -1,4 +1,4 @@
-"""Plans that boards ask for: each made once, the last ones kept, so that a board answers roughly while a slider moves."""
+"""Plans of the boards with a cache, for rough answers while a slider moves."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ from steptime.units import HOUR, MILLION
 from steptime.web.board_inputs import Shared, bar_inputs
 from steptime.web.page_subject import WrongField, load_subject
 
-MAX_PLANS: Final = 256  # plans
+# Plans kept in memory.
+MAX_PLANS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSpec:
-    """What is asked of a deployment: tokens of a prompt and of its answer, limits [tok/s per user, s], chips (0: a domain)."""
+    """The workload, limits and chips of a plan.
+
+    prompt, output: tokens. speed: minimum for each user [tok/s]. ttft: largest mean time to first token [s]. chips: 0
+    is one scale-up domain.
+    """
 
     prompt: int
     output: int
@@ -37,7 +42,7 @@ class PlanSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOutcome:
-    """A plan, or why there is none; `spec` is what it was made for."""
+    """A plan, or the reason why there is no plan; `spec` is its workload."""
 
     spec: PlanSpec
     plan: Plan | None = None
@@ -45,15 +50,27 @@ class PlanOutcome:
 
     @property
     def feasible(self) -> bool:
-        """Whether it meets its limits."""
+        """Whether the plan meets its limits."""
         return self.plan is not None and self.plan.feasible
 
 
-_last: OrderedDict[Shared, list[PlanOutcome]] = OrderedDict()  # the newest plans of each subject
+# The newest plans of each subject.
+_last: OrderedDict[Shared, list[PlanOutcome]] = OrderedDict()
 
 
 def planned(inputs: Shared, spec: PlanSpec) -> PlanOutcome:
-    """Return the cheapest deployment of the model on the system that `inputs` names, or why nothing fits."""
+    """Return the cheapest deployment for a workload.
+
+    Args:
+        inputs: Inputs of a board; the bar names model, system and engine.
+        spec: Workload and limits.
+
+    Returns:
+        The plan, or the reason why nothing fits.
+
+    Raises:
+        WrongField: An input is invalid.
+    """
     shared = bar_inputs(inputs)
     outcome = _planned(shared, spec)
     if outcome.plan is not None and outcome.plan.front:
@@ -84,14 +101,31 @@ def _planned(shared: Shared, spec: PlanSpec) -> PlanOutcome:
 
 
 def nearest(inputs: Shared, spec: PlanSpec) -> PlanOutcome | None:
-    """Return the kept plan of the subject whose lengths, first token and chips are nearest, if there is any."""
+    """Return the kept plan with the nearest workload.
+
+    Args:
+        inputs: Inputs of a board; the bar names model, system and engine.
+        spec: Workload and limits.
+
+    Returns:
+        The plan; None if no plan of this subject is kept.
+    """
     shared = bar_inputs(inputs)
     outcomes = _last.get(shared, [])
     return min(outcomes, key=lambda outcome: _spec_distance(outcome.spec, spec), default=None)
 
 
 def answered(inputs: Shared, spec: PlanSpec, *, rough: bool) -> tuple[PlanOutcome, Point | None, bool]:
-    """Return a plan, the point that it chose, and whether that is rough, of a front that is known, where that is enough."""
+    """Return a plan and its chosen point, or a rough answer from a known front.
+
+    Args:
+        inputs: Inputs of a board; the bar names model, system and engine.
+        spec: Workload and limits.
+        rough: Whether the front of the nearest kept plan is enough.
+
+    Returns:
+        The plan, its chosen point (None: no point meets the limits), and whether the answer is rough.
+    """
     nearest_outcome = nearest(inputs, spec) if rough else None
     outcome = nearest_outcome or planned(inputs, spec)
     if outcome.plan is None:
@@ -102,7 +136,15 @@ def answered(inputs: Shared, spec: PlanSpec, *, rough: bool) -> tuple[PlanOutcom
 
 
 def same_but_speed(first: PlanSpec, second: PlanSpec) -> bool:
-    """Whether two questions have one front, since they differ in the limit on speed alone."""
+    """Return whether two workloads have the same front: they differ only in speed.
+
+    Args:
+        first: Workload and limits.
+        second: Workload and limits.
+
+    Returns:
+        True if only the speed differs.
+    """
     return replace(first, speed=1.0) == replace(second, speed=1.0)
 
 
@@ -112,20 +154,42 @@ def _spec_distance(first: PlanSpec, second: PlanSpec) -> float:
 
 
 def cheapest(points: tuple[Point, ...], speed: float) -> Point | None:
-    """Return the cheapest point of a front, fastest first, that is as fast as `speed` [tok/s]."""
+    """Return the cheapest point of a front at a minimum speed.
+
+    Args:
+        points: Points of a front, fastest first.
+        speed: Minimum speed of each user [tok/s].
+
+    Returns:
+        The point; None if no point is fast enough.
+    """
     fast = [point for point in points if point.tokens_per_second_per_user >= speed]
     return fast[-1] if fast else None
 
 
 def cost_and_unit(point: Point) -> tuple[float, str]:
-    """Return what a million output tokens cost and its unit: USD, or chip-hours where no rent is known."""
+    """Return the cost of a million output tokens.
+
+    Args:
+        point: Point of a front.
+
+    Returns:
+        Cost and its unit: USD, or chip-h if the rent is not known.
+    """
     if math.isfinite(point.usd_per_million_output_tokens):
         return point.usd_per_million_output_tokens, "USD"
     return MILLION / point.tokens_per_second_per_chip / HOUR, "chip-h"
 
 
 def priced(cost: float, unit: str) -> str:
-    """Write what a million tokens cost.
+    """Write the cost of a million tokens.
+
+    Args:
+        cost: Cost in `unit`.
+        unit: USD or chip-h.
+
+    Returns:
+        Text with the unit.
 
     >>> priced(1.0573, "USD"), priced(0.31, "chip-h")
     ('$1.06', '0.31 chip-hours')
@@ -134,11 +198,19 @@ def priced(cost: float, unit: str) -> str:
 
 
 def resource_bars(plan: Plan | None) -> dict[str, list[Any]]:
-    """Return what fills a chip's memory and a step of each pool, as shares of it one after another, with the sizes [B, s]."""
+    """Return the stacked bars of memory and step time of each pool.
+
+    Args:
+        plan: The plan; None: no bars.
+
+    Returns:
+        Columns: start and end as shares of the whole, sizes [B or s].
+    """
     rows: list[tuple[Any, ...]] = []
     for pool in plan.pools if plan else ():
         memory, role = pool.memory, pool.role if pool.role != "serve" else ""
         memory_parts = {"weights": memory.weights, "kv": memory.cache, "overhead": memory.activations + memory.reserved}
+        # The mean step of the pool, with its mix of prefill chunks and decode.
         step = in_colours(mean_resources(pool))
         duration = float(sum(step.values()))
         for name, parts, total, unit in (
@@ -153,14 +225,30 @@ def resource_bars(plan: Plan | None) -> dict[str, list[Any]]:
 
 
 def chip_roles(plan: Plan | None) -> dict[str, list[Any]]:
-    """Return what each chip that is rented does, and in which replica of its pool."""
+    """Return the role and the replica of each rented chip.
+
+    Args:
+        plan: The plan; None: no chips.
+
+    Returns:
+        Columns `role` and `replica`, one value per chip.
+    """
     rows = [(pool.role, n // int(pool.layout.chips)) for pool in (plan.pools if plan else ()) for n in range(pool.chips)]
     rows += [("idle", 0)] * (plan.idle_chips if plan else 0)
     return {"role": [role for role, _ in rows], "replica": [replica for _, replica in rows]}
 
 
 def plan_call(kind: str, subject: str, spec: PlanSpec, engine: str) -> str:
-    """Return the call of `st.plan` or `st.compare` for what is wanted, of "model, system" as expressions.
+    """Return the call of `st.plan` or `st.compare`.
+
+    Args:
+        kind: plan or compare.
+        subject: Model and system as Python expressions.
+        spec: Workload and limits.
+        engine: Name of the engine; empty: the default.
+
+    Returns:
+        Python expression.
 
     >>> print(plan_call("plan", "'m', 's'", PlanSpec(prompt=10, output=5, speed=20, ttft=2), ""))
     st.plan('m', 's', st.Workload(input_tokens=10, output_tokens=5),

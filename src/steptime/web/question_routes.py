@@ -1,7 +1,7 @@
-"""HTTP routes of the questions: what each declares, and its answers for a JSON object of inputs.
+"""HTTP routes of the questions: declarations and answers.
 
-The inputs are those of the question's declaration. Models, systems and engines are names of the catalogue: no request opens a
-file. Figures of the machine are given by their path, such as "chip.hbm.bandwidth".
+The inputs are those of the question's declaration. Models, systems and engines are names of the catalogue: no request
+opens another file. Figures of the machine are set by path, such as "chip.hbm.bandwidth".
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from steptime.web.page_subject import catalogue_file
 FILES: Final = ("catalog", "trace")
 # Inputs that name an entry of the catalogue, with its folder.
 ENTRIES: Final = {"model": "models", "system": "systems", "machine": "systems", "engine": "engines"}
-# Characters of a text.
+# Longest text [characters].
 LONGEST_TEXT: Final = 200
+# Largest body of a request [bytes].
 LARGEST_BODY: Final = 100_000
 
 Work = Callable[[Callable[[Any], bytes], Any], Awaitable[Response]]
@@ -34,15 +35,15 @@ def add_question_routes(app: FastAPI, work: Work) -> None:
     """Add the routes of all questions to an application.
 
     Args:
-        app: the application.
-        work: runs a function of a body in a thread, within the limits of the server, and returns its answer.
+        app: The application.
+        work: Runs a function of the body in a thread, within the limits of the server, and returns its answer.
     """
 
-    @app.get("/api/questions", tags=["questions"], summary="The questions: their inputs and answers with units and bounds.")
+    @app.get("/api/questions", tags=["questions"], summary="All questions: inputs and answers with units and bounds.")
     def declarations() -> Response:
         return Response(json.dumps({name: declaration(find_question(name)) for name in HOMES}), media_type="application/json")
 
-    @app.post("/api/questions/{name}", tags=["questions"], summary="The answers of one question for a JSON object of inputs.")
+    @app.post("/api/questions/{name}", tags=["questions"], summary="Answers of one question for a JSON object of inputs.")
     async def answer(name: str, request: Request) -> Response:
         body = await request.body()
         if len(body) > LARGEST_BODY:
@@ -58,7 +59,14 @@ def add_question_routes(app: FastAPI, work: Work) -> None:
 
 
 def declaration(question: Question) -> dict[str, Any]:
-    """Return the inputs and answers of a question as JSON has them."""
+    """Return the inputs and answers of a question for JSON.
+
+    Args:
+        question: The question.
+
+    Returns:
+        Meaning, inputs and answers with units and bounds.
+    """
     return {
         "meaning": question.meaning,
         "inputs": {name: plain(asdict(declared)) for name, declared in question.inputs.items() if name not in FILES},
@@ -67,11 +75,18 @@ def declaration(question: Question) -> dict[str, Any]:
 
 
 def check_request(question: Question, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a request, with names of the catalogue only.
+    """Return the checked inputs of a request.
+
+    Args:
+        question: The question.
+        values: Inputs of the request.
+
+    Returns:
+        Inputs, with catalogue names as paths of their files.
 
     Raises:
-        InputError: if an input names a file, or a text is too long.
-        UnknownName: if a name is not in the catalogue, or an input does not exist.
+        InputError: An input names a file, has a wrong type, is too long, or is missing.
+        UnknownName: A name is not in the catalogue, or an input does not exist.
     """
     checked: dict[str, Any] = {}
     for name, value in values.items():
@@ -83,9 +98,10 @@ def check_request(question: Question, values: Mapping[str, Any]) -> dict[str, An
         _check_kind(name, value, TEXTS if name not in question.inputs else question.inputs[name].kind, is_figure=is_figure)
         if name in ENTRIES and not (name == "engine" and value == "ideal"):
             kind = "stacks" if name == "engine" and question.name == "train" else ENTRIES[name]
-            # The file of the catalogue: an entry of that name in the working folder is never opened.
+            # The path of the catalogue file prevents that a file of that name in the working folder is opened.
             checked[name] = str(catalogue_file(kind, value))
             continue
+        # Numbers are valid where a text is expected, such as a rent in USD/h.
         is_word = name in question.inputs and question.inputs[name].kind == TEXT
         checked[name] = f"{value:.17g}" if is_word and not isinstance(value, str) else value
         _check_texts(question, name, checked[name])
@@ -98,7 +114,7 @@ def check_request(question: Question, values: Mapping[str, Any]) -> dict[str, An
 
 
 def _check_kind(name: str, value: object, kind: str, *, is_figure: bool) -> None:
-    """Raise an error for a value of another JSON type than an input takes."""
+    """Raise an error if a value has the wrong JSON type."""
     is_text, is_number = isinstance(value, str), isinstance(value, int | float) and not isinstance(value, bool)
     is_list = isinstance(value, list) and all(isinstance(item, str) for item in value)
     takes = {
@@ -110,7 +126,7 @@ def _check_kind(name: str, value: object, kind: str, *, is_figure: bool) -> None
 
 
 def _check_texts(question: Question, name: str, value: object) -> None:
-    """Raise an error for a text that could open a file: a path, a law or a model that is not in the catalogue."""
+    """Raise an error for a text that could open a file outside the catalogue."""
     for words in value if isinstance(value, list) else [value]:
         if not isinstance(words, str):
             continue
@@ -133,7 +149,15 @@ def _answers(question: Question, values: Mapping[str, Any]) -> bytes:
 
 
 def question_values(question: Question, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs with the layout that a question takes if none is given."""
+    """Return the inputs, with the default layout where a question needs one.
+
+    Args:
+        question: The question.
+        values: Checked inputs.
+
+    Returns:
+        Inputs by name.
+    """
     from steptime.questions.step_question import with_layout
 
     return with_layout(question, values) if question.name == "step" else dict(values)

@@ -1,4 +1,4 @@
-"""What a page that is left open to others must not be stalled by: sizes, times and numbers of requests; and its headers."""
+"""Limits on size, time and number of requests, and security headers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 PLOT_STYLE: Final = "'sha256-jSYQUrW7J0b3jPqhZP9C2Xh1PyJKHKXd4s0fpGGKrww='"
-"""The one style that Observable Plot 0.6.17 puts into its pictures."""
+"""Hash of the only style that Observable Plot 0.6.17 adds to its pictures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """body [bytes] of a request; arrival [s] in which it must have come; seconds of an answer; waiting: requests at once.
+    """Limits on requests and answers.
 
-    stuck [s]: after this time, work that was given up and still runs makes its process unfit; the watchdog replaces it.
+    body: largest body of a request [bytes]. arrival: time in which the body must arrive [s]. seconds: longest time of
+    an answer [s]. waiting: requests at once. stuck [s]: if abandoned work runs longer, the watchdog replaces the
+    process.
 
-    workers: answers of quick boards that are worked out at once; slow boards have one of their own, for which `queue` may wait,
-    so that they hold up each other alone.
+    workers: answers of quick boards that run at once. Slow boards have one worker and a queue of `queue` requests, so
+    that they delay only each other.
     """
 
     body: int = 262_144
@@ -33,7 +35,13 @@ class Limits:
 
 
 def policy() -> str:
-    """Return the content security policy: nothing from elsewhere, no script or style in the page but its files."""
+    """Return the content security policy of the page.
+
+    The page may load only its own files, and no inline scripts or styles.
+
+    Returns:
+        Value of the header.
+    """
     return (
         f"default-src 'none'; script-src 'self'; style-src 'self' {PLOT_STYLE}; img-src 'self' data: blob:; "
         "connect-src 'self'; font-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -50,16 +58,17 @@ HEADERS: Final = (
 
 
 class Shield:
-    """Middleware that refuses requests that are too large, too slow, too many or of another site; it sets all headers.
+    """Middleware that refuses harmful requests and sets the security headers.
 
-    hosts: names of the server that a proxy may stand for, whatever port the browser uses.
+    It refuses requests that are too large, too slow, too many, or from another site. `hosts` are names of the server
+    behind a proxy, with any port.
     """
 
     def __init__(self, app: Any, limits: Limits, hosts: tuple[str, ...] = ()) -> None:
         self.app, self.limits, self.hosts, self.open = app, limits, hosts, 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request to the application, or refuse it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -71,16 +80,20 @@ class Shield:
             await send(message)
 
         if scope["path"].startswith("/api/") and self._is_of_another_site(dict(scope["headers"])):
-            await _say(headed, 403, "requests of other sites are not answered; open the page itself")
+            await _say(headed, 403, "requests from other sites are refused; open the page itself")
             return
         if self.open >= self.limits.waiting:
-            await _say(headed, 503, f"more than {self.limits.waiting} requests are waiting; try again")
+            await _say(headed, 503, f"more than {self.limits.waiting} requests are waiting; try again later")
             return
         self.open += 1
         try:
+            # The body is read before the application runs, so that a slow client holds no worker.
             body = await self._body(receive) if scope["method"] not in ("GET", "HEAD", "OPTIONS") else b""
             if isinstance(body, int):
-                words = {413: f"a request has at most {self.limits.body:,} bytes", 408: "the request did not arrive in time"}
+                words = {
+                    413: f"a request must have at most {self.limits.body:,} bytes",
+                    408: "the request did not arrive in time",
+                }
                 await _say(headed, body, words[body])
                 return
             sent = False
@@ -97,7 +110,10 @@ class Shield:
             self.open -= 1
 
     def _is_of_another_site(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether a browser sent a request for the page of another site; programs send neither header."""
+        """Return whether a browser sent the request from another site.
+
+        Programs other than browsers send neither header.
+        """
         if headers.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
             return True
         if (origin := headers.get(b"origin")) is None:
@@ -110,7 +126,7 @@ class Shield:
         return origin_url.netloc.encode("latin-1") != headers.get(b"host") and host not in self.hosts
 
     async def _body(self, receive: Any) -> bytes | int:
-        """Return the body of a request, or the status that refuses it."""
+        """Return the body of a request, or the status code of a refusal."""
         parts: list[bytes] = []
         size = 0
         try:
@@ -130,7 +146,16 @@ class Shield:
 
 
 def problem(words: str, field: str = "", *loc: str) -> dict[str, Any]:
-    """Return the body of an answer that refuses: what is wrong, and the field that caused it."""
+    """Return the body of a refusal.
+
+    Args:
+        words: Error message.
+        field: Name of the invalid input; empty: none.
+        loc: Location of the input in the request.
+
+    Returns:
+        Refusal for JSON, in FastAPI's form.
+    """
     return {"detail": [{"loc": list(loc), "field": field, "msg": words}]}
 
 

@@ -1,4 +1,4 @@
-"""Starts the page: a free port, a process a core with a watchdog over them, and a browser that opens on it."""
+"""Start the page: find a port, run processes under a watchdog, open a browser."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ if TYPE_CHECKING:
     from steptime.web.request_limits import Limits
 
 MOST_PROCESSES: Final = 4
-PORTS: Final = 20  # from the one that is asked for
-CONNECTIONS: Final = 1024  # of a process
+# Ports to try, from the given one on.
+PORTS: Final = 20
+# Connections of a process.
+CONNECTIONS: Final = 1024
 LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 LOG: Final = logging.getLogger("uvicorn.error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long the server waits.
+    """Time limits of the server.
 
-    headers [s]: for the headers of a request; crowded [s]: the same while half of all connections are in use; idle [s]: a
-    connection stays open between two requests; silence [s]: after this time without a sign of life a process is replaced;
-    restart [s]: before a process that ended at once starts again; end [s]: for processes to end by themselves.
+    headers [s]: for the headers of a request. crowded [s]: the same while half of all connections are in use. idle
+    [s]: an open connection between two requests. silence [s]: a process without a sign of life is replaced. restart
+    [s]: pause before a process that ended at once starts again. end [s]: for processes to end by themselves.
     """
 
     headers: float = 10.0
@@ -51,17 +53,17 @@ class Patience:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on the first free port from `port` on.
+    """Return a socket that listens on the first free port.
 
     Args:
         host: Address to listen on.
-        port: First port to try; 0 lets the system choose one.
+        port: First port to try; 0: the system chooses one.
 
     Returns:
-        A socket that already takes connections, so that an address told at once can be opened at once.
+        Socket that already accepts connections, so that its address works at once.
 
     Raises:
-        InputError: The address is not one of this machine.
+        InputError: The address does not belong to this machine.
         RangeError: Twenty ports in a row are taken.
     """
     for number in range(port, min(port + PORTS, 65_536)) if port else (0,):
@@ -73,7 +75,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
             listening.listen(CONNECTIONS)
         except OSError as error:
             listening.close()
-            if error.errno not in (98, 48, 13):  # in use, in use on macOS, not permitted
+            # Address in use on Linux, in use on macOS, not permitted: try the next port.
+            if error.errno not in (98, 48, 13):
                 raise InputError(f"--host {host}: {error.strerror or error}") from None
             continue
         listening.set_inheritable(True)
@@ -82,12 +85,27 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address to listen on."""
+    """Return whether only this machine can reach an address.
+
+    Args:
+        host: Address to listen on.
+
+    Returns:
+        True for loopback addresses.
+    """
     return host in LOCAL or host.startswith("127.")
 
 
 def answered_hosts(host: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names that a request may give as its host: those of this machine, the address itself, and those allowed."""
+    """Return the host names that a request may use.
+
+    Args:
+        host: Address to listen on.
+        allowed: Further names.
+
+    Returns:
+        Names of this machine, the address itself, and the allowed names.
+    """
     from steptime.web.app import LOOPBACK
 
     address = () if host in ("0.0.0.0", "::", *LOCAL) else (f"[{host}]" if ":" in host else host,)
@@ -95,7 +113,7 @@ def answered_hosts(host: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_forkable() -> bool:
-    """Whether this process may be copied: it is on Linux and has one thread."""
+    """Return whether this process can fork safely: on Linux with one thread."""
     try:
         return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
     except OSError:
@@ -103,7 +121,7 @@ def _is_forkable() -> bool:
 
 
 def _warm() -> None:
-    """Answer what the page asks first, so that it stands there when it is asked."""
+    """Compute the first answers of the page before the first request."""
     from steptime.web.app import start_bytes
     from steptime.web.board import load_boards
 
@@ -113,16 +131,23 @@ def _warm() -> None:
 
 
 class Worker(uvicorn.Server):
-    """A process of the server: it closes connections that send nothing, and gives signs of life to the watchdog."""
+    """A server process: it closes silent connections and sends signs of life."""
 
     def __init__(self, config: uvicorn.Config, patience: Patience, beat: Callable[[], None]) -> None:
         super().__init__(config)
         self.patience, self.beat = patience, beat
-        # Connections that wait for the headers of a request: the request before it, and since when.
+        # Connections that wait for the headers of a request: the previous request, and the start of the wait.
         self.waiting: dict[Any, tuple[Any, float]] = {}
 
     async def on_tick(self, counter: int) -> bool:
-        """Look after connections and give a sign of life, ten times a second."""
+        """Close silent connections and send a sign of life, ten times a second.
+
+        Args:
+            counter: Number of the tick.
+
+        Returns:
+            Whether the server shall stop.
+        """
         self._close_waiting(time.monotonic())
         self.beat()
         return await super().on_tick(counter)
@@ -135,7 +160,7 @@ class Worker(uvicorn.Server):
         for connection in connections:
             request = connection.cycle
             answering = request is not None and not request.response_complete
-            # While the timer of idle connections runs, no byte of a further request has come.
+            # While the timer of idle connections runs, no byte of a new request has arrived.
             if answering or (connection.timeout_keep_alive_task is not None and not crowded):
                 continue
             previous_request, since = before.get(connection, (request, now))
@@ -147,7 +172,7 @@ class Worker(uvicorn.Server):
 
 @dataclass(slots=True)
 class Process:
-    """A worker as the watchdog sees it: its pipe of signs of life, its start, and its last sign [s]."""
+    """A worker of the watchdog: its pipe, its start and its last sign of life [s]."""
 
     pid: int
     pipe: int
@@ -157,9 +182,9 @@ class Process:
 
 @dataclass
 class Watchdog:
-    """Keeps `count` workers running: it replaces those that end or give no sign of life.
+    """Keeps `count` workers running; it replaces workers that end or are silent.
 
-    work: serves in the new process, with a function that gives a sign of life, and returns when it ends.
+    `work` serves in the new process. It gets a function that sends a sign of life, and returns when it ends.
     """
 
     work: Callable[[Callable[[], None]], None]
@@ -168,7 +193,11 @@ class Watchdog:
     processes: list[Process] = field(default_factory=list)
 
     def run(self, started: Callable[[], None]) -> None:
-        """Start the workers, call `started`, and watch until an interrupt or SIGTERM."""
+        """Start the workers, call `started`, and watch until an interrupt or SIGTERM.
+
+        Args:
+            started: Function to call once the workers run.
+        """
         before = signal.signal(signal.SIGTERM, _terminate)
         try:
             for _ in range(self.count):
@@ -176,7 +205,7 @@ class Watchdog:
             started()
             self._watch()
         except SystemExit:
-            # Ends by the signal itself, as without a handler, once the workers are gone.
+            # Once the workers are gone, end by the signal itself, so that the exit status shows it.
             self._end()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -194,6 +223,7 @@ class Watchdog:
         code = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            # A worker must not hold the pipes of the others open, or their end would stay hidden.
             for pipe in (reads, *(process.pipe for process in self.processes)):
                 os.close(pipe)
             os.set_blocking(writes, False)
@@ -215,7 +245,7 @@ class Watchdog:
                 ready = [key.data for key, _ in selector.select(timeout=min(1.0, self.patience.silence / 4))]
             now = time.monotonic()
             if now - checked > self.patience.silence / 2:
-                # This process itself was stopped, and its workers perhaps with it.
+                # This process itself was stopped, and perhaps its workers too.
                 for process in self.processes:
                     process.heard = now
             checked = now
@@ -228,7 +258,7 @@ class Watchdog:
                 self._replace(process, now, f"gave no sign of life for {self.patience.silence:g} s")
 
     def _replace(self, process: Process, now: float, cause: str) -> None:
-        # It may have closed its pipe and still run.
+        # The process may have closed its pipe and still run.
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
         status = self._reap(process)
@@ -264,7 +294,7 @@ class Watchdog:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a child still runs; one that has ended is reaped."""
+    """Return whether a child still runs; an ended child is reaped."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == 0
     except ChildProcessError:
@@ -276,13 +306,14 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
 
 
 def _signs_of_life(pipe: int) -> Callable[[], None]:
-    """Return a function that gives a sign of life, and ends this process when the watchdog is gone."""
+    """Return a function that sends a sign of life, and exits if the watchdog is gone."""
 
     def beat() -> None:
         try:
             os.write(pipe, b".")
         except BlockingIOError:
-            pass  # the watchdog is stopped; what it has not read yet says enough
+            # The pipe is full because the watchdog is stopped; the unread signs are enough.
+            pass
         except OSError:
             os._exit(0)
 
@@ -299,15 +330,15 @@ def serve(
     patience: Patience | None = None,
     limits: Limits | None = None,
 ) -> None:
-    """Serve the page until it is interrupted, by a process a core where processes can be copied.
+    """Serve the page until an interrupt, with several processes where fork is safe.
 
     Args:
         host: Address to listen on.
         port: First port to try.
         browse: Whether to open a browser.
-        announce: Gets the address of the page.
-        allowed: Names besides its own that a request may give as its host.
-        patience: How long the server waits.
+        announce: Function that gets the address of the page.
+        allowed: Further host names that a request may use.
+        patience: Time limits of the server.
         limits: Sizes, times and numbers of requests.
     """
     from steptime.web.app import app_for
@@ -328,11 +359,19 @@ def serve(
 def serve_app(
     app: FastAPI, config: uvicorn.Config, listening: socket.socket, patience: Patience, started: Callable[[], None]
 ) -> None:
-    """Serve an application on a socket, under a watchdog where processes can be copied."""
+    """Serve an application on a socket, under a watchdog where fork is safe.
+
+    Args:
+        app: The application.
+        config: Configuration of uvicorn.
+        listening: Socket that accepts connections.
+        patience: Time limits of the server.
+        started: Function to call once the server runs.
+    """
 
     def work(beat: Callable[[], None]) -> None:
         threading.Thread(target=_warm, daemon=True).start()
-        # Work that never ends keeps its place, so a process with such work is as good as silent.
+        # A process with work that never ends sends no signs of life, so that the watchdog replaces it.
         Worker(config, patience, lambda: None if app.state.is_stuck() else beat()).run(sockets=[listening])
 
     if _is_forkable():
@@ -348,7 +387,7 @@ def _announce(address: str, announce: Callable[[str], None], *, browse: bool) ->
         return
     if not _is_forkable():
         threading.Timer(0.6, webbrowser.open, (address,)).start()
-    # A browser of the terminal holds its process, and a thread would keep the watchdog from copying itself.
+    # A text browser blocks its process, and a thread would prevent the watchdog from forking.
     elif os.fork() == 0:
         try:
             time.sleep(0.6)

@@ -1,4 +1,4 @@
-"""The line of a shell, and of Python, that gives what a board shows."""
+"""Shell and Python snippets that reproduce a board's answer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,33 @@ FORMATS: Final = {"engine": "--engine", "weights": "--weights", "kv": "--kv"}
 
 
 def subject_names(inputs: Shared) -> tuple[str, str]:
-    """Return the model and the system as a command names them; of a text that was pasted, the file to save it in."""
+    """Return the model and the system as a command names them.
+
+    For a pasted text it is the name of a file to save it in.
+
+    Args:
+        inputs: Inputs of the bar.
+
+    Returns:
+        Model and system.
+    """
     model = "config.json" if is_config(inputs.model) else inputs.model
     system = "system.toml" if is_toml(inputs.system) else inputs.system
     return model, system
 
 
 def command(name: str, inputs: Shared, options: Mapping[str, Any], *, pair: bool = True, formats: bool = True) -> str:
-    """Return a command of steptime with the options that differ from "".
+    """Return a steptime command; options with empty values are left out.
+
+    Args:
+        name: Name of the command.
+        inputs: Inputs of the bar.
+        options: Values by option.
+        pair: Whether the command names model and system.
+        formats: Whether the command has --engine, --weights and --kv.
+
+    Returns:
+        Shell command.
 
     >>> command("step", Shared(model="llama-3.1-8b", system="hgx-h100"), {"--batch": 64, "--context": 4096})
     'steptime step llama-3.1-8b hgx-h100 --batch 64 --context 4096'
@@ -35,7 +54,13 @@ def command(name: str, inputs: Shared, options: Mapping[str, Any], *, pair: bool
 
 
 def python(call: str) -> str:
-    """Return a call of steptime as lines of Python.
+    """Return a Python snippet with the import of steptime.
+
+    Args:
+        call: Python expression or statements.
+
+    Returns:
+        Lines of Python.
 
     >>> print(python("st.load_model('llama-3.1-8b')"))
     import steptime as st
@@ -46,7 +71,14 @@ def python(call: str) -> str:
 
 
 def loaded(inputs: Shared) -> tuple[str, str]:
-    """Return the expressions of the model and the system in Python: names where nothing else was chosen."""
+    """Return the model and the system as Python expressions.
+
+    Args:
+        inputs: Inputs of the bar.
+
+    Returns:
+        Names, or a call of `st.load_model` for other number formats.
+    """
     model, system = subject_names(inputs)
     formats = [f"{field}={getattr(inputs, field)!r}" for field in ("weights", "kv") if getattr(inputs, field)]
     model_text = repr(model)

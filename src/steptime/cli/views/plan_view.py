@@ -100,21 +100,21 @@ def _workload(plan: Plan) -> str:
 
 
 def _impossible(plan: Plan) -> Text:
-    where = f"{plan.model} on {counted(plan.chips, 'chip')} of {plan.system}, {_workload(plan)}"
-    return Text.assemble(("Not possible: ", "bold red"), f"{plan.reason}. Asked: {where}.")
+    subject = f"{plan.model} on {counted(plan.chips, 'chip')} of {plan.system}, {_workload(plan)}"
+    return Text.assemble(("Not possible: ", "bold red"), f"{plan.reason}. Asked: {subject}.")
 
 
 def _answer(plan: Plan) -> Text:
     """Say what the plan serves, on what, and for how much."""
     idle = f", {plan.idle_chips:,} of them idle" if plan.idle_chips else ""
-    where = f"Serve {plan.model} on {counted(plan.chips, 'chip')} of {plan.system}{idle}"
+    subject = f"Serve {plan.model} on {counted(plan.chips, 'chip')} of {plan.system}{idle}"
     if has_rent(plan):
         cost = ranged(plan.usd_per_million_output_tokens, plan.cost_range, usd)
         words = (f" for {cost} per million output tokens", ", input included.")
     else:
         rate = ranged(plan.tokens_per_second_per_chip, plan.throughput_range, lambda x: f"{in_digits(x)} tok/s")
         words = (f" at {rate} per chip", ". Its rent is not known.")
-    return Text.assemble((where, "bold"), (words[0], "bold green"), f"{words[1]} {_workload(plan)}; engine {plan.engine}.")
+    return Text.assemble((subject, "bold"), (words[0], "bold green"), f"{words[1]} {_workload(plan)}; engine {plan.engine}.")
 
 
 def _figures(plan: Plan) -> list[tuple[tuple[str, str, Callable[[float], str]], tuple[float, float] | None]]:
@@ -131,8 +131,8 @@ def _figure_table(plan: Plan) -> Grid:
         "ttft": f"≤ {show(plan.slo.ttft, 's')}" if math.isfinite(plan.slo.ttft) else "",
     }
     chances = {"tokens_per_second_per_user": plan.slo_probability.get("tpot"), "ttft": plan.slo_probability.get("ttft")}
-    others = {"No losses": plan.ideal, "Runner-up": plan.runner_up}
-    points = {title: point for title, point in others.items() if point is not None}
+    comparisons = {"No losses": plan.ideal, "Runner-up": plan.runner_up}
+    points = {title: point for title, point in comparisons.items() if point is not None}
     figures = _figures(plan)
     has_limits = any(limits.values())
     has_ranges = any(limit_range for _, limit_range in figures)
@@ -227,8 +227,8 @@ def _legend(plan: Plan) -> Text:
         *(p.layout_text for p in plan.front),
     ]
     used_axes = {word.rstrip("0123456789") for text in texts for word in text.split()}
-    named = "; ".join(f"{axis}: {words}" for axis, words in AXES.items() if axis in used_axes)
-    words = f"{named}." if named else "One chip: no layout is needed."
+    meanings = "; ".join(f"{axis}: {words}" for axis, words in AXES.items() if axis in used_axes)
+    words = f"{meanings}." if meanings else "One chip: no layout is needed."
     if any(pool.role == "prefill" and pool.batch > 1 for pool in plan.pools):
         words += " Batch and step of the prefill pool are maxima; the mean prefill pass has fewer prompts and is shorter."
     return Text(words, style="bright_black")
@@ -245,8 +245,8 @@ def _totals(plan: Plan) -> list[Text]:
         facts.append(f"{show(plan.transfer_seconds, 's')} of KV transfer per request")
     lines = [Text("; ".join(facts) + ".")]
     if plan.runner_up:
-        other = plan.runner_up
-        lines.append(Text(f"Runner-up: {other.layout_text}, batch {other.batch:,}: {_compared_cost(plan)}."))
+        runner_up = plan.runner_up
+        lines.append(Text(f"Runner-up: {runner_up.layout_text}, batch {runner_up.batch:,}: {_compared_cost(plan)}."))
     if plan.interval_coverage:
         lines.append(Text(f"The 90 % range contains {'; '.join(plan.interval_coverage)}.", style="bright_black"))
     return lines

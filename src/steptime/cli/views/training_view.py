@@ -124,16 +124,16 @@ def _answer(training: Training) -> Text:
     """Say how long the run takes, what it costs, and how well it uses the chips."""
     step, job, run = training.step, training.job, training.run
     verb = {"pretrain": "Train", "sft": "Fine-tune", "lora": "Fine-tune (LoRA)"}[job.task]
-    where = f"{step.model} on {counted(training.chips, 'chip')} of {step.system}"
+    subject = f"{step.model} on {counted(training.chips, 'chip')} of {step.system}"
     mfu = f"MFU {float(step.mfu_causal):.1%}"
     if run is None:
         limits = None if step.stack == "ideal" else (float(step.low), float(step.high))
         time = f"{ranged(float(step.total), limits, lambda value: show(value, 's'))} per step, {mfu}."
-        return Text.assemble((f"{verb} {where}: ", "bold"), (time, "bold green"), " --tokens gives days and cost.")
+        return Text.assemble((f"{verb} {subject}: ", "bold"), (time, "bold green"), " --tokens gives days and cost.")
     limits = (run.usd_low, run.usd_high) if math.isfinite(run.usd_low) and math.isfinite(run.usd_high) else None
     cost = f"{ranged(run.usd, limits, usd)}, " if math.isfinite(run.usd) else ""
     time = f"{ranged(run.seconds, (run.low, run.high), _days)}, {cost}{mfu}."
-    return Text.assemble((f"{verb} {where} on {_tokens(run.tokens)} tokens: ", "bold"), (time, "bold green"))
+    return Text.assemble((f"{verb} {subject} on {_tokens(run.tokens)} tokens: ", "bold"), (time, "bold green"))
 
 
 def _figures(training: Training, system: System, *, full: bool) -> list[tuple[str, str | Text]]:

@@ -1,1 +1,1 @@
-"""Families of models: each module has one final class that reads the config.json of its `model_types`."""
+"""Families of models, one per file."""

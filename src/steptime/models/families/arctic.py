@@ -1,4 +1,4 @@
-"""Snowflake Arctic: a dense transformer with 128 experts beside each of its layers."""
+"""Snowflake Arctic: a dense transformer with 128 experts parallel to its layers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,23 @@ from steptime.models.model import Layer
 
 @final
 class Arctic(Family):
-    """Arctic (Snowflake, 2024-04; `modeling_arctic.py` of its checkpoint): the dense block is as wide as the model."""
+    """Arctic (Snowflake, 2024-04; `modeling_arctic.py` of its checkpoint).
+
+    The dense block is as wide as the model.
+    """
 
     model_types = ("arctic",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, norms, and experts with a dense residual block, or a dense block."""
+        """Return attention, and a dense block or experts with a dense residual block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         bias, hidden = c.flag("attention_bias", default=False), c.integer("intermediate_size")
         attention = blocks.grouped_query(
             c,
@@ -29,11 +40,16 @@ class Arctic(Family):
             output_bias=bias,
         )
         module, period = f"layers.{index}.block_sparse_moe", c.integer("moe_layer_frequency", default=2)
+
+        # Only every `period`th layer has experts.
         if (index + 1) % period:
             return blocks_decoder.decoder(c, attention, blocks.gated(c, f"{module}.mlp", hidden))
         count, active = c.integer("num_local_experts"), c.integer("num_experts_per_tok")
         experts = blocks.experts(c, module, hidden, count=count, active=active)
+
+        # With this flag a dense block runs together with the experts, with its own norm.
         if not c.flag("parallel_attn_mlp_res", default=False):
             return blocks_decoder.decoder(c, attention, experts)
         residual = blocks.gated(c, f"layers.{index}.residual_mlp", c.width)
+
         return blocks_decoder.decoder(c, attention, experts + residual, norms=(*blocks_decoder.PRE, "residual_norm"))

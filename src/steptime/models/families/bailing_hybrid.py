@@ -1,4 +1,7 @@
-"""Ling and Ring of the hybrid kind: five layers of Kimi delta attention to one of gated latent attention, and experts."""
+"""Ling and Ring with linear attention: delta and latent attention, and experts.
+
+Five layers of Kimi delta attention alternate with one layer of gated latent attention.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,33 @@ KINDS = ("linear_attention", "full_attention")
 class BailingHybrid(Family):
     """Ling and Ring with linear attention: `bailing_hybrid` of transformers.
 
-    Its delta attention decays each channel by itself (arXiv 2510.26692) and has gates of full rank; latent attention has
-    one gate a head.
+    The delta attention has one decay per channel (arXiv 2510.26692) and gates of full rank. Latent attention has one
+    gate per head.
     """
 
     model_types = ("bailing_hybrid",)
 
-    def tied(self, c: Config) -> bool:  # noqa: ARG002 - whatever the config says
-        """The reference keeps both matrices."""
+    def tied(self, c: Config) -> bool:  # noqa: ARG002 - the config does not matter
+        """Return False, because the reference stores both matrices.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return False
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return delta or latent attention, two norms, and a dense block or experts."""
+        """Return delta or latent attention, two norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, full, sparse = f"layers.{index}", self._is_full_attention(c, index), blocks_decoder.is_sparse(c, index, dense=2)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         block += self._latent(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.self_attn")
@@ -47,10 +65,13 @@ class BailingHybrid(Family):
             )
         else:
             block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+
         name = f"{'latent attention' if full else 'delta attention'} + {'experts' if sparse else 'feed-forward'}"
+
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
     def _latent(self, c: Config, module: str) -> blocks.Block:
+        # One gate per head, not per value.
         gate = blocks.linear(c, f"{module}.g_proj", c.width, c.heads, term="projections", split_limit=c.heads)
         return blocks.latent(c, module) + blocks.Block((gate,))
 
@@ -77,9 +98,11 @@ class BailingHybrid(Family):
             blocks.norm(c, "output_norm", inner, weights=dim),
             blocks.linear(c, f"{module}.o_proj", inner, c.width, term=term),
         )
+
         return blocks.Block(ops, (state,))
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
             return c.choices("layer_types", valid_names=KINDS, length=index + 1)[index] == "full_attention"
+        # The last layer of each group has full attention.
         return (index + 1) % c.integer("layer_group_size", default=6) == 0

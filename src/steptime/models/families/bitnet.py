@@ -1,4 +1,4 @@
-"""BitNet b1.58: Llama's layer with a norm inside each block, before its last matrix."""
+"""BitNet b1.58: Llama's layer with a norm before the last matrix of each block."""
 
 from __future__ import annotations
 
@@ -12,12 +12,23 @@ from steptime.models.model import Layer
 
 @final
 class BitNet(Family):
-    """BitNet b1.58 2B4T (arXiv 2504.12285); weights of three values are packed by four into a byte where a config says so."""
+    """BitNet b1.58 2B4T (arXiv 2504.12285).
+
+    If the config says so, four weights of three values are packed into one byte.
+    """
 
     model_types = ("bitnet",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms around and one in each block, and a gated feed-forward block."""
+        """Return attention and a gated feed-forward block with four norms.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, hidden, bias = f"layers.{index}", c.integer("intermediate_size"), c.flag("attention_bias", default=False)
         block = blocks.grouped_query(
             c,
@@ -28,5 +39,6 @@ class BitNet(Family):
             bias=bias,
             output_bias=bias,
         )
+        # The norms before the output matrices keep the activations in range for low-bit weights.
         block += blocks.Block((blocks.norm(c, "attn_sub_norm", c.width), blocks.norm(c, "ffn_sub_norm", hidden)))
         return blocks_decoder.decoder(c, block, blocks.gated(c, f"{module}.mlp", hidden))

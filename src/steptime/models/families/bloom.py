@@ -1,4 +1,7 @@
-"""BLOOM: multi-head attention with ALiBi, a plain feed-forward block, biases everywhere, a norm on the embedding."""
+"""BLOOM: multi-head attention with ALiBi, a plain feed-forward block, biases.
+
+All matrices have biases, and the embedding has a norm.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,15 @@ class Bloom(Family):
     model_types = ("bloom",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a plain feed-forward block."""
+        """Return attention, two norms and a plain feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module = f"h.{index}"
         attention = blocks.grouped_query(
             c,
@@ -31,6 +42,13 @@ class Bloom(Family):
         return blocks_decoder.decoder(c, attention, blocks.plain(c, f"{module}.mlp", 4 * c.width, bias=True), norm_bias=True)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return the embedding and its norm, the final norm and the head, tied unless a config says otherwise."""
+        """Return embedding with its norm, final norm and head, by default tied.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         norms = (blocks.norm(c, name, c.width, bias=True) for name in ("embedding_norm", "final_norm"))
         return blocks.embedding(c, tied=c.flag("tie_word_embeddings", default=True)), *norms, blocks.head(c)

@@ -1,4 +1,7 @@
-"""Command R, R+ and A: attention beside the feed-forward block, one norm for both, tied embeddings."""
+"""Command R, R+ and A: attention in parallel to feed-forward, with one norm.
+
+The embedding is tied.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,37 @@ from steptime.models.model import Layer, Op
 
 @final
 class Cohere(Family):
-    """Command R and R+ (cohere), Command R7B and A (cohere2, arXiv 2504.00698, where three layers of four slide).
+    """Command R and R+ (cohere), Command R7B and A (cohere2, arXiv 2504.00698).
 
-    With experts (`cohere2_moe` of transformers) the first layers may be dense, and shared experts stand beside the routed.
+    Three of four layers of cohere2 have a sliding window. With experts (`cohere2_moe` of transformers) the first layers
+    may be dense, and shared experts run together with the routed ones.
     """
 
     model_types = ("cohere", "cohere2", "cohere2_moe")
 
     def tied(self, c: Config) -> bool:
-        """Cohere shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention and feed-forward with their one norm; R+ has gains for each head's queries and keys."""
+        """Return attention and feed-forward with one norm.
+
+        Command R+ has gains for the queries and keys of each head.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         first, bias = c.text("model_type", default="cohere2") == "cohere", c.flag("attention_bias", default=False)
         block = blocks.grouped_query(
             c,
@@ -39,14 +60,18 @@ class Cohere(Family):
             if first
             else blocks_decoder.window(c, index, period=c.integer("sliding_window_pattern", default=4)),
         )
+
+        # Command R+ has separate gains per head, so the norms are as wide as all heads.
         if first and c.flag("use_qk_norm", default=False):
             block += blocks.Block(self._norms(c))
+
         return blocks_decoder.decoder(c, block, self._feed_forward(c, index), norms=("input_norm",))
 
     def _feed_forward(self, c: Config, index: int) -> blocks.Block:
         module = f"layers.{index}.mlp"
         if c.text("model_type", default="cohere2") != "cohere2_moe":
             return blocks.gated(c, module, c.integer("intermediate_size"))
+        # Leading dense layers may have another hidden width.
         if not blocks_decoder.is_sparse(c, index):
             return blocks.gated(c, module, c.integer("prefix_dense_intermediate_size", "intermediate_size"))
         hidden = c.integer("intermediate_size")

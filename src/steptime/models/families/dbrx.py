@@ -17,7 +17,15 @@ class Dbrx(Family):
     model_types = ("dbrx",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and experts, whose sizes are in tables of their own."""
+        """Return attention, two norms and experts; their sizes are in nested configs.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, ffn = f"blocks.{index}", c.inner("ffn_config")
         attention = blocks.grouped_query(
             c,
@@ -33,4 +41,5 @@ class Dbrx(Family):
             count=ffn.integer("moe_num_experts"),
             active=ffn.integer("moe_top_k"),
         )
+
         return blocks_decoder.decoder(c, attention, experts)

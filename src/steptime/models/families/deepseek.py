@@ -1,4 +1,7 @@
-"""DeepSeek MoE, V2, V3, R1, Kimi K2, GLM-4.5, Mistral Large 3: a few dense layers, then shared and routed experts."""
+"""DeepSeek and models with its layers: a few dense layers, then experts.
+
+They are DeepSeek MoE, V2, V3 and R1, Kimi K2, GLM-4.5 and Mistral Large 3, with shared and routed experts.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ BIASED = ("minicpm3", "deepseek_v2")
 
 @final
 class DeepSeek(Family):
-    """DeepSeekMoE, V2 and V3 (arXiv 2401.06066, 2405.04434, 2412.19437), and models with the same layers.
+    """DeepSeekMoE, V2 and V3, and models with the same layers.
 
-    Attention is latent where the config has a `kv_lora_rank`, else grouped-query (DeepSeekMoE, GLM-4.5). MiniCPM 3 and Youtu
-    have no experts; A.X K1 normalises what they return.
+    Papers: arXiv 2401.06066, 2405.04434, 2412.19437. Attention is latent if the config has a `kv_lora_rank`, and otherwise
+    grouped-query (DeepSeekMoE, GLM-4.5). MiniCPM 3 and Youtu have no experts. A.X K1 has a norm after the experts.
     """
 
     model_types = (
@@ -29,24 +32,57 @@ class DeepSeek(Family):
     )  # fmt: skip
 
     def tied(self, c: Config) -> bool:
-        """MiniCPM 3 and Youtu share embedding and head where their configs are silent."""
+        """Return whether embedding and head share one matrix.
+
+        MiniCPM 3 and Youtu share it by default.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=c.fields.get("model_type") in DENSE)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms, and a dense block or experts."""
+        """Return attention, two norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         return self._layer(c, index, sparse=self._is_sparse(c, index))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the multi-token-prediction layers: two norms, a projection of two widths to one, and a full layer."""
+        """Return the multi-token-prediction layers: norms, a projection, a full layer.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Pairs of layer and count; empty without such layers.
+        """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         return blocks_decoder.multi_token(c, self._layer(c, c.depth, sparse=True), count) if count else ()
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return MoonViT and its projector (Kimi K2.5), if the config has them."""
+        """Return MoonViT and its projector (Kimi K2.5), if the config has them.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
         width, hidden, heads = v.integer("vt_hidden_size"), v.integer("vt_intermediate_size"), moonvit_heads(v)
+
+        # The field is one number, or a list with one per axis.
         merge = [blocks_decoder.entry(v, "merge_kernel_size", axis, default=2) for axis in range(2)]
         outputs, share = v.integer("mm_hidden_size", default=width), 1 / math.prod(merge)
         merged = outputs * math.prod(merge)
@@ -59,6 +95,7 @@ class DeepSeek(Family):
         )
         layers = ((encoder(v, width, hidden, heads), v.integer("vt_num_hidden_layers")),)
         rule = moonvit_rule(v, merge[0], 16384, "as the published preprocessor of Kimi K2.5 has it")
+
         return (tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _layer(self, c: Config, index: int, *, sparse: bool) -> Layer:
@@ -89,6 +126,7 @@ class DeepSeek(Family):
             kv_heads=c.kv_heads,
             head_dim=c.head_dim,
             bias=bias,
+            # GLM-4.5 has biases on queries, keys and values only.
             output_bias=bias and not c.text("model_type").startswith("glm"),
             qk_norm=c.head_dim if c.flag("use_qk_norm", default=False) else 0,
         )

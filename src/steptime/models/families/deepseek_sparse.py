@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2 and GLM-5: latent attention over the tokens that a lightning indexer selects."""
+"""DeepSeek-V3.2 and GLM-5: latent attention over tokens that an indexer selects."""
 
 from __future__ import annotations
 
@@ -15,23 +15,38 @@ from steptime.models.model import Layer
 class DeepSeekSparse(Family):
     r"""DeepSeek sparse attention (arXiv 2512.02556, section 2.1).
 
-    Each layer is one of DeepSeek-V3 and an indexer of $H$ heads of $d$ values, whose score of a cached token costs
-    $2H(d + 1)$ FLOPs. Its one key a token is cached in FP8 with a 4-byte scale for each 128 values, whatever the format
-    of the latent: 132 B for 128 values. Attention then reads the `index_topk` best tokens. Prefill runs in the latent
-    space too, since each query selects tokens of its own; the masked multi-head form for prompts shorter than
-    `index_topk` is left out; it would save 13 % of the FLOPs of 2048 tokens in DeepSeek-V3.2, less of fewer. GLM-5.2
-    shares the selection of a "full" layer with the "shared" ones after it, which have neither an indexer nor its cache.
+    Each layer is one of DeepSeek-V3 with an indexer of $H$ heads of $d$ values. The score of a cached token costs $2H(d
+    + 1)$ FLOPs. The indexer caches one key per token in FP8 with a 4-byte scale per 128 values, for any format of the
+    latent: 132 B for 128 values. Attention then reads the `index_topk` best tokens. Prefill also runs in the latent
+    space, because each query has its own selection. The masked multi-head form for prompts shorter than `index_topk` is
+    left out. It would save 13 % of the FLOPs of 2048 tokens in DeepSeek-V3.2, and less for shorter prompts. In GLM-5.2,
+    "shared" layers use the selection of the "full" layer before them, and have neither an indexer nor its cache.
     Structure: `deepseek_v32` and `glm_moe_dsa` of transformers.
     """
 
     model_types = ("deepseek_v32", "glm_moe_dsa")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return latent attention with or without an indexer, two norms, and a dense block or experts."""
+        """Return latent attention, an indexer if full, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         return self._layer(c, index, full=self._is_full_attention(c, index), sparse=blocks_decoder.is_sparse(c, index, dense=3))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the multi-token-prediction layers: two norms, a projection of two widths to one, and a full layer."""
+        """Return the multi-token-prediction layers: norms, a projection, a full layer.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Pairs of layer and count; empty without such layers.
+        """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         return blocks_decoder.multi_token(c, self._layer(c, c.depth, full=True, sparse=True), count) if count else ()
 
@@ -51,12 +66,16 @@ class DeepSeekSparse(Family):
             )
         else:
             block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+
+        # Layers without an indexer must differ in name.
         indexer = " + indexer" if full else ""
         name = f"sparse latent attention{indexer} + {'experts' if sparse else 'feed-forward'}"
+
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
     def _attention(self, c: Config, module: str, *, full: bool) -> blocks.Block:
-        c.integer("q_lora_rank")  # the indexer reads the queries' latent
+        # The indexer reads the latent of the queries, so the config must have one.
+        c.integer("q_lora_rank")
         block = blocks_decoder.selecting(blocks.latent(c, module), c.integer("index_topk"))
         return block + blocks_decoder.indexer(c, f"{module}.indexer") if full else block
 
@@ -67,7 +86,8 @@ class DeepSeekSparse(Family):
             pattern = c.raw("index_topk_pattern")
             marks = list(pattern) if isinstance(pattern, str) else c.items("index_topk_pattern")
             if len(marks) <= index or marks[index] not in ("F", "S", "full", "shared"):
-                raise c.error("index_topk_pattern", f"must say F or S for each layer, not {short_repr(pattern)}")
+                raise c.error("index_topk_pattern", f"must have F or S for each layer, got {short_repr(pattern)}")
             return marks[index] in ("F", "full")
+        # Without a list, the first layers and each `freq`th layer after them have an indexer.
         offset = c.integer("index_skip_topk_offset", default=2, least=0)
         return max(index - offset + 1, 0) % c.integer("index_topk_freq", default=1) == 0

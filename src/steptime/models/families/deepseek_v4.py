@@ -1,4 +1,4 @@
-"""DeepSeek-V4: a sliding window beside a compressed cache, experts, and several residual streams."""
+"""DeepSeek-V4: a sliding window with a compressed cache, and residual streams."""
 
 from __future__ import annotations
 
@@ -16,45 +16,78 @@ from steptime.models.model import Attention, Layer, Op
 
 SPARSE, HEAVY = 4, 128
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": SPARSE, "heavily_compressed_attention": HEAVY}
-SCALED = 64  # values of a cached entry that share one scale
+# Values of a cached entry that share one scale.
+SCALED = 64
 
 
 @final
 class DeepSeekV4(Family):
-    r"""DeepSeek-V4 Flash and Pro: `deepseek_v4` of transformers; formats and buffers as in DeepSeek's inference code.
+    r"""DeepSeek-V4 Flash and Pro: `deepseek_v4` of transformers.
 
-    Keys and values are one head of $d$ values. Every layer attends over the last `sliding_window` tokens and, by its
-    entry in `compress_ratios`, over nothing else (0), over the `index_topk` best of one entry for each 4 tokens
-    (compressed sparse attention), or over all of one entry for each 128 tokens (heavily compressed attention). An entry
-    is a gated mean over its tokens; with ratio 4 over the tokens before them too. A compressor buffers the FP32 inputs
-    of the entry that it is working on: the entries "buffer" below, of which each token reads `selected` rows on
-    average.
+    Formats and buffers are those of DeepSeek's inference code.
+
+    Keys and values are one head of $d$ values. Every layer attends to the last `sliding_window` tokens. Its entry in
+    `compress_ratios` adds one of three things: nothing (0), the `index_topk` best of one entry per 4 tokens (compressed
+    sparse attention), or all of one entry per 128 tokens (heavily compressed attention). An entry is a gated mean over
+    its tokens; with ratio 4, the tokens before them are included. A compressor buffers the FP32 inputs of its
+    unfinished entry. These are the entries "buffer" below; each token reads `selected` rows of them on average.
 
     With the KV format "fp8_ds_mla" an entry of 512 values takes 584 B: 448 in FP8, 64 rotary ones in BF16, 7 scales and
     one byte of padding (vLLM pull request 56893). The indexer's keys are 128 B in FP8 with a 4-byte scale; FP4 keys
-    would halve them. At 1M tokens this makes, a token, 8.9 kB (Pro) and 6.2 kB (Flash) in BF16, and 5.5 and 3.9 kB in
+    would take half. At 1M tokens the cache takes 8.9 kB (Pro) and 6.2 kB (Flash) per token in BF16, and 5.5 and 3.9 kB in
     "fp8_ds_mla".
 
-    The residual is `hc_mult` streams that FP32 maps mix before and after each block (hyper-connections). Projections of
-    compressors stay in the base format. The hash routers of the first layers store a table of indices, no parameters.
+    The residual is `hc_mult` streams. FP32 maps mix them before and after each block (hyper-connections). Projections of
+    compressors stay in the base format. The hash routers of the first layers store a table of indices and no parameters.
     """
 
     model_types = ("deepseek_v4", "deepseek_ref")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return window and compressed attention, experts, two norms and two hyper-connections."""
+        """Return window and compressed attention, experts, norms and hyper-connections.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         return self._layer(c, index, self._ratios(c, c.depth)[index])
 
     def iter_layers(self, c: Config) -> Iterator[Layer]:
-        """Yield the layers; the ratios are read once."""
+        """Yield the layers; the ratios are read once.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Iterator over the layers.
+        """
         return (self._layer(c, index, ratio) for index, ratio in enumerate(self._ratios(c, c.depth)))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, the map that joins the streams, final norm and head."""
+        """Return embedding, final norm, head, and the map that joins the streams.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         return (*super().stem(c), self._joiner(c))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the multi-token-prediction layers: norms, two projections, a layer, a joining map of their own."""
+        """Return the multi-token-prediction layers.
+
+        Each has norms, two projections, a layer, and its own map that joins the streams.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Pairs of layer and count; empty without such layers.
+        """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         if not count:
             return ()
@@ -82,7 +115,7 @@ class DeepSeekV4(Family):
         heads, dim, rank = c.heads, c.head_dim, c.integer("q_lora_rank")
         groups, inner = c.integer("o_groups"), heads * dim
         if inner % groups:
-            raise c.error("o_groups", f"must divide the {inner} outputs of all heads, not {groups}")
+            raise c.error("o_groups", f"must divide the {inner} outputs of all heads, got {groups}")
         middle, term = groups * c.integer("o_lora_rank"), "projections"
         ops = (
             blocks.linear(c, f"{module}.wq_a", c.width, rank, term=term, split="replicated"),
@@ -114,9 +147,11 @@ class DeepSeekV4(Family):
         compressed = replace(
             window, name="compressed", window=math.inf, stride=ratio, selected=selected, query_values=0, output_values=0
         )
+
         return blocks.Block(ops, (window, compressed))
 
     def _compressor(self, c: Config, module: str, dim: int, ratio: int) -> blocks.Block:
+        # With ratio 4, two series of entries overlap.
         series = 2 if ratio == SPARSE else 1
         ops = (
             *(
@@ -136,6 +171,7 @@ class DeepSeekV4(Family):
             selected=series,
             state_flops_per_token=2 * series * dim,
         )
+
         return blocks.Block(ops, (buffer,))
 
     def _indexer(self, c: Config, module: str, ratio: int) -> blocks.Block:
@@ -157,6 +193,7 @@ class DeepSeekV4(Family):
             arithmetic=number_format("fp8").arithmetic,
             kv_format="fp8",
         )
+
         return blocks.Block(ops, (index,)) + self._compressor(c, f"{module}.compressor", dim, ratio)
 
     def _experts(self, c: Config, module: str) -> blocks.Block:
@@ -170,6 +207,7 @@ class DeepSeekV4(Family):
             shared=c.integer("n_shared_experts", default=1, least=0) * hidden,
         )
         stored = c.weight_format(f"{module}.experts.0.w1")
+        # The quantization names FP8 although the experts are in FP4, which only `expert_dtype` shows.
         if stored.name == "fp8" and c.text("expert_dtype", default="fp8") == "fp4":
             stored = number_format("mxfp4")
         return blocks.Block(tuple(replace(op, format=stored) if op.rows == "routed" else op for op in block.ops))
@@ -206,7 +244,8 @@ class DeepSeekV4(Family):
             return c.head_dim * c.kv_format.bytes
         rotary = c.integer("qk_rope_head_dim")
         if rotary > c.head_dim:
-            raise c.error("qk_rope_head_dim", f"must be at most the {c.head_dim} values of a head, not {rotary}")
+            raise c.error("qk_rope_head_dim", f"must be at most the {c.head_dim} values of a head, got {rotary}")
+        # One scale per 64 FP8 values, and one byte of padding.
         plain = c.head_dim - rotary
         return plain + 2 * rotary + math.ceil(plain / SCALED) + 1
 
@@ -215,7 +254,7 @@ class DeepSeekV4(Family):
             ratios = c.items("compress_ratios", length=length)
             for position, ratio in enumerate(ratios):
                 if isinstance(ratio, bool) or ratio not in RATIOS.values():
-                    raise c.error(f"compress_ratios[{position}]", f"must be 0, {SPARSE} or {HEAVY}, not {short_repr(ratio)}")
+                    raise c.error(f"compress_ratios[{position}]", f"must be 0, {SPARSE} or {HEAVY}, got {short_repr(ratio)}")
         else:
             ratios = [RATIOS[kind] for kind in c.choices("layer_types", valid_names=tuple(RATIOS), length=length)]
         return [int(ratio) for ratio in (ratios[:length] if length else ratios)]

@@ -1,4 +1,7 @@
-"""ERNIE 4.5: grouped-query attention, and dense layers alone or at the start before experts, shared ones or not."""
+"""ERNIE 4.5: grouped-query attention, with a dense block or experts.
+
+The first layers of the models with experts are dense.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,33 @@ from steptime.models.model import Layer, Op
 
 @final
 class Ernie(Family):
-    """ERNIE 4.5, dense and mixtures of experts (Baidu, ERNIE 4.5 technical report, 2025)."""
+    """ERNIE 4.5, dense and with experts (Baidu, ERNIE 4.5 technical report, 2025)."""
 
     model_types = ("ernie4_5", "ernie4_5_moe")
 
     def tied(self, c: Config) -> bool:
-        """ERNIE shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a feed-forward block or experts, whose router has a bias for balance."""
+        """Return attention, two norms, and a feed-forward block or experts.
+
+        The router has a bias that balances the experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         bias, module = c.flag("use_bias", default=False), f"layers.{index}.mlp"
         attention = blocks.grouped_query(
             c,
@@ -45,10 +65,18 @@ class Ernie(Family):
             shared_bias=bias,
         )
         balance = blocks.small(c, "e_score_correction_bias", count, term="experts")
+
         return blocks_decoder.decoder(c, attention, experts + blocks.Block((balance,)))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, final norm and head, which has a bias where all matrices do."""
+        """Return embedding, final norm and head, which has a bias if the matrices have.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         embedding, norm, _ = super().stem(c)
         moe = c.text("model_type", default="ernie4_5_moe") == "ernie4_5_moe"
         return embedding, norm, blocks.head(c, bias=moe and c.flag("use_bias", default=False))
@@ -57,6 +85,7 @@ class Ernie(Family):
         if c.text("model_type", default="ernie4_5_moe") == "ernie4_5":
             return False
         last = c.raw("moe_layer_end_index", default=-1)
+        # -1 means the last layer.
         last = c.depth - 1 if last == -1 else c.integer("moe_layer_end_index", least=0)
         first = c.integer("moe_layer_start_index", default=1, least=0)
         return first <= index <= last and (index + 1) % c.integer("moe_layer_interval", default=1) == 0

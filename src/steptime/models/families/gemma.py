@@ -1,4 +1,7 @@
-"""Gemma 1 to 3 and VaultGemma: local and global attention layers, two or four norms a layer, tied embeddings."""
+"""Gemma 1 to 3 and VaultGemma: local and global attention, two or four norms.
+
+The embedding is tied.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,39 @@ NORMS: Final[tuple[str, ...]] = ("input_norm", "post_attention_norm", "pre_norm"
 
 @final
 class Gemma(Family):
-    """Gemma (arXiv 2403.08295), Gemma 2 (arXiv 2408.00118), Gemma 3 (arXiv 2503.19786) and VaultGemma (arXiv 2510.15001).
+    """Gemma, Gemma 2, Gemma 3 and VaultGemma.
 
-    The first has no windows; it and VaultGemma, a Gemma 2 besides, have no norms behind their blocks.
+    Papers: arXiv 2403.08295, 2408.00118, 2503.19786 and 2510.15001. Gemma 1 has no windows. Gemma 1 and VaultGemma have
+    no norms after their blocks; VaultGemma otherwise equals Gemma 2.
     """
 
     model_types = ("gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma")
 
     def tied(self, c: Config) -> bool:
-        """Gemma shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two or four norms and a gated feed-forward block."""
+        """Return attention, two or four norms and a gated feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         kind = c.text("model_type", default="gemma3_text")
         third = kind.startswith("gemma3")
+
+        # Gemma 3 has one global layer per five local ones, Gemma 2 one per local one.
         period = c.integer("sliding_window_pattern", "_sliding_window_pattern", default=6 if third else 2)
         bias = c.flag("attention_bias", default=False)
         attention = blocks.grouped_query(
@@ -46,12 +67,20 @@ class Gemma(Family):
             window=math.inf if kind == "gemma" else blocks_decoder.window(c, index, period=period),
         )
         feed_forward = blocks.gated(c, f"layers.{index}.mlp", c.integer("intermediate_size"))
+
         return blocks_decoder.decoder(
             c, attention, feed_forward, norms=blocks_decoder.PRE if kind in ("gemma", "vaultgemma") else NORMS
         )
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the SigLIP tower and its projector, which runs on pooled patches, if the config has them."""
+        """Return SigLIP and its projector, which runs on pooled patches, if present.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
@@ -59,7 +88,7 @@ class Gemma(Family):
         patch, side = v.integer("patch_size"), v.integer("image_size")
         patches, tokens = (side // patch) ** 2, c.integer("mm_tokens_per_image", default=256)
         if not patches:
-            raise v.error("image_size", f"must be at least one patch of {patch}, not {side}")
+            raise v.error("image_size", f"must be at least one patch of {patch}, got {side}")
         stem = (
             matrix(v, "patch_embedding", v.integer("num_channels", default=3) * patch**2, width, term="patches"),
             positions(v, patches * width, width),
@@ -72,9 +101,10 @@ class Gemma(Family):
             square, side=side, patch=patch, tokens=tokens, settings="no pan and scan, as the published preprocessor has it"
         )
         layers = ((encoder(v, width, hidden, heads), v.depth),)
+
         return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _pooling_head(self, width: int, hidden: int) -> float:
-        """Parameters of SigLIP's head, which pools an image to one vector and which no language model asks for."""
+        """Return the parameters of SigLIP's pooling head, which is not used here."""
         attention = width + dense(width, 3 * width) + dense(width, width) + 2 * width
         return attention + dense(width, hidden) + dense(hidden, width)

@@ -1,4 +1,7 @@
-"""Gemma 3n: several residual streams (AltUp), a low-rank bypass (LAuReL), embeddings for each layer, shared caches."""
+"""Gemma 3n: several residual streams, per-layer inputs and shared caches.
+
+The streams are AltUp. Each layer has a low-rank bypass, LAuReL.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +15,45 @@ from steptime.models.family_registry import Family
 from steptime.models.image_tokens import padded, rule, untimed
 from steptime.models.model import Layer, Op
 
-TOWERS: Final = {"mobilenetv5_300m_enc": 294_126_912}  # parameters of timm's models of these names
+# Parameters of the models of timm with these names.
+TOWERS: Final = {"mobilenetv5_300m_enc": 294_126_912}
 CONVOLUTIONS: Final = (
-    "its tower for images is a MobileNet-V5, whose convolutions steptime counts and does not time; each image is 256 tokens "
-    "of the prompt"
+    "its tower for images is a MobileNet-V5; steptime counts its parameters, but does not model its time; each image is 256 "
+    "tokens of the prompt"
 )
 
 
 @final
 class Gemma3n(Family):
-    """Gemma 3n (`gemma3n` of transformers; AltUp: arXiv 2301.13310, LAuReL: arXiv 2411.07501).
+    """Gemma 3n (`gemma3n` of transformers).
 
-    The last `num_kv_shared_layers` layers read the cache of the last layer of their kind before them.
+    AltUp: arXiv 2301.13310, LAuReL: arXiv 2411.07501. The last `num_kv_shared_layers` layers read the cache of the last
+    earlier layer of their kind.
     """
 
     model_types = ("gemma3n", "gemma3n_text")
 
     def tied(self, c: Config) -> bool:
-        """Gemma shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, a feed-forward block, AltUp, LAuReL and the layer's input."""
+        """Return attention, a feed-forward block, AltUp, LAuReL and the per-layer input.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, width = f"layers.{index}", c.width
         attention = blocks.grouped_query(
             c,
@@ -57,10 +77,18 @@ class Gemma3n(Family):
         )
         feed_forward = blocks.gated(c, f"{module}.mlp", blocks_decoder.entry(c, "intermediate_size", index))
         norms = (*NORMS, "altup_scale", "altup_router_norm", "laurel_norm", "per_layer_input_norm")
+
         return blocks_decoder.decoder(c, attention, feed_forward + blocks.Block(extras), norms=norms)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return the embeddings, of tokens and for each layer, the maps between streams, final norm and head."""
+        """Return the embeddings, the maps between streams, the final norm and the head.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         streams = range(1, c.integer("altup_num_inputs", maximum=DEEPEST))
         unembed = "altup_unembed_projections"
         return (
@@ -73,13 +101,20 @@ class Gemma3n(Family):
         )
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the towers for images and sound with their embedders, as far as the config has them."""
+        """Return the towers for images and sound with their embedders, if present.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         text, towers = self.text(c).width, []
         if c.has("vision_config"):
             v = c.inner("vision_config")
             name = v.text("architecture", default="mobilenetv5_300m_enc")
             if name not in TOWERS:
-                raise v.error("architecture", f"is {name!r:.60}; known: {', '.join(TOWERS)}")
+                raise v.error("architecture", f"must be one of {', '.join(TOWERS)}, got {name!r:.60}")
             stem = (stored(v, "convolutions", TOWERS[name]), *self._embedder(v, text))
             towers.append(
                 tower(v, "image", rule(untimed, reason=f"{c.name or 'this model'}: {CONVOLUTIONS}"), width=v.width, stem=stem)
@@ -89,14 +124,18 @@ class Gemma3n(Family):
         return tuple(towers)
 
     def _altup(self, c: Config) -> Op:
-        """Predict and correct the streams: two maps of a router's outputs, and a product with all streams."""
+        """Return the prediction and correction of the streams.
+
+        They are two maps of a router's outputs, and a product with all streams.
+        """
         streams = c.integer("altup_num_inputs", maximum=DEEPEST)
         maps, router = streams**2 * (streams + 1), c.width * streams
         return Op(
             name="altup",
             term="feed-forward",
             weights=maps + router,
-            flops_per_row=2 * (maps + 2 * router + streams**2 * c.width),  # the router runs before and after
+            # The router runs before and after the layer.
+            flops_per_row=2 * (maps + 2 * router + streams**2 * c.width),
             format=c.base_format,
             split="replicated",
             inputs=streams * c.width,
@@ -104,14 +143,17 @@ class Gemma3n(Family):
         )
 
     def _embedder(self, v: Config, text: int, share: float = 1.0) -> tuple[Op, ...]:
-        """The embedder of what is no text: a table of a few tokens of its own, two norms, and a matrix to the text's width."""
+        """Return the embedder of images or sound: a table, two norms and a matrix."""
         return (
             stored(v, "embedding and norms", v.width * (v.integer("vocab_size") + 2)),
             matrix(v, "embedding_projection", v.width, text, bias=False, share=share, term="merger"),
         )
 
     def _audio(self, c: Config, a: Config, text: int) -> Tower:
-        """The Universal Speech Model's Conformer (arXiv 2303.01037), of whose rows every fourth is kept."""
+        """Return the Conformer of the Universal Speech Model (arXiv 2303.01037).
+
+        Every fourth of its rows is kept.
+        """
         width, heads = a.width, a.integer("conf_num_attention_heads")
         first, second = (blocks_decoder.entry(a, "sscp_conv_channel_size", i) for i in range(2))
         reduced = a.integer("conf_reduction_factor", default=4)
@@ -128,4 +170,5 @@ class Gemma3n(Family):
         convolutions = subsampling(a, features=a.integer("input_feat_size"), first=first, second=second, width=width)
         stem = (*convolutions, *self._embedder(a, text, 1 / reduced))
         cuts = rule(padded, tokens=c.integer("audio_soft_tokens_per_image", default=188), reduced=reduced)
+
         return tower(a, "audio", cuts, width=width, heads=heads, layers=layers, stem=stem)

@@ -1,4 +1,7 @@
-"""Gemma 4: global layers with wider heads, experts beside a dense block, embeddings for each layer, shared caches."""
+"""Gemma 4: wider global heads, experts with a dense block, per-layer inputs.
+
+Later layers share caches.
+"""
 
 from __future__ import annotations
 
@@ -13,50 +16,86 @@ from steptime.models.family_registry import Family
 from steptime.models.image_tokens import frames, pooled, rule, samples
 from steptime.models.model import Layer, Op
 
-SOFT: Final = "at most {} tokens an image, as the published preprocessor has it; requests may ask for 70 to 1,120"
+SOFT: Final = "at most {} tokens per image, as in the published preprocessor; requests may set 70 to 1,120"
 
 
 @final
 class Gemma4(Family):
     """Gemma 4 (`gemma4` and `gemma4_unified` of transformers).
 
-    With `attention_k_eq_v` global layers have no value matrix; keys and values are still cached apart, for only keys
-    are rotated. The last `num_kv_shared_layers` layers read the cache of the last layer of their kind before them,
-    so that a prompt needs them for its last token only; engines that skip them for the others are not counted on.
+    With `attention_k_eq_v` global layers have no value matrix. Keys and values are still cached separately, because
+    only keys are rotated. The last `num_kv_shared_layers` layers read the cache of the last earlier layer of their
+    kind. A prompt needs these layers for its last token only, but the time here assumes that engines run them for all
+    tokens.
     """
 
     model_types = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 
     def tied(self, c: Config) -> bool:
-        """Gemma shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, norms, a feed-forward block, and experts and the layer's input where the model has them."""
+        """Return attention, norms, a feed-forward block, and experts if present.
+
+        The layer also has its per-layer input if the model has one.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, hidden = f"layers.{index}", c.integer("intermediate_size")
         has_cache = index < c.depth - c.integer("num_kv_shared_layers", default=0, least=0)
+
+        # Layers without their own cache may have a feed-forward block of twice the width.
         if not has_cache and c.flag("use_double_wide_mlp", default=False):
             hidden *= 2
         feed_forward, norms = blocks.gated(c, f"{module}.mlp", hidden), NORMS
         if c.flag("enable_moe_block", default=False):
             feed_forward += self._experts(c, module)
             norms += ("post_norm_1", "post_norm_2", "pre_norm_2")
+
         inputs = c.integer("hidden_size_per_layer_input", default=0, least=0)
         if inputs:
             gate = blocks.linear(c, f"{module}.per_layer_input_gate", c.width, inputs, term="feed-forward")
             projection = blocks.linear(c, f"{module}.per_layer_projection", inputs, c.width, term="feed-forward")
             feed_forward += blocks.Block((gate, projection))
             norms += ("per_layer_input_norm",)
+
         return blocks_decoder.decoder(c, self._attention(c, index, has_cache=has_cache), feed_forward, norms=norms)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return the embeddings, of tokens and for each layer, the final norm and the head."""
+        """Return the token and per-layer embeddings, the final norm and the head.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         inputs = blocks_decoder.layer_inputs(c) if c.integer("hidden_size_per_layer_input", default=0, least=0) else ()
         token = blocks.embedding(c, tied=self.tied(c))
         return (token, *inputs, blocks.norm(c, "final_norm", c.width), blocks.head(c))
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the towers for images and sound with their embedders, as far as the config has them."""
+        """Return the towers for images and sound with their embedders, if present.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         unified, text = c.text("model_type", default="gemma4") == "gemma4_unified", self.text(c).width
         towers: list[Tower] = []
         if c.has("vision_config"):
@@ -73,7 +112,10 @@ class Gemma4(Family):
         local = math.isfinite(window)
         same = not local and c.flag("attention_k_eq_v", default=False)
         head_dim = c.head_dim if local else c.integer("global_head_dim", default=c.head_dim)
+
+        # Global layers with one matrix for keys and values have another number of KV heads.
         kv_heads = c.integer("num_global_key_value_heads", default=c.kv_heads) if same else c.kv_heads
+
         return blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
@@ -115,10 +157,14 @@ class Gemma4(Family):
             head_gains=2 * v.head_dim,
         )
         cuts = rule(pooled, patch=patch, pool=pool, max_tokens=tokens, settings=SOFT.format(tokens))
+
         return tower(v, "image", cuts, width=width, heads=heads, layers=((layer, v.depth),), stem=stem)
 
     def _patches(self, v: Config, text: int) -> Tower:
-        """Embed patches without a tower: norms, one matrix, positions of two axes, and the map to the text's width."""
+        """Return an embedding of patches without a tower.
+
+        It has norms, one matrix, positions of two axes, and a map to the width of the text.
+        """
         width, side = v.integer("mm_embed_dim"), v.integer("model_patch_size")
         pixels, pool, tokens = (
             3 * side**2,
@@ -136,13 +182,13 @@ class Gemma4(Family):
         return tower(v, "image", cuts, width=width, stem=stem)
 
     def _samples(self, a: Config, text: int) -> Tower:
-        """Embed samples of sound without a tower."""
+        """Return an embedding of samples of sound without a tower."""
         inner = a.integer("audio_embed_dim")
         stem = (matrix(a, "embed_audio", inner, text, bias=False, term="merger"),)
         return tower(a, "audio", rule(samples, samples=inner), width=text, stem=stem)
 
     def _audio(self, a: Config, text: int) -> Tower:
-        """A Conformer without relative positions of its own past one matrix a layer."""
+        """Return a Conformer whose relative positions have one matrix per layer."""
         width, outputs = a.width, a.integer("output_proj_dims")
         first, second = (blocks_decoder.entry(a, "subsampling_conv_channels", i) for i in range(2))
         layers = conformer(
@@ -161,4 +207,5 @@ class Gemma4(Family):
             matrix(a, "output_proj", width, outputs),
             matrix(a, "embedding_projection", outputs, text, bias=False, term="merger"),
         )
+
         return tower(a, "audio", rule(frames), width=width, heads=a.heads, layers=layers, stem=stem)

@@ -1,4 +1,4 @@
-"""GLM-4: grouped-query attention with few KV heads, a gated feed-forward block, two norms a layer or four."""
+"""GLM-4: grouped-query attention with few KV heads, and two or four norms."""
 
 from __future__ import annotations
 
@@ -14,15 +14,24 @@ NORMS: Final = (*blocks_decoder.PRE, "post_self_attn_norm", "post_mlp_norm")
 
 @final
 class Glm(Family):
-    """GLM-4 (`glm`, arXiv 2406.12793) and GLM-4-0414 (`glm4`), which normalises what each block returns, too.
+    """GLM-4 (`glm`, arXiv 2406.12793) and GLM-4-0414 (`glm4`).
 
-    Queries, keys and values have biases, the output has none; gate and up matrices are one.
+    GLM-4-0414 also has norms after its blocks. Queries, keys and values have biases, the output has none. Gate and up
+    matrices are fused.
     """
 
     model_types = ("glm", "glm4")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, norms and a gated feed-forward block."""
+        """Return attention, norms and a gated feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
@@ -32,5 +41,6 @@ class Glm(Family):
             bias=c.flag("attention_bias", default=True),
         )
         feed_forward = blocks.gated(c, f"layers.{index}.mlp", c.integer("intermediate_size"))
+        # Only GLM-4-0414 has the two norms after the blocks.
         newer = c.text("model_type", default="glm4") == "glm4"
         return blocks_decoder.decoder(c, attention, feed_forward, norms=NORMS if newer else blocks_decoder.PRE)

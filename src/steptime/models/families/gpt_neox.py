@@ -1,4 +1,7 @@
-"""GPT-NeoX and Pythia: attention beside a plain feed-forward block, two norms, rotary positions."""
+"""GPT-NeoX and Pythia: attention in parallel to a plain feed-forward block.
+
+They have two norms and rotary positions.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,37 @@ from steptime.models.model import Layer
 
 @final
 class GptNeox(Family):
-    """GPT-NeoX-20B (arXiv 2204.06745), Pythia (arXiv 2304.01373) and the Japanese NeoX, with one bias in its last layer."""
+    """GPT-NeoX-20B (arXiv 2204.06745), Pythia (arXiv 2304.01373) and Japanese NeoX.
+
+    The Japanese NeoX has one bias in its last layer.
+    """
 
     model_types = ("gpt_neox", "gpt_neox_japanese")
     norm_bias = True
 
     def tied(self, c: Config) -> bool:
-        """The Japanese NeoX shares embedding and head where its config is silent."""
+        """Return whether embedding and head share one matrix.
+
+        The Japanese NeoX shares it by default.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=self._is_japanese(c))
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a plain feed-forward block, all with biases."""
+        """Return attention, two norms and a plain feed-forward block, all with biases.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         japanese = self._is_japanese(c)
         bias = not japanese and c.flag("attention_bias", default=True)
         attention = blocks.grouped_query(
@@ -34,11 +57,14 @@ class GptNeox(Family):
             bias=bias,
             output_bias=bias,
         )
+
+        # The Japanese NeoX adds the bias of its attention output only in the last layer.
         if japanese and index == c.depth - 1:
             attention += blocks.Block((blocks.small(c, "dense_bias", c.width),))
         multiple = c.integer("intermediate_multiple_size", default=4) * c.width
         hidden = multiple if japanese else c.integer("intermediate_size")
         feed_forward = blocks.plain(c, f"layers.{index}.mlp", hidden, bias=not japanese)
+
         return blocks_decoder.decoder(c, attention, feed_forward, norm_bias=True)
 
     def _is_japanese(self, c: Config) -> bool:

@@ -1,4 +1,4 @@
-"""gpt-oss: alternating full and sliding-window attention with sinks, experts in MXFP4."""
+"""gpt-oss: full and sliding-window attention with sinks, experts in MXFP4."""
 
 from __future__ import annotations
 
@@ -18,8 +18,18 @@ class GptOss(Family):
     model_types = ("gpt_oss",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention with a sink for each head, two norms, and experts with biases."""
+        """Return attention with one sink per head, two norms, and experts with biases.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module = f"layers.{index}"
+
+        # Without `layer_types`, even layers slide, as in the reference.
         kinds = (
             c.choices("layer_types", valid_names=("full_attention", "sliding_attention"), length=index + 1)
             if c.has("layer_types")
@@ -54,4 +64,5 @@ class GptOss(Family):
             router_bias=True,
         )
         window = f", window {c.integer('sliding_window')}" if local else ""
+
         return Layer(name=f"attention{window} + experts", ops=block.ops, attention=block.attention)

@@ -1,4 +1,7 @@
-"""GPT-J: attention beside a plain feed-forward block, one norm for both, a head with a bias."""
+"""GPT-J: attention in parallel to a plain feed-forward block, with one norm.
+
+The head has a bias.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,28 @@ class GptJ(Family):
     model_types = ("gptj", "codegen")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention without and a feed-forward block with biases, and their one norm."""
+        """Return attention without biases, feed-forward with biases, and one norm.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module = f"h.{index}"
         attention = blocks.grouped_query(c, f"{module}.attn", heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim)
         feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("n_inner", default=4 * c.width), bias=True)
         return blocks_decoder.decoder(c, attention, feed_forward, norms=("ln_1",), norm_bias=True)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return the embedding, the final norm and the head, which has a bias."""
+        """Return the embedding, the final norm and the head, which has a bias.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         final_norm = blocks.norm(c, "final_norm", c.width, bias=True)
         return blocks.embedding(c, tied=self.tied(c)), final_norm, blocks.head(c, bias=True)

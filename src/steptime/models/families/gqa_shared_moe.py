@@ -1,4 +1,7 @@
-"""Grouped-query attention beside shared and routed experts: EXAONE MoE, Hunyuan V3, Solar Open, dots.llm1, Trinity, Laguna."""
+"""Grouped-query attention with shared and routed experts.
+
+Models: EXAONE MoE, Hunyuan V3, Solar Open, dots.llm1, Trinity, Laguna and others.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ SHARED: Final = ("n_shared_experts", "num_shared_experts", "moe_num_shared_exper
 
 @dataclass(frozen=True)
 class Kind:
-    """What one of these models has beside the plain layer; `gated`: a gate of each value or of each head (Laguna)."""
+    """The parts in which one of these models differs from the plain layer.
+
+    gated: whether attention has a gate per value, or per head (Laguna).
+    """
 
     qk_norm: bool = True
     sinks: bool = False
@@ -47,23 +53,33 @@ KINDS: Final = {
 
 @final
 class ExpertsBeside(Family):
-    """EXAONE MoE, Hunyuan V3, dots.llm1 (arXiv 2506.05767), Solar Open, Mellum, Trinity (`afmoe`), Laguna, Ling, Aria.
+    """Grouped-query attention with shared and routed experts, in several variants.
 
-    They differ in a few parts of a layer, which `KINDS` lists: norms on queries and keys and behind the blocks, sinks, a
-    gate on what attention returns, and biases that balance the experts where the checkpoint counts them as parameters.
+    Models: EXAONE MoE, Hunyuan V3, dots.llm1 (arXiv 2506.05767), Solar Open, Mellum, Trinity (`afmoe`), Laguna, Ling, Aria.
+    `KINDS` lists the parts in which they differ: norms on queries and keys, norms after the blocks, sinks, a gate on the
+    attention output, and biases that balance the experts. These biases are counted if the checkpoint stores them as
+    parameters.
     """
 
     model_types = tuple(KINDS)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, norms, and a dense block or experts."""
+        """Return attention, norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         model_type = c.text("model_type")
         if model_type not in KINDS:
-            raise c.error("model_type", f"is {model_type!r}; known: {', '.join(KINDS)}")
+            raise c.error("model_type", f"must be one of {', '.join(KINDS)}, got {model_type!r}")
         kind, module = KINDS[model_type], f"layers.{index}"
         heads = blocks_decoder.entry(c, "num_attention_heads_per_layer", index, default=c.heads)
         if heads % c.kv_heads:
-            raise c.error("num_attention_heads_per_layer", f"must be multiples of the {c.kv_heads} KV heads, not {heads}")
+            raise c.error("num_attention_heads_per_layer", f"must be multiples of the {c.kv_heads} KV heads, got {heads}")
         bias = c.flag("attention_bias", "use_qkv_bias", default=False)
         block = blocks.grouped_query(
             c,
@@ -82,9 +98,11 @@ class ExpertsBeside(Family):
         if kind.sinks:
             block += blocks.Block((blocks.small(c, "sinks", heads),))
         norms = (*blocks_decoder.PRE, *SANDWICH) if kind.sandwich else blocks_decoder.PRE
+
         return blocks_decoder.decoder(c, block, self._feed_forward(c, f"{module}.mlp", index, kind), norms=norms)
 
     def _gate(self, c: Config, module: str, heads: int) -> Op:
+        # Only Laguna has a gate per head; the others have one per value.
         wide = c.raw("gating", default="per-head") not in (True, "per-head") or c.text("model_type") != "laguna"
         outputs = heads * c.head_dim if wide else heads
         return blocks.linear(c, f"{module}.gate_proj", c.width, outputs, term="projections", split_limit=heads)
@@ -106,10 +124,12 @@ class ExpertsBeside(Family):
             shared_bias=bias,
             groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
         )
+
         return block + blocks.Block((blocks.small(c, "balance", count, term="experts"),)) if kind.balance else block
 
     def _is_sparse(self, c: Config, index: int) -> bool:
         dense_layers = c.indices("mlp_only_layers", default=())
+        # Configs list dense layers, or give their number at the start.
         if index in dense_layers or index < c.integer("num_dense_layers", default=0, least=0):
             return False
         return blocks_decoder.is_sparse(c, index) and (index + 1) % c.integer("decoder_sparse_step", default=1) == 0

@@ -1,4 +1,7 @@
-"""Granite 4: nine layers of Mamba-2 to one of attention, a shared block in each and experts in most models."""
+"""Granite 4: nine layers of Mamba-2 per layer of attention, and experts.
+
+Each layer has a shared block. Most models have experts.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,23 @@ from steptime.models.model import Layer
 
 @final
 class GraniteHybrid(Family):
-    """Granite 4.0-H: `granitemoehybrid` of transformers; gate and up matrices of the shared block are fused."""
+    """Granite 4.0-H: `granitemoehybrid` of transformers.
+
+    Gate and up matrices of the shared block are fused.
+    """
 
     model_types = ("granitemoehybrid",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return Mamba-2 or attention, two norms, the shared block and, unless there are none, experts."""
+        """Return Mamba-2 or attention, two norms, the shared block, and perhaps experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, full = f"layers.{index}", self._is_full_attention(c, index)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         if full:
@@ -33,7 +47,10 @@ class GraniteHybrid(Family):
             )
         else:
             block += self._mamba(c, f"{module}.mamba")
+
         count = c.integer("num_local_experts", default=8, least=0)
+
+        # Without experts, the shared block is the feed-forward block of the layer.
         shared, term = (
             c.integer("shared_intermediate_size", default=1024),
             "shared experts" if count else "feed-forward",
@@ -47,17 +64,20 @@ class GraniteHybrid(Family):
         if count:
             active = c.integer("num_experts_per_tok", default=2)
             block += blocks.experts(c, f"{module}.block_sparse_moe", c.integer("intermediate_size"), count=count, active=active)
+
         name = f"{'attention' if full else 'Mamba-2'} + {'experts' if count else 'feed-forward'}"
+
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
     def _mamba(self, c: Config, module: str) -> blocks.Block:
         inner, heads = c.integer("mamba_expand", default=2) * c.width, c.integer("mamba_n_heads", default=128)
         if inner % heads:
-            raise c.error("mamba_n_heads", f"must divide the {inner} inner values, not {heads}")
+            raise c.error("mamba_n_heads", f"must divide the {inner} inner values, got {heads}")
         if c.raw("mamba_d_head", default="auto") != "auto" and c.integer("mamba_d_head") * heads != inner:
             raise c.error(
-                "mamba_d_head", f"times {heads} heads must be the {inner} inner values, not {c.integer('mamba_d_head')}"
+                "mamba_d_head", f"times {heads} heads must be the {inner} inner values, got {c.integer('mamba_d_head')}"
             )
+
         return blocks_state_space.mamba2(
             c,
             module,

@@ -1,4 +1,4 @@
-"""Granite with windows and sinks, and with shared experts."""
+"""Granite with sliding windows and sinks, and Granite with shared experts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,36 @@ from steptime.models.model import Layer
 
 @final
 class GraniteSwa(Family):
-    """Granite with three windows to one full layer and sinks (`granite_swa`, `granitemoe_swa`), or with shared experts."""
+    """Granite with sinks and sliding windows, or with shared experts.
+
+    Kinds: `granite_swa` and `granitemoe_swa` have windows in three of four layers; `granitemoeshared` has none.
+    """
 
     model_types = ("granite_swa", "granitemoe_swa", "granitemoeshared")
 
     def tied(self, c: Config) -> bool:
-        """The dense Granite shares embedding and head where its config is silent."""
+        """Return whether embedding and head share one matrix.
+
+        The dense Granite shares it by default.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=c.text("model_type", default="granite_swa") == "granite_swa")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a feed-forward block or experts."""
+        """Return attention, two norms and a feed-forward block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         kind, module, bias = c.text("model_type", default="granite_swa"), f"layers.{index}", c.flag("attention_bias")
         local = kind.endswith("_swa")
         block = blocks.grouped_query(
@@ -34,6 +54,8 @@ class GraniteSwa(Family):
             output_bias=bias,
             window=blocks_decoder.window(c, index, period=4) if local else float("inf"),
         )
+
+        # The variants with windows have one sink per head.
         if local:
             block += blocks.Block((blocks.small(c, "sinks", c.heads),))
         hidden = c.integer("intermediate_size")
@@ -49,4 +71,5 @@ class GraniteSwa(Family):
                 shared=c.integer("shared_intermediate_size", default=0, least=0),
                 shared_module="shared_mlp",
             )
+
         return blocks_decoder.decoder(c, block, feed_forward)

@@ -1,4 +1,7 @@
-"""Grok-1 and Grok-2: eight wide experts, four norms a layer, in Grok-2 a dense block beside the experts."""
+"""Grok-1 and Grok-2: eight wide experts and four norms per layer.
+
+Grok-2 also has a dense block in parallel to the experts.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,22 @@ NORMS = ("pre_attention_norm", "post_attention_norm", "pre_moe_norm", "post_moe_
 class Grok(Family):
     """Grok-1 (github.com/xai-org/grok-1) and Grok-2 (`grok.py` of SGLang).
 
-    The published config of Grok-2 has the model_type "git", which is another model's; its `architectures` decide.
+    The published config of Grok-2 has the model_type "git", which is another model; so its `architectures` decide.
     """
 
     model_types = ("grok-1",)
     architectures = ("Grok1ForCausalLM", "Grok1ModelForCausalLM")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, four norms and experts, with a dense block where `residual_moe` asks for one."""
+        """Return attention, four norms and experts, with a dense block if `residual_moe`.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         attention = blocks.grouped_query(
             c, f"layers.{index}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim
         )

@@ -1,4 +1,7 @@
-"""Hunyuan-Large and Hunyuan-A13B: shared and routed experts in every layer, caches that layers may share."""
+"""Hunyuan-Large and Hunyuan-A13B: shared and routed experts in every layer.
+
+Layers may share caches.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,21 @@ class Hunyuan(Family):
     """Hunyuan-Large (arXiv 2411.02265) and Hunyuan-A13B.
 
     With cross-layer attention, only each `cla_share_factor`th layer has keys and values; the others read its cache.
-    Heads of Hunyuan-Large have width / heads values, those of A13B `attention_head_dim`.
+    Heads of Hunyuan-Large have width / heads values, those of A13B have `attention_head_dim`.
     """
 
     model_types = ("hunyuan", "hunyuan_v1_moe")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms, shared and routed experts."""
+        """Return attention, two norms, shared and routed experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         large = c.text("model_type", default="hunyuan_v1_moe") == "hunyuan"
         head_dim = c.head_dim if large else c.integer("attention_head_dim", "head_dim", default=c.head_dim)
         shared_cache = c.flag("use_cla", default=False) and index % c.integer("cla_share_factor", default=1) != 0
@@ -37,6 +48,8 @@ class Hunyuan(Family):
             qk_norm=head_dim if c.flag("use_qk_norm", default=True) else 0,
             stored=not shared_cache,
         )
+
+        # The config gives one number, or a list with one per layer.
         hidden = blocks_decoder.entry(c, "intermediate_size", index)
         experts = blocks_decoder.shared_and_routed(
             c,
@@ -47,4 +60,5 @@ class Hunyuan(Family):
             shared=hidden * blocks_decoder.entry(c, "num_shared_expert", index, default=1),
             shared_module="shared_mlp",
         )
+
         return blocks_decoder.decoder(c, attention, experts)

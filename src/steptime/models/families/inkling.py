@@ -1,4 +1,4 @@
-"""Inkling: attention with relative positions as a table, short convolutions everywhere, shared and routed experts."""
+"""Inkling: relative positions from a table, short convolutions, and experts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,22 @@ LAYER_TYPES = ("hybrid", "hybrid_sliding")
 class Inkling(Family):
     """Inkling (`inkling_text` of transformers).
 
-    Keys, values and what both blocks return pass a depthwise causal convolution. A query maps to `d_rel` values a head, and
-    these by a table to a bias for each distance up to `rel_extent` (or the window).
+    Keys, values and the outputs of both blocks pass a depthwise causal convolution. Each head maps its query to `d_rel`
+    values. A table maps these to a bias for each distance up to `rel_extent` (or the window).
     """
 
     model_types = ("inkling_text",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms, convolutions, and a dense block or experts."""
+        """Return attention, two norms, convolutions, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         kinds = c.choices("layer_types", valid_names=LAYER_TYPES, length=index + 1)
         local, module = kinds[index] == "hybrid_sliding", f"layers.{index}"
         attention = self._attention(c, f"{module}.self_attn", local=local)
@@ -36,7 +44,14 @@ class Inkling(Family):
         return blocks_decoder.decoder(c, attention, feed_forward + scale)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding with its norm, final norm and head."""
+        """Return embedding with its norm, final norm and head.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         embedding, norm, head = super().stem(c)
         return embedding, blocks.norm(c, "embed_norm", c.width), norm, head
 
@@ -56,6 +71,8 @@ class Inkling(Family):
             window=window,
         )
         relative, extent = c.integer("d_rel", default=16), int(window) if local else c.integer("rel_extent")
+
+        # Every query multiplies its own values by the table of all distances.
         table = Op(
             name="rel_logits_proj",
             term="projections",
@@ -75,6 +92,7 @@ class Inkling(Family):
         state = blocks_state_space.state(
             c, heads=kv_heads, values=0, flops_per_value=0, channels=channels, kernel=kernel, name="convolution"
         )
+
         return block + blocks.Block(ops, (state,))
 
     def _experts(self, c: Config, module: str) -> blocks.Block:
@@ -87,6 +105,7 @@ class Inkling(Family):
             active=c.integer("num_experts_per_tok"),
             shared=shared * hidden,
         )
+        # A second router weighs the shared experts.
         if not shared:
             return block
         weighing = blocks.linear(c, f"{module}.shared_router", c.width, shared, term="shared experts", split="replicated")

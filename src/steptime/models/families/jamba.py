@@ -1,4 +1,4 @@
-"""Jamba: seven layers of Mamba to one of attention, experts in every other layer."""
+"""Jamba: seven layers of Mamba per layer of attention; half of them have experts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,26 @@ from steptime.models.model import Layer
 
 @final
 class Jamba(Family):
-    """Jamba and Jamba-1.5 (arXiv 2403.19887, 2408.12570): `jamba` of transformers; Mamba-1 with norms on step, B, C."""
+    """Jamba and Jamba-1.5 (arXiv 2403.19887, 2408.12570): `jamba` of transformers.
+
+    The layers are Mamba-1 with norms on step, B and C.
+    """
 
     model_types = ("jamba",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention or Mamba, two norms, and a dense block or experts."""
+        """Return attention or Mamba, two norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module = f"layers.{index}"
+
+        # The defaults are those of Jamba: periods 8 and 2, offsets 4 and 1.
         full = self._is_selected(c, "attn_layer", index, (8, 4))
         sparse = c.integer("num_experts", default=16) > 1 and self._is_selected(c, "expert_layer", index, (2, 1))
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "pre_ff_norm", c.width)))
@@ -27,13 +40,16 @@ class Jamba(Family):
             block += blocks.grouped_query(c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
         else:
             block += self._mamba(c, f"{module}.mamba")
+
         hidden = c.integer("intermediate_size")
         if sparse:
             count, active = c.integer("num_experts", default=16), c.integer("num_experts_per_tok", default=2)
             block += blocks.experts(c, f"{module}.feed_forward", hidden, count=count, active=active)
         else:
             block += blocks.gated(c, f"{module}.feed_forward", hidden)
+
         name = f"{'attention' if full else 'Mamba'} + {'experts' if sparse else 'feed-forward'}"
+
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
     def _mamba(self, c: Config, module: str) -> blocks.Block:
@@ -54,5 +70,5 @@ class Jamba(Family):
         period = c.integer(f"{name}_period", default=default[0])
         offset = c.integer(f"{name}_offset", default=default[1], least=0)
         if offset >= period:
-            raise c.error(f"{name}_offset", f"must be less than the period {period}, not {offset}")
+            raise c.error(f"{name}_offset", f"must be less than the period {period}, got {offset}")
         return index % period == offset

@@ -1,4 +1,7 @@
-"""Kimi Linear and Kimi K3: three layers of Kimi delta attention to one of latent attention, and experts."""
+"""Kimi Linear and Kimi K3: delta attention, latent attention, and experts.
+
+Three layers of Kimi delta attention alternate with one layer of latent attention.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,43 @@ MODULE_OF_EXPERTS = "block_sparse_moe"
 
 @final
 class KimiLinear(Family):
-    r"""Kimi Linear (arXiv 2510.26692; `kimi_linear` of transformers) and Kimi K3 (arXiv 2607.24653).
+    r"""Kimi Linear and Kimi K3.
 
-    Kimi delta attention keeps one state of $d \times d$ for each head, like gated DeltaNet, but decays each channel by
-    itself: 7 FLOPs for each value. Full layers have latent attention without rotary positions. Kimi K3 adds a gate to
-    both, a latent of `routed_expert_hidden_size` values for the routed experts with a norm before the way back, and
+    Papers: arXiv 2510.26692 (`kimi_linear` of transformers) and arXiv 2607.24653.
+
+    Kimi delta attention has one state of $d \times d$ per head, like gated DeltaNet, but one decay per channel: 7 FLOPs
+    per value. Full layers have latent attention without rotary positions. Kimi K3 adds a gate to both kinds. Its routed
+    experts work on a latent of `routed_expert_hidden_size` values, with a norm before the projection back. It also has
     attention residuals: each block of a layer, and the head, weighs the outputs of earlier groups of
-    `attn_res_block_size` layers by a norm and a vector. The sums over those groups are activations, at most nine
-    vectors of the width read twice a layer, and are left out. K3's structure is that of its checkpoint's tensors; 2.8T
-    parameters and 104B active are published
+    `attn_res_block_size` layers by a norm and a vector. The sums over these groups are left out; they are activations,
+    at most nine vectors of the width that are read twice per layer. K3's structure is that of its checkpoint's tensors.
+    Published: 2.8T parameters and 104B active
     (https://docs.nvidia.com/nemo/automodel/model-coverage/large-language-models/moonshotai/kimi-k3.md).
     """
 
     model_types = ("kimi_linear", "kimi_k3")
 
-    def tied(self, c: Config) -> bool:  # noqa: ARG002 - whatever the config says
-        """The reference keeps both matrices."""
+    def tied(self, c: Config) -> bool:  # noqa: ARG002 - the config does not matter
+        """Return False, because the reference stores both matrices.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return False
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return delta or latent attention, two norms, and a dense block or experts."""
+        """Return delta or latent attention, two norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, full, sparse = f"layers.{index}", self._is_full_attention(c, index), blocks_decoder.is_sparse(c, index, dense=1)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         block += blocks.Block((*self._residual(c, "attention_res"), *self._residual(c, "mlp_res")))
@@ -49,11 +69,25 @@ class KimiLinear(Family):
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, final norm and head, and the residual attention before the norm."""
+        """Return embedding, final norm, head, and the residual attention before the norm.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         return (*super().stem(c), *self._residual(c, "output_res"))
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return Kimi K3's MoonViT, without biases, and its projector."""
+        """Return Kimi K3's MoonViT, by default without biases, and its projector.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
@@ -70,7 +104,7 @@ class KimiLinear(Family):
         )
         merge = v.items("merge_kernel_size", default=(2, 2))
         if len(merge) != 2 or not all(isinstance(n, int) and 0 < n < 1000 for n in merge):
-            raise v.error("merge_kernel_size", f"must be two whole numbers, not {short_repr(merge)}")
+            raise v.error("merge_kernel_size", f"must be two whole numbers, got {short_repr(merge)}")
         merged, share = v.integer("mm_hidden_size", default=width) * merge[0] * merge[1], 1 / (merge[0] * merge[1])
         text = v.integer("text_hidden_size", default=self.text(c).width)
         stem = (
@@ -80,8 +114,9 @@ class KimiLinear(Family):
             matrix(v, "projector_down_proj", merged, text, bias=False, share=share, term="merger"),
             norm(v, "projector_norm", text, bias=False, share=share),
         )
-        rule = moonvit_rule(v, merge[0], 65536, "as others read it in the preprocessor of Kimi K3")
+        rule = moonvit_rule(v, merge[0], 65536, "reported for the preprocessor of Kimi K3")
         layers = ((layer, v.integer("vt_num_hidden_layers")),)
+
         return (tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _latent(self, c: Config, module: str) -> blocks.Block:
@@ -93,7 +128,8 @@ class KimiLinear(Family):
         return block + blocks.Block((gate,))
 
     def _delta(self, c: Config, module: str) -> blocks.Block:
-        a = c.inner("linear_attn_config") if c.has("linear_attn_config") else c  # transformers writes its fields at the top
+        # transformers writes these fields at the top.
+        a = c.inner("linear_attn_config") if c.has("linear_attn_config") else c
         heads, dim = a.integer("linear_num_heads", "num_heads"), a.integer("linear_head_dim", "head_dim")
         kernel = a.integer("linear_conv_kernel_dim", "short_conv_kernel_size", default=4)
         inner, channels = heads * dim, 3 * heads * dim
@@ -122,6 +158,7 @@ class KimiLinear(Family):
             channels=channels,
             kernel=kernel,
         )
+
         return blocks.Block(ops, (state,))
 
     def _experts(self, c: Config, module: str) -> blocks.Block:
@@ -144,12 +181,16 @@ class KimiLinear(Family):
         down = blocks.linear(c, f"{module}.routed_expert_down_proj", c.width, latent, term="experts")
         up = blocks.linear(c, f"{module}.routed_expert_up_proj", latent, c.width, term="experts")
         norms = (blocks.norm(c, "latent_norm", latent),) if c.flag("latent_moe_use_norm", default=False) else ()
-        projections = (replace(op, format=c.base_format) for op in (down, up))  # the checkpoint packs the routed experts only
+
+        # The checkpoint quantizes only the routed experts.
+        projections = (replace(op, format=c.base_format) for op in (down, up))
+
         return block + blocks.Block((*projections, *norms))
 
     def _residual(self, c: Config, name: str) -> tuple[Op, ...]:
         if not c.has("attn_res_block_size"):
             return ()
+        # Check the field; its value changes only activations.
         c.integer("attn_res_block_size")
         return (blocks.norm(c, name, c.width, weights=2 * c.width),)
 
@@ -157,8 +198,9 @@ class KimiLinear(Family):
         if c.has("layer_types"):
             kinds = c.choices("layer_types", valid_names=("linear_attention", "full_attention"), length=index + 1)
             return bool(kinds[index] == "full_attention")
-        a = c.inner("linear_attn_config")  # it counts layers from 1
+        # The config of the linear attention counts layers from 1.
+        a = c.inner("linear_attn_config")
         full, linear = index + 1 in a.items("full_attn_layers"), index + 1 in a.items("kda_layers")
         if full == linear:
-            raise a.error("full_attn_layers", f"and 'kda_layers' must name layer {index + 1} in one of them")
+            raise a.error("full_attn_layers", f"or 'kda_layers' must list layer {index + 1}, but not both")
         return full

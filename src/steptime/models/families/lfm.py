@@ -1,4 +1,7 @@
-"""LFM 2 and 3: short gated convolutions in most layers, grouped-query attention in the others, dense or with experts."""
+"""LFM 2 and 3: short gated convolutions and grouped-query attention.
+
+Most layers have convolutions. The models are dense or have experts.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,34 @@ LAYER_TYPES = ("conv", "full_attention", "sliding_attention")
 class Lfm(Family):
     """LFM2 (arXiv 2511.23404), LFM2-MoE and LFM3 of Liquid AI.
 
-    A convolution layer projects its input to two gates and values, of which the product with one gate passes a causal
-    convolution of `conv_L_cache` taps; between tokens it keeps the last taps but one. LFM3 has a gate for each head and
-    norms behind its blocks.
+    A convolution layer projects its input to two gates and values. The product of the values with one gate passes a
+    causal convolution of `conv_L_cache` taps. Between tokens, the layer keeps all inputs of the taps except one. LFM3
+    has a gate per head and norms after its blocks.
     """
 
     model_types = ("lfm2", "lfm2_moe", "lfm3")
 
     def tied(self, c: Config) -> bool:
-        """LFM shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", "tie_embedding", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention or a convolution, norms, and a dense block or experts."""
+        """Return attention or a convolution, norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, kind = f"layers.{index}", self._kind(c, index)
         mixer = self._convolution(c, f"{module}.conv") if kind == "conv" else self._attention(c, f"{module}.self_attn", kind)
         norms: tuple[str, ...] = ("operator_norm", "ffn_norm")
@@ -54,6 +72,7 @@ class Lfm(Family):
         gate: tuple[Op, ...] = ()
         if self._is_version_3(c) and c.flag("use_attention_gate", default=True):
             gate = (blocks.linear(c, f"{module}.g_proj", c.width, c.heads, term="projections", split_limit=c.heads),)
+
         return block + blocks.Block(gate)
 
     def _convolution(self, c: Config, module: str) -> blocks.Block:
@@ -79,12 +98,15 @@ class Lfm(Family):
                 active=c.integer("num_experts_per_tok"),
                 shared=0,
             )
+
         hidden = c.integer("block_ff_dim", "intermediate_size")
         if kind == "lfm2" and c.flag("block_auto_adjust_ff_dim", default=True):
+            # The reference shrinks the width for three matrices, then rounds it up.
             hidden = 2 * hidden // 3
             if c.has("block_ffn_dim_multiplier"):
                 multiple = c.integer("block_multiple_of", default=256)
                 hidden = -(-int(c.number("block_ffn_dim_multiplier") * hidden) // multiple) * multiple
+
         return blocks.gated(c, module, hidden)
 
     def _kind(self, c: Config, index: int) -> str:

@@ -1,4 +1,4 @@
-"""Llama and its many relatives: grouped-query attention and a gated feed-forward block, dense or of experts."""
+"""Llama and its relatives: grouped-query attention, gated feed-forward or experts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from steptime.models.model import Layer
 
 @final
 class Llama(Family):
-    """Llama 1-3, Mistral, Ministral and Ministral 3, Mixtral, SmolLM 3, Granite 3-5, InternLM 2 and 3, and their like.
+    """Llama 1-3, Mistral, Mixtral, SmolLM 3, Granite 3-5, InternLM 2 and 3, and so on.
 
-    Seed-OSS has biases on queries, keys and values (and `attention_out_bias`), Helium never one on the output; HyperCLOVA X
-    may have two more norms, CWM windows in three layers of four. DiffLlama (arXiv 2410.05258) takes the difference of two
-    softmaxes: each head weighs values of both halves of the KV heads, with scores computed for each as the reference does.
+    Seed-OSS has biases on queries, keys and values, and on the output with `attention_out_bias`. Helium never has a
+    bias on the output. HyperCLOVA X may have two more norms. CWM has windows in three of four layers. DiffLlama (arXiv
+    2410.05258) takes the difference of two softmaxes: each head weighs values of both halves of the KV heads, with
+    separate scores for each half, as in the reference.
     """
 
     model_types = (
@@ -29,11 +30,28 @@ class Llama(Family):
     )  # fmt: skip
 
     def tied(self, c: Config) -> bool:
-        """Only SmolLM 3 shares embedding and head where its config is silent."""
+        """Return whether embedding and head share one matrix.
+
+        Only SmolLM 3 shares it by default.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=self._kind(c) == "smollm3")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a feed-forward block."""
+        """Return attention, two norms and a feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         kind = self._kind(c)
         internlm = kind == "internlm2"
         bias = c.flag("attention_bias", "bias", default=kind == "seed_oss") and kind != "cwm"
@@ -62,12 +80,23 @@ class Llama(Family):
         else:
             module = f"layers.{index}.{'feed_forward' if internlm else 'mlp'}"
             feed_forward = blocks.gated(c, module, hidden, bias=c.flag("mlp_bias", default=False))
+
         sandwich = kind == "hyperclovax" and c.flag("use_post_norm", default=False)
         norms = (*blocks_decoder.PRE, "post_norm1", "post_norm2") if sandwich else blocks_decoder.PRE
+
         return blocks_decoder.decoder(c, attention, feed_forward, norms=norms)
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return Pixtral's tower and the patch merger of Mistral Small 3.1 and Ministral 3, if the config has them."""
+        """Return Pixtral's tower and its patch merger, if the config has them.
+
+        The models are Mistral Small 3.1 and Ministral 3.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         if not c.has("vision_config"):
             return ()
         v, text = c.inner("vision_config"), self.text(c).width
@@ -85,9 +114,11 @@ class Llama(Family):
         layer = encoder(v, width, v.integer("intermediate_size"), heads, bias=False, norm_bias=False, gated=True)
         longest = v.integer("image_size", default=1540)
         cuts = rule(longest_edge, patch=patch, merge=merge, longest=longest, settings=f"a longest edge of {longest:,} pixels")
+
         return (tower(v, "image", cuts, width=width, heads=heads, layers=((layer, v.depth),), stem=stem),)
 
     def _differential(self, c: Config, block: blocks.Block) -> blocks.Block:
+        # Twice the FLOPs of plain attention: two softmaxes per head.
         flops = 2 * (2 * c.heads * (c.head_dim + c.head_dim))
         main = replace(block.attention[0], flops_per_pair_decode=flops, flops_per_pair_prefill=flops)
         return blocks.Block((*block.ops, blocks.small(c, "lambdas", 4 * c.head_dim)), (main,))

@@ -1,4 +1,7 @@
-"""Llama 4: chunked attention with full layers between, experts in every or every other layer, a vision tower."""
+"""Llama 4: chunked attention with some full layers, experts, and a vision tower.
+
+Every layer or every other layer has experts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,17 @@ class Llama4(Family):
     model_types = ("llama4", "llama4_text")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a dense block, or experts beside a shared one; query norms have no gain."""
+        """Return attention, two norms, and a dense block or routed and shared experts.
+
+        The norms on queries have no gain.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         bias = c.flag("attention_bias", default=False)
         attention = blocks.grouped_query(
             c,
@@ -36,6 +49,8 @@ class Llama4(Family):
         module, hidden = f"layers.{index}.feed_forward", c.integer("intermediate_size")
         if not self._is_sparse(c, index):
             return blocks_decoder.decoder(c, attention, blocks.gated(c, module, c.integer("intermediate_size_mlp")))
+
+        # The shared expert is as wide as a routed one.
         experts = blocks_decoder.shared_and_routed(
             c,
             module,
@@ -45,10 +60,18 @@ class Llama4(Family):
             shared=hidden,
             shared_module="shared_expert",
         )
+
         return blocks_decoder.decoder(c, attention, experts)
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the vision tower, its adapter and the projector, if the config has them."""
+        """Return the vision tower, its adapter and the projector, if present.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
@@ -56,8 +79,10 @@ class Llama4(Family):
         patch, side = v.integer("patch_size"), v.integer("image_size")
         patches, shuffled = (side // patch) ** 2, round(v.number("pixel_shuffle_ratio", default=0.5) ** -2)
         if not patches:
-            raise v.error("image_size", f"must be at least one patch of {patch}, not {side}")
-        rows = patches + 1  # a class token beside the patches
+            raise v.error("image_size", f"must be at least one patch of {patch}, got {side}")
+
+        # One row more, for the class token.
+        rows = patches + 1
         inner, outputs, share = v.integer("projector_input_dim"), v.integer("projector_output_dim"), patches / shuffled / rows
         pixels = v.integer("num_channels", default=3) * patch**2
         stem = (
@@ -76,17 +101,25 @@ class Llama4(Family):
             patch=patch,
             shuffled=shuffled,
             max_tiles=16,
-            settings="16 tiles at most, as the published preprocessor has it",
+            settings="at most 16 tiles, as in the published preprocessor",
         )
         layers = ((encoder(v, width, hidden, heads), v.depth),)
+
         return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def notes(self, c: Config) -> tuple[str, ...]:
-        """Say how chunks are counted."""
+        """Return a note about the model of chunked attention.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The notes; empty without any.
+        """
         if not c.has("attention_chunk_size"):
             return ()
         chunk = c.integer("attention_chunk_size")
-        return (f"chunked attention counts as a sliding window of {chunk} tokens; a query in mid-chunk reads fewer",)
+        return (f"chunked attention is modelled as a sliding window of {chunk} tokens; a query within a chunk reads fewer",)
 
     def _is_sparse(self, c: Config, index: int) -> bool:
         if c.has("moe_layers"):

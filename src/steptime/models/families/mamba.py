@@ -1,4 +1,4 @@
-"""Mamba 1 and 2 and Falcon-Mamba: a state-space mixer behind one norm in every layer, no attention."""
+"""Mamba 1 and 2 and Falcon-Mamba: a norm and a state-space mixer per layer."""
 
 from __future__ import annotations
 
@@ -13,26 +13,50 @@ from steptime.models.model import Layer
 
 @final
 class Mamba(Family):
-    """Mamba (arXiv 2312.00752), Mamba-2 (arXiv 2405.21060), Codestral Mamba, Falcon-Mamba (arXiv 2410.05355).
+    """Mamba, Mamba-2, Codestral Mamba and Falcon-Mamba.
 
-    Falcon-Mamba's norms of step, B and C have no gains.
+    Papers: arXiv 2312.00752, 2405.21060 and 2410.05355 (Falcon-Mamba). Falcon-Mamba's norms on step, B and C have no gains.
     """
 
     model_types = ("mamba", "mamba2", "falcon_mamba")
 
     def tied(self, c: Config) -> bool:
-        """The first Mamba shares embedding and head where its config is silent."""
+        """Return whether embedding and head share one matrix.
+
+        Mamba-1 and Falcon-Mamba share it by default.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=c.text("model_type", default="mamba") != "mamba2")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return one norm and the mixer."""
+        """Return one norm and the mixer.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, second = f"layers.{index}.mixer", self._is_mamba2(c)
         block = blocks.Block((blocks.norm(c, "norm", c.width),))
         block += self._mamba2(c, module) if second else self._mamba1(c, module)
         return Layer(name="Mamba-2" if second else "Mamba", ops=block.ops, attention=block.attention)
 
     def heads(self, c: Config) -> int:
-        """Heads of the state; those of the first Mamba are its channels."""
+        """Return the heads of the state; in Mamba-1 each channel is a head.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Number of heads.
+        """
         return c.integer("num_heads", default=128) if self._is_mamba2(c) else self._inner(c)
 
     def _mamba1(self, c: Config, module: str) -> blocks.Block:
@@ -51,8 +75,11 @@ class Mamba(Family):
     def _mamba2(self, c: Config, module: str) -> blocks.Block:
         heads, head_dim = c.integer("num_heads", default=128), c.integer("head_dim", default=64)
         inner = c.integer("expand", default=2) * c.width
+
+        # The config states all three, so they must agree.
         if heads * head_dim != inner:
-            raise c.error("num_heads", f"times {head_dim} values must be the {inner} inner values, not {heads}")
+            raise c.error("num_heads", f"times {head_dim} values must be the {inner} inner values, got {heads}")
+
         return blocks_state_space.mamba2(
             c,
             module,

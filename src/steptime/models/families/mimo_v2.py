@@ -1,4 +1,7 @@
-"""MiMo-V2-Flash: one layer of full attention to five with a short window, keys wider than values, and experts."""
+"""MiMo-V2-Flash: full attention in one of six layers, short windows in the others.
+
+Keys are wider than values. Most layers have experts.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,24 @@ from steptime.models.model import Layer
 
 @final
 class MiMoV2(Family):
-    """MiMo-V2-Flash (arXiv 2601.02780): `mimo_v2_flash` of transformers, 309B parameters and 15B active.
+    """MiMo-V2-Flash: `mimo_v2_flash` of transformers, 309B parameters and 15B active.
 
-    Window layers have KV heads of their own number and a sink for each head. The config names no multi-token-prediction
-    layers, though the checkpoint has some; they are not counted.
+    Paper: arXiv 2601.02780. Window layers have another number of KV heads, and one sink per head. The config has no
+    multi-token-prediction layers, although the checkpoint has some; they are not counted.
     """
 
     model_types = ("mimo_v2_flash",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return full or window attention, two norms, and a dense block or experts."""
+        """Return full or window attention, two norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, local, sparse = f"layers.{index}", self._is_local(c, index), self._is_sparse(c, index)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         block += self._attention(c, f"{module}.self_attn", local=local)
@@ -39,7 +50,9 @@ class MiMoV2(Family):
             )
         else:
             block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+
         window = f", window {block.attention[0].window:.0f}" if local else ""
+
         return Layer(
             name=f"attention{window} + {'experts' if sparse else 'feed-forward'}",
             ops=block.ops,
@@ -50,7 +63,7 @@ class MiMoV2(Family):
         heads = c.integer("swa_num_attention_heads", default=c.heads) if local else c.heads
         kv_heads = c.integer("swa_num_key_value_heads", default=2 * c.kv_heads) if local else c.kv_heads
         if heads % kv_heads:
-            raise c.error("swa_num_key_value_heads", f"must divide the {heads} query heads, not {kv_heads}")
+            raise c.error("swa_num_key_value_heads", f"must divide the {heads} query heads, got {kv_heads}")
         block = blocks.grouped_query(
             c,
             module,
@@ -62,6 +75,7 @@ class MiMoV2(Family):
             window=c.integer("sliding_window", "sliding_window_size") if local else math.inf,
         )
         name = "add_swa_attention_sink_bias" if local else "add_full_attention_sink_bias"
+
         return block + blocks.Block((blocks.small(c, "sinks", heads),)) if c.flag(name, default=local) else block
 
     def _is_local(self, c: Config, index: int) -> bool:
@@ -70,6 +84,7 @@ class MiMoV2(Family):
             return bool(kinds[index] == "sliding_attention")
         if c.has("hybrid_layer_pattern"):
             return c.marked("hybrid_layer_pattern", index)
+        # Without a list: layer 0 and every sixth layer have full attention.
         return index > 0 and (index + 1) % 6 != 0
 
     def _is_sparse(self, c: Config, index: int) -> bool:

@@ -1,4 +1,7 @@
-"""MiniMax-Text-01: seven layers of lightning attention to one of softmax attention, all with experts."""
+"""MiniMax-Text-01: lightning attention in seven of eight layers, and experts.
+
+The eighth layer has softmax attention.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,29 @@ KINDS = ("linear_attention", "full_attention")
 class MiniMaxLightning(Family):
     r"""MiniMax-Text-01 (arXiv 2501.08313): `minimax` of transformers.
 
-    A lightning layer keeps $d \times d$ values for each head, in FP32 as MiniMax's own code does; a token decays them,
-    adds an outer product and multiplies them by its query.
+    A lightning layer keeps $d \times d$ values per head, in FP32 as in MiniMax's own code. A token decays them, adds an
+    outer product and multiplies them by its query.
     """
 
     model_types = ("minimax_text_01", "minimax")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return lightning or softmax attention, two norms, and experts."""
+        """Return lightning or softmax attention, two norms, and experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, full = f"layers.{index}", self._is_full_attention(c, index)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         if full:
             block += blocks.grouped_query(c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
         else:
             block += self._lightning(c, f"{module}.self_attn")
+
         block += blocks_decoder.shared_and_routed(
             c,
             f"{module}.block_sparse_moe",
@@ -39,6 +51,7 @@ class MiniMaxLightning(Family):
             active=c.integer("num_experts_per_tok"),
             shared=c.integer("shared_intermediate_size", default=0, least=0),
         )
+
         return Layer(
             name=f"{'attention' if full else 'lightning attention'} + experts", ops=block.ops, attention=block.attention
         )
@@ -57,11 +70,11 @@ class MiniMaxLightning(Family):
             values=inner * c.head_dim,
             flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER + blocks_state_space.READOUT,
         )
-        return blocks.Block(
-            ops, (replace(state, summed=1.0),)
-        )  # of its norm: vLLM 0.19, linear_attn.py, MiniMaxText01RMSNormTP
+        # The norm over all heads needs an all-reduce: vLLM 0.19, linear_attn.py, MiniMaxText01RMSNormTP.
+        return blocks.Block(ops, (replace(state, summed=1.0),))
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
             return bool(c.choices("layer_types", valid_names=KINDS, length=index + 1)[index] == "full_attention")
-        return c.marked("attn_type_list", index)  # 0 is lightning, 1 is softmax
+        # 0 is lightning, 1 is softmax.
+        return c.marked("attn_type_list", index)

@@ -12,12 +12,23 @@ from steptime.models.model import Layer
 
 @final
 class MiniMaxM2(Family):
-    """MiniMax-M2 to M2.7; queries and keys are normalised over all heads together."""
+    """MiniMax-M2 to M2.7.
+
+    Queries and keys are normalized over all heads together.
+    """
 
     model_types = ("minimax_m2",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and experts."""
+        """Return attention, two norms and experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",

@@ -1,4 +1,4 @@
-"""MiniMax-M3: grouped-query attention over blocks of tokens that an indexer selects, and experts."""
+"""MiniMax-M3: attention to blocks of tokens that an indexer selects, and experts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,26 @@ from steptime.models.model import Attention, Layer
 
 @final
 class MiniMaxM3(Family):
-    """MiniMax-M3: `minimax_m3_vl` of transformers, whose text part is `minimax_m3`.
+    """MiniMax-M3: `minimax_m3_vl` of transformers, with the text part `minimax_m3`.
 
-    In sparse layers an indexer of a few heads scores every cached token, takes the best score in each block of 128 and
-    keeps the best blocks for each KV group, the last one always. Its one key a token is cached in the format of the KV
-    cache. The layer of multi-token prediction is taken to be like the last of the model, behind two norms and a
-    projection.
+    In sparse layers an indexer of a few heads scores every cached token. It takes the best score in each block of 128
+    and keeps the best blocks for each KV group, always with the last one. It caches one key per token in the format of
+    the KV cache. The multi-token-prediction layer is assumed to equal the last layer of the model, after two norms and
+    a projection.
     """
 
     model_types = ("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return full or block-sparse attention, two norms, and a dense block or experts."""
+        """Return full or block-sparse attention, two norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module = f"layers.{index}"
         indexed, sparse = self._is_indexed(c, index), self._is_sparse(c, index)
         block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
@@ -40,12 +48,26 @@ class MiniMaxM3(Family):
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the multi-token-prediction layers."""
+        """Return the multi-token-prediction layers.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Pairs of layer and count; empty without such layers.
+        """
         count = c.integer("num_nextn_predict_layers", "num_mtp_modules", default=0, least=0)
         return blocks_decoder.multi_token(c, self.layer(c, c.depth - 1), count)
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the tower and the projector, which projects each patch and then merges four."""
+        """Return the tower and the projector, which projects patches and then merges four.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
@@ -62,9 +84,10 @@ class MiniMaxM3(Family):
             matrix(v, "merger_up_proj", text * merge**2, hidden, share=share, term="merger"),
             matrix(v, "merger_down_proj", hidden, text, share=share, term="merger"),
         )
-        settings = "3,136 to 451,584 pixels, as the processor of transformers has it"
+        settings = "3,136 to 451,584 pixels, as in the processor of transformers"
         cuts = rule(resized, patch=patch, merge=merge, min_pixels=4 * 28**2, max_pixels=672**2, settings=settings)
         layers = ((encoder(v, width, v.integer("intermediate_size"), heads), v.integer("num_hidden_layers")),)
+
         return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _attention(self, c: Config, module: str, *, indexed: bool) -> parts.Block:
@@ -78,7 +101,9 @@ class MiniMaxM3(Family):
         )
         if not indexed:
             return block
-        s = c.inner("sparse_attention_config") if c.has("sparse_attention_config") else c  # transformers writes it flat
+
+        # transformers writes these fields at the top.
+        s = c.inner("sparse_attention_config") if c.has("sparse_attention_config") else c
         heads, dim = s.integer("sparse_num_index_heads", "index_n_heads"), s.integer("sparse_index_dim", "index_head_dim")
         blocks = s.integer("sparse_topk_blocks", "index_topk_blocks")
         selected = blocks * s.integer("sparse_block_size", "index_block_size")
@@ -98,6 +123,7 @@ class MiniMaxM3(Family):
             heads=heads,
             arithmetic=c.kv_format.arithmetic,
         )
+
         return parts.Block(block.ops + ops, (main, index))
 
     def _experts(self, c: Config, module: str) -> parts.Block:
@@ -110,6 +136,7 @@ class MiniMaxM3(Family):
             active=c.integer("num_experts_per_tok"),
             shared=c.integer("n_shared_experts", default=1, least=0) * c.integer("shared_intermediate_size", default=hidden),
         )
+        # The checkpoint names the matrices of experts w1 to w3, and its patterns use these names.
         stored = c.weight_format(f"{module}.experts.0.w1")
         return parts.Block(tuple(replace(op, format=stored) if op.rows == "routed" else op for op in block.ops))
 

@@ -1,4 +1,7 @@
-"""Hunyuan V4, A.X K2 and dots.3 Note: latent attention with a gate over selected tokens or a window, and experts."""
+"""Hunyuan V4, A.X K2 and dots.3 Note: gated latent attention, and experts.
+
+Attention reads selected tokens or a window.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,27 @@ LAYER_TYPES = ("indexed_attention", "full_attention", "sliding_attention")
 
 @final
 class LatentSparse(Family):
-    """Hunyuan V4 (`hy_v4`), A.X K2 (`axk2`) and the text part of dots.3 Note (`dots3_note`), as transformers has them.
+    """Hunyuan V4 (`hy_v4`), A.X K2 (`axk2`) and the text part of dots.3 Note.
 
-    All gate what latent attention returns: Hunyuan each value, with sinks and residual streams mixed as in hyper-connections
-    (arXiv 2409.19606), A.X each value from the latent of the queries, with norms gated by a matrix of low rank, dots each
-    head. An indexer as in DeepSeek-V3.2 selects tokens (arXiv 2512.02556); most layers of dots have a window instead, and
-    "shared" layers of Hunyuan take the selection of the layer before.
+    Kinds are those of transformers; dots.3 Note is `dots3_note`. All have a gate on the output of latent attention.
+    Hunyuan has a gate per value, sinks, and residual streams mixed as in hyper-connections (arXiv 2409.19606). A.X has
+    a gate per value from the latent of the queries, and norms gated by a low-rank matrix. dots has a gate per head. An
+    indexer as in DeepSeek-V3.2 selects tokens (arXiv 2512.02556). Most layers of dots have a window instead. "Shared"
+    layers of Hunyuan use the selection of the layer before them.
     """
 
     model_types = ("hy_v4", "axk2", "dots3_note", "dots3_note_text")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention with or without an indexer, norms, and a dense block or experts."""
+        """Return attention with or without indexer, norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         kind, module, sparse = self._kind(c), f"layers.{index}", blocks_decoder.is_sparse(c, index, dense=1)
         block = self._attention(c, index, kind)
         if kind == "axk2":
@@ -47,10 +59,18 @@ class LatentSparse(Family):
             )
         else:
             feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+
         return blocks_decoder.decoder(c, block, feed_forward, mixer="gated latent attention")
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, final norm and head, and what joins Hunyuan's residual streams."""
+        """Return embedding, final norm, head, and the join of Hunyuan's residual streams.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         if self._kind(c) != "hy_v4":
             return super().stem(c)
         streams = self._streams(c)
@@ -63,6 +83,7 @@ class LatentSparse(Family):
         rank, values = c.integer("q_lora_rank"), c.heads * c.integer("v_head_dim")
         if kind == "axk2":
             queries = c.heads * (c.integer("qk_nope_head_dim") + c.integer("qk_rope_head_dim"))
+            # A.X makes queries and gate from the latent of the queries in one matrix.
             fused = blocks.linear(c, f"{module}.q_gate_proj", 2 * rank, queries + values, term=term, split_limit=c.heads)
             block = blocks.Block(tuple(fused if op.name == "q_b_proj" else op for op in block.ops), block.attention)
         else:
@@ -70,6 +91,7 @@ class LatentSparse(Family):
             gate = blocks.linear(c, f"{module}.g_proj", c.width, outputs, term=term, split_limit=c.heads)
             extra = blocks.small(c, "sinks", c.heads) if kind == "hy_v4" else blocks.norm(c, "k_norm", self._rotary(c))
             block += blocks.Block((gate, extra))
+
         listed = (
             c.choices("layer_types", valid_names=LAYER_TYPES, length=index + 1)[index]
             if c.has("layer_types")
@@ -80,6 +102,7 @@ class LatentSparse(Family):
         if listed == "full_attention":
             return block
         block = blocks_decoder.selecting(block, c.integer("index_topk"))
+
         return block + blocks_decoder.indexer(c, f"{module}.indexer") if self._is_full_attention(c, index) else block
 
     def _gated_norms(self, c: Config, *, count: int) -> tuple[Op, ...]:
@@ -89,7 +112,10 @@ class LatentSparse(Family):
         return (narrow, wide) * count
 
     def _mixer(self, c: Config, name: str) -> Op:
-        """Maps of all streams to a weight for reading and one for writing each, the sum that reads, the product that writes."""
+        """Return the maps between streams and a block.
+
+        One weight per stream reads it, and one writes it. The sum of the streams is the input of the block.
+        """
         return self._streamed(c, name, maps=2 * self._streams(c), scales=2)
 
     def _streamed(self, c: Config, name: str, *, maps: int, scales: int) -> Op:

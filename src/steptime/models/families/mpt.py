@@ -1,4 +1,7 @@
-"""MPT: attention with ALiBi and a plain feed-forward block, no biases, tied embeddings."""
+"""MPT: attention with ALiBi and a plain feed-forward block, no biases.
+
+The embedding is tied.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,26 @@ class Mpt(Family):
     model_types = ("mpt",)
 
     def tied(self, c: Config) -> bool:
-        """MPT shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a plain feed-forward block."""
+        """Return attention, two norms and a plain feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, hidden = f"blocks.{index}", c.integer("expansion_ratio", default=4) * c.width
         attention = blocks.grouped_query(c, f"{module}.attn", heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim)
         return blocks_decoder.decoder(c, attention, blocks.plain(c, f"{module}.ffn", hidden))

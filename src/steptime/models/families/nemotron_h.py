@@ -1,4 +1,7 @@
-"""Nemotron-H and Nemotron 3: layers that are each one thing, Mamba-2, attention, feed-forward or experts."""
+"""Nemotron-H and Nemotron 3: layers of one mixer each.
+
+A layer is Mamba-2, attention, feed-forward or experts.
+"""
 
 from __future__ import annotations
 
@@ -16,34 +19,70 @@ NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 
 @final
 class NemotronH(Family):
-    """Nemotron-H (arXiv 2504.03624) and Nemotron 3 (arXiv 2512.20848): `nemotron_h` of transformers.
+    """Nemotron-H (arXiv 2504.03624) and Nemotron 3 (arXiv 2512.20848).
 
-    Feed-forward blocks and experts have two matrices with a squared ReLU between them. With `moe_latent_size` the
-    routed experts work on a projection of the residual stream, and what they add is projected back; router and shared
-    expert keep the full width.
+    Kind: `nemotron_h` of transformers. Feed-forward blocks and experts have two matrices with a squared ReLU between
+    them. With `moe_latent_size` the routed experts work on a projection of the residual stream, and their output is
+    projected back. The router and the shared expert work on the full width.
     """
 
     model_types = ("nemotron_h",)
 
-    def tied(self, c: Config) -> bool:  # noqa: ARG002 - whatever the config says
-        """The reference keeps both matrices."""
+    def tied(self, c: Config) -> bool:  # noqa: ARG002 - the config does not matter
+        """Return False, because the reference stores both matrices.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return False
 
     def depth(self, c: Config) -> int:
-        """Number of layers: the length of the pattern."""
+        """Return the number of layers, which is the length of the pattern.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Number of layers.
+        """
         return len(self._kinds(c, "layers_block_type", "hybrid_override_pattern"))
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return one norm and one mixer."""
+        """Return one norm and one mixer.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         return self._layer(c, self._kinds(c, "layers_block_type", "hybrid_override_pattern")[index], f"layers.{index}")
 
     def iter_layers(self, c: Config) -> Iterator[Layer]:
-        """Yield the layers; the pattern is read once."""
+        """Yield the layers; the pattern is read once.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Iterator over the layers.
+        """
         kinds = self._kinds(c, "layers_block_type", "hybrid_override_pattern")
         return (self._layer(c, kind, f"layers.{index}") for index, kind in enumerate(kinds))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the multi-token-prediction module: two norms, a projection of two widths to one, its layers."""
+        """Return the multi-token-prediction module: norms, a projection, its layers.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Pairs of layer and count; empty without such layers.
+        """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         if not count:
             return ()
@@ -56,6 +95,7 @@ class NemotronH(Family):
             *(blocks.norm(c, name, c.width) for name in ("enorm", "hnorm", "final_norm")),
         )
         layers = [self._layer(c, kind, f"mtp.layers.{index}") for index, kind in enumerate(kinds)]
+
         return (
             (Layer(name="multi-token prediction: projection", ops=joined), count),
             *((layer, count) for layer in layers),
@@ -70,17 +110,18 @@ class NemotronH(Family):
     def _kinds(self, c: Config, listed: str, pattern: str) -> list[str]:
         if c.has(listed) or not c.has(pattern):
             kind_names = (*MARKS.values(), *NAMES)
+            # transformers uses two sets of names for the mixers.
             kinds = [NAMES.get(kind, kind) for kind in c.choices(listed, valid_names=kind_names)]
         else:
             marks = c.text(pattern)
             if unknown := set(marks) - set(MARKS):
                 raise c.error(
                     pattern,
-                    f"has the marks {', '.join(map(repr, sorted(unknown)))}; known: {', '.join(map(repr, MARKS))}",
+                    f"has unknown marks {', '.join(map(repr, sorted(unknown)))}; known: {', '.join(map(repr, MARKS))}",
                 )
             kinds = [MARKS[mark] for mark in marks]
         if not 0 < len(kinds) <= DEEPEST:
-            raise c.error(listed if c.has(listed) else pattern, f"must name 1 to {DEEPEST} layers, not {len(kinds)}")
+            raise c.error(listed if c.has(listed) else pattern, f"must name 1 to {DEEPEST} layers, got {len(kinds)}")
         return kinds
 
     def _mamba(self, c: Config, module: str) -> blocks.Block:

@@ -1,4 +1,4 @@
-"""Llama-Nemotron: a Llama whose layers an architecture search has thinned, each in its own way."""
+"""Llama-Nemotron: a Llama whose layers were reduced by an architecture search."""
 
 from __future__ import annotations
 
@@ -9,18 +9,31 @@ from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
-MULTIPLE = 256  # hidden sizes are rounded up to it (`modeling_decilm.py` of the checkpoint)
+# Hidden sizes are rounded up to a multiple of it (`modeling_decilm.py` of the checkpoint).
+MULTIPLE = 256
 
 
 @final
 class NemotronNas(Family):
-    """Llama-Nemotron Super and Ultra (arXiv 2505.00949); `block_configs` says what each layer has."""
+    """Llama-Nemotron Super and Ultra (arXiv 2505.00949).
+
+    `block_configs` describes each layer.
+    """
 
     model_types = ("nemotron-nas",)
     architectures = ("DeciLMForCausalLM",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return what the search left of attention and feed-forward block, each with its norm."""
+        """Return the remaining attention and feed-forward block, each with its norm.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
+        # A small config names the entry of the list in its errors.
         field = f"block_configs[{index}]"
         block = Config({field: c.items("block_configs", length=index + 1)[index]}, name=c.name, lookups=c.lookups).inner(field)
         attention, norms = self._attention(c, block.inner("attention"), f"layers.{index}.self_attn")
@@ -33,9 +46,10 @@ class NemotronNas(Family):
         if a.flag("replace_with_linear", default=False):
             matrix = blocks.linear(c, f"{module}.linear_attn", c.width, c.width, term="projections")
             return blocks.Block((matrix,)), ("input_norm",)
+
         group, bias = a.integer("n_heads_in_group"), c.flag("attention_bias", default=False)
         if c.heads % group:
-            raise a.error("n_heads_in_group", f"must divide the {c.heads} query heads, not {group}")
+            raise a.error("n_heads_in_group", f"must divide the {c.heads} query heads, got {group}")
         block = blocks.grouped_query(
             c,
             module,
@@ -46,6 +60,7 @@ class NemotronNas(Family):
             output_bias=bias,
             window=blocks_decoder.window(a, 0, field="window_length"),
         )
+
         return block, ("input_norm",)
 
     def _feed_forward(self, c: Config, f: Config, module: str) -> tuple[blocks.Block, tuple[str, ...]]:
@@ -54,5 +69,6 @@ class NemotronNas(Family):
         if f.flag("replace_with_linear", default=False):
             matrix = blocks.linear(c, f"{module}.linear_mlp", c.width, c.width, term="feed-forward")
             return blocks.Block((matrix,)), ("post_norm",)
+        # As in the reference: two thirds of a multiple of the width, rounded up.
         hidden = -(-int(2 * f.number("ffn_mult") * c.width / 3) // MULTIPLE) * MULTIPLE
         return blocks.gated(c, module, hidden, bias=c.flag("mlp_bias", default=False)), ("post_norm",)

@@ -1,4 +1,7 @@
-"""OLMo 1 to 3, OLMoE, FlexOLMo and EXAONE 4: since the second norms on queries and keys, and mostly on what a block returns."""
+"""OLMo 1 to 3, OLMoE, FlexOLMo and EXAONE 4: norms on queries and keys.
+
+OLMo 1 has no such norms. Most other models have norms after their blocks.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,24 @@ from steptime.models.model import Layer, Op
 
 @final
 class Olmo(Family):
-    """OLMo (arXiv 2402.00838), OLMo 2 (2501.00656) and 3, OLMoE (2409.02060), FlexOLMo (2507.07024), EXAONE 4.0 (2507.11407).
+    """OLMo, OLMo 2 and 3, OLMoE, FlexOLMo and EXAONE 4.0.
 
-    OLMo normalises queries and keys over all heads together, EXAONE each head. The norms of the first OLMo have no gains.
+    Papers: arXiv 2402.00838, 2501.00656, 2409.02060 (OLMoE), 2507.07024 (FlexOLMo) and 2507.11407 (EXAONE 4.0). OLMo
+    normalizes queries and keys over all heads together, EXAONE per head. The norms of OLMo 1 have no gains.
     """
 
     model_types = ("olmo", "olmo2", "olmo3", "olmoe", "flex_olmo", "exaone4")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a feed-forward block or experts."""
+        """Return attention, two norms and a feed-forward block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         kind, bias = c.text("model_type", default="olmo3"), c.flag("attention_bias", default=False)
         attention = blocks.grouped_query(
             c,
@@ -32,18 +44,28 @@ class Olmo(Family):
             bias=bias,
             output_bias=bias,
             qk_norm=self._gains(c, kind),
-            gathers=True,  # vLLM 0.19, models/olmo2.py: _apply_qk_norm
+            # vLLM 0.19, models/olmo2.py: _apply_qk_norm.
+            gathers=True,
             window=blocks_decoder.window(c, index, period=4) if kind in ("olmo3", "exaone4") else math.inf,
         )
         module, hidden = f"layers.{index}.mlp", c.integer("intermediate_size")
         if kind not in ("olmoe", "flex_olmo"):
             norms = () if kind == "olmo" else blocks_decoder.PRE
             return blocks_decoder.decoder(c, attention, blocks.gated(c, module, hidden), norms=norms)
+
         count, active = c.integer("num_experts", "num_local_experts"), c.integer("num_experts_per_tok")
+
         return blocks_decoder.decoder(c, attention, blocks.experts(c, module, hidden, count=count, active=active))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, final norm and head; the norm of the first OLMo has no gains."""
+        """Return embedding, final norm and head; the norm of OLMo 1 has no gains.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         first = c.text("model_type", default="olmo3") == "olmo"
         return tuple(op for op in super().stem(c) if not (first and op.term == "norms"))
 

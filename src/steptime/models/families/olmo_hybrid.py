@@ -1,4 +1,7 @@
-"""OLMo Hybrid: three layers of gated DeltaNet to one of attention with norms behind its blocks."""
+"""OLMo Hybrid: gated DeltaNet in three of four layers, attention in the fourth.
+
+Attention layers have norms after their blocks.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,23 @@ KINDS = ("linear_attention", "full_attention")
 
 @final
 class OlmoHybrid(Family):
-    """OLMo Hybrid: `olmo_hybrid` of transformers; gated DeltaNet (arXiv 2412.06464) with projections of their own."""
+    """OLMo Hybrid: `olmo_hybrid` of transformers.
+
+    Gated DeltaNet (arXiv 2412.06464) has a separate projection for each input.
+    """
 
     model_types = ("olmo_hybrid",)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return DeltaNet or attention, two norms and a gated feed-forward block."""
+        """Return DeltaNet or attention, two norms and a gated feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, full = f"layers.{index}", self._is_full_attention(c, index)
         block = blocks.Block((blocks.norm(c, "first_norm", c.width), blocks.norm(c, "second_norm", c.width)))
         block += self._attention(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.linear_attn")
@@ -44,7 +58,7 @@ class OlmoHybrid(Family):
         key_heads = c.integer("linear_num_key_heads", default=c.heads)
         value_heads = c.integer("linear_num_value_heads", default=c.heads)
         if value_heads % key_heads:
-            raise c.error("linear_num_value_heads", f"must be a multiple of the {key_heads} key heads, not {value_heads}")
+            raise c.error("linear_num_value_heads", f"must be a multiple of the {key_heads} key heads, got {value_heads}")
         key_dim, value_dim = c.integer("linear_key_head_dim"), c.integer("linear_value_head_dim")
         keys, values, term = key_heads * key_dim, value_heads * value_dim, "projections"
         convolution, decays, state = blocks_state_space.delta(
@@ -67,9 +81,11 @@ class OlmoHybrid(Family):
             blocks.norm(c, "output_norm", values, weights=value_dim),
             blocks.linear(c, f"{module}.o_proj", values, c.width, term=term),
         )
+
         return blocks.Block(ops, (state,))
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
             return c.choices("layer_types", valid_names=KINDS, length=index + 1)[index] == "full_attention"
+        # Without a list, every fourth layer has full attention.
         return index % 4 == 3

@@ -1,4 +1,7 @@
-"""OPT: multi-head attention, a plain feed-forward block, biases everywhere, learned positions, tied embeddings."""
+"""OPT: multi-head attention, a plain feed-forward block, learned positions.
+
+It has biases and a tied embedding.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,34 @@ from steptime.models.model import Layer, Op
 
 @final
 class Opt(Family):
-    """OPT (arXiv 2205.01068), and with the same layers XGLM (arXiv 2112.10668), whose positions are computed, and BioGPT."""
+    """OPT (arXiv 2205.01068), XGLM (arXiv 2112.10668) and BioGPT.
+
+    The layers are the same. XGLM computes its positions.
+    """
 
     model_types = ("opt", "xglm", "biogpt")
 
     def tied(self, c: Config) -> bool:
-        """OPT shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a plain feed-forward block."""
+        """Return attention, two norms and a plain feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, bias = f"layers.{index}", c.flag("enable_bias", default=True)
         attention = blocks.grouped_query(
             c, f"{module}.self_attn", heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim, bias=bias, output_bias=bias
@@ -31,12 +52,23 @@ class Opt(Family):
         return blocks_decoder.decoder(c, attention, feed_forward, norms=norms, norm_bias=True)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, positions (two more than tokens), final norm, head, and maps to narrower embeddings."""
+        """Return embedding, positions, final norm and head.
+
+        There are two more positions than tokens. Embeddings narrower than the model have two more maps.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         width = c.integer("word_embed_proj_dim", default=c.width)
+        # OPT reserves two positions before the first token.
         rows = c.integer("max_position_embeddings") + 2 if c.text("model_type", default="opt") != "xglm" else 0
         positions = (blocks.table(c, "positions", rows * c.width),) if rows else ()
         head = blocks.linear(c, "lm_head", width, c.vocabulary, term="head", rows="outputs")
         ops = [blocks.embedding(c, tied=self.tied(c), width=width), *positions]
+        # OPT-350M has narrower embeddings than layers.
         if width != c.width:
             ops.append(blocks.linear(c, "project_in", width, c.width, term="projections"))
             ops.append(blocks.linear(c, "project_out", c.width, width, term="projections"))

@@ -1,4 +1,7 @@
-"""Falcon-H1 and Bamba: Mamba-2 beside attention in every layer, or instead of it in most, and gated feed-forward blocks."""
+"""Falcon-H1 and Bamba: Mamba-2 with attention, and gated feed-forward blocks.
+
+In Falcon-H1 both run in parallel in every layer. In Bamba each layer has one of them, mostly Mamba-2.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,23 @@ LAYER_TYPES = ("mamba", "attention", "linear_attention", "full_attention")
 
 @final
 class MambaBeside(Family):
-    """Falcon-H1 (arXiv 2507.22448: both mixers read the same norm in every layer) and Bamba (one mixer a layer)."""
+    """Falcon-H1 (arXiv 2507.22448) and Bamba.
+
+    In Falcon-H1 both mixers read the same norm in every layer. In Bamba each layer has one mixer.
+    """
 
     model_types = ("falcon_h1", "bamba")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return Mamba-2, attention or both, two norms, and a gated feed-forward block."""
+        """Return Mamba-2, attention or both, two norms, and a gated feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, parallel = f"layers.{index}", c.text("model_type", default="bamba") == "falcon_h1"
         full = parallel or self._is_full_attention(c, index)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "pre_ff_norm", c.width)))
@@ -36,20 +50,26 @@ class MambaBeside(Family):
                 bias=bias,
                 output_bias=bias,
             )
+
         bias = c.flag("mlp_bias", default=False)
         block += blocks.gated(c, f"{module}.feed_forward", c.integer("intermediate_size"), bias=bias)
-        name = "Mamba-2 beside attention" if parallel else "attention" if full else "Mamba-2"
+        name = "Mamba-2 and attention" if parallel else "attention" if full else "Mamba-2"
+
         return Layer(name=f"{name} + feed-forward", ops=block.ops, attention=block.attention)
 
     def _mamba(self, c: Config, module: str, *, parallel: bool) -> blocks.Block:
         inner = c.integer("mamba_d_ssm", default=c.integer("mamba_expand", default=2) * c.width)
         heads = c.integer("mamba_n_heads", default=128)
         if inner % heads:
-            raise c.error("mamba_n_heads", f"must divide the {inner} inner values, not {heads}")
+            raise c.error("mamba_n_heads", f"must divide the {inner} inner values, got {heads}")
+
+        # The config may state the size of a head, which must then agree with the others.
         if c.raw("mamba_d_head", default="auto") != "auto" and c.integer("mamba_d_head") * heads != inner:
-            problem = f"times {heads} heads must be the {inner} inner values, not {c.integer('mamba_d_head')}"
+            problem = f"times {heads} heads must be the {inner} inner values, got {c.integer('mamba_d_head')}"
             raise c.error("mamba_d_head", problem)
+
         bias = c.flag("mamba_proj_bias", default=False)
+
         return blocks_state_space.mamba2(
             c,
             module,

@@ -1,4 +1,4 @@
-"""Phi-3, Phi-4 and Phi-3.5-MoE."""
+"""Phi-3, Phi-4 and Phi-3.5-MoE: attention, and a feed-forward block or experts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,23 @@ from steptime.models.model import Layer, Op
 
 @final
 class Phi(Family):
-    """Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905); the mixture of experts has layer norms with biases."""
+    """Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905), and Phi-3.5-MoE.
+
+    The model with experts has layer norms with biases.
+    """
 
     model_types = ("phi3", "phimoe")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a feed-forward block or experts."""
+        """Return attention, two norms and a feed-forward block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         moe, bias = self._is_moe(c), c.flag("attention_bias", default=False)
         attention = blocks.grouped_query(
             c,
@@ -35,10 +46,18 @@ class Phi(Family):
             feed_forward = blocks.experts(c, f"layers.{index}.block_sparse_moe", hidden, count=count, active=active)
         else:
             feed_forward = blocks.gated(c, f"layers.{index}.mlp", hidden)
+
         return blocks_decoder.decoder(c, attention, feed_forward, norm_bias=moe)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return the embedding, the final norm and the head; the mixture of experts has biases on both."""
+        """Return embedding, final norm and head; the model with experts has biases.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         moe = self._is_moe(c)
         return (
             blocks.embedding(c, tied=self.tied(c)),

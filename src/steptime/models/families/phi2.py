@@ -1,4 +1,7 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention beside a plain feed-forward block, one norm for both, biases everywhere."""
+"""Phi-1, Phi-1.5 and Phi-2: attention in parallel to a plain feed-forward block.
+
+They have one norm per layer and biases everywhere.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,15 @@ class Phi2(Family):
     model_types = ("phi", "phi-msft")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention and feed-forward with their one norm."""
+        """Return attention and feed-forward with one norm.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module = f"layers.{index}"
         block = blocks.grouped_query(
             c,
@@ -34,6 +45,13 @@ class Phi2(Family):
         return blocks_decoder.decoder(c, block, feed_forward, norms=("input_norm",), norm_bias=True)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return the embedding, the final norm and the head, which has a bias."""
+        """Return the embedding, the final norm and the head, which has a bias.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         final_norm = blocks.norm(c, "final_norm", c.width, bias=True)
         return blocks.embedding(c, tied=self.tied(c)), final_norm, blocks.head(c, bias=True)

@@ -1,4 +1,7 @@
-"""Qwen 2 to 3: grouped-query attention and a gated feed-forward block or experts; MiMo; the vision-language models."""
+"""Qwen 2 to 3, MiMo-7B, and the vision-language models of Qwen.
+
+They have grouped-query attention, and a gated feed-forward block or experts.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from steptime.models.model import Layer
 
 @final
 class Qwen(Family):
-    """Qwen 1.5 to 2.5 (biases on queries, keys and values), Qwen 3 (norms on queries and keys), MiMo-7B (a Qwen 2)."""
+    """Qwen 1.5 to 2.5, Qwen 3, and MiMo-7B, which has the layers of Qwen 2.
+
+    Qwen 1.5 to 2.5 have biases on queries, keys and values. Qwen 3 has norms on queries and keys.
+    """
 
     model_types = (
         "qwen2", "qwen2_moe", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text",
@@ -23,7 +29,15 @@ class Qwen(Family):
     )  # fmt: skip
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a feed-forward block."""
+        """Return attention, two norms and a feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         third = self._is_version_3(c)
         bias = c.flag("attention_bias", default=False) if third else c.flag("qkv_bias", default=True)
         attention = blocks.grouped_query(
@@ -40,13 +54,27 @@ class Qwen(Family):
         return blocks_decoder.decoder(c, attention, self._feed_forward(c, f"layers.{index}.mlp", index))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return MiMo's multi-token-prediction layers; Qwen's have none."""
+        """Return MiMo's multi-token-prediction layers; Qwen has none.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Pairs of layer and count; empty without such layers.
+        """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         norms = ("token_layernorm", "hidden_layernorm", "final_layernorm")
         return blocks_decoder.multi_token(c, self.layer(c, c.depth - 1), count, norms=norms)
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the vision tower with its mergers, if the config has them."""
+        """Return the vision tower with its mergers, if the config has it.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
@@ -74,18 +102,25 @@ class Qwen(Family):
         if not shared:
             return experts
         gate = blocks.linear(c, f"{module}.shared_expert_gate", c.width, 1, term="shared experts", split="replicated")
+
         return experts + blocks.Block((gate,))
 
     def _window(self, c: Config, index: int) -> float:
         if not c.flag("use_sliding_window", default=False):
             return math.inf
+        # Without a list, layers from `max_window_layers` on slide.
         first = 0 if c.has("layer_types") else c.integer("max_window_layers", default=0, least=0)
         return blocks_decoder.window(c, index) if index >= first else math.inf
 
     def _second_tower(self, v: Config) -> Tower:
-        """Return the tower of Qwen2.5-VL: windows of some patches in most layers, and a merger of four."""
+        """Return the tower of Qwen2.5-VL.
+
+        Most layers have windows of patches. A merger joins four patches.
+        """
         width, hidden, heads = v.width, v.integer("intermediate_size"), v.integer("num_heads", default=16)
         patch, merge, depth = v.integer("patch_size"), v.integer("spatial_merge_size"), v.integer("depth")
+
+        # A window covers `side` by `side` patches.
         side = max(1, v.integer("window_size", default=112) // patch)
         full_attention_layers = v.indices("fullatt_block_indexes", default=(7, 15, 23, 31))
         full = len({index for index in full_attention_layers if index < depth})
@@ -101,13 +136,23 @@ class Qwen(Family):
             matrix(v, "merger_up_proj", merged, merged, share=share, term="merger"),
             matrix(v, "merger_down_proj", merged, v.integer("out_hidden_size"), share=share, term="merger"),
         )
-        settings = "3,136 to 12,845,056 pixels, as the published preprocessor of Qwen2.5-VL has it"
+        settings = "3,136 to 12,845,056 pixels, as in the published preprocessor of Qwen2.5-VL"
         cuts = rule(resized, patch=patch, merge=merge, min_pixels=56**2, max_pixels=16384 * 28**2, settings=settings)
+
         return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)
 
 
 def third_tower(v: Config) -> Tower:
-    """Return the tower of Qwen3-VL and Qwen3.5: learned positions, a merger of four, and one more for each deep stack."""
+    """Return the tower of Qwen3-VL and Qwen3.5.
+
+    It has learned positions and a merger of four patches, and one more merger for each deep stack.
+
+    Args:
+        v: Config of the tower.
+
+    Returns:
+        The tower.
+    """
     width, hidden, heads = v.integer("hidden_size"), v.integer("intermediate_size"), v.integer("num_heads", default=16)
     patch, merge = v.integer("patch_size", default=16), v.integer("spatial_merge_size", default=2)
     share, merged, outputs = merge**-2, width * merge**2, v.integer("out_hidden_size")
@@ -123,13 +168,21 @@ def third_tower(v: Config) -> Tower:
         *mergers,
         *(op for _ in range(stacked) for op in (norm(v, "stacked_norm", merged, share=share), *mergers)),
     )
-    settings = "65,536 to 16,777,216 pixels, as the published preprocessors of Qwen3-VL and Qwen3.5 have it"
+    settings = "65,536 to 16,777,216 pixels, as in the published preprocessors of Qwen3-VL and Qwen3.5"
     cuts = rule(resized, patch=patch, merge=merge, min_pixels=256**2, max_pixels=4096**2, settings=settings)
     layers = ((encoder(v, width, hidden, heads), v.integer("depth", "num_hidden_layers")),)
+
     return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)
 
 
 def pixels_of_patch(v: Config) -> int:
-    """Return the values of a patch: an image is two frames of a film."""
+    """Return the values of a patch; an image counts as two frames of a video.
+
+    Args:
+        v: Config of the tower.
+
+    Returns:
+        Values.
+    """
     channels = v.integer("in_channels", "in_chans", default=3)
     return channels * v.integer("temporal_patch_size", default=2) * v.integer("patch_size", default=16) ** 2

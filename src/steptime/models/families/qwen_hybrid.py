@@ -1,4 +1,7 @@
-"""Qwen3-Next and Qwen3.5: three layers of gated DeltaNet to one of gated attention, dense or with experts."""
+"""Qwen3-Next and Qwen3.5: gated DeltaNet in three of four layers, gated attention.
+
+The models are dense or have experts.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +20,55 @@ KINDS = ("linear_attention", "full_attention")
 
 @final
 class QwenHybrid(Family):
-    r"""Gated DeltaNet (arXiv 2412.06464) and gated attention: `qwen3_next`, `qwen3_5`, `qwen3_5_moe` of transformers.
+    r"""Gated DeltaNet (arXiv 2412.06464) and gated attention.
 
-    A DeltaNet layer keeps one state of $d_k \times d_v$ for each value head. A token decays it, reads it with its key,
-    adds the corrected outer product and reads it with its query: 7 FLOPs for each value. The queries, keys and values
-    pass a short convolution.
+    Kinds: `qwen3_next`, `qwen3_5`, `qwen3_5_moe` of transformers. A DeltaNet layer keeps one state of $d_k \times d_v$
+    per value head. A token decays it, reads it with its key, adds the corrected outer product, and reads it with its
+    query: 7 FLOPs per value. The queries, keys and values pass a short convolution.
     """
 
     model_types = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return DeltaNet or gated attention, two norms, and a dense block or experts."""
+        """Return DeltaNet or gated attention, two norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         return self._layer(c, f"layers.{index}", full=self._is_full_attention(c, index), sparse=self._is_sparse(c, index))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the multi-token-prediction layers: attention layers behind a projection of two widths to one."""
+        """Return the multi-token-prediction layers: a projection and attention layers.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Pairs of layer and count; empty without such layers.
+        """
         count = c.integer("mtp_num_hidden_layers", default=0, least=0)
         if not count:
             return ()
         layer = self._layer(c, "mtp.layers.0", full=True, sparse=self._is_sparse(c, c.depth - 1))
         joined = blocks.linear(c, "mtp.fc", 2 * c.width, c.width, term="projections")
         norms = tuple(blocks.norm(c, name, c.width) for name in ("embedding_norm", "hidden_norm", "mtp_norm"))
+        # The projection and its norms run once, before the first layer.
         first = replace(layer, name=f"multi-token prediction: {layer.name}", ops=(joined, *norms, *layer.ops))
         return ((first, 1), (layer, count - 1)) if count > 1 else ((first, 1),)
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the tower of Qwen3-VL, if the config has it."""
+        """Return the tower of Qwen3-VL, if the config has it.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         return (third_tower(c.inner("vision_config")),) if c.has("vision_config") else ()
 
     def _layer(self, c: Config, module: str, *, full: bool, sparse: bool) -> Layer:
@@ -72,9 +98,11 @@ class QwenHybrid(Family):
         key_heads, value_heads = c.integer("linear_num_key_heads"), c.integer("linear_num_value_heads")
         key_dim, value_dim = c.integer("linear_key_head_dim"), c.integer("linear_value_head_dim")
         if value_heads % key_heads:
-            raise c.error("linear_num_value_heads", f"must be a multiple of the {key_heads} key heads, not {value_heads}")
+            raise c.error("linear_num_value_heads", f"must be a multiple of the {key_heads} key heads, got {value_heads}")
         keys, values, kernel = key_heads * key_dim, value_heads * value_dim, c.integer("linear_conv_kernel_dim")
         fused = c.text("model_type", default="qwen3_next") == "qwen3_next"
+
+        # Qwen3-Next fuses the projections by inputs, Qwen3.5 separates them.
         outputs = (
             {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * value_heads}
             if fused
@@ -107,6 +135,7 @@ class QwenHybrid(Family):
             channels=channels,
             kernel=kernel,
         )
+
         return blocks.Block(ops, (state,))
 
     def _experts(self, c: Config, module: str) -> blocks.Block:

@@ -1,4 +1,7 @@
-"""RecurrentGemma: two layers of a gated linear recurrence to one of attention with a window."""
+"""RecurrentGemma: two layers of a gated linear recurrence per layer of attention.
+
+Attention has a sliding window.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,34 @@ LAYER_TYPES = ("recurrent", "attention", "linear_attention", "sliding_attention"
 class RecurrentGemma(Family):
     """RecurrentGemma (arXiv 2404.07839; Griffin, arXiv 2402.19427).
 
-    A recurrent layer has two branches; one passes a convolution and the RG-LRU, one value of state a channel in FP32, whose
-    two gates are matrices of the blocks of channels of a head. `intermediate_size` counts gate and value together.
+    A recurrent layer has two branches. One branch passes a convolution and the RG-LRU, whose state is one FP32 value
+    per channel. The two gates of the RG-LRU are block matrices, with one block per head. `intermediate_size` counts
+    gate and value together.
     """
 
     model_types = ("recurrent_gemma",)
 
     def tied(self, c: Config) -> bool:
-        """Gemma shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return the recurrence or attention, two norms, and a gated feed-forward block."""
+        """Return the recurrence or attention, two norms, and a gated feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module = f"layers.{index}"
         full = self._is_full_attention(c, index)
         block = blocks.Block((blocks.norm(c, "temporal_norm", c.width), blocks.norm(c, "channel_norm", c.width)))
@@ -51,7 +70,7 @@ class RecurrentGemma(Family):
     def _recurrent(self, c: Config, module: str) -> blocks.Block:
         channels, kernel, term = c.integer("lru_width", default=c.width), c.integer("conv1d_width", default=4), "projections"
         if channels % c.heads:
-            raise c.error("lru_width", f"must be a multiple of the {c.heads} heads, not {channels}")
+            raise c.error("lru_width", f"must be a multiple of the {c.heads} heads, got {channels}")
         gates = (
             blocks.linear(c, f"{module}.{name}", channels // c.heads, channels, term=term, bias=True, split_limit=c.heads)
             for name in ("input_gate", "recurrent_gate")
@@ -72,6 +91,7 @@ class RecurrentGemma(Family):
             channels=channels,
             kernel=kernel,
         )
+
         return blocks.Block(ops, (state,))
 
     def _window(self, c: Config) -> int:
@@ -79,6 +99,7 @@ class RecurrentGemma(Family):
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layers_block_type") or c.has("_block_types") or c.has("block_types"):
+            # The config may give one period of the pattern, so the index wraps around.
             kinds = c.choices("layers_block_type", "_block_types", "block_types", valid_names=LAYER_TYPES)
             if not kinds:
                 raise c.error("block_types", "must name at least one kind of layer")

@@ -1,4 +1,7 @@
-"""RWKV 4 and 7: a recurrence in every layer and a feed-forward block that sees the token before, no attention."""
+"""RWKV 4 and 7: a recurrence in every layer, and no attention.
+
+The feed-forward block also reads the token before.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +14,47 @@ from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 SUMS = 3
-"""Values that RWKV-4 keeps for each channel: numerator, denominator and the largest exponent so far."""
+"""Values per channel of an RWKV-4 state: numerator, denominator and the largest exponent so far."""
 GENERALISED = blocks_state_space.DECAY + blocks_state_space.READOUT + 2 * blocks_state_space.OUTER + blocks_state_space.READOUT
-"""FLOPs for each value of an RWKV-7 state: decay, read by the removal key, take out, put in, read by the receptance."""
+"""FLOPs per value of an RWKV-7 state: decay, product with the removal key, removal, addition, product with receptance."""
 
 
 @final
 class Rwkv(Family):
-    r"""RWKV-4 (arXiv 2305.13048; `rwkv` of transformers) and RWKV-7 (arXiv 2503.14456; `rwkv7` of flash-linear-attention).
+    r"""RWKV-4 and RWKV-7.
 
-    Both blocks mix each input with that of the token before, which is kept beside the state. RWKV-7 keeps a matrix of
-    $d \times d$ for each head, under a generalised delta rule; decay, learning rate, value residual and gate come from
-    matrices of low rank, the value residual not in the first layer.
+    Papers: arXiv 2305.13048 (`rwkv` of transformers) and arXiv 2503.14456 (`rwkv7` of flash-linear-attention). Both
+    blocks mix each input with that of the token before, which is stored with the state. RWKV-7 keeps a matrix of $d
+    \times d$ per head, under a generalized delta rule. Decay, learning rate, value residual and gate come from low-rank
+    matrices. The first layer has no value residual.
     """
 
     model_types = ("rwkv", "rwkv7")
     norm_bias = True
 
     def heads(self, c: Config) -> int:
-        """Heads of the state; RWKV-4 has one a channel."""
+        """Return the heads of the state; in RWKV-4 each channel is a head.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Number of heads.
+        """
         return c.width // c.integer("head_dim", default=64) if self._is_version_7(c) else self._inner(c)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return the recurrence, norms and the feed-forward block; the first layer normalises the embedding, too."""
+        """Return the recurrence, norms and the feed-forward block.
+
+        The first layer also normalizes the embedding.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module = f"blocks.{index}"
         names = ("ln1", "ln2", "ln0") if index == 0 else ("ln1", "ln2")
         block = blocks.Block(tuple(blocks.norm(c, name, c.width, bias=True) for name in names))
@@ -74,9 +95,13 @@ class Rwkv(Family):
     def _time_mix7(self, c: Config, module: str, *, first: bool) -> blocks.Block:
         width, dim, term = c.width, c.integer("head_dim", default=64), "projections"
         if width % dim:
-            raise c.error("head_dim", f"must divide the width {width}, not {dim}")
+            raise c.error("head_dim", f"must divide the width {width}, got {dim}")
         ranks = {"w": "decay_low_rank_dim", "a": "a_low_rank_dim", "g": "gate_low_rank_dim"}
+
+        # The value residual adds the values of the first layer, so that layer has none.
         ranks |= {} if first else {"v": "v_low_rank_dim"}
+
+        # Each vector comes from two low-rank matrices, at steps 0 and 2 of a sequence of modules.
         narrow = tuple(
             blocks.linear(c, f"{module}.{name}_lora.{step}", *sizes, term=term, bias=step == 2 and name != "g")
             for name, rank in ((name, c.integer(field)) for name, field in ranks.items())
@@ -89,6 +114,7 @@ class Rwkv(Family):
         state = blocks_state_space.state(
             c, heads=width // dim, values=width * dim, flops_per_value=GENERALISED, channels=2 * width, kernel=2
         )
+
         return blocks.Block((*wide, *narrow, *vectors), (state,))
 
     def _channel_mix7(self, c: Config, module: str) -> blocks.Block:
@@ -108,5 +134,12 @@ class Rwkv(Family):
         return c.text("model_type", default="rwkv") == "rwkv7"
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, final norm and head."""
+        """Return embedding, final norm and head.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         return super().stem(c)

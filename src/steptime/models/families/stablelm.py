@@ -1,4 +1,4 @@
-"""StableLM: layer norms with biases, and blocks one after the other or side by side."""
+"""StableLM: layer norms with biases, blocks in sequence or in parallel."""
 
 from __future__ import annotations
 
@@ -12,13 +12,24 @@ from steptime.models.model import Layer
 
 @final
 class StableLm(Family):
-    """StableLM 3B and StableLM 2 (arXiv 2402.17834); that of 12 B runs its blocks side by side and has a norm for each head."""
+    """StableLM 3B and StableLM 2 (arXiv 2402.17834).
+
+    StableLM 2 12B runs its blocks in parallel and has one norm per head.
+    """
 
     model_types = ("stablelm", "stablelm_epoch")
     norm_bias = True
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, one norm or two, and a gated feed-forward block."""
+        """Return attention, one norm or two, and a gated feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module = f"layers.{index}"
         block = blocks.grouped_query(
             c,
@@ -31,5 +42,6 @@ class StableLm(Family):
         if c.flag("qk_layernorm", default=False):
             block += blocks.head_norms(c, c.heads, c.kv_heads, c.width // c.heads, shared=False, bias=False)
         feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+        # Parallel blocks share one norm.
         norms = ("input_norm",) if c.flag("use_parallel_residual", default=False) else blocks_decoder.PRE
         return blocks_decoder.decoder(c, block, feed_forward, norms=norms, norm_bias=True)

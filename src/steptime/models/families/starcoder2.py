@@ -1,4 +1,4 @@
-"""StarCoder2: grouped-query attention, a plain feed-forward block, biases everywhere."""
+"""StarCoder2: grouped-query attention, a plain feed-forward block, and biases."""
 
 from __future__ import annotations
 
@@ -18,11 +18,26 @@ class StarCoder2(Family):
     norm_bias = True
 
     def tied(self, c: Config) -> bool:
-        """StarCoder2 shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms and a plain feed-forward block."""
+        """Return attention, two norms and a plain feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         bias = c.flag("use_bias", default=True)
         attention = blocks.grouped_query(
             c,

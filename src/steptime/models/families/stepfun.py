@@ -1,4 +1,7 @@
-"""Step3, Step-3.5 and Step-3.7: multi-matrix factorised attention, or gated attention with windows, and experts."""
+"""Step3, Step-3.5 and Step-3.7: factorized or gated attention, and experts.
+
+Step3 has multi-matrix factorized attention. The others have gated attention with windows.
+"""
 
 from __future__ import annotations
 
@@ -20,31 +23,53 @@ KINDS = ("full_attention", "sliding_attention")
 
 @final
 class StepFun(Family):
-    """Step3 (arXiv 2507.19427), Step-3.5-Flash and Step-3.7-Flash (`step3p7` of transformers).
+    """Step3 (arXiv 2507.19427), Step-3.5-Flash and Step-3.7-Flash.
 
-    Step3 has one KV head, and queries that pass a norm and a matrix of their own behind a narrow projection. It has
-    316B parameters without its tower and 321B with it (https://github.com/stepfun-ai/Step3); a config without
-    `vision_config` gives the former. Step-3.5 and 3.7 have norms on queries and keys, a gate of one value a head, and
-    more query heads in window layers where `attention_other_setting` says so. Their multi-token-prediction layers are
-    counted without the copies of embedding and head that some checkpoints hold.
+    Step-3.7 is `step3p7` of transformers. Step3 has one KV head. Its queries pass a narrow projection, a norm and a
+    second matrix. It has 316B parameters without its tower and 321B with it (https://github.com/stepfun-ai/Step3). A
+    config without `vision_config` gives 316B. Step-3.5 and 3.7 have norms on queries and keys, a gate of one value per
+    head, and more query heads in window layers if `attention_other_setting` says so. Their multi-token-prediction
+    layers are counted without the copies of embedding and head in some checkpoints.
     """
 
     model_types = ("step3_vl", "step3_text", "step3p5", "step3p7")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms, and a dense block or experts."""
+        """Return attention, two norms, and a dense block or experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         return self._layer(c, index, self._is_sparse(c, index))
 
     def iter_layers(self, c: Config) -> Iterator[Layer]:
-        """Yield the layers; the list of layers with experts is read once."""
+        """Yield the layers; the list of layers with experts is read once.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Iterator over the layers.
+        """
         sparse = self._sparse_layers(c)
         return (self._layer(c, index, index in sparse) for index in range(c.depth))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the multi-token-prediction layers: two norms, a projection of two widths to one, and a layer."""
+        """Return the multi-token-prediction layers: norms, a projection and a layer.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Pairs of layer and count; empty without such layers.
+        """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         if count > c.depth:
-            raise c.error("num_nextn_predict_layers", f"must be at most the {c.depth} layers, not {count}")
+            raise c.error("num_nextn_predict_layers", f"must be at most the {c.depth} layers, got {count}")
         sparse = self._sparse_layers(c)
         counts: dict[Layer, int] = {}
         for index in range(c.depth, c.depth + count):
@@ -56,7 +81,14 @@ class StepFun(Family):
         return tuple(counts.items())
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the tower, its convolutions of stride 2 that merge patches, and the projector."""
+        """Return the tower, its merging convolutions of stride 2, and the projector.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         if not c.has("vision_config"):
             return ()
         v, text = c.inner("vision_config"), self.text(c)
@@ -65,7 +97,7 @@ class StepFun(Family):
         patch, side = v.integer("patch_size", default=14), v.integer("image_size", default=728)
         patches = (side // patch) ** 2
         if not patches:
-            raise v.error("image_size", f"must be at least one patch of {patch}, not {side}")
+            raise v.error("image_size", f"must be at least one patch of {patch}, got {side}")
         pixels, heads = v.integer("num_channels", default=3) * patch**2, v.integer("heads", "num_attention_heads", default=16)
         if older:
             hidden, out = v.integer("intermediate_size", default=3072), v.integer("output_hidden_size", default=4096)
@@ -78,7 +110,10 @@ class StepFun(Family):
             hidden = int(width * v.number("mlp_ratio", default=8960 / 1536))
             convolutions, merged = ((9 * width, 2 * width), (9 * 2 * width, 4 * width)), 4 * width
             extra_ops = (norm(v, "pre_norm", width),)
+
         layer = encoder(v, width, hidden, heads)
+
+        # The newer tower scales the output of each block by a vector.
         if not older:
             layer = replace(layer, ops=(*layer.ops, stored(v, "layer scales", 2 * width)))
         stem = (
@@ -94,9 +129,10 @@ class StepFun(Family):
             ),
         )
         cuts = rule(
-            crops, side=side, crop=504, patch=patch, settings="crops of 504 pixels, as the processor of transformers has it"
+            crops, side=side, crop=504, patch=patch, settings="crops of 504 pixels, as in the processor of transformers"
         )
         layers = ((layer, v.integer("layers", "num_hidden_layers")),)
+
         return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _layer(self, c: Config, index: int, sparse: bool) -> Layer:
@@ -118,8 +154,10 @@ class StepFun(Family):
             block += blocks.gated(c, f"{module}.share_expert", shared, term="shared experts") if shared else blocks.Block(())
         else:
             block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+
         window = block.attention[0].window
         local = f", window {window:.0f}" if math.isfinite(window) else ""
+
         return Layer(
             name=f"attention{local} + {'experts' if sparse else 'feed-forward'}",
             ops=block.ops,
@@ -145,10 +183,11 @@ class StepFun(Family):
                 window_heads.integer("num_attention_heads"),
                 window_heads.integer("num_attention_groups", default=kv_heads),
             )
+        # transformers writes the heads of window layers at the top.
         elif local:
             heads = c.integer("num_sliding_attention_heads", default=heads)
         if heads % kv_heads:
-            raise c.error("num_attention_groups", f"must divide the {heads} query heads, not {kv_heads}")
+            raise c.error("num_attention_groups", f"must divide the {heads} query heads, got {kv_heads}")
         bias = c.flag("attention_bias", default=False)
         block = blocks.grouped_query(
             c,
@@ -164,6 +203,7 @@ class StepFun(Family):
         if not c.flag("use_head_wise_attn_gate", default=True):
             return block
         gate = blocks.linear(c, f"{module}.g_proj", c.width, heads, term="projections", split_limit=heads)
+
         return block + blocks.Block((gate,))
 
     def _is_local(self, c: Config, index: int) -> bool:
@@ -178,10 +218,11 @@ class StepFun(Family):
     def _sparse_layers(self, c: Config) -> frozenset[int]:
         if c.has("moe_layers_enum"):
             listed = c.raw("moe_layers_enum")
+            # The field is a text such as "3,4,5", or a list.
             items = (
                 [item for item in listed.split(",") if item.strip()] if isinstance(listed, str) else c.items("moe_layers_enum")
             )
             if not all(isinstance(item, int) or (isinstance(item, str) and item.strip().isdecimal()) for item in items):
-                raise c.error("moe_layers_enum", f"must list layers, such as '3,4,5', not {short_repr(listed)}")
+                raise c.error("moe_layers_enum", f"must list layers, such as '3,4,5', got {short_repr(listed)}")
             return frozenset(int(item) for item in items)
         return frozenset(index for index in range(c.depth) if blocks_decoder.is_sparse(c, index, dense=3))

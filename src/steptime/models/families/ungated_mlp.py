@@ -1,4 +1,7 @@
-"""Decoders like Llama whose feed-forward block has two matrices: Apertus, Arcee, Nemotron-4, Jais 2, nanochat, Persimmon."""
+"""Decoders like Llama whose feed-forward block has two matrices.
+
+Models: Apertus, Arcee, Nemotron-4, Jais 2, nanochat and Persimmon.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,25 @@ from steptime.models.model import Layer, Op
 
 @final
 class Plain(Family):
-    """Apertus (arXiv 2509.14233), Arcee's AFM, Nemotron-4 and Minitron (arXiv 2402.16819), Jais 2, nanochat, Persimmon, Fuyu.
+    """Apertus, Arcee's AFM, Nemotron-4, Minitron, Jais 2, nanochat, Persimmon, Fuyu.
 
-    The activation between the two matrices is a squared ReLU, and in Apertus an xIELU of two learned values a layer.
-    nanochat's norms have no gains, Nemotron's, Jais' and Persimmon's are layer norms with biases.
+    Papers: arXiv 2509.14233 (Apertus) and arXiv 2402.16819 (Nemotron-4). The activation between the two matrices is a
+    squared ReLU; in Apertus it is an xIELU with two learned values per layer. The norms of nanochat have no gains.
+    Those of Nemotron, Jais and Persimmon are layer norms with biases.
     """
 
     model_types = ("apertus", "arcee", "nemotron", "jais2", "nanochat", "persimmon", "fuyu")
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, norms and a plain feed-forward block."""
+        """Return attention, norms and a plain feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         kind, module = self._kind(c), f"layers.{index}"
         fused = kind == "persimmon"
         bias = fused or c.flag("attention_bias", default=kind == "jais2")
@@ -39,27 +51,44 @@ class Plain(Family):
         )
         if fused and c.flag("qk_layernorm", default=True):
             block += blocks.head_norms(c, c.heads, c.heads, c.head_dim)
+
+        # xIELU has two learned values per layer.
         if kind == "apertus" and c.text("hidden_act", default="xielu") == "xielu":
             block += blocks.Block((blocks.small(c, "activation", 2),))
         mlp_bias = fused or c.flag("mlp_bias", default=kind == "jais2")
         feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("intermediate_size"), bias=mlp_bias)
         norms = () if kind == "nanochat" else blocks_decoder.PRE
+
         return blocks_decoder.decoder(c, block, feed_forward, norms=norms, norm_bias=self._has_layer_norms(c))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, final norm and head; nanochat's norm has no gains."""
+        """Return embedding, final norm and head; nanochat's norm has no gains.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         ends = (blocks.embedding(c, tied=self.tied(c)), blocks.head(c))
         if self._kind(c) == "nanochat":
             return ends
         return ends[0], blocks.norm(c, "final_norm", c.width, bias=self._has_layer_norms(c)), ends[1]
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return Fuyu's map of patches, which it has instead of a tower."""
+        """Return Fuyu's map of patches, which replaces a tower.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The towers; empty without any.
+        """
         if not c.has("patch_size"):
             return ()
         patch, text = c.integer("patch_size"), self.text(c).width
         values = patch**2 * c.integer("num_channels", default=3)
-        cuts = rule(lines, patch=patch, height=1080, width=1920, settings="a screen of 1920x1080, as its processor has it")
+        cuts = rule(lines, patch=patch, height=1080, width=1920, settings="a screen of 1920x1080, as in its processor")
         return (tower(c, "image", cuts, width=text, stem=(matrix(c, "vision_embed_tokens", values, text, term="patches"),)),)
 
     def _has_layer_norms(self, c: Config) -> bool:

@@ -1,4 +1,4 @@
-"""xLSTM: a matrix memory for each head in every layer and a gated feed-forward block, no attention."""
+"""xLSTM: a matrix memory per head and a gated feed-forward block, no attention."""
 
 from __future__ import annotations
 
@@ -14,17 +14,32 @@ from steptime.models.model import Layer
 class Xlstm(Family):
     r"""xLSTM-7B (arXiv 2503.13427): mLSTM layers only.
 
-    A head keeps a matrix of $d_k \times d_v$, a normaliser of $d_k$ values and one largest exponent, in FP32.
+    A head keeps a matrix of $d_k \times d_v$, a normalizer of $d_k$ values and one largest exponent, in FP32.
     """
 
     model_types = ("xlstm",)
 
     def depth(self, c: Config) -> int:
-        """Number of blocks."""
+        """Return the number of blocks.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            Number of layers.
+        """
         return c.integer("num_blocks", "num_hidden_layers", maximum=1000)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return the matrix memory, two norms and a gated feed-forward block."""
+        """Return the matrix memory, two norms and a gated feed-forward block.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         module, bias = f"blocks.{index}", c.flag("use_bias", default=False)
         hidden = self._hidden(c)
         block = blocks.Block(
@@ -33,8 +48,15 @@ class Xlstm(Family):
         block += blocks.gated(c, f"{module}.ffn", hidden, bias=bias)
         return Layer(name="matrix memory + feed-forward", ops=block.ops, attention=block.attention)
 
-    def tied(self, c: Config) -> bool:  # noqa: ARG002 - whatever the config says
-        """The reference keeps both matrices."""
+    def tied(self, c: Config) -> bool:  # noqa: ARG002 - the config does not matter
+        """Return False, because the reference stores both matrices.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return False
 
     def _memory(self, c: Config, module: str, *, bias: bool) -> blocks.Block:
@@ -44,7 +66,7 @@ class Xlstm(Family):
             int(c.number("v_dim_factor", default=1.0) * c.width),
         )
         if keys % heads or values % heads:
-            raise c.error("num_heads", f"must divide the {keys} values of keys and the {values} of values, not {heads}")
+            raise c.error("num_heads", f"must divide the {keys} values of keys and the {values} of values, got {heads}")
         sizes = {"q": keys, "k": keys, "v": values, "ogate_preact": values}
         ops = (
             *(
@@ -64,8 +86,10 @@ class Xlstm(Family):
             values=keys * values / heads + keys + heads,
             flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER + blocks_state_space.READOUT,
         )
+
         return blocks.Block(ops, (state,))
 
     def _hidden(self, c: Config) -> int:
+        # As in the reference: round the width up to a multiple.
         unit = c.integer("ffn_round_up_to_multiple_of", default=64)
         return -(-int(c.number("ffn_proj_factor", default=2.667) * c.width) // unit) * unit

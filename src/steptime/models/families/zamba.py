@@ -1,4 +1,4 @@
-"""Zamba 1 and 2: Mamba in every layer, and a transformer block that several layers share."""
+"""Zamba 1 and 2: Mamba in every layer, and a transformer block shared by layers."""
 
 from __future__ import annotations
 
@@ -19,26 +19,49 @@ LAYER_TYPES = ("mamba", "linear_attention", "hybrid")
 class Zamba(Family):
     """Zamba (arXiv 2405.16712; Mamba-1) and Zamba 2 (arXiv 2411.15242; Mamba-2).
 
-    In a hybrid layer the shared block reads the residual stream beside the embedding, twice the width, and its output
-    passes a matrix of the layer's own before Mamba. Its weights are stored once and read in each hybrid layer; each of
-    these keeps a cache of its own. Zamba 2 has `num_mem_blocks` such blocks in turn, and adapters of low rank by layer.
+    In a hybrid layer the shared block reads the residual stream and the embedding together, twice the width. Its output
+    passes a matrix of this layer before Mamba. The weights of the block are stored once and read in each hybrid layer.
+    Each hybrid layer has its own cache. Zamba 2 has `num_mem_blocks` such blocks in turn, and low-rank adapters per
+    layer.
     """
 
     model_types = ("zamba", "zamba2")
 
     def tied(self, c: Config) -> bool:
-        """Zamba shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def iter_layers(self, c: Config) -> Iterator[Layer]:
-        """Yield the layers; a hybrid layer stores a shared block where it is the block's first."""
+        """Yield the layers; the first use of a shared block stores its weights.
+
+        Args:
+            c: Config of the language model.
+
+        Yields:
+            The layers in the order of the model.
+        """
         blocks, hybrid_layers = c.integer("num_mem_blocks", default=1) if self._is_version_2(c) else 1, 0
         for index, kind in enumerate(self._kinds(c)):
             yield self._layer(c, index, hybrid=kind == "hybrid", stored=hybrid_layers < blocks)
             hybrid_layers += kind == "hybrid"
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return Mamba, and in hybrid layers the shared block before it."""
+        """Return Mamba, with the shared block before it in hybrid layers.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         return self._layer(c, index, hybrid=self._kinds(c)[index] == "hybrid", stored=True)
 
     def _layer(self, c: Config, index: int, *, hybrid: bool, stored: bool) -> Layer:
@@ -60,6 +83,7 @@ class Zamba(Family):
             c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=head_dim, width=wide
         )
         output = parts.linear(c, f"{module}.o_proj", c.heads * head_dim, c.width, term="projections")
+        # The output matrix maps from twice the width to the width of the model.
         ops = (*(op for op in attention.ops if op.name != "o_proj"), output)
         bias = c.flag("add_bias_linear", default=False) and self._is_version_2(c)
         hidden = c.integer("ffn_hidden_size", "intermediate_size")
@@ -94,7 +118,7 @@ class Zamba(Family):
     def _mamba2(self, c: Config, module: str) -> parts.Block:
         inner, heads = c.integer("mamba_expand", default=2) * c.width, c.integer("n_mamba_heads", default=8)
         if inner % heads:
-            raise c.error("n_mamba_heads", f"must divide the {inner} inner values, not {heads}")
+            raise c.error("n_mamba_heads", f"must divide the {inner} inner values, got {heads}")
         return blocks_state_space.mamba2(
             c,
             module,
@@ -115,6 +139,7 @@ class Zamba(Family):
             return ["hybrid" if index in hybrid else "mamba" for index in range(c.depth)]
         period = c.integer("attn_layer_period", default=6, maximum=DEEPEST)
         offset = c.integer("attn_layer_offset", default=4, least=0)
+        # Zamba 1 puts its first hybrid layer at 2, and the others in a period after it.
         return ["hybrid" if i == 2 or (i > 2 and (i - 3) % period == offset) else "mamba" for i in range(c.depth)]
 
     def _is_version_2(self, c: Config) -> bool:

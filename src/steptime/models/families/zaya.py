@@ -1,4 +1,4 @@
-"""ZAYA1: attention whose queries, keys and values pass convolutions at a reduced width, and experts with a deep router."""
+"""ZAYA1: attention with convolutions at a reduced width, experts, a deep router."""
 
 from __future__ import annotations
 
@@ -13,28 +13,51 @@ from steptime.models.model import Layer, Op
 
 @final
 class Zaya(Family):
-    """ZAYA1 (arXiv 2511.17127) with compressed convolutional attention (arXiv 2510.04476): `zaya` of transformers.
+    """ZAYA1 (arXiv 2511.17127): `zaya` of transformers.
 
-    Queries and keys pass a depthwise and a grouped convolution, half of the values come from the token before; a sequence
-    keeps what these still need. The router is three matrices at `router_hidden_size` and has one class more than experts,
-    which does nothing.
+    It has compressed convolutional attention (arXiv 2510.04476). Queries and keys pass a depthwise and a grouped
+    convolution. Half of the values come from the token before. A sequence keeps the inputs that the convolutions still
+    need. The router is three matrices at `router_hidden_size`, with one class more than experts; this class does
+    nothing.
     """
 
     model_types = ("zaya",)
 
     def tied(self, c: Config) -> bool:
-        """ZAYA1 shares embedding and head unless a config says otherwise."""
+        """Return whether embedding and head share one matrix; the default is True.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            True if the head stores the matrix of the embedding.
+        """
         return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
-        """Return attention, two norms, scaled residuals and experts."""
+        """Return attention, two norms, scaled residuals and experts.
+
+        Args:
+            c: Config of the language model.
+            index: Layer number, from 0.
+
+        Returns:
+            The layer.
+        """
         window = blocks_decoder.window_tokens(c, index, local="hybrid_sliding", layer_types=("hybrid", "hybrid_sliding"))
         attention = self._attention(c, f"layers.{index}.self_attn", window)
         experts = self._experts(c, f"layers.{index}.mlp", first=index == 0)
         return blocks_decoder.decoder(c, attention, experts)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, the scale of its output, final norm and head."""
+        """Return embedding, the scale of its output, final norm and head.
+
+        Args:
+            c: Config of the language model.
+
+        Returns:
+            The operators.
+        """
         embedding, norm, _ = super().stem(c)
         head = blocks.head(c, bias=c.flag("lm_head_bias", default=False))
         return embedding, blocks.small(c, "embedding scale", 2 * c.width), norm, head
@@ -63,7 +86,10 @@ class Zaya(Family):
         state = blocks_state_space.state(
             c, heads=c.kv_heads, values=0, flops_per_value=0, channels=channels, kernel=first + second - 1, name="convolution"
         )
+
+        # The values that come from the token before need its input.
         delayed = state.state_bytes + c.width * c.base_format.bytes
+
         return block + blocks.Block(ops, (replace(state, state_bytes=delayed, state_flops_per_token=2 * channels * first),))
 
     def _experts(self, c: Config, module: str, *, first: bool) -> blocks.Block:
@@ -74,6 +100,7 @@ class Zaya(Family):
             c.integer("moe_intermediate_size"),
             count=c.integer("num_experts", "num_local_experts"),
             active=c.integer("num_experts_per_tok", default=1),
+            # One class of the router does nothing.
             zero=1,
             router_width=narrow,
         )
@@ -84,4 +111,5 @@ class Zaya(Family):
             blocks.linear(c, f"{module}.gate.fc2", narrow, narrow, term=term, bias=True, split="replicated"),
             *(() if first else (blocks.small(c, "router_states_scale", narrow),)),
         )
+
         return blocks.Block(router) + block

@@ -1,1 +1,1 @@
-"""Pipeline schedules: each final class is a schedule, the order of work of the devices of a pipeline."""
+"""Pipeline schedules: each final class is one order of work of the devices."""

@@ -1,4 +1,4 @@
-"""What a pipeline schedule is, and how schedules are found by name."""
+"""Base class of pipeline schedules, and the lookup of a schedule by name."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from steptime.number_checks import Array, Number
 from steptime.training import schedules
 from steptime.training.schedules.work_order import Item, Order, interleaved_path, step_order
 
-MAX_ITEMS: Final = 1_000_000  # forward passes of chunks in a step that is walked through: some five seconds
+# Forward passes of chunks in a simulated step; the largest takes about five seconds.
+MAX_ITEMS: Final = 1_000_000
 
 
 class Shape(NamedTuple):
-    """What conditions ask of: stages p, micro-batches m and virtual stages v of a device, numbers or arrays."""
+    """Shape of a step: stages p, micro-batches m and virtual stages v of a device.
+
+    Each is a number or an array.
+    """
 
     p: Any
     m: Any
@@ -31,23 +35,28 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a schedule asks of a shape: whether it holds (of arrays too), and in words why not (of numbers)."""
+    """A condition that a schedule puts on the shape of a step.
+
+    holds: whether the shape satisfies it; the shape may have arrays. reason: why not, as text; the shape has plain numbers.
+    """
 
     holds: Callable[[Shape], Any]
     reason: Callable[[Shape], str]
 
 
 class Schedule(ABC):
-    """A schedule of `p` devices that pass `m` micro-batches of a step, each device holding `v` virtual stages.
+    """A schedule of `p` devices with `v` virtual stages for `m` micro-batches a step.
 
-    A schedule is one final class in a module of this package. Times are those of the whole of a device for one micro-batch
-    [s]: f forward, b backward, w the part of b that makes gradients of weights, so that a device works m (f + b) in a step.
+    A schedule is one final class in a module of this package. Times are those of a whole device for one micro-batch [s]: f
+    is the forward pass, b the backward pass, w the part of b for the gradients of the weights. A device works m (f + b) per
+    step.
 
-    name, aliases: as typed, whatever the case; aliases are those of engines. virtual: virtual stages of a device, 0 for any
-    number from 2. split: whether backward is split into gradients of inputs and of weights. copies: of the parameters that a
-    device holds. post_validation: whether the closed form of idle time counts on an optimizer that does not wait for all
-    stages; `stagger` is what a step loses otherwise. overlapped: whether it runs forward and backward passes as pairs.
-    source: where it is described.
+    name, aliases: names that a user may type, in any case; aliases are names that engines use. virtual: virtual stages per
+    device, 0 for any number from 2. split: whether the backward pass is split into gradients of inputs and of weights.
+
+    copies: copies of the parameters on a device. post_validation: whether the closed form of the idle time assumes an
+    optimizer that does not wait for all stages; `stagger` is the additional time otherwise. overlapped: whether forward and
+    backward passes run as pairs. source: URL of the description.
     """
 
     name: ClassVar[str]
@@ -61,37 +70,106 @@ class Schedule(ABC):
 
     @abstractmethod
     def items(self, p: int, m: int, v: int, device: int) -> list[Item]:
-        """Return what a device does in a step, in order."""
+        """Return the work of a device in a step, in order.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            device: Index of the device, from 0.
+
+        Returns:
+            Items of the device.
+        """
 
     @abstractmethod
     def idle(self, p: Number, m: Number, v: Number, f: Number, b: Number, w: Number, fb: Number | None = None) -> Number:
-        """Return the seconds of a step in which a device has no work, on equal stages; all broadcast.
+        """Return the idle seconds of a device in a step of equal stages; all broadcast.
 
-        fb: seconds of a forward and a whole backward pass overlapped; their sum if not given.
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            f: Forward pass of one micro-batch on a device [s].
+            b: Whole backward pass of one micro-batch on a device [s].
+            w: Part of `b` for the gradients of the weights [s].
+            fb: A forward pass overlapped with a whole backward pass [s]; their sum if not given.
+
+        Returns:
+            Seconds.
         """
 
     @abstractmethod
     def in_flight(self, p: Number, m: Number, v: Number, device: Number = 0) -> Number:
-        """Return the most micro-batches whose activations a device holds at once, in those of a p-th of the model.
+        """Return the peak number of micro-batches whose activations are on a device.
 
-        The first device is the fullest; with most schedules all are alike. Activations count until the gradients of weights are
-        made. All broadcast.
+        The first device has the most; with most schedules all devices have the same number. Activations count until the
+        gradients of the weights are computed. All arguments broadcast.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            device: Index of the device, from 0.
+
+        Returns:
+            Micro-batches, in units of 1/p of the model.
         """
 
     def stagger(self, p: Number, v: Number, f: Number, b: Number, w: Number) -> Number:
-        """Return the seconds by which a step is longer if the optimizer waits for all stages; broadcasts."""
+        """Return the additional time of a step whose optimizer waits for all stages.
+
+        Args:
+            p: Pipeline stages (devices).
+            v: Virtual stages per device.
+            f: Forward pass of one micro-batch on a device [s].
+            b: Whole backward pass of one micro-batch on a device [s].
+            w: Part of `b` for the gradients of the weights [s].
+
+        Returns:
+            Seconds; broadcasts.
+        """
         return 0.0 * (p + f)
 
     def pairs(self, p: Number, m: Number, v: Number) -> Number:
-        """Return how many micro-batches of a step go forward overlapped with one that goes backward; broadcasts."""
+        """Return how many micro-batches go forward overlapped with a backward pass.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+
+        Returns:
+            Pairs per step; broadcasts.
+        """
         return 0.0 * (p + m)
 
     @abstractmethod
     def hops(self, p: Number, m: Number, v: Number) -> Number:
-        """Return how many hops between devices a step waits for, each far shorter than a pass; broadcasts."""
+        """Return how many hops between devices a step waits for.
+
+        Valid for hops that are far shorter than a pass.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+
+        Returns:
+            Hops per step; broadcasts.
+        """
 
     def crossings(self, p: Number, v: Number) -> Number:
-        """Return how often a micro-batch goes from one device to another on its way forward, and as often back; broadcasts.
+        """Return how often a micro-batch changes the device on its way forward.
+
+        The number is the same on the way back.
+
+        Args:
+            p: Pipeline stages (devices).
+            v: Virtual stages per device.
+
+        Returns:
+            Changes of device per micro-batch; broadcasts.
 
         >>> from steptime.training.schedules.schedule import schedule_named
         >>> [schedule_named(name).crossings(8, 2) for name in ("interleaved", "zbv")]
@@ -113,11 +191,25 @@ class Schedule(ABC):
         hop: Number = 0.0,
         post_validation: bool = False,
     ) -> Number:
-        r"""Return about how long a step takes [s]: the work of the slowest device, what it waits for the others, and hops.
+        """Return the approximate time of a step.
 
-        f, b, w, fb [s]: of the slowest device; mean_over_slowest: mean time of the others over its own, 1 on equal stages,
-        where the step is as exact as `idle` is; hop [s] from device to device. Without post_validation the optimizer waits for
-        all stages. All broadcast.
+        The time is the work of the slowest device, its idle time and the hops. On equal stages it is as exact as `idle`.
+        All arguments broadcast.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            f: Forward pass of one micro-batch on the slowest device [s].
+            b: Whole backward pass of one micro-batch on the slowest device [s].
+            w: Part of `b` for the gradients of the weights [s].
+            fb: A forward pass overlapped with a whole backward pass [s]; their sum if not given.
+            mean_over_slowest: Mean time of the other devices over the time of the slowest; 1 on equal stages.
+            hop: Hop from device to device [s].
+            post_validation: Whether the optimizer does not wait for all stages.
+
+        Returns:
+            Seconds.
 
         >>> from steptime.training.schedules.schedule import schedule_named
         >>> float(schedule_named("1f1b").step(4, 8, 1, 1.0, 2.0, 1.0))
@@ -130,35 +222,76 @@ class Schedule(ABC):
         return m * (f + b) - overlap_seconds + mean_over_slowest * idle_seconds + hop * self.hops(p, m, v)
 
     def paths(self, p: int, v: int) -> Array:
-        """Return the path of micro-batches over (device, chunk)."""
+        """Return the path of micro-batches through the devices.
+
+        Args:
+            p: Pipeline stages (devices).
+            v: Virtual stages per device.
+
+        Returns:
+            Device and chunk of each stage, (lanes, stages, 2).
+        """
         return interleaved_path(p, v)
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What the schedule asks of p, m and v beside what `virtual` says."""
+        """Conditions on p, m and v in addition to the number of virtual stages."""
         return ()
 
     @property
     def all_conditions(self) -> tuple[Condition, ...]:
-        """What the schedule asks of p, m and v."""
+        """All conditions on p, m and v."""
         return (_virtual_stage_condition(self), *self.conditions)
 
     def legal(self, p: Number, m: Number, v: Number) -> Any:
-        """Return whether the schedule can run; all broadcast."""
+        """Return whether the schedule can run; all broadcast.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+
+        Returns:
+            True or false, or an array of these.
+        """
         shape, holds = Shape(*map(np.asarray, (p, m, v))), np.asarray(True)
         for condition in self.all_conditions:
             holds = holds & condition.holds(shape)
         return holds
 
     def check(self, p: int, m: int, v: int) -> None:
-        """Raise LayoutError with the reason where the schedule cannot run."""
+        """Check that the schedule can run.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+
+        Raises:
+            LayoutError: If a condition is not satisfied, with the reason.
+        """
         shape = Shape(p, m, v)
         for condition in self.all_conditions:
             if not condition.holds(shape):
                 raise LayoutError(f"schedule {self.name} {condition.reason(shape)}")
 
     def order(self, p: int, m: int, v: int = 1) -> Order:
-        """Return who does what in a step, in which order; remembered for some (p, m, v)."""
+        """Return the order of work of all devices in a step.
+
+        The last orders are cached by (p, m, v).
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+
+        Returns:
+            Order of the step.
+
+        Raises:
+            LayoutError: If the schedule cannot run.
+            RangeError: If the step is too long to simulate.
+        """
         return _order(self, p, m, v)
 
 
@@ -167,30 +300,36 @@ def _order(schedule: Schedule, p: int, m: int, v: int) -> Order:
     schedule.check(p, m, v)
     if p * m * v > MAX_ITEMS:
         raise RangeError(
-            f"a step of {p} stages x {m:,} micro-batches x {v} virtual stages is too long to walk through; "
-            f"at most {MAX_ITEMS:,} in all"
+            f"a step of {p} stages x {m:,} micro-batches x {v} virtual stages is too long to simulate; "
+            f"at most {MAX_ITEMS:,} in total"
         )
     return step_order(schedule.paths(p, v), m, [schedule.items(p, m, v, device) for device in range(p)])
 
 
 def _virtual_stage_condition(schedule: Schedule) -> Condition:
-    """Return what a schedule asks of virtual stages."""
+    """Return the condition of a schedule on virtual stages."""
     number = schedule.virtual
     if number == 0:
         return Condition(
             lambda x: (x.v >= 2) & (x.m >= 1) & (x.p >= 1),
-            lambda x: f"needs at least 2 virtual stages on each device, not {x.v}; give --vpp 2, or take 1f1b",
+            lambda x: f"needs at least 2 virtual stages per device, got {x.v}; give --vpp 2, or take 1f1b",
         )
-    words = "has no virtual stages" if number == 1 else f"has just {number} virtual stages on each device"
+    words = "has no virtual stages" if number == 1 else f"has {number} virtual stages per device"
     return Condition(
         lambda x: (x.v == number) & (x.m >= 1) & (x.p >= 1),
-        lambda x: f"{words}, and vpp={x.v} was asked for; leave --vpp out, or take interleaved",
+        lambda x: f"{words}, got vpp={x.v}; leave --vpp out, or take interleaved",
     )
 
 
 @cache
 def known_schedules() -> dict[str, Schedule]:
-    """Return every schedule by its name; each module of this package may define some."""
+    """Return all schedules by name.
+
+    Each module of this package may define schedules.
+
+    Returns:
+        Schedule by name, sorted.
+    """
     schedule_by_name: dict[str, Schedule] = {}
     for module in pkgutil.iter_modules(schedules.__path__):
         for value in vars(import_module(f"{schedules.__name__}.{module.name}")).values():
@@ -200,7 +339,16 @@ def known_schedules() -> dict[str, Schedule]:
 
 
 def schedule_named(name: str) -> Schedule:
-    """Return a schedule by its name or an alias, whatever the case.
+    """Return a schedule by its name or alias, in any case.
+
+    Args:
+        name: Name or alias; case, hyphens, underscores and spaces do not matter.
+
+    Returns:
+        Schedule.
+
+    Raises:
+        UnknownName: If no schedule has this name.
 
     >>> schedule_named("ZB1P").name, schedule_named("Interleaved1F1B").name
     ('zb-h1', 'interleaved')
@@ -214,7 +362,14 @@ def schedule_named(name: str) -> Schedule:
 
 
 def longest(*chains: Number) -> Number:
-    """Return the longest of chains of work [s]; broadcasts."""
+    """Return the longest of several chains of work; broadcasts.
+
+    Args:
+        *chains: Seconds of each chain.
+
+    Returns:
+        Seconds.
+    """
     return reduce(np.maximum, chains)
 
 

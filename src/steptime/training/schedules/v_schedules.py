@@ -1,9 +1,12 @@
-"""V-half and V-min: schedules that repeat a building block, the slots of the passes of one micro-batch.
+"""V-half and V-min: schedules that repeat a building block of slots.
 
-The lifespan of the block, from a forward pass to the gradients of weights, sets how many micro-batches are in flight
-(Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, sections 3 and 4). A slot is the time of one pass of
-one chunk, the same for all kinds. Repeated blocks leave holes at the beginning and the end of a step. Passes there move
-forward into the holes as long as no device holds more activations than in the middle of the step.
+The building block is the set of slots of the passes of one micro-batch. Its lifespan, from a forward pass to the gradients
+of the weights, sets how many micro-batches are in flight. Source: Pipeline Parallelism with Controllable Memory, arXiv
+2405.15362, sections 3 and 4.
+
+A slot is the time of one pass of one chunk, the same for all kinds. Repeated blocks leave holes at the beginning and the
+end of a step. Passes there move forward into the holes as long as no device has more activations than in the middle of the
+step.
 """
 
 from __future__ import annotations
@@ -19,17 +22,19 @@ from steptime.number_checks import Array, Number
 from steptime.training.schedules.schedule import Condition, Schedule, longest
 from steptime.training.schedules.work_order import FORWARD, INPUT, WEIGHT, Item, v_path
 
-SLOTS_PER_MICROBATCH = 6  # slots from one micro-batch to the next: forward, backward and gradients of weights of two chunks
+# Slots from one micro-batch to the next: forward, backward and gradients of the weights of two chunks.
+SLOTS_PER_MICROBATCH = 6
 Block = Callable[[int, int], tuple[int, int, int, int]]
-Piece = tuple[int, int, int]  # kind, chunk, micro-batch
+# Kind, chunk, micro-batch.
+Piece = tuple[int, int, int]
 PASSES = ((FORWARD, 0), (FORWARD, 1), (INPUT, 1), (INPUT, 0))
 
 
 class Slots:
-    """The slots of one device: what stands in each, and how much the device holds during each."""
+    """The slots of one device: the pass in each slot, and its activations."""
 
     def __init__(self, block: tuple[int, int, int, int], micros: int, length: int) -> None:
-        """Repeat the block; gradients of weights take the free slots that follow, first in first out."""
+        """Repeat the block; weight gradients take the next free slots, in order."""
         self.slot: dict[Piece, int] = {
             (kind, chunk, i): start_slot + SLOTS_PER_MICROBATCH * i
             for (kind, chunk), start_slot in zip(PASSES, block, strict=True)
@@ -37,6 +42,7 @@ class Slots:
         }
         self.taken = np.zeros(length, dtype=bool)
         self.taken[list(self.slot.values())] = True
+        # Change of the activations per slot: one more at a forward pass, one less after the weight gradients.
         free_slot, change = 0, np.zeros(length + 1, dtype=np.int64)
         for start_slot, (kind, chunk, i) in sorted((start_slot, piece) for piece, start_slot in self.slot.items()):
             change[start_slot] += kind == FORWARD
@@ -50,9 +56,17 @@ class Slots:
         self.held: Array = np.cumsum(change)
 
     def move(self, piece: Piece, first_slot: int, limit: int) -> None:
-        """Move a piece of work to the first free slot from `first_slot` on at which the device holds no more than `limit`."""
+        """Move a pass to the first free slot in which memory permits it.
+
+        Args:
+            piece: Kind, chunk and micro-batch of the pass.
+            first_slot: First slot that the pass may take.
+            limit: Activations that the device may have at once.
+        """
         start_slot, kind = self.slot[piece], piece[0]
         for target_slot in range(first_slot, start_slot):
+            # An earlier forward pass keeps its activations for longer, so that every slot in between must
+            # have room.
             if self.taken[target_slot] or (kind == FORWARD and self.held[target_slot:start_slot].max() >= limit):
                 continue
             self.taken[start_slot], self.taken[target_slot] = False, True
@@ -66,12 +80,23 @@ class Slots:
 
 @lru_cache(maxsize=4)
 def block_items(block: Block, p: int, m: int) -> tuple[tuple[Item, ...], ...]:
-    """Return the work of each device in a step of m micro-batches."""
+    """Return the work of each device in a step that repeats a building block.
+
+    Args:
+        block: Function of (p, device) that returns the slots of micro-batch 0.
+        p: Pipeline stages (devices).
+        m: Micro-batches per step.
+
+    Returns:
+        Items of each device.
+    """
     blocks = [block(p, device) for device in range(p)]
+    # Room for all blocks, plus the slots that delayed weight gradients take after the last block.
     length = max(map(max, blocks)) + SLOTS_PER_MICROBATCH * m + 2 * m + 2
     devices = [Slots(device_slots, m, length) for device_slots in blocks]
     limit = max(int(device.held.max()) for device in devices)
     first_backward, last_forward = devices[0].slot[INPUT, 0, 0], devices[0].slot[FORWARD, 0, m - 1]
+    # Only passes outside the steady state, before the first backward or after the last forward, move into holes.
     for start_slot, d, piece in sorted(
         (start_slot, d, piece) for d, device_slots in enumerate(devices) for piece, start_slot in device_slots.slot.items()
     ):
@@ -84,7 +109,10 @@ def block_items(block: Block, p: int, m: int) -> tuple[tuple[Item, ...], ...]:
 
 
 def _first_slot(devices: list[Slots], device: int, piece: Piece) -> int:
-    """Return the first slot at which a piece may stand: after what it waits for, and after the one before it of its kind."""
+    """Return the first slot that a pass may take.
+
+    A pass comes after its dependencies and after the previous pass of its kind.
+    """
     kind, chunk, i = piece
     device_slots = devices[device].slot
     dependency_slots = [device_slots[kind, chunk, i - 1]] if i else []
@@ -110,41 +138,97 @@ class BuildingBlockSchedule(Schedule):
     @staticmethod
     @abstractmethod
     def block(p: int, device: int) -> tuple[int, int, int, int]:
-        """Return the slots of F 0, F 1, B_in 1 and B_in 0 of micro-batch 0 on a device of p."""
+        """Return the slots of F 0, F 1, B_in 1 and B_in 0 of micro-batch 0 on a device.
+
+        Args:
+            p: Pipeline stages (devices).
+            device: Index of the device, from 0.
+
+        Returns:
+            Slot of each pass.
+        """
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """At least three devices: two hold as much as with 1F1B."""
-        return (Condition(lambda x: x.p >= 3, lambda x: f"needs at least 3 stages to save memory, not pp={x.p}; take 1f1b"),)
+        """Require at least three devices; two need as much memory as 1F1B."""
+        return (Condition(lambda x: x.p >= 3, lambda x: f"needs at least 3 stages to save memory, got pp={x.p}; take 1f1b"),)
 
     def paths(self, p: int, v: int) -> Array:
-        """Return the path down and back."""
+        """Return the path from the first device to the last and back.
+
+        Args:
+            p: Pipeline stages (devices).
+            v: Virtual stages per device.
+
+        Returns:
+            Device and chunk of each stage, (1, 2 p, 2).
+        """
         return v_path(p)
 
     def items(self, p: int, m: int, v: int, device: int) -> list[Item]:
-        """Return the building block repeated, moved together at the beginning and the end."""
+        """Return the repeated building block of a device, without holes at both ends.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            device: Index of the device, from 0.
+
+        Returns:
+            Items of the device.
+        """
         return list(block_items(self.block, p, m)[device])
 
 
 @final
 class VHalf(BuildingBlockSchedule):
-    """V-half (Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 4)."""
+    """V-half: about half of the activations of 1F1B.
+
+    Source: Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 4.
+    """
 
     name = "v-half"
     aliases = ("vhalf",)
 
     @staticmethod
     def block(p: int, device: int) -> tuple[int, int, int, int]:
-        """Return the slots of one micro-batch: two to a device on the way down, one on the way back, and both ways again."""
+        """Return the slots of one micro-batch.
+
+        A forward pass takes two slots per device down and one per device back. The backward pass does the same.
+
+        Args:
+            p: Pipeline stages (devices).
+            device: Index of the device, from 0.
+
+        Returns:
+            Slot of each pass.
+        """
         gap = 3 if p % 2 == 0 else 0
         return 2 * device, 3 * p - device - 2, 3 * p + gap + 2 * device - 1, 6 * p + gap - device - 2
 
     def idle(self, p: Number, m: Number, v: Number, f: Number, b: Number, w: Number, fb: Number | None = None) -> Number:
-        """Return about $(7p-10)/4$ times a pass of a device [s] where $f = b - w = w$: some half of 1F1B's.
+        """Return the idle seconds of a device, about half of those of 1F1B.
 
-        Not published as a formula (arXiv 2405.15362: "~p/2m" of the step): read off the walk, where it is exact from m = p on
-        for equal passes and even p (odd: $7(p-1)/4$). A micro-batch needs $2 max(f, b-w) + w/2$ at the least, as
-        the paper's page has it (huggingface.co/spaces/sail/pipeline-parallelism-with-controllable-memory).
+        The time is about $(7p-10)/4$ passes of a device where $f = b - w = w$. The paper gives no formula ("~p/2m" of the
+        step). This one is fitted to the event simulation; it is exact from m = p on for equal passes and even p (odd:
+        $7(p-1)/4$).
+
+        A micro-batch needs at least $2 max(f, b-w) + w/2$.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            f: Forward pass of one micro-batch on a device [s].
+            b: Whole backward pass of one micro-batch on a device [s].
+            w: Part of `b` for the gradients of the weights [s].
+            fb: A forward pass overlapped with a whole backward pass [s]; their sum if not given.
+
+        Returns:
+            Seconds.
+
+        References:
+            arXiv 2405.15362, and its page, huggingface.co/spaces/sail/pipeline-parallelism-with-controllable-memory.
         """
         inputs, odd = b - w, p % 2 * 0.75
         few_microbatches = (p - m) * (f + inputs) - (m - 1) * w
@@ -154,32 +238,84 @@ class VHalf(BuildingBlockSchedule):
         return np.maximum(longest(equal_passes, backward_bound, forward_bound, few_microbatches), 0.0)
 
     def in_flight(self, p: Number, m: Number, v: Number, device: Number = 0) -> Number:
-        """Return $(p+2)/2$, rounded down (arXiv 2405.15362, as its page has it)."""
+        """Return the peak number of micro-batches in flight, $(p+2)/2$ rounded down.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            device: Index of the device, from 0.
+
+        Returns:
+            Micro-batches, in units of 1/p of the model.
+
+        References:
+            Page of arXiv 2405.15362.
+        """
         return np.minimum(m, (p + 2) // 2)
 
     def hops(self, p: Number, m: Number, v: Number) -> Number:
-        """Return the hops of the longest chain where all passes are alike, read off the walk."""
+        """Return the hops of the longest chain of equal passes, from the event simulation.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+
+        Returns:
+            Hops per step.
+        """
         return 5 * p - 6 + 0 * m
 
 
 @final
 class VMin(BuildingBlockSchedule):
-    """V-min (Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 4)."""
+    """V-min: about a third of the activations of 1F1B.
+
+    Source: Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 4.
+    """
 
     name = "v-min"
     aliases = ("vmin",)
 
     @staticmethod
     def block(p: int, device: int) -> tuple[int, int, int, int]:
-        """Return the slots of one micro-batch: as fast as it can go down and back, and again."""
+        """Return the slots of one micro-batch.
+
+        Each pass takes one slot per device in each direction.
+
+        Args:
+            p: Pipeline stages (devices).
+            device: Index of the device, from 0.
+
+        Returns:
+            Slot of each pass.
+        """
         gap = 2 if p % 3 == 0 else 0
         return device, 2 * p - device - 1, 2 * p + gap + device, 4 * p + gap - device - 1
 
     def idle(self, p: Number, m: Number, v: Number, f: Number, b: Number, w: Number, fb: Number | None = None) -> Number:
-        """Return about $2p-5/2$ times a pass of a device [s] where $f = b - w = w$: some two thirds of 1F1B's.
+        """Return the idle seconds of a device, about two thirds of those of 1F1B.
 
-        Not published as a formula (arXiv 2405.15362: "~2p/3m" of the step): read off the walk from m = p on. A micro-batch
-        needs $3 max(f, b-w)$ at the least: the schedule is for equal passes.
+        The time is about $2p-5/2$ passes of a device where $f = b - w = w$. The paper gives no formula ("~2p/3m" of the
+        step). This one is fitted to the event simulation from m = p on.
+
+        A micro-batch needs at least $3 max(f, b-w)$, so that the schedule suits equal passes.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            f: Forward pass of one micro-batch on a device [s].
+            b: Whole backward pass of one micro-batch on a device [s].
+            w: Part of `b` for the gradients of the weights [s].
+            fb: A forward pass overlapped with a whole backward pass [s]; their sum if not given.
+
+        Returns:
+            Seconds.
+
+        References:
+            arXiv 2405.15362.
         """
         inputs = b - w
         few_microbatches = (p - m) * (f + inputs) - (m - 1) * w
@@ -189,9 +325,31 @@ class VMin(BuildingBlockSchedule):
         return np.maximum(longest(equal_passes, backward_bound, forward_bound, few_microbatches), 0.0)
 
     def in_flight(self, p: Number, m: Number, v: Number, device: Number = 0) -> Number:
-        """Return $(p+4)/3$, rounded down (arXiv 2405.15362, as its page has it)."""
+        """Return the peak number of micro-batches in flight, $(p+4)/3$ rounded down.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            device: Index of the device, from 0.
+
+        Returns:
+            Micro-batches, in units of 1/p of the model.
+
+        References:
+            Page of arXiv 2405.15362.
+        """
         return np.minimum(m, (p + 4) // 3)
 
     def hops(self, p: Number, m: Number, v: Number) -> Number:
-        """Return the hops of the longest chain where all passes are alike, read off the walk."""
+        """Return the hops of the longest chain of equal passes, from the event simulation.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+
+        Returns:
+            Hops per step.
+        """
         return 6 * (p - 1) * m / p + 2.5 * p - 2

@@ -1,4 +1,7 @@
-"""Zero-bubble schedules ZB-H1, ZB-H2 and ZBV: gradients of weights fill the bubble (arXiv 2401.10241)."""
+"""Zero-bubble schedules ZB-H1, ZB-H2 and ZBV (arXiv 2401.10241).
+
+Gradients of the weights fill the bubble.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from steptime.training.schedules.work_order import Item, Row, v_path
 
 @final
 class ZeroBubbleH1(Schedule):
-    """ZB-H1 (arXiv 2401.10241, section 2.1): 1F1B whose device i puts i gradients of weights off; ZB1P is its like."""
+    """ZB-H1 (arXiv 2401.10241, section 2.1), also known as ZB1P.
+
+    ZB-H1 is 1F1B whose device i delays the gradients of the weights by i micro-batches.
+    """
 
     name = "zb-h1"
     aliases = ("zb1p", "zbh1", "zero-bubble", "zerobubble", "zbb")
@@ -21,7 +27,19 @@ class ZeroBubbleH1(Schedule):
     source = "https://arxiv.org/abs/2401.10241"
 
     def items(self, p: int, m: int, v: int, device: int) -> list[Item]:
-        """Return 1F1B with split backward passes, `device` gradients of weights behind."""
+        """Return 1F1B with split backward passes and delayed gradients of the weights.
+
+        The delay is `device` micro-batches.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            device: Index of the device, from 0.
+
+        Returns:
+            Items of the device.
+        """
         row, ahead = Row(), min(p - device - 1, m)
         for _ in range(ahead):
             row.forward()
@@ -35,28 +53,71 @@ class ZeroBubbleH1(Schedule):
         return row.items
 
     def idle(self, p: Number, m: Number, v: Number, f: Number, b: Number, w: Number, fb: Number | None = None) -> Number:
-        r"""Return $(p-1) \max(f, b-w, f+b-2w)$ [s], which is the published $(p-1)(f+b-2w)$ where w is the shortest pass.
+        r"""Return the idle seconds of a device, $(p-1) \max(f, b-w, f+b-2w)$.
 
-        Below p micro-batches the gradients of weights that fill the step's end are missing. Source: arXiv 2401.10241, table 2.
+        This is the published $(p-1)(f+b-2w)$ where w is the shortest pass. With fewer than p micro-batches, the gradients
+        of the weights do not fill the end of the step.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            f: Forward pass of one micro-batch on a device [s].
+            b: Whole backward pass of one micro-batch on a device [s].
+            w: Part of `b` for the gradients of the weights [s].
+            fb: A forward pass overlapped with a whole backward pass [s]; their sum if not given.
+
+        Returns:
+            Seconds.
+
+        References:
+            arXiv 2401.10241, table 2.
 
         >>> float(ZeroBubbleH1().idle(8, 32, 1, 1.0, 2.0, 1.0))
         7.0
         """
         inputs = b - w
+        # The second term is the part of the bubble that weight gradients cannot fill in a short step.
         return (p - 1) * longest(f, inputs, f + inputs - w) + np.maximum(p - m, 0) * np.minimum(inputs, w)
 
     def in_flight(self, p: Number, m: Number, v: Number, device: Number = 0) -> Number:
-        r"""Return $\min(m, p)$, alike on all devices (arXiv 2401.10241, table 2)."""
+        r"""Return the peak number of micro-batches in flight, $\min(m, p)$.
+
+        The number is the same on all devices.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            device: Index of the device, from 0.
+
+        Returns:
+            Micro-batches, in units of 1/p of the model.
+
+        References:
+            arXiv 2401.10241, table 2.
+        """
         return np.minimum(m, p)
 
     def hops(self, p: Number, m: Number, v: Number) -> Number:
-        """Return $4(p - 1)$: few, since enough is in flight."""
+        """Return the hops that a step waits for, $4(p - 1)$.
+
+        The number is small because enough micro-batches are in flight.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+
+        Returns:
+            Hops per step.
+        """
         return 4 * (p - 1) + 0 * m
 
 
 @final
 class ZeroBubbleH2(Schedule):
-    """ZB-H2 (arXiv 2401.10241, section 2.2); ZB2P is its like."""
+    """ZB-H2 (arXiv 2401.10241, section 2.2), also known as ZB2P."""
 
     name = "zb-h2"
     aliases = ("zb2p", "zbh2")
@@ -65,7 +126,19 @@ class ZeroBubbleH2(Schedule):
     source = "https://arxiv.org/abs/2401.10241"
 
     def items(self, p: int, m: int, v: int, device: int) -> list[Item]:
-        """Return twice the forward passes of 1F1B, then backward and forward, 2 `device` gradients of weights behind."""
+        """Return twice the forward passes of 1F1B, then backward and forward in turn.
+
+        Gradients of the weights are delayed by 2 `device` micro-batches.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            device: Index of the device, from 0.
+
+        Returns:
+            Items of the device.
+        """
         row, ahead = Row(), min(2 * (p - device) - 1, m)
         for _ in range(ahead):
             row.forward()
@@ -79,31 +152,86 @@ class ZeroBubbleH2(Schedule):
         return row.items
 
     def idle(self, p: Number, m: Number, v: Number, f: Number, b: Number, w: Number, fb: Number | None = None) -> Number:
-        r"""Return $(p-1) \max(0, b-w-f, f+b-3w)$ [s] between a device's first and last piece of work: 0 where all are alike.
+        r"""Return the idle seconds between the first and last work of a device.
 
-        The published $(p-1)(f+b-3w)$ where w is the shortest pass. Below 2p - 1 micro-batches forward passes do not fill the
-        wait for the first that comes back. Source: arXiv 2401.10241, table 2.
+        The time is $(p-1) \max(0, b-w-f, f+b-3w)$, which is 0 for equal passes. It is the published $(p-1)(f+b-3w)$ where w
+        is the shortest pass.
+
+        With fewer than 2p - 1 micro-batches, forward passes do not fill the wait for the first micro-batch that comes back.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            f: Forward pass of one micro-batch on a device [s].
+            b: Whole backward pass of one micro-batch on a device [s].
+            w: Part of `b` for the gradients of the weights [s].
+            fb: A forward pass overlapped with a whole backward pass [s]; their sum if not given.
+
+        Returns:
+            Seconds.
+
+        References:
+            arXiv 2401.10241, table 2.
         """
         inputs = b - w
+        # Two limits: the published bubble of the steady state, and a step too short to fill the first wait.
         gap = (p - 1) * np.maximum(f + inputs - 2 * w, inputs - f)
         return np.maximum(np.maximum(gap, (p - 1) * inputs + (p - m) * f), 0.0)
 
     def in_flight(self, p: Number, m: Number, v: Number, device: Number = 0) -> Number:
-        r"""Return $\min(m, 2p-1)$, alike on all devices (arXiv 2401.10241, table 2)."""
+        r"""Return the peak number of micro-batches in flight, $\min(m, 2p-1)$.
+
+        The number is the same on all devices.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            device: Index of the device, from 0.
+
+        Returns:
+            Micro-batches, in units of 1/p of the model.
+
+        References:
+            arXiv 2401.10241, table 2.
+        """
         return np.minimum(m, 2 * p - 1)
 
     def stagger(self, p: Number, v: Number, f: Number, b: Number, w: Number) -> Number:
-        """Return $(p-1) f$ [s] less what is idle anyway: the last device begins so much later than the first."""
+        """Return how much later the last device begins, $(p-1) f$, minus the idle time.
+
+        Args:
+            p: Pipeline stages (devices).
+            v: Virtual stages per device.
+            f: Forward pass of one micro-batch on a device [s].
+            b: Whole backward pass of one micro-batch on a device [s].
+            w: Part of `b` for the gradients of the weights [s].
+
+        Returns:
+            Seconds.
+        """
         return np.maximum((p - 1) * f - self.idle(p, np.inf, v, f, b, w), 0.0)
 
     def hops(self, p: Number, m: Number, v: Number) -> Number:
-        """Return $p - 1$: few, since enough is in flight."""
+        """Return the hops that a step waits for, $p - 1$.
+
+        The number is small because enough micro-batches are in flight.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+
+        Returns:
+            Hops per step.
+        """
         return p - 1 + 0 * m
 
 
 @final
 class ZeroBubbleV(Schedule):
-    """ZBV (arXiv 2401.10241, section 6), in the fixed order that torch.distributed.pipelining gives it."""
+    """ZBV (arXiv 2401.10241, section 6), in the order of torch.distributed.pipelining."""
 
     name = "zbv"
     aliases = ("zb-v", "v-zb", "zbvzerobubble", "zbv-formatted")
@@ -114,15 +242,35 @@ class ZeroBubbleV(Schedule):
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """At least two devices, without which there is no V."""
-        return (Condition(lambda x: x.p >= 2, lambda x: f"needs at least 2 stages, not pp={x.p}"),)
+        """Require at least two devices; one device has no V."""
+        return (Condition(lambda x: x.p >= 2, lambda x: f"needs at least 2 stages, got pp={x.p}"),)
 
     def paths(self, p: int, v: int) -> Array:
-        """Return the path down and back."""
+        """Return the path from the first device to the last and back.
+
+        Args:
+            p: Pipeline stages (devices).
+            v: Virtual stages per device.
+
+        Returns:
+            Device and chunk of each stage, (1, 2 p, 2).
+        """
         return v_path(p)
 
     def items(self, p: int, m: int, v: int, device: int) -> list[Item]:
-        """Return the order of at least 2p - 1 micro-batches, those left out that there are not."""
+        """Return the work of a device for at least 2p - 1 micro-batches.
+
+        If the step has fewer micro-batches, the missing ones are left out.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            device: Index of the device, from 0.
+
+        Returns:
+            Items of the device.
+        """
         row, count = Row((0, 0), limit=m), max(2 * p - 1, m)
         for _ in range(2 * (p - device) - 1):
             row.forward(0)
@@ -137,10 +285,26 @@ class ZeroBubbleV(Schedule):
         return row.items
 
     def idle(self, p: Number, m: Number, v: Number, f: Number, b: Number, w: Number, fb: Number | None = None) -> Number:
-        r"""Return the idle time between a device's first and last piece of work [s]: 0 where $f = b - w = w$.
+        """Return the idle seconds between the first and last work of a device.
 
-        The fixed order waits where passes differ: the longest of the chains below, which the walk holds to be all. Below 2p - 1
-        micro-batches the step is too short to fill. Source: arXiv 2401.10241, section 6; chains derived.
+        The time is 0 where $f = b - w = w$. If the passes differ, the fixed order waits for the longest of several chains
+        of work. The event simulation confirms that the list of chains is complete. A step of fewer than 2p - 1
+        micro-batches is too short to fill.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            f: Forward pass of one micro-batch on a device [s].
+            b: Whole backward pass of one micro-batch on a device [s].
+            w: Part of `b` for the gradients of the weights [s].
+            fb: A forward pass overlapped with a whole backward pass [s]; their sum if not given.
+
+        Returns:
+            Seconds.
+
+        References:
+            arXiv 2401.10241, section 6; chains derived.
         """
         inputs, ends, half = b - w, p - 1, p / 2 - 1
         chains = (
@@ -156,11 +320,36 @@ class ZeroBubbleV(Schedule):
         return np.maximum(longest(*chains), 0.0)
 
     def in_flight(self, p: Number, m: Number, v: Number, device: Number = 0) -> Number:
-        r"""Return $\min(m, p)$, alike on all devices."""
+        r"""Return the peak number of micro-batches in flight, $\min(m, p)$.
+
+        The number is the same on all devices.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+            device: Index of the device, from 0.
+
+        Returns:
+            Micro-batches, in units of 1/p of the model.
+        """
         return np.minimum(m, p)
 
     def stagger(self, p: Number, v: Number, f: Number, b: Number, w: Number) -> Number:
-        """Return $(p-1) f / 2$ [s] where $f = b - w = w$: the last device begins so much later than the first."""
+        """Return how much later the last device begins, minus the idle time.
+
+        The delay is $(p-1) f / 2$ where $f = b - w = w$.
+
+        Args:
+            p: Pipeline stages (devices).
+            v: Virtual stages per device.
+            f: Forward pass of one micro-batch on a device [s].
+            b: Whole backward pass of one micro-batch on a device [s].
+            w: Part of `b` for the gradients of the weights [s].
+
+        Returns:
+            Seconds.
+        """
         inputs, half = b - w, p / 2 - 1
         delay_seconds = longest(
             (p - 1.5) * f - half * inputs,
@@ -171,12 +360,23 @@ class ZeroBubbleV(Schedule):
         return np.maximum(delay_seconds - self.idle(p, np.inf, v, f, b, w), 0.0)
 
     def hops(self, p: Number, m: Number, v: Number) -> Number:
-        """Return $5p - 7$: few, since enough is in flight."""
+        """Return the hops that a step waits for, $5p - 7$.
+
+        The number is small because enough micro-batches are in flight.
+
+        Args:
+            p: Pipeline stages (devices).
+            m: Micro-batches per step.
+            v: Virtual stages per device.
+
+        Returns:
+            Hops per step.
+        """
         return 5 * p - 7 + 0 * m
 
 
 def _add_steady_passes(row: Row, p: int, count: int, device: int) -> None:
-    """Add what follows the first backward passes: both chunks in turn, then the backward passes that are left."""
+    """Add the steady state: both chunks in turn, then backward passes only."""
     for far in range(p, count):
         if far + p - 1 - device < count:
             row.forward(0)

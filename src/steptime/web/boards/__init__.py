@@ -1,1 +1,1 @@
-"""The boards, a file each; the page finds them by their names."""
+"""The boards, one file each; the page finds them by file name."""

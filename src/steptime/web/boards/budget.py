@@ -1,4 +1,4 @@
-"""The bill of a model of some quality against its size, and how far past Chinchilla serving pushes it: lecture section 12."""
+"""Board: lifetime cost of a model against its size, and overtraining. Section 12."""
 
 from __future__ import annotations
 
@@ -23,24 +23,47 @@ from steptime.web.page_subject import WrongField, catalog_model
 from steptime.web.snippets import python
 
 LAWS: Final = ("hoffmann", "epoch", "hoffmann-tex", "sardana")
-SERVED: Final = np.geomspace(1e11, 1e16, 61)  # tokens
+# Served tokens of the lower picture.
+SERVED: Final = np.geomspace(1e11, 1e16, 61)
 POINTS: Final = 121
 TERA: Final = 1e12
 PARTS: Final = ("training", "rl", "serving", "total")
 
 
 class Inputs(Shared):
-    """A quality and what the model will do."""
+    """A target quality and the workload over the model's life."""
 
-    served: float = slider(200, 0.1, 10_000, "tokens served", "T tokens", "Over its life, read and written.", log=True)
-    quality: str = text("100B@200T", "as good as", "A dense model and its training tokens, as llama-3.1-8b@15T.")
-    rl: float = slider(0, 0, 1000, "tokens of RL", "T tokens", "Rolled out to learn from.")
-    law: str = choice("hoffmann", LAWS, "scaling law", "Which fit says how good a size is on some tokens.")
-    eta: float = slider(3, 1, 10, "cost of a FLOP of decode", "x training", "As chips decode at a third.", is_advanced=True)
+    served: float = slider(
+        200, 0.1, 10_000, "tokens served", "T tokens", "Prompt and output tokens over the model's life.", log=True
+    )
+    quality: str = text(
+        "100B@200T", "target quality", "Quality of a dense model and its training tokens, such as llama-3.1-8b@15T."
+    )
+    rl: float = slider(0, 0, 1000, "tokens of RL", "T tokens", "Tokens of rollouts in reinforcement learning.")
+    law: str = choice("hoffmann", LAWS, "scaling law", "Scaling law that predicts the loss from parameters and tokens.")
+    eta: float = slider(
+        3,
+        1,
+        10,
+        "cost of a decode FLOP",
+        "x training",
+        "Default 3: decode reaches a third of the FLOP/s of training.",
+        is_advanced=True,
+    )
 
 
 def answer(inputs: Inputs) -> Answer:
-    """Return the bill against size at equal quality, and the least of it against the tokens served."""
+    """Return the cost against size, and the optimum against served tokens.
+
+    Args:
+        inputs: Inputs of the board.
+
+    Returns:
+        Tables, figures and sentence.
+
+    Raises:
+        WrongField: The target quality is invalid.
+    """
     target = _target(inputs.quality)
     tokens, rl = inputs.served * TERA, inputs.rl * TERA
     solution = _solve(inputs.quality, inputs.law, tokens, rl, inputs.eta)
@@ -64,6 +87,7 @@ def answer(inputs: Inputs) -> Answer:
     low, high = min(target.params / 10, best.params / 4), max(target.params * 10, best.params * 4)
     sizes = np.unique(np.append(np.geomspace(low, high, POINTS), best.params))
     bill = lifetime_bill(solution.demand, sizes, np.asarray(tokens_for(law, sizes, best.loss)), best.loss)
+    # One price per FLOP turns the curves of FLOP into money.
     price = best.usd / best.total_flop
     curves = {name: np.broadcast_to(getattr(bill, name), sizes.shape) * price for name in PARTS}
     even = float(tokens_equal_to_serving(tokens, inputs.eta))
@@ -75,20 +99,22 @@ def answer(inputs: Inputs) -> Answer:
         },
         sentence=_sentence(inputs, best),
         figures=(
-            Figure(name="parameters", value=best.params, words="Active, of the cheapest model that is as good."),
+            Figure(name="parameters", value=best.params, words="Active parameters of the cheapest model of this quality."),
             Figure(name="training tokens", value=best.tokens),
-            Figure(name="times Chinchilla's tokens", value=best.over_chinchilla, words="Tokens over 20 a parameter."),
-            Figure(name="training", value=best.training_share, unit="%", words="Share of the bill."),
-            Figure(name="RL", value=best.rl_flop / best.total_flop, unit="%", words="Share of the bill."),
-            Figure(name="serving", value=best.serving_flop / best.total_flop, unit="%", words="Share of the bill."),
-            Figure(name="the whole bill", value=best.usd, unit="USD", words=f"At the rent of {solution.system}."),
-            Figure(name="bill at equal costs, times", value=best.equality_cost, words="By the lecture's rule, over the least."),
+            Figure(name="times Chinchilla's tokens", value=best.over_chinchilla,
+                   words="Training tokens over 20 per parameter."),
+            Figure(name="training", value=best.training_share, unit="%", words="Share of the total cost."),
+            Figure(name="RL", value=best.rl_flop / best.total_flop, unit="%", words="Share of the total cost."),
+            Figure(name="serving", value=best.serving_flop / best.total_flop, unit="%", words="Share of the total cost."),
+            Figure(name="total cost", value=best.usd, unit="USD", words=f"At the rent of {solution.system}."),
+            Figure(name="cost at equal parts, times", value=best.equality_cost,
+                   words="By the lecture's rule, over the minimum."),
         ),
         formula=(
             f"training 6 N D = 6 x {show(best.params)} x {show(best.tokens)} = {best.training_flop:.3g} FLOP",
             *((f"RL 3 N D_RL eta = {best.rl_flop:.3g} FLOP",) if best.rl_flop else ()),
             f"serving 2 N D_inf eta = 2 x {show(best.params)} x {show(tokens)} x {inputs.eta:g} = {best.serving_flop:.3g} FLOP",
-            f"the lecture's rule: D = eta/3 D_inf = {show(even)} tokens; by the law: {show(best.tokens)}",
+            f"the lecture's rule: D = eta/3 D_inf = {show(even)} tokens; by the scaling law: {show(best.tokens)}",
             f"overtraining = D / 20 N = {show(best.tokens)} / (20 x {show(best.params)}) = {in_digits(best.over_chinchilla)}",
         ),
         command=command,
@@ -110,12 +136,12 @@ def _solve(quality: str, law: str, served: float, rl: float, eta: float) -> Budg
     try:
         return budget(_target(quality), Demand(served=served, rl_tokens=rl, eta=eta), law=law)
     except Impossible as error:
-        return f"No size does it: {error}."
+        return f"No size reaches this quality: {error}."
 
 
 @lru_cache(maxsize=256)
 def _ratios(quality: str, law: str, rl: float, eta: float) -> Array:
-    """Return how many times Chinchilla's tokens the cheapest model is trained on, by the tokens served."""
+    """Return the overtraining of the cheapest model, by served tokens."""
     scaling_law, target = load_law(law), _target(quality)
     target_loss = loss(scaling_law, target.params, target.tokens)
     weights = np.array([Demand(served=float(served), rl_tokens=rl, eta=eta).weight for served in SERVED])
@@ -127,20 +153,20 @@ def _sentence(inputs: Inputs, best: Any) -> str:
     shares = [f"training {100 * best.training_share:.0f} %"]
     shares += [f"RL {100 * best.rl_flop / best.total_flop:.0f} %"] if inputs.rl else []
     return (
-        f"As good as {inputs.quality} and cheapest in all, with {show(inputs.served * TERA)} tokens served, are "
-        f"{show(best.params)} parameters on {show(best.tokens)} tokens: {in_digits(best.over_chinchilla, 2)} times "
-        f"Chinchilla's. Of the bill {', '.join(shares)} and serving {100 * best.serving_flop / best.total_flop:.0f} %. "
+        f"For the quality of {inputs.quality} and {show(inputs.served * TERA)} served tokens, the cheapest model has "
+        f"{show(best.params)} parameters and trains on {show(best.tokens)} tokens, {in_digits(best.over_chinchilla, 2)} times "
+        f"Chinchilla's. Cost: {', '.join(shares)} and serving {100 * best.serving_flop / best.total_flop:.0f} %. "
         + (
-            "A smaller model needs far more training, a larger one is dearer with every token."
+            "A smaller model needs far more training; a larger model costs more per served token."
             if best.serving_flop > best.training_flop / 10
-            else "Few tokens are served, so that the bill is that of training."
+            else "Few tokens are served, so training is nearly the whole cost."
         )
     )
 
 
 BOARD = Board(
     name="budget", order=80, section=12, inputs=Inputs, answer=answer, bar=(),
-    title="How long should a model be trained that will serve this much?",
+    title="How long should a model train if it serves this many tokens?",
     spoken={"served": 200, "quality": "100B@200T", "rl": 133, "law": "hoffmann"},
     today={"served": 3000, "quality": "37B@14.8T", "rl": 0, "law": "epoch"},
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Systems, or models, side by side for one workload, the cheapest first."""
+"""Board: several systems or models for one workload, cheapest first. Section 2."""
 
 from __future__ import annotations
 
@@ -11,39 +11,53 @@ from steptime.web.page_subject import WrongField, load_subject
 from steptime.web.plan_cache import PlanSpec, answered, cost_and_unit, plan_call, priced
 from steptime.web.snippets import command, loaded, python
 
-MAX_BARS = 6  # bars
+# Most bars of the picture.
+MAX_BARS = 6
 SYSTEMS = "hgx-h200, hgx-b200, gb200-nvl72, mi355x-8"
 
 
 class Inputs(Shared):
-    """Systems, a workload and its limits."""
+    """Systems, models, a workload and its limits."""
 
-    systems: str = text(SYSTEMS, "systems", f"Names of the catalogue with commas between, at most {MAX_BARS}.")
+    systems: str = text(SYSTEMS, "systems", f"Names in the catalogue, separated by commas, at most {MAX_BARS}.")
     models: str = text(
-        "", "models", f"Names with commas between, instead of the one above: each on each system, at most {MAX_BARS} in all."
+        "", "models", f"Names separated by commas, instead of the model above. At most {MAX_BARS} pairs of model and system."
     )
-    speed: float = slider(30, 1, 500, "speed of each user", "tok/s", "At least so fast does each user read.", log=True)
-    ttft: float = slider(5, 0.1, 60, "first token within", "s", "Longest mean time to the first token.", log=True)
-    prompt: int = slider(4096, 16, 131_072, "prompt", "tokens", "Tokens of a prompt.", log=True)
-    output: int = slider(1024, 1, 32_768, "answer", "tokens", "Tokens of an answer.", log=True)
+    speed: float = slider(30, 1, 500, "speed of each user", "tok/s", "Minimum speed for each user.", log=True)
+    ttft: float = slider(5, 0.1, 60, "first token within", "s", "Largest mean time to first token.", log=True)
+    prompt: int = slider(4096, 16, 131_072, "prompt", "tokens", "Tokens of each prompt.", log=True)
+    output: int = slider(1024, 1, 32_768, "output", "tokens", "Output tokens of each request.", log=True)
     coarse: bool = coarse()
 
 
 def answer(inputs: Inputs) -> Answer:
-    """Return what each system costs at its best deployment; while a slider moves, at a point of a front that is known."""
+    """Return the cost of the best deployment on each system.
+
+    While a slider moves, the answer comes from a known front.
+
+    Args:
+        inputs: Inputs of the board.
+
+    Returns:
+        Tables, figures and sentence.
+
+    Raises:
+        WrongField: There are too many pairs, or a name is unknown.
+    """
     models, names = _names(inputs, "models"), _names(inputs, "systems")
     if len(models) * len(names) > MAX_BARS:
-        raise WrongField("models", f"{len(models)} models on {len(names)} systems are more than {MAX_BARS}; leave some out")
+        raise WrongField("models", f"{len(models)} models on {len(names)} systems are more than {MAX_BARS} pairs; remove some")
     spec = PlanSpec(prompt=inputs.prompt, output=inputs.output, speed=inputs.speed, ttft=inputs.ttft)
     rows = [
         _row(inputs.model_copy(update={"model": model, "system": name}), spec, _label(model, name, models, names))
         for model in models
         for name in names
     ]
+    # One unit for all bars: money if any rent is known, else chip-hours.
     unit = "USD" if any(row["unit"] == "USD" for row in rows) else "chip-h"
     for row in rows:
         if row["unit"] not in ("", unit):
-            row |= {"cost": None, "reason": f"no rent of it is known; a chip makes {show(row['per_chip'], 'tok/s')}"}
+            row |= {"cost": None, "reason": f"rent not known; {show(row['per_chip'], 'tok/s')} per chip"}
     able = sorted((row for row in rows if row["cost"] is not None), key=lambda row: (row["cost"], row["system"]))
     rows = able + [row for row in rows if row["cost"] is None]
     rough = any(row["rough"] for row in rows)
@@ -54,24 +68,24 @@ def answer(inputs: Inputs) -> Answer:
         sentence=_sentence(inputs, able, rows, unit),
         figures=tuple(Figure(name=row["system"], value=row["cost"], unit=unit, words=row["layout"]) for row in able),
         formula=tuple(
-            f"{row['system']}: {priced(row['cost'], unit)} a million = rent of {counted(row['chips'], 'chip')} / "
+            f"{row['system']}: {priced(row['cost'], unit)} per million = rent of {counted(row['chips'], 'chip')} / "
             f"({row['chips']} x {row['per_chip']:,.4g} tok/s), {row['layout']}"
             for row in able
         ),
-        notes=("a rough answer, of plans that were made before",) if rough else (),
+        notes=("rough answer from earlier plans",) if rough else (),
         command=_command(inputs, models, names),
         python=python(plan_call("compare", f"{_loaded(inputs, models)}, {names!r}", spec, inputs.engine)),
     )  # fmt: skip
 
 
 def _names(inputs: Inputs, field: str) -> list[str]:
-    """Return the models or the systems that are asked for, each by its own name; of the bar where none is named."""
+    """Return the full names of the models or systems; by default the bar's model."""
     kind = field.removesuffix("s")
     names = list(dict.fromkeys(part.strip() for part in getattr(inputs, field).split(",") if part.strip()))
     if field == "models" and not names:
         return [inputs.model]
     if not 1 <= len(names) <= MAX_BARS:
-        raise WrongField(field, f"give 1 to {MAX_BARS} {field} with commas between, not {len(names)}")
+        raise WrongField(field, f"{field}: need 1 to {MAX_BARS} names separated by commas, got {len(names)}")
     full_names = []
     for name in names:
         try:
@@ -82,17 +96,19 @@ def _names(inputs: Inputs, field: str) -> list[str]:
 
 
 def _label(model: str, system: str, models: list[str], systems: list[str]) -> str:
-    """Return what a bar is called: its system, its model, or both."""
+    """Return the label of a bar: its system, its model, or both."""
     short = model.rpartition("/")[2]
     return system if len(models) == 1 else short if len(systems) == 1 else f"{short} on {system}"
 
 
 def _row(inputs: Inputs, spec: PlanSpec, name: str) -> dict[str, Any]:
-    """Return one pair's plan as a row; without a cost where nothing serves the model there."""
+    """Return the plan of one pair as a row, or the reason why there is no plan."""
     outcome, point, rough = answered(bar_inputs(inputs), spec, rough=inputs.coarse)
     row: dict[str, Any] = dict.fromkeys(("cost", "low", "high", "speed", "ttft", "per_chip", "chips", "layout"))
     reason = (
-        outcome.reason or (outcome.plan.reason if outcome.plan else "") or f"nothing there gives each user {spec.speed:g} tok/s"
+        outcome.reason
+        or (outcome.plan.reason if outcome.plan else "")
+        or f"no deployment reaches {spec.speed:g} tok/s per user"
     )
     row |= {"system": name, "reason": "" if point else reason, "rough": rough, "unit": ""}
     if outcome.plan is None or point is None:
@@ -106,28 +122,28 @@ def _row(inputs: Inputs, spec: PlanSpec, name: str) -> dict[str, Any]:
 
 
 def _command(inputs: Inputs, models: list[str], names: list[str]) -> str:
-    """Return the command: one that takes several models and systems names them where others name one."""
+    """Return the command; it takes several models and systems, separated by commas."""
     options = {"--input": inputs.prompt, "--output": inputs.output, "--speed": inputs.speed, "--ttft": inputs.ttft}
     return command("compare", inputs.model_copy(update={"model": ",".join(models), "system": ",".join(names)}), options)
 
 
 def _loaded(inputs: Inputs, models: list[str]) -> str:
-    """Return the models as an expression: one as it is loaded, several by their names."""
+    """Return the models as a Python expression: one model, or a list."""
     expressions = [loaded(inputs.model_copy(update={"model": model}))[0] for model in models]
     return expressions[0] if len(expressions) == 1 else f"[{', '.join(expressions)}]"
 
 
 def _sentence(inputs: Inputs, able: list[dict[str, Any]], rows: list[dict[str, Any]], unit: str) -> str:
     if not able:
-        return f"None of these gives each user {inputs.speed:g} tokens a second and a first token within {inputs.ttft:g} s."
+        return f"No system reaches {inputs.speed:g} tok/s per user with a mean TTFT of at most {inputs.ttft:g} s."
     first, none = able[0], [row["system"] for row in rows if row["cost"] is None]
-    serves = "is" if inputs.models else "serves it"
-    words = f"{first['system']} {serves} cheapest, at {priced(first['cost'], unit)} a million answer tokens"
+    words = f"{first['system']} is the cheapest, at {priced(first['cost'], unit)} per million output tokens"
     if len(able) > 1:
-        words += f"; the dearest here costs {able[-1]['cost'] / first['cost']:.2g} times as much"
+        words += f"; the most expensive costs {able[-1]['cost'] / first['cost']:.2g} times as much"
+    # Overlapping 90 % ranges do not decide between two systems.
     tied = [row["system"] for row in able[1:] if (row["low"] or first["cost"]) < (first["high"] or 0)]
-    words += f". {' and '.join(tied)} may be as cheap: the ranges overlap" if tied else ""
-    return words + (f". {', '.join(none)}: cannot, as told beside." if none else ".")
+    words += f". {' and '.join(tied)} may be as cheap: the 90 % ranges overlap" if tied else ""
+    return words + (f". No result for {', '.join(none)}: see the picture." if none else ".")
 
 
 BOARD = Board(

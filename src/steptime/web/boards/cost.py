@@ -1,4 +1,4 @@
-"""What a token costs against the batch: the hyperbola, the floor, what a slow mode saves. Lecture sections 2, 3 and 5."""
+"""Board: cost of a token against the batch, with its floor. Sections 2, 3 and 5."""
 
 from __future__ import annotations
 
@@ -24,22 +24,33 @@ from steptime.web.page_subject import WrongField, load_subject
 from steptime.web.snippets import command, python
 
 MAX_BATCH, POINTS = 65_536, 65
-SHARED: Final = {"weights": "each read of the weights", "overhead": "the engine's overheads, which each step pays once"}
+# Parts of a step that a larger batch shares.
+SHARED: Final = {"weights": "each read of the weights", "overhead": "the engine's overhead of each step"}
 
 
 class Inputs(Shared):
-    """A batch at a context on some chips, and what a chip rents for."""
+    """A batch and a context on a number of chips, and the rent of a chip."""
 
     batch: int = slider(256, 1, MAX_BATCH, "batch", "sequences", "Sequences that decode at once in one replica.", log=True)
     context: int = slider(8192, 1, 4_194_304, "context", "tokens", "Tokens of context of each sequence.", log=True)
     rent: float = slider(
-        0, 0, 40, "rent", "USD an hour; 0: its own", "Of one chip; 0: what is known of the system, with its range."
+        0, 0, 40, "rent", "USD/h; 0: catalogue", "Rent of one chip; 0: the known rent of the system, with its range."
     )
     chips: int = slider(0, 0, 1024, "chips", "chips", "Chips of the replica; 0: the scale-up domain.", is_advanced=True, step=1)
 
 
 def answer(inputs: Inputs) -> Answer:
-    """Return the cost of a token over all batches, and at the one that is asked."""
+    """Return the cost of a token over all batches, and at the chosen batch.
+
+    Args:
+        inputs: Inputs of the board.
+
+    Returns:
+        Tables, figures and sentence.
+
+    Raises:
+        WrongField: The rent is not known.
+    """
     subject = load_subject(inputs)
     model, system = subject.model, subject.system
     rent, layout = _rent(inputs, system), single_stage_layout(inputs, inputs.chips)
@@ -55,6 +66,7 @@ def answer(inputs: Inputs) -> Answer:
     }
     total, index = _million(seconds, *batches_and_chips, typical), int(np.searchsorted(batches, inputs.batch))
     low, high = (_million(seconds, *batches_and_chips, float(np.nan_to_num(end, nan=typical))) for end in (rent.low, rent.high))
+    # Batches that fit, with the largest one: the cheapest batch may be the limit of the memory.
     able = np.append(batches[batches < room], min(room, MAX_BATCH)) if room >= 1 else batches[:0]
     cheap = _million(np.interp(able, batches, seconds), able, batches_and_chips[1], typical)
     best = int(np.argmin(cheap)) if able.size else -1
@@ -65,9 +77,8 @@ def answer(inputs: Inputs) -> Answer:
     unshared_seconds = max(
         compute_seconds(1, pair.active, pair.mac_rate), kv_read_seconds(1, pair.context, pair.kv_bytes, pair.bandwidth)
     )
-    floor = (
-        float(cost_per_token(unshared_seconds, 1, pair.chips, typical)) * MILLION
-    )  # what no batch shares: arithmetic or cache
+    # The floor is the part that no batch shares: arithmetic or KV cache of a sequence.
+    floor = float(cost_per_token(unshared_seconds, 1, pair.chips, typical)) * MILLION
     hourly = usd(typical * HOUR)
     options = {"--context": inputs.context, **layout_options(layout), "--over": f"batch={inputs.batch}"}
     options |= {"--answer": "usd_per_million_tokens", "--set": f"rent={inputs.rent:g} USD/h" if inputs.rent else ""}
@@ -79,23 +90,24 @@ def answer(inputs: Inputs) -> Answer:
         },
         sentence=_sentence(inputs, cost, slow, float(able[best]) if best >= 0 else 0.0, room, shared),
         figures=(
-            Figure(name="a million tokens", value=cost, unit="USD", words="Of output, at the typical rent."),
+            Figure(name="per million tokens", value=cost, unit="USD", words="Output tokens, at the typical rent."),
             Figure(name="at the low rent", value=float(low[index]), unit="USD"),
             Figure(name="at the high rent", value=float(high[index]), unit="USD"),
             Figure(name="slow mode saves", value=1 - slow / cost if slow < cost else 0.0 if best >= 0 else np.nan, unit="%",
-                   words="What the batch that costs least of those that fit would save."),
-            Figure(name="floor", value=floor, unit="USD", words="Blackboard: only what no batch shares, at full speed."),
-            Figure(name="alone", value=float(total[0]), unit="USD", words="A million tokens of a sequence on its own."),
-            Figure(name="each user gets", value=1 / float(seconds[index]), unit="tok/s"),
+                   words="Saving at the cheapest batch that fits the memory."),
+            Figure(name="floor", value=floor, unit="USD",
+                   words="Blackboard: only the part that no batch shares, at peak rates."),
+            Figure(name="at batch 1", value=float(total[0]), unit="USD", words="Per million tokens with a single sequence."),
+            Figure(name="speed of each user", value=1 / float(seconds[index]), unit="tok/s"),
         ),
         formula=(
             f"cost = rent x chips x step / batch = {hourly}/h x {int(layout.chips)} x "
-            f"{show(float(seconds[index]), 's')} / {inputs.batch:,} = {usd(cost)} a million tokens",
-            f"floor = rent x chips x max(N_act/F, L kappa/W) = {usd(floor)} a million tokens, on {pair.chips} chips",
-            f"a batch of 1 is {speed:.3g} times as fast for {in_digits(cost_ratio)} times the price: {speed:.3g} x "
+            f"{show(float(seconds[index]), 's')} / {inputs.batch:,} = {usd(cost)} per million tokens",
+            f"floor = rent x chips x max(N_act/F, L kappa/W) = {usd(floor)} per million tokens, on {pair.chips} chips",
+            f"batch 1 is {speed:.3g} times as fast at {in_digits(cost_ratio)} times the price: {speed:.3g} x "
             f"{in_digits(cost_ratio)} = {float(batch_ratio(cost_ratio, speed)):,.0f} times fewer sequences",
         ),
-        notes=(f"rent: {hourly} a chip-hour, {rent.kind}, {rent.date}",) if rent.kind else (),
+        notes=(f"rent: {hourly} per chip-hour, {rent.kind}, {rent.date}",) if rent.kind else (),
         command=command("sweep", inputs, options).replace("sweep", "sweep step", 1),
         python=python(
             f"step = {decode_call(inputs, layout, batch=inputs.batch, context=inputs.context)}\n"
@@ -109,29 +121,32 @@ def _million(seconds: Array, batches: Array, chips: float, rent: float) -> Array
 
 
 def _rent(inputs: Inputs, system: System) -> Rent:
-    """Return what a chip rents for [USD/s], with its range where it is the system's own."""
+    """Return the rent of a chip [USD/s], with its range if it is the catalogue's."""
     if inputs.rent:
         return Rent(low=inputs.rent / HOUR, typical=inputs.rent / HOUR, high=inputs.rent / HOUR)
     if not np.isfinite(float(np.asarray(system.rent.typical))):
-        raise WrongField("rent", f"no rent of {system.name} is known: give one in USD an hour")
+        raise WrongField("rent", f"the rent of {system.name} is not known; set a rent in USD/h")
     return system.rent
 
 
 def _sentence(inputs: Inputs, cost: float, slow: float, batch: float, room: float, shared: str) -> str:
-    words = f"With {inputs.batch:,} sequences a million tokens cost {usd(cost)}. "
+    words = f"With {inputs.batch:,} sequences, a million tokens cost {usd(cost)}. "
     if room < 1:
-        return words + "They do not fit: the weights alone leave no room on these chips."
+        return words + "They do not fit: the weights leave no memory for a KV cache on these chips."
     if inputs.batch > room:
-        return words + f"They do not fit: memory is full at {room:,.0f} sequences, where a million cost {usd(slow)} or more."
+        return (
+            words
+            + f"They do not fit: memory is full at {room:,.0f} sequences, where a million tokens cost {usd(slow)} or more."
+        )
     if slow >= 0.98 * cost:
-        return words + "A slow mode that waits for more sequences would save nothing: this is the cheapest batch that fits."
+        return words + "A slow mode with a larger batch would save nothing: this is the cheapest batch that fits."
     if slow >= 0.75 * cost:
-        return words + f"Waiting for {batch:,.0f} would save {1 - slow / cost:.0%}: this is already near the bottom."
-    return words + f"Waiting for {batch:,.0f} would bring that to {usd(slow)}: too few share {SHARED[shared]}."
+        return words + f"A batch of {batch:,.0f} would save {1 - slow / cost:.0%}: this cost is already near the minimum."
+    return words + f"A batch of {batch:,.0f} would cost {usd(slow)}: here too few sequences share {SHARED[shared]}."
 
 
 BOARD = Board(
-    name="cost", title="Why is a token so much cheaper in company?", order=30, section=2, inputs=Inputs, answer=answer,
+    name="cost", title="Why is a token cheaper in a large batch?", order=30, section=2, inputs=Inputs, answer=answer,
     spoken={"system": "gb200-nvl72", "batch": 2000, "context": 1, "engine": "ideal", "rent": 2},
     today={"system": "gb300-nvl72", "batch": 1024, "context": 8192},
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How ciphers and networks mix, and what layers that can be undone need not store: lecture section 18."""
+"""Board: mixing of ciphers and networks; memory of reversible layers. Section 18."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from steptime.web.board import Answer, Board, Figure
 from steptime.web.board_inputs import Shared, slider
 from steptime.web.snippets import python
 
+# Pairs of blocks per cipher.
 SAMPLES: Final = 4096
 ROUNDS: Final = 16
 CURVES: Final = {
@@ -28,23 +29,41 @@ CURVES: Final = {
     "columns": "AES without MixColumns", "network": "network with residual paths and layer norm",
 }  # fmt: skip
 LAYERS: Final = np.unique(np.geomspace(1, 512, 73).round())
-VALUE_BYTES: Final = 2.0  # of an activation in bf16
+# Bytes of an activation in bf16.
+VALUE_BYTES: Final = 2.0
 
 
 class Inputs(Shared):
-    """A round of ciphers, and a stack of layers."""
+    """A round of the ciphers, and a stack of layers."""
 
-    rounds: int = slider(3, 1, ROUNDS, "round", "", "After which ciphers are compared.", step=1)
-    layers: int = slider(64, 1, 512, "layers", "layers", "Of a network that is trained.", log=True)
+    rounds: int = slider(3, 1, ROUNDS, "round", "", "Round after which the ciphers are compared.", step=1)
+    layers: int = slider(64, 1, 512, "layers", "layers", "Layers of the trained network.", log=True)
     activation_ratio: float = slider(
-        16, 4, 64, "a layer keeps", "x its input", "What a plain layer stores for the way back.", log=True
+        16,
+        4,
+        64,
+        "activations of a layer",
+        "x its input",
+        "Activations that a plain layer keeps for its backward pass.",
+        log=True,
     )
-    tokens: int = slider(4096, 256, 65_536, "tokens", "tokens", "Of a micro-batch on a chip.", log=True, is_advanced=True)
-    width: int = slider(8192, 256, 32_768, "width", "values", "Of what goes from layer to layer.", log=True, is_advanced=True)
+    tokens: int = slider(
+        4096, 256, 65_536, "tokens", "tokens", "Tokens of a micro-batch on a chip.", log=True, is_advanced=True
+    )
+    width: int = slider(
+        8192, 256, 32_768, "width", "values", "Values per token that pass from layer to layer.", log=True, is_advanced=True
+    )
 
 
 def answer(inputs: Inputs) -> Answer:
-    """Return the share of output bits that one flipped bit flips, by round, and the activations of stacks, by depth."""
+    """Return the avalanche by round, and the activation memory by depth.
+
+    Args:
+        inputs: Inputs of the board.
+
+    Returns:
+        Tables, figures and sentence.
+    """
     curves = _curves()
     shares = {key: _padded(curve) for key, curve in curves.items()}
     index = inputs.rounds - 1
@@ -73,13 +92,15 @@ def answer(inputs: Inputs) -> Answer:
                 for key, words in (("feistel", "Feistel"), ("arx", "Speck (ARX)"), ("aes", "AES"), ("network", "network"))
                 if (share := shares[key][index]) is not None
             ),
-            Figure(name="plain layers keep", value=plain, unit="B", words="Activations of a chip at the fullest."),
-            Figure(name="with checkpoints", value=checks, unit="B", words="At the best distance, by the root of the depth."),
-            Figure(name="reversible layers keep", value=undone, unit="B", words="Two streams and the layer that is undone."),
-            Figure(name="arithmetic more", value=flop_ratio - 1, unit="%", words="A second forward pass: 8 N D over 6 N D."),
+            Figure(name="plain layers keep", value=plain, unit="B", words="Peak activations of a chip."),
+            Figure(name="with checkpoints", value=checks, unit="B",
+                   words="At the best distance between checkpoints; grows with the square root of the depth."),
+            Figure(name="reversible layers keep", value=undone, unit="B",
+                   words="Two streams and the layer in its backward pass."),
+            Figure(name="extra arithmetic", value=flop_ratio - 1, unit="%", words="A second forward pass: 8 N D over 6 N D."),
         ),
         formula=(
-            "Feistel: (x, y) -> (x, y + f(x)), undone by y = z - f(x), whatever f is",
+            "Feistel: (x, y) -> (x, z = y + f(x)), inverse y = z - f(x), for any f",
             f"plain: layers x {inputs.activation_ratio:g} streams = {inputs.layers} x {show(layer, 'B')} = {show(plain, 'B')}",
             f"reversible: 2 streams + 1 layer = 2 x {show(stream, 'B')} + {show(layer, 'B')} = {show(undone, 'B')}",
             f"arithmetic: (2 forward + 2) / (1 forward + 2) = {flop_ratio:.3g}",
@@ -91,7 +112,7 @@ def answer(inputs: Inputs) -> Answer:
             f'cipher_curve("{CURVES["feistel"]}", samples={SAMPLES}).shares[{index}]\n'
             f"plain_bytes({inputs.layers}, {layer:.0f}) / reversible_bytes({stream:.0f}, {layer:.0f})"
         ),
-        notes=(f"ciphers by {SAMPLES:,} pairs of blocks each; of the network, the signs that differ after a layer",),
+        notes=(f"{SAMPLES:,} pairs of blocks per cipher; for the network, signs that differ after a layer",),
     )  # fmt: skip
 
 
@@ -104,12 +125,12 @@ def _curves() -> dict[str, Curve]:
 
 
 def _padded(curve: Curve) -> list[float | None]:
-    """Return the shares of all rounds; nothing where a cipher has no more."""
+    """Return the shares of all rounds; None after the last round of a cipher."""
     return [*curve.shares[:ROUNDS], *[None] * (ROUNDS - len(curve.shares))]
 
 
 def _checkpointed(layers: Any, stream: float, layer: float) -> Any:
-    """Return activations with a checkpoint at the best whole distance that is known, 1 at least."""
+    """Return the activations with checkpoints at the best whole distance."""
     every = np.clip(np.round(best_checkpoint(layers, stream, layer)), 1, layers)
     return checkpointed_bytes(layers, stream, layer, every)
 
@@ -118,20 +139,20 @@ def _sentence(inputs: Inputs, shares: dict[str, list[float | None]], plain: floa
     feistel, network = shares["feistel"][inputs.rounds - 1] or 0.0, shares["network"][inputs.rounds - 1] or 0.0
     after = "1 round" if inputs.rounds == 1 else f"{inputs.rounds} rounds"
     words = (
-        f"After {after} one flipped bit has flipped {100 * feistel:.0f} % of a Feistel cipher's bits, and "
-        f"{100 * network:.0f} % of a network's signs: ciphers want half, networks keep like things alike. "
+        f"After {after}, one flipped bit changes {100 * feistel:.0f} % of the bits of a Feistel cipher and "
+        f"{100 * network:.0f} % of the signs of a network: a cipher needs half, a network keeps similar inputs similar. "
     )
     if plain <= undone:
-        return words + "A Feistel layer can be undone, but so few layers do not save memory by it."
+        return words + "A Feistel layer is invertible, but with so few layers this does not save memory."
     return words + (
-        f"A Feistel layer can be undone: {inputs.layers} such layers keep {show(undone, 'B')} instead of {show(plain, 'B')}, "
-        f"for {100 * (flop_ratio - 1):.0f} % more arithmetic."
+        f"A Feistel layer is invertible: {inputs.layers} such layers keep {show(undone, 'B')} instead of {show(plain, 'B')}, "
+        f"at {100 * (flop_ratio - 1):.0f} % more arithmetic."
     )
 
 
 BOARD = Board(
     name="mixing", order=150, section=18, inputs=Inputs, answer=answer, bar=(),
-    title="What do ciphers and networks share, and what does undoing save?",
+    title="What do ciphers and networks share, and what do reversible layers save?",
     spoken={"rounds": 3, "layers": 64, "activation_ratio": 16},
     today={"rounds": 10, "layers": 126, "activation_ratio": 34, "tokens": 8192, "width": 16_384},
 )  # fmt: skip

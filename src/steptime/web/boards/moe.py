@@ -1,4 +1,4 @@
-"""What dense model a mixture of experts is worth, and what its weights and its price grow by. Lecture section 6."""
+"""Board: dense equivalent, weights and price of a mixture of experts. Section 6."""
 
 from __future__ import annotations
 
@@ -24,28 +24,47 @@ from steptime.web.snippets import python, subject_names
 BILLION, TRILLION, MAX_EXPERTS = 1e9, 1e12, 1024
 COUNTS: Final = tuple(2.0 ** (n / 2) for n in range(21))
 LAWS: Final = ("clark-s-base", "ludziejewski", "abnar")
-POINT: Final = ("krajewski", 64.0)  # a law that knows one number of experts alone
-MOST_GAIN: Final = 100.0  # beyond, a law is far outside what it was fitted to
+# A law that was fitted at one number of experts only.
+POINT: Final = ("krajewski", 64.0)
+# Largest gain that is shown: beyond it a law is far outside its fitted runs.
+MOST_GAIN: Final = 100.0
 
 
 class Inputs(Shared):
-    """Experts beside a number of active parameters, by a law, served at a batch."""
+    """Experts and active parameters, a law, and a serving batch."""
 
-    experts: int = slider(64, 1, MAX_EXPERTS, "experts", "experts", "Of which a token passes through one.", log=True)
-    active: float = slider(37, 0.05, 1000, "active parameters", "billion", "That a token passes through.", log=True)
-    batch: int = slider(2048, 1, 65_536, "batch", "sequences", "Sequences that decode together in a replica.", log=True)
-    law: str = choice("clark-s-base", LAWS, "law", "The scaling law of experts that leads.")
+    experts: int = slider(64, 1, MAX_EXPERTS, "experts", "experts", "Number of experts; each token uses one.", log=True)
+    active: float = slider(37, 0.05, 1000, "active parameters", "billion", "Parameters that each token uses.", log=True)
+    batch: int = slider(2048, 1, 65_536, "batch", "sequences", "Sequences that decode at once in one replica.", log=True)
+    law: str = choice("clark-s-base", LAWS, "law", "MoE scaling law of the main curve.")
     tokens: float = slider(
-        14.8, 0.01, 300, "training tokens", "trillion", "Of all, dense and mixed.", log=True, is_advanced=True
+        14.8,
+        0.01,
+        300,
+        "training tokens",
+        "trillion",
+        "Training tokens of the dense model and of the mixture.",
+        log=True,
+        is_advanced=True,
     )
 
 
 def answer(inputs: Inputs) -> Answer:
-    """Return mixtures over all numbers of experts by several laws, and the one that is asked."""
+    """Return mixtures over all numbers of experts by several laws, and the chosen one.
+
+    Args:
+        inputs: Inputs of the board.
+
+    Returns:
+        Tables, figures and sentence.
+
+    Raises:
+        WrongField: The rent of the system is not known.
+    """
     subject = load_subject(inputs)
     weights = inputs.weights or "fp8"
     if not np.isfinite(float(np.asarray(subject.system.rent.typical))):
-        raise WrongField("system", f"no rent of {subject.system.name} is known, so that a token has no price")
+        raise WrongField("system", f"the rent of {subject.system.name} is not known, so a token has no price")
     active, tokens = inputs.active * BILLION, inputs.tokens * TRILLION
     arguments: Mapping[str, Any] = {"tokens": tokens, "system": subject.system, "weights": weights, "batch": inputs.batch}
     board = moe_board(active, experts=(1.0, inputs.experts), law=inputs.law, **arguments)
@@ -53,7 +72,8 @@ def answer(inputs: Inputs) -> Answer:
     point = moe_board(active, experts=(POINT[1],), law=POINT[0], **arguments).rows[0]
     curves = {law: _curve(law, active, tokens) for law in LAWS}
     sizes = curves[inputs.law][1]
-    best = optimal_batch(board.balance, np.append(1.0, sizes))  # first of the dense model
+    # The first entry is the dense model.
+    best = optimal_batch(board.balance, np.append(1.0, sizes))
     used = np.asarray(utilisation(memory_over_compute(inputs.batch, 0.0, best, np.inf)))
     return Answer(
         tables={"mixtures": {
@@ -67,16 +87,18 @@ def answer(inputs: Inputs) -> Answer:
         },
         sentence=_sentence(inputs, row, price := row.usd_per_million_tokens / dense.usd_per_million_tokens),
         figures=(
-            Figure(name="worth a dense model of", value=row.equivalent, words="Of equal loss on equal tokens, by the law."),
-            Figure(name="all parameters", value=row.total_params, words="As the law's own runs were built."),
+            Figure(name="dense equivalent", value=row.equivalent,
+                   words="Dense model of equal loss on equal tokens, by the law."),
+            Figure(name="total parameters", value=row.total_params, words="With the architecture of the law's runs."),
             Figure(name="weights", value=row.weight_bytes, unit="B"),
-            Figure(name="chips that hold them", value=row.chips, unit="chips", words="By memory alone, caches aside."),
-            Figure(name="B*", value=row.optimal_batch, unit="sequences", words="From which weights cost nothing more."),
-            Figure(name="a million tokens", value=row.usd_per_million_tokens, unit="USD", words="Ideal, no caches."),
-            Figure(name="over that dense model", value=row.cost_over_dense, unit="x", words="Of a token, at equal loss."),
+            Figure(name="chips that hold them", value=row.chips, unit="chips", words="By weights only, without KV caches."),
+            Figure(name="B*", value=row.optimal_batch, unit="sequences", words="From here on the weights add no time."),
+            Figure(name="per million tokens", value=row.usd_per_million_tokens, unit="USD", words="Ideal, without KV caches."),
+            Figure(name="over the dense equivalent", value=row.cost_over_dense, unit="x",
+                   words="Cost of a token at equal loss."),
         ),
         formula=(
-            f"worth = {show(row.equivalent)} / {show(board.active)} = {row.gain:.3g} times",
+            f"gain = {show(row.equivalent)} / {show(board.active)} = {row.gain:.3g} times",
             f"sigma = N_tot / N_act = {show(row.total_params)} / {show(board.active)} = {row.sparsity:.3g}",
             f"price = max(1, R sigma / B) / max(1, R / B) = {in_digits(price)}, R = {board.balance:,.0f}, B = {inputs.batch:,}",
         ),
@@ -92,7 +114,7 @@ def answer(inputs: Inputs) -> Answer:
 
 @lru_cache(maxsize=512)
 def _curve(name: str, active: float, tokens: float) -> tuple[Array, Array, Array]:
-    """Return of each number of experts the gain, all parameters over active ones, and whether the law had such runs."""
+    """Return gain, total over active parameters, and validity, by number of experts."""
     law = load_law(name)
     every = [inputs_for_experts(law, count) or {} for count in COUNTS]
     columns = {key: np.array([inputs[key] for inputs in every]) for key in every[0]}
@@ -110,24 +132,24 @@ def _law_label(law: str) -> str:
 def _sentence(inputs: Inputs, row: MoeRow, price: float) -> str:
     words = f"{inputs.experts:,} experts, {show(inputs.active * BILLION)} active, take {row.sparsity:.3g} times the weights "
     if not row.gain <= MOST_GAIN:
-        return words + "and, by this law, are worth more than a hundredfold: far beyond what it was fitted to."
-    words += f"and are worth a dense {show(row.equivalent)}, {row.gain:.3g} times as large. "
+        return words + "and, by this law, a gain above a hundredfold: far beyond the runs that it was fitted to."
+    words += f"and equal a dense model of {show(row.equivalent)} parameters, {row.gain:.3g} times as large. "
     if price <= 1.001:
-        return words + f"At {inputs.batch:,} sequences they cost no more a token than the active ones alone: a pure win."
-    verdict = "less than" if row.cost_over_dense < 0.995 else "more than" if row.cost_over_dense > 1.005 else "equal to"
-    words += f"At {inputs.batch:,} sequences a token costs {in_digits(price)} times as much, {verdict} that dense model's; "
-    return words + (f"from {row.optimal_batch:,.0f} sequences on the extra weights cost nothing.")  # fmt: skip
+        return words + f"At {inputs.batch:,} sequences a token costs no more than with the active parameters only: a pure gain."
+    verdict = "less than" if row.cost_over_dense < 0.995 else "more than" if row.cost_over_dense > 1.005 else "the same as"
+    words += f"At {inputs.batch:,} sequences a token costs {in_digits(price)} times as much, {verdict} in that dense model; "
+    return words + f"from {row.optimal_batch:,.0f} sequences on, the extra weights cost nothing."
 
 
 def _notes(inputs: Inputs, board: MoeBoard, row: MoeRow) -> tuple[str, ...]:
     notes = [f"{_law_label(inputs.law)} was fitted to {board.fitted[inputs.law]}"]
-    notes += [f"its {DOMAINS[name]} here lie {far:,.3g} times outside those runs" for name, far in row.beyond.items()]
-    notes += [f"by this law experts no longer help from {show(size)} active parameters on" for size in board.vanishing.values()]
-    return (*notes, "dotted: outside the runs that a law was fitted to")
+    notes += [f"the {DOMAINS[name]} here are {far:,.3g} times outside those runs" for name, far in row.beyond.items()]
+    notes += [f"by this law experts no longer help above {show(size)} active parameters" for size in board.vanishing.values()]
+    return (*notes, "dotted: outside the fitted runs of a law")
 
 
 BOARD = Board(
-    name="moe", title="How much model do more experts buy?", order=130, section=6, inputs=Inputs, answer=answer,
+    name="moe", title="How much better is a model with more experts?", order=130, section=6, inputs=Inputs, answer=answer,
     spoken={"system": "gb200-nvl72", "experts": 64, "active": 0.37, "tokens": 0.13, "batch": 2000},
     today={"system": "gb300-nvl72", "experts": 256, "active": 37, "tokens": 14.8, "batch": 8192, "law": "ludziejewski"},
     bar=("system", "weights"),

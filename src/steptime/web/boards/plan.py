@@ -1,4 +1,4 @@
-"""The cheapest deployment within limits, and what other speeds would cost: lecture section 7."""
+"""Board: the cheapest deployment within limits; cost by speed. Section 7."""
 
 from __future__ import annotations
 
@@ -20,24 +20,33 @@ from steptime.web.plan_cache import (
 )
 from steptime.web.snippets import command, loaded, python
 
-ROLES = {"prefill": "read prompts", "decode": "write answers", "serve": "do both"}
+# Work of the chips of a pool.
+ROLES = {"prefill": "run prefill", "decode": "run decode", "serve": "run both"}
 
+# Name of a step of a pool, if it is not a decode step.
 WORK = {"prefill": "pass"}
 
 
 class Inputs(Shared):
-    """Requests, and the limits that they are served within."""
+    """A workload and its limits."""
 
-    speed: float = slider(50, 2, 1000, "speed of each user", "tok/s", "At least so fast does each user read.", log=True)
-    ttft: float = slider(2, 0.05, 60, "first token within", "s", "Longest mean time to the first token.", log=True)
-    prompt: int = slider(8192, 16, 262_144, "prompt", "tokens", "Tokens of a prompt.", log=True)
-    output: int = slider(1024, 1, 65_536, "answer", "tokens", "Tokens of an answer.", log=True)
-    chips: int = slider(0, 0, 144, "chips", "chips", "Chips that are rented; 0: one scale-up domain.", is_advanced=True, step=1)
+    speed: float = slider(50, 2, 1000, "speed of each user", "tok/s", "Minimum speed for each user.", log=True)
+    ttft: float = slider(2, 0.05, 60, "first token within", "s", "Largest mean time to first token.", log=True)
+    prompt: int = slider(8192, 16, 262_144, "prompt", "tokens", "Tokens of each prompt.", log=True)
+    output: int = slider(1024, 1, 65_536, "output", "tokens", "Output tokens of each request.", log=True)
+    chips: int = slider(0, 0, 144, "chips", "chips", "Rented chips; 0: one scale-up domain.", is_advanced=True, step=1)
     coarse: bool = coarse()
 
 
 def answer(inputs: Inputs) -> Answer:
-    """Return the plan; while a slider moves, a point of a front that is known already."""
+    """Return the plan; while a slider moves, a point of a known front.
+
+    Args:
+        inputs: Inputs of the board.
+
+    Returns:
+        Tables, figures and sentence.
+    """
     spec = PlanSpec(prompt=inputs.prompt, output=inputs.output, speed=inputs.speed, ttft=inputs.ttft, chips=inputs.chips)
     outcome, point, rough = answered(inputs, spec, rough=inputs.coarse)
     plan = outcome.plan
@@ -48,16 +57,13 @@ def answer(inputs: Inputs) -> Answer:
     )
     sure = plan.cost_range if plan and point and not rough and unit == "USD" else None
     if plan is None:
-        sentence = f"Nothing serves this here: {outcome.reason}."
+        sentence = f"No deployment is possible: {outcome.reason}."
     elif point is None:
-        sentence = f"Nothing keeps these limits: {plan.reason or f'nothing here gives each user {inputs.speed:g} tok/s'}."
+        sentence = f"No deployment meets these limits: {plan.reason or f'none reaches {inputs.speed:g} tok/s per user'}."
     else:
         sentence = _sentence(inputs, plan, point, rough=rough)
     if rough and not same_but_speed(outcome.spec, spec):
-        sentence = (
-            f"Of the last plan, for prompts of {outcome.spec.prompt:,} and answers of {outcome.spec.output:,} tokens: "
-            + sentence
-        )
+        sentence = f"From the last plan ({outcome.spec.prompt:,} prompt and {outcome.spec.output:,} output tokens): " + sentence
     options = {"--input": inputs.prompt, "--output": inputs.output, "--speed": inputs.speed, "--ttft": inputs.ttft}
     return Answer(
         tables={
@@ -72,6 +78,7 @@ def answer(inputs: Inputs) -> Answer:
             "limit": inputs.speed, "x": point.tokens_per_second_per_user if point else inputs.speed, "y": cost, "unit": unit,
             "low": sure[0] if sure else None, "high": sure[1] if sure else None, "feasible": point is not None, "rough": rough,
         },
+        # A reason may already end in a period.
         sentence=sentence.replace("..", "."),
         figures=_figures(plan, point, cost, unit, sure) if plan and point else (),
         formula=_formula(plan, point, cost, unit) if plan and point and not rough else (),
@@ -86,11 +93,13 @@ def _figures(
 ) -> tuple[Figure, ...]:  # fmt: skip
     ends = zip(("90 % low", "90 % high"), sure or (), strict=False)
     return (
-        Figure(name="a million answer tokens", value=cost, unit=unit, words="The whole rent over them, prompts included."),
+        Figure(
+            name="per million output tokens", value=cost, unit=unit, words="The whole rent, with prefill, per output token."
+        ),
         *(Figure(name=name, value=end, unit=unit) for name, end in ends),
-        Figure(name="each user gets", value=point.tokens_per_second_per_user, unit="tok/s"),
-        Figure(name="first token", value=point.ttft, unit="s", words="In the mean."),
-        Figure(name="a chip makes", value=point.tokens_per_second_per_chip, unit="tok/s"),
+        Figure(name="speed of each user", value=point.tokens_per_second_per_user, unit="tok/s"),
+        Figure(name="first token", value=point.ttft, unit="s", words="Mean TTFT."),
+        Figure(name="output per chip", value=point.tokens_per_second_per_chip, unit="tok/s"),
         *((Figure(name="in flight", value=plan.concurrency, unit="requests"),) if sure else ()),
     )
 
@@ -99,20 +108,20 @@ def _formula(plan: Plan, point: Point, cost: float, unit: str) -> tuple[str, ...
     output = f"{plan.chips} chips x {point.tokens_per_second_per_chip:,.4g} tok/s"
     rent = show(plan.usd_per_second, "USD/s") if unit == "USD" else f"{plan.chips} chips"
     return (
-        f"cost = rent / output = {rent} / ({output}) = {priced(cost, unit)} a million",
+        f"cost = rent / output = {rent} / ({output}) = {priced(cost, unit)} per million",
         *(
             f"{pool.role}: {counted(int(pool.layout.replicas), 'replica')} of {counted(int(pool.layout.chips), 'chip')}, "
-            f"batch {pool.batch:,.0f}, {WORK.get(pool.role, 'step that only decodes')} {show(float(pool.step.total), 's')}"
+            f"batch {pool.batch:,.0f}, {WORK.get(pool.role, 'decode step')} {show(float(pool.step.total), 's')}"
             for pool in plan.pools
         ),
-        f"a token in the mean, with steps that read prompts too: {show(plan.tpot, 's')}",
+        f"mean TPOT, with prefill chunks in some steps: {show(plan.tpot, 's')}",
         f"layout: {plan.layout_text}",
     )
 
 
 def _sentence(inputs: Inputs, plan: Plan, point: Point, *, rough: bool) -> str:
     cost = priced(*cost_and_unit(point))
-    words = f"{inputs.speed:g} tokens a second for each user cost {cost} a million on {counted(plan.chips, 'chip')}"
+    words = f"{inputs.speed:g} tok/s per user cost {cost} per million tokens on {counted(plan.chips, 'chip')}"
     if rough:
         return f"About {words}."
     pools = ", ".join(f"{pool.chips} {ROLES[pool.role]}" for pool in plan.pools)

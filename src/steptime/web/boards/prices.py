@@ -1,4 +1,4 @@
-"""What a price list tells of the model behind it, by the lecture and by what is known of sellers: lecture sections 13 to 15."""
+"""Board: what a price list implies about the model behind it. Sections 13 to 15."""
 
 from __future__ import annotations
 
@@ -24,38 +24,75 @@ from steptime.web.snippets import python
 
 CONTEXTS: Final = np.geomspace(1e3, 2e6, 121)
 OPEN_MODELS: Final = {"DeepSeek-V3": "deepseek-v3", "Llama 3.3 70B": "llama-3.3-70b"}
-MIN_PRICE, MAX_PRICE = 0.01, 200.0  # USD per million
+# Bounds of a price [USD per million tokens].
+MIN_PRICE, MAX_PRICE = 0.01, 200.0
 
 
 class Inputs(Shared):
-    """A price list of two tiers."""
+    """A price list with two context tiers."""
 
-    input: float = slider(2, MIN_PRICE, MAX_PRICE, "input", "USD per million", "Price of a prompt's tokens.", log=True)
-    output: float = slider(12, MIN_PRICE, MAX_PRICE, "output", "USD per million", "Price of an answer's tokens.", log=True)
-    cached: float = slider(0.2, MIN_PRICE / 10, MAX_PRICE, "input from a cache", "USD per million", "Price of a hit.", log=True)
-    tier: int = slider(200_000, 8000, 1_000_000, "dearer above", "tokens", "Context from which requests cost more.", log=True)
+    input: float = slider(2, MIN_PRICE, MAX_PRICE, "input", "USD per million", "Price of prompt tokens.", log=True)
+    output: float = slider(12, MIN_PRICE, MAX_PRICE, "output", "USD per million", "Price of output tokens.", log=True)
+    cached: float = slider(
+        0.2,
+        MIN_PRICE / 10,
+        MAX_PRICE,
+        "input from a cache",
+        "USD per million",
+        "Price of prompt tokens that hit the cache.",
+        log=True,
+    )
+    tier: int = slider(
+        200_000, 8000, 1_000_000, "higher price above", "tokens", "Context above which requests cost more.", log=True
+    )
     dearer: float = slider(
-        18, MIN_PRICE, MAX_PRICE, "output above it", "USD per million", "As below it: a list without a step.", log=True
+        18,
+        MIN_PRICE,
+        MAX_PRICE,
+        "output above it",
+        "USD per million",
+        "Output price of long requests; equal to the price below: no price step.",
+        log=True,
     )
     above: float = slider(
-        4, MIN_PRICE, MAX_PRICE, "input above it", "USD per million", "Input of long requests.", log=True, is_advanced=True
+        4,
+        MIN_PRICE,
+        MAX_PRICE,
+        "input above it",
+        "USD per million",
+        "Input price of long requests.",
+        log=True,
+        is_advanced=True,
     )
-    active: float = slider(1e11, 1e9, 1e12, "active parameters", "", "As the lecture supposes.", log=True, is_advanced=True)
+    active: float = slider(
+        1e11, 1e9, 1e12, "active parameters", "", "Active parameters, as the lecture assumes.", log=True, is_advanced=True
+    )
     balance: float = slider(
-        300, 50, 1000, "balance of the machine", "", "R: multiplies for each weight read.", log=True, is_advanced=True
+        300, 50, 1000, "balance of the machine", "", "R: multiplies per weight read.", log=True, is_advanced=True
     )
 
 
 def answer(inputs: Inputs) -> Answer:
-    """Return prices against context, and KV bytes as they are read from them."""
+    """Return prices against context, and the KV bytes that they imply.
+
+    Args:
+        inputs: Inputs of the board.
+
+    Returns:
+        Tables, figures and sentence.
+
+    Raises:
+        WrongField: The prices are invalid.
+    """
     estimate = _invert_prices(inputs)
     ideal, kv = estimate.ideal, estimate["kv_bytes_per_token"]
     contexts = np.unique(np.concatenate([CONTEXTS, [inputs.tier, inputs.tier + 1]]))
     over = contexts > inputs.tier
     stepped = math.isfinite(ideal.kv_bytes)
     prices_by_break = inputs.input * ratio_below_step(ideal.threshold, contexts) if stepped else np.full(contexts.shape, np.nan)
+    # The lecture's second reading uses the break and the ratio of output to input together.
     together = np.maximum(memory_over_compute(1.0, contexts, ideal.joint_batch, ideal.balanced), 1.0) * inputs.input
-    rows = [("the break alone", ideal.kv_bytes), ("break and ratio", ideal.joint_kv_bytes)]
+    rows = [("price break only", ideal.kv_bytes), ("break and ratio", ideal.joint_kv_bytes)]
     rows += list(zip(OPEN_MODELS, map(float, kv_bytes(list(OPEN_MODELS.values()))), strict=True))
     low, high = kv.interval or (math.nan, math.nan)
     return Answer(
@@ -76,14 +113,18 @@ def answer(inputs: Inputs) -> Answer:
         },
         sentence=_sentence(inputs, estimate, kv),
         figures=_finite(
-            Figure(name="output over input", value=ideal.ratio, words="Section 14: memory over arithmetic of a decode step."),
-            Figure(name="decode runs at", value=ideal.decode_utilisation, unit="%", words="Of what prefill reaches."),
-            Figure(name="KV bytes, section 13", value=ideal.kv_bytes, unit="B", words="If memory wins at the break."),
-            Figure(name="KV bytes, 90 % low", value=low, unit="B", words="What sellers' own lists have held, in BF16."),
-            Figure(name="KV bytes, 90 % high", value=high, unit="B", words="The same, at the upper end."),
-            Figure(name="KV bytes, at most", value=kv.bound, unit="B", words="If the seller does not lose by a long request."),
-            Figure(name="told by the list", value=kv.bits, unit="bits", words="Beyond the spread of models without it."),
-            Figure(name="a hit is cheaper", value=inputs.input / inputs.cached, unit="times", words="Section 15."),
+            Figure(name="output over input", value=ideal.ratio,
+                   words="Section 14: memory time over arithmetic time of a decode step."),
+            Figure(name="decode utilization", value=ideal.decode_utilisation, unit="%", words="Relative to prefill."),
+            Figure(name="KV bytes, section 13", value=ideal.kv_bytes, unit="B",
+                   words="If decode becomes memory-bound at the price break."),
+            Figure(name="KV bytes, 90 % low", value=low, unit="B", words="Range on price lists of known models, in BF16."),
+            Figure(name="KV bytes, 90 % high", value=high, unit="B", words="Upper end of the range."),
+            Figure(name="KV bytes, at most", value=kv.bound, unit="B",
+                   words="If a long request does not cost the seller more than its price."),
+            Figure(name="information in the list", value=kv.bits, unit="bits",
+                   words="Beyond the spread of models without a list."),
+            Figure(name="input over cached input", value=inputs.input / inputs.cached, unit="times", words="Section 15."),
         ),
         formula=_formula(inputs, ideal, stepped=stepped),
         command=f"printf {shlex.quote(_toml(inputs))} > list.toml && steptime prices --list list.toml --read --lecture "
@@ -94,7 +135,7 @@ def answer(inputs: Inputs) -> Answer:
             "estimate = st.read_prices(prices, ideal=ideal)\n"
             'estimate.ideal.kv_bytes, estimate["kv_bytes_per_token"].interval'
         ),
-        notes=(f"such intervals {kv.interval_held}, such bounds {kv.bound_held}, on models of known size",) if kv.bound_held else (),
+        notes=(f"on models of known size: ranges {kv.interval_held}, bounds {kv.bound_held}",) if kv.bound_held else (),
     )  # fmt: skip
 
 
@@ -103,9 +144,9 @@ def _finite(*figures: Figure) -> tuple[Figure, ...]:
 
 
 def _formula(inputs: Inputs, ideal: IdealReading, *, stepped: bool) -> tuple[str, ...]:
-    """Return the lecture's formulas with the numbers in place; without a step there is one."""
+    """Return the lecture's formulas with their numbers; only one without a price step."""
     used = f"{inputs.input:g} / {inputs.output:g} = {100 * ideal.decode_utilisation:.3g} %"
-    first = f"section 14: decode runs at input / output = {used}"
+    first = f"section 14: decode utilization = input / output = {used}"
     if not stepped:
         return (first,)
     return (
@@ -130,7 +171,7 @@ def _toml(inputs: Inputs) -> str:
 @lru_cache(maxsize=256)
 def _invert_prices(inputs: Inputs) -> PriceReading:
     if inputs.cached > inputs.input:
-        raise WrongField("cached", "a cached token cannot be dearer than a fresh one")
+        raise WrongField("cached", "cached: must be at most the price of input")
     try:
         return read_prices(_fields(inputs), ideal=Ideal(balance=inputs.balance, active=inputs.active))
     except InputError as error:
@@ -140,26 +181,26 @@ def _invert_prices(inputs: Inputs) -> PriceReading:
 def _sentence(inputs: Inputs, estimate: PriceReading, kv: Reading) -> str:
     ideal = estimate.ideal
     first = (
-        f"Output costs {in_digits(ideal.ratio)} times input: by the lecture decode uses "
-        f"{100 * ideal.decode_utilisation:.0f} % of the chips. "
+        f"Output costs {in_digits(ideal.ratio)} times as much as input: by the lecture, decode uses "
+        f"{100 * ideal.decode_utilisation:.0f} % of the arithmetic. "
     )
     if not kv.identifiable:
-        return first + f"The list does not tell KV bytes: {kv.reason}."
+        return first + f"The list does not determine the KV bytes: {kv.reason}."
     first += (
-        f"The break at {inputs.tier:,} tokens would mean {show(ideal.kv_bytes, 'B')} of KV cache a token; the prices "
-        f"themselves say {kv.ends} (90 %), and tell {in_digits(kv.bits, 2)} bits. "
+        f"The price break at {inputs.tier:,} tokens implies {show(ideal.kv_bytes, 'B')} of KV cache per token; the prices "
+        f"give {kv.ends} (90 % range) and {in_digits(kv.bits, 2)} bits of information. "
     )
     if ideal.consistent:
-        return first + "Ratio and break agree."
+        return first + "Price ratio and price break agree."
     return (
-        first
-        + "Ratio and break contradict each other: if memory wins only above it, short answers should cost what input does."
+        first + "Price ratio and price break disagree: if decode is memory-bound only above the break, short requests should "
+        "have equal prices for input and output."
     )
 
 
 BOARD = Board(
     name="prices", order=110, section=15, inputs=Inputs, answer=answer, bar=(),
-    title="What does a price list tell of the model behind it?",
+    title="What does a price list show about the model behind it?",
     spoken={"input": 2, "output": 12, "cached": 0.2, "tier": 200_000, "dearer": 18, "above": 4},
     today={"input": 5, "output": 30, "cached": 0.5, "tier": 272_000, "dearer": 45, "above": 10},
 )  # fmt: skip

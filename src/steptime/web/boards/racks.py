@@ -1,4 +1,4 @@
-"""Experts or layers over several racks: what the slow links cost, and what a chip then holds. Lecture sections 8 to 10."""
+"""Board: experts or pipeline stages over several racks. Lecture sections 8 to 10."""
 
 from __future__ import annotations
 
@@ -18,22 +18,33 @@ from steptime.web.board_inputs import Shared, slider
 from steptime.web.page_subject import WrongField, load_subject
 from steptime.web.snippets import command, python
 
+# Racks of the picture.
 RACKS = np.arange(1, 9)
 
 
 class Inputs(Shared):
-    """Sequences at a context, and racks."""
+    """A number of racks, and sequences at a context."""
 
-    racks: int = slider(2, 1, 8, "racks", "racks", "Racks, or scale-up domains, that one replica spans.", step=1)
-    batch: int = slider(8192, 1, 65_536, "batch", "sequences", "Sequences that each rack works on at once.", log=True)
+    racks: int = slider(2, 1, 8, "racks", "racks", "Racks (scale-up domains) of one replica.", step=1)
+    batch: int = slider(8192, 1, 65_536, "batch", "sequences", "Sequences in each rack at once.", log=True)
     context: int = slider(8192, 1, 1_048_576, "context", "tokens", "Tokens of context of each sequence.", log=True)
 
 
 def answer(inputs: Inputs) -> Answer:
-    """Return the exchange of a layer, and what a chip holds, over one to eight racks."""
+    """Return the exchange of a layer and the memory of a chip over one to eight racks.
+
+    Args:
+        inputs: Inputs of the board.
+
+    Returns:
+        Tables, figures and sentence.
+
+    Raises:
+        WrongField: The context is too long for the model.
+    """
     model, system = load_subject(inputs).model, load_subject(inputs).system
     if inputs.context > model.max_context:
-        raise WrongField("context", f"this model has a context of at most {model.max_context:,.0f} tokens")
+        raise WrongField("context", f"the longest context of this model is {model.max_context:,.0f} tokens")
     pair = build_pair(model, system, context=inputs.context)
     weights = np.asarray(weight_bytes_per_chip(pair.total, pair.bytes_of_weight, pair.chips, RACKS))
     cache = np.asarray(kv_bytes_per_chip(inputs.batch, inputs.context, pair.kv_bytes, pair.chips, RACKS))
@@ -46,11 +57,13 @@ def answer(inputs: Inputs) -> Answer:
     exchange_formula: tuple[str, ...] = ()
     if both:
         closed = np.asarray(across_racks(RACKS, ratio))
+        # A hop that takes longer than the stage delays the pipeline by the ratio.
         layers = np.where(RACKS > 1, np.maximum(1.0, 1 / hidden), 1.0)
         tables["exchange"] = {"racks": RACKS, "experts": spread, "board": closed, "layers": layers}
         exchange_formula = (
-            f"experts over racks, the board: max(1/r, beta (r - 1)/r) = {closed[index]:.3g}",
-            f"layers: 2 k l / beta = 2 x {pair.active_experts} x {model.depth} / {inputs.racks} / {ratio:.3g} = {hidden[index]:.3g}",
+            f"experts over racks, blackboard: max(1/r, beta (r - 1)/r) = {closed[index]:.3g}",
+            f"layers: 2 k l / beta = 2 x {pair.active_experts} x {model.depth} / {inputs.racks} / {ratio:.3g} = "
+            f"{hidden[index]:.3g}",
         )
     fits = bool(weights[index] + cache[index] <= room)
     return Answer(
@@ -62,12 +75,12 @@ def answer(inputs: Inputs) -> Answer:
         figures=tuple(
             Figure(name=name, value=float(value), unit=unit, words=words)
             for name, value, unit, words in (
-                ("weights of a chip", weights[index], "B", "Layers divided over the racks."),
-                ("cache of a chip", cache[index], "B", "The same over any number of racks."),
+                ("weights of a chip", weights[index], "B", "Layers are divided over the racks."),
+                ("cache of a chip", cache[index], "B", "Independent of the number of racks."),
                 ("memory of a chip", room, "B", ""),
-                ("links inside over outside", ratio, "", "Bandwidth of a chip, one direction."),
-                ("experts spread: time x", spread[index], "", "An exchange of the full model over that in one rack."),
-                ("pipeline condition", hidden[index], "", "2 k l / beta, section 9: from 1 on the hop hides."),
+                ("scale-up over scale-out bandwidth", ratio, "", "Bandwidth of a chip, one direction."),
+                ("experts spread: time x", spread[index], "", "All-to-all of the full model over that in one rack."),
+                ("pipeline condition", hidden[index], "", "2 k l / beta, section 9: from 1 on the transfer is hidden."),
             )
             if np.isfinite(value)
         ),
@@ -82,37 +95,38 @@ def answer(inputs: Inputs) -> Answer:
 
 
 def _spread(model: Model, system: System, pair: Pair, batch: int, racks: Any) -> Any:
-    """Return the full model's exchange of one layer with experts over all chips of so many racks, over that in one."""
+    """Return the all-to-all time of a layer over several racks, over that in one rack."""
     op = next(op for layer, _ in model.layers if (op := layer.routed) is not None)
     moved = exchange(
         system, racks * pair.chips, batch / pair.chips, 2.0 * model.width, experts=op.experts, active=round(op.active),
         expert_groups=op.expert_groups, active_groups=op.active_groups,
     )  # fmt: skip
-    seconds = np.max(np.broadcast_arrays(*moved.busy), axis=0) + moved.latency  # the levels at once, as engines overlap them
+    # Engines overlap the levels of the network, so the slowest level counts.
+    seconds = np.max(np.broadcast_arrays(*moved.busy), axis=0) + moved.latency
     return np.where(racks * pair.chips <= max(op.experts, pair.chips), seconds / seconds[0], np.nan)
 
 
 def _sentence(inputs: Inputs, pair: Pair, system: System, values: tuple[float, ...], *, fits: bool) -> str:
     spread, hidden, weights, cache = values
     memory_words = (
-        f"A chip holds {show(weights, 'B')} of weights and {show(cache, 'B')} of cache, which more racks do not lessen"
+        f"A chip stores {show(weights, 'B')} of weights and {show(cache, 'B')} of KV cache, which more racks do not reduce"
     )
     memory_words += "." if fits else ": more than its memory."
     if system.is_box or pair.experts == 1:
-        none = "This machine has no network beyond its chips" if system.is_box else "This model has no experts to exchange"
-        return f"{none}: only its memory is drawn. {memory_words}"
+        none = "This machine has no scale-out network" if system.is_box else "This model has no experts"
+        return f"{none}: only the memory is shown. {memory_words}"
     if inputs.racks == 1:
-        return "Within one rack every link is fast. " + memory_words
+        return "Within one rack all links are fast. " + memory_words
     words = f"There are too few experts for {inputs.racks} racks"
     if np.isfinite(spread):
-        words = f"Experts over {inputs.racks} racks exchange for {spread:.2g} times as long as in one"
-    layers = "hides behind the fast ones" if hidden >= 1 else f"takes {1 / hidden:.2g} times as long as the fast ones"
-    return f"{words}; with layers over them the slow link {layers}. {memory_words}"
+        words = f"With experts over {inputs.racks} racks, the all-to-all takes {spread:.2g} times as long as in one rack"
+    layers = "is hidden" if hidden >= 1 else f"takes {1 / hidden:.2g} times as long as the transfers inside a rack"
+    return f"{words}; with pipeline stages over the racks, the transfer between racks {layers}. {memory_words}"
 
 
 BOARD = Board(
     name="racks",
-    title="What does leaving the rack cost?",
+    title="What does it cost to use several racks?",
     order=60,
     section=9,
     inputs=Inputs,

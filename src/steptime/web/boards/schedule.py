@@ -1,4 +1,4 @@
-"""Who does what when in a step of a training pipeline, and what waiting costs: lecture section 10."""
+"""Board: timeline and idle time of a training pipeline schedule. Section 10."""
 
 from __future__ import annotations
 
@@ -19,27 +19,40 @@ from steptime.web.snippets import python
 
 NAMES: Final = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipe", "dualpipev")
 BOXES: Final = ("device", "kind", "chunk", "micro", "back", "start", "end")
-FORWARD: Final = 1.0  # the unit of time: a device's forward pass of one micro-batch
+# Unit of time: the forward pass of one micro-batch on one device.
+FORWARD: Final = 1.0
 
 
 class Inputs(Shared):
-    """A schedule of stages and micro-batches."""
+    """A pipeline schedule with stages and micro-batches."""
 
-    schedule: str = choice("1f1b", NAMES, "schedule", "In which order devices go forward and backward.")
-    stages: int = slider(4, 2, 16, "stages", "devices", "Devices of the pipeline, each with a part of the layers.", step=1)
-    microbatches: int = slider(8, 1, 32, "micro-batches", "", "Parts of the batch of a step.", step=1)
-    virtual: int = slider(2, 2, 4, "virtual stages", "a device", "Of interleaved alone.", is_advanced=True, step=1)
-    backward: float = slider(2, 1, 4, "backward pass", "forward passes", "How long it takes.", is_advanced=True)
+    schedule: str = choice("1f1b", NAMES, "schedule", "Order of the forward and backward passes on each device.")
+    stages: int = slider(4, 2, 16, "stages", "devices", "Devices of the pipeline; each has a part of the layers.", step=1)
+    microbatches: int = slider(8, 1, 32, "micro-batches", "", "Micro-batches of a step.", step=1)
+    virtual: int = slider(
+        2, 2, 4, "virtual stages", "per device", "Only for the schedule interleaved.", is_advanced=True, step=1
+    )
+    backward: float = slider(2, 1, 4, "backward pass", "forward passes", "Time of a backward pass.", is_advanced=True)
     weight_share: float = slider(
-        0.5, 0, 0.9, "of it for weights", "", "Share that makes gradients of weights.", is_advanced=True
+        0.5, 0, 0.9, "share of weight gradients", "", "Share of the backward pass for gradients of weights.", is_advanced=True
     )
 
 
 def answer(inputs: Inputs) -> Answer:
-    """Return the intervals of a step, its idle time and what it holds, by the walk and by closed forms."""
+    """Return the timeline of a step, its idle time and its memory.
+
+    Both the simulation and the closed forms are shown.
+
+    Args:
+        inputs: Inputs of the board.
+
+    Returns:
+        Tables, figures and sentence.
+    """
     schedule = schedule_named(inputs.schedule)
     p, m, v = inputs.stages, inputs.microbatches, schedule.virtual or inputs.virtual
     f, b, w = FORWARD, inputs.backward, inputs.weight_share * inputs.backward
+    # Only schedules that are legal for these stages and micro-batches are compared.
     schedules = [
         candidate
         for candidate in map(schedule_named, NAMES)
@@ -74,13 +87,13 @@ def answer(inputs: Inputs) -> Answer:
         marks={"total": total, "idle": idle, "share": idle / total, "held": peak, **base_marks},
         sentence=_sentence(schedule, idle, total, peak, gpipe),
         figures=(
-            Figure(name="step", value=total, unit="forward passes", words="Of one device for one micro-batch."),
-            Figure(name="idle, walked", value=idle, unit="forward passes", words="Of the device that waits longest."),
+            Figure(name="step", value=total, unit="forward passes", words="Forward passes of one device for one micro-batch."),
+            Figure(name="idle, simulated", value=idle, unit="forward passes", words="Device with the longest idle time."),
             Figure(name="idle, closed form", value=closed, unit="forward passes", words=schedule.source),
             Figure(name="idle share", value=idle / total, unit="%"),
-            Figure(name="GPipe's (P-1)/(M+P-1)", value=gpipe, unit="%", words="As the lecture has it."),
-            Figure(name="held at once, walked", value=peak, unit="micro-batches", words="Activations of the fullest device."),
-            Figure(name="held, closed form", value=holds, unit="micro-batches"),
+            Figure(name="GPipe's (P-1)/(M+P-1)", value=gpipe, unit="%", words="Formula of the lecture."),
+            Figure(name="in flight, simulated", value=peak, unit="micro-batches", words="Peak activations of a device."),
+            Figure(name="in flight, closed form", value=holds, unit="micro-batches"),
             Figure(name="copies of the weights", value=schedule.copies),
         ),
         formula=(
@@ -90,19 +103,19 @@ def answer(inputs: Inputs) -> Answer:
         ),
         command=_command(inputs, schedule, v),
         python=_python(schedule, p, m, v, f, b, w),
-        notes=("the command walks the same schedule for a real model, whose passes take times of their own",),
+        notes=("the command simulates the same schedule for a real model with its own pass times",),
     )  # fmt: skip
 
 
 def _point(schedule: Schedule, p: int, m: int, virtual: int, f: float, b: float, w: float) -> tuple[float, float]:
-    """Return the share of a step in which devices wait, and what is held at once, by the closed forms of a schedule."""
+    """Return idle share and micro-batches in flight by the closed forms of a schedule."""
     v = schedule.virtual or virtual
     step = float(schedule.step(p, m, v, f, b, w))
     return 1 - m * (f + b) / step, float(np.max(schedule.in_flight(p, m, v)))
 
 
 def _none(why: str, table: dict[str, Any], base_marks: dict[str, Any], command: str, code: str) -> Answer:
-    """Return what is left where a schedule cannot run: the others."""
+    """Return the answer for a schedule that cannot run: only the other schedules."""
     empty: dict[str, Any] = {"boxes": dict.fromkeys(BOXES, ()), "kinds": {"kind": (), "words": ()}, "schedules": table}
     marks = {"total": None, "idle": None, "share": None, "held": None, **base_marks}
     return Answer(tables=empty, marks=marks, sentence=why[0].upper() + why[1:], command=command, python=code)
@@ -110,6 +123,7 @@ def _none(why: str, table: dict[str, Any], base_marks: dict[str, Any], command: 
 
 def _command(inputs: Inputs, schedule: Schedule, v: int) -> str:
     vpp_option = f" --vpp {v}" if v > 1 else ""
+    # The model needs at least one layer per stage.
     model = "llama-3-8b" if inputs.stages * max(v, 1) <= 32 else "llama-3.1-405b"
     return (
         f"steptime train {model} hgx-h100 --engine typical --chips {8 * inputs.stages} --tp 8 --pp {inputs.stages}{vpp_option} "
@@ -130,19 +144,19 @@ def _python(schedule: Schedule, p: int, m: int, v: int, f: float, b: float, w: f
 def _sentence(schedule: Schedule, idle: float, total: float, peak: float, gpipe: float) -> str:
     share = idle / total
     words = (
-        f"A step takes as long as {in_digits(total)} forward passes. The device that waits longest is idle for "
-        f"{in_digits(idle)} of them, {100 * share:.0f} %; the fullest holds activations of {in_digits(peak)} micro-batches. "
+        f"A step takes as long as {in_digits(total)} forward passes. One device is idle for up to {in_digits(idle)} of "
+        f"them, {100 * share:.0f} %. A device stores activations of up to {in_digits(peak)} micro-batches. "
     )
     if share > 0.25:
-        return words + "More micro-batches make the gap a smaller share, but a larger batch learns less from each token."
+        return words + "More micro-batches reduce the idle share, but a larger batch learns less per token."
     if schedule.name in ("gpipe", "1f1b"):
-        return words + "The gap is the same for GPipe and 1F1B; 1F1B lets go of activations sooner."
-    return words + f"GPipe waits {100 * gpipe:.0f} % of the same step."
+        return words + "GPipe and 1F1B have the same idle time; 1F1B frees activations earlier."
+    return words + f"GPipe is idle for {100 * gpipe:.0f} % of its step."
 
 
 BOARD = Board(
     name="schedule", order=90, section=10, inputs=Inputs, answer=answer, bar=(),
-    title="Who waits for whom when layers are spread over machines?",
+    title="How long do pipeline stages wait for each other?",
     spoken={"schedule": "gpipe", "stages": 4, "microbatches": 4},
     today={"schedule": "dualpipe", "stages": 8, "microbatches": 20},
 )  # fmt: skip

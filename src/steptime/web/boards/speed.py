@@ -1,4 +1,4 @@
-"""What a token costs at each speed, in the full model and as on the board: lecture sections 2 and 5."""
+"""Board: cost of a token by speed, full model and blackboard. Sections 2 and 5."""
 
 from __future__ import annotations
 
@@ -13,29 +13,41 @@ from steptime.web.pareto_cache import Curves, cached_curves
 from steptime.web.plan_cache import priced
 from steptime.web.snippets import command, loaded, python
 
-FASTER = "a sequence alone reads the experts that it uses, not all, and so can be faster than the floor of the board"
-LISTED = (6.0, 2.5)  # price and speed of a fast mode over the usual one; lecture, section 5
+FASTER = "a single sequence reads only the experts that it uses, so it can be faster than the floor of the blackboard"
+# Price and speed of a fast mode over the usual mode; lecture, section 5.
+LISTED = (6.0, 2.5)
 
 
 class Inputs(Shared):
     """A speed for each user, at a context."""
 
-    speed: float = slider(50, 1, 2000, "speed of each user", "tok/s", "Tokens a second that each user gets.", log=True)
+    speed: float = slider(50, 1, 2000, "speed of each user", "tok/s", "Tokens per second of each user.", log=True)
     context: int = slider(8192, 1, 1_048_576, "context", "tokens", "Tokens of context of each sequence.", log=True)
     coarse: bool = coarse()
 
 
 def answer(inputs: Inputs) -> Answer:
-    """Return both curves, and what the speed that is asked for costs."""
+    """Return both curves, and the cost at the chosen speed.
+
+    Args:
+        inputs: Inputs of the board.
+
+    Returns:
+        Tables, figures and sentence.
+
+    Raises:
+        WrongField: The context is too long for the model.
+    """
     longest = load_subject(inputs).model.max_context
     if inputs.context > longest:
-        raise WrongField("context", f"this model has a context of at most {longest:,.0f} tokens")
+        raise WrongField("context", f"the longest context of this model is {longest:,.0f} tokens")
     curves = cached_curves(inputs, inputs.context, rough=inputs.coarse)
     pair, full = curves.pair, curves.full
     speed = 1 / full.seconds[curves.pareto_indices]
     place = full.cheapest(inputs.speed)
     price = float(curves.cost(place)) if place >= 0 else None
     ideal = curves.closed_at(inputs.speed)
+    # The closed form is shown from batch 1 to its cheapest batch.
     batches = np.geomspace(1, max(curves.max_batch, 2), 65)
     closed_speed, closed_cost = curves.closed(batches)
     points = [
@@ -59,11 +71,11 @@ def answer(inputs: Inputs) -> Answer:
         },
         sentence=_sentence(inputs, curves, points, price),
         figures=(
-            *([Figure(name="a million tokens", value=price, unit=money, words="Of decoding alone.")] if price else []),
-            *([Figure(name="as on the board", value=ideal, unit=money, words="The closed form.")] if ideal else []),
+            *([Figure(name="per million tokens", value=price, unit=money, words="Decode only.")] if price else []),
+            *([Figure(name="on the blackboard", value=ideal, unit=money, words="Closed form.")] if ideal else []),
             *(Figure(name=f"{name} the speed: price x", value=cost / points[0][2]) for name, _, cost, _ in points[1:]),
-            *([Figure(name="greatest speed", value=top, unit="tok/s", words="One sequence alone.")] if top else []),
-            Figure(name="speed of the floor", value=1 / pair.floor, unit="tok/s", words="Every weight read once a token."),
+            *([Figure(name="greatest speed", value=top, unit="tok/s", words="A single sequence.")] if top else []),
+            Figure(name="speed of the floor", value=1 / pair.floor, unit="tok/s", words="Every weight is read once per token."),
         ),
         formula=(
             f"floor = b_w N_tot / W = {show(pair.floor, 's')}: {1 / pair.floor:,.0f} tok/s on {pair.chips} chips",
@@ -72,7 +84,7 @@ def answer(inputs: Inputs) -> Answer:
             f"greatest speed 1 + (s - 1)/(1 - 1/q) = {float(speed_ceiling(*LISTED)):.3g}x",
         ),
         notes=(
-            *([f"a rough answer, of a context of {curves.context:,} tokens"] if curves.context != inputs.context else []),
+            *([f"rough answer from a context of {curves.context:,} tokens"] if curves.context != inputs.context else []),
             *([FASTER] if top and top * pair.floor > 1 and pair.experts > 1 else []),
         ),
         command=command("roofline", inputs, {"--context": inputs.context}),
@@ -84,18 +96,18 @@ def _sentence(inputs: Inputs, curves: Curves, points: list[tuple[str, float, flo
     chips = curves.pair.chips
     if not points:
         return (
-            f"The weights and one sequence of {inputs.context:,} tokens do not fit the {chips} chips: only the bound is drawn."
+            f"The weights and one sequence of {inputs.context:,} tokens do not fit the {chips} chips: only the bound is shown."
         )
     _, slow, least, _ = points[0]
     fastest = f"{float(1 / np.min(curves.full.seconds)):,.4g}"
     if price is None:
-        return f"No price buys {inputs.speed:g} tokens a second here: one sequence alone gets {fastest}."
+        return f"{inputs.speed:g} tok/s is out of reach at any price: a single sequence reaches {fastest} tok/s."
     cheap = priced(least, curves.unit)
     if inputs.speed <= slow:
-        return f"The cheapest token costs {cheap} a million and comes at {slow:.3g} a second: to go slower saves nothing."
+        return f"The cheapest tokens cost {cheap} per million at {slow:.3g} tok/s: a lower speed saves nothing."
     return (
-        f"{inputs.speed:g} tokens a second cost {priced(price, curves.unit)} a million, {price / least:.2g} times the "
-        f"cheapest, which comes at {slow:.3g} a second; no price buys more than {fastest}."
+        f"{inputs.speed:g} tok/s cost {priced(price, curves.unit)} per million tokens, {price / least:.2g} times the "
+        f"cheapest at {slow:.3g} tok/s. The greatest speed at any price is {fastest} tok/s."
     )
 
 

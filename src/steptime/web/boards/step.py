@@ -1,4 +1,4 @@
-"""What a decode step waits for, against the batch: lecture sections 1 and 4."""
+"""Board: parts of a decode step against the batch. Lecture sections 1 and 4."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_BATCH = 65_536
 
 
 class Inputs(Shared):
-    """A batch at a context on some chips."""
+    """A batch and a context on a number of chips."""
 
     batch: int = slider(256, 1, MAX_BATCH, "batch", "sequences", "Sequences that decode at once in one replica.", log=True)
     context: int = slider(8192, 1, 4_194_304, "context", "tokens", "Tokens of context of each sequence.", log=True)
@@ -38,7 +38,7 @@ class Inputs(Shared):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The step over all batches, and what does not depend on the batch."""
+    """The step over all batches, and the figures that do not depend on the batch."""
 
     steps: dict[str, Any]
     layout: Layout
@@ -48,7 +48,16 @@ class Curve:
 
 @lru_cache(maxsize=256)
 def step_curve(shared: Shared, context: int, chips: int) -> Curve:
-    """Return the curve at a context."""
+    """Return the step over all batches at a context.
+
+    Args:
+        shared: Inputs of the bar.
+        context: Tokens of each sequence.
+        chips: Chips of the replica; 0: the scale-up domain.
+
+    Returns:
+        Step by batch, layout, blackboard numbers, and sequences that fit.
+    """
     subject = load_subject(shared)
     model, system, engine = subject.model, subject.system, subject.engine
     layout, batches = single_stage_layout(shared, chips), np.geomspace(1, MAX_BATCH, POINTS)
@@ -60,7 +69,14 @@ def step_curve(shared: Shared, context: int, chips: int) -> Curve:
 
 
 def answer(inputs: Inputs) -> Answer:
-    """Return the step over all batches, and at the one that is asked."""
+    """Return the step over all batches, and at the chosen batch.
+
+    Args:
+        inputs: Inputs of the board.
+
+    Returns:
+        Tables, figures and sentence.
+    """
     subject = load_subject(inputs)
     curve = step_curve(bar_inputs(inputs), inputs.context, inputs.chips)
     layout, pair, room = curve.layout, curve.pair, curve.room
@@ -82,10 +98,10 @@ def answer(inputs: Inputs) -> Answer:
             Figure(name="step", value=total, unit="s", words="Time of one decode step of the full model."),
             Figure(name="90 % low", value=low, unit="s"),
             Figure(name="90 % high", value=high, unit="s"),
-            Figure(name="each user gets", value=1 / total, unit="tok/s"),
-            Figure(name="all of them", value=inputs.batch / total, unit="tok/s"),
+            Figure(name="speed of each user", value=1 / total, unit="tok/s"),
+            Figure(name="output of all users", value=inputs.batch / total, unit="tok/s"),
             Figure(name="B*", value=best, unit="sequences", words="Balance of the machine times the model's sparsity."),
-            Figure(name="floor", value=pair.floor, unit="s", words="The board's: every weight read once by the whole domain."),
+            Figure(name="floor", value=pair.floor, unit="s", words="Blackboard: the whole domain reads every weight once."),
             Figure(name="memory is full at", value=room, unit="sequences"),
         ),
         formula=(
@@ -100,24 +116,26 @@ def answer(inputs: Inputs) -> Answer:
     )  # fmt: skip
 
 
-SHARED: Final = {  # what a larger batch shares, by what takes most
-    "weights": "Weights are read once for all: more sequences share them.",
-    "overhead": "The engine's overhead takes most and comes once a step: more sequences share it.",
-    "network": "Exchanges between chips take most.",
-    "kv": "KV caches take most of it: each sequence brings its own, so that a larger batch helps little.",
-    "compute": "Arithmetic takes most: more sequences take longer nearly in proportion.",
+# Effect of a larger batch, by the largest part of the step.
+SHARED: Final = {
+    "weights": "The weights are read once for all sequences: a larger batch shares them.",
+    "overhead": "The engine's overhead is the largest part and occurs once per step: a larger batch shares it.",
+    "network": "Communication between chips is the largest part.",
+    "kv": "Reading KV caches is the largest part: each sequence has its own, so a larger batch helps little.",
+    "compute": "Arithmetic is the largest part: a larger batch takes longer nearly in proportion.",
 }
 
 
 def _sentence(inputs: Inputs, total: float, parts: dict[str, float], *, fits: bool) -> str:
+    # The largest part decides the sentence; parts below 2 % are not listed.
     longest = max(PARTS, key=lambda name: parts[name])
     other_parts = [
         name for name in sorted(PARTS, key=lambda name: -parts[name]) if name != longest and parts[name] > 0.02 * total
     ]
     listed = ", ".join(f"{PART_NAMES[name]} {show(parts[name], 's')}" for name in (longest, *other_parts))
     words = (
-        f"{counted(inputs.batch, 'sequence')} take{'s' if inputs.batch == 1 else ''} a step of {show(total, 's')}, "
-        f"{in_digits(1 / total)} tokens a second for each: {listed}. {SHARED[longest]}"
+        f"A step of {counted(inputs.batch, 'sequence')} takes {show(total, 's')}, or {in_digits(1 / total)} tok/s per user: "
+        f"{listed}. {SHARED[longest]}"
     )
     return words if fits else words + " They do not fit the memory of these chips."
 
@@ -126,16 +144,16 @@ def _notes(inputs: Inputs, model: Model, pair: Pair, chips: int, total: float, *
     if not fits:
         yield f"the weights and {counted(inputs.batch, 'cache')} do not fit these chips"
     if chips != pair.chips:
-        yield f"B* and the floor are of the {counted(pair.chips, 'chip')} that the system joins, the curves of {chips}"
+        yield f"B* and the floor are for the {counted(pair.chips, 'chip')} of the scale-up domain, the curves for {chips}"
     elif total < pair.floor:
-        yield "the board's floor reads every weight; a small batch reads its own experts alone, and no whole embedding table"
+        yield "the blackboard's floor reads every weight; a small batch reads only its experts and few rows of the embedding"
     if inputs.context > model.max_context:
         yield f"a context of {inputs.context:,} tokens exceeds the {model.max_context:,.0f} of the model"
 
 
 BOARD = Board(
     name="step",
-    title="Why can a token not be faster?",
+    title="Why is a token not faster?",
     order=10,
     section=1,
     inputs=Inputs,

@@ -1,4 +1,4 @@
-"""Which memory should hold a KV cache, against how long it is held; or none, and make it again. Lecture section 15."""
+"""Board: cheapest memory tier for a KV cache against its storage time. Section 15."""
 
 from __future__ import annotations
 
@@ -18,44 +18,56 @@ from steptime.web.board_inputs import Shared, choice, slider
 from steptime.web.page_subject import WrongField, load_subject
 from steptime.web.snippets import command, loaded, python
 
-MIN_SECONDS, MAX_SECONDS, POINTS = 1e-3, 1e7, 121  # seconds
+# Storage times of the picture [s].
+MIN_SECONDS, MAX_SECONDS, POINTS = 1e-3, 1e7, 121
 BILLION: Final = 1e9
-LIVES: Final = {"5 min": 300.0, "1 h": 3600.0}  # lifetimes that sellers offer, lecture section 15
-MEMORY: Final = {"host": "DRAM", "ssd": "flash", "hdd": "disk"}  # tiers of systems, as the list of what holding costs has them
-WORDS: Final = {"hbm": "HBM", "host": "host memory", "ssd": "flash", "hdd": "disk", "again": "make it again"}
-
-
-PAYS: Final = "Beyond it, making it again is cheaper; 0: reading it back is dearer from the start."
+# Cache lifetimes that sellers offer [s], lecture section 15.
+LIVES: Final = {"5 min": 300.0, "1 h": 3600.0}
+# Tiers of systems by their names in the list of storage prices.
+MEMORY: Final = {"host": "DRAM", "ssd": "flash", "hdd": "disk"}
+WORDS: Final = {"hbm": "HBM", "host": "host memory", "ssd": "flash", "hdd": "disk", "again": "recompute"}
+PAYS: Final = "After this time recomputing is cheaper; 0: reading it back costs more than recomputing."
 
 
 class Inputs(Shared):
-    """A cache of one context that is held for a while."""
+    """A KV cache of one context that is stored for a time."""
 
     hold_seconds: float = slider(
-        300, MIN_SECONDS, MAX_SECONDS, "held for", "s", "Time until the cache is used again.", log=True
+        300, MIN_SECONDS, MAX_SECONDS, "stored for", "s", "Time until the cache is used again.", log=True
     )
     context: int = slider(8192, 64, 4_194_304, "context", "tokens", "Tokens of the cached prefix.", log=True)
-    price: str = choice("memory", ("memory", "chip"), "a tier costs", "What its memory sells for, or a chip's rent.")
+    price: str = choice("memory", ("memory", "chip"), "cost of a tier", "Price of its memory, or the rent of a chip.")
     waits: str = choice(
-        "memory", ("memory", "chip"), "reading back holds up", "Its memory alone, or the chip.", is_advanced=True
+        "memory", ("memory", "chip"), "reading back blocks", "Only the memory tier, or the chip.", is_advanced=True
     )
-    reach: float = slider(1.0, 0.05, 1, "share of peak", "", "Of the arithmetic that makes a cache again.", is_advanced=True)
+    reach: float = slider(1.0, 0.05, 1, "share of peak", "", "Share of peak FLOP/s in recomputing.", is_advanced=True)
 
 
 def answer(inputs: Inputs) -> Answer:
-    """Return what each tier costs for all times, and the cheapest at the one that is asked."""
+    """Return the cost of each tier over all times, and the cheapest tier.
+
+    Args:
+        inputs: Inputs of the board.
+
+    Returns:
+        Tables, figures and sentence.
+
+    Raises:
+        WrongField: The context is too long, the rent is not known, or the model has no KV cache.
+    """
     subject = load_subject(inputs)
     model, system = subject.model, subject.system
     if inputs.context > model.max_context:
-        raise WrongField("context", f"{model.name} has a context of at most {model.max_context:,.0f} tokens")
+        raise WrongField("context", f"the longest context of {model.name} is {model.max_context:,.0f} tokens")
     rent = float(np.asarray(system.rent.typical))
     if not np.isfinite(rent):
-        raise WrongField("system", f"no rent of {system.name} is known, so that holding has no price")
+        raise WrongField("system", f"the rent of {system.name} is not known, so storage has no price")
     trade = cache_trade((model,), system, (inputs.context,)).caches[0]
     if not trade.held_bytes:
-        raise WrongField("model", f"{model.name} keeps no cache")
+        raise WrongField("model", f"{model.name} has no KV cache")
     lines = _lines(inputs, trade, rent)
     times = np.unique(np.append(np.geomspace(MIN_SECONDS, MAX_SECONDS, POINTS), [*LIVES.values(), inputs.hold_seconds]))
+    # Cost is linear in time: once for reading back, and per second for storage.
     costs = {name: once + second * times for name, (once, second) in lines.items()}
     index = int(np.searchsorted(times, inputs.hold_seconds))
     names = list(costs)
@@ -75,17 +87,18 @@ def answer(inputs: Inputs) -> Answer:
         marks={"held": inputs.hold_seconds, "cost": cheapest, "tier": tier, "words": WORDS, "lives": LIVES, "again": recompute},
         sentence=_sentence(inputs, costs, index, tier, lives),
         figures=(
-            Figure(name="cheapest", value=cheapest, unit="USD", words=f"A billion tokens: {WORDS[tier]}."),
-            Figure(name="make it again", value=recompute, unit="USD", words="A billion tokens of context, computed once more."),
-            Figure(name="bytes a token", value=trade.held_bytes / inputs.context, unit="B", words="Of cache, all layers."),
-            *(Figure(name=f"{WORDS[name]} pays for", value=seconds, unit="s", words=PAYS)
+            Figure(name="cheapest", value=cheapest, unit="USD", words=f"Per billion tokens: {WORDS[tier]}."),
+            Figure(name="recompute", value=recompute, unit="USD", words="Per billion tokens of context."),
+            Figure(name="bytes per token", value=trade.held_bytes / inputs.context, unit="B", words="KV cache of all layers."),
+            *(Figure(name=f"{WORDS[name]} breaks even at", value=seconds, unit="s", words=PAYS)
               for name, seconds in break_even_seconds.items()),
         ),
         formula=(
-            f"make it again = rent x t / L = {usd(rent * HOUR)}/h x {show(trade.recompute_seconds / inputs.reach, 's')} / "
-            f"{inputs.context:,} = {usd(recompute)} a billion tokens",
-            *(f"{WORDS[name]} = read back + hold x time = {usd(once)} + {usd(second * HOUR)}/h x "
-              f"{show(inputs.hold_seconds, 's')} = {usd(float(costs[name][index]))}" for name, (once, second) in holding.items()),
+            f"recompute = rent x t / L = {usd(rent * HOUR)}/h x {show(trade.recompute_seconds / inputs.reach, 's')} / "
+            f"{inputs.context:,} = {usd(recompute)} per billion tokens",
+            *(f"{WORDS[name]} = read back + storage x time = {usd(once)} + {usd(second * HOUR)}/h x "
+              f"{show(inputs.hold_seconds, 's')} = {usd(float(costs[name][index]))}"
+              for name, (once, second) in holding.items()),
         ),
         notes=tuple(_notes(inputs, rent)),
         command=command("reversible", inputs, {"--context": inputs.context}).replace("reversible", "reversible cache", 1),
@@ -97,7 +110,10 @@ def answer(inputs: Inputs) -> Answer:
 
 
 def _lines(inputs: Inputs, trade: HeldContext, rent: float) -> dict[str, tuple[float, float]]:
-    """Return USD of a billion tokens, at once and for each second that they are held: in each tier, and made again."""
+    """Return the cost of a billion tokens for each tier and for recomputing.
+
+    Each cost is a pair: USD at once, and USD per second of storage.
+    """
     bytes_per_token, sold = (
         trade.held_bytes / inputs.context,
         {storage.name: storage.usd_per_byte_second for storage in tiers()},
@@ -105,9 +121,8 @@ def _lines(inputs: Inputs, trade: HeldContext, rent: float) -> dict[str, tuple[f
     tier_costs = {}
     for tier in trade.tiers:
         is_chip_memory = tier.name == trade.tiers[0].name
-        tier_rent = (
-            rent if is_chip_memory or inputs.price == "chip" else sold[MEMORY[tier.name]] * tier.capacity
-        )  # USD/s of all of it
+        # USD/s of the whole tier.
+        tier_rent = rent if is_chip_memory or inputs.price == "chip" else sold[MEMORY[tier.name]] * tier.capacity
         busy = rent if inputs.waits == "chip" else tier_rent
         once = (
             0.0 if is_chip_memory else float(retrieve_cost(bytes_per_token, tier.capacity / tier.drain_seconds, busy)) * BILLION
@@ -118,14 +133,14 @@ def _lines(inputs: Inputs, trade: HeldContext, rent: float) -> dict[str, tuple[f
 
 
 def _notes(inputs: Inputs, rent: float) -> Iterator[str]:
-    sold = "what memory sells for, over four years, a guess" if inputs.price != "chip" else "the chip's rent, by its capacity"
-    yield f"rent of a chip: {usd(rent * HOUR)} an hour; a tier costs {sold}"
+    sold = "the price of its memory over four years (a guess)" if inputs.price != "chip" else "as much as the chip's rent"
+    yield f"rent of a chip: {usd(rent * HOUR)}/h; a tier costs {sold}"
     if inputs.price != "chip" or inputs.waits != "chip":
-        yield "the command and the Python line price tiers at the chip's rent while it waits: choose both for their numbers"
+        yield "the command and the Python code price tiers at the chip's rent: set both choices to chip for the same numbers"
 
 
 def _spans(times: Array, best: Array, names: list[str]) -> dict[str, list[object]]:
-    """Return from when to when each is the cheapest."""
+    """Return the time span in which each tier is the cheapest."""
     starts = [0, *(np.flatnonzero(np.diff(best)) + 1)]
     ends = [*starts[1:], len(times) - 1]
     return {"from": times[starts].tolist(), "to": times[ends].tolist(), "tier": [names[best[n]] for n in starts]}
@@ -135,14 +150,12 @@ def _sentence(inputs: Inputs, costs: Mapping[str, Array], index: int, cheapest_t
     recompute, here_costs = float(costs["again"][index]), float(costs[cheapest_tier][index])
     words = f"After {show(inputs.hold_seconds, 's')} "
     if cheapest_tier == "again":
-        words += f"it is cheapest to make the cache again, for {usd(recompute)} a billion tokens. "
+        words += f"it is cheapest to recompute the cache, for {usd(recompute)} per billion tokens. "
     else:
-        words += f"{WORDS[cheapest_tier]} is the cheapest place: {usd(here_costs)} a billion tokens, "
-        words += f"{in_digits(recompute / here_costs)} times less than making it again. "
-    phrases = [
-        f"{life} costs least " + ("not held" if tier == "again" else f"in {WORDS[tier]}") for life, tier in lives.items()
-    ]
-    return words + f"Of the lifetimes that sellers offer, {' and '.join(phrases)}."
+        words += f"{WORDS[cheapest_tier]} is the cheapest tier: {usd(here_costs)} per billion tokens, "
+        words += f"{in_digits(recompute / here_costs)} times less than recomputing. "
+    phrases = [f"{life}: " + ("recompute" if tier == "again" else WORDS[tier]) for life, tier in lives.items()]
+    return words + f"Cheapest for the cache lifetimes that sellers offer: {', '.join(phrases)}."
 
 
 BOARD = Board(

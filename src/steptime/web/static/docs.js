@@ -1,4 +1,4 @@
-// The routes as openapi.json has them, with their inputs and a request that can be copied.
+// The routes of openapi.json, with their inputs and a request to copy.
 
 import { el } from "./inputs.js";
 
@@ -24,7 +24,7 @@ const sections = Object.entries(about.paths).flatMap(([path, methods]) => Object
   return el("section", { class: "board" }, [
     el("h2", {}, [`${Object.keys(methods).map((each) => each.toUpperCase()).join(", ")} ${path}`]),
     el("p", {}, [route.summary || ""]),
-    ...(rows.length ? [el("table", {}, [el("thead", {}, [el("tr", {}, ["input", "kind", "default", "what it is"].map((words) => el("th", {}, [words])))]), el("tbody", {}, rows)])] : []),
+    ...(rows.length ? [el("table", {}, [el("thead", {}, [el("tr", {}, ["input", "kind", "default", "meaning"].map((words) => el("th", {}, [words])))]), el("tbody", {}, rows)])] : []),
     el("pre", { class: "formula" }, [line]),
   ]);
 }));

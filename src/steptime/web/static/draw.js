@@ -1,11 +1,11 @@
-// How boards draw: colours that mean the same on every board, axes, labels on lines, hover, the point that can be dragged.
+// Drawing of boards: colours with one meaning on all boards, axes, labels of lines, hover, and the point to drag.
 
 const dashes = { compute: null, weights: "6 3", kv: "2 3", network: "8 3 2 3", overhead: "1 4", money: null, total: null };
 
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim() || name;
 export const dash = (name) => dashes[name] ?? null;
 
-// What a step waits for, a column each; boards add their sum.
+// Parts of a step, one column each; boards add their sum.
 export const RESOURCES = [
   { column: "compute", name: "arithmetic", colour: "compute" },
   { column: "weights", name: "weights", colour: "weights" },
@@ -14,13 +14,13 @@ export const RESOURCES = [
   { column: "overhead", name: "overhead", colour: "overhead" },
 ];
 
-// Rows of a table given by columns.
+// Rows of a table that is stored by columns.
 export function rows(table) {
   const names = Object.keys(table);
   return names.length ? table[names[0]].map((_, n) => Object.fromEntries(names.map((name) => [name, table[name][n]]))) : [];
 }
 
-// Round numbers with a prefix: 12 ms, 3.4 k. Only the writing of numbers, none are made here.
+// Write numbers with a prefix: 12 ms, 3.4 k. The server computes the numbers.
 const steps = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "µ"], [1e-9, "n"]];
 const plain = (given) => (Math.abs(given) >= 1000 ? String(given).replace(/\B(?=(\d{3})+$)/, ",") : given !== 0 && Math.abs(given) < 1e-6 ? given.toExponential() : String(given));
 export function brief(given, unit = "", digits = 3) {
@@ -33,7 +33,7 @@ export function brief(given, unit = "", digits = 3) {
   return `${+(given / size).toPrecision(digits)} ${prefix}${unit}`.trim();
 }
 
-// A picture with the frame that all boards share. marks: Plot's; x, y: scales with `unit`; more: any option of Plot.
+// A picture with the common frame. marks: Plot's; x, y: scales with `unit`; more: any option of Plot.
 export function picture(width, { x, y, marks, height, ...more }) {
   const narrow = width < 520;
   const axis = (one) => ({ tickFormat: (given) => brief(given, one.unit || "", 2), ...one });
@@ -53,7 +53,7 @@ export function picture(width, { x, y, marks, height, ...more }) {
   });
 }
 
-// Powers of ten in a domain, or their doubles and halves too where there are few.
+// Powers of ten in a domain, with their doubles and halves if there are few.
 export function tens([low, high], most = 8) {
   const every = (factors) => d3.range(Math.floor(Math.log10(low)), Math.ceil(Math.log10(high)) + 1).flatMap((power) => factors.map((factor) => factor * 10 ** power)).filter((at) => at >= low * 0.999 && at <= high * 1.001);
   const [whole, fine] = [every([1]), every([1, 2, 5])];
@@ -61,7 +61,7 @@ export function tens([low, high], most = 8) {
   return found.length > most ? found.filter((_, n) => n % Math.ceil(found.length / most) === 0) : found;
 }
 
-// Lines of a table over `x`, each a column with a name and a colour, labelled at its end.
+// Lines of a table over `x`: one column per line, with a name and a colour, labelled at the end.
 export function lines(table, x, series) {
   const data = series.flatMap((one) => table[x].map((at, n) => ({ x: at, y: table[one.column][n], name: one.name })).filter((d) => d.y !== null && d.y > (one.above ?? -Infinity)));
   const style = new Map(series.map((one) => [one.name, one]));
@@ -71,7 +71,7 @@ export function lines(table, x, series) {
   ];
 }
 
-// Names at the right ends of lines, spread so that none covers another (a Plot transform would not know the scale).
+// Names at the right ends of lines, spread so that they do not overlap (a Plot transform has no access to the scale).
 function labels(data, style) {
   const last = [...d3.group(data, (d) => d.name)].map(([name, all]) => ({ ...all[all.length - 1], name }));
   return [Plot.text(last, { x: "x", y: "y", text: "name", fill: (d) => colour(style.get(d.name).colour), textAnchor: "start", dx: 6, fontSize: 12, className: "ends" })];
@@ -86,7 +86,7 @@ export function spread(svg, least = 14) {
   return svg;
 }
 
-// What is read on hover: the value of every series at the pointer's x, to three digits.
+// Text on hover: the value of every series at the x of the pointer, to three digits.
 export function hover(table, x, series, { unit = "", xUnit = "" } = {}) {
   const data = table[x].map((at, n) => ({ x: at, y: Math.max(...series.map((one) => table[one.column][n] ?? 0)), n }));
   const words = (d) => [["s", "B", "USD"].includes(xUnit) ? brief(d.x, xUnit) : `${brief(d.x)} ${xUnit}`.trim(), ...series.map((one) => `${one.name}: ${brief(table[one.column][d.n], unit)}`)].join("\n");
@@ -96,30 +96,30 @@ export function hover(table, x, series, { unit = "", xUnit = "" } = {}) {
   ];
 }
 
-// The operating point; `drag` of the board says which input it moves.
+// The operating point; `drag` of the board names the input that it moves.
 export const point = (x, y, name = "total") => Plot.dot([{ x, y }], { x: "x", y: "y", r: 6.5, fill: colour(name), stroke: colour("paper"), strokeWidth: 2, className: "point" });
 
 export const band = (table, x, low, high, name = "band") =>
   Plot.areaY(table[x].map((at, n) => ({ x: at, low: table[low][n], high: table[high][n] })).filter((d) => d.low !== null), { x: "x", y1: "low", y2: "high", fill: colour(name), clip: true });
 
-// Between both bounds of a step, said beside it.
+// The area between both bounds of a step, with a label.
 export const bounds = (steps, x) => [
   band(steps, x, "lower", "upper"),
-  Plot.text(["grey: from all overlapped to nothing overlapped"], { x: steps[x][1], y: steps.lower[1], textAnchor: "start", dy: 14, fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11 }),
+  Plot.text(["grey: from full overlap to no overlap"], { x: steps[x][1], y: steps.lower[1], textAnchor: "start", dy: 14, fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11 }),
 ];
 
-// An upright mark with its name at the top, on its left or right; nothing where there is none.
+// A vertical mark with its name at the top, left or right of it; nothing if there is no value.
 export const upright = (x, words, { top = 0, left = false } = {}) => (x === null || x === undefined ? [] : [
   Plot.ruleX([x], { stroke: colour("quiet"), strokeDasharray: "3 4" }),
   Plot.text([words], { x, frameAnchor: "top", dy: top - 2, dx: left ? -4 : 4, textAnchor: left ? "end" : "start", fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11.5 }),
 ]);
 
-// A level mark with its name at its right end.
+// A horizontal mark with its name at its right end.
 export const level = (y, words, { name = "quiet" } = {}) => (y === null || y === undefined ? [] : [
   Plot.ruleY([y], { stroke: colour(name), strokeDasharray: "3 4" }),
   Plot.text([words], { y, frameAnchor: "right", dx: 4, dy: -7, textAnchor: "end", fill: colour(name), fontSize: 11.5 }),
 ]);
 
-// The former curve, pale.
+// The previous curve, pale.
 export const ghost = (before, table, x, y) => (before && before.tables[table] && before.tables[table][y]
   ? [Plot.lineY(before.tables[table][x].map((at, n) => ({ x: at, y: before.tables[table][y][n] })), { x: "x", y: "y", stroke: colour("ghost"), strokeWidth: 1.4, clip: true })] : []);

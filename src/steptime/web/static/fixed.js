@@ -1,4 +1,4 @@
-// Answers of a static copy: of those that were computed beforehand, the nearest to what is asked.
+// Answers of a static copy: the nearest of the stored answers.
 
 export function answers(start) {
   const inputs = new Map(start.boards.map((board) => [board.name, board.inputs]));
@@ -11,12 +11,12 @@ export function answers(start) {
     const data = await (await fetch(`data/${name}/${place}.json`)).json();
     const same = Object.entries(body).every(([key, given]) => key === "coarse" || String(list[place][key]) === String(given));
     data.kept = list[place];
-    if (!same) data.notes = [...data.notes, "A copy without a server: this is the nearest of the answers that it holds. `steptime web` answers any."];
+    if (!same) data.notes = [...data.notes, "This copy has no server: it shows the nearest stored answer. `steptime web` computes all answers."];
     return { ok: true, data };
   };
 }
 
-// How far two values of an input are: shares of the slider for numbers, one for words that differ.
+// Distance of two values of an input: share of the slider for numbers, 1 for different words.
 function apart(one, kept, given) {
   if (kept === undefined || String(kept) === String(given)) return 0;
   if (!one || one.kind !== "slider" || !isFinite(given)) return one ? 1 : 4;

@@ -1,5 +1,5 @@
-// Inputs of boards: a slider with a field and a unit, a list of words, or a line of text. What is typed goes out as it is:
-// whether it is allowed is the library's to say.
+// Inputs of boards: a slider with a field and a unit, a list of words, or a line of text. The page sends typed text as it is;
+// the library checks it.
 
 const DIGITS = 4;
 

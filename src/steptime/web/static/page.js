@@ -1,16 +1,16 @@
-// The page: a bar that all boards share, and the boards. The server computes; the browser asks, draws and remembers the address.
+// The page: a common bar, and the boards. The server computes; the browser sends requests, draws, and stores the state in the address.
 
 import { control, el, rounded } from "./inputs.js";
 import { spread } from "./draw.js";
 import { address, read, set, state, value, write } from "./state.js";
 
 const $ = (id) => document.getElementById(id);
-const NEAR = 18;  // pixels from the point that a finger may miss it by
+const NEAR = 18;  // largest distance of a finger from the point [pixels]
 const boards = new Map();
 let start;
-let fixed = null;  // of a static copy: the answers that there are
+let fixed = null;  // answers of a static copy
 
-// --- asking: one request in flight for each board, the latest values win -------------------------------------------------
+// --- requests: one in flight per board; the latest values win -------------------------------------------------
 
 class Asker {
   constructor(board) { this.board = board; this.flying = false; this.next = null; }
@@ -86,7 +86,7 @@ class Board {
     return el("section", { class: "board", id: name, "aria-label": title }, [
       el("h2", {}, [el("a", { href: `#${name}` }, [title])]),
       el("div", { class: "sides" }, [el("div", {}, [this.picture, this.sentence, this.figures]), controls]),
-      el("details", {}, [el("summary", {}, ["formula, with the numbers in place"]), this.formula]),
+      el("details", {}, [el("summary", {}, ["formula with its numbers"]), this.formula]),
       this.notes, buttons,
     ]);
   }
@@ -139,7 +139,7 @@ class Board {
     if (settled && this.answer && JSON.stringify(body) !== this.asked) this.before = this.answer;
     this.asked = JSON.stringify(body);
     this.answer = answer;
-    if (answer.kept) for (const [name, made] of this.controls) made.show(answer.kept[name]);  // of a copy: the nearest that it holds
+    if (answer.kept) for (const [name, made] of this.controls) made.show(answer.kept[name]);  // inputs of the nearest answer of a static copy
     this.complain([]);
     this.redraw();
     this.sentence.textContent = answer.sentence;
@@ -196,7 +196,7 @@ class Board {
       held = true;
       this.picture.setPointerCapture(event.pointerId);
       event.preventDefault();
-      event.stopPropagation();  // Plot would hold its tip fast
+      event.stopPropagation();  // otherwise Plot would pin its tip
     }, true);
     this.picture.addEventListener("pointermove", (event) => { if (held) move(event); });
     this.picture.addEventListener("pointerup", () => { if (held) { held = false; this.ask(true); } });
@@ -217,7 +217,7 @@ function buildBar() {
     const box = el("div", { class: one.name === "model" || one.name === "system" ? "wide" : "" }, [el("label", { for: id }, [one.label]), field]);
     if (list) box.append(el("datalist", { id: `${id}-list` }, list.map((each) => el("option", { value: each.name }, [each.title || ""]))));
     if (one.name === "model" || one.name === "system") {
-      const button = el("button", { type: "button", title: one.name === "model" ? "Paste a config.json" : "Paste a TOML of a system" }, ["paste"]);
+      const button = el("button", { type: "button", title: one.name === "model" ? "Paste a config.json" : "Paste a TOML file of a system" }, ["paste"]);
       button.addEventListener("click", () => paste(one));
       box.append(" ", button);
     }
@@ -246,7 +246,7 @@ const showBar = () => { for (const box of bar.values()) box.show(); };
 
 function paste(one) {
   const dialog = $("paste");
-  $("pasted-what").textContent = one.name === "model" ? "config.json of a model" : "TOML of a system";
+  $("pasted-what").textContent = one.name === "model" ? "config.json of a model" : "TOML file of a system";
   const before = value(one.name, "");
   $("pasted").value = before.startsWith("{") || before.includes("\n") ? before : "";
   dialog.returnValue = "";
@@ -262,7 +262,7 @@ function paste(one) {
 
 const askAll = () => { for (const board of boards.values()) board.ask(true); };
 
-// The board that one went to: boards above it push it down as they draw, until something else is touched.
+// The board of the address: boards above it push it down while they draw, until the user touches something else.
 const aim = {
   board: null,
   at(board) { aim.board = board; aim.keep(); },
@@ -294,7 +294,7 @@ function csv(answer) {
   }).join("\n\n") + "\n";
 }
 
-// A picture on its own: with the colours that the page gives it.
+// A picture as a file, with the colours of the page.
 function svgText(place) {
   const svg = place.querySelector("svg:not([class*=ramp])");
   const made = svg.cloneNode(true);

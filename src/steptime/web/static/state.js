@@ -1,6 +1,6 @@
-// What the page is set to, all of it in the address: #board?model=...&step.batch=64; only what differs from the defaults.
+// The state of the page, stored in the address: #board?model=...&step.batch=64; only values that differ from the defaults.
 
-let kept = location.hash;  // the address of the last step
+let kept = location.hash;  // the last address
 export const state = { board: "", values: new Map() };
 
 export function read() {
@@ -20,7 +20,7 @@ export function set(key, given, fallback, settled = true) {
   write(settled);
 }
 
-// A settled change is a step that the back button undoes; while a slider moves the address only follows.
+// A finished change is an entry of the browser history; while a slider moves, the address is only replaced.
 let waiting = 0, step = false;
 export function write(settled = false) {  // at most ten times a second: browsers refuse more
   step ||= settled;

@@ -1,13 +1,13 @@
 import { brief, colour, rows } from "../draw.js";
 
-// What each system costs, cheapest first: a bar with its range, and under its name what users get.
+// Cost of each system, cheapest first: a bar with its range, and below its name the speed and the chips.
 export function draw({ tables, marks }, { width }) {
   const all = rows(tables.systems);
   const able = all.filter((row) => row.cost !== null);
   const unit = marks.unit === "USD" ? "USD" : "";
   const most = d3.max(able, (row) => Math.max(row.cost, row.high ?? 0)) || 1;
-  const words = (row) => `${brief(row.speed)} tok/s a user · ${brief(row.per_chip)} tok/s a chip · first token ${brief(row.ttft, "s")} · ${row.chips} chips`;
-  const short = (row) => `${brief(row.speed)} tok/s a user · ${row.chips} chips`;
+  const words = (row) => `${brief(row.speed)} tok/s per user · ${brief(row.per_chip)} tok/s per chip · TTFT ${brief(row.ttft, "s")} · ${row.chips} chips`;
+  const short = (row) => `${brief(row.speed)} tok/s per user · ${row.chips} chips`;
   const narrow = width < 520;
   const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
   return [Plot.plot({
@@ -16,7 +16,7 @@ export function draw({ tables, marks }, { width }) {
     x: { domain: [0, most * 1.02], ticks: narrow ? 3 : 6, tickFormat: (d) => (d === 0 ? "0" : brief(d, unit, 2)), label: null, axis: able.length ? "bottom" : null },
     y: { domain: all.map((row) => row.system), axis: null, padding: 0 },
     marks: [
-      ...(able.length ? [Plot.text([unit ? `a million answer tokens${narrow ? "" : "; lines are 90 % ranges"}` : "chip-hours, a million answer tokens"], { frameAnchor: "bottom", dy: 36 })] : []),
+      ...(able.length ? [Plot.text([unit ? `per million output tokens${narrow ? "" : "; lines are 90 % ranges"}` : "chip-hours per million output tokens"], { frameAnchor: "bottom", dy: 36 })] : []),
       Plot.barX(able, { x1: 0, x2: "cost", y: "system", fill: colour("money"), fillOpacity: 0.85, insetTop: 26, insetBottom: 24 }),
       Plot.ruleY(able.filter((row) => row.low !== null), { x1: "low", x2: "high", y: "system", stroke: colour("total"), strokeWidth: 1.6, dy: 1 }),
       Plot.tickX(able.filter((row) => row.low !== null).flatMap((row) => [{ ...row, at: row.low }, { ...row, at: row.high }]), { x: "at", y: "system", stroke: colour("total"), strokeWidth: 1.6, insetTop: 28, insetBottom: 26 }),
@@ -25,7 +25,7 @@ export function draw({ tables, marks }, { width }) {
       Plot.text(able, { frameAnchor: "left", y: "system", text: narrow ? short : words, dy: 20, textAnchor: "start", fill: colour("quiet") }),
       Plot.text(all.filter((row) => row.cost === null), { frameAnchor: "left", y: "system", text: (row) => cut(row.reason, Math.floor(width / 2.6)), lineWidth: width / 13, lineAnchor: "top", dy: -5, textAnchor: "start", fill: colour("quiet") }),
       Plot.tip(able, Plot.pointerY({ x: "cost", y: "system", fill: colour("card"), stroke: colour("line"), fontSize: 12,
-        title: (row) => `${row.system}\n${brief(row.cost, unit || "chip-h")} a million${row.low === null ? "" : `, ${brief(row.low, unit)} to ${brief(row.high, unit)}`}\n${row.layout}` })),
+        title: (row) => `${row.system}\n${brief(row.cost, unit || "chip-h")} per million${row.low === null ? "" : `, ${brief(row.low, unit)} to ${brief(row.high, unit)}`}\n${row.layout}` })),
     ],
   })];
 }

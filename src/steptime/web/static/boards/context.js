@@ -1,6 +1,6 @@
 import { bounds, brief, colour, ghost, hover, lines, picture, point, RESOURCES, upright } from "../draw.js";
 
-// Time of a step, and with it the price of a token, against the context.
+// Step time, and the price of a token, against the context.
 const PARTS = [
   ...RESOURCES,
   { column: "total", name: "step", colour: "total", wide: 2.6 },
@@ -22,7 +22,7 @@ export function draw({ tables, marks }, { width, before }) {
   return picture(width, {
     marginLeft: 62,
     x: { type: "log", label: "tokens of context", domain },
-    y: { type: "log", unit: "s", label: "time of a step, and price of a million tokens", domain: [least, most], ticks: prices.seconds.filter((at) => at >= least && at < most / 1.5), tickFormat: both },
+    y: { type: "log", unit: "s", label: "step time, and price per million tokens", domain: [least, most], ticks: prices.seconds.filter((at) => at >= least && at < most / 1.5), tickFormat: both },
     marks: [
       ...(marks.wall ? [Plot.rect([0], { x1: marks.wall, x2: domain[1], y1: least, y2: most, fill: colour("band") })] : []),
       ...bounds(steps, "context"),

@@ -1,9 +1,9 @@
 import { band, colour, ghost, hover, lines, picture, point, RESOURCES, upright } from "../draw.js";
 
-// What a million tokens cost, against the batch: each part of the step as money.
+// Cost of a million tokens against the batch: each part of the step as money.
 const PARTS = [
   ...RESOURCES,
-  { column: "total", name: "all", colour: "money", wide: 2.8, dash: null },
+  { column: "total", name: "total", colour: "money", wide: 2.8, dash: null },
 ];
 
 export const drag = { input: "batch", axis: "x" };
@@ -18,7 +18,7 @@ export function draw({ tables, marks }, { width, before }) {
   const full = marks.room !== null && marks.room < domain[1];
   return picture(width, {
     x: { type: "log", label: "sequences that decode at once", domain },
-    y: { type: "log", unit: "USD", label: "a million output tokens", domain: [least, most] },
+    y: { type: "log", unit: "USD", label: "per million output tokens", domain: [least, most] },
     marks: [
       ...(full ? [Plot.rect([0], { x1: Math.max(marks.room, domain[0]), x2: domain[1], y1: least, y2: most, fill: colour("band") })] : []),
       ...(costs.high.some((usd, n) => usd > costs.low[n]) ? [band(costs, "batch", "low", "high")] : []),

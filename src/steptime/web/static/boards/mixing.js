@@ -1,13 +1,13 @@
 import { brief, colour, hover, lines, picture, point, rows, upright } from "../draw.js";
 
-// How much of the output one flipped bit flips, round by round; under it, the activations that stacks of layers keep.
+// Share of the output that one flipped bit changes, by round; below it, activation memory of stacks of layers.
 const CIPHERS = [
   { column: "aes", name: "AES", colour: "compute", wide: 2.4, up: -9 },
   { column: "feistel", name: "Feistel", colour: "total", wide: 2.4, dash: "7 3", up: 5 },
   { column: "arx", name: "Speck (ARX)", colour: "weights", wide: 2, up: 19 },
-  { column: "rows", name: "AES, rows not shifted", colour: "network", wide: 1.6, up: -9 },
+  { column: "rows", name: "AES without ShiftRows", colour: "network", wide: 1.6, up: -9 },
   { column: "network", name: "network", colour: "kv", wide: 2, up: -5 },
-  { column: "columns", name: "AES, columns not mixed", colour: "overhead", wide: 1.6, up: 5 },
+  { column: "columns", name: "AES without MixColumns", colour: "overhead", wide: 1.6, up: 5 },
 ];
 const STACKS = [
   { column: "plain", name: "plain", colour: "weights" },
@@ -22,11 +22,11 @@ export function draw({ tables, marks }, { width }) {
   const { rounds, depths } = tables;
   const margin = narrow ? 88 : 124;
   const data = rows(rounds);
-  const words = (one) => (narrow ? one.name.replace("AES, rows not shifted", "rows not shifted").replace("AES, columns not mixed", "columns not mixed") : one.name);
+  const words = (one) => (narrow ? one.name.replace("AES without ShiftRows", "no ShiftRows").replace("AES without MixColumns", "no MixColumns") : one.name);
   const end = (one) => data.filter((d) => d[one.column] !== null).at(-1);
   const ciphers = picture(width, {
     x: { unit: "", label: "rounds of a cipher, layers of a network", domain: [1, 16], ticks: narrow ? [1, 4, 8, 12, 16] : d3.range(1, 17), tickFormat: String },
-    y: { unit: "%", label: "bits that one flipped bit flips", domain: [0, 0.55], ticks: [0, 0.125, 0.25, 0.375, 0.5], tickFormat: (given) => `${100 * given} %` },
+    y: { unit: "%", label: "bits that one flipped bit changes", domain: [0, 0.55], ticks: [0, 0.125, 0.25, 0.375, 0.5], tickFormat: (given) => `${100 * given} %` },
     height: narrow ? 290 : 350, marginRight: margin,
     marks: [
       ...upright(marks.rounds, ""),
@@ -40,8 +40,8 @@ export function draw({ tables, marks }, { width }) {
   const least = Math.min(...depths.reversible, ...depths.plain);
   const most = Math.max(...depths.plain);
   const memory = picture(width, {
-    x: { type: "log", base: 2, unit: "", label: "layers that are trained", domain: d3.extent(depths.layers), ticks: [1, 2, 4, 8, 16, 32, 64, 128, 256, 512].filter((_, n) => !narrow || n % 3 === 0), tickFormat: String },
-    y: { type: "log", unit: "B", label: "activations kept on a chip", domain: [least / 1.5, most * 1.3] },
+    x: { type: "log", base: 2, unit: "", label: "layers of the network", domain: d3.extent(depths.layers), ticks: [1, 2, 4, 8, 16, 32, 64, 128, 256, 512].filter((_, n) => !narrow || n % 3 === 0), tickFormat: String },
+    y: { type: "log", unit: "B", label: "activations of a chip", domain: [least / 1.5, most * 1.3] },
     height: 250, marginRight: margin,
     marks: [
       ...lines(depths, "layers", STACKS),

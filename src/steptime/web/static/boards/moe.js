@@ -1,6 +1,6 @@
 import { colour, ghost, hover, lines, picture, point } from "../draw.js";
 
-// What a mixture is worth by several laws, and what it holds and costs: all over the dense model of its active parameters.
+// Gain of a mixture by several laws, its weights and its price, relative to a dense model of its active parameters.
 export const drag = { input: "experts", axis: "x" };
 
 export function draw({ tables, marks }, { width, before }) {
@@ -16,7 +16,7 @@ export function draw({ tables, marks }, { width, before }) {
   return picture(width, {
     marginRight: width < 520 ? 84 : 124,
     x: { type: "log", label: "experts", domain, ticks: [1, 4, 16, 64, 256, 1024], tickFormat: String, base: 2 },
-    y: { type: "log", unit: "", label: "times the dense model of as many active parameters", domain: [0.8, 1400], tickFormat: (times) => `${times}x` },
+    y: { type: "log", unit: "", label: "relative to a dense model of the same active parameters", domain: [0.8, 1400], tickFormat: (times) => `${times}x` },
     marks: [
       ...ghost(before?.marks.law === marks.law ? before : null, "mixtures", "experts", marks.law),
       ...lines(mixtures, "experts", others),

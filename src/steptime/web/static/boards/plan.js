@@ -1,8 +1,8 @@
 import { brief, colour, picture, point, rows, upright } from "../draw.js";
 
-// Speed against cost with the plan; what its chips do; what fills their memory and their steps.
+// Cost against speed with the plan; roles of its chips; parts of their memory and their steps.
 const NAMES = { compute: "arithmetic", weights: "weights", kv: "KV cache", network: "network", overhead: "rest" };
-const ROLES = { prefill: ["accent", "reads prompts"], decode: ["total", "writes answers"], serve: ["total", "does both"], idle: ["ghost", "idle"] };
+const ROLES = { prefill: ["accent", "prefill"], decode: ["total", "decode"], serve: ["total", "prefill and decode"], idle: ["ghost", "idle"] };
 
 export const drag = { input: "speed", axis: "x" };
 
@@ -16,17 +16,17 @@ export function draw({ tables, marks }, { width, before }) {
   const limit = Math.min(Math.max(marks.limit, x[0]), x[1]);
   const main = picture(width, {
     height: Math.round(Math.min(Math.max(width * 0.42, 280), 360)), marginRight: 20,
-    x: { type: "log", label: "tokens a second that each user gets", domain: x },
-    y: { type: "log", unit: marks.unit === "USD" ? "USD" : "", label: marks.unit === "USD" ? "a million answer tokens" : "chip-hours, a million answer tokens", domain: y, ...(marks.unit === "USD" ? {} : { tickFormat: (d) => `${+d.toPrecision(2)}` }) },
+    x: { type: "log", label: "tokens per second of each user", domain: x },
+    y: { type: "log", unit: marks.unit === "USD" ? "USD" : "", label: marks.unit === "USD" ? "per million output tokens" : "chip-hours per million output tokens", domain: y, ...(marks.unit === "USD" ? {} : { tickFormat: (d) => `${+d.toPrecision(2)}` }) },
     marks: [
       Plot.line(old, { x: "speed", y: "cost", stroke: colour("ghost"), strokeWidth: 1.4, curve: "step-after", clip: true }),
       Plot.line(front, { x: "speed", y: "cost", stroke: colour("money"), strokeWidth: 2.4, curve: "step-after" }),
       Plot.dot(front, { x: "speed", y: "cost", r: 2, fill: colour("money") }),
-      ...upright(limit, marks.feasible ? "asked for" : "asked for: out of reach", { left: limit > Math.sqrt(x[0] * x[1]) }),
+      ...upright(limit, marks.feasible ? "required" : "required: out of reach", { left: limit > Math.sqrt(x[0] * x[1]) }),
       ...(marks.low === null ? [] : [Plot.link([marks], { x1: held, x2: held, y1: "low", y2: "high", stroke: colour("money"), strokeOpacity: 0.35, strokeWidth: 7 })]),
       ...(front.length ? [point(held, marks.y, marks.feasible ? "total" : "ghost")] : []),
       Plot.tip(front, Plot.pointer({ x: "speed", y: "cost", fill: colour("card"), stroke: colour("line"), fontSize: 12,
-        title: (d) => `${brief(d.speed)} tok/s, ${brief(d.cost, marks.unit === "USD" ? "USD" : "chip-h")}\nfirst token ${brief(d.ttft, "s")}\n${d.layout}\nbatch ${d.batch.toLocaleString("en")}` })),
+        title: (d) => `${brief(d.speed)} tok/s, ${brief(d.cost, marks.unit === "USD" ? "USD" : "chip-h")}\nTTFT ${brief(d.ttft, "s")}\n${d.layout}\nbatch ${d.batch.toLocaleString("en")}` })),
     ],
   });
   const made = tables.chips.role.length && !marks.rough ? [main, chips(tables.chips, width), bars(tables.bars, width)] : [main];

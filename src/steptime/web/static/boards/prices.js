@@ -1,6 +1,6 @@
 import { brief, colour, hover, lines, picture, point, rows, upright } from "../draw.js";
 
-// Prices against context as they are listed, with what the lecture's two readings would make of an answer; then KV bytes.
+// Listed prices against context, with both estimates of the lecture; then KV bytes.
 const LISTED = [
   { column: "output", name: "output", colour: "money", wide: 2.6 },
   { column: "input", name: "input", colour: "compute", dash: null },
@@ -8,7 +8,7 @@ const LISTED = [
 ];
 const READ = [
   { column: "together", name: "break and ratio", colour: "quiet", dash: "5 4" },
-  { column: "apart", name: "break alone", colour: "weights", dash: "2 3" },
+  { column: "apart", name: "break only", colour: "weights", dash: "2 3" },
 ];
 const usd = (given) => `$${+given.toPrecision(3)}`;
 
@@ -21,7 +21,7 @@ export function draw({ tables, marks }, { width }) {
   const domain = [Math.min(...all) / 1.8, Math.max(...all) * 1.7];
   const one = picture(width, {
     x: { type: "log", unit: "", label: "context of a request, tokens", domain: d3.extent(prices.context) },
-    y: { type: "log", unit: "", label: "USD for a million tokens", domain, tickFormat: usd, ticks: d3.range(-4, 4).map((power) => 10 ** power).filter((at) => at >= domain[0] && at <= domain[1]) },
+    y: { type: "log", unit: "", label: "USD per million tokens", domain, tickFormat: usd, ticks: d3.range(-4, 4).map((power) => 10 ** power).filter((at) => at >= domain[0] && at <= domain[1]) },
     height: width < 520 ? 300 : 360, marginRight: 106,
     marks: [
       ...upright(marks.tier, `${brief(marks.tier)} tokens`, { left: true }),
@@ -33,11 +33,11 @@ export function draw({ tables, marks }, { width }) {
   return Object.assign([one, bytes(tables.bytes, marks, width)], { scale: one.scale });
 }
 
-// KV bytes of a token: two readings, two models that are known, and the interval that lists have held.
+// KV bytes per token: two estimates, two known models, and the range of the prices.
 function bytes(table, marks, width) {
   const narrow = width < 520;
   const read = rows(table).filter((d) => d.bytes !== null);
-  const own = "the prices, 90 %";
+  const own = "90 % range of the prices";
   const names = [...read.filter((d) => !d.known).map((d) => d.name), own, ...read.filter((d) => d.known).map((d) => d.name)];
   const kB = (given) => brief(given, "B", 2);
   return picture(width, {

@@ -1,9 +1,9 @@
 import { brief, colour, dash, picture, point, rows } from "../draw.js";
 
-// How much longer an exchange takes over racks; below, the racks: as many boxes are filled as their memory is.
+// All-to-all time over several racks; below, the racks: the filled boxes show the used memory.
 const LINES = [
   { column: "experts", name: "experts over all racks", colour: "network", wide: 2.6 },
-  { column: "board", name: "as on the board", colour: "quiet", dash: "6 4" },
+  { column: "board", name: "blackboard", colour: "quiet", dash: "6 4" },
   { column: "layers", name: "layers over the racks", colour: "weights" },
 ];
 
@@ -28,7 +28,7 @@ function curve(table, marks, width) {
   return picture(width, {
     height: narrow ? 250 : 280, marginRight: narrow ? 24 : 160,
     x: { label: "racks", domain: [1, all.length], ticks: all.length, tickFormat: (d) => `${d}` },
-    y: { type: "log", label: "exchange of a layer: times as long as in one rack", domain: [0.8, most * 1.3], tickFormat: (d) => `${d}x` },
+    y: { type: "log", label: "all-to-all of a layer, relative to one rack", domain: [0.8, most * 1.3], tickFormat: (d) => `${d}x` },
     marks: [
       ...LINES.map((line) => Plot.line(all.filter((d) => d[line.column] !== null), { x: "racks", y: line.column, stroke: colour(line.colour), strokeWidth: line.wide || 1.8, strokeDasharray: line.dash ?? dash(line.colour) })),
       ...ends.map((end) => Plot.text([end], { x: "racks", y: (d) => d[d.line.column], text: (d) => d.line.name, fill: colour(end.line.colour),
@@ -53,7 +53,7 @@ function boxes(table, marks, width) {
   const side = (width - 8) / (across * (wide + 1) - 1);
   const held = (n, share) => Math.min(Math.max(share * marks.chips - n, 0), 1);
   const rect = (from, to, more) => Plot.rect(chips, { x1: (d) => d.x + from(d.n) * 0.88, x2: (d) => d.x + to(d.n) * 0.88, y1: (d) => d.y, y2: (d) => d.y + 0.88, ...more });
-  const words = [[`■ weights ${brief(weights, "%")}`, "weights"], [`■ KV cache ${brief(cache, "%")}`, "kv"], [marks.fits ? (width < 520 ? "" : "of a rack's memory, a box for each chip") : (width < 520 ? "too much" : "more than the memory"), marks.fits ? "quiet" : "wrong"]];
+  const words = [[`■ weights ${brief(weights, "%")}`, "weights"], [`■ KV cache ${brief(cache, "%")}`, "kv"], [marks.fits ? (width < 520 ? "" : "of a rack's memory, one box per chip") : (width < 520 ? "too much" : "more than the memory"), marks.fits ? "quiet" : "wrong"]];
   return Plot.plot({
     width, height: down * (high + 1) * side + 24, marginTop: 24, marginLeft: 4, marginRight: 4, marginBottom: 0,
     style: { background: "transparent", fontSize: "12px", fontFamily: "inherit", overflow: "visible" },

@@ -1,9 +1,9 @@
 import { brief, colour, picture, rows } from "../draw.js";
 
-// A row a device, a box a piece of work: forward full, backward pale, gradients of weights in the colour of weights.
-// A pair that overlaps has its forward half above. Boxes of a device's later parts have a stripe.
+// One row per device, one box per pass: forward dark, backward pale, weight gradients in the colour of weights.
+// An overlapping pair has its forward pass above. Boxes of later layer chunks of a device have a stripe.
 const LOOK = { F: ["compute", 1], B: ["compute", 0.42], B_in: ["compute", 0.42], W: ["weights", 0.85] };
-const KEYS = [["forward", "F"], ["backward", "B"], ["gradients of weights", "W"]];
+const KEYS = [["forward", "F"], ["backward", "B"], ["weight gradients", "W"]];
 
 export function draw({ tables, marks }, { width }) {
   const narrow = width < 520;
@@ -22,7 +22,7 @@ export function draw({ tables, marks }, { width }) {
     y: { unit: "", label: "", domain: [marks.devices + 0.5, 0.5], ticks: d3.range(1, marks.devices + 1), tickFormat: (n) => `${narrow ? "" : "device "}${n}`, tickSize: 0, grid: false },
     height: high * marks.devices + 64, marginLeft: narrow ? 24 : 62, marginRight: 14, marginTop: 12,
     marks: [
-      marks.total ? Plot.rect(d3.range(1, marks.devices + 1), { x1: 0, x2: marks.total, y1: (d) => d - 0.43, y2: (d) => d + 0.43, fill: colour("overhead"), fillOpacity: 0.13 }) : Plot.text(["no order of work"], { frameAnchor: "middle", fill: colour("quiet"), fontSize: 14 }),
+      marks.total ? Plot.rect(d3.range(1, marks.devices + 1), { x1: 0, x2: marks.total, y1: (d) => d - 0.43, y2: (d) => d + 0.43, fill: colour("overhead"), fillOpacity: 0.13 }) : Plot.text(["this schedule cannot run"], { frameAnchor: "middle", fill: colour("quiet"), fontSize: 14 }),
       Plot.rect(pieces, { x1: "start", x2: "end", y1: "y1", y2: "y2", fill: (d) => colour(d.look[0]), fillOpacity: (d) => d.look[1], stroke: colour("paper"), strokeWidth: room < 4 ? 0.3 : 1 }),
       Plot.rect(later, { x1: "start", x2: "end", y1: (d) => d.device + 0.2, y2: (d) => d.device + 0.32, fill: colour("paper"), fillOpacity: 0.75 }),
       Plot.text(named, { x: (d) => (d.start + d.end) / 2, y: "device", text: (d) => (d.back ? `${d.micro}, ${d.back}` : `${d.micro}`), fill: (d) => colour(d.kind === "B" || d.kind === "B_in" ? "ink" : "paper"), fontSize: 11 }),
@@ -32,9 +32,9 @@ export function draw({ tables, marks }, { width }) {
   return Object.assign([legend(shown, width, later.length > 0), gantt, others(tables.schedules, marks, width, narrow)], { scale: gantt.scale });
 }
 
-// The key stands in a line of its own, as boxes are too small for words.
+// The key has a separate line, because boxes are too small for words.
 function legend(shown, width, striped) {
-  const words = [...shown.map(([name, kind]) => ({ name, fill: colour(LOOK[kind][0]), opacity: LOOK[kind][1] })), { name: "waits", fill: colour("overhead"), opacity: 0.2 }, ...(striped ? [{ name: "striped: its later layers", opacity: 0 }] : [])];
+  const words = [...shown.map(([name, kind]) => ({ name, fill: colour(LOOK[kind][0]), opacity: LOOK[kind][1] })), { name: "idle", fill: colour("overhead"), opacity: 0.2 }, ...(striped ? [{ name: "striped: later layers of the device", opacity: 0 }] : [])];
   const place = document.createElement("div");
   place.className = "quiet";
   for (const { name, fill, opacity } of words) {
@@ -49,12 +49,12 @@ function legend(shown, width, striped) {
   return place;
 }
 
-// What the same work costs by every schedule that can do it.
+// Idle time and memory of the same work by every schedule that can run it.
 function others(table, marks, width, narrow) {
   const data = rows(table).sort((a, b) => b.idle - a.idle || b.in_flight - a.in_flight);
-  const words = (d) => `${brief(d.idle, "%", 2)}${narrow ? "" : " idle"}, holds ${brief(d.in_flight)}${d.copies > 1 ? `, ${d.copies} copies` : ""}`;
+  const words = (d) => `${brief(d.idle, "%", 2)}${narrow ? "" : " idle"}, ${brief(d.in_flight)} in flight${d.copies > 1 ? `, ${d.copies} copies` : ""}`;
   return picture(width, {
-    x: { unit: "%", label: narrow ? "share of a step in which devices wait" : "share of a step in which devices wait, and micro-batches held at once", domain: [0, Math.max(0.1, ...table.idle)] },
+    x: { unit: "%", label: narrow ? "idle share of a step" : "idle share of a step, and micro-batches in flight", domain: [0, Math.max(0.1, ...table.idle)] },
     y: { unit: "", label: "", type: "band", domain: data.map((d) => d.name), tickFormat: String, tickSize: 0, ticks: undefined, grid: false },
     height: 22 * data.length + 66, marginLeft: 84, marginRight: narrow ? 118 : 190, marginTop: 14,
     marks: [

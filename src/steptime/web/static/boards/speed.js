@@ -1,6 +1,6 @@
 import { brief, colour, picture, point, rows, upright } from "../draw.js";
 
-// Speed against cost: the full model's front, the board's bound, and the modes on it.
+// Cost against speed: front of the full model, bound of the blackboard, and named modes.
 export const drag = { input: "speed", axis: "x" };
 
 export function draw({ tables, marks }, { width, before }) {
@@ -17,25 +17,25 @@ export function draw({ tables, marks }, { width, before }) {
   const listed = marks.listed_cost === null ? [] : [{ x: marks.listed_speed, y: marks.listed_cost }];
   return picture(width, {
     marginRight: 24,
-    x: { type: "log", label: "tokens a second that each user gets", domain: x },
-    y: { type: "log", unit, label: unit ? "a million tokens" : "chip-hours, a million tokens", domain: y, ...(unit ? {} : { tickFormat: (d) => `${+d.toPrecision(2)}` }) },
+    x: { type: "log", label: "tokens per second of each user", domain: x },
+    y: { type: "log", unit, label: unit ? "per million tokens" : "chip-hours per million tokens", domain: y, ...(unit ? {} : { tickFormat: (d) => `${+d.toPrecision(2)}` }) },
     marks: [
       ...upright(marks.floor, "floor", { left: true }),
-      ...upright(marks.ceiling, narrow ? "fastest" : "one user alone", { left: true, top: 14 }),
+      ...upright(marks.ceiling, narrow ? "fastest" : "single user", { left: true, top: 14 }),
       Plot.line(old, { x: "speed", y: "cost", stroke: colour("ghost"), strokeWidth: 1.4, curve: "step-after", clip: true }),
       Plot.line(closed, { x: "speed", y: "cost", stroke: colour("quiet"), strokeWidth: 1.8, strokeDasharray: "6 4" }),
       Plot.line(full, { x: "speed", y: "cost", stroke: colour("money"), strokeWidth: 2.6, curve: "step-after" }),
       Plot.dot(full, { x: "speed", y: "cost", r: 2, fill: colour("money") }),
-      Plot.text(closed.slice(-1), { x: "speed", y: "cost", text: () => "the bound on the board", textAnchor: "start", dy: 15, fill: colour("quiet") }),
+      Plot.text(closed.slice(-1), { x: "speed", y: "cost", text: () => "bound of the blackboard", textAnchor: "start", dy: 15, fill: colour("quiet") }),
       Plot.dot(points, { x: "speed", y: "cost", r: 4, fill: colour("paper"), stroke: colour("money"), strokeWidth: 2 }),
       Plot.text(shown, { x: "speed", y: "cost", text: "name", textAnchor: "end", dx: -5, dy: -10, fill: colour("money") }),
       Plot.dot(listed, { x: "x", y: "y", symbol: "diamond", r: 5, fill: colour("accent") }),
-      Plot.text(listed, { x: "x", y: "y", text: () => (narrow ? "a list price" : "a fast mode's list price"), textAnchor: "end", dx: -9, fill: colour("accent") }),
+      Plot.text(listed, { x: "x", y: "y", text: () => (narrow ? "list price" : "list price of a fast mode"), textAnchor: "end", dx: -9, fill: colour("accent") }),
       Plot.ruleX([held], { stroke: colour("total"), strokeOpacity: 0.25 }),
       ...(marks.closed === null ? [] : [Plot.dot([marks.closed], { x: held, y: marks.closed, r: 4.5, fill: colour("quiet"), stroke: colour("paper") })]),
       point(held, up, marks.cost === null ? "ghost" : "total"),
       Plot.tip(every, Plot.pointer({ x: "speed", y: "cost", fill: colour("card"), stroke: colour("line"), fontSize: 12,
-        title: (d) => `${brief(d.speed)} tok/s\n${brief(d.cost, unit || "chip-h")} a million\nbatch ${brief(d.batch)}` })),
+        title: (d) => `${brief(d.speed)} tok/s\n${brief(d.cost, unit || "chip-h")} per million\nbatch ${brief(d.batch)}` })),
     ],
   });
 }

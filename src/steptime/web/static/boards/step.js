@@ -1,6 +1,6 @@
 import { bounds, colour, ghost, hover, lines, picture, point, RESOURCES, upright } from "../draw.js";
 
-// What a step waits for, against the batch.
+// Parts of a step against the batch.
 const PARTS = [
   ...RESOURCES,
   { column: "total", name: "step", colour: "total", wide: 2.6 },

@@ -1,6 +1,6 @@
 import { colour, ghost, hover, lines, picture, point } from "../draw.js";
 
-// What a billion cached tokens cost in each memory, against the time that they wait.
+// Cost of a billion cached tokens in each memory tier, against storage time.
 const LOOKS = {
   hbm: { colour: "compute", dash: null }, host: { colour: "kv", dash: "2 3" }, ssd: { colour: "weights", dash: "6 3" },
   hdd: { colour: "network", dash: "8 3 2 3" }, again: { colour: "money", dash: null, wide: 2.6 },
@@ -20,8 +20,8 @@ export function draw({ tables, marks }, { width, before }) {
   const cut = Object.fromEntries(Object.entries(costs).map(([name, values]) => [name, LOOKS[name] ? values.map((usd) => (usd > most ? null : usd)) : values]));
   return picture(width, {
     marginLeft: narrow ? 58 : 62, marginRight: narrow ? 88 : 104,
-    x: { type: "log", label: "time until it is used again", domain, ticks: TICKS.map(([at]) => at).filter((_, n) => !narrow || n % 2 === 1 || n === 0), tickFormat: (at) => TICKS.find(([one]) => one === at)?.[1] ?? "" },
-    y: { type: "log", unit: "USD", label: "a billion tokens of context", domain: [least, most] },
+    x: { type: "log", label: "time until the cache is used again", domain, ticks: TICKS.map(([at]) => at).filter((_, n) => !narrow || n % 2 === 1 || n === 0), tickFormat: (at) => TICKS.find(([one]) => one === at)?.[1] ?? "" },
+    y: { type: "log", unit: "USD", label: "per billion tokens of context", domain: [least, most] },
     marks: [
       Plot.rect(wide, { x1: "from", x2: "to", y1: least, y2: least * (most / least) ** 0.015, fill: (d) => colour(LOOKS[d.name].colour) }),
       Plot.ruleX(Object.values(marks.lives), { stroke: colour("quiet"), strokeDasharray: "3 4" }),

@@ -1,6 +1,6 @@
 import { colour, brief, picture, point } from "../draw.js";
 
-// Each request is a line: pale while it waits, thick while it rides. Under it, how long requests take in all.
+// Each request is a line: pale while it waits, thick while it runs. Below it, the latency of requests.
 export const drag = { input: "step", axis: "x", scale: (seconds) => 1000 * seconds };
 
 export function draw({ tables, marks }, { width }) {
@@ -18,9 +18,9 @@ export function draw({ tables, marks }, { width }) {
       Plot.ruleY(data, { x1: "departure", x2: "end", y: "number", stroke: colour("compute"), strokeWidth: thick, clip: true }),
       Plot.dot(data, { x: "arrival", y: "number", r: thick, fill: colour("total"), clip: true }),
       Plot.text(["waits"], { x: marks.shown * 0.985, frameAnchor: "top", lineAnchor: "top", dy: 8, fill: colour("overhead"), textAnchor: "end", fontSize: 12, fontWeight: 600, stroke: colour("paper"), strokeWidth: 4 }),
-      Plot.text(["rides"], { x: marks.shown * 0.985, frameAnchor: "top", lineAnchor: "top", dy: 23, fill: colour("compute"), textAnchor: "end", fontSize: 12, fontWeight: 600, stroke: colour("paper"), strokeWidth: 4 }),
+      Plot.text(["runs"], { x: marks.shown * 0.985, frameAnchor: "top", lineAnchor: "top", dy: 23, fill: colour("compute"), textAnchor: "end", fontSize: 12, fontWeight: 600, stroke: colour("paper"), strokeWidth: 4 }),
       Plot.text(["departs"], { x: marks.step, frameAnchor: "bottom", dy: -6, dx: 10, textAnchor: "start", fill: colour("quiet"), fontSize: 11.5 }),
-      Plot.tip(data, Plot.pointer({ x: "departure", y: "number", title: (d) => `request ${d.number}\nwaits ${brief(d.departure - d.arrival, "s")}\nrides ${brief(d.end - d.departure, "s")}`, fill: colour("card"), stroke: colour("line"), fontSize: 12 })),
+      Plot.tip(data, Plot.pointer({ x: "departure", y: "number", title: (d) => `request ${d.number}\nwaits ${brief(d.departure - d.arrival, "s")}\nruns ${brief(d.end - d.departure, "s")}`, fill: colour("card"), stroke: colour("line"), fontSize: 12 })),
       point(marks.step, rows, "total"),
     ],
   });
@@ -29,13 +29,13 @@ export function draw({ tables, marks }, { width }) {
   const far = Math.max(last.closed, last.simulated) * 1.06;
   const middle = times[Math.round(times.length * 0.3)];
   const latency = picture(width, {
-    x: { unit: "s", label: "from arrival to the end of the ride", domain: [0, far] },
-    y: { unit: "%", label: "share of requests that are done", domain: [0, 1] },
+    x: { unit: "s", label: "latency from arrival to the end of the step", domain: [0, far] },
+    y: { unit: "%", label: "share of finished requests", domain: [0, 1] },
     height: 220,
     marks: [
       Plot.line(times, { x: "closed", y: "share", stroke: colour("total"), strokeWidth: 1.6, strokeDasharray: "5 4" }),
       Plot.line(times, { x: "simulated", y: "share", stroke: colour("compute"), strokeWidth: 2.6 }),
-      Plot.text(marks.full > 1 ? [] : ["while trains are not full:", "any time between one and two steps"], { x: middle.closed, y: (_, n) => 0.62 - 0.11 * n, dx: -14, textAnchor: "end", fill: colour("total"), fontSize: 11.5, filter: () => width >= 520 }),
+      Plot.text(marks.full > 1 ? [] : ["while batches are not full:", "between one and two steps"], { x: middle.closed, y: (_, n) => 0.62 - 0.11 * n, dx: -14, textAnchor: "end", fill: colour("total"), fontSize: 11.5, filter: () => width >= 520 }),
       Plot.text(["simulated"], { x: marks.simulated_mean, y: 0.32, dx: 14, textAnchor: "start", fill: colour("compute"), fontSize: 12 }),
       Plot.dot([{ x: marks.mean }], { x: "x", y: 0.5, r: 4, fill: colour("total") }),
       Plot.text([marks.full > 1 ? "closed form" : `mean ${brief(marks.mean, "s")}`], { x: marks.mean, y: 0.5, dx: 12, dy: -2, textAnchor: "start", fontSize: 11.5, fill: colour("total") }),
