@@ -31,7 +31,7 @@ def _raw(path):
 
 def test_a_card_names_what_the_model_does_not_count(tmp_path):
     folder = checkpoints.written(tmp_path / "small", *checkpoints.fp8_blocks())
-    said = words(run(f"models {folder}", columns=140))
+    said = words(run(f"models {folder} --full", columns=140))
     assert "less those on disk -327,712 B (" in said
     assert "model.layers.N.shared_head.head.weight draft layers 1 +163,840" in said
     assert "model.layers.N.mlp.gate.e_score_correction_bias router 1 +16" in said
@@ -53,7 +53,7 @@ def test_a_gguf_file_is_asked_like_any_model(tmp_path):
     file = gguf_files.written(tmp_path / "small.gguf", *gguf_files.qwen3moe())
     shown = run(f"step {file} hgx-h100 --batch 4 --context 512")
     assert shown.returncode == 0
-    assert shown.stdout.startswith("small on 1 chip of hgx-h100")
+    assert "of small takes" in shown.stdout
 
 
 def test_a_partial_download_is_noted(tmp_path):

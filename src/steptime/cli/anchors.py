@@ -1,4 +1,4 @@
-"""The command `steptime anchors`: runs of one's own that are kept, by which later answers are set right."""
+"""The command `steptime anchors`: keep measured runs, which correct later predictions."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import CATALOG, CSV, JSON, not_empty, refuse_idle
+from steptime.cli.options import CATALOG, CSV, FULL, JSON, not_empty, refuse_idle
 from steptime.cli.output import check_outputs, print_json, say, show, write_csv
 from steptime.cli.run_files import RunSettings
 from steptime.errors import RangeError, UnknownName
@@ -36,9 +36,14 @@ def anchors(
     name: Annotated[str | None, typer.Option(help="Keep them under this name.", show_default="that of the file")] = None,
     catalog: CATALOG = None,
     csv: CSV = None,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Keep measured runs of your own: plan, step and simulate use them for the same model, system and engine, and say so."""
+    """Keep your measured runs: plan, step and simulate correct predictions of the same model, system and engine.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.validation import user_calibration
 
     adds = "add FILE"
@@ -47,11 +52,12 @@ def anchors(
         {
             adds: (action == "add", "name " + " ".join(field.name for field in dataclasses.fields(run_settings))),
             "the list of runs": (action is None, "csv"),
+            "text, not --json": (not json, "full"),
         },
     )
     if action is None:
         check_outputs({"--csv": csv}, ())
-        _list(user_calibration.kept_anchors(catalog), csv, json=json)
+        _list(user_calibration.kept_anchors(catalog), csv, full=full, json=json)
         return
     if action not in ACTIONS:
         raise UnknownName("action", action, ACTIONS, "Known: add FILE, remove NAME; alone it lists them.")
@@ -63,16 +69,16 @@ def anchors(
         return
     path, runs = user_calibration.keep(target, name=name or "", catalog=catalog, **run_settings.arguments())
     say(f"Keeping {path}: plan, step and simulate use it for the same model, system and engine; --no-anchor leaves it out.")
-    _list(runs, None, json=json)
+    _list(runs, None, full=full, json=json)
 
 
-def _list(runs: "Anchors", csv: str | None, *, json: bool) -> None:
-    """Print anchors as text or JSON, and write them as CSV where that is asked for."""
-    from steptime.cli.views.calibration_view import anchors_view
+def _list(runs: "Anchors", csv: str | None, *, full: bool, json: bool) -> None:
+    """Print anchors as text or JSON, and write them as CSV if a file is named."""
+    from steptime.cli.views.validation_view import anchors_view
 
     if csv is not None:
         write_csv(csv, runs)
     if json:
         print_json(runs)
     else:
-        show(anchors_view(runs))
+        show(anchors_view(runs, full=full))

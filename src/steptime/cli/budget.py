@@ -5,8 +5,9 @@ from typing import Annotated
 import typer
 
 from steptime.cli.option_groups import grouped, typed_values
-from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, option, refuse_idle
-from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv, wrote
+from steptime.cli.options import CSV, FULL, JSON, OUTPUT, option, refuse_idle
+from steptime.cli.output import check_outputs, wrote
+from steptime.cli.printing import print_result
 from steptime.errors import InputError, RangeError
 from steptime.questions.budget_question import BudgetInputs, solve, summary
 
@@ -17,15 +18,19 @@ PICTURES = (".svg", ".png", ".pdf")
 def budget(
     ctx: typer.Context,
     inputs: BudgetInputs,
-    plot: Annotated[str | None, option("Draw to a file: .png, .svg or .pdf.", OUTPUT, metavar="FILE")] = None,
+    plot: Annotated[str | None, option("Picture file: .png, .svg or .pdf.", OUTPUT, metavar="FILE")] = None,
     picture: Annotated[
-        str, option("What is drawn: cost, contours, open (models), experts or frontier.", OUTPUT, metavar="KIND")
+        str, option("Content of the picture: cost, contours, open (models), experts or frontier.", OUTPUT, metavar="KIND")
     ] = "cost",
-    brief: BRIEF = False,
+    full: FULL = False,
     csv: CSV = None,
     json: JSON = False,
 ) -> None:
-    """Choose the parameters and tokens of least lifetime cost for a quality and a traffic."""
+    """Choose the parameters and tokens of least lifetime cost for a quality and a traffic.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     has_traffic = inputs.tokens_served != "0"
     refuse_idle(
         ctx,
@@ -38,34 +43,34 @@ def budget(
             "--tokens-served": (has_traffic, "lifetime discard"),
             "--tokens-served or --rl-tokens": (has_traffic or inputs.rl_tokens > 0, "eta"),
             "--rl-tokens": (inputs.rl_tokens > 0, "rl_flop"),
-            "text, not --json": (not json, "brief"),
+            "text, not --json": (not json, "full"),
         },
     )
     check_outputs({"--csv": csv, "--plot": plot}, ())
     if plot is not None:
         check_picture(plot)
     result = solve(typed_values(ctx, BudgetInputs))
-    if csv is not None:
-        write_csv(csv, result)
     if plot is not None:
         from steptime.scaling.sizing_plots import draw
 
         draw(result, picture, plot)
         wrote(plot, f"the picture {picture}")
-    if json:
-        print_json(result.to_dict(summary=summary(result)))
-        return
-    from steptime.cli.views.budget_view import budget_view
-
-    console = make_console()
-    show(budget_view(result, console.width, brief=brief), console=console)
+    print_result(result, "scaling_view.budget_view", csv=csv, json=json, summary=summary, full=full)
 
 
 def check_picture(path: str) -> None:
-    """Raise InputError for a file that is no picture, or where matplotlib is not installed."""
+    """Check the file of a picture before the work.
+
+    Args:
+        path: the file.
+
+    Raises:
+        InputError: if it is not a picture.
+        RangeError: if matplotlib is not installed.
+    """
     if not path.casefold().endswith(PICTURES):
         raise InputError(f"--plot writes a picture, {', '.join(PICTURES)}, not {path or 'a file without a name'}")
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise RangeError("a picture needs matplotlib: pip install 'steptime[plot]'")
+        raise RangeError("a picture needs matplotlib: pip install 'steptime[plot]', or in a checkout pip install '.[plot]'")

@@ -7,7 +7,7 @@ import typer
 
 from steptime.atomic_files import write_text_atomically
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import CATALOG, not_empty
+from steptime.cli.options import CATALOG, FULL, not_empty
 from steptime.cli.output import check_outputs, patience, show, writing
 from steptime.cli.run_files import FILES, SKIP, RunSettings, calibrate_training_file, training_file
 from steptime.errors import DataFileError, InputError
@@ -26,8 +26,13 @@ def calibrate(
     force: Annotated[bool, typer.Option("--force", help="Write over an engine file that is there already.")] = False,
     skip_bad: SKIP = False,
     catalog: CATALOG = None,
+    full: FULL = False,
 ) -> None:
-    """Fit an engine's physical constants to your own measured runs, with a shipped engine as prior."""
+    """Fit an engine's physical constants to your own measured runs, with a shipped engine as prior.
+
+    Args:
+        run_settings: the first option; help texts describe this and the others.
+    """
     from steptime.cli.views.validation_view import calibration_view
     from steptime.validation.error_summary import report
     from steptime.validation.predictions import predict
@@ -47,8 +52,7 @@ def calibrate(
         tables = {candidate.name: report(rows, predict(rows, engine=candidate, catalog=catalog)) for candidate in engines}
     with writing(path):
         write_text_atomically(path, calibration.toml)
-    show(calibration_view(*engines, tables, len(rows), list(calibration.left_out)))
-    show(f"Written to {path}: use it with --engine {path}")
+    show(calibration_view(*engines, tables, len(rows), list(calibration.left_out), path, full=full))
 
 
 def _place(engine: str, out: str | None, force: bool) -> str:

@@ -1,4 +1,4 @@
-"""How `--anchor` is read: runs of one's own by which a model's times on a system are set right."""
+"""The text of `--anchor`: a file of measured runs, with settings that the file lacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 def anchor_path(text: str) -> str:
-    """Return the name of the file in front of what it does not tell.
+    """Return the name of the file in front of its settings.
+
+    Args:
+        text: text of --anchor.
+
+    Returns:
+        The name.
 
     >>> anchor_path("result.json,tp=4,weights=fp8")
     'result.json'
@@ -23,7 +29,13 @@ def anchor_path(text: str) -> str:
 
 
 def anchor_settings(text: str) -> dict[str, str]:
-    """Return what stands behind the name of the file, by the argument of `load_anchor`.
+    """Return the settings behind the name of the file.
+
+    Args:
+        text: text of --anchor.
+
+    Returns:
+        Texts by the argument of `load_anchor`.
 
     >>> anchor_settings("result.json,tp=4,weights=fp8")
     {'tp': '4', 'weights': 'fp8'}
@@ -44,7 +56,20 @@ def anchor_settings(text: str) -> dict[str, str]:
 
 
 def read_anchor(text: str, defaults: Mapping[str, str], engine: Engine, catalog: str | None) -> Anchors:
-    """Return the anchors of a file of runs; what results do not tell, stands behind it or in `defaults`."""
+    """Return the anchors of a file of runs.
+
+    Args:
+        text: text of --anchor.
+        defaults: settings that apply where neither the file nor the text has one.
+        engine: engine whose predictions the runs correct.
+        catalog: folder of own catalogue files.
+
+    Returns:
+        Runs in groups, with their corrections.
+
+    Raises:
+        DataFileError: if a setting is missing.
+    """
     from steptime.validation.bench_results import NotTold
     from steptime.validation.user_calibration import in_own_words, load_anchor
     from steptime.validation.validate_api import SETTING_COLUMNS
@@ -63,4 +88,4 @@ def read_anchor(text: str, defaults: Mapping[str, str], engine: Engine, catalog:
                 )
                 raise DataFileError(problem.path, hint, problem.line) from None
             settings[name] = defaults[name]
-    raise RangeError(f"--anchor: {path} does not tell what was run")
+    raise RangeError(f"--anchor: {path} lacks settings of the run")

@@ -7,10 +7,10 @@ import typer
 
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import (
-    BRIEF,
     CATALOG,
     CSV,
     EXPERTS,
+    FULL,
     JSON,
     KV,
     LIMITS,
@@ -28,7 +28,8 @@ from steptime.cli.options import (
     refuse_idle,
     with_rent,
 )
-from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv
+from steptime.cli.output import check_outputs, patience
+from steptime.cli.printing import print_result
 from steptime.errors import RangeError, UnknownName, short_repr
 from steptime.units import count as read_count
 from steptime.units import counted
@@ -41,7 +42,7 @@ ALL, ANY = "all", "any"
 
 @dataclass(frozen=True, kw_only=True)
 class Rivals:
-    """What is held against what."""
+    """Models and systems to compare."""
 
     models: Annotated[str, typer.Argument(metavar="MODEL[,MODEL...]", help="Models, with commas between.", show_default=False)]
     systems: Annotated[
@@ -67,7 +68,14 @@ class Rivals:
     catalog: CATALOG = None
 
     def machines(self) -> "list[System]":
-        """Return the systems that are asked for; raise InputError where none is left."""
+        """Return the systems to compare.
+
+        Returns:
+            Systems of the named years and makers.
+
+        Raises:
+            RangeError: if no system matches.
+        """
         names = _parts("systems", self.systems)
         systems = read_systems(self.catalog) if names == [ALL] else [read_system(name, None, self.catalog) for name in names]
         first, last = self._years()
@@ -85,7 +93,7 @@ class Rivals:
         return matches
 
     def _makers(self, systems: "list[System]") -> set[str]:
-        """Return the makers that are asked for, in small letters; raise UnknownName for one that no system has."""
+        """Return the makers in small letters; raise UnknownName for one that no system has."""
         vendors = sorted({system.chip.vendor for system in (*systems, *read_systems(self.catalog))})
         makers = {maker.casefold(): maker for maker in _parts("--vendor", self.vendor or "")}
         for folded, maker in makers.items():
@@ -114,35 +122,43 @@ def _parts(name: str, text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(Load):
-    """What is asked of each of them."""
+    """Requests, limits and deployment of each pair."""
 
     sure: Annotated[
-        float | None, option("Probability with which each limit is met, 0.5 to 0.99; else in the mean.", LIMITS)
+        float | None, option("Probability of meeting each limit, 0.5 to 0.99; by default limits hold on average.", LIMITS)
     ] = None
     chips: Annotated[
         str | None,
         option(
-            "Chips of each, or any: the cheapest of 1, 2, 4, ... to 64 or a domain.",
+            "Chips of each system, or any: the cheapest number of 1, 2, 4, ... up to 64 or a domain.",
             "Deployment",
             metavar="N",
             show_default="a scale-up domain",
         ),
     ] = None
-    mode: Annotated[str, option("aggregated, disaggregated, or any.", "Deployment")] = "any"
-    brief: BRIEF = False
+    mode: Annotated[str, option("Deployment mode: aggregated, disaggregated, or any.", "Deployment")] = "any"
+    full: FULL = False
     csv: CSV = None
     json: JSON = False
 
     def chip_count(self) -> int | str | None:
-        """Return the chips, ANY, or None for a domain each."""
+        """Return the number of chips.
+
+        Returns:
+            A number, ANY, or None for a scale-up domain of each system.
+        """
         not_empty("--chips", self.chips, "a number, or any")
         return self.chips if self.chips is None or self.chips == ANY else read_count(self.chips, "--chips")
 
 
 @grouped
 def compare(ctx: typer.Context, rivals: Rivals, options: CompareOptions) -> None:
-    """Hold models and systems against one another: the cheapest plan of each pair, ties, and what would flip the order."""
-    refuse_idle(ctx, {"text, not --json": (not options.json, "brief")})
+    """Compare models and systems: the cheapest plan of each pair, ties, and changes that would flip the order.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
+    refuse_idle(ctx, {"text, not --json": (not options.json, "full")})
     names = _parts("models", rivals.models)
     check_outputs({"--csv": options.csv}, [*names, *([] if rivals.systems == ALL else _parts("systems", rivals.systems))])
     modes = read_modes(options.mode)
@@ -151,7 +167,7 @@ def compare(ctx: typer.Context, rivals: Rivals, options: CompareOptions) -> None
     models = [read_model(name, rivals.weights, rivals.experts, rivals.kv, rivals.catalog) for name in names]
     if rivals.rent is not None and not any(_has_rent(machine, rivals.rent) for machine in machines):
         if len(machines) == 1:
-            with_rent(machines[0], rivals.rent, None)  # says what is known of it
+            with_rent(machines[0], rivals.rent, None)  # its message lists the known rents
         raise RangeError(
             f"none of the {len(machines)} systems has a rent of kind {rivals.rent}; leave --rent out, or give USD per "
             "chip-hour, such as --rent 2.10"
@@ -161,26 +177,10 @@ def compare(ctx: typer.Context, rivals: Rivals, options: CompareOptions) -> None
     pairs, seconds_per_pair = len(models) * len(machines), 2 if chip_count == ANY else 0.3
     with patience(f"steptime: planning {counted(pairs, 'pair')} of model and system, some {seconds_per_pair:g} s each ..."):
         ranking = rank(
-            models,
-            machines,
-            options.workload(),
-            limits,
-            chips=chip_count,
-            engine=rivals.engine,
-            catalog=rivals.catalog,
-            modes=modes,
-            rent=rivals.rent,
-            sure=options.sure,
-        )
-    if options.csv is not None:
-        write_csv(options.csv, ranking)
-    if options.json:
-        print_json(ranking)
-    else:
-        from steptime.cli.views.ranking_view import ranking_view
-
-        console = make_console()
-        show(ranking_view(ranking, console.width, brief=options.brief), console=console)
+            models, machines, options.workload(), limits, chips=chip_count, engine=rivals.engine, catalog=rivals.catalog,
+            modes=modes, rent=rivals.rent, sure=options.sure,
+        )  # fmt: skip
+    print_result(ranking, "ranking_view.ranking_view", csv=options.csv, json=options.json, full=options.full)
     if not any(standing.feasible for standing in ranking.standings):
         raise typer.Exit(1)
 

@@ -6,8 +6,9 @@ import typer
 
 from steptime.cli.budget import check_picture
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import CSV, JSON, OUTPUT, SubjectChanges, option
-from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, wrote
+from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SubjectChanges, option, refuse_idle
+from steptime.cli.output import check_outputs, patience, wrote
+from steptime.cli.printing import print_result
 from steptime.sweeps.context_question import ContextInputs, solve, summary
 
 
@@ -18,31 +19,29 @@ def context(
     changes: SubjectChanges,
     plot: Annotated[
         str | None,
-        option("Draw cost against length of context, by technique, to a PNG, SVG or PDF file.", OUTPUT, metavar="FILE"),
+        option("PNG, SVG or PDF file with cost against length of context, by technique.", OUTPUT, metavar="FILE"),
     ] = None,
     csv: CSV = None,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Tell how long a context may be for a speed and a price, and what windows, latents or selection would change."""
+    """Find the longest context for a speed and a price, and the effect of windows, latents or selection.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
+    refuse_idle(ctx, {"text, not --json": (not json, "full")})
     check_outputs({"--csv": csv, "--plot": plot}, changes.files(vars(inputs)))
     if plot is not None:
         check_picture(plot)
     values = changes.values(ctx, ContextInputs)
     with patience("Trying layouts and batches for each length of context ..."):
         walls = solve(values)
-    if csv is not None:
-        write_csv(csv, walls)
     if plot is not None:
         from steptime.sweeps.context_plot import plot as draw
 
         draw(walls, plot)
         wrote(plot, "the picture of costs by length")
-    if json:
-        print_json(walls.to_dict(summary=summary(walls)))
-    else:
-        from steptime.cli.views.context_view import contexts_view
-
-        console = make_console()
-        show(contexts_view(walls, console.width), console=console)
+    print_result(walls, "context_view.contexts_view", csv=csv, json=json, summary=summary, full=full)
     if walls.reason:
         raise typer.Exit(1)

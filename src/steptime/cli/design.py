@@ -1,37 +1,34 @@
 """The command `steptime design`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, option, refuse_idle
-from steptime.cli.output import make_console, print_json, show, write_csv
+from steptime.cli.options import CSV, FULL, JSON, OUTPUT, option, refuse_idle
+from steptime.cli.printing import print_result
 from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.sweep import AXES, EXECUTION, OUT, OVER, PLOT_OPTION, SET, check_files, wrote_all
 from steptime.errors import InputError, RangeError
-
-if TYPE_CHECKING:
-    from steptime.sweeps.design import Design
 
 WORDS = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[step|plan] MODEL SYSTEM",
-        help="What is asked of each design: one pass at a batch and layout of your own (step), or the cheapest deployment "
-        "within limits (plan, the default).",
+        help="Question for each design: one pass at a given batch and layout (step), or the cheapest deployment within "
+        "limits (plan, the default).",
         show_default=False,
     ),
 ]
 WITHIN = Annotated[
     str | None,
     option(
-        "Budget of the chip, in which FLOP/s make room for what the other parts take: power, or shares of an area or a price, "
-        "such as bandwidth=0.3,capacity=0.1,link=0.1.",
+        "Budget of the chip, which FLOP/s give up for other parts: power, or shares of an area or a price, such as "
+        "bandwidth=0.3,capacity=0.1,link=0.1.",
         AXES,
         metavar="BUDGET",
     ),
 ]
-OPTIONS = ("over", "set", "within", "aim", "out", "csv", "plot", "against", "workers", "brief", "json")
+OPTIONS = ("over", "set", "within", "aim", "out", "csv", "plot", "against", "workers", "full", "json")
 
 
 def design(
@@ -42,22 +39,30 @@ def design(
     within: WITHIN = None,
     aim: Annotated[
         list[str] | None,
-        option("Answers that count, the first most; by default cost and speed. Repeatable.", OUTPUT, metavar="NAME"),
+        option("Aim, the most important first; by default cost and speed. Repeatable.", OUTPUT, metavar="NAME"),
     ] = None,
     out: OUT = None,
     csv: CSV = None,
-    plot: Annotated[str | None, option("Draw the first aim over the axes.", OUTPUT, metavar="FILE")] = None,
-    against: Annotated[str | None, option("Draw it against this answer, with the front.", OUTPUT, metavar="NAME")] = None,
+    plot: Annotated[
+        str | None, option("Picture file (.svg, .png, .pdf) of the first aim over the axes.", OUTPUT, metavar="FILE")
+    ] = None,
+    against: Annotated[
+        str | None, option("Answer on the other axis of the picture, with the front.", OUTPUT, metavar="NAME")
+    ] = None,
     workers: Annotated[int | None, option("Processes of this machine; by default one a core.", EXECUTION, metavar="N")] = None,
-    brief: BRIEF = False,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Find models and chips that are not built yet and that no other beats: heads, experts, depth; bandwidth against FLOP/s."""
+    """Search models and chips that do not exist yet: heads, experts, depth; bandwidth against FLOP/s.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.sweeps.axes import read_axes
     from steptime.sweeps.design import compare_designs
 
     question, subject, settings = read_question("design", _question(words or []), "--over", OPTIONS)
-    refuse_idle(ctx, {"text, not --json": (not json, "brief"), PLOT_OPTION: (plot is not None, "against")})
+    refuse_idle(ctx, {"text, not --json": (not json, "full"), PLOT_OPTION: (plot is not None, "against")})
     files = check_files(out or [], plot, csv)
     axes, fixed_inputs = read_axes(question, over or [], [*settings, *(set_ or [])], subject)
     if not axes:
@@ -71,19 +76,11 @@ def design(
         aims.append(against)
     with report_progress() as progress:
         study = compare_designs(
-            question,
-            axes,
-            fixed_inputs,
-            aims=aims,
-            within=within,
-            workers=workers,
-            out=files[0] if files else None,
+            question, axes, fixed_inputs, aims=aims, within=within, workers=workers, out=files[0] if files else None,
             progress=progress,
-        )
+        )  # fmt: skip
     wrote_all(study.sweep, files, plot, study.aims[0], against)
-    if csv is not None:
-        write_csv(csv, study)
-    _print(study, brief=brief, json=json)
+    print_result(study, "design_view.design_view", csv=csv, json=json, full=full)
 
 
 def _question(words: list[str]) -> list[str]:
@@ -92,13 +89,3 @@ def _question(words: list[str]) -> list[str]:
     if not plain:
         raise InputError("a design needs a model and a system; `steptime design --help` has examples")
     return words if words[0] in ("step", "plan") and plain != 2 else ["plan", *words]
-
-
-def _print(study: "Design", *, brief: bool, json: bool) -> None:
-    if json:
-        print_json(study)
-        return
-    from steptime.cli.views.design_view import design_view
-
-    console = make_console()
-    show(design_view(study, console.width, brief=brief), console=console)

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.options import CATALOG, CSV, JSON, OUTPUT, count, not_empty, option, refuse_idle
-from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
+from steptime.cli.options import CATALOG, CSV, FULL, JSON, OUTPUT, count, not_empty, option, refuse_idle
+from steptime.cli.output import check_outputs, print_json, show, write_csv
+from steptime.cli.printing import print_result
 from steptime.errors import RangeError
 
 if TYPE_CHECKING:
@@ -20,10 +21,11 @@ def laws(
         str | None,
         typer.Argument(help="A law to show, or a path to a TOML file; without it, all are listed.", show_default=False),
     ] = None,
-    params: Annotated[int | None, count("--params", "Parameters of a model, such as 70B: tell its loss.", LOSS)] = None,
+    params: Annotated[int | None, count("--params", "Parameters of a model, such as 70B: for a predicted loss.", LOSS)] = None,
     tokens: Annotated[int | None, count("--tokens", "Tokens that it is trained on, such as 15T.", LOSS)] = None,
     moe: Annotated[
-        int | None, count("--moe", "Active parameters: hold mixtures of so many against dense models, by several laws.", BOARD)
+        int | None,
+        count("--moe", "Active parameters of mixtures of experts, to compare with dense models by several laws.", BOARD),
     ] = None,
     experts: Annotated[
         str | None,
@@ -32,12 +34,19 @@ def laws(
     batch: Annotated[int, count("--batch", "Sequences that decode together in a replica.", BOARD)] = 2048,
     weights: Annotated[str, option("Number format of weights and arithmetic.", BOARD, metavar="FORMAT")] = "fp8",
     system: Annotated[str, option("The machine that serves.", BOARD, metavar="SYSTEM")] = "gb200-nvl72",
-    plot: Annotated[str | None, option("Draw the board to a file: .png, .svg or .pdf.", OUTPUT, metavar="FILE")] = None,
+    plot: Annotated[
+        str | None, option("Picture file (.png, .svg, .pdf) of effective size against experts.", OUTPUT, metavar="FILE")
+    ] = None,
     catalog: CATALOG = None,
     csv: CSV = None,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """List scaling laws, show one with its sources, tell a model's loss, or hold mixtures of experts against dense models."""
+    """List scaling laws, show one with its sources, predict a model's loss, or compare mixtures of experts with dense models.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.catalog.data_files import files
     from steptime.scaling.scaling_laws import load_law
 
@@ -47,6 +56,10 @@ def laws(
             "--moe, the board of mixtures": (moe is not None, "experts batch weights system plot"),
             "the list or a board, not the NAME of a law": (name is None or moe is not None or params is not None, "csv"),
             "no board of mixtures": (moe is None, "params"),
+            "a list, a loss or a board, as text": (
+                not json and (name is None or moe is not None or params is not None),
+                "full",
+            ),
         },
     )
     not_empty("NAME", name, "the name of a law, such as epoch")
@@ -58,14 +71,20 @@ def laws(
 
         check_picture(plot)
     if moe is not None:
-        _board(moe, tokens, name, experts, system, weights, batch, plot, csv, json)
+        _board(moe, tokens, name, experts, system, weights, batch, plot, csv, json, full)
         return
     scaling_laws = [load_law(law_name, catalog) for law_name in ([name] if name else files("laws", catalog))]
-    _print(scaling_laws, name is None, params, tokens, csv, json)
+    _print(scaling_laws, name is None, params, tokens, csv, json, full)
 
 
 def _print(
-    scaling_laws: "list[Law]", listed: bool, params: int | None, tokens: int | None, csv: str | None, json: bool
+    scaling_laws: "list[Law]",
+    listed: bool,
+    params: int | None,
+    tokens: int | None,
+    csv: str | None,
+    json: bool,
+    full: bool,
 ) -> None:
     from steptime.describe.law_summary import law_card, law_table
     from steptime.questions.laws_question import summary
@@ -84,43 +103,30 @@ def _print(
         )
         print_json((table if listed else law_card(scaling_laws[0])).to_dict(**extra_fields))
         return
-    from steptime.cli.views.laws_view import law_view, laws_view, losses_view
+    from steptime.cli.views.scaling_view import law_view, laws_view, losses_view
 
     if loss_table is not None:
-        show(losses_view(loss_table))
+        show(losses_view(loss_table, full=full))
         return
-    show(laws_view(table.laws) if listed else law_view(table.laws[0]))
+    show(laws_view(table.laws, full=full) if listed else law_view(table.laws[0]))
 
 
 def _board(
     moe: int, tokens: int | None, law: str | None, experts: str | None, system: str, weights: str, batch: int, plot: str | None,
-    csv: str | None, json: bool,
+    csv: str | None, json: bool, full: bool,
 ) -> None:  # fmt: skip
     from steptime.scaling.moe_vs_dense import EXPERTS, LAWS, moe_board
     from steptime.units import count as read_count
 
     counts = EXPERTS if experts is None else tuple(read_count(text, "--experts") for text in experts.split(","))
     board = moe_board(
-        moe,
-        experts=counts,
-        tokens=tokens,
-        law=LAWS if law is None else law.split(","),
-        system=system,
-        weights=weights,
+        moe, experts=counts, tokens=tokens, law=LAWS if law is None else law.split(","), system=system, weights=weights,
         batch=batch,
-    )
-    if csv is not None:
-        write_csv(csv, board)
+    )  # fmt: skip
     if plot is not None:
         from steptime.cli.output import wrote
         from steptime.scaling.sizing_plots import draw_board
 
         draw_board(board, plot)
         wrote(plot, "effective size against experts")
-    if json:
-        print_json(board)
-        return
-    from steptime.cli.views.laws_view import board_view
-
-    console = make_console()
-    show(board_view(board, console.width), console=console)
+    print_result(board, "scaling_view.board_view", csv=csv, json=json, full=full)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steptime.cli.options import CSV, JSON, option, refuse_idle
+from steptime.cli.options import CSV, FULL, JSON, option, refuse_idle
 from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
 
 if TYPE_CHECKING:
@@ -19,13 +19,18 @@ def lecture(
         int | None, typer.Argument(help="A section to play, 1 to 18; without it, all are listed.", show_default=False)
     ] = None,
     check: Annotated[
-        bool, option("Compute every verdict again; exit code 1 if one differs from what is stored.", ACTION, "--check")
+        bool, option("Compute every verdict again; exit code 1 if one differs from the stored one.", ACTION, "--check")
     ] = False,
-    quiz: Annotated[bool, option("Ask the question cards; of one section where it is given.", ACTION, "--quiz")] = False,
+    quiz: Annotated[bool, option("Ask the question cards, all or those of a section.", ACTION, "--quiz")] = False,
     csv: CSV = None,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Play the lecture of which this is the arithmetic: sections with pictures, verdicts on every number, question cards."""
+    """Play the lecture of which this is the arithmetic: sections with pictures, verdicts on every number, question cards.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.errors import RangeError
     from steptime.lecture.lecture_check import check as checked
     from steptime.lecture.lecture_check import contents
@@ -35,7 +40,13 @@ def lecture(
         raise RangeError("--check is of the whole lecture; leave out the section and --quiz")
     if quiz and json:
         raise RangeError("--quiz asks in words; leave out --json")
-    refuse_idle(ctx, {"the list or --check": (not quiz and section is None, "csv")})
+    refuse_idle(
+        ctx,
+        {
+            "the list or --check": (not quiz and section is None, "csv"),
+            "text, not --json or --quiz": (not (json or quiz), "full"),
+        },
+    )
     check_outputs({"--csv": csv}, ())
     if section is not None:
         section_of(section)
@@ -53,11 +64,11 @@ def lecture(
 
         console = make_console()
         if isinstance(report, Verdicts):
-            show(check_view(report, console.width), console=console)
+            show(check_view(report, width=console.width, full=full), console=console)
         elif isinstance(report, Lecture):
-            show(lecture_view(report), console=console)
+            show(lecture_view(report, full=full), console=console)
         else:
-            show(section_view(report, console.width), console=console)
+            show(section_view(report, width=console.width, full=full), console=console)
     raise typer.Exit(int(check and bool(report.changed)))  # type: ignore[union-attr]
 
 
@@ -91,12 +102,12 @@ def _ask(card: "Card", place: str) -> bool:
     if answer:
         show(Text(_judge_answer(card, answer)))
     console = make_console()
-    show(card_view(card, console.width), Text(), console=console)
+    show(card_view(card), Text(), console=console)
     return True
 
 
 def _judge_answer(card: "Card", answer: str) -> str:
-    """Say how near an answer is to what was said or computed."""
+    """Say how near an answer is to the stated or computed number."""
     from steptime.errors import UnitError
     from steptime.lecture.claim_verdicts import FACTOR, HOLDS, verdict
     from steptime.units import parse

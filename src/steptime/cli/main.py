@@ -1,4 +1,4 @@
-"""The command line. No formula lives here: it reads words, calls the library and prints what comes back."""
+"""The command line: it reads words, calls the library and prints the result. No formula lives here."""
 
 from __future__ import annotations
 
@@ -150,11 +150,11 @@ SUMMARIES: dict[str, str] = {
     "roofline": "Answer the blackboard's questions for a real model on one scale-up domain.",
     "context": "Find how long a context may be for a speed and a price, and what compressing the cache changes.",
     "web": "Open the lecture's blackboard as an interactive page.",
-    "models": "List the models, compare some, or show what one is made of.",
+    "models": "List the models, compare some, or show one.",
     "systems": "List the systems, or show one: rates, links, rent, and the source of each figure.",
     "engines": "List the serving engines and the training stacks, or show the constants of one.",
     "validate": "Compare predictions with measured serving or training runs: error, bias, coverage of the ranges.",
-    "anchors": "Keep benchmark results of your own; plan, step and simulate correct their predictions by them.",
+    "anchors": "Keep your benchmark results; plan, step and simulate correct their predictions by them.",
     "calibrate": "Fit an engine's physical constants to your own measured runs, with a shipped engine as prior.",
 }
 
@@ -165,19 +165,19 @@ def app_for(words: Sequence[str] | None = None) -> typer.Typer:
     Args:
         words: what was typed. If the first word names a command, only that command is imported; otherwise commands are
             listed without being imported. None: all commands.
+
+    Returns:
+        The application.
     """
     app = typer.Typer(
         name="steptime",
         help="The arithmetic of serving large language models: step time, latency, throughput and dollars per token.",
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode="rich",
-        pretty_exceptions_enable=False,
+        no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         epilog="Example:\n\n"
         "steptime plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2\n\n"
         "Exit codes: 0 an answer; 1 limits that nothing meets, or a model that does not fit; 2 wrong input; 130 interrupted.",
-    )
+    )  # fmt: skip
     command_names = words[:1] if words and words[0] in EXAMPLES else ()
     for name in command_names or EXAMPLES:
         is_listed_only = words is not None and not command_names
@@ -194,7 +194,18 @@ class StrictCommand(TyperCommand):
     """A command that refuses an option of one value that is given twice, where the last would win silently."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words of a command line; raise InputError where an option that takes one value has several."""
+        """Parse the words of a command line.
+
+        Args:
+            ctx: context of typer.
+            args: the words.
+
+        Returns:
+            Words that are not parsed.
+
+        Raises:
+            InputError: if an option that takes one value has several.
+        """
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for option in order:
             if order.count(option) > 1 and not getattr(option, "multiple", True) and not getattr(option, "is_flag", False):
@@ -256,7 +267,7 @@ def _answered() -> int:
 
 
 def _refused(problem: InputError) -> int:
-    """Say what is wrong with the input; under --json as JSON too."""
+    """Print the error of the input, under --json also as JSON."""
     if "--json" in sys.argv:
         print_json(problem_json(problem))
     say(f"steptime: {_with_option(str(problem))}")
@@ -283,7 +294,7 @@ def _misread(problem: Any) -> int:
     command_name = sys.argv[1] if sys.argv[1:] and sys.argv[1] in EXAMPLES else ""
     command = context.command_path if context is not None else f"steptime {command_name}".rstrip()
     words = NOT_A_NUMBER.sub(_with_value, " ".join(problem.format_message().split()).rstrip("."))
-    return _refused(InputError(f"{words}; `{command} --help` lists what there is"))
+    return _refused(InputError(f"{words}; `{command} --help` lists all options"))
 
 
 def _with_value(match: re.Match[str]) -> str:

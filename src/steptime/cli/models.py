@@ -9,6 +9,7 @@ from steptime.cli.options import (
     CATALOG,
     CSV,
     EXPERTS,
+    FULL,
     IMAGES,
     JSON,
     KV,
@@ -20,12 +21,12 @@ from steptime.cli.options import (
     refuse_idle,
 )
 from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
+from steptime.cli.printing import print_result
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from steptime.describe.model_summary import ModelCard
     from steptime.models.model import Model
     from steptime.result_base import Tabular
 
@@ -40,16 +41,16 @@ def models(
             show_default=False,
         ),
     ] = None,
-    compare: Annotated[bool, option("Compare the models named, or those that --like finds.", OUTPUT, "--table")] = False,
+    compare: Annotated[bool, option("Table of the named models, or of those that --like matches.", OUTPUT, "--table")] = False,
     new: Annotated[
         bool,
         option(
-            "Say what is understood of configs, layer by layer, which fields are not read, and how sure that is.",
+            "Show how configs are read, layer by layer, with fields that are not read and a confidence.",
             OUTPUT,
             "--new",
         ),
     ] = False,
-    like: Annotated[str, option("List only names that contain this text.", OUTPUT)] = "",
+    like: Annotated[str, option("Text that names contain.", OUTPUT)] = "",
     context: Annotated[int, count("--context", "Context in tokens, for the figures that depend on one.", OUTPUT)] = 8192,
     weights: WEIGHTS = None,
     experts: EXPERTS = None,
@@ -58,9 +59,14 @@ def models(
     audio: AUDIO = None,
     catalog: CATALOG = None,
     csv: CSV = None,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """List the models, compare some of them, or show what one is made of."""
+    """List the models, compare some of them, or show one.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.describe import model_summary as cards
     from steptime.number_checks import whole_number
 
@@ -68,8 +74,8 @@ def models(
     if new:
         if compare or like or context != 8192 or any((weights, experts, kv, image, audio)):
             excluded_options = "--table, --like, --context, --weights, --experts, --kv, --image and --audio"
-            raise InputError(f"--new tells of a config as it stands: {excluded_options} do not go with it")
-        _show_new(requested_names, catalog, csv, json=json)
+            raise InputError(f"--new reads a config as it stands: {excluded_options} do not go with it")
+        _show_new(requested_names, catalog, csv, full=full, json=json)
         return
     refuse_idle(
         ctx,
@@ -79,6 +85,7 @@ def models(
             "one model": (len(requested_names) == 1 and not compare, "image audio"),
             "the list or a table": (len(requested_names) != 1 or compare or bool(image or audio), "csv"),
             "another answer than --image": (not (image or audio), "context"),
+            "text, not --json": (not json, "full"),
         },
     )
     whole_number("--context", context, unit="token")
@@ -89,17 +96,17 @@ def models(
         _show_images(loaded_models[0], image or [], audio or [], csv, json=json)
         return
     if len(loaded_models) == 1 and not compare:
-        _show_one(cards.model_card(loaded_models[0], context=context), json=json)
+        print_result(cards.model_card(loaded_models[0], context=context), "catalog_view.model_view", json=json, full=full)
         return
     from steptime.cli.views.catalog_view import comparison_view, models_view
 
     console = make_console()
     if lists:
         listed = cards.model_table(like, catalog)
-        _show_table(listed, models_view(listed.models), csv, json=json)
+        _show_table(listed, models_view(listed.models, full=full), csv, json=json)
     else:
         compared = cards.compared(loaded_models, context=context)
-        _show_table(compared, comparison_view(compared.models, console.width), csv, json=json)
+        _show_table(compared, comparison_view(compared.models, width=console.width, full=full), csv, json=json)
 
 
 def _show_images(model: "Model", images: list[str], audio: list[str], csv: str | None, *, json: bool) -> None:
@@ -111,8 +118,8 @@ def _show_images(model: "Model", images: list[str], audio: list[str], csv: str |
     _show_table(cost, image_view(cost), csv, json=json)
 
 
-def _show_new(names: list[str], catalog: str | None, csv: str | None, *, json: bool) -> None:
-    """Print what is understood of each config; of several, those that cannot be read at the end, as an error."""
+def _show_new(names: list[str], catalog: str | None, csv: str | None, *, full: bool, json: bool) -> None:
+    """Print each config as it is read; unreadable ones of several are an error at the end."""
     from steptime.describe.config_summary import config_card
     from steptime.models.model_loading import config_folder, load_config_fields, model_label
 
@@ -138,7 +145,7 @@ def _show_new(names: list[str], catalog: str | None, csv: str | None, *, json: b
 
         console = make_console()
         for index, card in enumerate(cards):
-            show(*([""] if index else []), config_view(card), console=console)
+            show(*([""] if index else []), config_view(card, full=full), console=console)
     if refused:
         raise InputError("; ".join(refused))
 
@@ -164,14 +171,3 @@ def _matching_names(like: str, catalog: str | None) -> list[str]:
         near = ", ".join(did_you_mean(like, catalog_names, cutoff=0.0))
         raise InputError(f"--like {like!r} finds no model; the nearest names are {near}")
     return matches
-
-
-def _show_one(card: "ModelCard", *, json: bool) -> None:
-    """Print the card of one model."""
-    if json:
-        print_json(card)
-        return
-    from steptime.cli.views.catalog_view import model_view
-
-    console = make_console()
-    show(model_view(card, console.width), console=console)

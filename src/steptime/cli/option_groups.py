@@ -93,7 +93,13 @@ def _shown_default(declared: Input) -> str | bool:
 
 
 def option_name(name: str) -> str:
-    """Return what the command line calls an input.
+    """Return the name of the option of an input.
+
+    Args:
+        name: name of the input.
+
+    Returns:
+        The option without dashes.
 
     >>> option_name("max_sequences")
     'max-sequences'
@@ -114,6 +120,9 @@ def typed_values(ctx: typer.Context, form: type) -> dict[str, Any]:
     Args:
         ctx: context of the command.
         form: dataclass of the inputs.
+
+    Returns:
+        Values by name.
     """
     params: Mapping[str, Any] = ctx.params
     names = [field.name for field in fields(form) if "input" in field.metadata]

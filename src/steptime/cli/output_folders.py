@@ -1,4 +1,4 @@
-"""Folders of files that the program writes: what lies there from before is kept, but what it wrote itself."""
+"""Folders of files that the program writes: other files stay, its own earlier files are replaced."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from steptime.cli.output import writing, wrote
 from steptime.errors import DataFileError, InputError
 from steptime.safe_text import replace_controls
 
-WRITTEN = "steptime.sha256"  # names and sums of what was written last, as `sha256sum --check` reads them
+WRITTEN = "steptime.sha256"  # names and checksums of the files of the last call, as `sha256sum --check` reads them
 
 
 def check_folder(name: str, text: str | None) -> None:
-    """Raise, before any work, for a folder that cannot be written; one that is not there yet needs one to lie in."""
+    """Check, before any work, that a folder can be written.
+
+    Args:
+        name: option that names the folder.
+        text: the folder; it may be missing if its parent exists.
+
+    Raises:
+        DataFileError: if it cannot be written.
+    """
     if text is None:
         return
     if not text.strip() or "\0" in text:
@@ -32,11 +40,17 @@ def check_folder(name: str, text: str | None) -> None:
 
 
 def write_folder(folder: str, files: Mapping[str, str], *, force: bool) -> None:
-    """Write texts by name into a folder, each whole or not at all, those that end in .sh executable, and say so.
+    """Write files into a folder, each whole or not at all, and print that.
 
-    Symbolic links in the folder are never followed: a link in a file's place is another text, one to another folder an error.
-    Other texts of those names stay without `force`. What an earlier call wrote and this one does not is removed with `force`,
-    where nobody has changed it since.
+    Symbolic links in the folder are never followed: a link in a file's place is a conflict, one to another folder an error.
+
+    Args:
+        folder: the folder.
+        files: texts by name; names that end in .sh become executable.
+        force: whether to replace other texts of those names, and to remove unchanged files of an earlier call.
+
+    Raises:
+        DataFileError: if a file would be replaced or removed without `force`.
     """
     top = Path(folder)
     files = {name: replace_controls(text) for name, text in files.items()}

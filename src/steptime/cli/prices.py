@@ -6,22 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import BRIEF, CATALOG, CSV, JSON, not_empty, option, read_modes, refuse_idle
-from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv
+from steptime.cli.options import CATALOG, CSV, FULL, JSON, not_empty, option, read_modes, refuse_idle
+from steptime.cli.output import check_outputs, patience
+from steptime.cli.printing import print_result
 from steptime.errors import InputError, RangeError, short_repr
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from steptime.pricing.price_list import PriceList
     from steptime.result_base import Tabular
 
-SOURCE, REQUESTS, INVERSION = "What is read", "Requests", "Reading backward"
+SOURCE, REQUESTS, INVERSION = "Prices", "Requests", "Reading backward"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PriceQuery:
-    """Whose prices."""
+    """Model, seller and date."""
 
     model: Annotated[
         str | None,
@@ -30,14 +29,16 @@ class PriceQuery:
             show_default=False,
         ),
     ] = None
-    system: Annotated[str | None, typer.Argument(help="With --target-margin: what serves it.", show_default=False)] = None
-    provider: Annotated[str | None, option("One seller.", SOURCE, metavar="NAME")] = None
+    system: Annotated[
+        str | None, typer.Argument(help="System that serves the model, with --target-margin.", show_default=False)
+    ] = None
+    provider: Annotated[str | None, option("Seller; by default all.", SOURCE, metavar="NAME")] = None
     date: Annotated[
         str | None,
         option("Prices and rents of a day, 2026-03-01, or an hour, 2026-11-20T02:00Z.", SOURCE, "--date", metavar="DATE"),
     ] = None
     list_: Annotated[
-        str | None, option("A list of your own as TOML, read backward (`--read`).", SOURCE, "--list", metavar="FILE.toml")
+        str | None, option("Own price list as TOML, read backward (`--read`).", SOURCE, "--list", metavar="FILE.toml")
     ] = None
     is_inversion: Annotated[bool, option("Read one list backward.", SOURCE, "--read")] = False
     history: Annotated[bool, option("Prices against the rents of the same days.", SOURCE, "--history")] = False
@@ -48,18 +49,18 @@ class PriceQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class Sold:
-    """What is sold."""
+    """Requests that are sold."""
 
     speed: Annotated[float, option("Output speed for each user, in tok/s.", REQUESTS)] = 40.0
-    mix: Annotated[str, option("Prompt, answer, and cached share of the prompt.", REQUESTS, metavar="IN:OUT[:CACHED]")] = (
-        "4096:1024"
-    )
-    mode: Annotated[str, option("aggregated, disaggregated, or any: the cheaper of both.", REQUESTS)] = "any"
+    mix: Annotated[
+        str, option("Prompt tokens, output tokens, and cached share of the prompt.", REQUESTS, metavar="IN:OUT[:CACHED]")
+    ] = "4096:1024"
+    mode: Annotated[str, option("Deployment mode: aggregated, disaggregated, or any (the cheaper).", REQUESTS)] = "any"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backward:
-    """How a list is read backward."""
+    """Assumptions for reading a list backward."""
 
     margin: Annotated[
         str | None,
@@ -70,50 +71,53 @@ class Backward:
             show_default="the host market's",
         ),
     ] = None
-    fast_speed: Annotated[float | None, option("How many times as fast the fast service is.", INVERSION, metavar="TIMES")] = (
-        None
-    )
+    fast_speed: Annotated[
+        float | None, option("Speed of the fast service relative to standard.", INVERSION, metavar="TIMES")
+    ] = None
     hold: Annotated[
         list[str] | None,
-        option("Cost of holding a cache, USD per GB-hour, such as DRAM=0.0005. Repeatable.", INVERSION, metavar="TIER=USD"),
+        option("Cost of cache storage in USD per GB-hour, such as DRAM=0.0005. Repeatable.", INVERSION, metavar="TIER=USD"),
     ] = None
     lecture: Annotated[bool, option("The lecture's closed forms too (sections 5, 13 to 15).", INVERSION, "--lecture")] = False
     balance: Annotated[float, option("R of the lecture's machine.", INVERSION, "--balance", metavar="R")] = 300.0
     active: Annotated[str, option("Active parameters of the lecture's model.", INVERSION, "--active", metavar="N")] = "100B"
     short: Annotated[
-        str, option("Usual context below a step, for the lecture's joint reading.", INVERSION, metavar="TOKENS")
+        str, option("Usual context below a price step, for the lecture's joint reading.", INVERSION, metavar="TOKENS")
     ] = "20k"
-    long: Annotated[str, option("Usual context above it.", INVERSION, metavar="TOKENS")] = "400k"
-    seed: Annotated[int, option("Of the draws.", INVERSION)] = 0
-    brief: BRIEF = False
+    long: Annotated[
+        str, option("Usual context above a price step, for the lecture's joint reading.", INVERSION, metavar="TOKENS")
+    ] = "400k"
+    seed: Annotated[int, option("Seed of the draws.", INVERSION)] = 0
+    full: FULL = False
     csv: CSV = None
     json: JSON = False
 
 
 @grouped
 def prices(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward) -> None:
-    """Hold a model's prices against what its tokens cost; or read a price list backward, or propose one."""
+    """Compare a model's prices with the cost of its tokens; read a price list backward, or propose one.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.pricing.market import Market
+    from steptime.pricing.price_history import price_history
     from steptime.questions.prices_question import summary
 
     reading = query.is_inversion or query.list_ is not None
     _check(ctx, query, sold, backward, reading=reading)
     if query.target_margin is not None:
-        table, view = _propose(query, sold, backward)
+        table: Tabular = _propose(query, sold, backward)
     elif reading:
-        table, view = _invert_list(query, sold, backward)
+        table = _invert_list(query, sold, backward)
     elif query.history:
-        table, view = _history(query, sold)
+        table = price_history(str(query.model), provider=query.provider, speed=sold.speed, mix=sold.mix, catalog=query.catalog)
     else:
-        table, view = _survey(query, sold, backward)
-    if backward.csv is not None:
-        write_csv(backward.csv, table)
-    if backward.json:
-        survey = table if isinstance(table, Market) else None
-        print_json(table if survey is None else survey.to_dict(summary=summary(survey)))
-    else:
-        console = make_console()
-        show(view(console.width), console=console)
+        table = _survey(query, sold, backward)
+    print_result(
+        table, "prices_view.prices_view", csv=backward.csv, json=backward.json,
+        summary=summary if isinstance(table, Market) else None, lecture=backward.lecture, full=backward.full,
+    )  # fmt: skip
 
 
 def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward, *, reading: bool) -> None:
@@ -123,7 +127,7 @@ def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
             "prices needs a model, such as deepseek-v3, a seller's, such as openai/gpt-6-sol with --read, or --list FILE.toml"
         )
     if query.model is not None and query.list_ is not None:
-        raise RangeError("--list is a list of your own, and a model is named too; keep one of the two")
+        raise RangeError("--list names your own list, and a model is named too; keep one of the two")
     several = [
         name
         for name, is_given in (
@@ -137,7 +141,7 @@ def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
         raise RangeError(f"{' and '.join(several)} are different questions; keep one")
     if query.system is not None and query.target_margin is None:
         raise RangeError(
-            f"a system ({short_repr(query.system)}) goes with --target-margin 2; sellers are held against all plausible systems"
+            f"a system ({short_repr(query.system)}) goes with --target-margin 2; without it all plausible systems are used"
         )
     if query.target_margin is not None and query.system is None:
         raise RangeError("--target-margin needs a system after the model: prices deepseek-v3 gb200-nvl72 --target-margin 2")
@@ -152,16 +156,16 @@ def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
             "--read or --list": (reading, "margin fast_speed lecture balance active short long seed"),
             "--lecture": (backward.lecture or not reading, "short long"),
             "a model at its sellers or a proposal, not a list that is read": (not reading, "mode mix catalog"),
-            "a model at its sellers or a list, not --history": (not query.history, "mode date hold update brief"),
-            "prices that are sold, not --target-margin": (query.target_margin is None, "provider date update brief"),
-            "text, not --json": (not backward.json, "brief"),
+            "a model at its sellers or a list, not --history": (not query.history, "mode date hold update"),
+            "prices that are sold, not --target-margin": (query.target_margin is None, "provider date update"),
+            "text, not --json": (not backward.json, "full"),
         },
     )
     read_modes(sold.mode)
     check_outputs({"--csv": backward.csv}, [query.list_] if query.list_ else [])
 
 
-def _invert_list(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Tabular, _View]":
+def _invert_list(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular":
     from steptime.pricing.kv_storage_cost import read_holds
     from steptime.pricing.lecture_inversion import Ideal
     from steptime.pricing.price_inversion import read_prices
@@ -173,28 +177,14 @@ def _invert_list(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Ta
         float(count(text, name))
         for text, name in ((backward.active, "--active"), (backward.short, "--short"), (backward.long, "--long"))
     )
-    inversion = read_prices(
-        source,
-        provider=query.provider,
-        price_time=query.date,
-        margin=backward.margin,
-        speed=sold.speed,
-        fast_speed=backward.fast_speed,
-        hold=read_holds(backward.hold),
-        ideal=Ideal(balance=backward.balance, active=size, short=short, long=long),
-        seed=backward.seed,
-        update=query.update,
-    )
-
-    def view(width: int) -> "RenderableType":
-        from steptime.cli.views.prices_view import reading_view
-
-        return reading_view(inversion, width, lecture=backward.lecture, brief=backward.brief)
-
-    return inversion, view
+    return read_prices(
+        source, provider=query.provider, price_time=query.date, margin=backward.margin, speed=sold.speed,
+        fast_speed=backward.fast_speed, hold=read_holds(backward.hold),
+        ideal=Ideal(balance=backward.balance, active=size, short=short, long=long), seed=backward.seed, update=query.update,
+    )  # fmt: skip
 
 
-def _survey(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Tabular, _View]":
+def _survey(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular":
     from steptime.questions.prices_question import solve as survey_prices
 
     values = {
@@ -202,54 +192,15 @@ def _survey(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Tabular
         "mode": sold.mode, "hold": tuple(backward.hold or ()), "catalog": query.catalog,
     }  # fmt: skip
     with patience("steptime: planning on eight systems ..."):
-        market = survey_prices(values, update=query.update)
-
-    def view(width: int) -> "RenderableType":
-        from steptime.cli.views.prices_view import market_view
-
-        return market_view(market, width, brief=backward.brief)
-
-    return market, view
+        return survey_prices(values, update=query.update)
 
 
-def _history(query: PriceQuery, sold: Sold) -> "tuple[Tabular, _View]":
-    from steptime.pricing.price_history import price_history
-
-    history = price_history(str(query.model), provider=query.provider, speed=sold.speed, mix=sold.mix, catalog=query.catalog)
-
-    def view(width: int) -> "RenderableType":
-        from steptime.cli.views.prices_view import history_view
-
-        return history_view(history, width)
-
-    return history, view
-
-
-def _propose(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Tabular, _View]":
+def _propose(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular":
     from steptime.pricing.kv_storage_cost import read_holds
     from steptime.pricing.price_proposal import propose_prices
 
     with patience("steptime: planning at several speeds and contexts ..."):
-        proposal = propose_prices(
-            str(query.model),
-            str(query.system),
-            margin=float(query.target_margin or 0),
-            speed=sold.speed,
-            mix=sold.mix,
-            mode=read_modes(sold.mode),
-            hold=read_holds(backward.hold),
-            catalog=query.catalog,
-        )
-
-    def view(width: int) -> "RenderableType":
-        from steptime.cli.views.prices_view import proposal_view
-
-        return proposal_view(proposal, width)
-
-    return proposal, view
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    _View = Callable[[int], RenderableType]
+        return propose_prices(
+            str(query.model), str(query.system), margin=float(query.target_margin or 0), speed=sold.speed, mix=sold.mix,
+            mode=read_modes(sold.mode), hold=read_holds(backward.hold), catalog=query.catalog,
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Commands that ask a question many times: which one, with what, and how far the work is."""
+"""Words of sweep, design and sensitivity: the question, its inputs, and progress of the work."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ if TYPE_CHECKING:
     from steptime.questions.declaration import Question
     from steptime.sweeps.axes import Axis
 
-MIN_POINTS_FOR_ETA = 8  # points from which the time that is left is told: several come at once from a process
+MIN_POINTS_FOR_ETA = 8  # points from which the remaining time is shown: several come at once from a process
 
 
 def read_words(command: str, words: list[str], several: str) -> tuple[str, dict[str, Any], list[str]]:
-    """Return the question, model and system, and the options that are not the command's own, as NAME=VALUE.
+    """Return the parts of the words of a command.
 
-    several: the option that takes more than one value of an input.
+    Args:
+        command: its name.
+        words: the words.
+        several: option that takes more than one value of an input.
+
+    Returns:
+        The question, model and system by name, and other options as NAME=VALUE.
     """
     plain = words[: next((i for i, word in enumerate(words) if word.startswith("--")), len(words))]
     if not plain:
@@ -46,7 +52,16 @@ def read_words(command: str, words: list[str], several: str) -> tuple[str, dict[
 
 
 def no_slips(question: Question, settings: list[str], command_options: Sequence[str]) -> None:
-    """Raise UnknownName for a misspelt option of the command itself, which would else be taken for one of the question."""
+    """Refuse a misspelt option of the command, which would count as an input of the question.
+
+    Args:
+        question: the question.
+        settings: options as NAME=VALUE.
+        command_options: names of the options of the command.
+
+    Raises:
+        UnknownName: for a misspelt option.
+    """
     for text in settings:
         name = text.partition("=")[0].lstrip("-")
         if (
@@ -58,7 +73,15 @@ def no_slips(question: Question, settings: list[str], command_options: Sequence[
 
 
 def check_subject(question: Question, subject: Mapping[str, Any]) -> None:
-    """Raise InputError where a model or a system is named, and the question takes none."""
+    """Refuse a model or a system that the question does not take.
+
+    Args:
+        question: the question.
+        subject: model and system by name.
+
+    Raises:
+        InputError: for an input that the question lacks.
+    """
     for key in subject:
         if key not in question.inputs:
             raise InputError(f"{question.name} takes no {key}: its inputs are {', '.join(question.inputs)}")
@@ -67,9 +90,16 @@ def check_subject(question: Question, subject: Mapping[str, Any]) -> None:
 def read_question(
     command: str, words: list[str], several: str, command_options: Sequence[str]
 ) -> tuple[Question, dict[str, Any], list[str]]:
-    """Return the question that is asked, its model and system, and its other options as NAME=VALUE, all of them checked.
+    """Return the checked parts of the words of a command.
 
-    several: the option that takes more than one value of an input; command_options: the options of the command itself.
+    Args:
+        command: its name.
+        words: the words.
+        several: option that takes more than one value of an input.
+        command_options: names of the options of the command.
+
+    Returns:
+        The question, model and system by name, and other options as NAME=VALUE.
     """
     from steptime.questions.registry import find_question
 
@@ -81,13 +111,22 @@ def read_question(
 
 
 def with_kept(question: Question, fixed_inputs: Mapping[str, Any], axes: Sequence[Axis] = ()) -> dict[str, Any]:
-    """Return what is held with the engine set right by the runs that `steptime anchors` keeps, and say so; or say why not."""
+    """Return fixed inputs, with the engine corrected by the runs that `steptime anchors` keeps.
+
+    Args:
+        question: the question.
+        fixed_inputs: inputs that all points share.
+        axes: inputs that vary.
+
+    Returns:
+        The inputs; a line on standard error says whether runs correct them.
+    """
     from steptime.catalog.data_files import files
 
     if not question.figures or not files("anchors", fixed_inputs.get("catalog")):
         return dict(fixed_inputs)
     if {"model", "system", "engine"} & {axis.name for axis in axes} or any(a.name.startswith("arch.") for a in axes):
-        say("steptime: the runs of your own that are kept are left out, since model, system or engine is an axis")
+        say("steptime: runs that `steptime anchors` keeps are left out, since model, system or engine is an axis")
         return dict(fixed_inputs)
     if any(name not in fixed_inputs for name in question.needs):
         return dict(fixed_inputs)
@@ -100,13 +139,17 @@ def with_kept(question: Question, fixed_inputs: Mapping[str, Any], axes: Sequenc
     anchor = kept_anchor(model, system, engine, fixed_inputs.get("catalog")) if has_range(engine) else None
     if anchor is None:
         return dict(fixed_inputs)
-    say(f"steptime: anchored on runs of your own of {model.name} on {system.name} by {engine.name} (`steptime anchors`)")
+    say(f"steptime: anchored on your runs of {model.name} on {system.name} by {engine.name} (`steptime anchors`)")
     return {**fixed_inputs, "engine": anchored(engine, anchor, model=model.name, system=system.name)}
 
 
 @contextmanager
 def report_progress() -> Iterator[Callable[[int, int], None]]:
-    """Give a function that tells how far the work is: a bar with the time that is left, on a terminal, where it is long."""
+    """Provide a function that reports progress: a bar with the remaining time for long work on a terminal.
+
+    Yields:
+        A function of the number of answered points and of all points.
+    """
     from steptime.sweeps.point_limits import duration
 
     state = {"first": 0, "total": -1, "started": time.perf_counter()}
@@ -145,13 +188,9 @@ def _bar(total: int) -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("points, left"),
-        TimeRemainingColumn(),
-        TextColumn("of"),
+        BarColumn(), MofNCompleteColumn(), TextColumn("points, left"), TimeRemainingColumn(), TextColumn("of"),
         TimeElapsedColumn(),
-    )
+    )  # fmt: skip
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     bar.start()
     bar.add_task("points", total=total)

@@ -1,12 +1,13 @@
 """The command `steptime reversible`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.options import CATALOG, CSV, EXPERTS, JSON, KV, OUTPUT, SET, WEIGHTS, count, option, refuse_idle
-from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv
+from steptime.cli.options import CATALOG, CSV, EXPERTS, FULL, JSON, KV, OUTPUT, SET, WEIGHTS, count, option, refuse_idle
+from steptime.cli.output import check_outputs, patience
+from steptime.cli.printing import print_result
 from steptime.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def reversible(
     rows: Annotated[int, count("--rows", "Rows of the input.", STACKS)] = 64,
     dtype: Annotated[str, option("float64, float32 or bfloat16.", STACKS)] = "float32",
     device: Annotated[str | None, option("cpu or cuda.", STACKS, show_default="a GPU where there is one")] = None,
-    repeats: Annotated[int, count("--repeats", "Times that each step is run, of which the median is told.", STACKS)] = 3,
+    repeats: Annotated[int, count("--repeats", "Runs of each step; the median counts.", STACKS)] = 3,
     samples: Annotated[int, count("--samples", "Pairs of blocks that differ in one bit.", MIXING)] = 4096,
     context: Annotated[str, option("Contexts in tokens, with commas between.", CACHE)] = "8k,128k",
     weights: WEIGHTS = None,
@@ -43,11 +44,16 @@ def reversible(
     kv: KV = None,
     set_: SET = None,
     catalog: CATALOG = None,
-    seed: Annotated[int, count("--seed", "Of random weights, keys and blocks.", OUTPUT)] = 0,
+    seed: Annotated[int, count("--seed", "Seed of random weights, keys and blocks.", OUTPUT)] = 0,
     csv: CSV = None,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Trade memory for arithmetic: networks undone instead of stored, ciphers that mix alike, caches that do the reverse."""
+    """Trade memory for arithmetic: networks undone instead of stored, ciphers that mix alike, caches that do the reverse.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     topic, arguments = _topic(words or [])
     refuse_idle(
         ctx,
@@ -56,39 +62,25 @@ def reversible(
             f"mixing, not {topic}": (topic == "mixing", "samples"),
             f"cache, not {topic}": (topic == "cache", "context weights experts kv set_ catalog"),
             f"stacks or mixing, not {topic}": (topic in ("stacks", "mixing"), "seed"),
+            "text, not --json": (not json, "full"),
         },
     )
     check_outputs({"--csv": csv}, [])
     if topic == "stacks":
-        settings = {
-            "depth": depth,
-            "width": width,
-            "rows": rows,
-            "dtype": dtype,
-            "device": device,
-            "repeats": repeats,
-            "seed": seed,
-        }
-        table: Tabular = _stacks(settings)
+        table: Tabular = _stacks(
+            {"depth": depth, "width": width, "rows": rows, "dtype": dtype, "device": device, "repeats": repeats, "seed": seed}
+        )
     elif topic == "mixing":
         table = _mixing(samples, seed)
     elif topic == "sboxes":
         table = _sbox(arguments)
     else:
         table = _cache(arguments, context, {"weights": weights, "experts": experts, "kv": kv}, set_, catalog)
-    if csv is not None:
-        write_csv(csv, table)
-    if json:
-        print_json(_with_summary(table))
-        return
-    from steptime.cli.views.reversible_view import result_view
-
-    console = make_console()
-    show(result_view(table, console.width), console=console)
+    print_result(table, "reversible_view.result_view", csv=csv, json=json, summary=_summary(table), full=full)
 
 
 def _topic(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return what is asked, stacks by default, and the words after it; raise InputError for words too many or too few."""
+    """Return the topic, stacks by default, and its words; raise InputError for words too many or too few."""
     topic, *arguments = words or ["stacks"]
     if topic not in TOPICS:
         raise UnknownName("topic", topic, TOPICS, "Known: " + ", ".join(TOPICS) + ".")
@@ -145,12 +137,9 @@ def _cache(
     return cache_trade(models, system, [read_count(text.strip(), "--context") for text in context.split(",")])
 
 
-def _with_summary(result: "Tabular") -> "Tabular | dict[str, Any]":
-    """Return a result as JSON has it: the trade of one cache with the answers of the question."""
+def _summary(result: "Tabular") -> Callable[[Any], Mapping[str, Any]] | None:
+    """Return what reads the answers of the question from a result; None except for the trade of one cache."""
     from steptime.describe.kv_tradeoff import CacheTrade
-
-    if not isinstance(result, CacheTrade) or len(result.caches) != 1:
-        return result
     from steptime.describe.reversible_question import summary
 
-    return result.to_dict(summary=summary(result))
+    return summary if isinstance(result, CacheTrade) and len(result.caches) == 1 else None

@@ -3,19 +3,18 @@
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import BRIEF, JSON, SET, refuse_idle, typed_with_changes
-from steptime.cli.output import make_console, print_json, show
+from steptime.cli.options import FULL, JSON, SET, refuse_idle, typed_with_changes
+from steptime.cli.printing import print_result
 from steptime.questions.rl_question import RlInputs, solve, summary
 
 
 @grouped
-def rl(ctx: typer.Context, inputs: RlInputs, set_: SET = None, brief: BRIEF = False, json: JSON = False) -> None:  # noqa: ARG001 - typer reads the options from `inputs`
-    """Time one step of RL: rollout by decoding with long-tail lengths, log-probabilities, training, and the refit."""
-    refuse_idle(ctx, {"text, not --json": (not json, "brief")})
-    step = solve(typed_with_changes(ctx, RlInputs, set_))
-    if json:
-        print_json(step.to_dict(summary=summary(step)))
-        return
-    from steptime.cli.views.rl_view import rl_view
+def rl(ctx: typer.Context, inputs: RlInputs, set_: SET = None, full: FULL = False, json: JSON = False) -> None:  # noqa: ARG001 - typer reads the options from `inputs`
+    """Time one step of RL: rollout by decoding with long-tail lengths, log-probabilities, training, and the refit.
 
-    show(rl_view(step, brief=brief), console=make_console())
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
+    refuse_idle(ctx, {"text, not --json": (not json, "full")})
+    step = solve(typed_with_changes(ctx, RlInputs, set_))
+    print_result(step, "scaling_view.rl_view", json=json, summary=summary, full=full)

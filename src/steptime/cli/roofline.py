@@ -3,22 +3,22 @@
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import CSV, JSON, SET, typed_with_changes
-from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
+from steptime.cli.options import CSV, FULL, JSON, SET, refuse_idle, typed_with_changes
+from steptime.cli.output import check_outputs
+from steptime.cli.printing import print_result
 from steptime.lecture.roofline_question import RooflineInputs, solve, summary
 
 
 @grouped
-def roofline(ctx: typer.Context, inputs: RooflineInputs, set_: SET = None, csv: CSV = None, json: JSON = False) -> None:
-    """Answer the blackboard's questions for a real model on one scale-up domain, each closed form beside the full model."""
+def roofline(
+    ctx: typer.Context, inputs: RooflineInputs, set_: SET = None, csv: CSV = None, full: FULL = False, json: JSON = False
+) -> None:
+    """Answer the blackboard's questions for a real model on one scale-up domain, each closed form next to the full model.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
+    refuse_idle(ctx, {"text, not --json": (not json, "full")})
     check_outputs({"--csv": csv}, [inputs.model, inputs.system])
     board = solve(typed_with_changes(ctx, RooflineInputs, set_))
-    if csv is not None:
-        write_csv(csv, board)
-    if json:
-        print_json(board.to_dict(summary=summary(board)))
-        return
-    from steptime.cli.views.lecture_view import roofline_view
-
-    console = make_console()
-    show(roofline_view(board, console.width), console=console)
+    print_result(board, "lecture_view.roofline_view", csv=csv, json=json, summary=summary, full=full)

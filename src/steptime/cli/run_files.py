@@ -1,7 +1,4 @@
-"""What validate and calibrate ask of measured runs: the files, and what result JSON does not tell.
-
-What `validate` and `calibrate` do with a file of training runs, which they know by its columns.
-"""
+"""Options of `validate` and `calibrate` for measured runs, and their work on a file of training runs."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +17,7 @@ FILES = (
     "bench_serving, or folders of them."
 )
 SKIP = Annotated[bool, typer.Option("--skip-bad", help="Leave out runs that cannot be read, and say which.")]
-PANEL = "What result JSON does not tell"
+PANEL = "Settings that result JSON lacks"
 
 
 def _text_option(words: str, name: str, metavar: str) -> Any:
@@ -33,7 +30,7 @@ def _count_option(words: str, name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What was run, where the files do not tell."""
+    """Settings of the runs that the files lack."""
 
     model: Annotated[
         str,
@@ -41,11 +38,11 @@ class RunSettings:
     ] = ""
     system: Annotated[str, _text_option("System that was measured.", "--system", "NAME")] = ""
     tp: Annotated[int | None, _count_option("Tensor parallel ways.", "--tp")] = None
-    pp: Annotated[int | None, _count_option("Pipeline stages; 1 where not given.", "--pp")] = None
-    dp: Annotated[
-        int | None, _count_option("Attention groups (data parallel attention), which multiply tp; 1 where not given.", "--dp")
-    ] = None
-    ep: Annotated[int | None, _count_option("Expert parallel ways; 1 where not given.", "--ep")] = None
+    pp: Annotated[int | None, _count_option("Pipeline stages; 1 by default.", "--pp")] = None
+    dp: Annotated[int | None, _count_option("Data-parallel ranks (DP attention), which multiply tp; 1 by default.", "--dp")] = (
+        None
+    )
+    ep: Annotated[int | None, _count_option("Expert parallel ways; 1 by default.", "--ep")] = None
     weights: Annotated[
         str, _text_option("Format of all weights but routed experts: bf16, fp8, nvfp4, ...", "--weights", "FORMAT")
     ] = ""
@@ -55,12 +52,26 @@ class RunSettings:
     ] = ""
 
     def arguments(self) -> dict[str, Any]:
-        """Return what was given, by the argument of `validate` and `calibrate`."""
+        """Return the settings that were typed.
+
+        Returns:
+            Values by the argument of `validate` and `calibrate`.
+        """
         return {name: value for name, value in vars(self).items() if value not in ("", None)}
 
 
 def training_file(files: Sequence[str]) -> bool:
-    """Whether the files given are one of training runs; raise RangeError where it stands beside others."""
+    """Return whether the only file is one of training runs.
+
+    Args:
+        files: names of files.
+
+    Returns:
+        Whether its columns are those of training runs.
+
+    Raises:
+        RangeError: if other files are named as well.
+    """
     if not any(name.casefold().endswith(".csv") for name in files):
         return False
     from steptime.validation.training_run_table import is_training, read_header
@@ -74,7 +85,16 @@ def training_file(files: Sequence[str]) -> bool:
 def validate_training_file(
     path: str, predictions: str | None, engine: str | None, catalog: str | None, csv: str | None, *, json: bool
 ) -> None:
-    """Predict every row of a file of training runs, and show how far off they are."""
+    """Predict every row of a file of training runs, and print the errors.
+
+    Args:
+        path: the file.
+        predictions: file for predicted times.
+        engine: training stack for every row; None: that of the row.
+        catalog: folder of own catalogue files.
+        csv: file for the table.
+        json: whether to print JSON.
+    """
     from steptime.cli.views.training_view import validation_view
     from steptime.validation.training_validation import validate_training, write_training_predictions
 
@@ -100,7 +120,15 @@ def validate_training_file(
 
 
 def calibrate_training_file(path: str, name: str, prior: str | None, out: str, catalog: str | None) -> None:
-    """Fit a training stack to a file of runs and write its file."""
+    """Fit a training stack to a file of runs and write its file.
+
+    Args:
+        path: the file of runs.
+        name: name of the stack.
+        prior: stack that the fit starts from.
+        out: file to write.
+        catalog: folder of own catalogue files.
+    """
     from steptime.validation.training_validation import calibrate_training
 
     check_outputs({"--out": out}, [path, prior or ""])

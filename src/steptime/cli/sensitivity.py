@@ -1,25 +1,23 @@
 """The command `steptime sensitivity`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, count, option, refuse_idle
-from steptime.cli.output import check_outputs, make_console, print_json, say, show, write_csv, wrote
+from steptime.cli.options import CSV, FULL, JSON, OUTPUT, count, option, refuse_idle
+from steptime.cli.output import check_outputs, say, wrote
+from steptime.cli.printing import print_result
 from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.simulate_common import compile_first
 from steptime.errors import DataFileError, InputError, RangeError, short_repr
 
-if TYPE_CHECKING:
-    from steptime.sweeps.sensitivity_result import Sensitivity
-
-INPUTS, INDICES = "Unsure inputs", "Sobol's indices"
-OPTIONS = ("of", "vary", "set", "sobol", "samples", "seed", "workers", "plot", "csv", "brief", "json")
+INPUTS, INDICES = "Uncertain inputs", "Sobol's indices"
+OPTIONS = ("of", "vary", "set", "sobol", "samples", "seed", "workers", "plot", "csv", "full", "json")
 WORDS = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="QUESTION [MODEL] [SYSTEM]",
-        help="step or plan, whose unsure inputs are known; simulate or blackboard.NAME, with ranges; then model and system.",
+        help="Question: step or plan, with known ranges; simulate or blackboard.NAME, with --vary; then model and system.",
         show_default=False,
     ),
 ]
@@ -28,8 +26,8 @@ VARY = Annotated[
     typer.Option(
         "--vary",
         metavar="NAME=LOW:HIGH",
-        help="A range, every value of it as likely: context=1k:16k, rent=1.5:3, chip.hbm.bandwidth=7TB/s:8TB/s, "
-        "memory_efficiency=0.7:0.9 (of the engine). Repeatable; it comes beside the ranges that are known, or in their place.",
+        help="Range with a uniform distribution: context=1k:16k, rent=1.5:3, chip.hbm.bandwidth=7TB/s:8TB/s, "
+        "memory_efficiency=0.7:0.9 (of the engine). Repeatable; it adds to the known ranges, or replaces one.",
         rich_help_panel=INPUTS,
     ),
 ]
@@ -38,7 +36,7 @@ SET = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="What is known: any input of the question, or a figure of the machine. Any other option of the command in "
+        help="A fixed input: any input of the question, or a figure of the machine. Any other option of the command in "
         "question does too: --tp 8 is --set tp=8. Repeatable.",
         rich_help_panel=INPUTS,
     ),
@@ -48,30 +46,32 @@ SET = Annotated[
 def sensitivity(
     ctx: typer.Context,
     words: WORDS = None,
-    answer: Annotated[
-        str | None, option("The answer that is looked at; by default the cost.", OUTPUT, "--of", metavar="ANSWER")
-    ] = None,
+    answer: Annotated[str | None, option("Answer to examine; by default the cost.", OUTPUT, "--of", metavar="ANSWER")] = None,
     vary: VARY = None,
     set_: SET = None,
     sobol: Annotated[
-        bool, option("Sobol's first and total indices too: all inputs varied together.", INDICES, "--sobol")
+        bool, option("Add Sobol's first and total indices, which vary all inputs together.", INDICES, "--sobol")
     ] = False,
     samples: Annotated[
         int | None, count("--samples", "Samples, a power of two.", INDICES, show_default="4,096, or what takes some 2 minutes")
     ] = None,
-    seed: Annotated[int, option("What they are drawn with.", INDICES, metavar="S")] = 0,
+    seed: Annotated[int, option("Seed of the samples.", INDICES, metavar="S")] = 0,
     workers: Annotated[int | None, option("Processes of this machine; by default one a core.", INDICES, metavar="N")] = None,
-    plot: Annotated[str | None, option("Draw the tornado into a .svg, .png or .pdf file.", OUTPUT, metavar="FILE")] = None,
+    plot: Annotated[str | None, option("Picture file (.svg, .png, .pdf) of the tornado chart.", OUTPUT, metavar="FILE")] = None,
     csv: CSV = None,
-    brief: BRIEF = False,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Tell which unsure input swings an answer most, and what is worth measuring first."""
+    """Find which uncertain input changes an answer most, and what to measure first.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.sweeps.axes import read_axes
     from steptime.sweeps.sensitivity import compute_sensitivity
 
     question, subject, settings = read_question("sensitivity", words or [], "--vary", OPTIONS)
-    refuse_idle(ctx, {"text, not --json": (not json, "brief")})
+    refuse_idle(ctx, {"text, not --json": (not json, "full")})
     check_outputs({"--csv": csv}, subject.values())
     _check_picture(plot, csv)
     ranges = [_range(text) for text in vary or []]
@@ -84,14 +84,10 @@ def sensitivity(
             question, fixed_inputs, answer=answer, ranges=ranges, sobol=sobol, samples=samples, seed=seed, workers=workers,
             progress=progress, announce=lambda message: say(f"steptime: {message}"),
         )  # fmt: skip
-    _write(study, csv, plot)
-    if json:
-        print_json(study)
-        raise typer.Exit(0 if study.fits else 1)
-    from steptime.cli.views.sensitivity_view import sensitivity_view
-
-    console = make_console()
-    show(sensitivity_view(study, console.width, brief=brief), console=console)
+    if plot is not None:
+        study.plot(plot)
+        wrote(plot, "the tornado")
+    print_result(study, "sensitivity_view.sensitivity_view", csv=csv, json=json, full=full)
     if not study.fits:
         raise typer.Exit(1)
 
@@ -122,11 +118,3 @@ def _check_picture(plot: str | None, csv: str | None) -> None:
         raise DataFileError(plot, "cannot be written: permission denied")
     if csv is not None and os.path.realpath(csv) == os.path.realpath(plot):
         raise InputError("two files have one name; give each its own")
-
-
-def _write(study: "Sensitivity", csv: str | None, plot: str | None) -> None:
-    if csv is not None:
-        write_csv(csv, study)
-    if plot is not None:
-        study.plot(plot)
-        wrote(plot, "the tornado")

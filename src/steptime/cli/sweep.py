@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steptime.cli.options import BRIEF, JSON, OUTPUT, not_empty, option, refuse_idle
-from steptime.cli.output import make_console, print_json, say, show, wrote
+from steptime.cli.options import FULL, JSON, OUTPUT, not_empty, option, refuse_idle
+from steptime.cli.output import say, wrote
+from steptime.cli.printing import print_result
 from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.simulate_common import compile_first
 from steptime.errors import DataFileError, InputError, RangeError
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
     from steptime.questions.declaration import Question
     from steptime.sweeps.sweep_result import Sweep
 
-AXES, EXECUTION = "Axes", "Where it runs"
+AXES, EXECUTION = "Axes", "Execution"
 PLOT_OPTION = "--plot, the picture that it is drawn in"
-OPTIONS = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "brief", "json")
+OPTIONS = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "full", "json")
 OVER = Annotated[
     list[str] | None,
     typer.Option(
@@ -33,7 +34,7 @@ SET = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="What is held: any input of the question, or a figure of the machine. Any other option of the command in "
+        help="A fixed input: any input of the question, or a figure of the machine. Any other option of the command in "
         "question does too: --tp 8 is --set tp=8. Repeatable.",
         rich_help_panel=AXES,
     ),
@@ -49,7 +50,7 @@ WORDS = Annotated[
 ANSWER = Annotated[
     list[str] | None,
     typer.Option(
-        "--answer", metavar="NAME", help="What is told; by default the main answers. Repeatable.", rich_help_panel=OUTPUT
+        "--answer", metavar="NAME", help="Answer to show; by default the main ones. Repeatable.", rich_help_panel=OUTPUT
     ),
 ]
 OUT = Annotated[
@@ -58,7 +59,7 @@ OUT = Annotated[
         "--out",
         metavar="FILE",
         help="Write the results: .csv, .parquet, .nc (netCDF), .zarr, .xlsx (closed forms as live formulas) or .json. "
-        "Repeatable. Plans and simulations are kept beside the first while they come: the same command goes on from there.",
+        "Repeatable. Plans and simulations are kept next to the first: the same command continues from there.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -75,24 +76,30 @@ def sweep(
     answer: ANSWER = None,
     out: OUT = None,
     plot: Annotated[
-        str | None, option("Draw the first --answer, or the cost, into a .svg, .png or .pdf file.", OUTPUT, metavar="FILE")
+        str | None, option("Picture file (.svg, .png, .pdf) of the first --answer, or of the cost.", OUTPUT, metavar="FILE")
     ] = None,
-    against: Annotated[str | None, option("Draw it against this answer, with the front.", OUTPUT, metavar="NAME")] = None,
+    against: Annotated[
+        str | None, option("Answer on the other axis of the picture, with the front.", OUTPUT, metavar="NAME")
+    ] = None,
     workers: Annotated[int | None, option("Processes of this machine; by default one a core.", EXECUTION, metavar="N")] = None,
     cluster: Annotated[
         str | None, option("Dask cluster that does the work, such as tcp://127.0.0.1:8786.", EXECUTION, metavar="ADDRESS")
     ] = None,
-    brief: BRIEF = False,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Ask the same question over many values: tables, files and pictures of how answers change."""
+    """Ask the same question over many values: tables, files and pictures of the answers.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.sweeps.axes import read_axes
     from steptime.sweeps.executor import connect
     from steptime.sweeps.resume_log import SUFFIX
     from steptime.sweeps.sweep import sweep_axes
 
     question, subject, settings = read_question("sweep", words or [], "--over", OPTIONS)
-    refuse_idle(ctx, {"text, not --json": (not json, "brief"), PLOT_OPTION: (plot is not None, "against")})
+    refuse_idle(ctx, {"text, not --json": (not json, "full"), PLOT_OPTION: (plot is not None, "against")})
     files, answer_names = check_files(out or [], plot), _answers(question, answer or [], against)
     plotted_answer = answer[0].partition(",")[0].strip() if answer else None
     axes, fixed_inputs = read_axes(question, over or [], [*settings, *(set_ or [])], subject)
@@ -111,19 +118,13 @@ def sweep(
             )  # fmt: skip
     except KeyboardInterrupt:
         if files and os.path.exists(files[0] + SUFFIX):
-            say(f"steptime: ended; what was answered is kept in {files[0]}{SUFFIX}, and the same command goes on from there")
+            say(f"steptime: stopped; answers are kept in {files[0]}{SUFFIX}, and the same command continues from there")
         raise
     finally:
         if client is not None:
             client.close()
     wrote_all(study, files, plot, plotted_answer, against)
-    if json:
-        print_json(study)
-    else:
-        from steptime.cli.views.sweep_view import sweep_view
-
-        console = make_console()
-        show(sweep_view(study, console.width, brief=brief), console=console)
+    print_result(study, "sweep_view.sweep_view", json=json, full=full)
     share = study.answers.get("memory_share")
     if len(study.reasons) == study.points or (share is not None and not (share.values <= 1).any()):
         raise typer.Exit(1)
@@ -134,12 +135,24 @@ def _answers(question: "Question", answers: list[str], against: str | None) -> t
     if against is not None:
         names = [*(names or question.shows), against]
     if names and "memory_share" in question.answers:
-        names.append("memory_share")  # or what is cheapest may be what does not fit
+        names.append("memory_share")  # else the cheapest point may not fit in memory
     return tuple(dict.fromkeys(names))
 
 
 def check_files(out: list[str], plot: str | None, csv: str | None = None) -> list[str]:
-    """Return the files of results; raise InputError, before the work, for one that cannot be written."""
+    """Check the files of results before the work.
+
+    Args:
+        out: files of tables.
+        plot: file of the picture.
+        csv: file of the table as CSV.
+
+    Returns:
+        The files of tables.
+
+    Raises:
+        InputError: if one cannot be written.
+    """
     from steptime.picture_files import PICTURES
     from steptime.sweeps.export import ending
 
@@ -180,7 +193,15 @@ def _is_sweep_file(name: str) -> bool:
 
 
 def wrote_all(study: "Sweep", files: list[str], plot: str | None, answer: str | None, against: str | None) -> None:
-    """Write the files that are left after the first, and the picture, and say so."""
+    """Write the files after the first, and the picture.
+
+    Args:
+        study: the sweep.
+        files: files of tables; the first is written already.
+        plot: file of the picture.
+        answer: answer in the picture.
+        against: answer on the other axis.
+    """
     for name in files[1:]:
         study.save(name)
     for name in files:

@@ -7,6 +7,7 @@ import typer
 from steptime.cli.options import (
     CATALOG,
     CSV,
+    FULL,
     JSON,
     OUTPUT,
     RENT,
@@ -25,14 +26,19 @@ def systems(
     name: Annotated[
         str | None, typer.Argument(help="A system to show; without it, the catalogue is listed.", show_default=False)
     ] = None,
-    toml: Annotated[bool, option("Print the system's file as a template for one of your own.", OUTPUT, "--toml")] = False,
+    toml: Annotated[bool, option("Print the system's file as a template for a new one.", OUTPUT, "--toml")] = False,
     set_: SET = None,
     rent: RENT = None,
     catalog: CATALOG = None,
     csv: CSV = None,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """List the systems, or show one: balance, drain time, links, rent, and where each figure comes from."""
+    """List the systems, or show one: balance, drain time, links, rent, and where each figure comes from.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.describe import system_summary as cards
 
     refuse_idle(
@@ -40,6 +46,7 @@ def systems(
         {
             "the NAME of a system": (name is not None, "set_ toml"),
             "the list, not the NAME of a system": (name is None, "csv"),
+            "text, not --json or --toml": (not (json or toml), "full"),
             "a file as it is, not --json, --set or --rent": (not (json or set_ or rent), "toml"),
         },
     )
@@ -56,9 +63,10 @@ def systems(
             return
         from steptime.cli.views.catalog_view import system_view
 
-        show(system_view(card))
+        show(system_view(card, full=full))
         return
-    table = cards.system_table(read_systems(catalog), rent=rent)
+    listed = read_systems(catalog)
+    table = cards.system_table(listed, rent=rent)
     if csv is not None:
         write_csv(csv, table)
     if json:
@@ -66,4 +74,4 @@ def systems(
         return
     from steptime.cli.views.catalog_view import systems_view
 
-    show(systems_view(table.systems))
+    show(systems_view(table.systems, {system.name: system.chip.vendor for system in listed}, full=full))

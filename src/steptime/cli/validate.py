@@ -1,4 +1,4 @@
-"""The command `steptime validate`: predictions held against measured runs."""
+"""The command `steptime validate`: compare predictions with measured runs."""
 
 import os
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import CATALOG, CSV, JSON, not_empty
+from steptime.cli.options import CATALOG, CSV, FULL, JSON, not_empty, refuse_idle
 from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, writing, wrote
 from steptime.cli.run_files import FILES, SKIP, RunSettings, training_file, validate_training_file
 from steptime.errors import RangeError
@@ -14,36 +14,43 @@ from steptime.errors import RangeError
 
 @grouped
 def validate(
+    ctx: typer.Context,
     run_settings: RunSettings,
     files: Annotated[list[str] | None, typer.Argument(metavar="FILE...", help=FILES, show_default=False)] = None,
     predictions: Annotated[
         str | None,
         typer.Option(
             metavar="OUT.csv",
-            help="Write predicted times and throughput with 90 % intervals of every row, and why one has none.",
+            help="Write predicted times and throughput with 90 % intervals of every row, or the reason why it is missing.",
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="Predict every row with this engine instead of its own (ideal: the bound).")
+        str | None, typer.Option(help="Engine for every row (ideal: the bound); by default the engine of the row.")
     ] = None,
     skip_bad: SKIP = False,
     columns: Annotated[bool, typer.Option("--columns", help="List the columns of the file and exit.")] = False,
     catalog: CATALOG = None,
     csv: CSV = None,
+    full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Hold predictions against measured serving or training runs: how far off, how biased, and do the intervals hold?"""
+    """Compare predictions with measured serving or training runs: error, bias, coverage of the ranges.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     from steptime.cli.views.validation_view import columns_view, validation_view
     from steptime.validation.error_summary import write_predictions
     from steptime.validation.validate_api import validate as hold
 
+    refuse_idle(ctx, {"text, not --json": (not json, "full")})
     if columns:
         if files or predictions or engine or csv or json:
             raise RangeError("--columns stands alone: it lists the columns and reads no file")
         show(columns_view())
         return
     if not files:
-        raise RangeError("give a CSV file of runs (--columns lists what it holds) or result JSON of vLLM or SGLang")
+        raise RangeError("give a CSV file of runs (--columns lists its columns) or result JSON of vLLM or SGLang")
     not_empty("--engine", engine, "the name of an engine")
     if training_file(files):
         validate_training_file(files[0], predictions, engine, catalog, csv, json=json)
@@ -71,6 +78,7 @@ def validate(
             console.width,
             scripted=validation.scripted,
             unread=validation.unread,
+            full=full,
         ),
         console=console,
     )

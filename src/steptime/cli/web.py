@@ -7,7 +7,7 @@ import typer
 
 from steptime.cli.options import count, option
 
-HOW = "How it is served"
+HOW = "Server"
 HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252})|\[[0-9a-fA-F:.]{2,45}\]")
 
 
@@ -23,7 +23,11 @@ def web(
         str | None, option("Write a static copy with precomputed answers to a folder, and end.", HOW, metavar="DIR")
     ] = None,
 ) -> None:
-    """Open the lecture's blackboard as a page: boards that are dragged, for real models and machines."""
+    """Open the lecture's blackboard as a page: interactive boards for real models and machines.
+
+    Args:
+        host: address to listen on; help texts describe all options.
+    """
     from steptime.errors import InputError, RangeError
 
     if not 1 <= port <= 65_535:
@@ -32,7 +36,9 @@ def web(
         import fastapi  # noqa: F401 - whether it is there
         import uvicorn  # noqa: F401
     except ImportError:
-        raise InputError("the page needs FastAPI and uvicorn: pip install 'steptime[web]'") from None
+        raise InputError(
+            "the page needs FastAPI and uvicorn: pip install 'steptime[web]', or in a checkout pip install '.[web]'"
+        ) from None
     if export is not None:
         from steptime.cli.output import patience
         from steptime.web.page_export import export_to

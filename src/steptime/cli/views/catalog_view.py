@@ -1,15 +1,16 @@
-"""What the terminal shows of the catalogue: lists and cards of models, systems and engines."""
+"""Terminal views of `steptime models`, `systems` and `engines`: lists of the catalogue, and cards of its entries."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
-from steptime.cli.views.checkpoint_view import held_facts, held_tables
-from steptime.cli.views.widgets import Grid, bar, facts, notes, sourced, table
+from steptime.cli.views.answer import Answer, footnote
+from steptime.cli.views.checkpoint_view import disk_facts, disk_tables
+from steptime.cli.views.widgets import Grid, bar, facts, sourced, table
 from steptime.describe.engine_summary import EngineCard
 from steptime.describe.model_summary import ComparisonRow, ModelCard, ModelRow
 from steptime.describe.system_summary import RACK_KEYS, SystemCard, SystemRow
@@ -20,64 +21,111 @@ from steptime.number_checks import Number
 from steptime.units import counted, show
 
 RACK_LIMITS = ("power", "weight", "cables")
+MAX_LISTED = 30  # models that are listed one by one without --full
+MAX_NAMES_WIDTH = 44  # columns of the names of a maker's models
+WIDE = 110  # columns from which names keep their makers
 PART_COLOURS = {
     "projections": "blue", "experts": "green", "shared experts": "bright_green", "feed-forward": "cyan", "embedding": "magenta",
     "head": "bright_magenta", "norms": "white", "vision": "yellow",
 }  # fmt: skip
 
 
-def models_view(rows: Sequence[ModelRow]) -> RenderableType:
-    """Return the list of models."""
-    grid = table("Model", "Params", "Active", "KV a token", "Weights", numbers=(1, 2, 3, 4), first_to_go=(3, 2))
+def models_view(rows: Sequence[ModelRow], *, full: bool = False) -> RenderableType:
+    """Return the list of models: by maker where they are many, else a row for each.
+
+    Args:
+        rows: the models.
+        full: whether to show a row for each.
+
+    Returns:
+        The answer.
+    """
+    makers: dict[str, list[ModelRow]] = {}
+    for row in rows:
+        makers.setdefault(row.name.partition("/")[0] if "/" in row.name else "others", []).append(row)
+    listed = full or len(rows) <= MAX_LISTED
+    return Answer(
+        sentence=f"{counted(len(rows), 'model')} of {counted(len(makers), 'maker')}. `steptime models NAME` shows one, "
+        "`steptime models --like TEXT` the names that contain a text.",
+        body=[_model_rows(rows) if listed else _maker_rows(makers)],
+        full_adds="" if listed else "a row for each model",
+        full=full,
+    )
+
+
+def _model_rows(rows: Sequence[ModelRow]) -> Grid:
+    grid = table("Model", "Parameters", "Active", "KV per token", "Weights", numbers=(1, 2, 3, 4), first_to_go=(3, 2))
     for row in rows:
         if row.problem:
-            grid.add_row(row.name, Text("cannot be read: " + row.problem, style="red"), "", "", "")
+            grid.add_row(row.name, Text("cannot be read: " + row.problem, style="red"))
             continue
         grid.add_row(
-            row.name,
-            show(row.total_parameters),
-            show(row.active_parameters),
-            f"{row.kv_bytes_per_token:,.0f} B",
+            row.name, show(row.total_parameters), show(row.active_parameters), f"{row.kv_bytes_per_token:,.0f} B",
             show(row.weight_bytes, "B"),
-        )
-    return Group(grid, Text(f"{counted(len(rows), 'model')}. `steptime models NAME` shows one."))
+        )  # fmt: skip
+    return grid
 
 
-def comparison_view(rows: Sequence[ComparisonRow], width: int) -> RenderableType:
-    """Return models side by side: what they are made of, and what a sequence costs them, with bars of its cache."""
+def _maker_rows(makers: Mapping[str, Sequence[ModelRow]]) -> Grid:
+    """Return makers by their number of models, each with names of its largest."""
+    grid = table("Maker", "Models", "Examples, the largest first", numbers=(1,))
+    for maker, rows in sorted(makers.items(), key=lambda item: (-len(item[1]), item[0])):
+        sizes = sorted(rows, key=lambda row: -row.total_parameters if math.isfinite(row.total_parameters) else 0.0)
+        names = ""
+        for row in sizes:
+            name = row.name.rpartition("/")[2]
+            if len(names) + len(name) <= MAX_NAMES_WIDTH:
+                names += f"{', ' if names else ''}{name}"
+        grid.add_row(maker, f"{len(rows):,}", names or sizes[0].name.rpartition("/")[2])
+    return grid
+
+
+def comparison_view(rows: Sequence[ComparisonRow], *, width: int, full: bool = False) -> RenderableType:
+    """Return models next to each other: their parameters, and the cost of a sequence.
+
+    Args:
+        rows: the models.
+        width: columns of the terminal.
+        full: whether to show bars, and the context of equal reads.
+
+    Returns:
+        The answer.
+    """
     context = rows[0].context
-    names = _short_names(rows) if width < 110 else [row.name for row in rows]
-    parameters = table(
-        "Model", "Parameters", "Active", "Share", "Weights", "FLOPs a token", numbers=range(1, 6), first_to_go=(3,)
-    )
-    for name, row in zip(names, rows, strict=True):
-        parameters.add_row(
-            name,
-            show(row.total_parameters),
-            show(row.active_parameters),
-            f"{row.active_share:.1%}",
-            show(row.weight_bytes, "B"),
-            show(row.decode_flops_per_token, "FLOP"),
-        )
-    cache = table("Model", "KV a token", "State", "KV = weights", numbers=range(1, 4))
-    picture = table("Model", f"Cache at {context:,} tokens", "", numbers=(1,), first_to_go=(2,))
+    names = [row.name for row in rows] if full and width >= WIDE else _short_names(rows)
+    grid = table(
+        "Model", "Parameters", "Active", "Weights", "KV per token", f"Cache at {context:,}", "FLOP per token", "State",
+        numbers=range(1, 8), first_to_go=(7, 6, 3),
+    )  # fmt: skip
+    picture = table("Model", "KV = weights", f"Cache at {context:,}", "", numbers=(1, 2), first_to_go=(3,))
     largest = max(row.cache_bytes_at_context for row in rows) or 1.0
-    cells = max(10, min(60, width - 32 - max(map(len, names))))
+    cells = max(10, min(60, width - 45 - max(map(len, names))))
     for name, row in zip(names, rows, strict=True):
-        equal = row.context_of_equal_reads
-        cache.add_row(
-            name,
-            f"{row.kv_bytes_per_token:,.0f} B",
+        equal, size = row.context_of_equal_reads, show(row.cache_bytes_at_context, "B")
+        grid.add_row(
+            name, show(row.total_parameters), f"{show(row.active_parameters)} ({row.active_share:.0%})",
+            show(row.weight_bytes, "B"),
+            f"{row.kv_bytes_per_token:,.0f} B", size, show(row.decode_flops_per_token, "FLOP"),
             show(row.state_bytes_per_sequence, "B") if row.state_bytes_per_sequence else "-",
-            show(equal) if math.isfinite(equal) else "never",
-        )
-        size = row.cache_bytes_at_context
-        picture.add_row(name, show(size, "B"), bar(size / largest, cells, "cyan"))
-    footnote = (
-        f"FLOPs of one decode token, and cache with state of one sequence, at {context:,} tokens (--context). KV a token: "
-        "while no window is full. KV = weights: context [tokens] at which a token reads as much cache as the model has weights."
+        )  # fmt: skip
+        equal_text = f"{show(equal)} tokens" if math.isfinite(equal) else "never"
+        picture.add_row(name, equal_text, size, bar(row.cache_bytes_at_context / largest, cells, "cyan"))
+    low, high = (pick(rows, key=lambda row: row.cache_bytes_at_context) for pick in (min, max))
+    ratio = high.cache_bytes_at_context / low.cache_bytes_at_context if low.cache_bytes_at_context else math.inf
+    sentence = f"The cache of one sequence at {context:,} tokens is smallest for {low.name.rpartition('/')[2]}: "
+    sentence += f"{show(low.cache_bytes_at_context, 'B')}."
+    if math.isfinite(ratio) and ratio > 1:
+        sentence += f" It is {ratio:.3g}x as large for {high.name.rpartition('/')[2]}."
+    return Answer(
+        sentence=sentence,
+        body=[
+            grid,
+            footnote(f"KV per token: while no window is full. FLOP: of one decode token at {context:,} tokens (--context)."),
+        ],
+        details=[picture, footnote("KV = weights: context at which a token reads as many bytes of cache as of weights.")],
+        full_adds="context where cache reads equal weight reads, bars",
+        full=full,
     )
-    return Group(parameters, cache, picture, Text(footnote, style="bright_black"))
 
 
 def _short_names(rows: Sequence[ComparisonRow]) -> list[str]:
@@ -86,42 +134,48 @@ def _short_names(rows: Sequence[ComparisonRow]) -> list[str]:
     return [name if short.count(name) == 1 else row.name for name, row in zip(short, rows, strict=True)]
 
 
-def model_view(card: ModelCard, width: int) -> RenderableType:
-    """Return one model's card."""
+def model_view(card: ModelCard, *, width: int, full: bool = False) -> RenderableType:
+    """Return one model.
+
+    Args:
+        card: its figures.
+        width: columns of the terminal.
+        full: whether to show layers, files on disk, and FLOP and cache by context.
+
+    Returns:
+        The answer.
+    """
     p = card.parameters
     formats = ", ".join(f"{show(value, 'B')} {name}" for name, value in card.weight_bytes_by_format.items())
-    growing, full = card.growing_kv_bytes_per_token, card.kv_bytes_per_token
-    cache = f"{full:,.0f} B in {card.kv_format}"
-    if growing != full:
-        cache += f", of which {growing:,.0f} B grow without bound"
+    growing, full_cache = card.growing_kv_bytes_per_token, card.kv_bytes_per_token
+    cache = f"{full_cache:,.0f} B in {card.kv_format}"
+    if growing != full_cache:
+        cache += f", of which {growing:,.0f} B grow with any context"
     pairs = [
         ("Family", card.family),
         ("Parameters", f"{p.total:,.0f} ({show(p.total)})"),
-        ("Active for a token", f"{p.active:,.0f} ({p.active_share:.1%})"),
+        ("Active per token", f"{p.active:,.0f} ({p.active_share:.1%})"),
         ("Weights", f"{show(card.weight_bytes, 'B')}: {formats}"),
-        ("KV cache of a token", cache),
+        ("KV cache per token", cache),
         (f"Cache at {card.context:,} tokens", show(card.cache_bytes_at_context, "B")),
         ("KV reads equal weight reads at", _tokens(card.context_of_equal_reads) + " of one sequence"),
-        ("Longest context", _tokens(card.max_context, "no limit stated")),
-        ("Smallest system that holds it", _smallest(card)),
+        ("Maximum context", _tokens(card.max_context, "no limit stated")),
+        ("Smallest system that fits", _smallest(card)),
         ("Published", _published(card)),
         ("Source", _source(card.source)),
     ]
     if card.state_bytes_per_sequence:
-        pairs.insert(5, ("State of a sequence", show(card.state_bytes_per_sequence, "B")))
+        pairs.insert(5, ("State per sequence", show(card.state_bytes_per_sequence, "B")))
     if p.draft:
-        pairs.insert(3, ("Multi-token prediction, besides", f"{show(p.draft)}, {show(card.draft_weight_bytes, 'B')}"))
-    return Group(
-        Text(card.name, style="bold"),
-        facts([*pairs, *held_facts(card)]),
-        *_counting(card),
-        *held_tables(card),
-        _layers(card),
-        _parts(card, width),
-        _flops(card),
-        _cache_picture(card, width),
-        *notes(card.notes),
-    )
+        pairs.insert(3, ("Multi-token prediction (extra)", f"{show(p.draft)}, {show(card.draft_weight_bytes, 'B')}"))
+    active = "" if p.active_share > 0.995 else f", {show(p.active)} active per token"
+    return Answer(
+        sentence=f"{card.name.rpartition('/')[2]} has {show(p.total)} parameters{active}. Its weights take "
+        f"{show(card.weight_bytes, 'B')}, its KV cache {show(full_cache, 'B')} per token.",
+        conditions=card.name, body=[facts([*pairs, *disk_facts(card)]), _parts(card, width)],
+        details=[*_counting(card), *disk_tables(card), _layers(card), _flops(card), _cache_picture(card, width)],
+        warnings=card.notes, full_adds="layers, FLOP and cache by context", files="", full=full,
+    )  # fmt: skip
 
 
 def _smallest(card: ModelCard) -> str:
@@ -140,22 +194,22 @@ def _source(source: Mapping[str, str]) -> str:
 
 
 def _published(card: ModelCard) -> str:
-    """Say what the maker states and how far the count is from it."""
+    """Return the maker's figures, and how far the count is from them."""
     published, over = card.published, card.counted_over_published
     if not over:
-        return "no figure of the maker"
+        return "no figures"
     figures = [f"{show(published[kind])} {kind} (counted {ratio - 1:+.1%})" for kind, ratio in over.items()]
     basis = ", ".join(str(published[key]) for key in ("basis", "grade") if published.get(key))
     return ", ".join(figures) + (f"; {basis}" if basis else "")
 
 
 def _counting(card: ModelCard) -> list[Text]:
-    """Say why the count of active parameters differs from the maker's, where it does."""
+    """Say why the count of active parameters differs from the maker's, if it does."""
     over = card.counted_over_published.get("active")
     if over is None or abs(over - 1) < 0.005:
         return []
     embedding = show(card.parts.get("embedding", 0.0))
-    words = f"Active: counted is all that a token passes, the embedding ({embedding}) among it; makers leave out and round."
+    words = f"Active parameters include the embedding ({embedding}); makers leave it out, and round."
     return [Text(words, style="bright_black")]
 
 
@@ -177,16 +231,14 @@ def _parts(card: ModelCard, width: int) -> Grid:
     names = {"projections": "attention"}
     for name, value in sorted(card.parts.items(), key=lambda item: -item[1]):
         grid.add_row(
-            names.get(name, name),
-            show(value),
-            f"{value / total:.1%}",
+            names.get(name, name), show(value), f"{value / total:.1%}",
             bar(value / total, cells, PART_COLOURS.get(name, "white")),
-        )
+        )  # fmt: skip
     return grid
 
 
 def _flops(card: ModelCard) -> Grid:
-    grid = table("Context", "FLOPs of a decode token", "FLOPs of a prompt token, mean", numbers=(0, 1, 2))
+    grid = table("Context", "FLOP per decode token", "FLOP per prompt token, mean", numbers=(0, 1, 2))
     for row in card.flops_per_token:
         grid.add_row(f"{row.context:,}", show(row.decode, "FLOP"), show(row.prefill, "FLOP"))
     return grid
@@ -206,48 +258,74 @@ def _cache_picture(card: ModelCard, width: int) -> Grid:
     return grid
 
 
-KINDS = {"owned": "owned", "contract": "contract", "ondemand": "ondemand", "assumed": "assumed", "given": "given"}
+def systems_view(rows: Sequence[SystemRow], vendors: Mapping[str, str], *, full: bool = False) -> RenderableType:
+    """Return the list of systems: by maker of the chips, or a row for each.
+
+    Args:
+        rows: the systems.
+        vendors: maker of the chips by name of the system.
+        full: whether to show a row for each.
+
+    Returns:
+        The answer.
+    """
+    makers: dict[str, list[str]] = {}
+    for row in rows:
+        makers.setdefault(vendors.get(row.name) or "others", []).append(row.name)
+    grid = table("Maker", "Systems", "Names", numbers=(1,))
+    for maker, names in sorted(makers.items(), key=lambda item: (-len(item[1]), item[0])):
+        grid.add_row(maker, f"{len(names)}", ", ".join(names))
+    meaning = "Chips of a scale-up domain. Per chip: dense TFLOP/s, memory, rent. --rent owned, contract or ondemand compares "
+    meaning += "rents of one kind."
+    return Answer(
+        sentence=f"{counted(len(rows), 'system')} of {counted(len(makers), 'maker')}. `steptime systems NAME` shows one: "
+        "rates, links, rent and sources.",
+        body=[_system_rows(rows), footnote(meaning)] if full else [grid],
+        full_adds="rates, memory and rent of each",
+        full=full,
+    )
 
 
-def systems_view(rows: Sequence[SystemRow]) -> RenderableType:
-    """Return the list of systems."""
+def _system_rows(rows: Sequence[SystemRow]) -> Grid:
     heads = ("System", "Chips", "BF16", "FP8", "FP4", "HBM GB", "HBM TB/s", "Rent $/h", "Kind of rent")
     grid = table(*heads, numbers=range(1, 8), first_to_go=(2, 4, 3, 6, 5, 1))
     for row in rows:
         peak = row.peak
         grid.add_row(
-            row.name,
-            f"{row.scale_up_size:,.0f}",
+            row.name, f"{row.scale_up_size:,.0f}",
             *(f"{peak[k] / 1e12:,.0f}" if k in peak else "-" for k in ("bf16", "fp8", "fp4")),
             *(f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (row.hbm_capacity / 1e9, row.hbm_bandwidth / 1e12)),
-            f"{row.rent * 3600:.2f}" if math.isfinite(row.rent) else "-",
-            KINDS.get(row.rent_kind, "-"),
-        )
-    note = (
-        "Chips of a scale-up domain; per chip: dense TFLOP/s, memory, rent. To compare rents of one kind: --rent owned, "
-        "contract or ondemand. `steptime systems NAME` shows one system with its sources and dates."
-    )
-    return Group(grid, Text(note))
+            f"{row.rent * 3600:.2f}" if math.isfinite(row.rent) else "-", row.rent_kind or "-",
+        )  # fmt: skip
+    return grid
 
 
-def system_view(card: SystemCard) -> RenderableType:
-    """Return one system's card."""
+def system_view(card: SystemCard, *, full: bool = False) -> RenderableType:
+    """Return one system.
+
+    Args:
+        card: its figures.
+        full: whether to show every figure with its source.
+
+    Returns:
+        The answer.
+    """
     vendor_year = ", ".join(str(part) for part in (card.vendor, card.year) if part)
-    out = math.isfinite(card.up_over_out)
+    is_networked = math.isfinite(card.up_over_out)
     balances = ", ".join(f"{kind} {value:,.0f}" for kind, value in card.balance.items())
     pairs = [
         ("Chip", f"{card.chip_title or card.chip} ({vendor_year})" if vendor_year else card.chip_title or card.chip),
         ("Balance R, multiplies per weight read", balances),
         ("HBM drain time", show(card.drain_seconds, "s")),
-        ("HBM of a usual deployment", f"{show(card.scale_up_hbm, 'B')} on {card.chips} chips"),
-        ("Scale-up over scale-out bandwidth", f"{card.up_over_out:,.1f}" if out else "a box: no network beyond its chips"),
+        ("HBM of the usual deployment", f"{show(card.scale_up_hbm, 'B')} on {counted(card.chips, 'chip')}"),
+        ("Scale-up over scale-out bandwidth", f"{card.up_over_out:,.1f}" if is_networked else "no network outside the box"),
         ("Rent", _rent(card.rent_range)),
         *(_other_rent(other_rent) for other_rent in card.rents if other_rent != card.rent_range),
         ("Power", power_in_words(card.power) if math.isfinite(card.power.watts) else "not known"),
     ]
     if card.software:
         days = "; ".join(f"{period.share:.2g} from {period.first} to {period.last}" for period in card.software)
-        pairs.append(("Software, of an engine's usual speed", days))
+        pairs.append(("Speed relative to the engine's usual", days))
     links = card.scale_up_links
     pairs += [
         ("Scale-up links", f"{links.count:,.0f} ({links.basis})"),
@@ -267,27 +345,26 @@ def system_view(card: SystemCard) -> RenderableType:
         figure = card.figures.get(path)
         if figure:
             rows.append((path, figure.text, figure.grade, figure.date, figure.url))
-    rows += [
-        (f"rent, {KINDS[rent.kind]}", show(rent.typical, "USD/s"), rent.grade, rent.date, rent.url) for rent in _rents(card)
-    ]
+    rows += [(f"rent, {rent.kind}", show(rent.typical, "USD/s"), rent.grade, rent.date, rent.url) for rent in _rents(card)]
     rack = ((path, figure) for path, figure in card.figures.items() if path.startswith("rack."))
     rows += [(path, figure.text, figure.grade, figure.date, figure.url) for path, figure in rack]
-    return Group(
-        Text(card.title or card.name, style="bold"),
-        facts(pairs),
-        memory,
-        network,
-        sourced("Figure (--set)", rows),
-    )
+    hbm = card.memory[0]
+    rent = f", rent {show(card.rent_range.typical, 'USD/s')}" if has_rent(card.rent_range) else ""
+    return Answer(
+        sentence=f"{card.title or card.name}. Per chip: {show(hbm.capacity, 'B')} of {hbm.name.upper()} at "
+        f"{show(hbm.bandwidth, 'B/s')}{rent}.",
+        body=[memory, network, facts(pairs)], details=[sourced("Figure (--set)", rows)],
+        full_adds="every figure with its source", files="", full=full,
+    )  # fmt: skip
 
 
 def _rents(card: SystemCard) -> list[Rent]:
-    """Return the rent that plans reckon with, and those of other kinds."""
+    """Return the rent that plans use, and those of other kinds."""
     return [rent for rent in (card.rent_range, *(rent for rent in card.rents if rent != card.rent_range)) if has_rent(rent)]
 
 
 def _rent(rent: Rent) -> str:
-    """Return a rent of a chip with its kind, date and grade, the range of its kind, and what to mind."""
+    """Return the rent of a chip with its kind, date and grade, the range of its kind, and its note."""
     if not has_rent(rent):
         return rent.note
     span = f"; {show(rent.low, 'USD/s')} to {show(rent.high, 'USD/s')} in a year" if rent.low != rent.high else ""
@@ -314,7 +391,7 @@ def _rack(card: SystemCard) -> str:
 
 
 def _nearest(card: SystemCard) -> str:
-    """Say what is nearest to its limit, with the others, and which limits nobody has published."""
+    """Return how much of each physical limit is used, the nearest first, and which limits are not published."""
     limits = card.physical_limits
     used = limits["used"]
     open_ended = [name for name in RACK_LIMITS if used.get(name, {}).get("share") is None]
@@ -330,33 +407,60 @@ def _nearest(card: SystemCard) -> str:
     return "; ".join([*usages, ends] if ends else usages)
 
 
-def engines_view(cards: Sequence[EngineCard]) -> RenderableType:
-    """Return the list of engines."""
-    grid = table("Engine", "What it is")
+def engines_view(cards: Sequence[EngineCard], stacks: RenderableType, *, full: bool = False) -> RenderableType:
+    """Return the list of engines and training stacks.
+
+    Args:
+        cards: the engines.
+        stacks: view of the training stacks.
+        full: whether to show all rows.
+
+    Returns:
+        The answer.
+    """
+    grid = table("Engine", "Title")
     for card in cards:
         grid.add_row(card.name, card.title)
-    return Group(grid, Text("Without --engine: vllm on NVIDIA chips, on which it was measured, and typical on others."))
+    return Answer(
+        sentence=f"{counted(len(cards), 'serving engine')}; without --engine, vllm on NVIDIA chips and typical on others. "
+        "`steptime engines NAME` shows the constants of one.",
+        body=[grid, stacks],
+        full=full,
+    )
 
 
-def engine_view(card: EngineCard) -> RenderableType:
-    """Return one engine's constants."""
+def engine_view(card: EngineCard, *, full: bool = False) -> RenderableType:
+    """Return one engine.
+
+    Args:
+        card: its constants.
+        full: whether to show all of them.
+
+    Returns:
+        The answer.
+    """
     fit = card.fit
     deviations = fit.get("deviation", {})
-    heads = ("Constant", "Value", "Fitted to within") if deviations else ("Constant", "Value")
-    grid = table(*heads, numbers=(1, 2))
-    for name, value in card.constants.items():
+    grid = table("Constant", "Value", *(["Fitted to within"] if deviations else []), numbers=(1, 2))
+    # constants that were fitted come first: the others are set to times of kernels that are measured separately
+    for name, value in sorted(card.constants.items(), key=lambda item: item[0] not in deviations):
         unit = "s" if name.startswith("seconds") else "B" if name.endswith("bytes") else ""
-        row = [name.replace("_", " "), show(value, unit) if unit else f"{value:g}"]
-        grid.add_row(*row, *([f"{deviations[name]:.1%}" if name in deviations else ""] if deviations else []))
-    parts: list[RenderableType] = [Text(f"{card.name}: {card.title}", style="bold"), grid]
-    if deviations:
-        parts.append(Text("Within: one standard deviation; the others are held at what kernels take that are measured alone."))
+        cells = [f"{deviations[name]:.1%}" if name in deviations else ""] if deviations else []
+        grid.add_row(name.replace("_", " "), show(value, unit) if unit else f"{value:g}", *cells)
+    makers = f" on chips of {', '.join(fit['vendors'])}" if fit.get("vendors") else ""
+    fitted = f", fitted to {fit['runs']:,} measured runs{makers}" if fit.get("interval") else ""
+    body: list[RenderableType] = []
     if fit.get("interval"):
-        ranges = table("90 % range, over the estimate", "Decode", "With prompts", numbers=(1, 2))
+        ranges = table("90 % range over the estimate", "Decode", "With prefill", numbers=(1, 2))
         for quantity, title in (("tpot", "Time per token, step"), ("ttft", "Time to first token")):
             interval = fit["interval"].get(quantity, {})
             cells = [f"{interval[r][0]:.2f} to {interval[r][1]:.2f}" if r in interval else "-" for r in ("decode", "mixed")]
             ranges.add_row(title, *cells)
-        makers = f" on chips of {', '.join(fit['vendors'])}" if fit.get("vendors") else ""
-        parts += [ranges, Text(f"From {fit['runs']:,} measured runs{makers}, each left out of the fit in its turn.")]
-    return Group(*parts)
+        body = [ranges, footnote("Each run was left out of the fit in its turn.")]
+    meaning = (
+        [footnote("Fitted to within: one standard deviation; other constants are measured on kernels.")] if deviations else []
+    )
+    return Answer(
+        sentence=f"{card.name}: {card.title}{fitted}.", body=[*body, grid, *meaning], full_adds="all constants", files="",
+        full=full,
+    )  # fmt: skip

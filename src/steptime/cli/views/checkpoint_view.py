@@ -1,4 +1,4 @@
-"""What the terminal shows of a checkpoint's files: exact bytes by part and dtype, and how far the model's are from them."""
+"""Terminal view of the checkpoint files of a model: exact bytes by part and dtype, compared with the model's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from steptime.units import counted, show
 MAX_DIFFERENCES = 8  # lines of differences that are shown
 
 
-def held_facts(card: ModelCard) -> list[tuple[str, str]]:
-    """Return what the files hold in all, and how the model's weights compare."""
+def disk_facts(card: ModelCard) -> list[tuple[str, str]]:
+    """Return the bytes of the files, and how the model's weights compare.
+
+    Args:
+        card: figures of the model.
+
+    Returns:
+        Names with values; nothing for a model without files.
+    """
     checkpoint = card.checkpoint
     if checkpoint is None:
         return []
@@ -34,8 +41,15 @@ def _compared(card: ModelCard, checkpoint: CheckpointSummary) -> str:
     return f"{difference:+,} B ({difference / checkpoint.bytes:+.3%})" if checkpoint.bytes else f"{difference:+,} B"
 
 
-def held_tables(card: ModelCard) -> list[RenderableType]:
-    """Return the bytes on disk by part of the model, and what the model does not count of them, or counts besides."""
+def disk_tables(card: ModelCard) -> list[RenderableType]:
+    """Return the bytes on disk by part of the model, and the tensors that only one of both counts.
+
+    Args:
+        card: figures of the model.
+
+    Returns:
+        Tables; nothing for a model without files.
+    """
     checkpoint = card.checkpoint
     if checkpoint is None:
         return []

@@ -1,81 +1,95 @@
-"""What the terminal shows of the longest contexts: a sentence, a row for each technique, and the lengths as bars."""
+"""Terminal view of `steptime context`: the longest context, with a row and a bar for each way to compress the cache."""
 
 from __future__ import annotations
 
 import math
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
+from steptime.cli.views.answer import Answer, footnote, section
 from steptime.cli.views.terminal_plots import LogScale
-from steptime.cli.views.widgets import Grid, notes, ranged, table
+from steptime.cli.views.widgets import Grid, ranged, table
 from steptime.hardware.unit_cost import usd
 from steptime.sweeps.context_limit_result import ContextWall, ContextWalls, tokens
 from steptime.units import counted, show
 
-MAX_NAME_WIDTH = 30  # columns beside the axis of the picture, at most
-AS_IS = "as it is"
+MAX_NAME_WIDTH = 30  # columns next to the axis of the chart, at most
+UNCHANGED = "as it is"
 
 
-def contexts_view(limits: ContextWalls, width: int) -> RenderableType:
-    """Return the answer in a sentence, the techniques side by side, the longest contexts as bars, and what they cost beside."""
-    conditions = f"{counted(limits.chips, 'chip')} at most, {show(limits.tpot, 's')} a token, engine {limits.engine}, "
-    conditions += f"cache in {limits.kv_format}"
-    parts: list[RenderableType] = [
-        Text(limits.text, style="bold"),
-        Text(conditions + "; decode alone, prompts not counted in."),
-    ]
-    parts += notes(_beyond(limits))
-    if limits.reason:
-        return Group(*parts)
-    parts += [Text(), _side_by_side(limits), *_meaning(limits), *_picture(limits, width)]
-    caveats = dict.fromkeys(text for wall in limits.walls for text in wall.caveats)
-    if caveats:
-        parts += [Text(), Text("What to mind of them", style="bold"), *(Text(f"  {text}") for text in caveats)]
-    if limits.left_out:
-        parts += [Text(), Text("Left out", style="bold"), *(Text(f"  {text}") for text in limits.left_out)]
-    return Group(*parts)
+def contexts_view(limits: ContextWalls, *, width: int, full: bool = False) -> RenderableType:
+    """Return how long a context may be for a speed and a price.
 
+    Args:
+        limits: longest contexts of a model as it is, and with each technique.
+        width: columns of the terminal.
+        full: whether to show caveats of techniques, and those that do not apply.
 
-def _beyond(limits: ContextWalls) -> list[str]:
-    """Say where the model itself ends before memory and time do, and where no price is known."""
-    rent_notes = (
-        []
-        if math.isfinite(limits.usd_per_million) or limits.reason
-        else [f"no rent of {limits.system} is known; --rent 2.50 gives one"]
+    Returns:
+        The answer.
+    """
+    conditions = (
+        f"At most {counted(limits.chips, 'chip')}, {show(limits.tpot, 's')} per token, engine {limits.engine}, cache in "
     )
+    conditions += f"{limits.kv_format}; decode only, without prefill."
+    caveats = list(dict.fromkeys(text for wall in limits.walls for text in wall.caveats))
+    details = [section("Caveats of techniques", caveats)] if caveats else []
+    details += [section("Techniques that do not apply", limits.left_out)] if limits.left_out else []
+    added = ["caveats of techniques"] if caveats else []
+    added += [counted(len(limits.left_out), "technique") + " not applied"] if limits.left_out else []
+    answered = [_table(limits), footnote(_meaning(limits)), *_picture(limits, width)]
+    return Answer(
+        sentence=_sentence(limits), conditions=conditions, body=[] if limits.reason else answered, details=details,
+        warnings=_warnings(limits), full_adds=", ".join(added), full=full,
+    )  # fmt: skip
+
+
+def _sentence(limits: ContextWalls) -> str:
+    """Say how long a context the model reaches as it is, and with the best technique."""
+    base, model = limits.base, limits.model.rpartition("/")[2]
+    speed = f"{1 / limits.tpot:,.3g} tok/s"
+    if not base.longest:
+        return limits.text
+    text = f"{model} on {limits.system} reaches {tokens(base.longest)} of context at {speed}"
+    if base.longest_range and base.longest_range[1] >= 1.01 * base.longest_range[0]:
+        text += f" (90 %: {' to '.join(map(_length, base.longest_range))})"
+    if math.isfinite(limits.usd_per_million) and limits.priced:
+        text += f", and {tokens(base.longest_priced)} for {usd(limits.usd_per_million)} per million output tokens"
+    longest = max(limits.walls, key=lambda wall: (wall.longest_priced, wall.longest))
+    if longest is base or not longest.longest_priced > 1.01 * base.longest_priced:
+        return text + "."
+    cost = f" for {usd(limits.usd_per_million)} per million" if math.isfinite(limits.usd_per_million) else ""
+    ends = "any length" if math.isinf(longest.longest_priced) else tokens(longest.longest_priced)
+    return f"{text}. The technique {longest.technique} allows {ends}{cost}."
+
+
+def _warnings(limits: ContextWalls) -> list[str]:
+    """Say where the model itself ends before memory and time do, and where no price is known."""
+    no_rent = not (math.isfinite(limits.usd_per_million) or limits.reason)
+    rent_notes = [f"no rent of {limits.system} is known; --rent 2.50 sets one"] if no_rent else []
+    trained = f"{limits.model} is trained for at most {limits.max_context:,.0f} tokens"
     if limits.context > limits.max_context:
-        return [
-            f"{limits.model} is made for {limits.max_context:,.0f} tokens at most, fewer than --context {limits.context:,}",
-            *rent_notes,
-        ]
-    if limits.base.longest > limits.max_context:
-        model_limit = f"{limits.model} is made for {limits.max_context:,.0f} tokens at most"
-        return [f"{model_limit}; what is longer tells what memory and time allow", *rent_notes]
-    return rent_notes
+        return [f"{trained}, fewer than --context {limits.context:,}", *rent_notes]
+    beyond = limits.base.longest > limits.max_context
+    return [f"{trained}; longer contexts show only what memory and time allow", *rent_notes] if beyond else rent_notes
 
 
-def _side_by_side(limits: ContextWalls) -> Grid:
+def _table(limits: ContextWalls) -> Grid:
     grid = table(
-        "Technique", "Longest", "For the price", "USD/M out", "Cache", "Batch", "Step (90 % range)", "Read", "Parameters",
-        "Ends by", "Layout", title=f"At {limits.context:,} tokens of context" , numbers=(1, 2, 3, 4, 5, 6, 7, 8),
+        "Technique", "Longest", "At the price", "USD/M out", "Cache", "Batch", "Step (90 % range)", "Bytes read", "Parameters",
+        "Limit", "Layout", numbers=(1, 2, 3, 4, 5, 6, 7, 8),
         first_to_go=(10, 8, 7, 9, 6, 5, 4),
     )  # fmt: skip
     for wall in limits.walls:
         grid.add_row(
-            wall.technique.replace("+", "+\n") or AS_IS,
-            _length(wall.longest),
-            _priced(wall, limits),
-            usd(wall.usd_per_million) if math.isfinite(wall.usd_per_million) else "-",
-            show(wall.cache, "B"),
+            wall.technique.replace("+", "+\n") or UNCHANGED, _length(wall.longest), _priced(wall, limits),
+            usd(wall.usd_per_million) if math.isfinite(wall.usd_per_million) else "-", show(wall.cache, "B"),
             f"{wall.batch:,}" if wall.batch else "none",
-            ranged(wall.step, wall.step_range, lambda value: show(value, "s")) if wall.batch else "-",
-            show(wall.read_bytes, "B"),
-            show(wall.parameters),
-            wall.binds or "-",
-            wall.layout or "-",
+            ranged(wall.step, wall.step_range, lambda value: show(value, "s"), label="") if wall.batch else "-",
+            show(wall.read_bytes, "B"), show(wall.parameters), wall.binds or "-", wall.layout or "-",
             style="green" if not wall.technique else None,
-        )
+        )  # fmt: skip
     return grid
 
 
@@ -96,15 +110,11 @@ def _length(value: float) -> str:
     )
 
 
-def _meaning(limits: ContextWalls) -> list[Text]:
+def _meaning(limits: ContextWalls) -> str:
     price = usd(limits.usd_per_million) if math.isfinite(limits.usd_per_million) else ""
-    words = f"Longest: tokens of context within {show(limits.tpot, 's')} a token"
-    if price and limits.priced:
-        words += f"; for the price: within {price} per million output tokens too"
-    elif price:
-        words += f"; for the price: for the {price} per million that it costs as it is"
-    words += "" if len(limits.walls) == 1 else ". Techniques are what-ifs: what an engine runs of them is its own affair"
-    return [Text(words + ". Cache, batch, step and USD/M are at the length above.", style="bright_black")]
+    text = f"Longest: tokens of context within {show(limits.tpot, 's')} per token."
+    text += f" At the price: also within {price} per million output tokens." if price else ""
+    return text + f" Cache, batch and USD/M: at {limits.context:,} tokens."
 
 
 def _picture(limits: ContextWalls, width: int) -> list[RenderableType]:
@@ -114,17 +124,17 @@ def _picture(limits: ContextWalls, width: int) -> list[RenderableType]:
     ]
     if not lengths:
         return []
-    names = [wall.technique or AS_IS for wall in limits.walls]
+    names = [wall.technique or UNCHANGED for wall in limits.walls]
     values = [*lengths, limits.context, *([limits.max_context] if math.isfinite(limits.max_context) else [])]
     scale = LogScale.fit(names, values, width, max_name_width=MAX_NAME_WIDTH, spare=1.3)
-    lines: list[RenderableType] = [Text(), Text("Longest context [tokens], logarithmic", style="bold")]
+    lines: list[RenderableType] = []
     for wall, name in zip(limits.walls, names, strict=True):
         text = name if len(name) <= scale.name_width else name[: scale.name_width - 1] + "…"
         lines.append(Text.assemble(text.rjust(scale.name_width), " ", _bar(wall, limits, scale)))
     lines.append(scale.labels(_length))
-    legend = "█ for the price  ░ for the speed alone" if math.isfinite(limits.usd_per_million) else "░ for the speed"
-    lines.append(Text(legend + ("  ┊ what the model is made for" if math.isfinite(limits.max_context) else "")))
-    return lines
+    legend = "█ at the price and speed  ░ at the speed" if math.isfinite(limits.usd_per_million) else "░ at the speed"
+    lines.append(Text(legend + ("  ┊ trained context" if math.isfinite(limits.max_context) else "")))
+    return [section("Longest context [tokens]", lines)]
 
 
 def _bar(wall: ContextWall, limits: ContextWalls, scale: LogScale) -> Text:

@@ -1,48 +1,64 @@
-"""What the terminal shows of designs: the best, the front, and what stands today."""
+"""Terminal view of `steptime design`: the best design, the Pareto front next to the design as it is, and a chart."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
-from steptime.cli.views.sweep_view import axis_value, head, held_in_words, picture, refused, written
-from steptime.cli.views.widgets import Grid, notes, table
+from steptime.cli.views.answer import Answer, section
+from steptime.cli.views.sweep_view import axis_value, fixed_text, head, memory_notes, picture, reason_section, words, written
+from steptime.cli.views.widgets import Grid, table
 from steptime.questions.subject import ARCH, WITHIN
 from steptime.sweeps.design import Design, columns_in_short
+from steptime.sweeps.question_inputs import lower_is_better
 from steptime.units import counted, in_digits
 
-MOST_ROWS = 16
+MAX_ROWS = 16
 
 
-def design_view(design: Design, width: int, *, brief: bool = False) -> RenderableType:
-    """Return the best design in a sentence, the front with what stands today, and what is to be minded."""
-    parts: list[RenderableType] = [Text(design.text[0].upper() + design.text[1:] + ".", style="bold"), *notes(_minded(design))]
-    fixed_inputs = held_in_words(design.sweep)
-    parts += [Text(f"Held: {fixed_inputs}.")] if fixed_inputs else []
-    if brief:
-        return Group(*parts)
-    grid = _table(design)
-    title = f"{counted(len(design.front), 'design')} of {design.sweep.points:,} that no other beats in " + " and ".join(
-        name.replace("_", " ").replace("usd", "USD") for name in design.aims
-    )
-    parts += [Text(), Text(title, style="bold"), grid]
-    if len(design.front) > MOST_ROWS:
-        parts += [
-            Text(
-                f"{MOST_ROWS} of the {len(design.front):,} on the front, evenly; --csv and --json have all.",
-                style="bright_black",
-            )
-        ]
-    if design.sweep.points > 3:
-        parts += picture(design.sweep, width, design.aims[0])
-    return Group(*parts, *refused(design.sweep))
+def design_view(design: Design, *, width: int, full: bool = False) -> RenderableType:
+    """Return the best design.
+
+    Args:
+        design: designs, the front of those that no other beats, and the design as it is.
+        width: columns of the terminal.
+        full: whether to show all charts and designs without an answer.
+
+    Returns:
+        The answer.
+    """
+    sweep = design.sweep
+    charts = picture(sweep, width, design.aims[0]) if sweep.points > 3 else []
+    aims = " and ".join(map(words, design.aims))
+    title = f"{counted(len(design.front), 'design')} of {sweep.points:,} on the Pareto front of {aims}"
+    rows = [f"{MAX_ROWS} of the {len(design.front):,} designs; --csv and --json have all."]
+    return Answer(
+        sentence=_sentence(design), conditions=f"{sweep.question}, {fixed_text(sweep)}." if sweep.fixed else "",
+        body=[section(title, rows if len(design.front) > MAX_ROWS else []), _table(design), *charts],
+        details=reason_section(sweep), warnings=[*_assumptions(design), *memory_notes(sweep)],
+        full_adds="designs without an answer" if sweep.reasons else "", full=full,
+    )  # fmt: skip
+
+
+def _sentence(design: Design) -> str:
+    """Say which design is best, and how far it is from the design as it is."""
+    aim = design.aims[0]
+    column, now = design.sweep.column(aim), float(design.today.get(aim, np.nan))
+    value = float(column.values.ravel()[design.best])
+    text = f"Best of {counted(design.sweep.points - len(design.sweep.reasons), 'design')}: {design.called(design.best)}, with "
+    text += f"{'lowest' if lower_is_better(aim) else 'highest'} {words(aim)}: {written(value, column.unit)}"
+    change = value / now - 1
+    if np.isfinite(change):
+        size = f"{abs(change):.0%} {'less' if change < 0 else 'more'} than" if abs(change) >= 0.005 else "as much as"
+        text += f", {size} today ({written(now, column.unit)})"
+    text += f"; {counted(design.ties, 'other design')} {'is' if design.ties == 1 else 'are'} as good" if design.ties else ""
+    return text + "."
 
 
 def _table(design: Design) -> Grid:
-    """Return a row for what stands today, and one for each design on the front."""
+    """Return a row for the design as it is, and one for each design on the front."""
     columns = columns_in_short(design)
     axes = design.sweep.axes
     heads = ["", *(axis.name.removeprefix(ARCH) for axis in axes), *map(head, columns)]
@@ -50,11 +66,11 @@ def _table(design: Design) -> Grid:
     front_grid = table(*heads, numbers=range(1, len(heads)), first_to_go=going)
     if design.today:
         now = [_figure(design, name, design.today.get(name, np.nan)) for name in columns]
-        front_grid.add_row("as it is", *(_now(design, axis) for axis in axes), *now)
+        front_grid.add_row("today", *(_now(design, axis) for axis in axes), *now)
     grid = [values.ravel() for values in design.sweep.grid()]
     indices = design.front
-    if len(indices) > MOST_ROWS:
-        indices = tuple(indices[i] for i in np.linspace(0, len(indices) - 1, MOST_ROWS).round().astype(int))
+    if len(indices) > MAX_ROWS:
+        indices = tuple(indices[i] for i in np.linspace(0, len(indices) - 1, MAX_ROWS).round().astype(int))
     for index in indices:
         axis_cells = [axis_value(axis, values[index]) for axis, values in zip(axes, grid, strict=True)]
         cells = [_figure(design, name, design.sweep.answers[name].values.ravel()[index]) for name in columns]
@@ -76,22 +92,20 @@ def _figure(design: Design, name: str, value: Any) -> str:
     return written(float(value), design.sweep.answers[name].unit, bare=True)
 
 
-def _minded(design: Design) -> list[str]:
-    """Return what a reader of the answer must know: what is supposed, and what is not told."""
-    words = []
+def _assumptions(design: Design) -> list[str]:
+    """Return what a design is assumed to share with the present one: quality, size and rent."""
+    warnings = []
     of_model = any(axis.name.startswith(ARCH) for axis in design.sweep.axes)
     if of_model and "parameters" in design.sweep.answers:
         sizes = design.sweep.answers["parameters"].values
         sizes = sizes[np.isfinite(sizes)] / 1e9
-        spread = sizes.max() / sizes.min() - 1
-        same = f"all have {in_digits(float(sizes.min()), 4)} billion parameters to within {max(spread, 0.001):.1%}"
-        differ = f"they have {in_digits(float(sizes.min()), 4)} to {in_digits(float(sizes.max()), 4)} billion parameters"
-        hint = "" if spread < 0.02 else " (--set arch.equal=total holds them)"
-        words.append(f"how good the answers of these models are is not told: {same if spread < 0.02 else differ}{hint}")
+        low, high = float(sizes.min()), float(sizes.max())
+        spread = high / low - 1
+        same = f"all have {in_digits(low, 4)} B parameters to within {max(spread, 0.001):.1%}"
+        differ = f"they have {in_digits(low, 4)} to {in_digits(high, 4)} B parameters (--set arch.equal=total keeps them equal)"
+        warnings.append(f"the quality of these models is not predicted: {same if spread < 0.02 else differ}")
     if WITHIN in design.sweep.fixed:
-        words.append(f"within {design.sweep.fixed[WITHIN]}, at the same rent: FLOP/s make room for the other parts of the chip")
+        warnings.append(f"FLOP/s shrink until the chip stays within {design.sweep.fixed[WITHIN]}; its rent stays the same")
     elif any(axis.name.startswith("times.") for axis in design.sweep.axes):
-        words.append(
-            "the rent is that of the chip as it is, whatever more it has; --within power trades its parts for one another"
-        )
-    return words
+        warnings.append("the rent stays that of the present chip; --within power trades bandwidth for FLOP/s")
+    return warnings

@@ -1,72 +1,107 @@
-"""What the terminal shows of the lecture: its list, a section with its picture, verdicts, and the board of a real pair."""
+"""Terminal views of `steptime lecture` and `steptime roofline`: sections, verdicts on numbers, and a real model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.cli.views.terminal_plots import figure, label, render_chart, room
-from steptime.cli.views.widgets import Grid, facts, heading, notes, table
+from steptime.cli.views.answer import Answer, section
+from steptime.cli.views.terminal_plots import Ticks, figure, label, render_chart, room
+from steptime.cli.views.widgets import Grid, facts, table
+from steptime.hardware.unit_cost import usd
 from steptime.lecture.claim_verdicts import FACTOR, FAILS, HOLDS, UNDECIDED
 from steptime.lecture.lecture_check import Lecture, Row, Verdicts
 from steptime.lecture.lecture_content import Card, Picture, Section, Statement
-from steptime.lecture.pair_roofline import Answer, Roofline
-from steptime.units import in_digits, show
+from steptime.lecture.pair_roofline import Answer as BoardAnswer
+from steptime.lecture.pair_roofline import Roofline
+from steptime.units import counted, show
 
 COLOURS = {HOLDS: "green", FACTOR: "yellow", FAILS: "red", UNDECIDED: "magenta"}
-WIDE = 100  # columns from which reasons and closed forms have a column of their own
+WIDE = 100  # columns from which reasons and closed forms have a column
 SHORT = {"tokens": "tok", "sequences": "seq", "parameters": ""}
 CURVES = (("a", "green"), ("b", "red"), ("c", "cyan"), ("d", "yellow"))
 
 
-def lecture_view(lecture: Lecture) -> RenderableType:
-    """Return the sections with how many of their numbers hold."""
-    grid = table("", "Section", "Formula", "Holds", numbers=(0, 3), first_to_go=(2,))
-    for section in lecture.sections:
-        hold_count = sum(verdict == HOLDS for verdict in section.verdicts)
-        grid.add_row(str(section.number), section.title, section.formula, f"{hold_count} of {len(section.verdicts)}")
-    return Group(
-        Text("The math behind how LLMs are trained and served, Reiner Pope, 2026-04-29; in words of our own"),
-        grid,
-        Text("`steptime lecture 3` plays a section; --check computes all verdicts again; --quiz asks.", style="bright_black"),
-    )
+def lecture_view(lecture: Lecture, *, full: bool = False) -> RenderableType:
+    """Return the sections with the number of their claims that hold.
 
+    Args:
+        lecture: the sections.
+        full: whether to show the formula of each.
 
-def section_view(section: Section, width: int) -> RenderableType:
-    """Return a section: what was said, its formula, picture and numbers, and where it fails."""
-    return Group(
-        heading(f"{section.number}. {section.title}"), Text(section.summary), Text(),
-        Text(section.formula, style="bold cyan"), facts(section.symbols.items()),
-        *picture_view(section.picture, width),
-        numbers_view(section.statements, width),
-        Text.assemble(("Where it fails: ", "bold yellow"), section.fails),
+    Returns:
+        The answer.
+    """
+    grid = table("", "Section", "Claims that hold", *(["Formula"] if full else []), numbers=(0, 2))
+    verdicts = [verdict for part in lecture.sections for verdict in part.verdicts]
+    for part in lecture.sections:
+        claims = f"{part.verdicts.count(HOLDS)} of {len(part.verdicts)}"
+        grid.add_row(str(part.number), part.title, claims, *([part.formula] if full else []))
+    return Answer(
+        sentence=f"{verdicts.count(HOLDS)} of {len(verdicts)} numbers of the lecture hold. `steptime lecture 3` shows a "
+        "section, --check computes all verdicts again, --quiz asks.",
+        conditions="The math behind how LLMs are trained and served, Reiner Pope, 2026-04-29; paraphrased.", body=[grid],
+        full_adds="formulas", full=full,
     )  # fmt: skip
 
 
-def numbers_view(statements: Sequence[Statement], width: int) -> Grid:
-    """Return numbers as they were said and as they are computed, with verdicts and reasons, below one another if narrow."""
-    wide = width >= WIDE
-    grid = table("Number", "Said", "Computed", "Verdict", *(["Why"] if wide else []), numbers=(1, 2))
+def section_view(part: Section, *, width: int, full: bool = False) -> RenderableType:
+    """Return a section.
+
+    Args:
+        part: its claims, formula and picture.
+        width: columns of the terminal.
+        full: whether to show the meaning of symbols, and the reason of each verdict.
+
+    Returns:
+        The answer.
+    """
+    num_holding = sum(statement.computed_verdict == HOLDS for statement in part.statements)
+    return Answer(
+        sentence=f"{part.number}. {part.title}: {part.formula}. {num_holding} of "
+        f"{counted(len(part.statements), 'number')} hold.",
+        conditions=part.summary, body=[numbers_view(part.statements, full=full), *picture_view(part.picture, width)],
+        details=[facts(part.symbols.items())], warnings=[f"where it fails: {part.fails}"],
+        full_adds="symbols, reason of each verdict", files="", full=full,
+    )  # fmt: skip
+
+
+def numbers_view(statements: Sequence[Statement], *, full: bool = True) -> Grid:
+    """Return numbers as they were said and as they are computed, with verdicts.
+
+    Args:
+        statements: the numbers.
+        full: whether to show reasons.
+
+    Returns:
+        A row for each.
+    """
+    grid = table("Number", "Said", "Computed", "Verdict", numbers=(1, 2))
     for statement in statements:
-        values, why = statement.computed, [statement.reason] if wide else []
-        name = Text(statement.name) if wide else Text.assemble(statement.name, (f": {statement.reason}", "bright_black"))
-        computed = between(min(values), max(values), statement.unit)
+        values, verdict = statement.computed, statement.computed_verdict
+        why = (f": {statement.reason}", "bright_black") if full else ""
         grid.add_row(
-            name,
-            format_claim(statement.stated, statement.relation, statement.unit),
-            computed,
-            Text(statement.computed_verdict, style=COLOURS[statement.computed_verdict]),
-            *why,
-        )
+            Text.assemble(statement.name, why), format_claim(statement.stated, statement.relation, statement.unit),
+            between(min(values), max(values), statement.unit), Text(verdict, style=COLOURS[verdict]),
+        )  # fmt: skip
     return grid
 
 
 def format_claim(value: float, relation: str, unit: str) -> str:
-    """Write a number that was said.
+    """Write a number of the lecture.
+
+    Args:
+        value: the number.
+        relation: about, at least or at most.
+        unit: its unit.
+
+    Returns:
+        The number with its relation and unit.
 
     >>> format_claim(2400, "about", ""), format_claim(1, "at least", ""), format_claim(0.02, "about", "s")
     ('2,400', '>= 1', '20.0 ms')
@@ -75,7 +110,15 @@ def format_claim(value: float, relation: str, unit: str) -> str:
 
 
 def written(value: float, unit: str) -> str:
-    """Write a number with its unit, small counts in full."""
+    """Write a number with its unit, small counts in full.
+
+    Args:
+        value: the number.
+        unit: its unit.
+
+    Returns:
+        Three digits and the unit; none for an infinite number.
+    """
     if math.isinf(value):
         return "none"
     if unit in ("s", "B"):
@@ -85,7 +128,15 @@ def written(value: float, unit: str) -> str:
 
 
 def between(low: float, high: float, unit: str) -> str:
-    """Write a number, or the range of several, the unit once where it is one.
+    """Write a number, or the range of several, with their common unit once.
+
+    Args:
+        low: the smallest.
+        high: the largest.
+        unit: their unit.
+
+    Returns:
+        One number or a range.
 
     >>> between(0.013, 0.043, "s"), between(5.0, 5.0, "")
     ('13.0 to 43.0 ms', '5')
@@ -98,20 +149,26 @@ def between(low: float, high: float, unit: str) -> str:
 
 
 def picture_view(picture: Picture, width: int) -> list[RenderableType]:
-    """Return the curves of a section with their letters."""
+    """Return the curves of a section with their letters.
+
+    Args:
+        picture: the curves.
+        width: columns of the terminal.
+
+    Returns:
+        One chart with its legend.
+    """
     x, curves = picture.points()
     across = x if picture.linear else np.log10(x)
     every = np.concatenate(list(curves.values()))
     steep = float(every.max()) > 20 * max(float(every.min()), 1e-300) > 0
     low, high = float(every.min()), float(every.max())
-    chart = figure(room(width), 11)
+    chart = figure(room(width), 8)
     chart.set_x_limits(float(across.min()), float(across.max()))
     if steep:
         chart.set_y_limits(math.log10(low) - 0.1, math.log10(high) + 0.1)
     else:
         chart.set_y_limits(min(0.0, low) if low < high / 2 else 0.9 * low, high * 1.05)
-    chart.x_ticks_fkt = lambda value, _: tick(value if picture.linear else 10**value, picture.unit)
-    chart.y_ticks_fkt = lambda value, _: tick(10**value if steep else value, picture.result_unit)
     label(chart, picture.label, picture.result, width)
     legend = Text()
     for (letter, colour), (name, values) in zip(CURVES, curves.items(), strict=False):
@@ -119,28 +176,53 @@ def picture_view(picture: Picture, width: int) -> list[RenderableType]:
         chart.plot(across, y, lc=colour)
         chart.scatter(across[5::10], y[5::10], lc=colour, marker=letter)
         legend.append(f"{letter} {name}   ", style=colour)
-    return [Text(picture.title, style="bold"), render_chart(chart), legend]
+    x_ticks = Ticks(partial(tick, unit=picture.unit), log=not picture.linear)
+    chart_text = render_chart(chart, x_ticks, Ticks(partial(tick, unit=picture.result_unit), log=steep))
+    return [section(picture.title, [chart_text, legend])]
 
 
 def tick(value: float, unit: str) -> str:
-    """Write a number at an axis."""
-    return show(value, unit, 2) if unit else in_digits(value) if abs(value) < 1e6 else show(value, "", 2)
+    """Write a number at an axis.
+
+    Args:
+        value: the number.
+        unit: its unit.
+
+    Returns:
+        Two digits with the unit.
+    """
+    return show(value, unit, 2) if unit else f"{value:,g}" if abs(value) < 1e6 else show(value, "", 2)
 
 
-def check_view(verdicts: Verdicts, width: int) -> RenderableType:
-    """Return every number with its verdict."""
-    title, counts = verdicts.headline()
-    wide = width >= WIDE
-    parts: list[RenderableType] = []
-    for kind in dict.fromkeys(row.place.partition(" ")[0] for row in verdicts.rows):
-        heads = (kind.capitalize(), "Number", "Said", "Computed", "Verdict", *(["Why"] if wide else []))
-        grid = table(*heads, numbers=(0, 2, 3))
-        for row in verdicts.rows:
-            if row.place.startswith(kind):
-                grid.add_row(row.place.partition(" ")[2], row.name, *_row(row), *([row.reason] if wide else []))
-        parts.append(grid)
+def check_view(verdicts: Verdicts, *, width: int, full: bool = False) -> RenderableType:
+    """Return the verdicts on all numbers.
+
+    Args:
+        verdicts: a row for each number.
+        width: columns of the terminal.
+        full: whether to show numbers that hold as well.
+
+    Returns:
+        The answer.
+    """
+    _, counts = verdicts.headline()
+    summary = ", ".join(f"{count} {name}" for name, count in counts.items()).replace("holds", "hold").replace("fails", "fail")
+    wide = full and width >= WIDE
+    rows = [row for row in verdicts.rows if full or row.changed or row.verdict != HOLDS]
+    rows.sort(key=lambda row: not row.changed)
+    kinds = dict.fromkeys(row.place.partition(" ")[0] for row in rows)
+    grids = {kind: table(kind.capitalize(), "Number", "Said", "Computed", "Verdict", *(["Why"] if wide else []),
+                         numbers=(0, 2, 3)) for kind in kinds}  # fmt: skip
+    for row in rows:
+        kind, _, number = row.place.partition(" ")
+        grids[kind].add_row(number, row.name, *_row(row), *([row.reason] if wide else []))
     checks = sum(row.check > 0 for row in verdicts.rows)
-    return Group(Text(title), facts([*counts.items(), ("acceptance checks among them", str(checks))]), *parts)
+    return Answer(
+        sentence=f"{counted(len(verdicts.rows), 'number')} of the lecture: {summary}. "
+        f"{counted(len(verdicts.changed), 'verdict')} changed since the stored ones.",
+        conditions=f"{checks} of them are acceptance checks." + ("" if full else " Numbers that do not hold:"),
+        body=list(grids.values()), full_adds="all numbers", full=full,
+    )  # fmt: skip
 
 
 def _row(row: Row) -> tuple[str | Text, ...]:
@@ -150,42 +232,59 @@ def _row(row: Row) -> tuple[str | Text, ...]:
     return written(row.stated, row.unit), between(row.low, row.high, row.unit), verdict
 
 
-def card_view(card: Card, width: int) -> RenderableType:
-    """Return the answer of a card."""
-    return Group(
-        Text(card.answer, style="green"),
-        numbers_view([card.statement], width),
-        Text.assemble(("Mind: ", "bold yellow"), card.watch, f" (section {card.section})"),
-    )
+def card_view(card: Card) -> RenderableType:
+    """Return the answer of a card.
+
+    Args:
+        card: a question with its answer.
+
+    Returns:
+        The answer, its number, and what to mind.
+    """
+    watch = Text.assemble(("Mind: ", "bold yellow"), card.watch, f" (section {card.section})")
+    return Group(Text(card.answer, style="green"), numbers_view([card.statement]), watch)
 
 
-def roofline_view(roofline: Roofline, width: int) -> RenderableType:
-    """Return the board's questions for a pair: spoken, closed form and full model side by side."""
-    wide = width >= WIDE
-    heads = ("", "Question", *(["Closed form"] if wide else []), "Spoken", "Closed form here" if wide else "Here", "Full model")
-    grid = table(*heads, numbers=(0, *range(len(heads) - 3, len(heads))), first_to_go=(0,))
-    section = 0
+def roofline_view(roofline: Roofline, *, width: int, full: bool = False) -> RenderableType:
+    """Return the questions of the blackboard for a model on a system.
+
+    Args:
+        roofline: answers of the lecture, of closed forms and of the full model.
+        width: columns of the terminal.
+        full: whether to show the closed forms themselves, and all warnings.
+
+    Returns:
+        The answer.
+    """
+    wide = full and width >= WIDE
+    grid = table("", "Question", "Lecture", "Closed form", "Full model", *(["Formula"] if wide else []), numbers=(0, 2, 3, 4))
+    number = 0
     for answer in roofline.answers:
         formula = [answer.formula] if wide else []
-        grid.add_row(str(answer.section) if answer.section != section else "", answer.name, *formula, *_columns(answer))
-        section = answer.section
-    return Group(
-        Text(
-            f"The board for {roofline.model} ({show(roofline.total)} parameters, {show(roofline.active)} active) on "
-            f"{roofline.chips} chips of {roofline.system} at {roofline.context:,} tokens; full model: engine {roofline.engine}"
-        ),
-        grid,
-        *notes(roofline.notes),
-    )
+        grid.add_row(str(answer.section) if answer.section != number else "", answer.name, *_columns(answer), *formula)
+        number = answer.section
+    costs = [answer for answer in roofline.answers if answer.unit == "USD/Mtok" and math.isfinite(answer.full)]
+    cost = ""
+    if costs:
+        best = min(costs, key=lambda answer: answer.full)
+        cost = f" costs at least {usd(best.full)} per million tokens (closed form: {usd(best.closed)})"
+    return Answer(
+        sentence=f"{roofline.model.rpartition('/')[2]} on {counted(roofline.chips, 'chip')} of {roofline.system}{cost} at "
+        f"{roofline.context:,} tokens of context.",
+        conditions=f"{show(roofline.total)} parameters, {show(roofline.active)} active; full model: engine {roofline.engine}. "
+        "none: beyond the knee, where no batch is compute-bound.",
+        body=[grid], warnings=roofline.notes,
+        full_adds="closed forms" if width >= WIDE else "closed forms from 100 columns on", full=full,
+    )  # fmt: skip
 
 
-def _columns(answer: Answer) -> tuple[str, str, str]:
+def _columns(answer: BoardAnswer) -> tuple[str, str, str]:
     spoken, closed, full = (_value(value, answer.unit) for value in (answer.spoken, answer.closed, answer.full))
     return spoken, closed, full
 
 
 def _value(value: float, unit: str) -> str:
-    """Write an answer; nothing where there is none.
+    """Write an answer; nothing where it is missing.
 
     >>> _value(0.0842, "USD/Mtok"), _value(1.5, "x"), _value(math.inf, "x"), _value(math.nan, "s")
     ('$0.0842/Mtok', '1.50x', 'none', '')

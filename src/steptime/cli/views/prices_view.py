@@ -1,21 +1,20 @@
-"""What the terminal shows of prices at all sellers, of their history, and of a list that is proposed.
-
-What the terminal shows of one list read backward: readings, what is not identifiable, the lecture's own, and hold times.
-"""
+"""Terminal views of `steptime prices`: sellers with margins, the history, a proposed list, and a list read backward."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
-from steptime.cli.views.terminal_plots import LogScale, figure, label, render_chart
-from steptime.cli.views.widgets import Grid, facts, notes, table
+from steptime.cli.views.answer import Answer, footnote, section
+from steptime.cli.views.terminal_plots import LogScale, Ticks, figure, label, render_chart, room
+from steptime.cli.views.widgets import Grid, facts, table
 from steptime.hardware.rental_prices import kind_and_date
 from steptime.hardware.unit_cost import usd
 from steptime.pricing.kv_storage_cost import paid_per_hour
@@ -23,43 +22,95 @@ from steptime.pricing.market import Market
 from steptime.pricing.price_estimate import Reading
 from steptime.pricing.price_inversion import PriceReading
 from steptime.pricing.price_list import PriceList
+from steptime.pricing.price_proposal import Proposal
 from steptime.units import DAY, HOUR, MILLION, counted, show
 
 if TYPE_CHECKING:
     from steptime.pricing.price_history import PriceHistory
     from steptime.pricing.price_lookup import Offer
-    from steptime.pricing.price_proposal import Proposal
 
 
-MAX_NAME_WIDTH = 26  # columns beside the axis of the picture, at most
-MOST_ROWS = 24  # sellers that are drawn: the cheapest and the dearest, where there are more
+MAX_NAME_WIDTH = 26  # columns next to the axis of the chart, at most
+MAX_ROWS = 24  # sellers in the chart: the cheapest and the most expensive, if there are more
+THOUSAND = 1000  # requests that a price is shown for: one request costs fractions of a cent
 
 
 def dollars(value: float) -> str:
-    """Write USD per million tokens; a dash where there is none."""
+    """Write USD.
+
+    Args:
+        value: amount [USD].
+
+    Returns:
+        Three digits; a dash where there is no price.
+    """
     return usd(value) if math.isfinite(value) else "-"
 
 
-def market_view(market: Market, width: int, *, brief: bool = False) -> RenderableType:
-    """Return the answer in a sentence, prices and costs by seller as a picture and a table, margins by system, and caches."""
+def prices_view(result: Any, *, width: int, lecture: bool = False, full: bool = False) -> RenderableType:
+    """Return the view of any answer of the command.
+
+    Args:
+        result: prices at sellers, a history, a proposed list, or a list read backward.
+        width: columns of the terminal.
+        lecture: whether to show the closed forms of the lecture.
+        full: whether to show all of it.
+
+    Returns:
+        The answer.
+    """
+    if isinstance(result, Market):
+        return market_view(result, width=width, full=full)
+    if isinstance(result, PriceReading):
+        return reading_view(result, width=width, lecture=lecture, full=full)
+    return proposal_view(result, full=full) if isinstance(result, Proposal) else history_view(result, full=full)
+
+
+def market_view(market: Market, *, width: int, full: bool = False) -> RenderableType:
+    """Return prices of a model at its sellers, with margins over the cost on each system.
+
+    Args:
+        market: offers, costs and margins.
+        width: columns of the terminal.
+        full: whether to show all offers, the chart, the cost of caches, and systems that were not planned for.
+
+    Returns:
+        The answer.
+    """
     cached = f", {market.mix.cached_share:.0%} of them cached".replace("%", " %") if market.mix.cached_share else ""
-    sizes = f"{market.mix.input_tokens:,.0f} tokens in{cached}, {market.mix.output_tokens:,.0f} out"
-    request = f"{sizes} at {market.speed:g} tok/s for each user"
     date_note = f"; prices and rents of {market.price_time}" if market.price_time else ""
-    parts: list[RenderableType] = [
-        Text(market.text, style="bold"),
-        *notes(market.notes),
-        Text(f"A request: {request}{date_note}."),
-    ]
-    if brief:
-        return Group(*parts)
-    parts += _picture(market, width)
-    parts += [Text(), _offers(market), Text(), _costs(market)]
-    if market.holds:
-        parts += [Text(), _holds(market)]
-    if market.left_out:
-        parts += [Text(), Text("Not planned for: " + _systems_by_reason(market.left_out) + ".", style="bright_black")]
-    return Group(*parts)
+    details: list[RenderableType] = [_offers(market, range(len(market.offers))), *_picture(market, width)]
+    details += [_holds(market)] if market.holds else []
+    details += [footnote("Not planned for: " + _systems_by_reason(market.left_out) + ".")] if market.left_out else []
+    return Answer(
+        sentence=_market_sentence(market),
+        conditions=f"A request: {market.mix.input_tokens:,.0f} tokens in{cached}, {market.mix.output_tokens:,.0f} out at "
+        f"{market.speed:g} tok/s per user{date_note}.",
+        body=[_offers(market, market.counted), _costs(market)],
+        details=details,
+        # long notes list sellers; short ones say how to read the margins
+        warnings=sorted(market.notes, key=len),
+        full_adds=f"all {counted(len(market.offers), 'offer')}, chart, cost of caches",
+        full=full,
+    )
+
+
+def _market_sentence(market: Market) -> str:
+    """Say what the median seller asks, and how many times its cost that is."""
+    sellers = counted(len(market.counted), "seller")
+    place = f"at the median of {sellers}" if len(market.counted) > 1 else f"at {market.offers[market.counted[0]].provider}"
+    text = f"{market.product} costs {usd(THOUSAND * market.median_price)} per 1,000 requests {place}."
+    best, margins = market.best, {margin.system: margin for margin in market.margins}
+    if best is None:
+        return f"{text} No plausible system serves it at {market.speed:g} tok/s."
+    cost = usd(THOUSAND * best.usd_per_request)
+    text += f" That is {margins[best.system].median:.1f}x its cost on {best.system} ({cost}, {best.mode})"
+    if "hopper" not in margins:
+        return text + "."
+    hopper = margins["hopper"]
+    text += f" and {hopper.median:.1f}x (90 %: {hopper.range[0]:.1f} to {hopper.range[1]:.1f}) its cost on Hopper."
+    differs = math.isfinite(hopper.aggregated) and not math.isclose(hopper.aggregated, hopper.median, rel_tol=0.05)
+    return text + (f" In aggregated mode it is {hopper.aggregated:.1f}x the cost on Hopper." if differs else "")
 
 
 def _systems_by_reason(excluded: dict[str, str]) -> str:
@@ -70,50 +121,57 @@ def _systems_by_reason(excluded: dict[str, str]) -> str:
     return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
 
 
-def _offers(market: Market) -> Grid:
+def _offers(market: Market, places: Iterable[int]) -> Grid:
+    """Return a row for each of some offers, resellers last."""
     best = market.best
+    places = sorted(places, key=lambda place: (market.offers[place].role == "reseller", market.prices[place]))
     grid = table(
-        "Seller", "Variant", "In", "Out", "Hit", "Request", "Margin", "Source", "Read", "Others say",
-        title=f"USD per million tokens: {counted(len(market.offers), 'offer')}, whoever sells and whichever variant",
+        "Seller", "Variant", "In", "Out", "Hit", "1k requests", "Margin", "Source", "Date", "Others say",
+        title=f"USD per million tokens of {counted(len(places), 'offer')}, cheapest first",
         numbers=(2, 3, 4, 5, 6), first_to_go=(9, 8, 7, 1, 4),
     )  # fmt: skip
-    for offer, price in sorted(
-        zip(market.offers, market.prices, strict=True), key=lambda pair: (pair[0].role == "reseller", pair[1])
-    ):
-        margin = "-" if best is None else f"{price / best.usd_per_request:.1f}"
+    for place in places:
+        offer, price = market.offers[place], market.prices[place]
         marks = {"first-party": " (maker)", "reseller": " (reseller)"}
         grid.add_row(
             offer.provider + marks.get(offer.role, ""), offer.variant, dollars(offer.input), dollars(offer.output),
-            dollars(offer.cache_read), dollars(price), margin, offer.source, offer.retrieval_date, offer.disagreeing,
+            dollars(offer.cache_read), dollars(THOUSAND * price),
+            "-" if best is None else f"{price / best.usd_per_request:.1f}x",
+            offer.source, offer.retrieval_date, offer.disagreeing,
             style="bright_black" if offer.role == "reseller" else None,
         )  # fmt: skip
     return grid
 
 
 def _costs(market: Market) -> Grid:
+    """Return the cost on each system, with the margin of the median seller over it."""
     grid = table(
-        "System", "Request", "Mode", "Chips", "Margin", "Range", "Aggregated", "Layout", "90 %", "Cheapest", "In", "Out",
-        "Rent per chip",
-        title="Cost on plausible systems, and the median seller's margin over it (a busy chip)",
-        numbers=(1, 3, 4, 5, 6, 8, 9, 10, 11), first_to_go=(12, 10, 11, 9, 8, 5),
+        "System", "1k requests", "Margin", "Mode", "Chips", "Range of margins", "Aggregated", "Layout", "90 %", "Lowest margin",
+        "In", "Out", "Rent per chip",
+        title="Cost [USD] on plausible systems at full utilization, and margin of the median seller",
+        numbers=(1, 2, 4, 5, 6, 8, 9, 10, 11), first_to_go=(12, 10, 11, 9, 8, 7, 6),
     )  # fmt: skip
     margins = {margin.system: margin for margin in market.margins}
+
+    def add(system: str, name: str, *cells: str) -> None:
+        margin = margins[name]
+        low, high = margin.range
+        figures = {1: cells[0], 2: f"{margin.median:.2g}x", 5: f"{low:.2g} to {high:.2g}", 9: f"{margin.lowest:.2g}x"}
+        remaining_cells = iter(cells[1:])
+        grid.add_row(system, *(figures[n] if n in figures else next(remaining_cells, "") for n in range(1, 13)))
+
     if "hopper" in margins:
-        margin = margins["hopper"]
-        grid.add_row(
-            "Hopper, both", "", "", "", f"{margin.median:.2g}", f"{margin.range[0]:.2g} to {margin.range[1]:.2g}", "", "", "",
-            f"{margin.lowest:.2g}", style="green",
-        )  # fmt: skip
+        add("Hopper, mean", "hopper", usd(THOUSAND * market.median_price / margins["hopper"].median))
     for cost in sorted(market.costs, key=lambda cost: (not cost.feasible, cost.usd_per_request)):
         if not cost.feasible:
             grid.add_row(cost.system, Text(cost.reason.partition(";")[0][:60], style="bright_black"))
             continue
-        margin, ends = margins[cost.system], cost.usd_per_request_range
-        span = f"{usd(ends[0])} to {usd(ends[1])}" if ends else ""
-        grid.add_row(
-            cost.system, usd(cost.usd_per_request), cost.mode, f"{cost.chips:,}", f"{margin.median:.2g}",
-            f"{margin.range[0]:.2g} to {margin.range[1]:.2g}", dollars(cost.aggregated_usd_per_request), cost.layout_text, span,
-            f"{margin.lowest:.2g}", dollars(cost.input_usd_per_million), dollars(cost.output_usd_per_million),
+        ends = cost.usd_per_request_range
+        add(
+            cost.system, cost.system, usd(THOUSAND * cost.usd_per_request), cost.mode, f"{cost.chips:,}",
+            dollars(THOUSAND * cost.aggregated_usd_per_request), cost.layout_text,
+            " to ".join(usd(THOUSAND * end) for end in ends) if ends else "",
+            dollars(cost.input_usd_per_million), dollars(cost.output_usd_per_million),
             f"{show(float(cost.rent.typical), 'USD/s')} {kind_and_date(cost.rent)}",
         )  # fmt: skip
     return grid
@@ -121,19 +179,15 @@ def _costs(market: Market) -> Grid:
 
 def _holds(market: Market) -> Grid:
     grid = table(
-        "Cache in", "Mtok-hour", "Cheaper than remaking for", "One hit pays for", "Read in", "Grade",
-        title=f"Holding {show(market.kv_bytes, 'B')} of cache a token (at 32k tokens)",
+        "Cache in", "USD/Mtok-hour", "Break-even with prefill", "One hit pays", "Load time", "Grade",
+        title=f"Storage of a KV cache of {show(market.kv_bytes, 'B')} per token (at 32k tokens)",
         numbers=(1, 2, 3, 4), first_to_go=(5, 4),
     )  # fmt: skip
     for storage in market.holds:
         grid.add_row(
-            storage.tier,
-            usd(storage.usd_per_mtok_hour),
-            _time(storage.break_even),
-            _time(storage.hit_pays),
-            _time(storage.drain),
-            storage.grade,
-        )
+            storage.tier, usd(storage.usd_per_mtok_hour), _time(storage.break_even), _time(storage.hit_pays),
+            _time(storage.drain), storage.grade,
+        )  # fmt: skip
     return grid
 
 
@@ -150,10 +204,11 @@ def _picture(market: Market, width: int) -> list[RenderableType]:
     marks = {"c": best.usd_per_request} if best is not None else {}
     if "hopper" in spans:
         marks["h"] = market.median_price / spans["hopper"].median
+    rows, marks = [(THOUSAND * price, offer) for price, offer in rows], {name: THOUSAND * cost for name, cost in marks.items()}
     values = [price for price, _ in rows] + list(marks.values())
     names = [f"{offer.provider} {offer.variant}".strip() for _, offer in rows]
     scale = LogScale.fit(names, values, width, max_name_width=MAX_NAME_WIDTH, spare=1.05)
-    lines: list[RenderableType] = [Text(), Text("USD per request by seller, logarithmic", style="bold")]
+    lines: list[RenderableType] = []
     for number, ((price, offer), name) in enumerate(zip(rows, names, strict=True)):
         row = [" "] * scale.cells
         for mark, value in marks.items():
@@ -174,94 +229,134 @@ def _picture(market: Market, width: int) -> list[RenderableType]:
     legend = ["● price", "◆ the maker's"] if any(o.role == "first-party" for _, o in rows) else ["● price"]
     legend += [f"c cost on {best.system}"] if best is not None else []
     legend += ["h cost on Hopper"] if "h" in marks else []
-    lines.append(Text("  ".join(legend)))
-    return lines
+    return [section("USD per 1,000 requests by seller", [*lines, Text("  ".join(legend))])]
 
 
 def _fewer(rows: list[tuple[float, Offer]]) -> tuple[list[tuple[float, Offer]], dict[int, int]]:
-    """Return the cheapest, the dearest and the maker's rows, and how many are left out before which of them."""
-    ends = MOST_ROWS // 2
+    """Return the cheapest, the most expensive and the maker's rows, and the number left out before each."""
+    ends = MAX_ROWS // 2
     positions = [n for n, (_, offer) in enumerate(rows) if n < ends or n >= len(rows) - ends or offer.role == "first-party"]
     gaps = {index: after - before - 1 for index, (before, after) in enumerate(pairwise(positions), 1) if after - before > 1}
     return [rows[n] for n in positions], gaps
 
 
-def history_view(history: PriceHistory, width: int) -> RenderableType:
-    """Return prices with the rents of the same days, the oldest first."""
-    parts: list[RenderableType] = [Text(history.text, style="bold"), *notes(history.notes), Text()]
+def history_view(history: PriceHistory, *, full: bool = False) -> RenderableType:
+    """Return prices with the rents of the same days, the oldest first.
+
+    Args:
+        history: dated prices.
+        full: whether to show all rows.
+
+    Returns:
+        The answer.
+    """
     grid = table(
-        "Day", "Seller", "Id", "In", "Out", "Request", "Rent of H100", "Margin on Hopper", "Basis",
+        "Day", "Seller", "Id", "In", "Out", "1k requests", "Rent of H100", "Margin on Hopper", "Basis",
         numbers=(3, 4, 5, 6, 7), first_to_go=(8, 2, 5),
     )  # fmt: skip
     for row in history.rows:
-        rent = f"{show(row.rent, 'USD/s')}" if math.isfinite(row.rent) else "not known"
-        margin = f"{row.margin:.2g}" if math.isfinite(row.margin) else "-"
         grid.add_row(
-            row.day, row.provider, row.model, dollars(row.input), dollars(row.output), dollars(row.usd_per_request), rent,
-            margin, row.source,
+            row.day, row.provider, row.model, dollars(row.input), dollars(row.output), dollars(THOUSAND * row.usd_per_request),
+            show(row.rent, "USD/s") if math.isfinite(row.rent) else "not known",
+            f"{row.margin:.2g}x" if math.isfinite(row.margin) else "-", row.source,
         )  # fmt: skip
-    del width
-    return Group(*parts, grid)
+    return Answer(
+        sentence=history.text, body=[grid, footnote("In, out: USD per million tokens.")], warnings=history.notes, full=full
+    )
 
 
-def proposal_view(proposal: Proposal, width: int) -> RenderableType:
-    """Return a list that is proposed, each figure with its reason."""
-    grid = table("Price", "USD/M tokens", "Why", numbers=(1,))
+def proposal_view(proposal: Proposal, *, full: bool = False) -> RenderableType:
+    """Return a proposed price list.
+
+    Args:
+        proposal: prices with their reasons.
+        full: whether to show the reason of each price.
+
+    Returns:
+        The answer.
+    """
+    grid = table("Price", "USD/M tokens", *(["Reason"] if full else []), numbers=(1,))
     for line in proposal.lines:
-        grid.add_row(line.name, line.written, line.reason)
-    parts: Sequence[RenderableType] = [Text(proposal.text, style="bold"), *notes(proposal.notes), Text(), grid]
-    del width
-    return Group(*parts)
+        grid.add_row(line.name, line.written, *([line.reason] if full else []))
+    base, model = proposal.list.base, proposal.model.rpartition("/")[2]
+    return Answer(
+        sentence=f"At {proposal.margin:g}x its cost, {model} on {proposal.system} sells for {usd(base.input)} per million "
+        f"input tokens, {usd(base.output)} output and {usd(base.effective_cache_read)} cached.",
+        body=[grid], warnings=proposal.notes, full_adds="reason of each price", full=full,
+    )  # fmt: skip
 
 
 NAMES = {
-    "kv_bytes_per_token": "KV bytes a token",
-    "hits_short": "hits that pay, short",
-    "hits_long": "hits that pay, long",
-    "hold_price_short": "holding, short",
-    "hold_price_long": "holding, long",
-    "hold_price": "holding, storage",
+    "kv_bytes_per_token": "KV bytes per token",
+    "hits_short": "break-even hits, short lifetime",
+    "hits_long": "break-even hits, long lifetime",
+    "hold_price_short": "cache storage, short lifetime",
+    "hold_price_long": "cache storage, long lifetime",
+    "hold_price": "cache storage",
 }
 GLYPHS = "HDFK"  # of HBM, DRAM, flash and disk in the picture
 SHORTEST, LONGEST = 10.0, 10 * DAY  # s of the picture of hold times
 
 
-def reading_view(inversion: PriceReading, width: int, *, lecture: bool = False, brief: bool = False) -> RenderableType:
-    """Return what a list says in a sentence, the list, its readings, and what it does not say."""
-    parts: list[RenderableType] = [Text(inversion.text, style="bold"), *notes(inversion.list.notes)]
-    if brief:
-        return Group(*parts)
-    parts += [Text(), _list(inversion.list), Text(), _readings(inversion)]
-    parts += [Text("What it rests on", style="bold"), *_reasons(inversion)]
-    parts += [Text(), Text("Not identifiable", style="bold")]
-    for estimate in inversion.readings:
-        if not estimate.identifiable:
-            parts.append(
-                Text.assemble(
-                    ("  " + estimate.quantity[0].upper() + estimate.quantity[1:], "yellow"),
-                    f": {estimate.reason}.{_lecture_note(estimate)}",
-                )
-            )
-    if lecture:
-        parts += [Text(), *_ideal(inversion)]
-    parts += _hold_plot(inversion, width)
+def reading_view(inversion: PriceReading, *, width: int, lecture: bool = False, full: bool = False) -> RenderableType:
+    """Return what a price list implies about its model.
+
+    Args:
+        inversion: estimates from the list.
+        width: columns of the terminal.
+        lecture: whether to show the closed forms of the lecture.
+        full: whether to show the basis of each estimate, and a chart of storage costs.
+
+    Returns:
+        The answer.
+    """
+    blind = [
+        Text.assemble(
+            ("  " + estimate.quantity[0].upper() + estimate.quantity[1:], "yellow"),
+            f": {estimate.reason}.{_lecture_note(estimate)}",
+        )
+        for estimate in inversion.readings
+        if not estimate.identifiable
+    ]  # fmt: skip
     prior = inversion.margin
     margin = f"margin {prior.median:.2g} ({prior.low:.2g} to {prior.high:.2g}), {prior.basis}"
-    parts += [Text(), Text(f"{inversion.draws:,} draws, seed {inversion.seed}; {margin}.", style="bright_black")]
-    return Group(*parts)
+    return Answer(
+        sentence=_reading_sentence(inversion),
+        body=[*(_ideal(inversion) if lecture else []), _readings(inversion, full=full), _list(inversion.list)],
+        details=[
+            section("Basis of each estimate", _reasons(inversion)),
+            section("Not identifiable", blind),
+            *_hold_plot(inversion, width),
+            footnote(f"{inversion.draws:,} draws, seed {inversion.seed}; {margin}."),
+        ],
+        warnings=inversion.list.notes,
+        full_adds="basis of each estimate, quantities that are not identifiable, chart of storage costs",
+        full=full,
+    )
+
+
+def _reading_sentence(inversion: PriceReading) -> str:
+    """Say how large the model is by its price list."""
+    active, kv = inversion["active_parameters"], inversion["kv_bytes_per_token"]
+    claims = [f"{active.ends} active parameters"] if active.identifiable and active.interval else []
+    claims += [f"{kv.ends} of KV cache per token"] if kv.identifiable and kv.interval else []
+    blind = sum(not estimate.identifiable for estimate in inversion.readings)
+    implied = f"{' and '.join(claims)} (90 % ranges)" if claims else "nothing about the size of the model"
+    text = f"The prices of {inversion.list.name} imply {implied}."
+    return f"{text} {blind} of {len(inversion.readings)} quantities are not identifiable."
 
 
 def _lecture_note(estimate: Reading) -> str:
     if not math.isfinite(estimate.ideal):
         return ""
-    return f" Ideal, lecture: {estimate.written(estimate.ideal)} ({estimate.ideal_from})."
+    return f" Lecture: {estimate.written(estimate.ideal)} ({estimate.ideal_from})."
 
 
 def _list(price_list: PriceList) -> Grid:
     about = ", ".join(filter(None, (price_list.source, price_list.retrieval_date, price_list.grade)))
     grid = table(
         "Service", "Above", "In", "Out", "Hit", "Write", "Write, long",
-        title=f"{price_list.name}{', ' + price_list.price_time if price_list.price_time else ''}: USD per million tokens ({about})",
+        title=f"USD per million tokens{' on ' + price_list.price_time if price_list.price_time else ''} ({about})",
         numbers=(1, 2, 3, 4, 5, 6), first_to_go=(6, 5),
     )  # fmt: skip
     for line in sorted(price_list.rates, key=lambda line: (line.service != "standard", line.service, line.above_tokens)):
@@ -274,40 +369,41 @@ def _list(price_list: PriceList) -> Grid:
     return grid
 
 
-def _readings(inversion: PriceReading) -> Grid:
-    """Return the figures of what is read; why stands below (`_reasons`)."""
+def _readings(inversion: PriceReading, *, full: bool) -> Grid:
+    """Return the estimates; their basis stands below (`_reasons`)."""
+    has_truth = bool(inversion.true_values)
     heads = [
-        "What it says",
+        "Estimate",
         "Value",
         "90 %",
         "At most",
-        "Bits",
-        "Held",
-        "Bound held",
-        *(["Known"] if inversion.true_values else []),
+        *(["Known"] if has_truth else []),
+        *(["Bits", "Held", "Bound held"] if full else []),
     ]
-    grid = table(*heads, numbers=(1, 2, 3), first_to_go=(4, 6, 5))
+    grid = table(
+        *heads, numbers=range(1, len(heads)), first_to_go=(5 + has_truth, 6 + has_truth, 4 + has_truth) if full else ()
+    )
     for estimate in inversion.readings:
-        if estimate.identifiable and not estimate.words:
-            grid.add_row(
-                NAMES.get(estimate.name, estimate.name.replace("_", " ")),
-                estimate.written(estimate.value),
-                " to ".join(map(estimate.written, estimate.interval)) if estimate.interval else "",
-                estimate.written(estimate.bound) if math.isfinite(estimate.bound) else "",
-                f"{estimate.bits:.2f}" if math.isfinite(estimate.bits) else "",
-                f"{estimate.interval_held.hits} of {estimate.interval_held.trials}" if estimate.interval_held else "",
-                f"{estimate.bound_held.hits} of {estimate.bound_held.trials}" if estimate.bound_held else "",
-                *(
-                    [estimate.written(inversion.true_values.get(estimate.name, math.nan)).replace("none", "")]
-                    if inversion.true_values
-                    else []
-                ),
-            )
+        if not estimate.identifiable or estimate.words:
+            continue
+        true_value = (
+            estimate.written(inversion.true_values.get(estimate.name, math.nan)).replace("none", "") if has_truth else ""
+        )
+        coverages = [
+            f"{coverage.hits} of {coverage.trials}" if coverage else ""
+            for coverage in (estimate.interval_held, estimate.bound_held)
+        ]
+        grid.add_row(
+            NAMES.get(estimate.name, estimate.name.replace("_", " ")), estimate.written(estimate.value),
+            " to ".join(map(estimate.written, estimate.interval)) if estimate.interval else "",
+            estimate.written(estimate.bound) if math.isfinite(estimate.bound) else "", *([true_value] if has_truth else []),
+            *([f"{estimate.bits:.2f}" if math.isfinite(estimate.bits) else "", *coverages] if full else []),
+        )  # fmt: skip
     return grid
 
 
 def _reasons(inversion: PriceReading) -> list[RenderableType]:
-    """Return what each reading rests on."""
+    """Return the basis of each estimate."""
     identifiable = [estimate for estimate in inversion.readings if estimate.identifiable]
     return [
         Text.assemble(
@@ -320,7 +416,7 @@ def _reasons(inversion: PriceReading) -> list[RenderableType]:
 
 
 def _how_often(estimate: Reading) -> str:
-    """Return how often such an interval and such a bound held."""
+    """Say how often such an interval and such a bound contained the known value."""
     coverages = [
         f"such {kind} {coverage}"
         for kind, coverage in (("intervals", estimate.interval_held), ("bounds", estimate.bound_held))
@@ -330,27 +426,25 @@ def _how_often(estimate: Reading) -> str:
 
 
 def _ideal(inversion: PriceReading) -> list[RenderableType]:
-    """Return the lecture's own reading."""
+    """Return the closed forms of the lecture."""
     lecture = inversion.ideal
     title, figures = lecture.headline()
     inputs = (
         f"R = {lecture.ideal.balance:g}, {show(lecture.ideal.active)} active parameters, "
-        f"{lecture.ideal.weight_bytes:g} B a weight"
+        f"{lecture.ideal.weight_bytes:g} bytes per weight"
     )
-    parts: list[RenderableType] = [Text(f"{title} ({inputs})", style="bold"), facts(figures.items())]
+    lines: list[RenderableType] = [facts(figures.items())]
     if not lecture.consistent:
-        parts += notes(
-            [
-                f"sections 13 and 14 cannot both be read from this list: with the threshold as L* decode at "
-                f"{lecture.ideal.short:,.0f} tokens is bound by arithmetic and would cost "
-                f"{lecture.ratio_left:.2g} times input, not {lecture.ratio:.3g}"
-            ]
+        text = (
+            f"Sections 13 and 14 contradict each other here: with the threshold as L*, decode at {lecture.ideal.short:,.0f} "
+            f"tokens is compute-bound and would cost {lecture.ratio_left:.2g} times input, not {lecture.ratio:.3g}."
         )
-    return parts
+        lines.append(Text(text))
+    return [section(f"{title} ({inputs})", lines)]
 
 
 def _hold_plot(inversion: PriceReading, width: int) -> list[RenderableType]:
-    """Return what holding a token costs over time by tier, with what the list asks at its lifetimes."""
+    """Return the cost of storing a token over time by tier, with the prices of the list at its lifetimes."""
     hourly_prices = paid_per_hour(inversion.list)
     kv = inversion["kv_bytes_per_token"]
     if not hourly_prices:
@@ -359,20 +453,18 @@ def _hold_plot(inversion: PriceReading, width: int) -> list[RenderableType]:
     bytes_, whose = (
         (known_bytes, "known")
         if math.isfinite(known_bytes)
-        else (kv.value, "the reading's")
+        else (kv.value, "estimated")
         if kv.identifiable
-        else (70_272.0, "DeepSeek-V3's, as none is read")
+        else (70_272.0, "of DeepSeek-V3, as no estimate exists")
     )
     seconds = np.geomspace(SHORTEST, LONGEST, 60)
     lines = {tier.name: bytes_ * tier.usd_per_byte_second * seconds * MILLION for tier in inversion.memory}
     low = math.log10(max(min(line[0] for line in lines.values()), 1e-9))
     high = math.log10(max(line[-1] for line in lines.values()))
-    chart = figure(max(20, min(70, width - 34)), 14)
+    chart = figure(room(width), 14)
     chart.set_x_limits(math.log10(SHORTEST), math.log10(LONGEST))
     chart.set_y_limits(low, high)
-    chart.x_ticks_fkt = lambda value, _: show(10**value, "s", 2)
-    chart.y_ticks_fkt = lambda value, _: f"{10**value:.0e}"
-    label(chart, "held for", "USD/Mtok", width)
+    label(chart, "lifetime", "USD/Mtok", width)
     for colour, glyph, (_, line) in zip(("red", "yellow", "green", "cyan"), GLYPHS, lines.items(), strict=True):
         chart.plot(np.log10(seconds), np.log10(line), lc=colour)
         chart.scatter(np.log10(seconds[6::12]), np.log10(line[6::12]), lc=colour, marker=glyph)
@@ -382,10 +474,6 @@ def _hold_plot(inversion: PriceReading, width: int) -> list[RenderableType]:
         chart.scatter([math.log10(life)], [math.log10(max(per_hour * life / HOUR, 1e-9))], lc="white", marker="◆")
         price_texts.append(f"{words}: {per_hour * life / HOUR:.3g} USD/Mtok")
     legend = "  ".join(f"{glyph} {name}" for glyph, name in zip(GLYPHS, lines, strict=True))
-    title = f"Holding a million tokens of {show(bytes_, 'B')} ({whose}), both axes logarithmic"
-    return [
-        Text(),
-        Text(title, style="bold"),
-        render_chart(chart),
-        Text(f"{legend}  ◆ what the list asks ({'; '.join(price_texts)})"),
-    ]
+    title = f"Storage of a million tokens of {show(bytes_, 'B')} ({whose})"
+    picture = render_chart(chart, Ticks(partial(show, unit="s", digits=2)), Ticks("{:g}".format))
+    return [section(title, [picture, Text(f"{legend}  ◆ price in the list ({'; '.join(price_texts)})")])]

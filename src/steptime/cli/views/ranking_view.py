@@ -1,4 +1,4 @@
-"""What the terminal shows of models and systems held against one another: a table, and their costs as intervals."""
+"""Terminal view of `steptime compare`: the cheapest pair, a row for each pair, and costs as intervals."""
 
 from __future__ import annotations
 
@@ -9,99 +9,117 @@ from itertools import chain
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from steptime.cli.views.answer import Answer, footnote, section
 from steptime.cli.views.terminal_plots import LogScale
-from steptime.cli.views.widgets import Grid, notes, table
+from steptime.cli.views.widgets import Grid, heading, ranged, table
 from steptime.hardware.rental_prices import has_rent
 from steptime.hardware.unit_cost import usd
 from steptime.sweeps.ranking_result import Ranking, Standing
 from steptime.units import counted, show
 
-MAX_NAME_WIDTH = 34  # columns beside the axis of the picture, at most
-COST_HEAD, INPUT_HEAD, RUNS_HEAD = "USD/M output (90 %)", "USD/M in", "Runs"
-SHORT = {"ondemand": "on demand", "contract": "contract", "owned": "owned", "assumed": "assumed", "given": "given", "": ""}
+MAX_NAME_WIDTH = 34  # columns next to the axis of the chart, at most
+KINDS = {"ondemand": "on demand"}  # of rents, as people write them
 
 
-def ranking_view(ranking: Ranking, width: int, *, brief: bool = False) -> RenderableType:
-    """Return the answer in a sentence, a row for each pair, a picture of the costs, and what would flip the order."""
+def ranking_view(ranking: Ranking, *, width: int, full: bool = False) -> RenderableType:
+    """Return the comparison of models and systems.
+
+    Args:
+        ranking: pairs of model and system, the cheapest first.
+        width: columns of the terminal.
+        full: whether to show all columns, the chart of costs, and pairs without a plan.
+
+    Returns:
+        The answer.
+    """
     conditions = [f"{ranking.workload.input_tokens:,.0f} tokens in, {ranking.workload.output_tokens:,.0f} out"]
     if math.isfinite(ranking.slo.tpot):
         conditions.append(f"at least {show(1 / ranking.slo.tpot, 'tok/s')} per user")
     if math.isfinite(ranking.slo.ttft):
         conditions.append(f"first token within {show(ranking.slo.ttft, 's')}")
-    parts: list[RenderableType] = [Text(ranking.text, style="bold"), *notes(ranking.notes), Text("; ".join(conditions) + ".")]
-    if brief:
-        return Group(*parts)
     placed = [standing for standing in ranking.standings if standing.place]
-    if placed:
-        grid = _table(placed, ranking)
-        parts += [Text(), grid, *_meaning(placed, grid, width), *_picture(ranking.priced, ranking, width)]
-    if ranking.flips:
-        parts += [
-            Text(),
-            Text("What would flip the first two", style="bold"),
-            *(Text(f"  {words}.") for words in ranking.flips),
-        ]
-    free = [standing for standing in ranking.standings if standing.feasible and not standing.place]
-    if free:
-        parts += [Text(), Text("A plan, and no rent of that kind that is known", style="bold")]
-        parts += [
-            Text(f"  {ranking.called(standing)}: {show(standing.tokens_per_second_per_chip, 'tok/s')} a chip.")
-            for standing in free
-        ]
+    body: list[RenderableType] = [_table(placed, ranking, full=full), footnote(_meaning(placed, full=full))] if placed else []
+    body += [section("What would change the order of the first two", [f"{words}." for words in ranking.flips])]
+    unpriced = [standing for standing in ranking.standings if standing.feasible and not standing.place]
     unable = [standing for standing in ranking.standings if not standing.feasible]
-    if unable:
-        parts += [Text(), Text(f"No plan on {counted(len(unable), 'pair')}", style="bold")]
-        parts += [Text(f"  {ranking.called(standing)}: {standing.reason.rstrip('.')}.") for standing in unable]
-    return Group(*parts)
-
-
-def _meaning(placed: Sequence[Standing], grid: Grid, width: int) -> list[Text]:
-    """Say what the marks and columns mean that are shown."""
-    visible_columns = {grid.columns[position] for position in grid.widths(width)}
-    words = ["USD/M: per million output tokens, prompts included."]
-    if any(standing.tied for standing in placed[1:]):
-        words.append("≈: may be as cheap as the first, since the 90 % ranges overlap.")
-    if INPUT_HEAD in visible_columns:
-        words.append("USD/M in: per million prompt tokens, for the time that they take.")
-    if "tok/s/kW" in visible_columns and any(standing.power_basis == "chip" for standing in placed):
-        words.append("*: of the chip alone, host, network and cooling not counted.")
-    if RUNS_HEAD in visible_columns:
-        words.append("Runs: measured on the system, of any model, that the engine was fitted to.")
-    return [Text(" ".join(words), style="bright_black")] if words else []
-
-
-def _table(placed: Sequence[Standing], ranking: Ranking) -> Grid:
-    sure = any(standing.cost_range is not None for standing in placed)
-    cost_head = COST_HEAD if sure else COST_HEAD.partition(" (")[0]
-    grid = table(
-        "", "System", cost_head, "Chips", "Speed", "First token", "tok/s/chip", "tok/s/kW", INPUT_HEAD, "Rent per chip",
-        "Layout", "Engine", RUNS_HEAD,
-        numbers=(2, 3, 4, 5, 6, 7, 8, 12), first_to_go=(10, 11, 8, 7, 9, 12, 6, 4, 5, 3),
+    speeds = [f"{ranking.called(row)}: {show(row.tokens_per_second_per_chip, 'tok/s')} per chip." for row in unpriced]
+    reasons = [f"{ranking.called(row)}: {row.reason.rstrip('.')}." for row in unable]
+    details = [*_picture(ranking.priced, ranking, width)] if placed else []
+    details += [section("A plan, but no known rent", speeds)] if speeds else []
+    details += [section(f"No plan on {counted(len(unable), 'pair')}", reasons)] if reasons else []
+    added = ["rent and layout of each", "chart of costs"] if placed else []
+    added += [counted(len(unpriced), "pair") + " without a rent"] if unpriced else []
+    added += [counted(len(unable), "pair") + " without a plan"] if unable else []
+    return Answer(
+        sentence=_sentence(ranking), conditions="; ".join(conditions) + ".", body=body if ranking.flips else body[:-1],
+        details=details, warnings=ranking.notes, full_adds=", ".join(added), full=full,
     )  # fmt: skip
-    for standing in placed:
-        cost = usd(standing.usd_per_million_output_tokens)
-        if standing.cost_range is not None and math.isfinite(standing.usd_per_million_output_tokens):
-            cost += f" ({usd(standing.cost_range[0])} to {usd(standing.cost_range[1])})"
+
+
+def _sentence(ranking: Ranking) -> str:
+    """Say which pair is cheapest, how far the second is, and which pair with measured runs is cheapest."""
+    priced = ranking.priced
+    if not priced:
+        return ranking.text
+    first, rivals = priced[0], priced[1:]
+    several_models = len({row.model for row in ranking.standings}) > 1
+    verb = "is" if several_models else f"serves {first.model.rpartition('/')[2]}"
+    text = f"{_name(ranking, first)} {verb} cheapest: {_cost(first)} per million output tokens."
+    if rivals:
+        ratio = rivals[0].usd_per_million_output_tokens / first.usd_per_million_output_tokens
+        text += f" {_name(ranking, rivals[0])} costs {ratio:.2g}x as much"
+        ties = sum(standing.tied for standing in rivals)
+        text += f"; ranges of {ties} of {len(rivals)} others overlap with the first." if ties else "."
+    measured = next((standing for standing in priced if standing.runs), None)
+    if measured is not None and measured is not first:
+        text += f" Of pairs with measured runs, {_name(ranking, measured)} is cheapest: {_cost(measured)}."
+    return text
+
+
+def _name(ranking: Ranking, standing: Standing) -> str:
+    """Return the name of a pair without the maker of its model."""
+    return ranking.called(standing) if standing.label else ranking.called(standing).rpartition("/")[2]
+
+
+def _cost(standing: Standing) -> str:
+    return ranged(standing.usd_per_million_output_tokens, standing.cost_range, usd)
+
+
+def _meaning(placed: Sequence[Standing], *, full: bool) -> str:
+    """Say what marks and columns mean."""
+    words = "USD/M: per million output tokens, prompts included."
+    if any(standing.tied for standing in placed[1:]):
+        words += " ≈: the 90 % range overlaps with the first."
+    if full:
+        words += " USD/M in: per million prompt tokens. Runs: measured runs of the system that the engine was fitted to."
+        if any(standing.power_basis == "chip" for standing in placed):
+            words += " *: power of the chip, without host, network and cooling."
+    return words
+
+
+def _table(placed: Sequence[Standing], ranking: Ranking, *, full: bool) -> Grid:
+    """Return a row for each pair with a price; rent, layout and engine only in full, since they wrap."""
+    with_range = any(standing.cost_range is not None for standing in placed)
+    grid = table(
+        "", "System", "USD/M output (90 %)" if with_range else "USD/M output", "Chips", "tok/s/user", "TTFT", "Runs",
+        "tok/s/chip", "tok/s/kW", "USD/M in", *(["Rent per chip", "Layout", "Engine"] if full else []),
+        numbers=range(2, 10), first_to_go=(11, 12, 10, 9, 8, 7, 5, 4, 3) if full else (9, 8, 7, 5, 4, 3),
+    )  # fmt: skip
+    for row in placed:
+        cost, prefill = row.usd_per_million_output_tokens, row.prefill_usd_per_million_tokens
         rent = "not known"
-        if has_rent(standing.rent):
-            rent = f"{show(float(standing.rent.typical), 'USD/s')} {SHORT[standing.rent.kind]} {standing.rent.date}".rstrip()
-        power = f"{standing.tokens_per_second_per_kilowatt:,.0f}{'*' if standing.power_basis == 'chip' else ' '}"
+        if has_rent(row.rent):
+            kind = KINDS.get(row.rent.kind, row.rent.kind)
+            rent = f"{show(float(row.rent.typical), 'USD/s')} {kind} {row.rent.date}".rstrip()
+        power = f"{row.tokens_per_second_per_kilowatt:,.0f}{'*' if full and row.power_basis == 'chip' else ''}"
         grid.add_row(
-            f"{standing.place}{' ≈' if standing.tied and standing.place > 1 else ''}",
-            ranking.called(standing).rpartition("/")[2] if not standing.label else ranking.called(standing),
-            cost if math.isfinite(standing.usd_per_million_output_tokens) else "-",
-            f"{standing.chips:,}",
-            f"{standing.tokens_per_second_per_user:,.1f}",
-            show(standing.ttft, "s"),
-            f"{standing.tokens_per_second_per_chip:,.0f}",
-            power if math.isfinite(standing.tokens_per_second_per_kilowatt) else "- ",
-            usd(standing.prefill_usd_per_million_tokens) if math.isfinite(standing.prefill_usd_per_million_tokens) else "-",
-            rent,
-            standing.layout_text,
-            standing.engine,
-            f"{standing.runs:,}" if standing.runs else "none",
-            style="green" if standing.place == 1 else None,
-        )
+            f"{row.place}{' ≈' if row.tied and row.place > 1 else ''}", _name(ranking, row),
+            ranged(cost, row.cost_range, usd, label="") if math.isfinite(cost) else "-", f"{row.chips:,}",
+            f"{row.tokens_per_second_per_user:,.1f}", show(row.ttft, "s"), f"{row.runs:,}" if row.runs else "none",
+            f"{row.tokens_per_second_per_chip:,.0f}", power if math.isfinite(row.tokens_per_second_per_kilowatt) else "-",
+            usd(prefill) if math.isfinite(prefill) else "-", *([rent, row.layout_text, row.engine] if full else []),
+            style="green" if row.place == 1 else None,
+        )  # fmt: skip
     return grid
 
 
@@ -110,21 +128,20 @@ def _picture(priced: Sequence[Standing], ranking: Ranking, width: int) -> list[R
     ends = [standing.cost_range or (standing.usd_per_million_output_tokens,) * 2 for standing in priced]
     if len(priced) < 2:
         return []
-    names = [ranking.called(standing).rpartition("/")[2] if not standing.label else standing.label for standing in priced]
+    names = [standing.label or _name(ranking, standing) for standing in priced]
     scale = LogScale.fit(names, chain.from_iterable(ends), width, max_name_width=MAX_NAME_WIDTH)
-    sure = any(standing.cost_range is not None for standing in priced)
-    title = f"USD per million output tokens, {'90 % ranges, ' if sure else ''}logarithmic"
-    lines: list[RenderableType] = [Text(), Text(title, style="bold")]
+    with_range = any(standing.cost_range is not None for standing in priced)
+    lines: list[RenderableType] = [Text(), heading(f"USD per million output tokens{', 90 % ranges' if with_range else ''}")]
     edge = scale.cell_index(ends[0][1])
     for standing, name, (low, high) in zip(priced, names, ends, strict=True):
         row = [" "] * scale.cells
-        row[edge] = "┊" if sure else " "
+        row[edge] = "┊" if with_range else " "
         for cell in range(scale.cell_index(low), scale.cell_index(high) + 1):
             row[cell] = "─"
         row[scale.cell_index(standing.usd_per_million_output_tokens)] = "●"
         colour = "green" if standing.place == 1 else "cyan" if standing.tied else "white"
         lines.append(Text.assemble(name[: scale.name_width].rjust(scale.name_width), " ", ("".join(row), colour)))
     lines.append(scale.labels())
-    if sure:
-        lines.append(Text("● the figure  ─ its range  ┊ where that of the cheapest ends: before it, a tie"))
-    return lines
+    if with_range:
+        lines.append(Text("● cost  ─ its 90 % range  ┊ upper end of the first"))
+    return [Group(*lines)]

@@ -1,65 +1,74 @@
-"""What the terminal shows of a sensitivity: what to learn first, the inputs with their ranges, and their swings as bars."""
+"""Terminal view of `steptime sensitivity`: the input to measure first, ranges and swings of inputs, and a tornado chart."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
-from steptime.cli.views.widgets import Grid, notes, ranged, table
+from steptime.cli.views.answer import Answer, footnote, section
+from steptime.cli.views.widgets import Grid, ranged, table
 from steptime.sweeps.sensitivity_result import NEGLIGIBLE_VARIANCE_SHARE, Sensitivity, Swing, written
 
-MAX_ROWS = 12  # rows
-ROOMY = 110  # columns from which ranges and what they rest on have columns of their own
-LEAST, WIDEST = 20, 72  # columns of the bars
-LOW, HIGH = "▒", "█"  # parts of a bar: told apart without colour
+MAX_ROWS = 12
+MIN_CELLS, MAX_CELLS = 20, 72  # columns of the bars
+LOW, HIGH = "▒", "█"  # parts of a bar: distinct without colour
 
 
-def sensitivity_view(sensitivity: Sensitivity, width: int, *, brief: bool = False) -> RenderableType:
-    """Return the answer, what to learn first, a row and a bar for each input that matters, and what to mind."""
-    name = sensitivity.answer.replace("_", " ")
-    title = f"{sensitivity.question}: {name} {written(sensitivity.base, sensitivity.unit)}"
+def sensitivity_view(sensitivity: Sensitivity, *, width: int, full: bool = False) -> RenderableType:
+    """Return how far uncertain inputs swing an answer.
+
+    Args:
+        sensitivity: the answer and the swing of each input, the largest first.
+        width: columns of the terminal.
+        full: whether to show the source of each range, and how to measure each input.
+
+    Returns:
+        The answer.
+    """
+    name = sensitivity.answer.replace("_", " ").replace("usd", "USD")
+    base = f"{name[0].upper()}{name[1:]} of this {sensitivity.question}: {written(sensitivity.base, sensitivity.unit)}"
     if sensitivity.spread is not None:
-        low, high = (written(end, sensitivity.unit) for end in sensitivity.spread)
-        title += f" as asked; 90 % of {sensitivity.samples:,} samples from {low} to {high}"
-    parts: list[RenderableType] = [Text(sensitivity.text, style="bold"), *notes(sensitivity.notes), Text(f"{title}.")]
-    if brief:
-        return Group(*parts)
+        base += " (90 %: " + " to ".join(written(end, sensitivity.unit) for end in sensitivity.spread) + ")"
     rows, minor_swings = split_swings(sensitivity)
-    if rows:
-        parts += [Text(), _table(sensitivity, rows, width), *_tornado(sensitivity, rows, width)]
-    if minor_swings:
-        parts.append(Text(_minor_text(minor_swings), style="bright_black"))
-    return Group(*parts, *_order(sensitivity), Text(_meaning(sensitivity), style="bright_black"))
+    body = [_table(sensitivity, rows, full=full), *_tornado(sensitivity, rows, width)] if rows else []
+    return Answer(
+        sentence=f"{base}. {sensitivity.text}", body=[*body, footnote(_meaning(sensitivity))],
+        details=[*([footnote(_minor_text(minor_swings))] if minor_swings else []), *_order(sensitivity)],
+        warnings=sensitivity.notes, full_adds="source of each range, how to measure each input", full=full,
+    )  # fmt: skip
 
 
 def split_swings(sensitivity: Sensitivity) -> tuple[list[Swing], list[Swing]]:
-    """Return the inputs that have a row, and those that hardly matter."""
+    """Return the inputs that have a row, and the others.
+
+    Args:
+        sensitivity: the swings, the largest first.
+
+    Returns:
+        Swings that matter, at most MAX_ROWS, and the remaining ones.
+    """
     matter = min(len(sensitivity.mattering), MAX_ROWS)
     return list(sensitivity.swings[:matter]), list(sensitivity.swings[matter:])
 
 
-def _table(sensitivity: Sensitivity, rows: list[Swing], width: int) -> Grid:
-    """Return a row for each input: its range, what that rests on, the answer at both ends, and its share of the variance."""
+def _table(sensitivity: Sensitivity, rows: list[Swing], *, full: bool) -> Grid:
+    """Return a row for each input: its range, the answer at both ends, and its share of the variance."""
     variance_heads = ["First", "Total"] if sensitivity.samples else ["Variance"]
-    wide = width >= ROOMY
-    input_heads = ["As asked (range)", "Rests on"] if wide else ["As asked (range), what it rests on"]
-    heads = ["Input", *input_heads, "At low", "At high", *variance_heads]
-    grid = table(
-        *heads, numbers=range(1 + len(input_heads), len(heads)), first_to_go=(len(heads) - 1,) if sensitivity.samples else ()
-    )
+    heads = ["Input", "Value (90 % range)", *(["Source of the range"] if full else []), "At low", "At high", *variance_heads]
+    going = (len(heads) - 1,) if sensitivity.samples else ()
+    grid = table(*heads, numbers=range(3 if full else 2, len(heads)), first_to_go=going)
     grid.no_wrap = (0,)
     for swing in rows:
         ends = [
             "missed" if swing.misses(side) else written(value, sensitivity.unit)
             for side, value in enumerate((swing.at_low, swing.at_high))
         ]
-        value = ranged(swing.base, (swing.low, swing.high), partial(written, unit=swing.unit))
-        basis = swing.basis.replace(" %", "\N{NO-BREAK SPACE}%")
-        cells = [value, basis] if wide else [f"{value}: {basis}"]
-        grid.add_row(swing.name, *cells, *ends, *_shares(sensitivity, swing))
+        value = ranged(swing.base, (swing.low, swing.high), partial(written, unit=swing.unit), label="")
+        basis = [swing.basis.replace(" %", "\N{NO-BREAK SPACE}%")] if full else []
+        grid.add_row(swing.name, value, *basis, *ends, *_shares(sensitivity, swing))
     return grid
 
 
@@ -81,19 +90,19 @@ def _percent(share: float) -> str:
 
 
 def _tornado(sensitivity: Sensitivity, rows: list[Swing], width: int) -> list[RenderableType]:
-    """Return the swings as bars about the answer as asked, the largest first."""
+    """Return the swings as bars about the present answer, the largest first."""
     ends = [end for swing in rows for end in swing.at_met if math.isfinite(end)]
     low, high = min([sensitivity.base, *ends]), max([sensitivity.base, *ends])
     if not high > low:
         return []
     names = min(max(len(swing.name) for swing in rows), max(12, width // 3))
-    cells = max(LEAST, min(WIDEST, width - names - 3))
+    cells = max(MIN_CELLS, min(MAX_CELLS, width - names - 3))
 
     def cell_index(value: float) -> int:
         return max(0, min(cells - 1, round((value - low) / (high - low) * (cells - 1))))
 
     middle = cell_index(sensitivity.base)
-    lines: list[RenderableType] = [Text(), Text(f"{sensitivity.answer.replace('_', ' ')}, one input at a time", style="bold")]
+    lines: list[RenderableType] = []
     for swing in rows:
         row = Text(swing.name[:names].rjust(names) + " ")
         glyphs = [(" ", "")] * cells
@@ -110,10 +119,10 @@ def _tornado(sensitivity: Sensitivity, rows: list[Swing], width: int) -> list[Re
             row.append(" !")
         lines.append(row)
     lines.append(_axis(sensitivity, names, cells, low, high, middle))
-    legend = Text.assemble((LOW, "blue"), " input at its low  ", (HIGH, "yellow"), " at its high  │ as asked")
+    legend = Text.assemble((LOW, "blue"), " input at its low  ", (HIGH, "yellow"), " at its high  │ present answer")
     if any(swing.missed for swing in rows):
         legend.append("  ! ends where limits are missed")
-    return [*lines, legend]
+    return [section("Swing of the answer, one input at a time", [*lines, legend])]
 
 
 def _axis(sensitivity: Sensitivity, names: int, cells: int, low: float, high: float, middle: int) -> Text:
@@ -130,31 +139,26 @@ def _axis(sensitivity: Sensitivity, names: int, cells: int, low: float, high: fl
 
 def _minor_text(swings: list[Swing]) -> str:
     names = ", ".join(swing.name for swing in swings[:6]) + (f" and {len(swings) - 6} more" if len(swings) > 6 else "")
-    return f"Less swing: {names}; --json and --csv have all."
+    return f"Smaller swings: {names}; --json and --csv have all."
 
 
 def _order(sensitivity: Sensitivity) -> list[RenderableType]:
-    """Return what is worth measuring, the first first, and how each becomes known."""
-    ranked_swings = [swing for swing in sensitivity.ranked if swing.variance_explained >= NEGLIGIBLE_VARIANCE_SHARE]
-    if len(ranked_swings) < 2:
+    """Return the inputs worth measuring, in order, and how each becomes known."""
+    ranked = [swing for swing in sensitivity.ranked if swing.variance_explained >= NEGLIGIBLE_VARIANCE_SHARE]
+    if len(ranked) < 2:
         return []
-    lines: list[RenderableType] = [Text(), Text("What is worth measuring, by the variance that goes", style="bold")]
-    for place, swing in enumerate(ranked_swings, start=1):
-        how = f": {swing.learn}" if swing.learn else ""
-        lines.append(Text(f"  {place}. {swing.name}, {_percent(swing.variance_explained)}{how}"))
-    return [*lines, Text()]
+    lines = [
+        f"{place}. {swing.name}, {_percent(swing.variance_explained)}{f': {swing.learn}' if swing.learn else ''}"
+        for place, swing in enumerate(ranked, start=1)
+    ]
+    return [section("Inputs to measure, by their share of the variance", lines)]
 
 
 def _meaning(sensitivity: Sensitivity) -> str:
-    words = []
+    """Say what ranges and shares mean."""
     evens = [swing.name for swing in sensitivity.swings if swing.even]
-    if len(evens) < len(sensitivity.swings):
-        words.append("Ranges hold 90 % of what an input may be" + (", but for even ones, which hold all." if evens else "."))
+    words = f" Ranges of {', '.join(evens)} hold all values." if evens and len(evens) < len(sensitivity.swings) else ""
     if sensitivity.samples:
-        words.append(
-            f"First: % of the variance that goes if the input is known; total: % that stays if all others are; ± 90 % by a "
-            f"bootstrap of {sensitivity.samples:,} samples."
-        )
-    else:
-        words.append("Variance: share by swings alone, as if the answer were a product; --sobol does without that.")
-    return " ".join(words)
+        first = "First: % of the variance that knowing the input removes. Total: % that stays if all others are known."
+        return f"{first} ±: 90 % range by a bootstrap of {sensitivity.samples:,} samples.{words}"
+    return f"Variance: share by swings of one input at a time; --sobol varies all together.{words}"

@@ -1,16 +1,18 @@
-"""What the terminal shows of a sweep: a table where points are few, else where each answer is least and most, and a picture."""
+"""Terminal view of `steptime sweep`: lowest and highest answers, a table where points are few, and a chart."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
-from steptime.cli.views.terminal_plots import figure, label, render_chart, room
-from steptime.cli.views.widgets import Grid, facts, notes, table
+from steptime.cli.views.answer import Answer, footnote, section
+from steptime.cli.views.terminal_plots import Ticks, figure, label, render_chart, room
+from steptime.cli.views.widgets import Grid, ranged, table
 from steptime.hardware.unit_cost import usd
 from steptime.number_checks import Array
 from steptime.sweeps.axes import Axis
@@ -25,32 +27,86 @@ SHADES = " ░▒▓█"
 PREFIXED_UNITS = {"s": "s", "tok/s": "tok/s", "B": "B", "B/s": "B/s", "USD/s": "USD/s", "FLOP/s": "FLOP/s", "W": "W"}
 
 
-def sweep_view(sweep: Sweep, width: int, *, brief: bool = False) -> RenderableType:
-    """Return what was asked, the answers, and why some points have none."""
+def sweep_view(sweep: Sweep, *, width: int, full: bool = False) -> RenderableType:
+    """Return the answers of a sweep.
+
+    Args:
+        sweep: axes, answers, and reasons of points without an answer.
+        width: columns of the terminal.
+        full: whether to show extremes and charts of every answer.
+
+    Returns:
+        The answer.
+    """
     over = " x ".join(f"{axis.name} ({len(axis.values):,})" for axis in sweep.axes)
-    how = "together" if sweep.together else "every combination"
-    title = f"{sweep.question} over {over}: {counted(sweep.points, 'point')}" + (f", {how}" if len(sweep.axes) > 1 else "")
-    parts: list[RenderableType] = [Text(title, style="bold")]
-    fixed_inputs = held_in_words(sweep)
-    parts += [Text(f"Held: {fixed_inputs}.")] if fixed_inputs else []
-    answer_names = numbers(sweep) + [name for name, column in sweep.answers.items() if not column.numeric]
-    if brief:
-        return Group(*parts, *refused(sweep), facts(_ends(sweep, numbers(sweep)[:1])))
-    if sweep.points <= MAX_TABLE_POINTS:
-        grid = _every(sweep, answer_names)
-        parts += [Text(), grid]
-        dropped = len(grid.columns) - len(grid.widths(width))
-        parts += notes([f"{counted(dropped, 'column')} more in a wider terminal, with --out FILE or --json"]) if dropped else []
-    else:
-        able = len(sweep.reasons) < sweep.points
-        parts += [Text(), _extremes(sweep), *picture(sweep, width)] if able else []
-    banded = any(bound_name in sweep.answers for name in numbers(sweep) for bound_name in sweep.declaration.bands.get(name, ()))
-    parts += [Text("In brackets: 90 % ranges.", style="bright_black")] if banded and sweep.points <= MAX_TABLE_POINTS else []
-    return Group(*parts, *refused(sweep))
+    how = "axes stepped together" if sweep.together else "every combination"
+    conditions = f"{sweep.question} over {over}: {counted(sweep.points, 'point')}" + (f", {how}" if len(sweep.axes) > 1 else "")
+    conditions += f"; {fixed_text(sweep)}." if sweep.fixed else "."
+    names = numbers(sweep) + [name for name, column in sweep.answers.items() if not column.numeric]
+    answered = len(sweep.reasons) < sweep.points
+    is_listed = sweep.points <= MAX_TABLE_POINTS
+    charts = [chart for name in numbers(sweep) if answered for chart in picture(sweep, width, name)]
+    body: list[RenderableType] = [_points_table(sweep, names)] if is_listed else []
+    if is_listed and any(bound in sweep.answers for name in names for bound in sweep.declaration.bands.get(name, ())):
+        body.append(footnote("In brackets: 90 % ranges."))
+    if not is_listed and answered:
+        body += [_extremes_table(sweep), *picture(sweep, width)]
+    return Answer(
+        sentence=_sentence(sweep), conditions=conditions, body=[*body, *reason_section(sweep)],
+        details=charts if is_listed else charts[1:], warnings=memory_notes(sweep) + _cost_notes(sweep),
+        full_adds="charts of all answers" if charts else "", files="--out FILE", full=full,
+    )  # fmt: skip
 
 
-def held_in_words(sweep: Sweep) -> str:
-    """Return what is held, as people read it."""
+def _sentence(sweep: Sweep) -> str:
+    """Say where the main answer is lowest and highest."""
+    name = first_number(sweep) if numbers(sweep) else ""
+    ends = _extremes(sweep, name) if name else None
+    if ends is None:
+        return f"None of {counted(sweep.points, 'point')} has an answer."
+    column, name_text = sweep.answers[name], words(name)
+    (low, at_low), (high, at_high) = ((_with_range(sweep, name, point), _point_text(sweep, point)) for point in ends)
+    values = column.values.ravel()
+    if math.isclose(values[ends[0]], values[ends[1]]):
+        return f"{name_text[0].upper()}{name_text[1:]}: {low} at every point."
+    return f"Lowest {name_text}: {low} at {at_low}. Highest: {high} at {at_high}."
+
+
+def words(name: str) -> str:
+    """Write the name of an answer.
+
+    Args:
+        name: its name, such as usd_per_million_tokens.
+
+    Returns:
+        Words, such as USD per million tokens.
+    """
+    return name.replace("_", " ").replace("usd", "USD")
+
+
+def _with_range(sweep: Sweep, name: str, point: int) -> str:
+    """Write an answer with its unit and its 90 % range."""
+    write = partial(written, unit=sweep.answers[name].unit)
+    return ranged(float(sweep.answers[name].values.ravel()[point]), _range(sweep, name, point), write)
+
+
+def _range(sweep: Sweep, name: str, point: int) -> tuple[float, float] | None:
+    """Return the 90 % range of an answer at a point, if it has one."""
+    low, high = (sweep.answers.get(end) for end in sweep.declaration.bands.get(name, ("", "")))
+    if low is None or high is None or not math.isfinite(low.values.ravel()[point]):
+        return None
+    return float(low.values.ravel()[point]), float(high.values.ravel()[point])
+
+
+def fixed_text(sweep: Sweep) -> str:
+    """Write the inputs that all points share.
+
+    Args:
+        sweep: the sweep.
+
+    Returns:
+        Names with values, with commas between.
+    """
     return ", ".join(f"{name} {_fixed_text(sweep, name, value)}" for name, value in sweep.fixed.items())
 
 
@@ -64,7 +120,16 @@ def _fixed_text(sweep: Sweep, name: str, value: Any) -> str:
 
 
 def written(value: float, unit: str, *, bare: bool = False) -> str:
-    """Write a number with its unit as people read it; a rate bare where the head of its column has the unit."""
+    """Write a number with its unit as people read it.
+
+    Args:
+        value: the number in SI units.
+        unit: its unit.
+        bare: whether the head of the column has the unit of a rate.
+
+    Returns:
+        Three digits and the unit; a dash for no number.
+    """
     if not math.isfinite(value):
         return "-"
     if unit == "USD":
@@ -76,12 +141,21 @@ def written(value: float, unit: str, *, bare: bool = False) -> str:
 
 
 def axis_value(axis: Axis, value: Any, *, bare: bool = False) -> str:
-    """Write a value of an axis as people read it."""
+    """Write a value of an axis as people read it.
+
+    Args:
+        axis: the axis.
+        value: a number or a name.
+        bare: whether the head of the column has the unit.
+
+    Returns:
+        The text.
+    """
     return written(float(value), axis.unit, bare=bare) if axis.numeric else str(value)
 
 
-def _every(sweep: Sweep, names: list[str]) -> Grid:
-    """Return a row for each point, ranges behind their answers."""
+def _points_table(sweep: Sweep, names: list[str]) -> Grid:
+    """Return a row for each point; points that exceed the memory are grey and marked †."""
     main = first_number(sweep) if numbers(sweep) else ""
     heads = [*(f"{axis.name} [tok/s]" if axis.unit == "tok/s" else axis.name for axis in sweep.axes), *map(head, names)]
     num_axes, count = len(sweep.axes), len(names)
@@ -102,7 +176,14 @@ def _every(sweep: Sweep, names: list[str]) -> Grid:
 
 
 def head(name: str) -> str:
-    """Return what the column of an answer is called."""
+    """Return the head of the column of an answer.
+
+    Args:
+        name: name of the answer.
+
+    Returns:
+        Words with the unit of rates.
+    """
     return name.replace("tokens_per_second", "tok/s").replace("usd_per_million", "USD/M").replace("_", " ")
 
 
@@ -111,48 +192,26 @@ def _answer(sweep: Sweep, name: str, point: int) -> str:
     value = column.values.ravel()[point]
     if not column.numeric:
         return str(value)
-    text = written(float(value), column.unit, bare=True)
-    low, high = (sweep.answers.get(end) for end in sweep.declaration.bands.get(name, ("", "")))
-    if low is None or high is None or not math.isfinite(low.values.ravel()[point]):
-        return text
-    ends = [written(float(bound.values.ravel()[point]), column.unit, bare=True) for bound in (low, high)]
-    return f"{text} ({ends[0]} to {ends[1]})"
+    return ranged(float(value), _range(sweep, name, point), partial(written, unit=column.unit, bare=True), label="")
 
 
-def _extremes(sweep: Sweep) -> Grid:
-    """Return where each answer is least and most."""
-    grid = table("answer", "least", "at", "most", "at", numbers=(1, 3), first_to_go=(4, 2))
+def _extremes(sweep: Sweep, name: str) -> tuple[int, int] | None:
+    """Return the points at which an answer is lowest and highest, among those that fit in memory."""
+    flat = np.where(sweep.fits, sweep.answers[name].values, np.nan).ravel()
+    finite = np.where(np.isfinite(flat), flat, np.nan)
+    return None if np.isnan(finite).all() else (int(np.nanargmin(finite)), int(np.nanargmax(finite)))
+
+
+def _extremes_table(sweep: Sweep) -> Grid:
+    """Return where each answer is lowest and highest."""
+    grid = table("Answer", "Lowest", "at", "Highest", "at", numbers=(1, 3), first_to_go=(4, 2))
     for name in numbers(sweep):
-        column = sweep.answers[name]
-        flat = np.where(sweep.fits, column.values, np.nan).ravel()
-        if not np.isfinite(flat).any():
-            continue
-        places = (int(np.nanargmin(flat)), int(np.nanargmax(np.where(np.isfinite(flat), flat, np.nan))))
-        cells = [text for point in places for text in (written(float(flat[point]), column.unit), _point_text(sweep, point))]
-        grid.add_row(name.replace("_", " ").replace("usd", "USD"), *cells)
+        ends = _extremes(sweep, name)
+        if ends is not None:
+            values, unit = sweep.answers[name].values.ravel(), sweep.answers[name].unit
+            cells = [text for point in ends for text in (written(float(values[point]), unit), _point_text(sweep, point))]
+            grid.add_row(words(name), *cells)
     return grid
-
-
-def _ends(sweep: Sweep, names: list[str]) -> list[tuple[str, str | Text]]:
-    rows: list[tuple[str, str | Text]] = []
-    for name in names:
-        column = sweep.answers[name]
-        flat = np.where(sweep.fits, column.values, np.nan).ravel()
-        if np.isfinite(flat).any():
-            lowest, highest = int(np.nanargmin(flat)), int(np.nanargmax(flat))
-            rows.append(
-                (
-                    f"least {name.replace('_', ' ')}",
-                    f"{written(float(flat[lowest]), column.unit)} at {_point_text(sweep, lowest)}",
-                )
-            )
-            rows.append(
-                (
-                    f"most {name.replace('_', ' ')}",
-                    f"{written(float(flat[highest]), column.unit)} at {_point_text(sweep, highest)}",
-                )
-            )
-    return rows
 
 
 def _point_text(sweep: Sweep, point: int) -> str:
@@ -160,7 +219,7 @@ def _point_text(sweep: Sweep, point: int) -> str:
     return ", ".join(f"{axis.name} {axis_value(axis, axis.labels[int(i)])}" for axis, i in zip(sweep.axes, places, strict=True))
 
 
-def _without_cost(sweep: Sweep) -> list[str]:
+def _cost_notes(sweep: Sweep) -> list[str]:
     """Say how many points have answers but no cost, since no rent is known."""
     cost = next(
         (column for name, column in sweep.answers.items() if name.startswith("usd_per_million") and column.numeric), None
@@ -177,26 +236,51 @@ def _without_cost(sweep: Sweep) -> list[str]:
     )
 
 
-def refused(sweep: Sweep) -> list[RenderableType]:
-    """Return how many points do not fit, how many have no answer, and why."""
+def memory_notes(sweep: Sweep) -> list[str]:
+    """Say how many points do not fit in memory.
+
+    Args:
+        sweep: the sweep.
+
+    Returns:
+        One text, or none where all points fit.
+    """
     share = sweep.answers.get("memory_share")
     over = 0 if share is None else int(np.count_nonzero(share.values > 1))
-    does = "does" if over == 1 else "do"
-    full = f"{over:,} of {counted(sweep.points, 'point')} {does} not fit the memory of a chip (memory share above 1)"
-    full += ", and least and most are of the others" if sweep.points > MAX_TABLE_POINTS and over < sweep.points else ""
-    full += ": †" if sweep.points <= MAX_TABLE_POINTS else ""
-    full_notes: list[RenderableType] = [*notes([full] if over else []), *notes(_without_cost(sweep))]
-    if not sweep.reasons:
-        return full_notes
-    lines = [*full_notes, Text(), Text(f"{counted(len(sweep.reasons), 'point')} without an answer", style="bold")]
+    if not over:
+        return []
+    marked = "are marked †" if sweep.points <= MAX_TABLE_POINTS else "are left out of lowest and highest"
+    return [f"{over:,} of {counted(sweep.points, 'point')} exceed the memory of a chip and {marked}"]
+
+
+def reason_section(sweep: Sweep) -> list[RenderableType]:
+    """Say why points have no answer, each reason once.
+
+    Args:
+        sweep: the sweep.
+
+    Returns:
+        One part, or nothing where each point has an answer.
+    """
     first = {text: point for point, text in reversed(list(sweep.reasons.items()))}
-    for text, count in sweep.refused_because.items():
-        lines.append(Text(f"  {count:,} x {text.rstrip('.')} (first at {_point_text(sweep, first[text])})."))
-    return [*lines]
+    lines = [
+        f"{count:,} x {text.rstrip('.')} (first at {_point_text(sweep, first[text])})."
+        for text, count in sweep.refused_because.items()
+    ]
+    return [section(f"{counted(len(sweep.reasons), 'point')} without an answer", lines)] if lines else []
 
 
 def picture(sweep: Sweep, width: int, answer: str = "") -> list[RenderableType]:
-    """Return a curve over the longest axis of numbers, or a map over two, of an answer; nothing where neither fits."""
+    """Return a chart of an answer.
+
+    Args:
+        sweep: the sweep.
+        width: columns of the terminal.
+        answer: name of the answer; by default the main one.
+
+    Returns:
+        A curve over the longest axis of numbers, or a map over two; nothing where neither fits.
+    """
     if sweep.together:
         return []
     long = [axis_index for axis_index, axis in enumerate(sweep.axes) if axis.numeric and len(axis.values) > 3]
@@ -208,22 +292,18 @@ def picture(sweep: Sweep, width: int, answer: str = "") -> list[RenderableType]:
     index: list[Any] = [slice(None)] * len(sweep.axes)
     for axis_index in fixed_axes:
         index[axis_index] = 0
-    fixed_text = ", ".join(
+    at_fixed = ", ".join(
         f"{sweep.axes[axis_index].name} {axis_value(sweep.axes[axis_index], sweep.axes[axis_index].labels[0])}"
         for axis_index in fixed_axes
     )
-    values = sweep.column(name).values[tuple(index)]
     column = sweep.column(name)
-    title = (
-        f"{name.replace('_', ' ').replace('usd', 'USD')}"
-        + (f" [{column.unit}]" if column.unit else "")
-        + (f" at {fixed_text}" if fixed_text else "")
-    )
+    values = column.values[tuple(index)]
+    title = words(name) + (f" at {at_fixed}" if at_fixed else "")
     if len(long) == 1:
-        return [Text(), Text(title, style="bold"), _curve(sweep.axes[long[0]], values, column, width)]
+        return [section(title, [_curve(sweep.axes[long[0]], values, column, width)])]
     if long[0] > long[1]:
         values = values.T
-    return [Text(), Text(title, style="bold"), _map(sweep.axes[long[0]], sweep.axes[long[1]], values, column, width)]
+    return [section(title, [_map(sweep.axes[long[0]], sweep.axes[long[1]], values, column, width)])]
 
 
 def _scaled(values: Array) -> tuple[Array, bool]:
@@ -241,21 +321,14 @@ def _curve(axis: Axis, values: Array, column: Column, width: int) -> RenderableT
     low, high = float(y[finite].min()), float(y[finite].max())
     margin = 0.05 * (high - low) or 0.05
     chart.set_y_limits(low - margin, high + margin)
-    chart.x_ticks_fkt = lambda value, _: _tick(10**value if across else value)
-    chart.y_ticks_fkt = lambda value, _: _tick(10**value if up else value)
-    label(chart, axis.title, f"[{column.unit}]" if column.unit else "", width)
+    label(chart, axis.title, column.unit or "value", width)
     chart.plot(x[finite], y[finite])
-    return render_chart(chart)
+    write_x, write_y = (partial(_tick, unit=unit) for unit in ("", column.unit))
+    return render_chart(chart, Ticks(write_x, log=across), Ticks(write_y, log=up))
 
 
-def _tick(value: float) -> str:
-    return (
-        f"{value:.2e}"
-        if abs(value) >= 1e6 or 0 < abs(value) < 1e-3
-        else f"{value:,.3g}"
-        if abs(value) < 1e3
-        else f"{value:,.0f}"
-    )
+def _tick(value: float, unit: str) -> str:
+    return written(value, unit, bare=True).removesuffix(".00")
 
 
 def _map(first: Axis, second: Axis, values: Array, column: Column, width: int) -> RenderableType:

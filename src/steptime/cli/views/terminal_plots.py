@@ -1,7 +1,4 @@
-"""A logarithmic axis, of dollars unless told: where a value stands in a row of letters, and the labels below.
-
-Pictures of curves and points, drawn with letters: each curve has a glyph of its own beside its colour.
-"""
+"""Charts of the terminal, drawn with letters: round ticks, a glyph for each curve, and bars on a logarithmic axis."""
 
 from __future__ import annotations
 
@@ -35,43 +32,119 @@ class LogScale:
     def fit(
         cls, names: Sequence[str], values: Iterable[float], width: int, *, max_name_width: int, spare: float = 1.0
     ) -> LogScale:
-        """Return the axis that holds all values, `spare` times wider at each end, beside names of so many columns."""
+        """Return the axis that holds all values.
+
+        Args:
+            names: what stands at the left of each line.
+            values: values above 0.
+            width: columns of the terminal.
+            max_name_width: columns that names may take.
+            spare: factor by which the axis is wider at each end.
+
+        Returns:
+            The axis.
+        """
         name_width = min(max(map(len, names)), max_name_width, max(8, width // 3))
         values = list(values)
         cells = max(MIN_CELLS, min(width, MAX_WIDTH) - name_width - 3)
         return cls(name_width, cells, math.log10(min(values) / spare), math.log10(max(values) * spare))
 
     def cell_index(self, value: float) -> int:
-        """Return the column of a value."""
+        """Return the column of a value.
+
+        Args:
+            value: a value above 0.
+
+        Returns:
+            Its column, from 0.
+        """
         scale = (self.cells - 1) / max(self.high - self.low, 1e-9)
         return max(0, min(self.cells - 1, round((math.log10(value) - self.low) * scale)))
 
     def labels(self, write: Callable[[float], str] = usd) -> Text:
-        """Return the labels of both ends, and of as many round figures between as do not touch, as `write` has them."""
-        row = [" "] * (self.cells + 8)
+        """Return the line of round labels below the axis, as many as do not touch.
 
-        def put(label: str, cell: int) -> None:
-            room = row[max(cell - 2, 0) : cell + len(label) + 2]
-            if set(room) <= {" "} and cell + len(label) <= len(row):
-                row[cell : cell + len(label)] = label
+        Args:
+            write: writes a value with its unit.
 
-        first, last = write(10**self.low), write(10**self.high)
-        put(first, 0)
-        put(last, self.cells - len(last))
-        for power in range(math.floor(self.low), math.ceil(self.high) + 1):
-            for step in TICKS:
-                value = step * 10.0**power
-                if self.low < math.log10(value) < self.high:
-                    put(write(value).removesuffix(".00"), self.cell_index(value))
-        return Text(" " * (self.name_width + 1) + "".join(row).rstrip(), style="bright_black")
+        Returns:
+            Labels at 1, 2 or 5 times powers of ten; both ends where the axis holds fewer than two of those.
+        """
+        values = round_ticks(self.low, self.high, log=True)
+        ends = [10**self.low, 10**self.high] if len(values) < 2 else []
+        row = _label_row([(self.cell_index(value), write(value).removesuffix(".00")) for value in [*ends, *values]], self.cells)
+        return Text(" " * (self.name_width + 1) + row, style="bright_black")
 
 
-AXIS_WIDTH, NARROW = 34, 64  # columns that axis and label of a picture take, and below which labels are short
+@dataclass(frozen=True)
+class Ticks:
+    """How an axis of a chart is labelled.
+
+    Attributes:
+        write: writes a value with its unit.
+        log: whether positions on the axis are decimal logarithms of values.
+    """
+
+    write: Callable[[float], str]
+    log: bool = True
+
+
+def round_ticks(low: float, high: float, *, log: bool, max_ticks: int = 9) -> list[float]:
+    """Return round values between two positions of an axis.
+
+    Args:
+        low: first position: a value, or its decimal logarithm.
+        high: last position.
+        log: whether positions are logarithms.
+        max_ticks: number of values that fit.
+
+    Returns:
+        1, 2 and 5 times powers of ten, or only powers of ten where those are too many; on an axis of values, multiples of such.
+
+    >>> round_ticks(0.0, 2.0, log=True)
+    [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]
+    >>> round_ticks(0.0, 100.0, log=False)
+    [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
+    """
+    if log:
+        # a narrow axis has no two such values: it is labelled like one of values
+        for steps in (TICKS, (1, 5), (1,)):
+            powers = range(math.floor(low), math.ceil(high) + 1)
+            values = [step * 10.0**power for power in powers for step in steps]
+            inside = [value for value in values if low - 1e-9 <= math.log10(value) <= high + 1e-9]
+            if len(inside) <= max_ticks:
+                break
+        inside = inside[:: math.ceil(len(inside) / max_ticks)] if len(inside) > max_ticks else inside
+        return inside if len(inside) > 1 else round_ticks(10**low, 10**high, log=False, max_ticks=5)
+    step = _nice((high - low) / 6) if high > low else 1.0
+    first = math.ceil(low / step - 1e-9)
+    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _label_row(labels: Iterable[tuple[int, str]], cells: int) -> str:
+    """Return labels at their columns, without those that would touch one before them."""
+    row = [" "] * (cells + 8)
+    for cell, text in labels:
+        room = row[max(cell - 2, 0) : cell + len(text) + 2]
+        if set(room) <= {" "} and cell + len(text) <= len(row):
+            row[cell : cell + len(text)] = text
+    return "".join(row).rstrip()
+
+
+AXIS_WIDTH, NARROW = 34, 64  # columns of axis and label of a picture; terminal width below which labels are short
 MAX_MARKED_POINTS = 40  # points that are each marked by a letter
 
 
 def figure(columns: int, rows: int) -> Any:
-    """Return an empty picture of so many letters."""
+    """Return an empty picture.
+
+    Args:
+        columns: width in letters.
+        rows: height in letters.
+
+    Returns:
+        A figure of plotille.
+    """
     import plotille
 
     chart = plotille.Figure()
@@ -79,23 +152,81 @@ def figure(columns: int, rows: int) -> Any:
     return chart
 
 
-def render_chart(chart: Any) -> Text:
-    """Return a picture as text."""
-    return Text.from_ansi(chart.show(legend=False))
+def render_chart(chart: Any, x: Ticks | None = None, y: Ticks | None = None) -> Text:
+    """Return a picture as text.
+
+    Args:
+        chart: figure of plotille, with limits of both axes.
+        x: how the horizontal axis is labelled; None: as plotille does.
+        y: how the vertical axis is labelled.
+
+    Returns:
+        The lines of the picture.
+    """
+    if y is not None:
+        ticks = [(math.log10(value) if y.log else value, value) for value in round_ticks(*chart.y_limits(), log=y.log)]
+        # plotille asks for the label of each line of the picture: one that holds no round value has none
+        chart.y_ticks_fkt = lambda low, high: next((y.write(value) for place, value in ticks if low <= place < high), "")
+    if x is None:
+        return Text.from_ansi(chart.show(legend=False))
+    chart.x_ticks_fkt = lambda *_: ""
+    low, high = chart.x_limits()
+    cells = chart.width
+    labels = []
+    for value in round_ticks(low, high, log=x.log, max_ticks=max(3, cells // 8)):
+        position = ((math.log10(value) if x.log else value) - low) / max(high - low, 1e-12)
+        labels.append((min(cells, round(position * cells)), x.write(value)))
+    *picture, _, _ = chart.show(legend=False).rstrip("\n").split("\n")
+    marks = "".join("|" if cell in dict(labels) else "-" for cell in range(cells + 1))
+    axis = f"{'-' * 11}|-{marks}-> ({chart.x_label})"
+    return Text.from_ansi("\n".join([*picture, axis, f"{'':11}| {_label_row(labels, cells)}"]))
 
 
-def seconds(value: float, _: float = 0.0) -> str:
-    """Write a power of ten in seconds."""
-    return str(show(10**value, "s", 2))
+def seconds(value: float) -> str:
+    """Write a time at an axis.
+
+    Args:
+        value: time [s].
+
+    Returns:
+        Two digits with the unit.
+    """
+    return str(show(value, "s", 2))
+
+
+def plain(value: float) -> str:
+    """Write a number at an axis.
+
+    Args:
+        value: the number.
+
+    Returns:
+        Two digits, with a prefix from a thousand on.
+    """
+    return f"{value:g}" if value < 1000 else str(show(value, "", 2))
 
 
 def room(width: int) -> int:
-    """Return the columns that a picture has beside its axis and its label, in tens."""
+    """Return the columns that a picture has next to its axis and its label.
+
+    Args:
+        width: columns of the terminal.
+
+    Returns:
+        A multiple of ten.
+    """
     return 10 * max(1, min(6, (width - AXIS_WIDTH) // 10))
 
 
 def label(chart: Any, x: str, y: str, width: int) -> None:
-    """Name the axes of a picture, by their last words where there is little room."""
+    """Name the axes of a picture, by their last words on a narrow terminal.
+
+    Args:
+        chart: figure of plotille.
+        x: name of the horizontal axis.
+        y: name of the vertical axis.
+        width: columns of the terminal.
+    """
     short = width < NARROW
     chart.x_label, chart.y_label = (words.split()[-1] if short else words for words in (x, y))
 
@@ -107,7 +238,15 @@ def _nice(value: float) -> float:
 
 
 def front_plot(plan: Plan, width: int) -> RenderableType:
-    """Return speed against throughput on the Pareto front, the chosen layout marked."""
+    """Return speed against throughput on the Pareto front, with the chosen layout marked.
+
+    Args:
+        plan: the plan.
+        width: columns of the terminal.
+
+    Returns:
+        Title, picture and legend.
+    """
     points = [p for p in plan.front if p.tokens_per_second_per_chip > 0]
     if len(points) < 2:
         return Text("Only one layout is on the Pareto front.")
@@ -116,8 +255,6 @@ def front_plot(plan: Plan, width: int) -> RenderableType:
     chart = figure(room(width), rows)
     chart.set_x_limits(low, high)
     chart.set_y_limits(0, rows * step)
-    chart.x_ticks_fkt = lambda value, _: f"{10**value:,.0f}" if 10**value >= 9.5 else f"{10**value:.2g}"
-    chart.y_ticks_fkt = lambda value, _: f"{value:,.0f}" if step >= 1 else f"{value:.3g}"
     label(chart, "tok/s per user", "tok/s per chip", width)
     chart.plot(speed, output)
     marks = Text()
@@ -130,7 +267,7 @@ def front_plot(plan: Plan, width: int) -> RenderableType:
         chart.plot([limit, limit], [0, rows * step], lc="red")
         marks.append("│ the speed asked for", style="red")
     caption = Text("Pareto front: output of each chip against speed for each user [tok/s]", style="bold")
-    return Group(caption, render_chart(chart), marks)
+    return Group(caption, render_chart(chart, Ticks(plain), Ticks("{:,g}".format, log=False)), marks)
 
 
 def _axes(points: Sequence[Point]) -> tuple[Any, Any, int, float]:
@@ -142,7 +279,15 @@ def _axes(points: Sequence[Point]) -> tuple[Any, Any, int, float]:
 
 
 def distribution_plot(latencies: dict[str, Any], width: int) -> RenderableType:
-    """Return the share of requests within a latency [s], a curve a quantity, on a logarithmic axis."""
+    """Return the share of requests within a latency, a curve for each quantity, on a logarithmic axis.
+
+    Args:
+        latencies: samples [s] by quantity: TTFT, TPOT.
+        width: columns of the terminal.
+
+    Returns:
+        Title, picture and legend.
+    """
     styles = {"TTFT": ("green", "━"), "TPOT": ("cyan", "o")}
     share = np.linspace(0.0, 1.0, 101)
     samples = {name: values for name, values in latencies.items() if np.any(values > 0)}
@@ -154,7 +299,6 @@ def distribution_plot(latencies: dict[str, Any], width: int) -> RenderableType:
     chart = figure(max(10, min(60, width - AXIS_WIDTH)), 10)
     chart.set_x_limits(float(low) - 0.05, float(max(high, low + 0.1)) + 0.05)
     chart.set_y_limits(0, 100)
-    chart.x_ticks_fkt, chart.y_ticks_fkt = seconds, lambda value, _: f"{value:.0f} %"
     label(chart, "latency", "requests", width)
     legend = Text()
     for name, curve in curves.items():
@@ -163,34 +307,53 @@ def distribution_plot(latencies: dict[str, Any], width: int) -> RenderableType:
         if glyph == "o":
             chart.scatter(curve[5::10], 100 * share[5::10], lc=colour, marker=glyph)
         legend.append(f"{glyph} {name}   ", style=colour)
-    return Group(Text("Share of requests within a latency", style="bold"), render_chart(chart), legend)
+    picture = render_chart(chart, Ticks(seconds), Ticks("{:.0f} %".format, log=False))
+    return Group(Text("Share of requests within a latency", style="bold"), picture, legend)
 
 
 def rate_plot(rates: Sequence[float], ttft: Sequence[float], quantile: str, width: int) -> RenderableType:
-    """Return a quantile of TTFT [s] against the rate [requests/s], both logarithmic."""
+    """Return a quantile of TTFT against the request rate, both logarithmic.
+
+    Args:
+        rates: rates [requests/s].
+        ttft: quantile of TTFT at each rate [s].
+        quantile: its name, such as p99.
+        width: columns of the terminal.
+
+    Returns:
+        Title, picture and legend.
+    """
     x, y = np.log10(rates), np.log10(np.maximum(ttft, 1e-9))
     chart = figure(max(10, min(60, width - AXIS_WIDTH)), 10)
     chart.set_x_limits(float(x.min()) - 0.05, float(x.max()) + 0.05)
     chart.set_y_limits(float(y.min()) - 0.1, float(max(y.max(), y.min() + 0.2)) + 0.1)
-    chart.x_ticks_fkt, chart.y_ticks_fkt = lambda value, _: f"{10**value:.3g}", seconds
     label(chart, "requests/s", f"TTFT {quantile}", width)
     chart.plot(x, y, lc="green")
     chart.scatter(x, y, lc="green", marker="o")
-    return Group(Text(f"Rate against {quantile} of TTFT", style="bold"), render_chart(chart), Text("o a rate that was tried"))
+    picture = render_chart(chart, Ticks(plain), Ticks(seconds))
+    return Group(Text(f"Rate against {quantile} of TTFT", style="bold"), picture, Text("o a rate that was tried"))
 
 
 def scatter_plot(measured: Any, predicted: Any, width: int) -> RenderableType:
-    """Return predicted against measured TPOT [ms] on logarithmic axes, with the diagonal."""
+    """Return predicted against measured TPOT on logarithmic axes, with the diagonal.
+
+    Args:
+        measured: measured TPOT of each run [ms].
+        predicted: predicted TPOT of each run [ms].
+        width: columns of the terminal.
+
+    Returns:
+        Title, picture and legend.
+    """
     x, y = np.log10(measured), np.log10(predicted)
     low = math.floor(2 * min(x.min(), y.min())) / 2
     high = math.ceil(2 * max(x.max(), y.max()) + 1e-9) / 2
     chart = figure(room(width), 16)
     chart.set_x_limits(low, high)
     chart.set_y_limits(low, high)
-    chart.x_ticks_fkt = chart.y_ticks_fkt = lambda value, _: f"{10**value:,.3g}"
     label(chart, "TPOT in ms, measured", "TPOT in ms, predicted", width)
     line = np.linspace(low, high, 16)
     chart.scatter(line, line, lc="red", marker="/")
     chart.scatter(x, y, marker="o" if len(x) <= MAX_MARKED_POINTS else None)
     legend = Text(("o" if len(x) <= MAX_MARKED_POINTS else "⠿") + " a run   ").append("/ predicted as measured", style="red")
-    return Group(Text("Predicted against measured", style="bold"), render_chart(chart), legend)
+    return Group(Text("Predicted against measured", style="bold"), render_chart(chart, Ticks(plain), Ticks(plain)), legend)

@@ -1,4 +1,4 @@
-"""What the terminal shows of predictions held against measurements, and of a fitted engine."""
+"""Terminal views of `steptime validate`, `calibrate` and `anchors`: errors of predictions, fitted constants, own runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
+from steptime.cli.views.answer import Answer, footnote
 from steptime.cli.views.terminal_plots import scatter_plot
-from steptime.cli.views.widgets import notes, table
+from steptime.cli.views.widgets import Grid, table
+from steptime.physics.bias_correction import Anchors, Factor
 from steptime.physics.engine import Engine, constant
 from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.units import counted, show
@@ -23,15 +24,16 @@ from steptime.validation.run_table import COLUMNS, MEASURED, OPTIONAL, SPREAD, i
 from steptime.validation.validate_api import QUANTITY_LABELS
 
 MILLISECOND = 1e-3  # s
-FIGURES = 63  # columns that the figures of an error table take
-MIN_RUNS_FOR_RANGES = 50  # runs below which the ranges are those of the engine that was fitted from
-GOING = (1, 3, 4, 5, 6, 7)  # columns of an error table in the order in which they are left out
-FEW_NAMED = 8  # runs in doubt that are named one by one
+FIGURES = 63  # columns of the figures of an error table
+MIN_RUNS_FOR_RANGES = 50  # runs below which the ranges are those of the prior engine
+GOING = (1, 3, 4, 5, 6, 7)  # columns of an error table in the order in which they are dropped
+FEW_NAMED = 3  # doubtful runs that are named one by one
+MIN_SCATTER_RUNS = 3  # runs from which a chart shows more than the table
 QUANTITIES = {
     "tpot": "Time per output token",
     "ttft": "Time to first token",
     "ttft_median": "Median time to first token",
-    "output_tok_s": "Output tokens a second",
+    "output_tok_s": "Output tokens per second",
 }
 HEADINGS = ("Runs", "Median", "Mean", "p90", "Bias", "<25 %", "Covered")
 MEANINGS = {
@@ -41,10 +43,10 @@ MEANINGS = {
     "engine": "vllm, sglang, trtllm, or another",
     "input_tokens": "prompt tokens: of the longest, where lengths are drawn",
     "output_tokens": "output tokens: of the longest, where lengths are drawn",
-    "concurrency": "requests in flight in the whole deployment; under a scenario empty, or the most of a replica",
+    "concurrency": "requests in flight in the whole deployment; under a scenario empty, or the maximum per replica",
     "tp": "tensor parallel ways; under a scenario empty where they are not known",
     "pp": "pipeline stages",
-    "dp": "attention groups; tp x pp x dp chips in all",
+    "dp": "data-parallel ranks (DP attention); tp x pp x dp chips in total",
     "ep": "expert parallel ways",
     "weight_dtype": "bf16, fp8, nvfp4, ...: all but routed experts",
     "expert_dtype": "format of routed experts; empty for dense models",
@@ -56,8 +58,8 @@ MEANINGS = {
     "output_mean": "mean output tokens, where known",
     "concurrency_mean": "mean requests in flight, instead of concurrency",
     "requests": "of the whole run; where not given, ten for each in flight, and under a scenario as many as the benchmark has",
-    "length_spread": "how far lengths reach to both sides of their mean, as a share; where not given, 1/9 (drawn from 0.8 to 1 "
-    "of the longest) if the id begins with a date or holds cfg, as in the public set, and else 0 (all alike)",
+    "length_spread": "half width of the lengths over their mean; by default 0, or 1/9 (0.8 to 1 of the longest) if the id "
+    "begins with a date or holds cfg, as in the public set",
     "ttft_median_s": "measured median time to first token [s]",
     "output_tok_s": "measured output tokens a second of the whole deployment",
     "total_tok_s": "measured input and output tokens a second, where output_tok_s is not known",
@@ -66,32 +68,30 @@ MEANINGS = {
     "scenario": "Offline (all requests at once), Server or Interactive (Poisson arrivals within limits)",
     "part": "ix_aggregated, ix_mtp, ix_disaggregated, mlperf or trt_max: the highest throughput at any concurrency",
     "spec": "none or a method of drafting; without the column a run is plain, unless it looks like a drafted one",
-    "acceptance": "tokens that a step yields; where not given, as measured of the model's own layers",
-    "drafted": "tokens drafted a step; where not given, none",
+    "acceptance": "tokens per step; by default as measured with the draft layers of the model",
+    "drafted": "tokens drafted per step; by default none",
     "decode_workers": "of separate pools: replicas of tp, dp, ep that decode",
-    "prefill_workers": "of separate pools: replicas that read prompts",
+    "prefill_workers": "of separate pools: replicas for prefill",
     "prefill_tp": "of those, tensor parallel ways",
-    "prefill_dp": "of those, attention groups; 1 where not given",
-    "prefill_ep": "of those, expert parallel ways; 1 where not given",
+    "prefill_dp": "of those, data-parallel ranks; by default 1",
+    "prefill_ep": "of those, expert parallel ways; by default 1",
     "chips": "of the whole deployment; where not given, those of one replica",
-    "stream_interval": "decode steps between two looks at what is new: first tokens come so many later, less one; "
+    "stream_interval": "decode steps between two reports of tokens: first tokens come that number of steps later, less one; "
     f"by default 1, and {INTERVALS[0].light_load_steps:.0f} or {INTERVALS[0].heavy_load_steps:.0f} of SGLang on B200 and B300; "
-    f"of TensorRT-LLM's attention groups as many as public runs wait for each other, {1 + BALANCED_WITHIN / 2:.0f} at most",
+    f"of TensorRT-LLM's data-parallel ranks as public runs wait for each other, {1 + BALANCED_WITHIN / 2:.0f} at most",
 }
 
 
 def columns_view() -> RenderableType:
-    """Return the columns that a file of runs has."""
-    grid = table("Column", "What it holds")
+    """Return the columns of a file of runs.
+
+    Returns:
+        A row for each column, with its meaning.
+    """
+    grid = table("Column", "Meaning")
     for name in (*COLUMNS, *MEASURED, *OPTIONAL):
         grid.add_row(name, MEANINGS[name] + ("; optional" if name in OPTIONAL else ""))
     return grid
-
-
-def _why_closed(rows: int) -> str:
-    if rows > MOST_SIMULATED:
-        return f"runs are simulated in files of up to {MOST_SIMULATED:,}."
-    return "pip install 'steptime[simulate]' to simulate each run."
 
 
 def validation_view(
@@ -103,60 +103,116 @@ def validation_view(
     *,
     scripted: int = 0,
     unread: Sequence[str] = (),
-) -> RenderableType:
-    """Return error tables, a scatter picture, and what was left out of them."""
-    parts: list[RenderableType] = []
-    room = max(12, width - FIGURES)  # for labels
+    full: bool = False,
+) -> Answer:
+    """Return errors of predictions.
+
+    Args:
+        rows: runs by column.
+        predictions: predicted times of the runs.
+        tables: errors by quantity, of all runs and by group.
+        problems: rows that were left out, with reasons.
+        width: columns of the terminal.
+        scripted: number of runs whose layout is that of the published script instead of the columns.
+        unread: columns that are not read.
+        full: whether to show errors by model, system, engine, format, concurrency and bound.
+
+    Returns:
+        The answer.
+    """
+    overall = _error_table("All runs")
     for name, quantity_errors in tables.items():
-        grid = table(
-            "",
-            *HEADINGS,
-            title=f"{QUANTITIES[name]}: |predicted / measured - 1|, and how many runs lie in the 90 % interval",
-            numbers=range(1, 8),
-            first_to_go=GOING,
-        )
-        grid.add_row("all", *_cells(quantity_errors["all"]), style="bold")
-        for key, errors_by_value in quantity_errors["by"].items():
-            if len(errors_by_value) > 1:
-                grid.add_section()
-                grid.add_row(f"by {key.replace('_', ' ')}", style="italic")
-                for value, errors in errors_by_value.items():
-                    label = f"  {value.rpartition('/')[2] or 'not given'}"
-                    grid.add_row(label if len(label) <= room else label[: room - 1] + "…", *_cells(errors))
-        parts.append(grid)
-    if "tpot" in tables:
-        run_indices = [i for i, row in enumerate(rows) if row.get("tpot_s") and not predictions.reason[i]]
+        overall.add_row(QUANTITIES[name], *_cells(quantity_errors["all"]))
+    body: list[RenderableType] = [overall, footnote(MEANING)] if tables else []
+    run_indices = [i for i, row in enumerate(rows) if row.get("tpot_s") and not predictions.reason[i]]
+    if "tpot" in tables and len(run_indices) >= MIN_SCATTER_RUNS:
         measured = [float(rows[i]["tpot_s"]) / MILLISECOND for i in run_indices]
-        parts.append(scatter_plot(measured, predictions.tpot[run_indices] / MILLISECOND, width))
-    if "ttft" in tables and not predictions.simulated:
-        parts.append(Text(f"Time to first token is a closed form: {_why_closed(len(rows))}"))
-    spread_count = sum(not row.get(SPREAD) and length_spread(row) > 0 for row in rows)
-    if spread_count and parts:
-        parts.append(
-            Text(f"{spread_count:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns).")
-        )
-    if scripted and parts:
-        says = f"As published scripts launched them, not as columns say, count {in_runs(scripted)} of InferenceX on gb200-nvl72"
-        parts.append(Text(f"{says}: tp 4 instead of dp 4, or attention that splits no context."))
-    undated = [row["measured"] for row in rows if row.get("measured") and not is_dated(row)]
-    if undated and parts:
-        says = f"{in_runs(len(undated))} without a day: measured is {undated[0][:40]!r}, not as 2025-12-31 or 2025-12."
-        parts.append(Text(says))
-    if not parts:
-        has_times = any(row.get(name) for row in rows for name in (*MEASURED, "ttft_median_s", "output_tok_s"))
-        says = "Every row that has a measured time is in doubt" if has_times else "No row has a measured time"
-        parts.append(Text(f"{says}; --predictions writes what is predicted."))
-    if unread:
-        parts.append(Text(f"Columns that are not read: {', '.join(unread)}."))
+        body.append(scatter_plot(measured, predictions.tpot[run_indices] / MILLISECOND, width))
     unpredicted = [f"{row['id']}: {reason}" for row, reason in zip(rows, predictions.reason, strict=True) if reason]
-    parts += [Text.assemble(("In no table: ", "yellow"), line) for line in _in_few_lines(unpredicted)]
+    warnings = [f"not in the tables: {line}" for line in _in_few_lines(unpredicted)]
     if len(unpredicted) > FEW_NAMED:
-        parts.append(Text("--predictions OUT.csv gives the reason of each."))
-    return Group(*parts, *(Text.assemble(("Left out: ", "yellow"), problem) for problem in problems))
+        warnings[-1] += "; --predictions OUT.csv gives all reasons"
+    warnings += [f"left out: {line}" for line in _in_few_lines(problems)]
+    if tables:
+        warnings += _simplifications(rows, predictions, tables, scripted)
+    if unread:
+        warnings.append(f"columns that are not read: {', '.join(unread)}")
+    room = max(12, width - FIGURES)
+    return Answer(
+        sentence=_error_sentence(rows, tables), body=body,
+        details=[_group_table(QUANTITIES[name], quantity_errors["by"], room) for name, quantity_errors in tables.items()],
+        warnings=warnings, full_adds="errors by model, system, engine, format, concurrency and bound" if tables else "",
+        full=full,
+    )  # fmt: skip
+
+
+INSTALL = "pip install 'steptime[simulate]', or in a checkout pip install '.[simulate]', simulates each run"
+MEANING = "|predicted / measured - 1|; bias: median without the sign. Covered: runs within their 90 % range."
+
+
+def _error_sentence(rows: list[dict[str, str]], tables: Mapping[str, Any]) -> str:
+    """Say how far predictions are off, and how many runs lie in their ranges."""
+    claims = []
+    for name, quantity_errors in tables.items():
+        errors = quantity_errors["all"]
+        claim = f"{QUANTITIES[name][0].lower()}{QUANTITIES[name][1:]} by {percent(errors['median'])}"
+        covered = (
+            ""
+            if math.isnan(errors["coverage"])
+            else f" ({errors['coverage']:.0%} of {errors['runs']:,} runs in the 90 % range)"
+        )
+        claims.append(claim + covered)
+    if claims:
+        return f"Median error of predictions: {', '.join(claims)}."
+    has_times = any(row.get(name) for row in rows for name in (*MEASURED, "ttft_median_s", "output_tok_s"))
+    says = "Every row with a measured time is doubtful" if has_times else "No row has a measured time"
+    return f"{says}; --predictions writes the predicted times."
+
+
+def _simplifications(
+    rows: list[dict[str, str]], predictions: Predictions, tables: Mapping[str, Any], scripted: int
+) -> list[str]:
+    """Say where predictions of these runs rest on assumptions."""
+    texts = []
+    if "ttft" in tables and not predictions.simulated:
+        too_many = f"runs are simulated in files of up to {MOST_SIMULATED:,}"
+        why = too_many if len(rows) > MOST_SIMULATED else INSTALL
+        texts.append(f"time to first token is a closed form: {why}")
+    spread_count = sum(not row.get(SPREAD) and length_spread(row) > 0 for row in rows)
+    if spread_count:
+        texts.append(
+            f"{spread_count:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns)"
+        )
+    if scripted:
+        texts.append(
+            f"{in_runs(scripted)} of InferenceX on gb200-nvl72 use the layout of the published script: tp 4 instead of dp 4, "
+            "or attention without context parallelism"
+        )
+    undated = [row["measured"] for row in rows if row.get("measured") and not is_dated(row)]
+    if undated:
+        texts.append(f"{in_runs(len(undated))} without a day: measured is {undated[0][:40]!r}, not as 2025-12-31 or 2025-12")
+    return texts
+
+
+def _error_table(title: str) -> Grid:
+    return table(title, *HEADINGS, numbers=range(1, 8), first_to_go=GOING)
+
+
+def _group_table(title: str, groups: Mapping[str, Any], room: int) -> Grid:
+    """Return the errors of a quantity by group of runs, with labels of at most `room` columns."""
+    grid = _error_table(title)
+    for key, errors_by_value in groups.items():
+        if len(errors_by_value) > 1:
+            grid.add_section()
+            grid.add_row(f"by {key.replace('_', ' ')}", style="italic")
+            for value, errors in errors_by_value.items():
+                label = f"  {value.rpartition('/')[2] or 'not given'}"
+                grid.add_row(label if len(label) <= room else label[: room - 1] + "…", *_cells(errors))
+    return grid
 
 
 def _in_few_lines(lines: Sequence[str]) -> list[str]:
-    """Return lines "run: reason", or where they are many, how many runs have each kind of reason, and the first of them.
+    """Return lines "run: reason"; where they are many, the number of runs with each kind of reason, and the first.
 
     >>> _in_few_lines(["a: bad"]), _in_few_lines([f"{n}: too fast: {n} ms" for n in range(9)])
     (['a: bad'], ['9 runs: too fast; the first is 0'])
@@ -185,6 +241,13 @@ def _cells(errors: Mapping[str, float]) -> list[str]:
 def percent(share: float, sign: str = "") -> str:
     """Write a share in at most six characters.
 
+    Args:
+        share: the share.
+        sign: "+" to show the sign of positive shares.
+
+    Returns:
+        Per cents.
+
     >>> percent(0.0834), percent(1.376), percent(97.4), percent(-0.021, "+"), percent(3.0, "+")
     ('8.3%', '138%', '>999%', '-2.1%', '+300%')
     """
@@ -194,21 +257,79 @@ def percent(share: float, sign: str = "") -> str:
 
 
 def calibration_view(
-    before: Engine, fitted: Engine, tables: Mapping[str, Mapping[str, Any]], runs: int, problems: list[str]
+    before: Engine,
+    fitted: Engine,
+    tables: Mapping[str, Mapping[str, Any]],
+    runs: int,
+    problems: list[str],
+    path: str,
+    *,
+    full: bool = False,
 ) -> RenderableType:
-    """Return constants before and after, and the errors of both engines, by name, on the runs that were fitted."""
-    grid = table("Constant", f"{before.name}, before", f"{fitted.name}, fitted", numbers=(1, 2))
+    """Return the errors of an engine before and after a fit, and its constants.
+
+    Args:
+        before: engine that the fit started from.
+        fitted: the fitted engine.
+        tables: errors of both engines by name and quantity.
+        runs: number of runs.
+        problems: rows that were left out, with reasons.
+        path: file of the fitted engine.
+        full: whether to show all constants and warnings.
+
+    Returns:
+        The answer.
+    """
+    constants = table("Constant", before.name, fitted.name, numbers=(1, 2))
     for name in (*NAMES, *QUEUE_NAMES, *RUN_WAITS):
         unit = "s" if name.startswith("seconds") else ""
         cells = [show(float(v), unit) if unit else f"{float(v):.3g}" for v in (constant(before, name), constant(fitted, name))]
-        grid.add_row(name.replace("_", " "), *cells)
-    errors = table("Errors on these runs", *HEADINGS, numbers=range(1, 8), first_to_go=GOING)
+        constants.add_row(name.replace("_", " "), *cells)
+    errors = _error_table("Errors on these runs")
     for engine, quantity_errors in tables.items():
         for quantity, of_all in quantity_errors.items():
             errors.add_row(f"{QUANTITY_LABELS[quantity]}, {engine}", *_cells(of_all["all"]))
-    warnings = []
+    medians = [
+        f"{QUANTITY_LABELS[name]} {percent(of_all['all']['median'])} ({before.name}: {percent(old['all']['median'])})"
+        for name, of_all in tables.get(fitted.name, {}).items()
+        if (old := tables.get(before.name, {}).get(name))
+    ]
+    warnings = [f"left out: {line}" for line in _in_few_lines(problems)]
     if runs < MIN_RUNS_FOR_RANGES:
-        caution = f"{counted(runs, 'run')} {'tells' if runs == 1 else 'tell'} little"
-        warnings = [f"{caution}: most constants stay near {before.name}'s, and the ranges are {before.name}'s"]
-    exclusions = [Text.assemble(("Left out: ", "yellow"), line) for line in _in_few_lines(problems)]
-    return Group(*notes(warnings), grid, errors, *exclusions)
+        caution = f"{counted(runs, 'run')} {'changes' if runs == 1 else 'change'} little"
+        warnings.insert(0, f"{caution}: most constants stay near those of {before.name}, and its ranges are kept")
+    errors_text = f" Median errors on them: {', '.join(medians)}." if medians else ""
+    return Answer(
+        sentence=f"{fitted.name} is fitted to {counted(runs, 'run')}.{errors_text}",
+        conditions=f"Written to {path}: use it with --engine {path}.", body=[errors, constants], warnings=warnings, files="",
+        has_json=False, full_adds="all constants", full=full,
+    )  # fmt: skip
+
+
+def anchors_view(anchors: Anchors, *, full: bool = False) -> RenderableType:
+    """Return the runs of the user that are kept.
+
+    Args:
+        anchors: groups of runs with their corrections.
+        full: whether to show all rows.
+
+    Returns:
+        The answer.
+    """
+    if not anchors.anchors:
+        return Answer(sentence="No runs are kept: `steptime anchors add FILE` keeps those of a load generator or a CSV.")
+    grid = table("Name", "Model", "System", "Engine", "Runs", "Time per token", "First token", numbers=(4, 5, 6))
+    for anchor in anchors.anchors:
+        engine = f"{anchor.engine} {anchor.version}".strip()
+        figures = (f"{len(anchor.runs):,}", _factor(anchor.tpot), _factor(anchor.ttft))
+        grid.add_row(anchor.source, anchor.model, anchor.system, engine, *figures)
+    runs = sum(len(anchor.runs) for anchor in anchors.anchors)
+    groups = counted(len(anchors.anchors), "group")
+    return Answer(
+        sentence=f"{counted(runs, 'run')} in {groups} correct predictions of plan, step and simulate by these factors.",
+        body=[grid], warnings=[f"left out: {why}" for anchor in anchors.anchors for why in anchor.left_out], full=full,
+    )  # fmt: skip
+
+
+def _factor(correction: Factor | None) -> str:
+    return "-" if correction is None else f"x {correction.factor:.3f}"
