@@ -116,7 +116,7 @@ def test_parts_of_a_bar_and_curves_differ_without_colour():
 @pytest.mark.parametrize("words", [PLAN, "--help", "systems gb200-nvl72 --json", "models deepseek-v3"])
 def test_a_stream_of_few_letters_gets_others_in_their_place(words, encoding):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    shown = run(words, into=stream)
+    shown = run(f"{words} --full" if words == PLAN else words, into=stream)
     assert (shown.returncode, shown.stderr) == (0, "")
     text = stream.buffer.getvalue().decode(encoding)
     if "--json" in words:
@@ -127,7 +127,7 @@ def test_a_stream_of_few_letters_gets_others_in_their_place(words, encoding):
 
 @pytest.mark.slow
 def test_a_process_whose_stream_has_few_letters():
-    shown = process(PLAN, env={"PYTHONIOENCODING": "ascii"})
+    shown = process(f"{PLAN} --full", env={"PYTHONIOENCODING": "ascii"})
     assert (shown.returncode, shown.stderr) == (0, b"")
     assert "####" in shown.stdout.decode("ascii")
 

@@ -121,5 +121,5 @@ def test_flags_and_their_values_are_read_from_a_wheel(tmp_path, name, files, wan
 
 
 def test_a_name_without_a_version_is_refused(tmp_path):
-    with pytest.raises(SystemExit, match="the name tells no package and version"):
+    with pytest.raises(SystemExit, match="the name has no package and version"):
         flags.name_and_version(tmp_path / "something.whl")

@@ -194,7 +194,7 @@ def test_launch_commands_carry_the_layout(plan, apart, engine):
     assert lengths
     assert all(int(length) >= 9216 for length in lengths)
     lines = launch_commands(apart, engine)
-    assert sum(bool(re.match(r"# \d+ x \d+ chips.*: each (prefills|decodes)$", line)) for line in lines) == 2
+    assert sum(bool(re.match(r"# \d+ x \d+ chips.*: each runs (prefill|decode)$", line)) for line in lines) == 2
     assert all(len(line) < 140 for line in lines)
 
 
