@@ -177,7 +177,7 @@ def render_chart(chart: Any, x: Ticks | None = None, y: Ticks | None = None) -> 
     for value in round_ticks(low, high, log=x.log, max_ticks=max(3, cells // 8)):
         position = ((math.log10(value) if x.log else value) - low) / max(high - low, 1e-12)
         labels.append((min(cells, round(position * cells)), x.write(value)))
-    # plotille labels every tenth column, whatever its value: its two last lines are replaced
+    # plotille labels every tenth column: its two last lines are replaced
     *picture, _, _ = chart.show(legend=False).rstrip("\n").split("\n")
     marks = "".join("|" if cell in dict(labels) else "-" for cell in range(cells + 1))
     axis = f"{'-' * 11}|-{marks}-> ({chart.x_label})"
