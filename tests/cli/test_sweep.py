@@ -23,16 +23,8 @@ def test_few_points_have_a_row_each(columns):
     assert "step over batch (7) x context (2): 14 points" in found.stdout
     assert len(lines) <= 40
     assert all(len(line) <= columns for line in lines)
-    assert (
-        len(
-            [
-                line
-                for line in lines
-                if line.strip().startswith(("1 ", "2 ", "4 ", "8 ", "16 ", "32 ", "64 ")) and "ms (" in line
-            ]
-        )
-        == 14
-    )
+    batches = ("1 ", "2 ", "4 ", "8 ", "16 ", "32 ", "64 ")
+    assert len([line for line in lines if line.strip().startswith(batches) and "ms (" in line]) == 14
     assert "In brackets: 90 % ranges." in lines
 
 

@@ -31,6 +31,7 @@ def print_result(
     if json:
         print_json(result if summary is None else result.to_dict(summary=summary(result)))
         return
+    # views import rich, numpy and plotille, which JSON does not need
     module, _, name = view.partition(".")
     console = make_console()
     draw = getattr(import_module(f"steptime.cli.views.{module}"), name)

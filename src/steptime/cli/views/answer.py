@@ -48,6 +48,7 @@ class Answer:
         head = [self.sentence if isinstance(self.sentence, Text) else heading(self.sentence)]
         head += [Text(self.conditions)] if self.conditions else []
         warnings = notes(self.warnings)
+        # full answers are for files and pagers, so that nothing is measured
         if self.full:
             yield from (*head, *self.body, *warnings, *self.details)
             return
@@ -73,6 +74,7 @@ class Answer:
         """Return a part as far as it fits the lines left: a table loses rows from its end, others fit or are left out."""
         if not isinstance(part, Grid):
             return [part] if _height(part, console, options) <= room else []
+        # hidden columns are counted first: the line that names them takes room as well
         hidden_columns = len(part.columns) - len(part.widths(options.max_width))
         total = len(part.rows)
         for rows in range(total, 0, -1):

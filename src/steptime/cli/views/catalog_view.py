@@ -43,6 +43,7 @@ def models_view(rows: Sequence[ModelRow], *, full: bool = False) -> RenderableTy
     makers: dict[str, list[ModelRow]] = {}
     for row in rows:
         makers.setdefault(row.name.partition("/")[0] if "/" in row.name else "others", []).append(row)
+    # hundreds of rows answer no question: a list that long shows makers instead
     listed = full or len(rows) <= MAX_LISTED
     return Answer(
         sentence=f"{counted(len(rows), 'model')} of {counted(len(makers), 'maker')}. `steptime models NAME` shows one, "
@@ -112,6 +113,7 @@ def comparison_view(rows: Sequence[ComparisonRow], *, width: int, full: bool = F
         picture.add_row(name, equal_text, size, bar(row.cache_bytes_at_context / largest, cells, "cyan"))
     low, high = (pick(rows, key=lambda row: row.cache_bytes_at_context) for pick in (min, max))
     ratio = high.cache_bytes_at_context / low.cache_bytes_at_context if low.cache_bytes_at_context else math.inf
+    # the KV cache differs more between models than their weights do
     sentence = f"The cache of one sequence at {context:,} tokens is smallest for {low.name.rpartition('/')[2]}: "
     sentence += f"{show(low.cache_bytes_at_context, 'B')}."
     if math.isfinite(ratio) and ratio > 1:

@@ -56,6 +56,7 @@ def _sentence(limits: ContextWalls) -> str:
         text += f" (90 %: {' to '.join(map(_length, base.longest_range))})"
     if math.isfinite(limits.usd_per_million) and limits.priced:
         text += f", and {tokens(base.longest_priced)} for {usd(limits.usd_per_million)} per million output tokens"
+    # among equal lengths at the price, the longer one at the speed is named
     longest = max(limits.walls, key=lambda wall: (wall.longest_priced, wall.longest))
     if longest is base or not longest.longest_priced > 1.01 * base.longest_priced:
         return text + "."

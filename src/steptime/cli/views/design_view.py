@@ -49,6 +49,7 @@ def _sentence(design: Design) -> str:
     value = float(column.values.ravel()[design.best])
     text = f"Best of {counted(design.sweep.points - len(design.sweep.reasons), 'design')}: {design.called(design.best)}, with "
     text += f"{'lowest' if lower_is_better(aim) else 'highest'} {words(aim)}: {written(value, column.unit)}"
+    # the present design may have no answer, such as a model that does not fit
     change = value / now - 1
     if np.isfinite(change):
         size = f"{abs(change):.0%} {'less' if change < 0 else 'more'} than" if abs(change) >= 0.005 else "as much as"

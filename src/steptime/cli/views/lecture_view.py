@@ -209,6 +209,7 @@ def check_view(verdicts: Verdicts, *, width: int, full: bool = False) -> Rendera
     summary = ", ".join(f"{count} {name}" for name, count in counts.items()).replace("holds", "hold").replace("fails", "fail")
     wide = full and width >= WIDE
     rows = [row for row in verdicts.rows if full or row.changed or row.verdict != HOLDS]
+    # changed verdicts are the reason for the exit code, so they stand first
     rows.sort(key=lambda row: not row.changed)
     kinds = dict.fromkeys(row.place.partition(" ")[0] for row in rows)
     grids = {kind: table(kind.capitalize(), "Number", "Said", "Computed", "Verdict", *(["Why"] if wide else []),
@@ -263,6 +264,7 @@ def roofline_view(roofline: Roofline, *, width: int, full: bool = False) -> Rend
         formula = [answer.formula] if wide else []
         grid.add_row(str(answer.section) if answer.section != number else "", answer.name, *_columns(answer), *formula)
         number = answer.section
+    # the board has several costs; the lowest of the full model is the headline
     costs = [answer for answer in roofline.answers if answer.unit == "USD/Mtok" and math.isfinite(answer.full)]
     cost = ""
     if costs:

@@ -160,6 +160,7 @@ def _costs(market: Market) -> Grid:
         remaining_cells = iter(cells[1:])
         grid.add_row(system, *(figures[n] if n in figures else next(remaining_cells, "") for n in range(1, 13)))
 
+    # Hopper is what most hosts own, so its mean stands first
     if "hopper" in margins:
         add("Hopper, mean", "hopper", usd(THOUSAND * market.median_price / margins["hopper"].median))
     for cost in sorted(market.costs, key=lambda cost: (not cost.feasible, cost.usd_per_request)):
@@ -199,6 +200,7 @@ def _picture(market: Market, width: int) -> list[RenderableType]:
     """Return prices by seller on a logarithmic axis, with the costs on Hopper and on the cheapest system."""
     rows = sorted(((price, offer) for offer, price in zip(market.offers, market.prices, strict=True)), key=lambda pair: pair[0])
     rows = [(price, offer) for price, offer in rows if offer.role != "reseller"] or rows
+    # resellers repeat prices of others, and a long middle says little
     rows, gaps = _fewer(rows)
     best, spans = market.best, {margin.system: margin for margin in market.margins}
     marks = {"c": best.usd_per_request} if best is not None else {}

@@ -70,6 +70,7 @@ def _sentence(ranking: Ranking) -> str:
         text += f" {_name(ranking, rivals[0])} costs {ratio:.2g}x as much"
         ties = sum(standing.tied for standing in rivals)
         text += f"; ranges of {ties} of {len(rivals)} others overlap with the first." if ties else "."
+    # ranges without a measured run rest on other chips, so the first pair with runs is named too
     measured = next((standing for standing in priced if standing.runs), None)
     if measured is not None and measured is not first:
         text += f" Of pairs with measured runs, {_name(ranking, measured)} is cheapest: {_cost(measured)}."
@@ -132,6 +133,7 @@ def _picture(priced: Sequence[Standing], ranking: Ranking, width: int) -> list[R
     scale = LogScale.fit(names, chain.from_iterable(ends), width, max_name_width=MAX_NAME_WIDTH)
     with_range = any(standing.cost_range is not None for standing in priced)
     lines: list[RenderableType] = [Text(), heading(f"USD per million output tokens{', 90 % ranges' if with_range else ''}")]
+    # costs left of this edge overlap with the first
     edge = scale.cell_index(ends[0][1])
     for standing, name, (low, high) in zip(priced, names, ends, strict=True):
         row = [" "] * scale.cells

@@ -48,6 +48,7 @@ def budget_view(budget: Budget, *, width: int, full: bool = False) -> Renderable
     charts = _cost_chart(budget, best, width) if budget.demand.weight else []
     body: list[RenderableType] = [_laws_table(budget), footnote(_laws_meaning()), _bill_table(budget, best)]
     sizes: list[RenderableType] = []
+    # a named machine answers in money; the closed form becomes a detail
     if machine is not None:
         body = [_machine_table(machine, budget), _laws_table(budget), footnote(_laws_meaning())]
         sizes = [_bill_table(budget, best), section(_served(machine), [_sizes_table(machine)])]
@@ -126,6 +127,7 @@ def _cost_chart(budget: Budget, best: Choice, width: int) -> list[RenderableType
     """Return cost against parameters at equal loss, in its parts, with the minimum and the point of equality."""
     curve = cost_curve(best.scaling_law, budget.demand, best.loss, best.params, **budget.law_inputs)
     x, total = np.log10(curve.params), np.asarray(curve.total)
+    # small models cannot reach the loss with any number of tokens: their cost is infinite
     finite = np.isfinite(total)
     if finite.sum() < 3:
         return []
@@ -335,6 +337,7 @@ def board_view(board: MoeBoard, *, width: int, full: bool = False) -> Renderable
         grid.add_section()
     if not full:
         _add_rows(grid, cheapest, [])
+    # gains far outside the runs of a law are no advice: they are named as a warning only
     far = [row.law for row in cheapest if row.gain > MAX_GAIN]
     warnings = [f"{', '.join(far)}: gains above {MAX_GAIN:g}x are far outside the runs that it was fitted to"] if far else []
     warnings += [

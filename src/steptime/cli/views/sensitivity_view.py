@@ -91,6 +91,7 @@ def _percent(share: float) -> str:
 
 def _tornado(sensitivity: Sensitivity, rows: list[Swing], width: int) -> list[RenderableType]:
     """Return the swings as bars about the present answer, the largest first."""
+    # inputs whose limits are missed swing to the last value that meets them
     ends = [end for swing in rows for end in swing.at_met if math.isfinite(end)]
     low, high = min([sensitivity.base, *ends]), max([sensitivity.base, *ends])
     if not high > low:

@@ -44,6 +44,7 @@ def sweep_view(sweep: Sweep, *, width: int, full: bool = False) -> RenderableTyp
     conditions += f"; {fixed_text(sweep)}." if sweep.fixed else "."
     names = numbers(sweep) + [name for name, column in sweep.answers.items() if not column.numeric]
     answered = len(sweep.reasons) < sweep.points
+    # few points are a table of all; of many only extremes and a chart say something
     is_listed = sweep.points <= MAX_TABLE_POINTS
     charts = [chart for name in numbers(sweep) if answered for chart in picture(sweep, width, name)]
     body: list[RenderableType] = [_points_table(sweep, names)] if is_listed else []
@@ -197,6 +198,7 @@ def _answer(sweep: Sweep, name: str, point: int) -> str:
 
 def _extremes(sweep: Sweep, name: str) -> tuple[int, int] | None:
     """Return the points at which an answer is lowest and highest, among those that fit in memory."""
+    # a batch beyond the memory is often the cheapest, and cannot run
     flat = np.where(sweep.fits, sweep.answers[name].values, np.nan).ravel()
     finite = np.where(np.isfinite(flat), flat, np.nan)
     return None if np.isnan(finite).all() else (int(np.nanargmin(finite)), int(np.nanargmax(finite)))
@@ -315,6 +317,7 @@ def _scaled(values: Array) -> tuple[Array, bool]:
 def _curve(axis: Axis, values: Array, column: Column, width: int) -> RenderableType:
     order = np.argsort(axis.values, kind="stable")
     (x, across), (y, up) = _scaled(axis.values[order]), _scaled(values[order])
+    # points without an answer leave a gap
     finite = np.isfinite(y)
     chart = figure(room(width), ROWS)
     chart.set_x_limits(float(x.min()), float(max(x.max(), x.min() + 1e-9)))

@@ -114,6 +114,7 @@ def round_ticks(low: float, high: float, *, log: bool, max_ticks: int = 9) -> li
             inside = [value for value in values if low - 1e-9 <= math.log10(value) <= high + 1e-9]
             if len(inside) <= max_ticks:
                 break
+        # an axis of many powers of ten keeps every second or third of them
         inside = inside[:: math.ceil(len(inside) / max_ticks)] if len(inside) > max_ticks else inside
         return inside if len(inside) > 1 else round_ticks(10**low, 10**high, log=False, max_ticks=5)
     step = _nice((high - low) / 6) if high > low else 1.0
@@ -176,6 +177,7 @@ def render_chart(chart: Any, x: Ticks | None = None, y: Ticks | None = None) -> 
     for value in round_ticks(low, high, log=x.log, max_ticks=max(3, cells // 8)):
         position = ((math.log10(value) if x.log else value) - low) / max(high - low, 1e-12)
         labels.append((min(cells, round(position * cells)), x.write(value)))
+    # plotille labels every tenth column: its two last lines are replaced
     *picture, _, _ = chart.show(legend=False).rstrip("\n").split("\n")
     marks = "".join("|" if cell in dict(labels) else "-" for cell in range(cells + 1))
     axis = f"{'-' * 11}|-{marks}-> ({chart.x_label})"

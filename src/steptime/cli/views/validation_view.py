@@ -58,8 +58,8 @@ MEANINGS = {
     "output_mean": "mean output tokens, where known",
     "concurrency_mean": "mean requests in flight, instead of concurrency",
     "requests": "of the whole run; where not given, ten for each in flight, and under a scenario as many as the benchmark has",
-    "length_spread": "half width of the lengths over their mean; by default 0, or 1/9 (0.8 to 1 of the longest) if the id "
-    "begins with a date or holds cfg, as in the public set",
+    "length_spread": "half width of the lengths over their mean; by default 0. Ids with a date or cfg, as in the "
+    "public set: by default 1/9 (0.8 to 1 of the longest)",
     "ttft_median_s": "measured median time to first token [s]",
     "output_tok_s": "measured output tokens a second of the whole deployment",
     "total_tok_s": "measured input and output tokens a second, where output_tok_s is not known",
@@ -125,9 +125,11 @@ def validation_view(
         overall.add_row(QUANTITIES[name], *_cells(quantity_errors["all"]))
     body: list[RenderableType] = [overall, footnote(MEANING)] if tables else []
     run_indices = [i for i, row in enumerate(rows) if row.get("tpot_s") and not predictions.reason[i]]
+    # a chart of one or two runs shows less than their row
     if "tpot" in tables and len(run_indices) >= MIN_SCATTER_RUNS:
         measured = [float(rows[i]["tpot_s"]) / MILLISECOND for i in run_indices]
         body.append(scatter_plot(measured, predictions.tpot[run_indices] / MILLISECOND, width))
+    # a run that cannot be right would hide the errors of all others
     unpredicted = [f"{row['id']}: {reason}" for row, reason in zip(rows, predictions.reason, strict=True) if reason]
     warnings = [f"not in the tables: {line}" for line in _in_few_lines(unpredicted)]
     if len(unpredicted) > FEW_NAMED:
