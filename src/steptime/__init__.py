@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from steptime import blackboard
     from steptime.catalog.hardware_loading import load_system, vary, with_rent
-    from steptime.errors import InputError
+    from steptime.errors import InputError, install_hint
     from steptime.hardware.system import System
     from steptime.lecture.pair_roofline import roofline
     from steptime.models.kv_compression import with_techniques
@@ -156,9 +156,9 @@ def _load(module: str) -> Any:
     except ModuleNotFoundError as missing:
         if missing.name != "numba":
             raise
-    from steptime.errors import InputError
+    from steptime.errors import InputError, install_hint
 
-    raise InputError("the simulator is compiled by numba, which is not installed: pip install 'steptime[simulate]'")
+    raise InputError(f"the simulator is compiled by numba, which is not installed: {install_hint('simulate')}")
 
 
 def __dir__() -> list[str]:

@@ -356,7 +356,7 @@ def run(*words):
         ("openai/gpt-6-sol --read --seed -1", "seed"),
         ("openai/gpt-6-sol --read --hold HBN=1", "did you mean HBM"),
         ("deepseek-v3 --mix 4096", "4096:1024:0.5"),
-        ("deepseek-v3 --update --brief", "pip install 'steptime[prices]'"),
+        ("deepseek-v3 --update", "pip install '.[prices]'"),
         ("deepseek-v3 --read --history", "different questions"),
         ("openai/gpt-6-sol --read --mix 1k:256", "--mix needs a model at its sellers or a proposal"),
         ("glm-5.2 --history --date 2026-03-01", "--date needs a model at its sellers or a list, not --history"),

@@ -31,7 +31,6 @@ CSV = Annotated[
     typer.Option("--csv", metavar="FILE", help="Write the table as CSV in SI units, too.", rich_help_panel=OUTPUT),
 ]
 FULL = Annotated[bool, typer.Option("--full", help="Print all tables, charts and notes.", rich_help_panel=OUTPUT)]
-BRIEF = Annotated[bool, typer.Option("--brief", help="Print the answer alone, in a few lines.", rich_help_panel=OUTPUT)]
 SET = Annotated[
     list[str] | None,
     typer.Option(
