@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from steptime import blackboard
     from steptime.catalog.hardware_loading import load_system, vary, with_rent
-    from steptime.errors import InputError, install_hint
+    from steptime.errors import InputError
     from steptime.hardware.system import System
     from steptime.lecture.pair_roofline import roofline
     from steptime.models.kv_compression import with_techniques
