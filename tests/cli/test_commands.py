@@ -522,7 +522,7 @@ def test_explanations_are_json_where_json_is_asked_for():
     found = json.loads(run("plan deepseek-v3 gb200-nvl72 --chips 8 --mode aggregated --explain --json").stdout)["explanation"]
     (pool,) = found["pools"]
     assert any(rule.startswith("time per token = ") for rule in pool["equations"])
-    assert [one["pass"] for one in pool["passes"]] == ["decode step", "step with a prompt chunk"]
+    assert [one["pass"] for one in pool["passes"]] == ["decode step", "step with a prefill chunk"]
     assert {line["term"] for line in pool["passes"][0]["lines"]} >= {"attention", "experts", "overhead"}
     assert {"figure", "value", "grade", "date", "url"} == set(found["sources"][0])
     step = json.loads(run("step llama-3.1-8b hgx-h100 --explain --json").stdout)
