@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOutput:
-    """Simulation of a plan, and what is printed and written."""
+    """Options of the plan's simulation, text and files."""
 
     percentile: Annotated[str, option("Percentile for --simulate: mean, p50, p90, p95 or p99.", LIMITS)] = "p90"
     simulate: Annotated[

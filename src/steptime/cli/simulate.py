@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOutput:
-    """Whether to search the highest rate, and what is printed and written."""
+    """Options of the search for the highest rate, of text and files."""
 
     find_rate: Annotated[
         bool,
@@ -92,7 +92,7 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
         "random arrivals, or --prefixes": (is_synthetic or prefixes, "seed"),
         "a limit for that percentile (--speed or --ttft), or --find-rate": (limited or not once, "percentile"),
         "--find-rate; --export writes the requests of one run": (not once, "csv"),
-        "--rate, --find-rate or --trace; with --concurrency each client keeps its replica": (
+        "--rate, --find-rate or --trace; a client keeps its replica": (
             inputs.concurrency is None,
             "route",
         ),

@@ -49,7 +49,7 @@ def step(
     if csv is not None:
         write_csv(csv, summary)
 
-    # The exit code tells scripts whether the step fits in memory.
+    # The exit code is 1 for a step that does not fit in memory.
     exit_code = 0 if bool(summary.memory.fits) else 1
     if json:
         answers = STEP.ask(with_layout(STEP, values), frozenset())

@@ -25,9 +25,7 @@ def train(
     scaling: Annotated[
         bool, option("Show strong and weak scaling, from 1/8 to 8 times the chips.", OUTPUT, "--scaling")
     ] = False,
-    explain: Annotated[
-        bool, option("Show the time of each layer's operators with formulas and sources.", OUTPUT, "--explain")
-    ] = False,
+    explain: Annotated[bool, option("Show each layer's operators with formulas and sources.", OUTPUT, "--explain")] = False,
     launch: Annotated[
         str | None,
         option("Print launch lines for megatron, megatron-bridge, torchtitan or maxtext.", OUTPUT, metavar="STACK"),

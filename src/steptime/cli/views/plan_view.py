@@ -77,7 +77,7 @@ def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, 
     Returns:
         Something that a console prints.
     """
-    # Without a plan, the reason comes first; the Pareto front shows what is possible.
+    # Without a plan, the reason comes first; the Pareto front shows the possible speeds.
     if not plan.feasible:
         parts: list[RenderableType] = [_impossible(plan), *notes(plan.warnings)]
         return Group(*parts, Text(), front_plot(plan, width)) if full and plan.front else Group(*parts)
@@ -215,11 +215,7 @@ def _energy(plan: Plan) -> str:
     joules, cost = plan.joules_per_output_token, plan.electricity_usd_per_million_output_tokens
     if not math.isfinite(joules):
         is_asked = math.isfinite(plan.electricity)
-        return (
-            f"Energy: the power of {plan.system} is not known; set the power of a chip with --set power=1.5kW."
-            if is_asked
-            else ""
-        )
+        return f"Energy: the power of {plan.system} is not known; set it per chip: --set power=1.5kW." if is_asked else ""
     words = f"Energy: {show(joules, 'J')} per output token, from {power_in_words(plan.power)}"
     if math.isfinite(cost):
         price = show(plan.electricity, "USD/J")

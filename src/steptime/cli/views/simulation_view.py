@@ -374,13 +374,11 @@ def rate_answer(search: HighestRate, limited: bool = True) -> Text:
     rate = f"{in_digits(search.rate, 4)} requests/s"
     if search.clients is not None:
         best = f"{counted(search.clients, 'client')} of a closed loop: the maximum within the limits, {percentile}"
-        return Text.assemble(
-            (f"{best}.", "bold green"), f" They send {rate}: each client sends its next request when its answer ends."
-        )
+        return Text.assemble((f"{best}.", "bold green"), f" They send {rate}: a client sends its next request after an answer.")
     answer = Text(f"{rate} is the highest rate within the limits, {percentile}.", style="bold green")
     if search.scale is not None:
         answer.append(
-            f" That is {in_digits(search.scale)} times the arrival rate of the trace, with its lengths and bursts.",
+            f" That is {in_digits(search.scale)} times the rate of the trace, with its lengths and bursts.",
             style="not bold",
         )
     # Short runs at high rates do not show whether the queue grows.

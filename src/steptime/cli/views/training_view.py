@@ -265,7 +265,7 @@ def explained_view(model: Model, system: System, training: Training, engine: Tra
             if job.attention == "flash"
             else "all pairs, scores in memory",
             "element-wise": f"{sheet.element_values:,.0f} values per row in 16 bits, each read or written once; backward twice",
-            "tensor parallel": f"{2 * sheet.blocks} collectives forward, {3 * sheet.blocks} backward, minus the part that overlaps with GEMMs",
+            "tensor parallel": f"{2 * sheet.blocks} collectives forward, {3 * sheet.blocks} backward, minus overlap with GEMMs",
             "recompute": f"{x.recompute}: forward pass again before the backward pass",
         }
         for place, name in enumerate(dict.fromkeys([*passes.forward, *passes.backward])):
@@ -325,7 +325,7 @@ def validation_view(validation: TrainingValidation) -> RenderableType:
                 f"{m['worst']:.1%}, bias {m['bias']:+.1%}"
             )
         )
-    parts.append(Text(f"Predicted to fit in memory: {validation.fitting:.1%} of the runs that did fit"))
+    parts.append(Text(f"Predicted to fit in memory: {validation.fitting:.1%} of the measured runs"))
     if validation.unanswered:
         parts.append(Text(f"{counted(len(validation.unanswered), 'run')} without a prediction:", style="bold"))
         parts += [Text(f"  {words}") for words in validation.unanswered[:MOST_NAMED]]

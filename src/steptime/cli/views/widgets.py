@@ -292,7 +292,7 @@ def ranged(value: float, limits: tuple[float, float] | None, write: Callable[[fl
         value: The value.
         limits: Ends of its 90 % range; None writes the value without a range.
         write: Writes a value with its unit.
-        label: Words before the range; empty where a header says what it is.
+        label: Words before the range; empty if a header names it.
 
     Returns:
         The text; the limits repeat the unit if units differ, or if a letter scales dollars.
