@@ -241,7 +241,7 @@ def test_every_command_speaks_json(words):
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2", "--prefixes needs --prefix-cache"),
         (
             "simulate llama-3.1-8b hgx-h100 --rate 1 --percentile p50",
-            "--percentile needs --speed or --ttft, the limits that hold",
+            "--percentile needs a limit for that percentile",
         ),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths foo", "unknown lengths 'foo'"),
         ("simulate llama-3.1-8b hgx-h100 --concurrency 4 --replicas 2 --route least-loaded", "--route needs --rate"),
@@ -262,7 +262,7 @@ def test_every_command_speaks_json(words):
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --tp 0", "tp must be at least 1"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefill-replicas 1 --prefill-tp -1", "tp must be at least 1"),
         ("simulate llama-3.1-8b hgx-h100 --find-rate --percentile p98", "unknown percentile 'p98'"),
-        ("simulate llama-3.1-8b hgx-h100 --rate 1 --range --engine ideal", "the ideal one is a bound"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --range --engine ideal", "--range needs an engine"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --rate-scale 2", "--rate-scale needs --trace"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths lognormal", "--lengths needs --spread greater than 0"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --spread 0.5", "--spread needs --lengths uniform or lognormal"),
@@ -271,11 +271,11 @@ def test_every_command_speaks_json(words):
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --route prefix-aware", "--route needs --prefix-cache"),
         ("simulate llama-3.1-8b hgx-h100 --concurrency 4 --fast-share 0.5", "--fast-share needs --rate or --find-rate"),
         ("simulate llama-3.1-8b hgx-h100 --find-rate --export a.csv", "--export needs a run at one rate"),
-        ("simulate llama-3.1-8b hgx-h100 --rate 1 --requests 10 --export a.txt", "are written to a .csv or a .parquet file"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --requests 10 --export a.txt", "--export needs a file name"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --chrome /none/a.json", "its folder does not exist"),
         ("simulate llama-3.1-8b hgx-h100 --trace nowhere.csv", "no such file"),
         ("simulate llama-3.1-8b hgx-h100 --percentile p42 --find-rate", "percentile"),
-        ("simulate llama-3.1-8b hgx-h100 --rate 1 --export r.txt --requests 5", ".csv or a .parquet"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --export r.txt --requests 5", ".csv or .parquet"),
         ("systems nowhere.toml", "no such file"),
         ("plan missing/config.json hgx-h100", "no such file"),
         ("plan llama-3.1-8b hgx-h100 --percentile p99", "--percentile needs --simulate"),
@@ -522,7 +522,7 @@ def test_explanations_are_json_where_json_is_asked_for():
     found = json.loads(run("plan deepseek-v3 gb200-nvl72 --chips 8 --mode aggregated --explain --json").stdout)["explanation"]
     (pool,) = found["pools"]
     assert any(rule.startswith("time per token = ") for rule in pool["equations"])
-    assert [one["pass"] for one in pool["passes"]] == ["decode step", "step with a prompt chunk"]
+    assert [one["pass"] for one in pool["passes"]] == ["decode step", "step with a prefill chunk"]
     assert {line["term"] for line in pool["passes"][0]["lines"]} >= {"attention", "experts", "overhead"}
     assert {"figure", "value", "grade", "date", "url"} == set(found["sources"][0])
     step = json.loads(run("step llama-3.1-8b hgx-h100 --explain --json").stdout)

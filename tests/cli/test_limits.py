@@ -116,8 +116,8 @@ def test_the_most_clients(more, columns):
     shown = run(SMALL + f"--concurrency 8 --find-rate --ttft 0.1 --speed 60{more}", columns=columns)
     assert shown.returncode == 0, shown.stderr
     text = words(shown.stdout)
-    assert "clients of a closed loop are the most within the limits, at p99. They bring" in text
-    assert "requests/s: each asks again when its answer ends" in text
+    assert "clients of a closed loop" in text
+    assert "at p99. They send" in text
     assert max(map(len, shown.stdout.splitlines())) <= columns
 
 
@@ -153,11 +153,11 @@ def test_the_csv_of_clients_has_their_number(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("--trace t.csv --rate 3", "--find-rate goes with --trace or --concurrency too, not --trace and --rate together"),
+        ("--trace t.csv --rate 3", "not --trace and --rate together"),
         ("--trace t.csv --concurrency 3 --find-rate", "not --trace and --concurrency together"),
-        ("--rate 3 --find-rate", "leave --rate out, or --find-rate to serve requests at that rate"),
+        ("--rate 3 --find-rate", "keep one of the two"),
         ("--trace t.csv --find-rate --rate-scale 2", "--rate-scale needs --trace without --find-rate"),
-        ("--trace t.csv --find-rate --input 20", "--input needs --rate, --concurrency or --find-rate; a trace has its own"),
+        ("--trace t.csv --find-rate --input 20", "--input needs --rate, --concurrency or --find-rate"),
         ("--trace t.csv --find-rate --fast-share 0.1", "--fast-share needs --rate or --find-rate"),
         ("--concurrency 3 --find-rate", "needs a limit on TTFT"),
         ("--concurrency 3 --find-rate --speed 20", "needs a limit on TTFT"),
@@ -180,9 +180,9 @@ def test_wrong_questions_name_the_nearest_right_one(asked, says, trace):
 def test_a_trace_with_blocks_says_what_a_cache_would_keep(trace, more):
     """Of 80 blocks 4 shared ones and 40 of their own are new: 36 came before."""
     asked = f"simulate llama-3.1-8b hgx-h100 --trace hashed.jsonl{more}"
-    assert "45.0% of the prompts' blocks (hash_ids) came before" in words(run(asked, folder=trace).stdout)
-    assert "came before" not in run(f"{asked} --prefix-cache hbm=1GB", folder=trace).stdout
-    assert "came before" not in run(f"simulate llama-3.1-8b hgx-h100 --trace t.csv{more}", folder=trace).stdout
+    assert "45.0% of the prompts' blocks (hash_ids)" in words(run(asked, folder=trace).stdout)
+    assert "hash_ids" not in run(f"{asked} --prefix-cache hbm=1GB", folder=trace).stdout
+    assert "hash_ids" not in run(f"simulate llama-3.1-8b hgx-h100 --trace t.csv{more}", folder=trace).stdout
 
 
 def test_older_software_is_slower_and_a_day_without_runs_is_refused():

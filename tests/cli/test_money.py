@@ -83,7 +83,7 @@ def test_the_energy_of_a_token_by_its_own_figures():
         ("plan llama-3.1-8b hgx-a100", "400 W a chip (limit of the chip, without host, network and cooling"),
         (
             "plan llama-3.1-8b tpu-v6e --chips 8",
-            "no power of tpu-v6e is known; give that of a chip as --set power=1.5kW.",
+            "--set power=1.5kW",
         ),
         ("plan llama-3.1-8b tpu-v6e --chips 8 --set power=300W", "from 300 W a chip (as given)"),
     ],

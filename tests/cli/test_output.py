@@ -153,7 +153,7 @@ def test_a_closed_stream_gets_one_message():
         ["sh", "-c", f"{sys.executable} -m steptime systems >&-"], capture_output=True, text=True, check=False, timeout=60
     )
     assert shown.returncode == 2
-    assert shown.stderr.strip() == "steptime: there is nowhere to print: standard output is closed"
+    assert shown.stderr.strip() == "steptime: cannot print: standard output is closed"
 
 
 def test_a_reader_that_goes_is_no_error():
@@ -200,7 +200,7 @@ def test_outputs_are_looked_at_before_the_work(tmp_path):
     check("new.csv", "other.csv")
     assert not (tmp_path / "new.csv").exists()
     for outputs, says in (
-        (("in.csv",), "is what this command reads"), (("link.csv",), "is what this command reads"),
+        (("in.csv",), "is an input of this command"), (("link.csv",), "is what this command reads"),
         (("folder",), "is a folder"), (("none/a.csv",), "its folder does not exist"),
         (("a.csv", "a.csv"), "is written by --out0 already"), (("in.csv/a",), "its folder does not exist"),
     ):  # fmt: skip
@@ -209,7 +209,7 @@ def test_outputs_are_looked_at_before_the_work(tmp_path):
     for text in ("", " ", "a\0b", "x" * 5000, "y" * 5000 + "/a.csv"):
         with pytest.raises(InputError):
             check_outputs({"--csv": text}, [text])
-    with pytest.raises(DataFileError, match="is what this command reads"):
+    with pytest.raises(DataFileError, match="is an input of this command"):
         check_outputs({"--csv": str(tmp_path / "folder" / "run.json")}, [str(tmp_path / "folder")])
     assert (tmp_path / "in.csv").read_text() == "a"
 
@@ -253,18 +253,18 @@ def test_a_file_that_is_no_table_is_not_written_over(tmp_path):
         (tmp_path / name).write_text(text)
         shown = run(words, folder=tmp_path)
         assert shown.returncode == 2
-        assert f"{name}: holds something else than --" in shown.stderr
+        assert f"{name}: has content that --" in shown.stderr
         assert (tmp_path / name).read_text() == text
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("validate runs.csv --predictions runs.csv", "runs.csv: is what this command reads"),
-        ("validate runs.csv --csv runs.csv", "runs.csv: is what this command reads"),
+        ("validate runs.csv --predictions runs.csv", "runs.csv: is an input of this command"),
+        ("validate runs.csv --csv runs.csv", "runs.csv: is an input of this command"),
         ("validate runs.csv --predictions a.csv --csv a.csv", "is written by --predictions already"),
         ("validate runs.csv --predictions none/a.csv", "its folder does not exist"),
-        ("calibrate runs.csv --engine mine --out runs.csv --force", "runs.csv: is what this command reads"),
+        ("calibrate runs.csv --engine mine --out runs.csv --force", "runs.csv: is an input of this command"),
         ("calibrate runs.csv --engine mine --out none/mine.toml", "its folder does not exist"),
         ("calibrate runs.csv --engine ../mine", "--engine takes a plain name"),
         ("calibrate runs.csv --engine old", "old.toml: is there already; give --force"),
@@ -272,8 +272,8 @@ def test_a_file_that_is_no_table_is_not_written_over(tmp_path):
         ("calibrate runs.csv --engine vLLM", "--engine vLLM is an engine of the catalogue; give yours another name"),
         ("validate runs.csv --columns", "--columns stands alone"),
         ("calibrate runs.csv --engine mine --prior ideal", "--prior ideal has no fitted constants"),
-        ("simulate llama-3.1-8b hgx-h100 --trace runs.csv --export runs.csv", "runs.csv: is what this command reads"),
-        ("plan llama-3.1-8b hgx-h100 --engine old.toml --csv old.toml", "old.toml: is what this command reads"),
+        ("simulate llama-3.1-8b hgx-h100 --trace runs.csv --export runs.csv", "runs.csv: is an input of this command"),
+        ("plan llama-3.1-8b hgx-h100 --engine old.toml --csv old.toml", "old.toml: is an input of this command"),
         ("systems --csv .", ".: is a folder"),
     ],
 )

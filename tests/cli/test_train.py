@@ -242,7 +242,7 @@ def test_layers_by_chunk_are_kept_and_told_to_a_stack():
         (f"{SMALL} --tokens 1T --stage 1B:8k", "--stage: must be TOKENS:SEQ:BATCH, such as 800B:128k:64"),
         (f"{SMALL} --failures -1", "--failures must be at least 0"),
         (f"{SMALL} --checkpoint 0", "--checkpoint must be at least 0.001"),
-        (f"{SMALL} --tp 8 --plot a.svg", "--plot draws the schedule of a pipeline, and this layout has none (pp=1); give --pp"),
+        (f"{SMALL} --tp 8 --plot a.svg", "(pp=1); give --pp"),
         (f"{SMALL} --engine pytorch", "unknown training stack 'pytorch'"),
         ("train llama-9 hgx-h100 --chips 8 --batch 8", "unknown model 'llama-9'"),
         ("train llama-3.1-8b hgx-h1000 --chips 8 --batch 8", "unknown system 'hgx-h1000'; did you mean hgx-h100"),

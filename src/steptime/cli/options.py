@@ -1,4 +1,4 @@
-"""Options that several commands take, and how what was asked for is read."""
+"""Options that several commands share, and the functions that read their values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from steptime.physics.engine import Engine
     from steptime.planning.workload import Slo, Workload
 
+# Panels of `--help`.
 SUBJECT, LIMITS, LAYOUT, OUTPUT = "Model, machine and engine", "Limits", "Layout", "Output"
 WORKLOAD = "Requests"
+# Options whose text must not be empty, with what the error message asks for.
 NEEDED = {
     "weights": "a number format, such as fp8", "experts": "a number format, such as fp8", "kv": "a number format, such as fp8",
     "catalog": "a folder", "rent": "owned, contract, ondemand, or USD per chip-hour such as 2.10",
@@ -28,7 +30,7 @@ JSON = Annotated[
 ]
 CSV = Annotated[
     str | None,
-    typer.Option("--csv", metavar="FILE", help="Write the table as CSV in SI units, too.", rich_help_panel=OUTPUT),
+    typer.Option("--csv", metavar="FILE", help="Write the table to a CSV file in SI units as well.", rich_help_panel=OUTPUT),
 ]
 FULL = Annotated[bool, typer.Option("--full", help="Print all tables, charts and notes.", rich_help_panel=OUTPUT)]
 SET = Annotated[
@@ -36,7 +38,7 @@ SET = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="What if: another figure of the machine, such as chip.hbm.bandwidth=16TB/s or rent='2 USD/h'. Repeatable.",
+        help="Changed figure of the system, such as chip.hbm.bandwidth=16TB/s or rent='2 USD/h'. Repeatable.",
         rich_help_panel=SUBJECT,
     ),
 ]
@@ -45,7 +47,7 @@ CATALOG = Annotated[
     typer.Option(
         "--catalog",
         metavar="FOLDER",
-        help="A folder with chips/, systems/, rents/, models/ or engines/ that comes before the packaged ones.",
+        help="Folder with chips/, systems/, rents/, models/ or engines/, searched before the packaged files.",
         rich_help_panel=SUBJECT,
     ),
 ]
@@ -54,8 +56,8 @@ RENT = Annotated[
     typer.Option(
         "--rent",
         metavar="KIND",
-        help="Rent to reckon with: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10.",
-        show_default="the best and newest known of contract and on demand",
+        help="Rent: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10.",
+        show_default="contract or on demand, whichever source has the best grade and newest date",
         rich_help_panel=SUBJECT,
     ),
 ]
@@ -63,19 +65,19 @@ WEIGHTS = Annotated[
     str | None,
     typer.Option(
         metavar="FORMAT",
-        help="Store weights as fp8, nvfp4, mxfp4, int4, bf16, ... instead of as the config says.",
+        help="Number format of the weights: fp8, nvfp4, mxfp4, int4, bf16, ...; replaces the format in the config.",
         rich_help_panel=SUBJECT,
     ),
 ]
 EXPERTS = Annotated[
-    str | None, typer.Option(metavar="FORMAT", help="Store routed experts in this format.", rich_help_panel=SUBJECT)
+    str | None, typer.Option(metavar="FORMAT", help="Number format of the routed experts.", rich_help_panel=SUBJECT)
 ]
 KV = Annotated[
     str | None,
     typer.Option(
         "--kv",
         metavar="FORMAT",
-        help="Keep the KV cache as fp8, bf16, ... (fp8_ds_mla: a latent of multi-head latent attention).",
+        help="Number format of the KV cache: fp8, bf16, ... (fp8_ds_mla: the latent vector of MLA).",
         rich_help_panel=SUBJECT,
     ),
 ]
@@ -85,7 +87,7 @@ IMAGES = Annotated[
     typer.Option(
         "--image",
         metavar="SIZE",
-        help="An image that each prompt holds, WIDTHxHEIGHT in pixels such as 1024x768; 1024x768*4 for four. Repeatable.",
+        help="Image in each prompt, WIDTHxHEIGHT in pixels such as 1024x768; 1024x768*4 for four. Repeatable.",
         rich_help_panel=WORKLOAD,
     ),
 ]
@@ -94,14 +96,24 @@ AUDIO = Annotated[
     typer.Option(
         "--audio",
         metavar="SECONDS",
-        help="A recording that each prompt holds, such as 30; 30*2 for two. Repeatable.",
+        help="Audio recording in each prompt, in s, such as 30; 30*2 for two. Repeatable.",
         rich_help_panel=WORKLOAD,
     ),
 ]
 
 
 def count(name: str, words: str, panel: str | None = None, **settings: Any) -> Any:
-    """Return an option that takes a count: 8192, 8k or 1e3."""
+    """Return an option that takes a count: 8192, 8k or 1e3.
+
+    Args:
+        name: Option string, such as "--input".
+        words: Help of the option.
+        panel: Panel of `--help`.
+        **settings: Further settings of `typer.Option`.
+
+    Returns:
+        The typer option.
+    """
 
     def parse(text: Any) -> Any:
         return text if text is None else read_count(text, name)
@@ -110,29 +122,51 @@ def count(name: str, words: str, panel: str | None = None, **settings: Any) -> A
 
 
 def option(words: str, panel: str | None = None, *names: str, **settings: Any) -> Any:
-    """Return an option of a panel of the help; its name is the parameter's unless others are given."""
+    """Return an option in a panel of `--help`.
+
+    Args:
+        words: Help of the option.
+        panel: Panel of `--help`.
+        *names: Option strings; without any, typer takes the name of the parameter.
+        **settings: Further settings of `typer.Option`.
+
+    Returns:
+        The typer option.
+    """
     return typer.Option(*names, help=words, rich_help_panel=panel, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Requests that are alike, and the limits on them."""
+    """Identical requests, and the limits on their speed and first token."""
 
     input_: Annotated[int, count("--input", "Prompt tokens of a request.", WORKLOAD)] = 1024
     output: Annotated[int, count("--output", "Output tokens of a request.", WORKLOAD)] = 1024
-    cached: Annotated[float, option("Share of the prompt that a prefix cache holds (0 to 1).", WORKLOAD)] = 0.0
-    speed: Annotated[float | None, option("Least output speed for each user, in tok/s.", LIMITS)] = None
-    ttft: Annotated[float | None, option("Longest mean time to first token, in s.", LIMITS)] = None
+    cached: Annotated[float, option("Share of the prompt tokens that hit the prefix cache (0 to 1).", WORKLOAD)] = 0.0
+    speed: Annotated[float | None, option("Minimum output speed per user, in tok/s.", LIMITS)] = None
+    ttft: Annotated[float | None, option("Maximum mean time to first token, in s.", LIMITS)] = None
 
     def workload(self) -> "Workload":
-        """Return the requests."""
+        """Return the workload of these requests.
+
+        Returns:
+            Input and output tokens of a request, and the cached share of its prompt.
+        """
         from steptime.planning.workload import Workload
 
         return Workload(input_tokens=self.input_, output_tokens=self.output, cached_share=self.cached)
 
 
 def read_limits(speed: float | None, ttft: float | None) -> "Slo":
-    """Return the limits on speed [tok/s] for each user and on the first token [s]."""
+    """Return the limits on speed and on the first token.
+
+    Args:
+        speed: Minimum output speed per user, in tok/s; None sets no limit.
+        ttft: Maximum time to first token, in s; None sets no limit.
+
+    Returns:
+        The limits as TPOT and TTFT, in s.
+    """
     from steptime.number_checks import positive
     from steptime.planning.workload import limits
 
@@ -143,21 +177,39 @@ def read_limits(speed: float | None, ttft: float | None) -> "Slo":
 
 
 def read_modes(text: str) -> tuple[str, ...]:
-    """Return the modes of deployment that --mode names, with commas between them, or any."""
+    """Return the modes of deployment in the text of --mode.
+
+    Args:
+        text: Modes with commas between them, or "any" for every mode.
+
+    Returns:
+        Names of modes in the order of `planner.MODES`.
+    """
     from steptime.errors import short_repr
     from steptime.planning.planner import MODES
 
     modes = MODES if text == "any" else tuple(name.strip() for name in text.split(","))
     for name in modes:
         if name == "any":
-            raise RangeError(f"--mode {short_repr(text)} names any beside others; any alone is every mode")
+            raise RangeError(f"--mode {short_repr(text)} combines any with other modes; any already means every mode")
         if name not in MODES:
             raise UnknownName("mode", name, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
     return tuple(name for name in MODES if name in modes)
 
 
 def read_model(name: str, weights: str | None, experts: str | None, kv: str | None, catalog: str | None) -> "Model":
-    """Return the model of a name or a path, in the formats asked for."""
+    """Return a model in the number formats that options set.
+
+    Args:
+        name: Name in the catalogue, or path of a config.
+        weights: Number format of the weights; None keeps that of the config.
+        experts: Number format of the routed experts.
+        kv: Number format of the KV cache.
+        catalog: Folder that is searched before the packaged catalogue.
+
+    Returns:
+        The model.
+    """
     from steptime.models.model_loading import load_model
 
     for option, text in (("--weights", weights), ("--experts", experts), ("--kv", kv)):
@@ -166,25 +218,41 @@ def read_model(name: str, weights: str | None, experts: str | None, kv: str | No
 
 
 def not_empty(name: str, text: str | None, content: str) -> None:
-    """Raise RangeError for an option that was given without anything in it."""
+    """Raise RangeError for an option with an empty text.
+
+    Args:
+        name: Option string, such as "--rent".
+        text: Text of the option; None if it was not given.
+        content: What the option needs, for the message.
+    """
     if text is not None and not text.strip():
         raise RangeError(f"{name} needs {content}")
 
 
 def read_system(name: str, changes: list[str] | None, catalog: str | None) -> "System":
-    """Return the system of a name or a path, with its what-ifs."""
+    """Return a system with the figures that --set changes.
+
+    Args:
+        name: Name in the catalogue, or path of a file.
+        changes: Texts of --set, such as "chip.hbm.bandwidth=16TB/s".
+        catalog: Folder that is searched before the packaged catalogue.
+
+    Returns:
+        The system.
+    """
     from steptime.catalog.hardware_loading import load_system
     from steptime.hardware.what_if import read_changes, vary
 
     try:
         system = load_system(name, catalog)
     except UnknownName as problem:
+        # A model in this place means that the two arguments are swapped.
         raise _swapped(name, catalog) or problem from None
     return vary(system, read_changes(system, tuple(changes or ())))
 
 
 def _swapped(name: str, catalog: str | None) -> InputError | None:
-    """Return what to say where a model stands in the place of a system; None where it is none."""
+    """Return the error for a model in the place of the system; None for a name that is not a model."""
     from steptime.models.model_loading import load_model
 
     try:
@@ -195,7 +263,19 @@ def _swapped(name: str, catalog: str | None) -> InputError | None:
 
 
 def with_rent(system: "System", rent: str | None, changes: list[str] | None) -> "System":
-    """Return a system with the rent asked for; refuse two rents."""
+    """Return a system with the rent that --rent sets.
+
+    Args:
+        system: A system.
+        rent: Text of --rent; None keeps the rent of the system.
+        changes: Texts of --set, which may set the rent instead.
+
+    Returns:
+        The system with its rent.
+
+    Raises:
+        RangeError: Both --rent and --set give a rent.
+    """
     from steptime.hardware.rental_prices import with_rent as rented
 
     not_empty("--rent", rent, "owned, contract, ondemand, or USD per chip-hour such as 2.10")
@@ -207,7 +287,14 @@ def with_rent(system: "System", rent: str | None, changes: list[str] | None) -> 
 
 
 def read_systems(catalog: str | None) -> "list[System]":
-    """Return every system of the catalogue."""
+    """Return every system of the catalogue.
+
+    Args:
+        catalog: Folder that is searched before the packaged catalogue.
+
+    Returns:
+        The systems.
+    """
     from steptime.catalog.data_files import files
     from steptime.catalog.hardware_loading import load_system
 
@@ -215,59 +302,69 @@ def read_systems(catalog: str | None) -> "list[System]":
 
 
 def refuse_idle(ctx: typer.Context, needs: Mapping[str, tuple[bool, str]]) -> None:
-    """Raise RangeError for an option that was given and would be of no use.
+    """Raise RangeError for an option that has no effect in this call.
 
-    `needs` says what an option needs: whether that holds, and the parameters that need it, parted by spaces.
+    Args:
+        ctx: Context of the command.
+        needs: For each requirement in words: whether it is met, and the parameters that need it, separated by spaces.
     """
+    # Defaults never count: only options on the command line can be idle.
     typed_names = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
-    for requirement, (holds, names) in needs.items():
+    for requirement, (is_met, names) in needs.items():
         idle = [name for name in names.split() if name in typed_names]
-        if idle and not holds:
+        if idle and not is_met:
             option_strings = {param.name: param.opts[0] for param in ctx.command.params}
             raise RangeError(f"{option_strings[idle[0]]} needs {requirement}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectChanges:
-    """Options of the command line that change what is asked about: the user's own runs, and figures of the machine."""
+    """Options that change the subject of a question: the user's own runs, and figures of the system."""
 
     anchor: Annotated[
         str | None,
         typer.Option(
             "--anchor",
             metavar="RESULTS",
-            help="Benchmark results that correct predictions: a result of `vllm bench serve` or SGLang's bench_serving, with "
-            "missing settings after it (result.json,tp=4,weights=fp8), or a CSV of runs.",
-            show_default="those that `steptime anchors` keeps",
+            help="Benchmark results that correct the prediction. A result of `vllm bench serve` or SGLang's bench_serving, "
+            "followed by settings that the file lacks (result.json,tp=4,weights=fp8), or a CSV file of runs.",
+            show_default="the runs that `steptime anchors` stores",
             rich_help_panel=SUBJECT,
         ),
     ] = None
     no_anchor: Annotated[
-        bool, typer.Option("--no-anchor", help="Ignore the runs that `steptime anchors` keeps.", rich_help_panel=SUBJECT)
+        bool, typer.Option("--no-anchor", help="Ignore the runs that `steptime anchors` stores.", rich_help_panel=SUBJECT)
     ] = False
     set_: SET = None
 
     def values(self, ctx: typer.Context, form: type) -> dict[str, Any]:
-        """Return the inputs of a question that were typed, with changed figures, and the engine corrected by own runs.
+        """Return the inputs on the command line, with changed figures and the corrected engine.
 
         Args:
-            ctx: context of the command.
-            form: dataclass of the question's inputs.
+            ctx: Context of the command.
+            form: Dataclass of the question's inputs.
+
+        Returns:
+            Values by the name of the input; the engine is corrected by the user's own runs.
+
+        Raises:
+            RangeError: Both --anchor and --no-anchor are given.
         """
         from steptime.questions.subject import read_subject
 
         values = typed_with_changes(ctx, form, self.set_)
         if self.anchor is not None and self.no_anchor:
-            raise RangeError("--anchor gives runs and --no-anchor leaves them out; keep one of the two")
+            raise RangeError("--anchor adds runs and --no-anchor ignores them; keep one of the two")
         try:
             model, system, engine = read_subject(values)
         except UnknownName as problem:
             raise _swapped(values["system"], values.get("catalog")) or problem from None
+        # The engine has the imbalance already; None keeps it from being applied twice.
         corrected = self._anchored(values, model, system, engine)
         return values if corrected is engine else {**values, "engine": corrected, "imbalance": None}
 
     def _anchored(self, values: Mapping[str, Any], model: "Model", system: "System", engine: "Engine") -> "Engine":
-        """Return the engine with the user's runs that are given, or that are kept of this model, system and engine."""
+        """Return the engine, corrected by the runs of --anchor or by stored runs of this model, system and engine."""
         from steptime.catalog.data_files import files
         from steptime.physics.engine import anchored
         from steptime.physics.uncertainty import has_range
@@ -277,6 +374,7 @@ class SubjectChanges:
             settings = {"system": str(values["system"]), "weights": values.get("weights") or ""}
             runs = read_anchor(self.anchor, settings, engine, catalog)
             return anchored(engine, runs, model=model.name, system=system.name)
+        # An engine without a range is a bound, which runs do not correct.
         if self.no_anchor or not has_range(engine) or not files("anchors", catalog):
             return engine
         from steptime.validation.user_calibration import kept_anchor
@@ -284,7 +382,14 @@ class SubjectChanges:
         return anchored(engine, kept_anchor(model, system, engine, catalog), model=model.name, system=system.name)
 
     def files(self, values: Mapping[str, Any]) -> list[str]:
-        """Return the names that may be files which the command reads."""
+        """Return the inputs of the command that may be files.
+
+        Args:
+            values: Inputs by name.
+
+        Returns:
+            Names of model, system, engine and runs, which may be paths.
+        """
         runs = anchor_path(self.anchor) if self.anchor else ""
         return [
             name
@@ -294,12 +399,18 @@ class SubjectChanges:
 
 
 def typed_with_changes(ctx: typer.Context, form: type, changes: list[str] | None) -> dict[str, Any]:
-    """Return the inputs of a question that were typed, with the figures of the machine that --set changes.
+    """Return the inputs on the command line, with the figures of the system that --set changes.
 
     Args:
-        ctx: context of the command.
-        form: dataclass of the question's inputs.
-        changes: texts of --set, such as "chip.hbm.bandwidth=16TB/s".
+        ctx: Context of the command.
+        form: Dataclass of the question's inputs.
+        changes: Texts of --set, such as "chip.hbm.bandwidth=16TB/s".
+
+    Returns:
+        Values by the name of the input, and changed figures by their key.
+
+    Raises:
+        RangeError: Both --rent and --set give a rent.
     """
     from steptime.cli.option_groups import typed_values
     from steptime.hardware.what_if import read_changes

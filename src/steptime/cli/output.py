@@ -1,4 +1,4 @@
-"""How answers leave the program: text, JSON, CSV, files that can be written, and words while one waits."""
+"""Output of the commands: text, JSON, CSV, checks of output files, and messages during long work."""
 
 from __future__ import annotations
 
@@ -25,26 +25,31 @@ if TYPE_CHECKING:
 
     from steptime.result_base import Tabular
 
-NARROWEST = 30  # columns that text is set in, however narrow the terminal says it is
-SOON = 2.0  # s that work takes before a word is said about it
+# Minimum width of text, in columns, also on a narrower terminal.
+NARROWEST = 30
+# Time before a message about long work, in s.
+SOON = 2.0
 Value = TypeVar("Value")
+# Replacements for characters that an encoding such as ASCII lacks.
 GLYPHS = {
     "█": "#", "▓": "%", "▒": "+", "░": ".", "━": "=", "─": "-", "│": "|", "■": "#", "◆": "*", "●": "o", "…": "...", "µ": "u",
     "×": "x", "→": "->", "≤": "<=", "≥": ">=", "∞": "inf", "–": "-", "—": "-", "’": "'", "±": "+-", "╌": "-", "┄": "-",
 }  # fmt: skip
-PARTS = "▏▎▍▌▋▊▉▁▂▃▄▅▆▇"  # of a cell of a bar
+# Eighths of a cell of a bar: seven by width, then seven by height.
+PARTS = "▏▎▍▌▋▊▉▁▂▃▄▅▆▇"
 
 
 # --- the stream ---------------------------------------------------------------------------------------------------------
 
 
 def _in_few_letters(error: UnicodeError) -> tuple[str, int]:
-    """Replace what a stream of a small alphabet cannot hold: bars by #, curves by stars, other letters by a question mark."""
+    """Replace characters that the encoding of the stream lacks: bars by #, curves by *, other characters by ?."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     replacement = ""
     for letter in error.object[error.start : error.end]:
-        if "\u2800" <= letter <= "\u28ff":  # Braille dots, which curves are drawn with
+        # Curves are drawn with Braille dots.
+        if "\u2800" <= letter <= "\u28ff":
             replacement += " " if letter == "\u2800" else "*"
         elif letter in PARTS:
             replacement += "#" if PARTS.index(letter) % 7 >= 3 else "."
@@ -54,16 +59,18 @@ def _in_few_letters(error: UnicodeError) -> tuple[str, int]:
 
 
 def prepare() -> None:
-    """Make standard output take any text, whatever its alphabet, and set a width where the terminal tells none.
+    """Make standard output accept any text, and set a width if the terminal has none.
 
-    Raises InputError where there is no standard output.
+    Raises:
+        InputError: Standard output is closed.
     """
     if sys.stdout is None:
-        raise InputError("there is nowhere to print: standard output is closed")
+        raise InputError("cannot print: standard output is closed")
     codecs.register_error("steptime", _in_few_letters)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="steptime")
+    # rich and typer read the width from the environment.
     os.environ["COLUMNS"] = str(_columns())
 
 
@@ -72,43 +79,67 @@ def _columns() -> int:
 
 
 def unwritten() -> str:
-    """Flush standard output; return what is wrong where it takes no more, and let it go then."""
+    """Flush standard output, and close it if it accepts no more text.
+
+    Returns:
+        The error message; empty if all is written, or if the reader closed the pipe.
+    """
     try:
         sys.stdout.flush()
     except OSError as error:
+        # A closed pipe, as of `| head`, is the reader's choice and no error.
         drop()
         return "" if isinstance(error, BrokenPipeError) else f"cannot print: {error.strerror}"
     return ""
 
 
 def drop() -> None:
-    """Send what is left for standard output nowhere, so that the end of the program does not trip over it."""
+    """Discard the rest of standard output, so that the program ends without an error."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError, AttributeError):  # a stream in memory has no number
+    except (OSError, ValueError, AttributeError):
+        # A stream in memory has no file descriptor.
         return
 
 
 def make_console() -> Console:
-    """Return where text is printed."""
+    """Return the console for text on standard output.
+
+    Returns:
+        A console with the width of the terminal.
+    """
     from steptime.cli.views.widgets import SafeConsole
 
     return SafeConsole(highlight=False, width=_columns(), height=24)
 
 
 def show(*parts: RenderableType, console: Console | None = None) -> None:
-    """Print texts, tables and pictures, one below the other."""
+    """Print texts, tables and charts, one below the other.
+
+    Args:
+        *parts: Texts, tables and charts.
+        console: Where to print; None makes a console for standard output.
+    """
     (console or make_console()).print(*parts, sep="\n")
 
 
 def say(words: str) -> None:
-    """Say something about the work, beside the answer."""
+    """Print a message on standard error.
+
+    Args:
+        words: The message.
+    """
+    # Standard output carries only the answer, so that it can be piped.
     if sys.stderr is not None:
         sys.stderr.write(replace_controls(words) + "\n")
 
 
 def write_out(text: str) -> None:
-    """Print plain text as it is, but for control characters."""
+    """Print plain text with control characters replaced.
+
+    Args:
+        text: The text.
+    """
     sys.stdout.write(replace_controls(text))
 
 
@@ -116,26 +147,43 @@ def write_out(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON."""
+    """Print a value as JSON.
+
+    Args:
+        value: Dataclass, dictionary, list or scalar.
+    """
     from steptime.result_base import to_json
 
     text = escape_controls(to_json(value))
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
+        # The encoding lacks a character: \u escapes are the same JSON in ASCII.
         text = json.dumps(json.loads(text), indent=2)
     sys.stdout.write(text + "\n")
 
 
 def problem_json(error: InputError) -> dict[str, Any]:
-    """Return an error as what JSON says of it."""
+    """Return the JSON object of an error.
+
+    Args:
+        error: The error.
+
+    Returns:
+        Fields of the error by key.
+    """
     from steptime.result_base import problem
 
     return problem(error)
 
 
 def write_csv(path: str, table: Tabular) -> None:
-    """Write a table as CSV in SI units, and say so."""
+    """Write a table as CSV in SI units, and report it on standard error.
+
+    Args:
+        path: File to write.
+        table: A result with `to_csv`.
+    """
     text = table.to_csv()
     existed = os.path.exists(path)
     with writing(path):
@@ -147,16 +195,22 @@ def write_csv(path: str, table: Tabular) -> None:
 # --- files --------------------------------------------------------------------------------------------------------------
 
 
-TABLE = re.compile(rb"(\xef\xbb\xbf)?[\w.]+(,[\w.]+)*")  # the header of a CSV file: plain names
-
-
-PICTURE = (b"\x89PNG", b"<?xml", b"<svg", b"%PDF")  # how pictures begin
+# Header of a CSV file: plain names, after an optional byte order mark.
+TABLE = re.compile(rb"(\xef\xbb\xbf)?[\w.]+(,[\w.]+)*")
+# First bytes of PNG, SVG and PDF files.
+PICTURE = (b"\x89PNG", b"<?xml", b"<svg", b"%PDF")
 
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str]) -> None:
-    """Raise DataFileError, before any work, for an output that cannot be written, or is an input or another output.
+    """Check output files before any work.
 
-    outputs: files by the option that names them.
+    Args:
+        outputs: Files by the option that names them; None for options that are not given.
+        inputs: Names that may be input files or folders.
+
+    Raises:
+        InputError: An option has no file name.
+        DataFileError: A file cannot be written, is an input or another output, or has foreign content.
     """
     input_paths = set(_inputs(inputs))
     options_by_path: dict[Path, str] = {}
@@ -167,28 +221,33 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str]) -> N
             raise InputError(f"{name} needs the name of a file")
         if os.path.isdir(text):
             raise DataFileError(text, f"is a folder; {name} needs a file")
+
+        # Links and relative paths may name an input in another way.
         place = Path(os.path.realpath(text))
         if not os.path.isdir(place.parent):
             raise DataFileError(text, "cannot be written: its folder does not exist")
         with writing(text):
             _try(place)
         if place in input_paths:
-            raise DataFileError(text, f"is what this command reads; give {name} another name")
+            raise DataFileError(text, f"is an input of this command; give {name} another file")
         if place in options_by_path:
-            raise DataFileError(text, f"is written by {options_by_path[place]} already; give {name} another name")
+            raise DataFileError(text, f"is also the file of {options_by_path[place]}; give {name} another file")
+
+        # A mistyped name must not destroy a file of the user.
         if _foreign(name, place):
-            raise DataFileError(text, f"holds something else than {name} writes; give another name, or remove it")
+            raise DataFileError(text, f"has content that {name} does not write; give another file, or remove it")
         options_by_path[place] = name
 
 
 def _foreign(name: str, place: Path) -> bool:
-    """Whether a file is there that an option could not have written: no table, for --plot no picture, for --chrome no JSON."""
+    """Return whether an existing file is not of the kind that an option writes: a table, a picture or JSON."""
     if not place.is_file():
         return False
     try:
         with open(place, "rb") as file:
             begins = file.readline(4096)
-    except OSError:  # told where it cannot be written
+    except OSError:
+        # `writing` reports files that cannot be opened.
         return False
     if not begins.strip():
         return False
@@ -200,20 +259,23 @@ def _foreign(name: str, place: Path) -> bool:
 
 
 def _try(place: Path) -> None:
-    """Open a file for writing and leave it, or its absence, as it was; raise OSError where that cannot be done."""
+    """Open a file for writing without changing it, and remove it if it is new; raise OSError if that fails."""
     existed = os.path.exists(place)
+    # Devices and pipes need no check.
     if existed and not os.path.isfile(place):
-        return  # a device or a pipe takes what comes
+        return
+
+    # Appending leaves the content of an old file unchanged.
     os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     if not existed:
         place.unlink()
     elif not os.access(place.parent, os.W_OK | os.X_OK):
-        # the new file is written beside the old one
+        # The new file is written to the same folder, then renamed.
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _inputs(names: Iterable[str]) -> Iterator[Path]:
-    """Yield the files that names stand for, those of folders among them; a name of the catalogue is none."""
+    """Yield the files and the files in folders among names; skip names of the catalogue."""
     for name in names:
         if os.path.isfile(name):
             yield Path(name).resolve()
@@ -223,7 +285,17 @@ def _inputs(names: Iterable[str]) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Turn what goes wrong while a file is written into DataFileError."""
+    """Turn an OSError of the block into a DataFileError.
+
+    Args:
+        path: File that the block writes.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        DataFileError: The file cannot be written.
+    """
     try:
         yield
     except OSError as error:
@@ -231,7 +303,13 @@ def writing(path: str) -> Iterator[None]:
 
 
 def wrote(path: str, content: str, *, replaced: bool = False) -> None:
-    """Say what was written where, and that it took the place of an older file."""
+    """Report a written file on standard error.
+
+    Args:
+        path: The file.
+        content: What it contains.
+        replaced: Whether it replaced an older file.
+    """
     say(f"Wrote {path}: {content}" + (", in place of an older file." if replaced else "."))
 
 
@@ -240,13 +318,23 @@ def wrote(path: str, content: str, *, replaced: bool = False) -> None:
 
 @contextmanager
 def patience(words: str, seconds: float | None = None, *, unless: Any = None) -> Iterator[None]:
-    """Say `words` on standard error once the work inside takes longer than some `seconds`, `unless` there is no need then."""
+    """Print a message on standard error if the block takes long.
+
+    Args:
+        words: The message.
+        seconds: Time before the message, in s; None is `SOON`.
+        unless: Function that returns whether the message is not needed; None always prints it.
+
+    Yields:
+        Nothing.
+    """
     seconds = SOON if seconds is None else seconds
 
     def speak(*_: Any) -> None:
         if unless is None or not unless():
             say(words)
 
+    # Signals work only in the main thread, and not on Windows.
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         timer = threading.Timer(seconds, speak)
         timer.daemon = True
@@ -256,7 +344,9 @@ def patience(words: str, seconds: float | None = None, *, unless: Any = None) ->
         finally:
             timer.cancel()
         return
-    before = signal.signal(signal.SIGALRM, speak)  # no second thread: a process with threads is not forked
+
+    # A signal needs no second thread: a process with threads cannot be forked safely.
+    before = signal.signal(signal.SIGALRM, speak)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOutput:
-    """How a plan is replayed, and what is printed of it."""
+    """Options of the plan's simulation, text and files."""
 
     percentile: Annotated[str, option("Percentile for --simulate: mean, p50, p90, p95 or p99.", LIMITS)] = "p90"
     simulate: Annotated[
         bool,
-        option("Replay it with random arrivals, and lower the rate until percentiles hold.", "Deployment", "--simulate"),
+        option("Simulate random arrivals, and lower the rate until percentiles meet the limits.", "Deployment", "--simulate"),
     ] = False
     explain: Annotated[bool, option("Show each term's formula with its numbers and sources.", OUTPUT, "--explain")] = False
     launch: Annotated[
@@ -37,10 +37,10 @@ class PlanOutput:
     ] = None
     launch_dir: Annotated[
         str | None,
-        option("Write them as scripts into a folder, one a host, with a README.", OUTPUT, "--launch-dir", metavar="FOLDER"),
+        option("Write launch scripts to a folder, one per host, with a README.", OUTPUT, "--launch-dir", metavar="FOLDER"),
     ] = None
     force: Annotated[
-        bool, option("Write over other scripts in the folder, and remove those of an earlier plan.", OUTPUT, "--force")
+        bool, option("Overwrite scripts in the folder, and remove scripts of an earlier plan.", OUTPUT, "--force")
     ] = False
     full: FULL = False
     plot: Annotated[
@@ -51,7 +51,14 @@ class PlanOutput:
     json: JSON = False
 
     def launches(self) -> tuple[str, ...]:
-        """Return the engines to launch with."""
+        """Return the engines that --launch names.
+
+        Returns:
+            Names of engines; empty without --launch.
+
+        Raises:
+            UnknownName: There is no such engine.
+        """
         if self.launch is None:
             return ()
         from steptime.errors import UnknownName
@@ -65,7 +72,12 @@ class PlanOutput:
 
 @grouped
 def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output: PlanOutput) -> None:
-    """Find the cheapest way to serve a model on a system within limits on speed and first token."""
+    """Find the cheapest way to serve a model on a system within limits on speed and first token.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
+    # Wrong options are reported before the search, which takes seconds.
     refuse_idle(
         ctx,
         {
@@ -88,6 +100,8 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
         check_percentile(output.percentile)
         need_numba()
     inputs.slo()
+
+    # The search for the cheapest deployment, then its simulation.
     values = changes.values(ctx, PlanInputs)
     _, model, system, engine, _ = bind_plan(values)
     if launches and engine.name == "ideal":
@@ -99,11 +113,14 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
     replayed = (
         _replayed(model, system, deployment, engine, output.percentile) if output.simulate and deployment.feasible else None
     )
+
+    # Files come before text: a closed pipe must not keep them from being written.
     if output.csv is not None:
         write_csv(output.csv, deployment)
     if output.plot is not None:
         deployment.plot(output.plot)
         wrote(output.plot, "the Pareto front")
+    # Launch scripts would start a plan that misses its limits.
     refused = replayed is not None and not replayed.good
     if output.launch_dir is not None and deployment.feasible and not refused:
         _write_launch(deployment, launches, output.launch_dir, force=output.force)
@@ -126,7 +143,7 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
 
 
 def _write_launch(deployment: "Plan", launches: tuple[str, ...], folder: str, *, force: bool) -> None:
-    """Write the scripts of a plan; those of several engines into a folder of their own each."""
+    """Write the launch scripts of a plan; each of several engines gets its own folder."""
     from steptime.launch.launch_commands import launch_files
 
     files = {
@@ -138,7 +155,7 @@ def _write_launch(deployment: "Plan", launches: tuple[str, ...], folder: str, *,
 
 
 def _smallest_system_hint(model: "Model", catalog: str | None) -> str:
-    """Name the smallest system that would hold a model."""
+    """Name the smallest system whose memory is enough for a model."""
     from steptime.planning.smallest_system import smallest_system
 
     alternative = smallest_system(model, read_systems(catalog))
@@ -146,11 +163,11 @@ def _smallest_system_hint(model: "Model", catalog: str | None) -> str:
         return ""
     system, chips = alternative
     machine = f"{chips} x {system.chip.name}{_rent_words(system, chips)}"
-    return f"; the smallest system of the catalogue that holds it is {system.name} ({machine})"
+    return f"; the smallest system of the catalogue with enough memory is {system.name} ({machine})"
 
 
 def _rent_words(system: "System", chips: int) -> str:
-    """Return the rent of some chips with its kind, where one is known."""
+    """Return the rent of some chips with its kind; empty if it is not known."""
     from steptime.hardware.rental_prices import has_rent, kind_in_words
     from steptime.units import show as in_units
 
@@ -160,7 +177,7 @@ def _rent_words(system: "System", chips: int) -> str:
 
 
 def _replayed(model: "Model", system: "System", deployment: "Plan", engine: "Engine", percentile: str) -> "Replay":
-    """Return what random arrivals make of a plan."""
+    """Simulate a plan with random arrivals."""
     from steptime.cli.simulate_common import compiling
     from steptime.simulation.plan_replay import replay
 
@@ -178,9 +195,9 @@ def _data(
     explain: bool,
     answers: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return a plan as data, with launch commands, the replay, and its explanation where one is wanted.
+    """Return a plan as data, with launch commands, and with simulation and explanation if there are any.
 
-    A plan that its replay refuses is not feasible, for the replay's reason; its own figures stay.
+    A plan that misses its limits in the simulation is not feasible. Its figures stay, the reason is the simulation's.
     """
     from steptime.cli.views.explain_view import explain_json
     from steptime.launch.launch_commands import ENGINES, launch_commands
@@ -226,6 +243,7 @@ def _print(
         show(explain_plan(model, system, deployment, engine), console=console)
     if launches:
         console.print(launch_view(deployment, launches), soft_wrap=True)
+    # Readers who asked for more know the options already.
     if not (output.explain or launches):
         tables = [] if output.full else ["--full (time, memory, Pareto front)"]
         show(more_line(*tables, "--explain", "--launch all", "--plot FILE", "--json"), console=console)

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOutput:
-    """What is searched, printed and written."""
+    """Options of the search for the highest rate, of text and files."""
 
     find_rate: Annotated[
         bool,
         option(
-            "Search the highest rate within the limits; with --trace, of the trace played faster or slower; with "
-            "--concurrency, the most clients.",
+            "Search the highest rate within the limits. With --trace: the highest scale of its arrival rate. With "
+            "--concurrency: the largest number of clients.",
             TRAFFIC,
             "--find-rate",
         ),
     ] = False
     range_: Annotated[
-        bool, option("Run it again with every step at the ends of the engine's 90 % range.", OUTPUT, "--range")
+        bool, option("Repeat the run with step times at both ends of the engine's 90 % range.", OUTPUT, "--range")
     ] = False
     export: Annotated[str | None, option("Write every request to a .csv or .parquet file.", OUTPUT, metavar="FILE")] = None
     chrome: Annotated[str | None, option("Write the timeline as a Chrome trace.", OUTPUT, metavar="FILE")] = None
@@ -45,7 +45,12 @@ class SimulateOutput:
 
 @grouped
 def simulate(ctx: typer.Context, inputs: SimulateInputs, changes: SubjectChanges, output: SimulateOutput) -> None:
-    """Serve requests one by one: queues, percentiles, and the rate that a deployment can take."""
+    """Simulate requests one by one: queues, percentiles, and the highest rate of a deployment.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
+    # Wrong options and files are reported before the run.
     _check_traffic(inputs, output)
     refuse_idle(ctx, _needs(inputs, output))
     _check_files(changes.files(vars(inputs)), inputs, output)
@@ -55,7 +60,7 @@ def simulate(ctx: typer.Context, inputs: SimulateInputs, changes: SubjectChanges
 
     prepared = setup(changes.values(ctx, SimulateInputs), searches_rate=output.find_rate)
     if output.range_ and not has_range(prepared.arguments["engine"]):
-        raise RangeError("--range needs an engine with a range: the ideal one is a bound")
+        raise RangeError("--range needs an engine with a 90 % range; the ideal engine is a bound and has none")
     if output.find_rate:
         _find_rate(prepared, output)
     else:
@@ -63,30 +68,34 @@ def simulate(ctx: typer.Context, inputs: SimulateInputs, changes: SubjectChanges
 
 
 def _check_traffic(inputs: SimulateInputs, output: SimulateOutput) -> None:
-    """Raise RangeError unless one kind of traffic is asked for."""
+    """Raise RangeError unless the options give one kind of traffic."""
     kinds = [f"--{name}" for name in ("trace", "rate", "concurrency") if getattr(inputs, name) is not None]
     if output.find_rate and inputs.rate is not None:
-        raise RangeError("--find-rate searches the rate: leave --rate out, or --find-rate to serve requests at that rate")
+        raise RangeError("--find-rate searches the rate and --rate sets it; keep one of the two")
     if len(kinds) > 1 or not (kinds or output.find_rate):
         raise RangeError(
-            "give one of --trace FILE, --rate R, --concurrency C or --find-rate; --find-rate goes with --trace or "
-            "--concurrency too" + (f", not {' and '.join(kinds)} together" if kinds else "")
+            "give one of --trace FILE, --rate R, --concurrency C or --find-rate; --find-rate also works with --trace or "
+            "--concurrency" + (f", not {' and '.join(kinds)} together" if kinds else "")
         )
 
 
 def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bool, str]]:
-    """Return what options need: whether that holds, and which options need it."""
+    """Return the requirements of options: whether each is met, and which parameters need it."""
     is_synthetic, once = inputs.trace is None, not output.find_rate
     random = is_synthetic and inputs.concurrency is None
     cached, lengths, prefixes = bool(inputs.prefix_cache), inputs.lengths, inputs.prefixes != 0
     limited = any(limit is not None for limit in (inputs.speed, inputs.tpot, inputs.ttft))
+    # Keys complete the message "--option needs ...".
     return {
-        "--trace without --find-rate, which searches the scale itself": (once or is_synthetic, "rate_scale"),
-        "--rate, --concurrency or --find-rate; a trace has its own": (is_synthetic, "input output lengths spread"),
-        "arrivals that are drawn, or --prefixes": (is_synthetic or prefixes, "seed"),
-        "--speed or --ttft, the limits that hold at it, or --find-rate": (limited or not once, "percentile"),
-        "--find-rate; --export writes the requests of a run": (not once, "csv"),
-        "--rate, --find-rate or --trace; clients stay with their replica": (inputs.concurrency is None, "route"),
+        "--trace without --find-rate, which searches the scale": (once or is_synthetic, "rate_scale"),
+        "--rate, --concurrency or --find-rate; a trace contains its lengths": (is_synthetic, "input output lengths spread"),
+        "random arrivals, or --prefixes": (is_synthetic or prefixes, "seed"),
+        "a limit for that percentile (--speed or --ttft), or --find-rate": (limited or not once, "percentile"),
+        "--find-rate; --export writes the requests of one run": (not once, "csv"),
+        "--rate, --find-rate or --trace; a client keeps its replica": (
+            inputs.concurrency is None,
+            "route",
+        ),
         "--prefix-cache": (cached, "prefixes"),
         "--rate or --find-rate": (random, "arrivals burst fast_share"),
         "--trace": (not is_synthetic, "rate_scale"),
@@ -101,23 +110,23 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
         "--prefix-cache, unless round-robin or least-loaded": (cached or inputs.route != "prefix-aware", "route"),
         "--prefill-replicas": (inputs.prefill_replicas > 0, "prefill_tp"),
         "--fast-replicas": (inputs.fast_replicas > 0, "fast_sequences"),
-        "--fast-share, the share of requests that they serve": (inputs.fast_share > 0, "fast_replicas"),
+        "--fast-share, their share of the requests": (inputs.fast_share > 0, "fast_replicas"),
         "text, not --json": (not output.json, "full"),
     }
 
 
 def _check_files(sources: list[str], inputs: SimulateInputs, output: SimulateOutput) -> None:
-    """Raise InputError, before a run, for a file that could not be written after it."""
+    """Raise InputError before the run for an output file that cannot be written."""
     outputs = {"--export": output.export, "--chrome": output.chrome, "--csv": output.csv}
     check_outputs(outputs, [*sources, inputs.trace or ""])
     if output.export is not None and not output.export.casefold().endswith((".csv", ".parquet")):
-        raise InputError(f"{output.export}: requests are written to a .csv or a .parquet file")
+        raise InputError(f"{output.export}: --export needs a file name that ends in .csv or .parquet")
     if output.export is not None and output.export.casefold().endswith(".parquet") and find_spec("pyarrow") is None:
         raise InputError("parquet files need pyarrow: pip install pyarrow, or write a .csv file")
 
 
 def _find_rate(prepared: Setup, output: SimulateOutput) -> None:
-    """Search the highest rate within the limits, and print it; leave with 1 if no rate meets them."""
+    """Search the highest rate within the limits and print it; exit with 1 if no rate meets them."""
     from steptime.simulation.max_rate import find_clients, find_rate, find_scale
 
     inputs, model, system, arguments = prepared.inputs, prepared.model, prepared.system, prepared.arguments
@@ -125,6 +134,7 @@ def _find_rate(prepared: Setup, output: SimulateOutput) -> None:
     def traffic(rate: float | None, requests: int | None, clients: int | None = None) -> "Traffic":
         return replace(inputs, rate=rate, requests=requests, concurrency=clients).traffic(prepared.gained_tokens)
 
+    # The load that is searched: scale of a trace, number of clients, or rate of random arrivals.
     with compiling():
         if prepared.traffic is not None:
             highest = find_scale(model, system, prepared.traffic, **arguments)
@@ -148,7 +158,7 @@ def _find_rate(prepared: Setup, output: SimulateOutput) -> None:
 
 
 def _print_rate(prepared: Setup, highest: "HighestRate") -> None:
-    """Print the highest rate, and what was tried."""
+    """Print the highest rate, and the rates that the search tried."""
     from steptime.cli.views.simulation_view import rate_answer, rate_view, uncached
     from steptime.cli.views.step_view import own_runs
     from steptime.cli.views.widgets import notes
@@ -172,7 +182,7 @@ def _print_rate(prepared: Setup, highest: "HighestRate") -> None:
 
 
 def _run(prepared: Setup, output: SimulateOutput) -> None:
-    """Serve the traffic, at both ends of the engine's range too if asked, write files and print what users see."""
+    """Simulate the traffic, with --range also at both ends of the engine's range; write files and print the latencies."""
     from steptime.physics.extrapolation import distances, widening
     from steptime.physics.uncertainty import widest
     from steptime.simulation.simulator import simulate as run_simulation
@@ -183,6 +193,8 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
     once = partial(run_simulation, model, system, traffic, **arguments)
     with compiling():
         run = with_progress(len(traffic), output.json, lambda progress: once(progress=progress))
+
+    # Step times of --range: both ends of the 90 % range, wider outside the measured runs.
     flags = distances(engine, system, arguments["layout"], arguments["prefill"]) if output.range_ else ()
     ends = widest(engine, system, widening(flags)) if output.range_ else ()
     slower = {slowness: once(slowness=slowness) for slowness in ends}
@@ -214,7 +226,7 @@ def _exit_code(run: "Simulation") -> int:
 
 
 def _write(run: "Simulation", output: SimulateOutput) -> None:
-    """Write the requests and the timeline where files are named, and say so."""
+    """Write the files of --export and --chrome."""
     import os
 
     from steptime.simulation import run_export
@@ -226,5 +238,5 @@ def _write(run: "Simulation", output: SimulateOutput) -> None:
     if output.chrome is not None:
         existed = os.path.exists(output.chrome)
         omitted_requests = run_export.write_chrome_trace(output.chrome, run)
-        note = f"; the last {omitted_requests:,} requests are left out" if omitted_requests else ""
+        note = f"; without the last {omitted_requests:,} requests" if omitted_requests else ""
         wrote(output.chrome, f"a timeline for chrome://tracing or ui.perfetto.dev{note}", replaced=existed)

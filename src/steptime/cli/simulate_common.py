@@ -1,4 +1,4 @@
-"""What the commands that simulate share: what they need, and words while one waits."""
+"""Checks and progress messages that the simulating commands share."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,14 +12,18 @@ if TYPE_CHECKING:
 
 
 def check_percentile(percentile: str) -> None:
-    """Raise UnknownName for a percentile that no limit can be held at."""
+    """Raise UnknownName for a percentile that limits do not support.
+
+    Args:
+        percentile: Text of --percentile.
+    """
     percentiles = ("mean", "p50", "p90", "p95", "p99")
     if percentile not in percentiles:
         raise UnknownName("percentile", percentile, percentiles, f"Known: {', '.join(percentiles)}.")
 
 
 def need_numba() -> None:
-    """Raise InputError where the simulator cannot run, with what to install."""
+    """Raise InputError, with the package to install, if numba is missing."""
     from importlib.util import find_spec
 
     if find_spec("numba") is None:
@@ -28,27 +32,43 @@ def need_numba() -> None:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Say that the simulator is compiled, where that takes a while: numba keeps it for the next time."""
+    """Print a message if compiling the simulator takes long.
+
+    Yields:
+        Nothing.
+    """
     from steptime.simulation import event_loop
 
+    # numba caches the compiled code on disk, so that the next run starts at once.
     with patience("compiling the simulator, once (about 20 seconds)", unless=lambda: bool(event_loop.serve.signatures)):  # type: ignore[attr-defined]
         yield
 
 
 def compile_first() -> None:
-    """Compile the simulator before it is run many times, or load what was compiled: with a word where that takes a while."""
+    """Compile the simulator, or load it from the cache, before many runs."""
     need_numba()
     from steptime.simulation.simulator import simulate
     from steptime.simulation.traffic import Lengths, open_loop
 
+    # One short request compiles all functions.
     with compiling():
         simulate("llama-3.1-8b", "hgx-h100", open_loop(1.0, 1, Lengths(mean=8), Lengths(mean=2)))
 
 
 def with_progress(total: int, quiet: bool, work: Callable[[Any], "Simulation"]) -> "Simulation":
-    """Run `work` with a progress bar on the terminal where it is long."""
+    """Run `work`, with a progress bar on standard error for long runs.
+
+    Args:
+        total: Number of requests.
+        quiet: Whether to leave the progress bar out.
+        work: Runs the simulation; takes a function of the number of finished requests, or None.
+
+    Returns:
+        The simulation.
+    """
     from steptime.simulation.replica_pools import PORTION
 
+    # The simulator reports after each portion of requests; short runs need no bar.
     if quiet or total < 4 * PORTION:
         return work(None)
     from rich.console import Console

@@ -23,7 +23,11 @@ def step(
     csv: CSV = None,
     json: JSON = False,
 ) -> None:
-    """Time one forward pass: decode, prefill, or both at once, on a layout of your choice."""
+    """Compute the time of one forward pass on a given layout: decode, prefill, or both (mixed).
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     refuse_idle(
         ctx,
         {
@@ -34,16 +38,18 @@ def step(
     )
     check_outputs({"--csv": csv}, changes.files(vars(inputs)))
     values = changes.values(ctx, StepInputs)
-    # What is wrong with the pass is reported before a layout is searched.
+    # Errors in the inputs are reported before the search for a layout.
     _, _, _, _, single = bind_pass(values)
     pass_sizes(inputs, single)
     summary: StepSummary = STEP.solve(values)  # type: ignore[misc]
     if summary.layout.chips > single.chips:
         from steptime.physics.layout import show_layout
 
-        say(f"steptime: layout {show_layout(summary.layout)}: the smallest that holds {summary.model}; --tp sets it")
+        say(f"steptime: layout {show_layout(summary.layout)} is the smallest that fits {summary.model}; --tp sets another")
     if csv is not None:
         write_csv(csv, summary)
+
+    # The exit code is 1 for a step that does not fit in memory.
     exit_code = 0 if bool(summary.memory.fits) else 1
     if json:
         answers = STEP.ask(with_layout(STEP, values), frozenset())
@@ -61,12 +67,12 @@ def step(
         show(lines_table(lines))
         show(sources_table(system))
     elif not full:
-        show(more_line("--full (what the step waits for)", "--explain", "--csv FILE", "--json"), console=console)
+        show(more_line("--full (time by resource)", "--explain", "--csv FILE", "--json"), console=console)
     raise typer.Exit(exit_code)
 
 
 def _lines(values: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the system, and what a step is made of."""
+    """Return the system, and the operators and collectives of a step."""
     from steptime.planning.step_explanation import explain_step
 
     inputs, model, system, engine, layout = bind_pass(with_layout(STEP, values))
@@ -74,7 +80,7 @@ def _lines(values: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _explained(values: dict[str, Any]) -> dict[str, object]:
-    """Return what a step is made of, and the sources of the machine's figures, as data."""
+    """Return the operators and collectives of a step, and the sources of the system's figures, as data."""
     from steptime.cli.views.explain_view import sources_json
 
     system, lines = _lines(values)

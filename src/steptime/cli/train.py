@@ -1,4 +1,4 @@
-"""The command `steptime train`: the fastest layout of a training run that fits, its step, memory, schedule, days and money."""
+"""The command `steptime train`: the fastest layout of a training run that fits in memory."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from steptime.training.training_planner import Training
 
 
-STARTED = ("torchtitan", "maxtext")  # stacks that are searched for what starts them, unless another is given
+# With --launch of these stacks, the layout is searched for that stack, unless --engine names another.
+STARTED = ("torchtitan", "maxtext")
 
 
 @grouped
@@ -22,29 +23,37 @@ def train(
     ctx: typer.Context,
     inputs: TrainInputs,
     scaling: Annotated[
-        bool, option("Show strong and weak scaling: an eighth to eight times the chips.", OUTPUT, "--scaling")
+        bool, option("Show strong and weak scaling, from 1/8 to 8 times the chips.", OUTPUT, "--scaling")
     ] = False,
-    explain: Annotated[bool, option("Show what a layer does, with its numbers, and sources.", OUTPUT, "--explain")] = False,
+    explain: Annotated[bool, option("Show each layer's operators with formulas and sources.", OUTPUT, "--explain")] = False,
     launch: Annotated[
         str | None,
-        option("Print what starts it: megatron, megatron-bridge, torchtitan or maxtext.", OUTPUT, metavar="STACK"),
+        option("Print launch lines for megatron, megatron-bridge, torchtitan or maxtext.", OUTPUT, metavar="STACK"),
     ] = None,
-    plot: Annotated[str | None, option("Write the picture of the schedule to a file: .svg, .png or .pdf.", OUTPUT)] = None,
+    plot: Annotated[str | None, option("Draw the pipeline schedule: .svg, .png or .pdf.", OUTPUT)] = None,
     set_: SET = None,
     full: FULL = False,
     csv: CSV = None,
     json: JSON = False,
 ) -> None:
-    """Find the fastest layout of a training run that fits: step time, memory, schedule, days, money, failures."""
+    """Find the fastest layout of a training run that fits: step time, memory, schedule, days, money, failures.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
     not_empty("--layers", inputs.layers, "layers by chunk, such as 7,8x14,7")
     check_outputs({"--csv": csv, "--plot": plot}, [inputs.model, inputs.system])
     values = typed_with_changes(ctx, TrainInputs, set_)
     if inputs.engine is None and launch in STARTED:
         values["engine"] = launch
+
+    # The search for the fastest layout, with changes that would help.
     _, described, machine, stack = bind_train(values)
     with patience("searching layouts"):
         training = solve(values, changes=True)
         scaled = _scaled(described, machine, training, stack, inputs.axes()) if scaling else None
+
+    # Files come before text.
     if csv is not None:
         write_csv(csv, training.step)
     if plot is not None:
@@ -60,7 +69,7 @@ def train(
 
 
 def _lines(described: Any, machine: "System", training: "Training", stack: str) -> list[str]:
-    """Return the lines of a script that start a run."""
+    """Return the lines of a launch script."""
     from steptime.launch.training_commands import training_lines
 
     return training_lines(described, training.job, training.step.layout, machine, stack)
@@ -75,6 +84,7 @@ def _show_training(
     from steptime.training.step_schedule import step_timeline
 
     console = make_console()
+    # The schedule is simulated only to be drawn.
     timeline = step_timeline(described, machine, training, stack) if full else None
     show(training_view(training, machine, timeline, console.width, full=full), console=console)
     if not (full or explain or scaled):
@@ -96,7 +106,7 @@ def _write_plot(path: str, described: Any, machine: "System", training: "Trainin
 
     timeline = step_timeline(described, machine, training, stack)
     if timeline is None:
-        raise RangeError("--plot draws the schedule of a pipeline, and this layout has none (pp=1); give --pp")
+        raise RangeError("--plot draws a pipeline schedule, and this layout has one stage (pp=1); give --pp")
     existed = os.path.exists(path)
     drawn(timeline, path)
     wrote(path, "the schedule of a step", replaced=existed)

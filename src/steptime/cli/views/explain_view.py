@@ -1,4 +1,4 @@
-"""How a plan's figures come about: each pass line by line, its equations and the sources of the machine's figures."""
+"""Explanation of a plan: operators of each pass, equations, and sources of the system's figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ from steptime.units import show
 
 
 def lines_table(lines: list[Line]) -> Grid:
-    """Return a step's operators and collectives with their formulas."""
+    """Return a step's operators and collectives with their formulas.
+
+    Args:
+        lines: Operators and collectives with formula and time.
+
+    Returns:
+        A table; the name of a term stands in its first row only.
+    """
     grid = table("Term", "Operator", "Per chip and micro-batch", "Time", numbers=(3,), first_to_go=(1,))
     previous = ""
     for line in lines:
@@ -34,11 +41,22 @@ def lines_table(lines: list[Line]) -> Grid:
 
 
 def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> RenderableType:
-    """Return every term of a plan's steps with formulas, numbers and sources."""
+    """Return every term of a plan's steps with formulas, numbers and sources.
+
+    Args:
+        model: The model.
+        system: The system.
+        plan: A feasible plan.
+        engine: The engine.
+
+    Returns:
+        Something that a console prints.
+    """
+    # The KV cache has the number format of the engine.
     model = as_served(model, system, engine)
     parts: list[RenderableType] = []
     for pool in plan.pools:
-        parts += [Text(), heading(f"How the {pool.role} pool's figures come about")]
+        parts += [Text(), heading(f"Equations of the {pool.role} pool")]
         parts += [Text(f"  {rule}") for rule in _equations(model, plan, pool)]
         for name, step, mixed in _passes(pool):
             parts += [Text(), heading(f"A {name}: {show(float(step.total), 's')} (bounds {bounds(step)})")]
@@ -50,7 +68,17 @@ def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> Re
 
 
 def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> dict[str, Any]:
-    """Return what `explain_plan` shows, as data."""
+    """Return the explanation of a plan as data.
+
+    Args:
+        model: The model.
+        system: The system.
+        plan: A feasible plan.
+        engine: The engine.
+
+    Returns:
+        Equations and passes by pool, and the sources of model and system.
+    """
     model = as_served(model, system, engine)
     pools = []
     for pool in plan.pools:
@@ -75,17 +103,31 @@ def _explained(model: Model, system: System, plan: Plan, pool: Pool, engine: Eng
 
 
 def _passes(pool: Pool) -> Iterator[tuple[str, Step, bool]]:
-    """Yield the passes of a pool: its name, the step, and whether a prompt chunk is read beside decode."""
+    """Yield name and step of each pass of a pool, and whether it combines a prefill chunk with decode."""
     yield "prefill pass" if pool.role == "prefill" else "decode step", pool.step, False
     if pool.mixed is not None:
-        yield "step with a prompt chunk", pool.mixed, True
+        yield "step with a prefill chunk", pool.mixed, True
 
 
 def sources_table(system: System) -> RenderableType:
-    """Return where the machine's figures come from."""
+    """Return the sources of a system's figures as a table.
+
+    Args:
+        system: The system.
+
+    Returns:
+        A table with the list of sources.
+    """
     return sourced("Figure", sources(system))
 
 
 def sources_json(system: System) -> list[dict[str, str]]:
-    """Return where the machine's figures come from, as data."""
+    """Return the sources of a system's figures as data.
+
+    Args:
+        system: The system.
+
+    Returns:
+        Name, value, grade, date and URL of each figure.
+    """
     return [dict(zip(("figure", "value", "grade", "date", "url"), row, strict=True)) for row in sources(system)]

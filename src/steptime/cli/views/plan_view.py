@@ -1,4 +1,4 @@
-"""What the terminal shows of a plan: the answer, its layout, where the time goes, and what would help."""
+"""Text of a plan: the answer, layout, time by operator, memory, and alternatives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from steptime.planning.plan_search import AS_CHEAP
 from steptime.planning.speculative_config import step_yield
 from steptime.units import counted, in_digits, show
 
-# What a plan is judged by: name, field, and how its value is written.
+# Main figures of a plan: name, field, and the function that writes its value.
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("USD/M output", "usd_per_million_output_tokens", usd),
     ("Speed/user", "tokens_per_second_per_user", lambda x: f"{in_digits(x)} tok/s"),
@@ -77,6 +77,7 @@ def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, 
     Returns:
         Something that a console prints.
     """
+    # Without a plan, the reason comes first; the Pareto front shows the possible speeds.
     if not plan.feasible:
         parts: list[RenderableType] = [_impossible(plan), *notes(plan.warnings)]
         return Group(*parts, Text(), front_plot(plan, width)) if full and plan.front else Group(*parts)
@@ -86,6 +87,8 @@ def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, 
     parts.append(Text(plan.why, style="bold"))
     if not full:
         return Group(*parts)
+
+    # The tables of --full.
     parts += [_legend(plan), *_totals(plan), *_memory_bars(plan, width), Text(), _time_tables(plan, width), Text()]
     parts += [front_plot(plan, width), *_front_table(plan)]
     if has_rent(plan):
@@ -118,7 +121,7 @@ def _answer(plan: Plan) -> Text:
 
 
 def _figures(plan: Plan) -> list[tuple[tuple[str, str, Callable[[float], str]], tuple[float, float] | None]]:
-    """Return what a plan is judged by, with the ranges; cost only where a rent is known."""
+    """Return the main figures of a plan with their ranges; cost only if the rent is known."""
     ranges = (plan.cost_range, plan.speed_range, plan.ttft_range, plan.throughput_range)
     figures = list(zip(FIGURES, ranges, strict=True))
     return figures if has_rent(plan) else [figures[3], *figures[1:3]]
@@ -166,19 +169,20 @@ def _pool_table(plan: Plan) -> Grid:
 
 
 def _warnings(plan: Plan) -> list[str]:
-    """Return what limits the trust in a plan."""
+    """Return the warnings of a plan."""
     warnings = list(plan.warnings)
     if plan.distance:
         warnings.append(beyond_runs(plan.distance))
     if SEPARATE_POOLS.words in plan.distance:
         warnings.append(
-            "First tokens of public runs with separate pools were 2.1 times as late as predicted (median); "
-            "3 of 4 are inside the range."
+            "In public runs with separate pools, TTFT was 2.1 times the prediction (median); 3 of 4 runs are inside the range."
         )
+    # Probability of the limits: promised by --sure, or low enough to name the option.
     if plan.sure is not None:
         warnings.append(f"The plan meets each limit with at least {plan.sure:.0%} probability (--sure {plan.sure:g}).")
     elif plan.slo_probability and plan.tpot_range is not None and min(plan.slo_probability.values()) < LIKELY:
         warnings.append("The plan meets its limits on average. --sure 0.9 plans for 90 % probability of each.")
+    # Own runs change the plan: show it without them.
     if plan.unanchored is not None:
         before = plan.unanchored
         cost = f", {usd(before.usd_per_million_output_tokens)}" if has_rent(plan) else ""
@@ -189,7 +193,7 @@ def _warnings(plan: Plan) -> list[str]:
 
 
 def _money(plan: Plan, *, full: bool) -> list[Text]:
-    """Say what the chips cost and draw: the rent with its kind, date and grade, and energy with its basis."""
+    """Return the rent with its kind, date and grade, and the energy with its basis."""
     lines = [f"Rent: {_rent(plan)}."] if has_rent(plan) else []
     if has_rent(plan) and full:
         lines.append(
@@ -207,11 +211,11 @@ def _rent(plan: Plan) -> str:
 
 
 def _energy(plan: Plan) -> str:
-    """Say how much energy a token takes, what that costs where a price is given, and whether the rent includes it."""
+    """Return the energy per token, its cost if a price is given, and whether the rent includes it."""
     joules, cost = plan.joules_per_output_token, plan.electricity_usd_per_million_output_tokens
     if not math.isfinite(joules):
         is_asked = math.isfinite(plan.electricity)
-        return f"Energy: no power of {plan.system} is known; give that of a chip as --set power=1.5kW." if is_asked else ""
+        return f"Energy: the power of {plan.system} is not known; set it per chip: --set power=1.5kW." if is_asked else ""
     words = f"Energy: {show(joules, 'J')} per output token, from {power_in_words(plan.power)}"
     if math.isfinite(cost):
         price = show(plan.electricity, "USD/J")
@@ -220,7 +224,7 @@ def _energy(plan: Plan) -> str:
 
 
 def _legend(plan: Plan) -> Text:
-    """Say what the letters of the layouts mean."""
+    """Return the meaning of the letters in layouts."""
     texts: list[str] = [
         plan.layout_text,
         plan.runner_up.layout_text if plan.runner_up else "",
@@ -235,7 +239,7 @@ def _legend(plan: Plan) -> Text:
 
 
 def _totals(plan: Plan) -> list[Text]:
-    """Say what the whole deployment serves, how the runner-up compares, and how often measured runs lie in such ranges."""
+    """Return the load of the deployment, the runner-up, and the share of measured runs inside such ranges."""
     facts = [
         f"{in_digits(plan.requests_per_second)} requests/s",
         f"{in_digits(plan.concurrency)} requests in flight",
@@ -253,7 +257,7 @@ def _totals(plan: Plan) -> list[Text]:
 
 
 def _compared_cost(plan: Plan) -> str:
-    """Say how the runner-up compares: in money, or in output per chip where no rent is known."""
+    """Compare the runner-up: in money, or in output per chip if the rent is not known."""
     cost_difference = runner_up_dearer(plan)
     if abs(cost_difference) < 0.0005:
         return "the same cost" if has_rent(plan) else "the same output per chip"
@@ -261,7 +265,7 @@ def _compared_cost(plan: Plan) -> str:
         return f"{abs(cost_difference):.1%} {'less' if cost_difference > 0 else 'more'} output per chip"
     if cost_difference > 0:
         return f"{cost_difference:.1%} more expensive"
-    return f"{-cost_difference:.1%} cheaper; of layouts within {AS_CHEAP:.1%} the fastest comes first"
+    return f"{-cost_difference:.1%} cheaper; among layouts within {AS_CHEAP:.1%} in cost, the plan is the fastest"
 
 
 def _memory_bars(plan: Plan, width: int) -> list[RenderableType]:
@@ -295,6 +299,7 @@ def _front_table(plan: Plan, max_rows: int = 7) -> list[RenderableType]:
     money = has_rent(plan)
     heads = heads if money else [head for head in heads if head != "USD/M out"]
     grid = table(*heads, numbers=range(len(heads) - 1), first_to_go=(3, 2) if money else (2,))
+    # Points with equal ratios of speed cover the front better than equal differences.
     speed = np.log([p.tokens_per_second_per_user for p in points])
     marks = np.linspace(speed.max(), speed.min(), max_rows)
     for position in dict.fromkeys(int(np.argmin(np.abs(speed - mark))) for mark in marks):
@@ -309,7 +314,7 @@ def _front_row(point: Point, *, money: bool) -> list[str]:
 
 
 def _elasticity_table(plan: Plan, width: int) -> RenderableType:
-    """Return how 10 % more of each figure changes the cost."""
+    """Return the change of the cost for 10 % more of each figure."""
     grid = table("10 % more", "Cost changes by", "", numbers=(1,), first_to_go=(2,))
     changes = cost_changes(plan)
     largest = max((abs(change) for change in changes.values()), default=1.0) or 1.0
@@ -317,17 +322,17 @@ def _elasticity_table(plan: Plan, width: int) -> RenderableType:
     for name, change in sorted(changes.items(), key=lambda item: item[1]):
         text = f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%"
         grid.add_row(IN_WORDS.get(name, name), text, bar(abs(change) / largest, cells, "green" if change < 0 else "red"))
-    return Group(heading("How the cost follows each figure"), grid)
+    return Group(heading("Change of the cost with each figure"), grid)
 
 
 def _change(alternative: Alternative, plan: Plan) -> str:
-    """Return by how much an alternative changes the cost, or the output per chip where no rent is known."""
+    """Return the change of the cost, or of the output per chip if the rent is not known."""
     change = -alternative.saving if has_rent(plan) else 1 / (1 - alternative.saving) - 1
     return f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%"
 
 
 def _alternative_table(plan: Plan) -> list[RenderableType]:
-    """Return what other formats, more chips, other pools and speculative decoding would cost."""
+    """Return the alternatives: other formats, more chips, other pools, speculative decoding."""
     if not plan.alternatives:
         return []
     grid = table(
@@ -335,12 +340,12 @@ def _alternative_table(plan: Plan) -> list[RenderableType]:
     )
     for alternative in plan.alternatives:
         grid.add_row(alternative.option or alternative.words, _change(alternative, plan), alternative.layout_text)
-    words = "Searched near the chosen layout only; a plan of its own may find a better one."
+    words = "Searched only near the chosen layout; a separate plan may find a better layout."
     return [Text(), heading("Alternatives"), grid, Text(words, style="bright_black")]
 
 
 def _speculation_table(plan: Plan) -> list[RenderableType]:
-    """Return what speculative decoding does at each batch."""
+    """Return TPOT and rate with and without speculative decoding, by batch."""
     if not plan.drafted:
         return []
     grid = table(
@@ -356,7 +361,15 @@ def _speculation_table(plan: Plan) -> list[RenderableType]:
 
 
 def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
-    """Return launch commands, one block an engine."""
+    """Return launch commands, one block per engine.
+
+    Args:
+        plan: A feasible plan.
+        engines: Names of engines.
+
+    Returns:
+        Something that a console prints.
+    """
     from steptime.launch.launch_commands import launch_commands
     from steptime.launch.serve_args import NAMES
 
@@ -368,6 +381,3 @@ def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
             *(Text(line, no_wrap=True, overflow="ignore") for line in launch_commands(plan, engine)),
         ]
     return Group(*parts)
-
-
-# --- explanations -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A step of a pipeline as a picture: a row a device, time from left to right, work by its kind, micro-batches by number."""
+"""Pipeline schedule of a training step as a text chart: one row per device, time from left to right."""
 
 from __future__ import annotations
 
@@ -16,20 +16,34 @@ from steptime.training.schedule_timeline import IDLE, KIND_NAMES, Timeline
 from steptime.training.schedules.work_order import BACKWARD, INPUT, KINDS, PAIR
 from steptime.units import show
 
-STYLES: Final = ("blue", "yellow", "yellow", "green", "magenta")  # of KINDS
-FILLS: Final = ("█", "▒", "▒", "░", "▓")  # told apart without colour
+# Colours in the order of KINDS.
+STYLES: Final = ("blue", "yellow", "yellow", "green", "magenta")
+# Glyphs in the same order, which differ without colour too.
+FILLS: Final = ("█", "▒", "▒", "░", "▓")
 GAP: Final = "·"
-MOST_ROWS: Final = 24  # devices; of more, the first and the last are shown
-WIDEST: Final = 8  # cells of the shortest piece of work, at the most
+# Maximum rows; with more devices, only the first and the last are shown.
+MOST_ROWS: Final = 24
+# Maximum width of the shortest piece of work, in cells.
+WIDEST: Final = 8
 
 
 def schedule_picture(timeline: Timeline, width: int, title: str = "") -> RenderableType:
-    """Return who does what when; a step that is too long for the width is shown by its beginning and its end."""
+    """Return the work of each device over time; a long step shows only its beginning and its end.
+
+    Args:
+        timeline: Start, end and kind of all work in a step.
+        width: Columns of the terminal.
+        title: Title above the chart.
+
+    Returns:
+        Something that a console prints.
+    """
     label = len(str(timeline.devices - 1)) + 1
     room = max(20, width - label - 1)
     shortest = float((timeline.end - timeline.start).min())
     total_units = timeline.total / shortest
-    cells = math.floor(room / total_units)  # of the shortest piece of work, if all is shown
+    # Width of the shortest piece of work if the whole step is shown.
+    cells = math.floor(room / total_units)
     lines = [heading(title)] if title else []
     if cells >= 1:
         step = shortest / min(cells, WIDEST)
@@ -37,6 +51,7 @@ def schedule_picture(timeline: Timeline, width: int, title: str = "") -> Rendera
         lines += _rows(timeline, [(0.0, count)], step, label)
         lines.append(_axis([(0.0, timeline.total)], [count], label))
     else:
+        # Two cells for the shortest piece of work: beginning and end share the width.
         step, half = shortest / 2, (room - 3) // 2
         since = timeline.total - half * step
         lines += _rows(timeline, [(0.0, half), (since, half)], step, label)
@@ -45,7 +60,7 @@ def schedule_picture(timeline: Timeline, width: int, title: str = "") -> Rendera
 
 
 def _listed_devices(devices: int) -> list[int]:
-    """Return the devices that have a row; -1 stands for those between."""
+    """Return the devices with a row; -1 stands for the omitted devices."""
     if devices <= MOST_ROWS:
         return list(range(devices))
     half = MOST_ROWS // 2
@@ -68,7 +83,7 @@ def _rows(timeline: Timeline, parts: list[tuple[float, int]], step: float, label
 
 
 def _row(timeline: Timeline, cells: Array) -> Text:
-    """Return the cells of a device: of each piece of work its micro-batch, then its glyph."""
+    """Return the cells of a device: number of the micro-batch, then the glyph of its work."""
     line = Text()
     bounds = [0, *(np.flatnonzero(np.diff(cells)) + 1).tolist(), len(cells)]
     for low, high in pairwise(bounds):
@@ -86,7 +101,7 @@ def _row(timeline: Timeline, cells: Array) -> Text:
 
 
 def _axis(parts: list[tuple[float, float]], counts: list[int], label: int) -> Text:
-    """Return the times at the ends of each part, below them."""
+    """Return the time axis: the times at both ends of each part."""
     line = " " * label
     for number, ((since, until), count) in enumerate(zip(parts, counts, strict=True)):
         line += "   " if number else ""
@@ -96,7 +111,7 @@ def _axis(parts: list[tuple[float, float]], counts: list[int], label: int) -> Te
 
 
 def _legend(timeline: Timeline, width: int) -> list[Text]:
-    """Return what the glyphs stand for."""
+    """Return the meaning of the glyphs."""
     kinds = [KINDS.index(kind) for kind in timeline.kinds]
     both = "backward, whole or gradients of inputs" if BACKWARD in kinds else KIND_NAMES[INPUT]
     pieces = [
@@ -107,6 +122,7 @@ def _legend(timeline: Timeline, width: int) -> list[Text]:
     if int(timeline.chunk.max()) > 0:
         pieces.append(Text.assemble(("dim", "dim"), " later parts of the model"))
     pieces.append(Text.assemble((f"{GAP} ", "bright_black"), "idle"))
+    # As many pieces per line as fit the width.
     lines = [pieces[0]]
     for piece in pieces[1:]:
         if lines[-1].cell_len + 3 + piece.cell_len <= width:
@@ -117,7 +133,7 @@ def _legend(timeline: Timeline, width: int) -> list[Text]:
 
 
 def _summary(timeline: Timeline) -> Text:
-    """Return the step in a line."""
+    """Return time, idle time and micro-batches in flight in one line."""
     min_idle, max_in_flight = float(timeline.idle.min()), float(timeline.in_flight.max())
     idle = (
         f"the busiest device idles {show(min_idle, 's')} ({min_idle / timeline.total:.1%})"

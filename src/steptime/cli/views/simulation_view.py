@@ -1,6 +1,7 @@
-"""What the terminal shows of a simulation: figures, the distribution of latency, the timeline, rate against latency.
+"""Text of a simulation and of a search for the highest rate.
 
-What the terminal shows of a search for the highest rate: the answer, latency against rate, and what was tried.
+A simulation shows figures, the distribution of latency and the timeline. A search shows the answer, latency against rate,
+and the rates that it tried.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from steptime.units import counted, in_digits, show
 COLOURS = {SATURATED: "bold yellow", OVERLOADED: "bold red"}
 MEANING = "Arrival to slot includes the wait in the queue. Between two tokens includes stalls by prefill of other requests."
 LEVELS = " ▁▂▃▄▅▆▇█"
-# of the sequence slots, and of the KV cache: slots that limit a run whose cache has room
+# Slots limit a run if more than FULL of them and less than HALF of the KV cache are in use.
 FULL, HALF = 0.75, 0.5
-WORTH_A_NOTE = 0.02  # share by which the coefficients of the step time may be off without a word
+# Relative error of the linear step-time model that needs no note.
+WORTH_A_NOTE = 0.02
 
 
 def simulation_view(title: str, simulation: Simulation, width: int, *, full: bool = False) -> RenderableType:
@@ -65,7 +67,7 @@ def simulation_view(title: str, simulation: Simulation, width: int, *, full: boo
 
 
 def _rent(simulation: Simulation) -> list[Text]:
-    """Say what the chips are rented for, with the kind, date and grade of that."""
+    """Return the rent of the chips with its kind, date and grade."""
     if not has_rent(simulation.rent):
         return []
     rent_rate = show(simulation.chips * float(simulation.rent.typical), "USD/s")
@@ -77,12 +79,19 @@ def _notes(simulation: Simulation) -> list[str]:
     notes_ += full_slots(simulation)
     if max(pace.mixed_error, pace.decode_error) > WORTH_A_NOTE:
         off = f"{pace.decode_error:.1%} (decode) and {pace.mixed_error:.1%} (mixed)"
-        notes_.append(f"the step time's coefficients are off by {off} in mean")
+        notes_.append(f"the linear model of the step time has a mean error of {off}")
     return notes_
 
 
 def full_slots(simulation: Simulation) -> list[str]:
-    """Name the option that helps if requests wait for sequence slots while the KV cache has room."""
+    """Return a note if requests wait for sequence slots while the KV cache has room.
+
+    Args:
+        simulation: A simulation.
+
+    Returns:
+        The note, with the option that helps; empty if slots do not limit the run.
+    """
     a, slots = simulation.answers, simulation.policy.max_num_seqs
     if a.verdict not in (SATURATED, OVERLOADED) or simulation.fast_replicas or a.batch < FULL * slots or a.kv > HALF:
         return []
@@ -90,15 +99,22 @@ def full_slots(simulation: Simulation) -> list[str]:
 
 
 def uncached(traffic: Traffic) -> list[str]:
-    """Say that prompts share blocks which nothing keeps, where they do."""
+    """Return a note if prompts share blocks and the run has no prefix cache.
+
+    Args:
+        traffic: Requests.
+
+    Returns:
+        The note, with the option that helps; empty if prompts share no blocks.
+    """
     if not (share := repeated_share(traffic)):
         return []
-    hint = "every prompt is read in full; --prefix-cache hbm=20GB would keep them"
-    return [f"{share:.1%} of the prompts' blocks (hash_ids) came before: {hint}"]
+    hint = "prefill computes them again; --prefix-cache hbm=20GB would keep them"
+    return [f"{share:.1%} of the prompts' blocks (hash_ids) occurred in earlier prompts: {hint}"]
 
 
 def _limits(judged: Judged | None) -> list[Text]:
-    """Say first whether the limits are met, and by how many requests; nothing without limits."""
+    """Return whether the limits are met, and by how many requests; nothing without limits."""
     if judged is None:
         return []
     colour = "bold green" if judged.is_met else "bold red"
@@ -108,7 +124,8 @@ def _limits(judged: Judged | None) -> list[Text]:
 
 
 def _verdict(a: Answers, judged: Judged | None) -> Text:
-    """Say whether the queue grows; not in green beside limits that are missed."""
+    """Return whether the queue grows."""
+    # Missed limits stand above: green would contradict them.
     well = "bold" if judged is not None and not judged.is_met else "bold green"
     text = Text.assemble((a.verdict, COLOURS.get(a.verdict, well)), f": {a.why}.")
     if a.rejected and a.served:
@@ -145,9 +162,9 @@ def _classes(a: Answers, limited: bool) -> Grid:
 
 
 def _figures(a: Answers, simulation: Simulation) -> list[tuple[str, str]]:
-    """Return what the run comes to, by name."""
+    """Return the figures of the run by name."""
     limits = ("Within the limits", _within(a)) if simulation.limited else ("Input", show(a.input_tokens_per_second, "tok/s"))
-    money = usd(a.usd_per_million_output_tokens) if math.isfinite(a.usd_per_million_output_tokens) else "no rent is known"
+    money = usd(a.usd_per_million_output_tokens) if math.isfinite(a.usd_per_million_output_tokens) else "rent not known"
     return [
         ("Served", f"{a.served:,} in {show(a.seconds, 's')}"),
         ("Throughput", f"{in_digits(a.requests_per_second, 4)} requests/s"),
@@ -161,14 +178,14 @@ def _figures(a: Answers, simulation: Simulation) -> list[tuple[str, str]]:
             "KV cache taken",
             f"{a.kv:.0%}" + ("" if simulation.fast_replicas else f" of {simulation.policy.kv_tokens:,.0f} tokens"),
         ),
-        ("Waiting", f"{a.queue:,.1f} requests in mean"),
+        ("Waiting", f"{a.queue:,.1f} requests on average"),
         ("Preemptions", f"{a.preemptions:,}"),
         ("Chips", f"{simulation.chips:,}"),
     ]
 
 
 def _within(a: Answers) -> str:
-    """Say how many requests are within the limits."""
+    """Return the share and rate of requests within the limits."""
     if not a.goodput:
         return "no request"
     if a.within_limits < 0.001:
@@ -177,7 +194,7 @@ def _within(a: Answers) -> str:
 
 
 def _rates(a: Answers, simulation: Simulation) -> list[RenderableType]:
-    """Return the figures in two columns, or in one below another where there is no room."""
+    """Return the figures in two columns, or in one column on a narrow terminal."""
     cells = _figures(a, simulation)
     wide = table("", "", "", "", numbers=(1, 3), header=False, first_to_go=(3, 2))
     for left_figure, right_figure in zip(cells[::2], cells[1::2], strict=True):
@@ -189,7 +206,7 @@ def _rates(a: Answers, simulation: Simulation) -> list[RenderableType]:
 
 
 def _busy(a: Answers, simulation: Simulation) -> str:
-    """The share of time in which replicas work, by pool where there are two."""
+    """Return the share of time in which replicas compute, by pool if there are two."""
     if len(a.pool_utilisation) < 2:
         return f"{a.utilisation:.0%} of the time"
     names = ("fast", "slow") if simulation.fast_replicas else ("prefill", "decode")
@@ -197,16 +214,17 @@ def _busy(a: Answers, simulation: Simulation) -> str:
 
 
 def _timeline(simulation: Simulation, width: int) -> Grid:
-    """Return decode batch, cache and queue over time as rows of bars."""
+    """Return decode batch, KV cache and queue over time as rows of bars."""
     line = simulation.timeline
     cells = max(8, min(100, width - 34))
-    grid = table("Over time", f"0 to {show(float(line['seconds'][-1]), 's')}", "Most", numbers=(2,))
+    grid = table("Over time", f"0 to {show(float(line['seconds'][-1]), 's')}", "Maximum", numbers=(2,))
     rows: tuple[tuple[str, str, Callable[[float], str]], ...] = (
         ("Sequences decoding", "decoding", lambda v: f"{v:,.0f}"),
         ("KV cache", "kv", lambda v: f"{v:.0%}"),
         ("Requests waiting", "waiting", lambda v: f"{v:,.0f}"),
     )
     for name, key, write in rows:
+        # Bars show means over equal times, scaled to the peak.
         values = np.array([part.mean() for part in np.array_split(np.asarray(line[key], dtype=np.float64), cells)])
         peak = float(np.max(line[key]))
         scale = values / (peak or 1.0)
@@ -219,16 +237,22 @@ def _cache(use: CacheUse) -> RenderableType:
     grid = table("Prefix cache", "Hits", "Read", "Written", numbers=(1, 2, 3))
     for name, hits, bytes_read, bytes_written in zip(use.tiers, use.hit_tokens, use.bytes_read, use.bytes_written, strict=True):
         grid.add_row(name, f"{hits:,.0f} tok", show(float(bytes_read), "B"), show(float(bytes_written), "B"))
-    text = f"{use.hit_rate:.1%} of prompt tokens need not be computed"
+    text = f"{use.hit_rate:.1%} of prompt tokens hit the cache"
     if use.recomputed:
-        text += f"; {use.recomputed:,} tokens lie behind a block that is computed sooner than loaded"
+        text += f"; {use.recomputed:,} tokens follow a block that prefill computes faster than the cache loads it"
     return Group(grid, Text(text + "."))
 
 
 def range_view(simulation: Simulation, ends: Mapping[float, Simulation], unlike: Sequence[str]) -> RenderableType:
-    """Return a run beside those whose steps all take as long as at the `ends` of the engine's 90 % range.
+    """Return a run next to runs with step times at the ends of the engine's 90 % range.
 
-    unlike: ways in which it is unlike what was measured, which widen the range.
+    Args:
+        simulation: The run with predicted step times.
+        ends: Runs by the factor on their step times.
+        unlike: Ways in which the run extrapolates beyond the measured runs; they widen the range.
+
+    Returns:
+        A table, with a line on the extrapolation if there is any.
     """
     runs = {"As predicted": simulation} | {f"Steps x {slowness:.2f}": end for slowness, end in ends.items()}
     grid = table("90 % range", *runs, numbers=range(1, 1 + len(runs)))
@@ -273,7 +297,18 @@ def replay_lines(replay: Replay, *, full: bool) -> list[Text]:
 
 
 def simulation_title(model: str, chip: str, simulation: Simulation, layout: Layout, engine: str) -> str:
-    """Say in a line what was run on what."""
+    """Return one line on the model, the deployment and the traffic of a run.
+
+    Args:
+        model: Name of the model.
+        chip: Name of the chip.
+        simulation: The run.
+        layout: Layout of a replica.
+        engine: Name of the engine.
+
+    Returns:
+        The line.
+    """
     n = simulation.prefill_replicas
     pools = show_layout(layout) + (f", {counted(n, 'prefill replica')}" if n else "")
     kind = (
@@ -304,7 +339,15 @@ def rate_view(search: HighestRate, width: int) -> RenderableType:
 
 
 def rate_answer(search: HighestRate, limited: bool = True) -> Text:
-    """Say which rate is the highest within the limits, or without any the highest that is kept up with."""
+    """Return the highest rate within the limits, or without limits the highest rate at which the queue does not grow.
+
+    Args:
+        search: A search for the highest rate.
+        limited: Whether the search had limits.
+
+    Returns:
+        One to three sentences.
+    """
     percentile = at_percentile(search.percentile)
     if not limited and search.rate:
         rate_text = (
@@ -312,33 +355,38 @@ def rate_answer(search: HighestRate, limited: bool = True) -> Text:
             if search.clients is not None
             else f"{in_digits(search.rate, 4)} requests/s"
         )
-        note = " at most, where the queue does not grow yet; no limits were given: add --speed or --ttft for yours."
+        note = " is the highest load at which the queue does not grow. To search within limits, add --speed or --ttft."
         return Text.assemble((rate_text, "bold green"), note)
+
+    # No load is within the limits: the reason, and the latencies at the lowest load.
     if not search.rate:
         why = next((p.why for p in search.points if p.why), "")
-        none = "no number of clients is" if search.clients is not None else "no rate is"
+        none = "No number of clients is" if search.clients is not None else "No rate is"
         answer = Text(f"{none} within the limits" + (f": {why}" if why else "") + f", {percentile}.", style="bold red")
         if search.points:
             least = search.points[0]
-            times = f"first tokens after {show(least.ttft, 's')} and {show(least.tpot, 's')} a token"
+            times = f"TTFT {show(least.ttft, 's')} and TPOT {show(least.tpot, 's')}"
             answer.append(
                 f" The lowest tried, {in_digits(least.rate, 3)} requests/s, has {times}, {percentile}.", style="not bold"
             )
         return answer
+
     rate = f"{in_digits(search.rate, 4)} requests/s"
     if search.clients is not None:
-        best = f"{counted(search.clients, 'client')} of a closed loop are the most within the limits, {percentile}"
-        return Text.assemble((f"{best}.", "bold green"), f" They bring {rate}: each asks again when its answer ends.")
+        best = f"{counted(search.clients, 'client')} of a closed loop: the maximum within the limits, {percentile}"
+        return Text.assemble((f"{best}.", "bold green"), f" They send {rate}: a client sends its next request after an answer.")
     answer = Text(f"{rate} is the highest rate within the limits, {percentile}.", style="bold green")
     if search.scale is not None:
         answer.append(
-            f" The trace is played {in_digits(search.scale)} times as fast, its lengths and bursts kept.", style="not bold"
+            f" That is {in_digits(search.scale)} times the rate of the trace, with its lengths and bursts.",
+            style="not bold",
         )
+    # Short runs at high rates do not show whether the queue grows.
     if search.cut_short:
         answer.append(
-            " More may hold: played faster, it lasts too short a time to tell."
+            " A higher rate may be possible: at a higher scale the trace is too short for an answer."
             if search.scale is not None
-            else " More may hold: at higher rates the runs are too short to tell.",
+            else " A higher rate may be possible: at higher rates the runs are too short for an answer.",
             style="not bold",
         )
     return answer
@@ -346,7 +394,7 @@ def rate_answer(search: HighestRate, limited: bool = True) -> Text:
 
 def _points_table(search: HighestRate) -> Grid:
     """Return a row for each rate that was tried."""
-    load_head = "Clients" if search.clients is not None else "Played" if search.scale is not None else ""
+    load_head = "Clients" if search.clients is not None else "Trace scale" if search.scale is not None else ""
     heads = ("Requests/s", f"TTFT {search.percentile}", f"TPOT {search.percentile}", "")
     grid = table(*([load_head] if load_head else []), *heads, numbers=range(len(heads) - (not load_head)))
     for p in search.points:
@@ -356,7 +404,7 @@ def _points_table(search: HighestRate) -> Grid:
 
 
 def _load(point: RatePoint) -> list[str]:
-    """Return the clients of a point, or how many times as fast a trace was played; nothing for a rate that was drawn."""
+    """Return the clients of a point, or the scale of a trace; nothing for random arrivals."""
     if point.clients is not None:
         return [f"{point.clients:,}"]
     return [] if point.scale is None else [f"x {point.scale:.3g}"]

@@ -1,4 +1,4 @@
-"""What the terminal shows of a step: its time and range, what it delivers, its terms, what it waits for, and memory."""
+"""Text of a step: time with range, rates, time by operator and by resource, and memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ TERM_COLOURS = {
     "pipeline": "red",
     "overhead": "red",
 }
-RESOURCES = {  # name, colour
+# Name in words and colour of each resource.
+RESOURCES = {
     "compute": ("arithmetic", "green"),
     "weights": ("weights", "blue"),
     "kv": ("KV cache", "magenta"),
@@ -55,7 +56,7 @@ RATES = {
 
 
 def step_view(card: StepSummary, width: int, *, full: bool = False) -> RenderableType:
-    """Return one step as text: its time, what it delivers, the time of each operator, and memory.
+    """Return one step as text: its time, its rates, the time of each operator, and memory.
 
     Args:
         card: A step with its layout, rates and memory.
@@ -79,7 +80,7 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
 
 
 def _answer(card: StepSummary) -> Text:
-    """Say how long the step takes, and on what."""
+    """Return the time of the step and its deployment, with a warning if it does not fit in memory."""
     time = ranged(float(card.total), _floats(card.range), lambda s: show(s, "s"))
     setup = f"{counted(int(card.layout.chips), 'chip')} of {card.system} ({show_layout(card.layout)}), engine {card.engine}"
     words = Text.assemble("One ", card.phase, f" step of {card.model} takes ", (time, "bold green"), f" on {setup}.")
@@ -90,7 +91,7 @@ def _answer(card: StepSummary) -> Text:
 
 
 def own_runs(anchor: Anchor | None) -> list[Text]:
-    """Name the measured runs that correct an answer, and warn of those outside the range of their prediction.
+    """Name the measured runs that correct an answer, and warn of runs outside the range.
 
     Args:
         anchor: The correction; None without one.

@@ -1,4 +1,4 @@
-"""Training on the terminal: a run with its step, memory, schedule and cost, its scaling, stacks, and their validation."""
+"""Text of training runs: step, memory, schedule, cost, scaling, training stacks, and their validation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,15 @@ MAX_CHANGES = 3
 
 
 def stacks_view(names: Iterable[str], catalog: str | None) -> RenderableType:
-    """Return the training stacks with what they are."""
+    """Return the training stacks with title, measured runs and speed.
+
+    Args:
+        names: Names of training stacks.
+        catalog: Folder that is searched before the packaged catalogue.
+
+    Returns:
+        Something that a console prints.
+    """
     grid = Grid(("Training stack", "What", "Runs", "Speed"), numbers=(2, 3))
     for name in names:
         stack = load_stack(name, catalog)
@@ -45,9 +53,16 @@ def stacks_view(names: Iterable[str], catalog: str | None) -> RenderableType:
 
 
 def stack_view(stack: TrainingEngine) -> RenderableType:
-    """Return the constants of a stack, with how sure they are, and what it has."""
+    """Return the constants of a stack with their uncertainty, and the features of the stack.
+
+    Args:
+        stack: A training stack.
+
+    Returns:
+        Something that a console prints.
+    """
     width = stack.fit.get("width", {})
-    grid = Grid(("Constant", "Value", "Sure to", "What"), numbers=(1, 2), first_to_go=(3, 2))
+    grid = Grid(("Constant", "Value", "Std dev", "What"), numbers=(1, 2), first_to_go=(3, 2))
     for name, description in CONSTANTS.items():
         sure = f"{width[name]:.2g}" if name in width else ""
         grid.add_row(name, f"{float(getattr(stack.constants, name)):.4g}", sure, f"{description['unit']} {description['line']}")
@@ -56,10 +71,11 @@ def stack_view(stack: TrainingEngine) -> RenderableType:
     ) if values]  # fmt: skip
     rows = [("Stack", f"{stack.name}: {stack.title}"), ("Fitted to", f"{stack.fit.get('runs', 0):,} measured runs"),
             ("Speed", f"{float(stack.speed):.3g} of the constants'"), *has]  # fmt: skip
-    note = Text("Sure to: one standard deviation of the logarithm, of a gain or an exponent itself.", style="bright_black")
+    note = Text("Std dev: of the logarithm of the constant; of the value for gains and exponents.", style="bright_black")
     return Group(facts(rows), grid, note)
 
 
+# Colours of operators, then of uses of memory.
 COLOURS = {
     "matrices": "blue", "attention": "magenta", "experts": "green", "element-wise": "white", "head": "bright_blue",
     "recompute": "cyan", "tensor parallel": "yellow", "context parallel": "bright_yellow", "expert exchange": "yellow",
@@ -85,6 +101,7 @@ def training_view(training: Training, system: System, timeline: Timeline | None,
     Returns:
         Something that a console prints.
     """
+    # The short answer ends with what would help; tables and charts need --full.
     step = training.step
     times = share_table({name: float(value) for name, value in step.terms.items()}, COLOURS, width, "Operator")
     parts: list[RenderableType] = [_answer(training), *notes(_warnings(step)), facts(_figures(training, system, full=full))]
@@ -111,9 +128,9 @@ def training_view(training: Training, system: System, timeline: Timeline | None,
 
 
 def _warnings(step: TrainingStep) -> list[str]:
-    """Return what limits the trust in a step."""
+    """Return the warnings of a step."""
     reversible = step.layout.recompute == "reversible"
-    return [f"computed as if the layers of {step.model} were reversible; as built they are not"] if reversible else []
+    return [f"assumes reversible layers; the layers of {step.model} are not reversible"] if reversible else []
 
 
 def _days(seconds: float) -> str:
@@ -121,7 +138,7 @@ def _days(seconds: float) -> str:
 
 
 def _answer(training: Training) -> Text:
-    """Say how long the run takes, what it costs, and how well it uses the chips."""
+    """Return days, cost and MFU of the run, or the step time without --tokens."""
     step, job, run = training.step, training.job, training.run
     verb = {"pretrain": "Train", "sft": "Fine-tune", "lora": "Fine-tune (LoRA)"}[job.task]
     subject = f"{step.model} on {counted(training.chips, 'chip')} of {step.system}"
@@ -168,11 +185,11 @@ def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str,
     if math.isfinite(run.usd):
         rows.append(("Rent", rent_in_words(system.rent)))
     else:
-        rows.append(("Rent", f"no rent of {system.name} is known; --rent 2.10 sets one in USD per chip-hour"))
+        rows.append(("Rent", f"the rent of {system.name} is not known; --rent 2.10 sets it in USD per chip-hour"))
     if full:
         rows += [
             ("Steps", f"{run.steps:,.0f}, {run.flops:.3g} FLOP with causal attention"),
-            ("Failures", f"{in_digits(run.failures)} in the run; a checkpoint has {show(run.checkpoint, 'B')}"),
+            ("Failures", f"{in_digits(run.failures)} in the run; {show(run.checkpoint, 'B')} per checkpoint"),
             ("Chip-hours", f"{run.chip_hours:,.0f}" + (f", {run.spares:,} spares included" if run.spares else "")),
         ]
     if full and math.isfinite(run.joules):
@@ -188,8 +205,16 @@ def _changes(changes: Sequence[Change]) -> RenderableType:
 
 
 def scaling_view(scaling: Scaling, width: int) -> RenderableType:
-    """Return the table and the picture of scaling."""
-    grid = Grid(("Scaling", "Chips", "Batch", "Step", "tok/s a chip", "Layout"), numbers=(1, 2, 3, 4), first_to_go=(5,))
+    """Return step time and tokens per chip against the number of chips.
+
+    Args:
+        scaling: Points of strong and weak scaling.
+        width: Columns of the terminal.
+
+    Returns:
+        A table, and a chart if three or more points fit in memory.
+    """
+    grid = Grid(("Scaling", "Chips", "Batch", "Step", "tok/s per chip", "Layout"), numbers=(1, 2, 3, 4), first_to_go=(5,))
     for point in scaling.points:
         is_feasible = math.isfinite(point.seconds)
         grid.add_row(point.kind, f"{point.chips:,}", f"{point.batch:,}", show(point.seconds, "s") if is_feasible else "-",
@@ -197,24 +222,35 @@ def scaling_view(scaling: Scaling, width: int) -> RenderableType:
     drawable = [point for point in scaling.points if math.isfinite(point.seconds)]
     if len(drawable) < 3:
         return grid
+    # Logarithmic axis of chips, with both kinds of scaling in one chart.
     chart = figure(room(width), 12)
     x = np.log2([point.chips for point in drawable])
     y = np.array([point.tokens_per_second_per_chip for point in drawable])
     chart.set_x_limits(float(x.min()) - 0.2, float(x.max()) + 0.2)
     chart.set_y_limits(0, float(y.max()) * 1.1)
     chart.x_ticks_fkt, chart.y_ticks_fkt = (lambda value, _: f"{2**value:,.0f}"), (lambda value, _: f"{value:,.0f}")
-    label(chart, "chips", "tok/s a chip", width)
+    label(chart, "chips", "tok/s per chip", width)
     for kind, colour, marker in (("strong", "green", "s"), ("weak", "cyan", "w")):
         indices = [place for place, point in enumerate(drawable) if point.kind == kind]
         if indices:
             chart.plot(x[indices], y[indices], lc=colour)
             chart.scatter(x[indices], y[indices], lc=colour, marker=marker)
     legend = Text("s strong: the same batch   ", style="green").append("w weak: the batch grows with the chips", style="cyan")
-    return Group(grid, Text("Tokens of a chip against chips", style="bold"), render_chart(chart), legend)
+    return Group(grid, Text("Tokens per second per chip against chips", style="bold"), render_chart(chart), legend)
 
 
 def explained_view(model: Model, system: System, training: Training, engine: TrainingEngine) -> RenderableType:
-    """Return what one layer of each kind does with one micro-batch, forward and backward, and how a step adds up."""
+    """Return the forward and backward time of each kind of layer for one micro-batch, and the sum of a step.
+
+    Args:
+        model: The model.
+        system: The system.
+        training: The run with its layout.
+        engine: The training stack.
+
+    Returns:
+        A table with formulas, and a line on the step.
+    """
     x, job = training.step.layout, training.job
     tuned, slower = on_chip(engine, system, experts=model.routed)
     grid = Grid(("Layer", "What", "Forward", "Backward", "How"), numbers=(2, 3), first_to_go=(4,))
@@ -223,14 +259,14 @@ def explained_view(model: Model, system: System, training: Training, engine: Tra
     for (sheet, n), (layer, _) in zip(layer_profiles(model), model.layers, strict=True):
         passes = layer_passes(sheet, job, system, tuned, x)
         how = {
-            "matrices": f"{_giga(sheet, routed=False)} GFLOP a row, {rows}, tp {x.tp:g}; backward {twice}",
-            "experts": f"{_giga(sheet, routed=True)} GFLOP a row, tokens balanced",
-            "attention": "causal pairs; backward 2.5 times (flash attention)"
+            "matrices": f"{_giga(sheet, routed=False)} GFLOP per row, {rows}, tp {x.tp:g}; backward {twice}",
+            "experts": f"{_giga(sheet, routed=True)} GFLOP per row, equal tokens per expert",
+            "attention": "causal pairs; backward takes 2.5 times (flash attention)"
             if job.attention == "flash"
             else "all pairs, scores in memory",
-            "element-wise": f"{sheet.element_values:,.0f} values a row in 16 bits, each read or written once; backward twice",
-            "tensor parallel": f"{2 * sheet.blocks} collectives forward, {3 * sheet.blocks} backward, less what products hide",
-            "recompute": f"{x.recompute}: again before the backward pass",
+            "element-wise": f"{sheet.element_values:,.0f} values per row in 16 bits, each read or written once; backward twice",
+            "tensor parallel": f"{2 * sheet.blocks} collectives forward, {3 * sheet.blocks} backward, minus overlap with GEMMs",
+            "recompute": f"{x.recompute}: forward pass again before the backward pass",
         }
         for place, name in enumerate(dict.fromkeys([*passes.forward, *passes.backward])):
             seconds = [
@@ -241,30 +277,38 @@ def explained_view(model: Model, system: System, training: Training, engine: Tra
     step = training.step
     idle, copies = (show(float(step.terms.get(name, 0.0)), "s") for name in ("pipeline idle", "data parallel"))
     words = (
-        f"A step: {counted(float(step.microbatches), 'micro-batch', 'micro-batches')} x the slowest stage, {idle} idle by the "
-        f"schedule, {copies} of "
-        f"data-parallel exchange that nothing hides, the optimizer, and what any step takes: {show(float(step.total), 's')}."
+        f"Step time: {counted(float(step.microbatches), 'micro-batch', 'micro-batches')} x the slowest stage, plus {idle} of "
+        f"pipeline idle time, {copies} of exposed data-parallel communication, the optimizer, and the constant time per step. "
+        f"Sum: {show(float(step.total), 's')}."
     )
     return Group(Text("One layer and one micro-batch on one chip", style="bold"), grid, Text(words))
 
 
 def _giga(sheet: LayerProfile, *, routed: bool) -> str:
-    """Write the GFLOP of a row in a layer's products."""
+    """Return the GFLOP per row of a layer's GEMMs."""
     return f"{sum(product.flops for product in sheet.products if product.routed is routed) / 1e9:,.3g}"
 
 
 def _tokens(count: float) -> str:
-    """Write a number of tokens as people say it: 14.8T, 469B."""
+    """Write a number of tokens with a scale letter: 14.8T, 469B."""
     scale, letter = (1e12, "T") if count >= 1e12 else (1e9, "B") if count >= 1e9 else (1e6, "M")
     return f"{count / scale:,.4g}{letter}"
 
 
-MOST_NAMED = 12  # runs without a prediction that are named one by one
+# Maximum number of runs without a prediction that the text names.
+MOST_NAMED = 12
 COLUMNS = ("", "Runs", "Median", "Mean", "p90", "Bias", "Covered")
 
 
 def validation_view(validation: TrainingValidation) -> RenderableType:
-    """Return the errors by kind, memory, and what has no prediction."""
+    """Return the errors of the step time by kind, of memory, and the runs without a prediction.
+
+    Args:
+        validation: Predicted and measured training runs.
+
+    Returns:
+        Something that a console prints.
+    """
     parts: list[RenderableType] = [
         Text(f"{counted(validation.runs, 'training run')}: predicted against measured", style="bold")
     ]
@@ -281,7 +325,7 @@ def validation_view(validation: TrainingValidation) -> RenderableType:
                 f"{m['worst']:.1%}, bias {m['bias']:+.1%}"
             )
         )
-    parts.append(Text(f"Called fitting: {validation.fitting:.1%} of the runs that ran"))
+    parts.append(Text(f"Predicted to fit in memory: {validation.fitting:.1%} of the measured runs"))
     if validation.unanswered:
         parts.append(Text(f"{counted(len(validation.unanswered), 'run')} without a prediction:", style="bold"))
         parts += [Text(f"  {words}") for words in validation.unanswered[:MOST_NAMED]]
@@ -292,6 +336,6 @@ def validation_view(validation: TrainingValidation) -> RenderableType:
 
 
 def _cells(errors: Mapping[str, float]) -> list[str]:
-    """Write the figures of a row."""
+    """Return the cells of a row."""
     shares = [f"{errors[name]:.1%}" for name in ("median", "mean", "p90")]
     return [f"{errors['runs']:,.0f}", *shares, f"{errors['bias']:+.1%}", f"{errors['coverage']:.0%}"]

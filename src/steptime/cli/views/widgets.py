@@ -1,4 +1,4 @@
-"""Small pieces of terminal output: tables, bars and money in one style."""
+"""Tables, bars, notes and headings of the terminal output, in one style."""
 
 from __future__ import annotations
 
@@ -17,16 +17,27 @@ from steptime.safe_text import replace_controls
 from steptime.units import show
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
-FILLS = "█▓▒="  # of the parts of a stacked bar, in turn: told apart without colour
-BETWEEN, EDGES = 3, 2  # columns between two columns of a table, and at its ends
-WORD = 16  # columns that a word of text may need before it is broken
+# Glyphs of a stacked bar, which differ without colour too.
+FILLS = "█▓▒="
+# Characters between two columns of a table, and at its two edges.
+BETWEEN, EDGES = 3, 2
+# Maximum width of an unbroken word, in characters.
+WORD = 16
 
 
 class SafeConsole(Console):
-    """A console that prints control characters of texts as replacement characters: names come from files of others."""
+    """A console that replaces control characters in texts, because names come from files of others."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render an object to segments."""
+        """Render an object to segments.
+
+        Args:
+            renderable: The object.
+            options: Options of the console.
+
+        Yields:
+            Segments with control characters replaced.
+        """
         for segment in super().render(renderable, options):
             text = segment.text if segment.control else replace_controls(segment.text)
             yield segment if text == segment.text else Segment(text, segment.style)
@@ -34,10 +45,11 @@ class SafeConsole(Console):
 
 @dataclass
 class Grid:
-    """A table that fits the width: text wraps, and where headers or numbers would break, whole columns are left out.
+    """A table that fits the width: text wraps, and columns are omitted before headers or numbers would break.
 
-    numbers: positions of columns that align right and never break; no_wrap: of texts that never break. first_to_go: positions
-    of columns in the order in which they are left out; then those on the right, down to the first two.
+    `numbers` are the positions of columns that align right and never break. `no_wrap` are the positions of texts that never
+    break. `first_to_go` are positions in the order in which columns are omitted; after them, columns are omitted from the
+    right, except the first two.
     """
 
     columns: Sequence[str]
@@ -50,19 +62,24 @@ class Grid:
     sections: set[int] = field(default_factory=set)
 
     def add_row(self, *cells: str | Text, style: str | None = None) -> None:
-        """Add a row; cells that are not given are empty."""
+        """Add a row; missing cells are empty.
+
+        Args:
+            *cells: Texts in the order of the columns.
+            style: Style of the row.
+        """
         texts = [cell if isinstance(cell, Text) else Text(cell) for cell in cells]
         self.rows.append(([*texts, *[Text()] * (len(self.columns) - len(cells))], style))
 
     def add_section(self) -> None:
-        """Part the rows before from those that follow."""
+        """Draw a line between the rows so far and the next rows."""
         self.sections.add(len(self.rows))
 
     def _cells(self, position: int) -> list[str]:
         return [row[position].plain for row, _ in self.rows]
 
     def _needs(self, position: int) -> tuple[int, int]:
-        """Return the least and the full width of a column."""
+        """Return the minimum width and the full width of a column."""
         cells, head = self._cells(position), self.columns[position] if self.header else ""
         full = max(map(cell_len, (*head.splitlines(), *cells, "")))
         words = [cell_len(word) for word in head.split()]
@@ -72,12 +89,22 @@ class Grid:
         return max([min(longest, WORD), *words, 1]), full
 
     def widths(self, width: int) -> dict[int, int]:
-        """Return the columns that fit `width`, each with its own width: the widest texts are narrowed first."""
+        """Return the columns that fit `width`, with the width of each.
+
+        Args:
+            width: Characters of the terminal.
+
+        Returns:
+            Width by position of the column.
+        """
         positions = list(range(len(self.columns)))
         needs = {position: self._needs(position) for position in positions}
+        # Omit columns until the minimum widths fit.
         going = [*self.first_to_go, *(p for p in reversed(positions[2:]) if p not in self.first_to_go)]
         while going and sum(needs[p][0] for p in positions) > _room(width, len(positions)):
             positions.remove(going.pop(0))
+
+        # Then narrow the widest texts, which wrap.
         widths = {position: needs[position][1] for position in positions}
         over = sum(widths.values()) - _room(width, len(positions))
         while over > 0:
@@ -107,7 +134,7 @@ class Grid:
 
 @dataclass
 class Either:
-    """A table where all its columns fit, else another."""
+    """A wide table if all its columns fit, else a narrow table."""
 
     wide: Grid
     narrow: Grid
@@ -117,19 +144,37 @@ class Either:
 
 
 def _room(width: int, columns: int) -> int:
-    """Return the columns of text that a table of so many columns has."""
+    """Return the characters for text in a table with a number of columns."""
     return width - BETWEEN * (columns - 1) - EDGES
 
 
 def table(
     *columns: str, title: str = "", numbers: Iterable[int] = (), first_to_go: Sequence[int] = (), header: bool = True
 ) -> Grid:
-    """Return an empty table in the house style."""
+    """Return an empty table.
+
+    Args:
+        *columns: Headers.
+        title: Title above the table.
+        numbers: Positions of columns that align right and never break.
+        first_to_go: Positions of columns in the order in which they are omitted.
+        header: Whether to print the headers.
+
+    Returns:
+        The table.
+    """
     return Grid(columns=columns, title=title, numbers=tuple(numbers), first_to_go=first_to_go, header=header)
 
 
 def facts(pairs: Iterable[tuple[str, str | Text]]) -> Grid:
-    """Return names with their values, without a header."""
+    """Return a table of names and values, without a header.
+
+    Args:
+        pairs: Names with their values.
+
+    Returns:
+        The table.
+    """
     grid = table("", "", header=False)
     for name, value in pairs:
         grid.add_row(name, value)
@@ -137,7 +182,14 @@ def facts(pairs: Iterable[tuple[str, str | Text]]) -> Grid:
 
 
 def notes(words: Iterable[str]) -> list[Text]:
-    """Return what is to be minded about an answer."""
+    """Return notes on an answer, one line each.
+
+    Args:
+        words: Sentences.
+
+    Returns:
+        Lines that begin with "Note:" and end with a period.
+    """
     return [Text.assemble(("Note: ", "bold yellow"), text.rstrip(".") + ".") for text in words]
 
 
@@ -166,24 +218,51 @@ def more_line(*options: str) -> Text:
 
 
 def heading(text: str) -> Text:
-    """Return the title of a part of an answer."""
+    """Return the title of a part of an answer.
+
+    Args:
+        text: The title.
+
+    Returns:
+        The title in bold.
+    """
     return Text(text, style="bold")
 
 
 def bar(share: float, width: int, colour: str) -> Text:
-    """Return a bar of `share` of `width` cells, in eighths of a cell."""
+    """Return a horizontal bar, with a resolution of an eighth of a cell.
+
+    Args:
+        share: Share of the width, from 0 to 1.
+        width: Cells of the full bar.
+        colour: Style of the bar.
+
+    Returns:
+        The bar, padded to `width` cells.
+    """
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     text = "█" * (eighths // 8) + (BLOCKS[eighths % 8] if eighths % 8 else "")
     return Text(text.ljust(width), style=colour)
 
 
 def stacked(parts: Sequence[tuple[str, float, str]], capacity: float, width: int, title: str) -> RenderableType:
-    """Return one bar of `parts` (name, bytes, colour) of a `capacity`, each with a glyph of its own, and its legend."""
+    """Return a stacked bar of the parts of a capacity, with a legend.
+
+    Args:
+        parts: Name, bytes and colour of each part.
+        capacity: Bytes of the full bar.
+        width: Columns of the terminal.
+        title: Words before the legend.
+
+    Returns:
+        Something that a console prints.
+    """
     cells = max(20, min(60, width - 4))
     line, legend = Text(), []
     filled, total = 0, 0.0
     for number, (name, value, colour) in enumerate(parts):
         total += value
+        # Rounding the sum, not each part, keeps the length of the bar right.
         until = round(min(total / capacity, 1.0) * cells)
         glyph = FILLS[number % len(FILLS)]
         line.append(glyph * (until - filled), style=colour)
@@ -196,7 +275,7 @@ def stacked(parts: Sequence[tuple[str, float, str]], capacity: float, width: int
 
 
 def _packed(first: Text, pieces: Iterable[Text], width: int) -> list[Text]:
-    """Return pieces set one after the other, as many to a line as there is room for, none of them broken."""
+    """Return lines with as many unbroken pieces as fit the width."""
     lines = [first]
     for piece in pieces:
         if lines[-1].cell_len + 2 + piece.cell_len <= width:
@@ -213,10 +292,10 @@ def ranged(value: float, limits: tuple[float, float] | None, write: Callable[[fl
         value: The value.
         limits: Ends of its 90 % range; None writes the value without a range.
         write: Writes a value with its unit.
-        label: Words before the range; empty where a header says what it is.
+        label: Words before the range; empty if a header names it.
 
     Returns:
-        The text; the limits repeat the unit only where units differ, or where a letter scales dollars.
+        The text; the limits repeat the unit if units differ, or if a letter scales dollars.
 
     >>> from steptime.hardware.unit_cost import usd
     >>> ranged(0.0234, (0.0179, 0.0312), lambda s: show(s, "s"))
@@ -228,6 +307,7 @@ def ranged(value: float, limits: tuple[float, float] | None, write: Callable[[fl
     if limits is None or not all(math.isfinite(x) for x in (value, *limits)):
         return text
     low, high = (write(limit) for limit in limits)
+    # One unit for all three values is written once.
     units = {part.partition(" ")[2] for part in (text, low, high)}
     if len(units) == 1 and not text.startswith("$"):
         low, high = low.partition(" ")[0], high.partition(" ")[0]
@@ -235,7 +315,17 @@ def ranged(value: float, limits: tuple[float, float] | None, write: Callable[[fl
 
 
 def share_table(seconds: Mapping[str, float], colours: Mapping[str, str], width: int, title: str) -> Grid:
-    """Return seconds by name as bars, longest first; what is below a thousandth is left to the sum."""
+    """Return times with their shares as bars, longest first; shares below 0.1 % are omitted.
+
+    Args:
+        seconds: Seconds by name.
+        colours: Colour of the bar by name.
+        width: Columns of the terminal.
+        title: Header of the names.
+
+    Returns:
+        The table.
+    """
     total = sum(seconds.values()) or 1.0
     grid = table(title, "Time", "Share", "", numbers=(1, 2), first_to_go=(3,))
     cells = max(8, min(40, width - 44))
@@ -246,8 +336,17 @@ def share_table(seconds: Mapping[str, float], colours: Mapping[str, str], width:
 
 
 def sourced(title: str, rows: Iterable[tuple[str, str, str, str, str]]) -> RenderableType:
-    """Return figures with their sources: a table that numbers the sources, and the list of them below."""
+    """Return figures with their sources: a table with numbers of sources, and the list of sources.
+
+    Args:
+        title: Header of the figures.
+        rows: Name, value, grade, date and URL of each figure.
+
+    Returns:
+        Something that a console prints.
+    """
     grid = table(title, "Value", "Grade", "Date", "Source", numbers=(1, 4), first_to_go=(3, 2))
+    # A source that several figures share has one number.
     numbers: dict[str, int] = {}
     for figure, value, grade, date, url in rows:
         number = f"[{numbers.setdefault(url, len(numbers) + 1)}]" if url else ""
