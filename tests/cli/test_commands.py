@@ -557,6 +557,6 @@ def test_engine_files_are_written_over_only_by_force(tmp_path):
 
 def test_a_search_for_a_rate_that_finds_none_leaves_with_1():
     shown = run("simulate llama-3.1-8b hgx-h100 --find-rate --ttft 1e-9 --requests 200")
-    assert (shown.returncode, "no rate is within the limits" in shown.stdout) == (1, True)
+    assert (shown.returncode, "No rate is within the limits" in shown.stdout) == (1, True)
     as_json = run("simulate llama-3.1-8b hgx-h100 --find-rate --ttft 1e-9 --requests 200 --json")
     assert (as_json.returncode, json.loads(as_json.stdout)["requests_per_s"]) == (1, 0)
