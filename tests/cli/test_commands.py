@@ -241,7 +241,7 @@ def test_every_command_speaks_json(words):
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2", "--prefixes needs --prefix-cache"),
         (
             "simulate llama-3.1-8b hgx-h100 --rate 1 --percentile p50",
-            "--percentile needs a limit for that percentile",
+            "--percentile needs --speed or --ttft",
         ),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths foo", "unknown lengths 'foo'"),
         ("simulate llama-3.1-8b hgx-h100 --concurrency 4 --replicas 2 --route least-loaded", "--route needs --rate"),
@@ -557,6 +557,6 @@ def test_engine_files_are_written_over_only_by_force(tmp_path):
 
 def test_a_search_for_a_rate_that_finds_none_leaves_with_1():
     shown = run("simulate llama-3.1-8b hgx-h100 --find-rate --ttft 1e-9 --requests 200")
-    assert (shown.returncode, "no rate is within the limits" in shown.stdout) == (1, True)
+    assert (shown.returncode, "No rate is within the limits" in shown.stdout) == (1, True)
     as_json = run("simulate llama-3.1-8b hgx-h100 --find-rate --ttft 1e-9 --requests 200 --json")
     assert (as_json.returncode, json.loads(as_json.stdout)["requests_per_s"]) == (1, 0)
