@@ -45,8 +45,8 @@ def interleaved_prefill_share(
     r"""Return the share of mixed steps where one prompt is prefilled at a time.
 
     A request that begins to decode meets the chunks of prompts that arrived during its wait and prefill.
-    These are $\lambda (W_q + n t_1)$ prompts on average, or fewer if requests go to replicas in turn. At its
-    end, the prompts of an average time are present. With $\rho = \lambda n t_1$ and
+    These are $\lambda (W_q + n t_1)$ prompts on average, or fewer if requests go to replicas in turn. When it
+    ends, the mean number of prompts is present. With $\rho = \lambda n t_1$ and
     $\pi$ the share of all steps that are mixed, decode meets
 
     $$ \lambda n D + n (\rho + \lambda W_q) - n \left(\frac\rho 2 + \lambda W_q\right) \frac\pi\rho $$
