@@ -3,7 +3,8 @@ r"""Steady states of a deployment: the rate and latency of a replica under load.
 **Aggregated.** A token is made among $B$ sequences. Each request lives for $O - 1$ steps, so
 $B/(O-1)$ new requests with their prompts arrive per step. A data-parallel rank prefills in chunks of $c$ tokens
 together with its decode batch. With $n$ chunks per prompt, $a = B n/(O-1)$ chunks
-arrive per step. Experts synchronize the ranks in every layer, so a step is slow when any rank prefills. This is a share $1 - u$ of steps
+arrive per step. Experts synchronize the ranks in every layer, so a step is slow when any rank prefills.
+This is a share $1 - u$ of steps
 (`mixed_step_stats`), and
 
 $$ t = u\, t_{decode} + (1 - u)\, t_{mixed}, \qquad t_{mixed} = t(a / (1 - u)) $$
