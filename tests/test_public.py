@@ -124,7 +124,7 @@ for name in ("simulate", "Policy"):
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found.startswith("True <function validate")
-    assert found.count("pip install 'steptime[simulate]'") == 2
+    assert found.count("pip install '.[simulate]'") == 2
 
 
 def test_a_name_costs_nothing_where_a_thing_is_given():

@@ -156,9 +156,9 @@ def _load(module: str) -> Any:
     except ModuleNotFoundError as missing:
         if missing.name != "numba":
             raise
-    from steptime.errors import InputError
+    from steptime.errors import InputError, install_hint
 
-    raise InputError("the simulator is compiled by numba, which is not installed: pip install 'steptime[simulate]'")
+    raise InputError(f"the simulator is compiled by numba, which is not installed: {install_hint('simulate')}")
 
 
 def __dir__() -> list[str]:

@@ -151,3 +151,15 @@ def did_you_mean(name: str, options: Iterable[str], max_names: int = 3, *, cutof
     close = get_close_matches(name.casefold(), list(by_folded), n=2 * max_names, cutoff=cutoff)
     close += [o for o in by_folded if name.casefold() in o and len(name) > 2][:max_names] if len(close) < max_names else []
     return tuple(dict.fromkeys(by_folded[c] for c in close))[:max_names]
+
+
+def install_hint(extra: str) -> str:
+    """Return how to install an optional part of steptime.
+
+    Args:
+        extra: Name of the extra, such as "simulate".
+
+    Returns:
+        The pip command in a checkout, with the name for a package index.
+    """
+    return f"pip install '.[{extra}]' in a checkout, or 'steptime[{extra}]'"

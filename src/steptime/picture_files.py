@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from steptime.atomic_files import temporary_file
-from steptime.errors import DataFileError, InputError
+from steptime.errors import DataFileError, InputError, install_hint
 
 PICTURES: Final = (".svg", ".png", ".pdf")
 # Okabe and Ito's colours, which colour-blind readers can distinguish (https://jfly.uni-koeln.de/color/).
@@ -37,7 +37,7 @@ def check_picture(path: str) -> None:
     if Path(path).suffix.casefold() not in PICTURES:
         raise InputError(f"{path}: not a picture file; use a name that ends in {', '.join(PICTURES)}")
     if find_spec("matplotlib") is None:
-        raise InputError(f"{path}: pictures need matplotlib: pip install 'steptime[plot]'")
+        raise InputError(f"{path}: pictures need matplotlib: {install_hint('plot')}")
 
 
 def save_picture(path: str, make_figure: Callable[[], Any]) -> None:

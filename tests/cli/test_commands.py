@@ -91,7 +91,7 @@ def test_the_main_job(columns):
     for words in (
         "per million output tokens",
         "90 % range",
-        "No losses",
+        "Ideal",
         "Runner-up",
         "Memory of a",
         "attention",
@@ -134,7 +134,7 @@ def test_a_step_shows_its_range_and_the_ideal(columns):
     words = "step llama-3.1-70b hgx-h100 --tp 8 --batch 64"
     shown = run(words, columns=columns).stdout
     assert "(90 %: " in shown
-    assert "Without losses" in shown
+    assert "Physical bound" in shown
     assert max(len(line) for line in shown.splitlines()) <= columns
     assert "90 %" not in run(words + " --engine ideal", columns=columns).stdout
 

@@ -88,4 +88,4 @@ def test_without_pytorch_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     found = run("reversible --depth 4")
     assert found.returncode == 2
-    assert "pip install 'steptime[torch]'" in found.stderr
+    assert "pip install '.[torch]'" in found.stderr

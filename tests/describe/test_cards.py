@@ -33,7 +33,10 @@ def shown(words: str, columns: int = 100) -> str:
 def test_tables_and_cards_keep_to_the_width(words, columns):
     text = shown(words, columns)
     assert max(map(len, text.splitlines())) <= columns
-    assert "\u2588" in text, "a picture of the cache"
+    assert len(text.splitlines()) <= 40
+    full = shown(f"{words} --full", columns)
+    assert max(map(len, full.splitlines())) <= columns
+    assert "\u2588" in full, "a picture of the cache"
 
 
 def test_the_comparison_has_every_figure():
@@ -93,8 +96,8 @@ def test_the_nearest_physical_limit():
     assert limits["used"]["cables"]["share"] is None
     assert physical_limits(st.load_system("hgx-h100")) == {"used": {}, "nearest": None}
     assert "weight, 1,360 kg of 1,400 kg (97%)" in shown("systems gb200-nvl72", 160)
-    assert "not known" in shown("systems hgx-h100")
-    assert "rack.weight_limit" in shown("systems gb200-nvl72")
+    assert "not known" in shown("systems hgx-h100 --full")
+    assert "rack.weight_limit" in shown("systems gb200-nvl72 --full")
 
 
 def test_every_limit_and_link_has_a_source():

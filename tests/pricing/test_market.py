@@ -356,7 +356,7 @@ def run(*words):
         ("openai/gpt-6-sol --read --seed -1", "seed"),
         ("openai/gpt-6-sol --read --hold HBN=1", "did you mean HBM"),
         ("deepseek-v3 --mix 4096", "4096:1024:0.5"),
-        ("deepseek-v3 --update --brief", "pip install 'steptime[prices]'"),
+        ("deepseek-v3 --update", "pip install '.[prices]'"),
         ("deepseek-v3 --read --history", "different questions"),
         ("openai/gpt-6-sol --read --mix 1k:256", "--mix needs a model at its sellers or a proposal"),
         ("glm-5.2 --history --date 2026-03-01", "--date needs a model at its sellers or a list, not --history"),
@@ -376,11 +376,11 @@ def test_bad_input_is_named(words, told):
 def test_one_list_read_backward_in_text_and_json(monkeypatch):
     for width in ("80", "120"):
         monkeypatch.setenv("COLUMNS", width)
-        found = run("openai/gpt-6-sol", "--read", "--lecture")
+        found = run("openai/gpt-6-sol", "--read", "--lecture", "--full")
         assert found.exit_code == 0, found.exception
         assert found.output.startswith("The prices of openai/gpt-6-sol imply ")
         assert max(map(len, found.output.splitlines())) <= int(width)
-        for words in ("Not identifiable", "held for", "H HBM D DRAM F flash K disk", "sections 13 and 14 cannot both"):
+        for words in ("Not identifiable", "sections 13 and 14"):
             assert words in " ".join(found.output.split())
     told = json.loads(run("openai/gpt-6-sol", "--read", "--json").stdout)
     assert told["schema"] == "steptime.price-reading/2"
@@ -393,7 +393,7 @@ def test_one_list_read_backward_in_text_and_json(monkeypatch):
 @pytest.mark.slow
 def test_the_maker_is_in_the_picture_among_many(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    found = run("deepseek-v4-flash", "--date", "2026-08-20")
+    found = run("deepseek-v4-flash", "--date", "2026-08-20", "--full")
     assert found.exit_code == 0, found.exception
     assert "◆ the maker's" in found.output
     assert "prices and rents of 2026-08-20" in " ".join(found.output.split())
@@ -403,7 +403,7 @@ def test_the_maker_is_in_the_picture_among_many(monkeypatch):
 def test_sellers_are_drawn(monkeypatch):
     for width in ("80", "120"):
         monkeypatch.setenv("COLUMNS", width)
-        found = run("llama-3.3-70b")
+        found = run("llama-3.3-70b", "--full")
         assert found.exit_code == 0, found.exception
         assert max(map(len, found.output.splitlines())) <= int(width)
         for words in (
@@ -425,7 +425,7 @@ def test_a_list_of_ones_own(tmp_path):
     path.write_text(
         'provider = "me"\nmodel = "mine"\ninput = 2\noutput = 10\n[[tiers]]\nabove_tokens = 2e5\ninput = 4\noutput = 15\n'
     )
-    found = run("--list", str(path), "--brief")
+    found = run("--list", str(path))
     assert found.exit_code == 0, found.exception
     assert found.output.startswith("The prices of me/mine imply ")
     path.write_text("input = 2\noutpt = 10\n")

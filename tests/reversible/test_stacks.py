@@ -165,5 +165,5 @@ main()
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert found.returncode == 2
-    assert "pip install 'steptime[torch]'" in found.stderr
+    assert "pip install '.[torch]'" in found.stderr
     assert "Traceback" not in found.stderr

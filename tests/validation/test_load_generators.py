@@ -273,7 +273,7 @@ def test_a_run_of_ones_own_is_validated_and_calibrated_in_one_command(tmp_path):
         (tmp_path / "runs" / f"openai-infqps-concurrency{limit}.json").write_text(json.dumps(result))
     shown = run(f"validate runs {OPTIONS} --predictions out.csv", columns=80, folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    assert "Time per output token" in shown.stdout
+    assert "time per output token" in shown.stdout
     assert max(len(line) for line in shown.stdout.splitlines()) <= 80
     assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith("openai-infqps-concurrency16.json,")
     fitted = run(f"calibrate runs --engine mine {OPTIONS} --kv bf16", folder=tmp_path)

@@ -8,7 +8,7 @@ from steptime.cli.option_groups import grouped, typed_values
 from steptime.cli.options import CSV, FULL, JSON, OUTPUT, option, refuse_idle
 from steptime.cli.output import check_outputs, wrote
 from steptime.cli.printing import print_result
-from steptime.errors import InputError, RangeError
+from steptime.errors import InputError, RangeError, install_hint
 from steptime.questions.budget_question import BudgetInputs, solve, summary
 
 PICTURES = (".svg", ".png", ".pdf")
@@ -73,4 +73,4 @@ def check_picture(path: str) -> None:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise RangeError("a picture needs matplotlib: pip install 'steptime[plot]', or in a checkout pip install '.[plot]'")
+        raise RangeError(f"a picture needs matplotlib: {install_hint('plot')}")

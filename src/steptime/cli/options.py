@@ -33,7 +33,6 @@ CSV = Annotated[
     typer.Option("--csv", metavar="FILE", help="Write the table to a CSV file in SI units as well.", rich_help_panel=OUTPUT),
 ]
 FULL = Annotated[bool, typer.Option("--full", help="Print all tables, charts and notes.", rich_help_panel=OUTPUT)]
-BRIEF = Annotated[bool, typer.Option("--brief", help="Print only the answer, in a few lines.", rich_help_panel=OUTPUT)]
 SET = Annotated[
     list[str] | None,
     typer.Option(

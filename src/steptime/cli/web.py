@@ -28,7 +28,7 @@ def web(
     Args:
         host: address to listen on; help texts describe all options.
     """
-    from steptime.errors import InputError, RangeError
+    from steptime.errors import InputError, RangeError, install_hint
 
     if not 1 <= port <= 65_535:
         raise RangeError(f"--port must be from 1 to 65,535, not {port}")
@@ -36,9 +36,7 @@ def web(
         import fastapi  # noqa: F401 - whether it is there
         import uvicorn  # noqa: F401
     except ImportError:
-        raise InputError(
-            "the page needs FastAPI and uvicorn: pip install 'steptime[web]', or in a checkout pip install '.[web]'"
-        ) from None
+        raise InputError(f"the page needs FastAPI and uvicorn: {install_hint('web')}") from None
     if export is not None:
         from steptime.cli.output import patience
         from steptime.web.page_export import export_to

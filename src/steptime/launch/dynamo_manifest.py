@@ -15,7 +15,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Final
 
-from steptime.errors import InputError
+from steptime.errors import InputError, install_hint
 from steptime.launch import sglang, trtllm, vllm
 from steptime.launch.host_placement import Replica
 from steptime.launch.serve_args import ServeArgs
@@ -58,7 +58,7 @@ def manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Mapp
     try:
         import yaml
     except ImportError:
-        raise InputError("launch: a manifest needs PyYAML, which is not installed: pip install 'steptime[launch]'") from None
+        raise InputError(f"launch: a manifest needs PyYAML, which is not installed: {install_hint('launch')}") from None
     image = f"nvcr.io/nvidia/ai-dynamo/{RUNTIMES[engine]}:{RELEASE}"
     components: list[dict[str, Any]] = [_component("Frontend", "frontend", 1, _container(image, "dynamo.frontend", []))]
     notes: list[str] = []

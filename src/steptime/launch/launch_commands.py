@@ -261,7 +261,10 @@ def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mappi
     if "dynamo.yaml" in files:
         after.append("On Kubernetes with NVIDIA Dynamo's operator, run `kubectl apply -f dynamo.yaml` instead of the scripts.")
     elif plan.served.vendor == NVIDIA:
-        after.append("A Kubernetes manifest needs PyYAML: run `pip install 'steptime[launch]'`, then write this folder again.")
+        after.append(
+            "A Kubernetes manifest needs PyYAML: run `pip install '.[launch]'` in a checkout, or "
+            "`pip install 'steptime[launch]'`, then write this folder again."
+        )
     title = f"# {escape_markdown(f'{plan.model} on {plan.chips} chips of {plan.system}')}, {NAMES[engine]}"
     about = [f"{plan.layout_text}.", *(f"\nNote: {escape_markdown(note)}." for note in _before(plan, engine, replicas))]
     text = [title, "", *about, "", *(f"{n}. {step}" for n, step in enumerate(steps, 1)), *after, TRUST]

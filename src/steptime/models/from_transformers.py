@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from steptime.errors import InputError, short_repr
+from steptime.errors import InputError, install_hint, short_repr
 from steptime.models.config import Config
 from steptime.models.family_registry import refuse
 from steptime.models.model import Attention, Checkpoint, Layer, Model, Op, matmul_flops_per_token, stored_formats
@@ -117,7 +117,7 @@ def _torch_and_transformers() -> tuple[Any, Any]:
     except ImportError as problem:
         raise InputError(
             f"reading a model from code needs PyTorch and transformers, but {problem.name} is missing; "
-            "use pip install 'steptime[code]'"
+            f"use {install_hint('code')}"
         ) from None
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call, unused-ignore]
     return torch, transformers

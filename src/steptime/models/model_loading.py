@@ -514,7 +514,9 @@ def fetch(name: str) -> Path | str:
     try:
         from huggingface_hub import errors, hf_hub_download
     except ImportError:
-        return "after `pip install 'steptime[hub]'` and with a network, any Hugging Face id works"
+        return (
+            "after `pip install '.[hub]'` (in a checkout; else 'steptime[hub]') and with a network, any Hugging Face id works"
+        )
 
     hint = "any Hugging Face id works, but"
     try:

@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
-from steptime.errors import InputError
+from steptime.errors import InputError, install_hint
 from steptime.pricing.model_names import match_family
 from steptime.pricing.price_list import STANDARD, PriceList, Rates
 
@@ -44,7 +44,7 @@ def snapshot(*, update: bool = False) -> Any:
         InputError: The package is not installed, or the download fails.
     """
     if not installed():
-        raise InputError("current prices need genai-prices: pip install 'steptime[prices]'; the shipped prices do not need it")
+        raise InputError(f"current prices need genai-prices: {install_hint('prices')}; the shipped prices do not need it")
     if update:
         return _fetched()
     from genai_prices import data_snapshot

@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from steptime.errors import InputError
+from steptime.errors import InputError, install_hint
 
 MISSING = (
-    "reversible blocks and their measurement need PyTorch, which is not installed: pip install 'steptime[torch]'; "
+    f"reversible blocks and their measurement need PyTorch, which is not installed: {install_hint('torch')}; "
     "`steptime reversible mixing`, `sboxes` and `cache` work without it"
 )
 

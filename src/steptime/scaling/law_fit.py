@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from steptime.errors import InputError, RangeError
+from steptime.errors import InputError, RangeError, install_hint
 from steptime.number_checks import Array, Number, positive
 from steptime.result_base import Result, unit
 from steptime.units import in_digits
@@ -210,7 +210,7 @@ def _minimise(logs: Array, start: Array) -> Any:
     try:
         from scipy.optimize import minimize
     except ImportError:
-        raise InputError("a fit needs scipy: pip install 'steptime[calibrate]'") from None
+        raise InputError(f"a fit needs scipy: {install_hint('calibrate')}") from None
     options = {"maxiter": 5000, "maxfun": 20_000, "ftol": 1e-14, "gtol": 1e-10, "maxcor": 20}
     return minimize(_value_and_slope, start, args=(logs,), jac=True, method="L-BFGS-B", options=options)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.errors import DataFileError, InputError, UnknownName
+from steptime.errors import DataFileError, InputError, UnknownName, install_hint
 from steptime.number_checks import Array
 from steptime.scaling.lifetime_compute import Bill, Demand, lifetime_bill
 from steptime.scaling.model_sizing import Budget
@@ -161,7 +161,7 @@ def _save(paint: Callable[[Any], None], path: str) -> None:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError("plots need matplotlib: pip install 'steptime[plot]'") from None
+        raise InputError(f"plots need matplotlib: {install_hint('plot')}") from None
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.5, 4.8))
         paint(figure.subplots())

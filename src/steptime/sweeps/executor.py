@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
-from steptime.errors import InputError
+from steptime.errors import InputError, install_hint
 from steptime.physics.chunked_evaluation import keep_memory
 from steptime.processes import can_fork, core_count, end_pool, hold_interrupts, process_pool
 from steptime.sweeps.point_grid import Gathered, Job, Region, RegionAnswers, ask_all, size
@@ -192,7 +192,7 @@ def connect(address: str) -> Any:
     try:
         distributed = import_module("distributed")
     except ImportError:
-        raise InputError("cluster: needs dask, which is not installed: pip install 'steptime[cluster]'") from None
+        raise InputError(f"cluster: needs dask, which is not installed: {install_hint('cluster')}") from None
     try:
         return distributed.Client(address, timeout=PATIENCE)
     except (OSError, ValueError, TypeError) as problem:

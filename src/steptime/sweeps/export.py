@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from steptime.errors import InputError
+from steptime.errors import InputError, install_hint
 from steptime.picture_files import PICTURES, replace_file
 from steptime.safe_text import replace_controls, safe_cell
 from steptime.sweeps.axes import label
@@ -46,7 +46,7 @@ def ending(path: str) -> str:
     extra = "plot" if suffix in PICTURES else "sweep"
     library = "matplotlib" if suffix in PICTURES else needs.get(suffix, "")
     if library and find_spec(library) is None:
-        raise InputError(f"{path}: {suffix} files need {library}: pip install 'steptime[{extra}]'")
+        raise InputError(f"{path}: {suffix} files need {library}: {install_hint(extra)}")
     return suffix
 
 

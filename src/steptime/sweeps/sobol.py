@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from steptime.errors import InputError
+from steptime.errors import InputError, install_hint
 from steptime.number_checks import Array
 
 # Number of bootstrap samples of the rows; the 5 % points are then within about 10 % of the width.
@@ -72,7 +72,7 @@ def rows(samples: int, inputs: int, seed: int) -> Array:
         from scipy.stats.qmc import Sobol
     except ImportError:
         raise InputError(
-            "sobol: needs scipy, which is not installed: pip install 'steptime[calibrate]'; or leave --sobol out"
+            f"sobol: needs scipy, which is not installed: {install_hint('calibrate')}; or leave --sobol out"
         ) from None
     sequence = Sobol(2 * inputs, scramble=True, seed=np.random.default_rng(seed)).random(samples)
     # 0 and 1 have infinite quantiles in a normal distribution.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.errors import InputError, UnknownName
+from steptime.errors import InputError, UnknownName, install_hint
 from steptime.number_checks import Array
 from steptime.questions.declaration import Answer, Question
 from steptime.result_base import Tabular, json_key, unit
@@ -194,7 +194,7 @@ class Sweep(Tabular):
         try:
             import xarray
         except ImportError:
-            raise InputError("labelled arrays need xarray: pip install 'steptime[sweep]'; or use to_csv()") from None
+            raise InputError(f"labelled arrays need xarray: {install_hint('sweep')}; or use to_csv()") from None
         names = ["point"] if self.together else [axis.name for axis in self.axes]
         coordinates = {
             axis.name: (names if self.together else [axis.name], axis.labels, {"units": axis.unit, "long_name": axis.meaning})

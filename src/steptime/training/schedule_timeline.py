@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.errors import DataFileError, InputError
+from steptime.errors import DataFileError, InputError, install_hint
 from steptime.number_checks import Array
 from steptime.training.pipeline_simulator import PipelineRun
 from steptime.training.schedules.work_order import KINDS
@@ -160,7 +160,7 @@ def timeline_figure(timeline: Timeline, title: str = "") -> Any:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError:
-        raise InputError("plots need matplotlib: pip install 'steptime[plot]'") from None
+        raise InputError(f"plots need matplotlib: {install_hint('plot')}") from None
 
     figure = Figure(figsize=(11, 1.2 + 0.32 * timeline.devices), layout="constrained")
     axes = figure.subplots()

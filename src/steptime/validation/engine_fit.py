@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.errors import InputError
+from steptime.errors import InputError, install_hint
 from steptime.number_checks import Array
 from steptime.physics.engine import Engine, constant, label_values, with_constants
 from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, RUN_WAITS
@@ -178,7 +178,7 @@ def fit(
     try:
         from scipy.optimize import least_squares
     except ImportError:
-        raise InputError("calibrate needs scipy: pip install 'steptime[calibrate]'") from None
+        raise InputError(f"calibrate needs scipy: {install_hint('calibrate')}") from None
 
     def soft(errors: Array) -> Array:
         scaled = errors / noise

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.errors import InputError
+from steptime.errors import InputError, install_hint
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array
@@ -119,7 +119,7 @@ def fit(run: Recorded, prior: Engine) -> Engine:
     try:
         from scipy.optimize import least_squares
     except ImportError:
-        raise InputError("fitting needs scipy: pip install 'steptime[simulate]'") from None
+        raise InputError(f"fitting needs scipy: {install_hint('simulate')}") from None
 
     # A constant of zero has no logarithm, so it is not fitted.
     names = [n for n in PRIOR if float(constant(prior, n)) > 0]

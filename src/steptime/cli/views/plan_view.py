@@ -113,11 +113,14 @@ def _answer(plan: Plan) -> Text:
     subject = f"Serve {plan.model} on {counted(plan.chips, 'chip')} of {plan.system}{idle}"
     if has_rent(plan):
         cost = ranged(plan.usd_per_million_output_tokens, plan.cost_range, usd)
-        words = (f" for {cost} per million output tokens", ", input included.")
+        words = (f" for {cost} per million output tokens", " at full load, input included.")
     else:
         rate = ranged(plan.tokens_per_second_per_chip, plan.throughput_range, lambda x: f"{in_digits(x)} tok/s")
         words = (f" at {rate} per chip", ". Its rent is not known.")
-    return Text.assemble((subject, "bold"), (words[0], "bold green"), f"{words[1]} {_workload(plan)}; engine {plan.engine}.")
+    rate = f"{in_digits(plan.requests_per_second)} requests/s"
+    return Text.assemble(
+        (subject, "bold"), (words[0], "bold green"), f"{words[1]} {rate}: {_workload(plan)}; engine {plan.engine}."
+    )
 
 
 def _figures(plan: Plan) -> list[tuple[tuple[str, str, Callable[[float], str]], tuple[float, float] | None]]:
@@ -134,7 +137,7 @@ def _figure_table(plan: Plan) -> Grid:
         "ttft": f"≤ {show(plan.slo.ttft, 's')}" if math.isfinite(plan.slo.ttft) else "",
     }
     chances = {"tokens_per_second_per_user": plan.slo_probability.get("tpot"), "ttft": plan.slo_probability.get("ttft")}
-    comparisons = {"No losses": plan.ideal, "Runner-up": plan.runner_up}
+    comparisons = {"Ideal": plan.ideal, "Runner-up": plan.runner_up}
     points = {title: point for title, point in comparisons.items() if point is not None}
     figures = _figures(plan)
     has_limits = any(limits.values())

@@ -80,10 +80,16 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
 
 
 def _answer(card: StepSummary) -> Text:
-    """Return the time of the step and its deployment, with a warning if it does not fit in memory."""
+    """Say how long the step takes, for which work, and on what."""
     time = ranged(float(card.total), _floats(card.range), lambda s: show(s, "s"))
     setup = f"{counted(int(card.layout.chips), 'chip')} of {card.system} ({show_layout(card.layout)}), engine {card.engine}"
-    words = Text.assemble("One ", card.phase, f" step of {card.model} takes ", (time, "bold green"), f" on {setup}.")
+    work = []
+    if card.phase != "prefill":
+        work.append(f"{counted(int(card.batch), 'sequence')} decode with {int(card.context):,} tokens of context")
+    if card.phase != "decode":
+        work.append(f"prefill of {counted(int(card.prompts), 'prompt')} of {int(card.tokens):,} tokens")
+    words = Text.assemble("One ", card.phase, f" step of {card.model} takes ", (time, "bold green"), f": {', '.join(work)}. ")
+    words.append(f"{setup[:1].upper()}{setup[1:]}.")
     free_bytes = float(card.memory.capacity - card.memory.used)
     if free_bytes < 0:
         words.append(f" It does not fit: {show(-free_bytes, 'B')} too much on a chip.", style="bold red")
@@ -117,8 +123,8 @@ def _answers(card: StepSummary) -> list[tuple[str, str | Text]]:
     if card.unanchored is not None:
         rows.append(("Without your runs", show(float(card.unanchored.total), "s")))
     if card.ideal is not None:
-        rows.append(("Without losses", show(float(card.ideal.total), "s")))
-    rows += [("Bounds", bounds(card)), ("Bound by", RESOURCES[str(card.bound)][0])]
+        rows.append(("Physical bound", f"{show(float(card.ideal.total), 's')} (no engine losses)"))
+    rows += [("Overlap bounds", bounds(card)), ("Bound by", RESOURCES[str(card.bound)][0])]
     free_bytes = float(card.memory.capacity - card.memory.used)
     rows.append(("Fits", "yes" if free_bytes >= 0 else f"no, {show(-free_bytes, 'B')} too much on a chip"))
     return rows
@@ -137,7 +143,7 @@ def bounds(step: Step) -> str:
     Returns:
         Its time if everything overlaps and if nothing does.
     """
-    return f"{show(float(step.lower), 's')} (everything overlaps) to {show(float(step.upper), 's')} (nothing overlaps)"
+    return f"{show(float(step.lower), 's')} (full overlap) to {show(float(step.upper), 's')} (no overlap)"
 
 
 def resource_table(seconds: Mapping[str, float], width: int) -> Grid:

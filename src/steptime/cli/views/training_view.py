@@ -180,17 +180,23 @@ def _figures(training: Training, system: System, *, full: bool) -> list[tuple[st
 
 
 def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str, str | Text]]:
-    failures = f"a failure every {show(run.between_failures, 's')}, a checkpoint every {show(run.checkpoint_every, 's')}"
+    failures = f"{in_digits(run.failures)} failures, one every {show(run.between_failures, 's')}; a checkpoint every {show(run.checkpoint_every, 's')}"
     rows: list[tuple[str, str | Text]] = [("Goodput", f"{run.goodput:.1%}: {failures}")]
     if math.isfinite(run.usd):
-        rows.append(("Rent", rent_in_words(system.rent)))
+        hours = (
+            f"{in_digits(run.chip_hours / 1e6)} M chip-hours"
+            if run.chip_hours >= 1e6
+            else f"{in_digits(run.chip_hours)} chip-hours"
+        )
+        spares = f", {run.spares:,} spares included" if run.spares else ""
+        rows.append(("Rent", f"{hours}{spares} at {rent_in_words(system.rent)}"))
     else:
         rows.append(("Rent", f"the rent of {system.name} is not known; --rent 2.10 sets it in USD per chip-hour"))
     if full:
         rows += [
             ("Steps", f"{run.steps:,.0f}, {run.flops:.3g} FLOP with causal attention"),
             ("Failures", f"{in_digits(run.failures)} in the run; {show(run.checkpoint, 'B')} per checkpoint"),
-            ("Chip-hours", f"{run.chip_hours:,.0f}" + (f", {run.spares:,} spares included" if run.spares else "")),
+            ("Chip-hours", f"{run.chip_hours:,.0f}"),
         ]
     if full and math.isfinite(run.joules):
         rows.append(("Energy", f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"))

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from steptime.cli.views.answer import Answer, footnote
 from steptime.cli.views.terminal_plots import scatter_plot
 from steptime.cli.views.widgets import Grid, table
+from steptime.errors import install_hint
 from steptime.physics.bias_correction import Anchors, Factor
 from steptime.physics.engine import Engine, constant
 from steptime.physics.engine_parameters import RUN_WAITS
@@ -148,7 +149,7 @@ def validation_view(
     )  # fmt: skip
 
 
-INSTALL = "pip install 'steptime[simulate]', or in a checkout pip install '.[simulate]', simulates each run"
+INSTALL = f"{install_hint('simulate')}, simulates each run"
 MEANING = "|predicted / measured - 1|; bias: median without the sign. Covered: runs within their 90 % range."
 
 
