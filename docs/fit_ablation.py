@@ -33,7 +33,7 @@ Median and 90th percentile of |predicted / measured - 1|. Written by `docs/fit_a
 | left out | unit | median / 90th percentile |
 |---|---|---:|
 """
-OWN = f"""## Effect of your own runs
+OWN = f"""## Effect of user runs
 
 The same errors if other runs of the same model, system, engine and release are given (`--anchor`). They are drawn {DRAWS}
 times for each run, in groups of at least {MANY + 1} runs.

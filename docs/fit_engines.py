@@ -40,9 +40,9 @@ NOT_MODELLED = """## What is not modelled
 
 - Settings that a row does not state: the KV format, the prefill chunk, max_num_seqs. Some runs at a concurrency of 512 have
   a TTFT of tens of seconds, because max_num_seqs limited them; their TPOT is that of far fewer sequences.
-- Speculative tokens that no column records. Some runs of DeepSeek-R1 (TensorRT-LLM 1.2.0rc6.post3 on hgx-b200) and of
-  Qwen3.5 (SGLang in fp8 on four chips) take half the time of the same configuration elsewhere, and less at longer outputs,
-  as with multi-token prediction.
+- Speculative tokens that no column records. Some runs of DeepSeek-R1 and Qwen3.5 take half the time of the same
+  configuration elsewhere, and less at longer outputs, as with multi-token prediction. (DeepSeek-R1: TensorRT-LLM
+  1.2.0rc6.post3 on hgx-b200; Qwen3.5: SGLang in fp8 on four chips.)
 - Fused kernels of one engine for one model (attention with its projection, all-reduce with the norm). One rule counts the
   launches of all models, so gpt-oss has the largest error when it is left out.
 - Waves: engines with prefill-first scheduling keep requests of equal length together. The drift of such requests is a guess

@@ -23,8 +23,10 @@ from steptime.pricing.bundled_prices import FOLDER, open_rows, table
 from steptime.pricing.serving_costs import CALIBRATED_MODES, plausible, token_costs
 from steptime.simulation.trace_files import read_trace
 
-SPEEDS = (15, 20, 25, 30, 40, 50, 60, 80, 100, 125, 150, 200)  # tok/s of the fronts
-FAR = 500_000  # tokens of context between which the bytes that a token adds to a read are told: 1 and 2 times
+# Speeds of the Pareto fronts, in tok/s per user.
+SPEEDS = (15, 20, 25, 30, 40, 50, 60, 80, 100, 125, 150, 200)
+# Tokens of context: KV bytes per token are the difference between reads at 1 and 2 times this context.
+FAR = 500_000
 
 
 def costs() -> None:

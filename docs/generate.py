@@ -1,10 +1,10 @@
-"""Writes docs/models.md, json.md, engines.md, training.md, lecture.md and questions.md; `--check` compares them.
+"""Write docs/models.md, json.md, engines.md, training.md, lecture.md and questions.md; `--check` compares them.
 
-Models come from the catalogue, docs/oracle.json and tests/golden; keys of JSON from the metadata of results' fields, and
-constants of engines from that of theirs.
+Models come from the catalogue, docs/oracle.json and tests/golden. Keys of JSON and constants of engines come from the
+metadata of their fields.
 """
 
-# ruff: noqa: E402, I001 - the tests' figures lie beside this folder, which is put on the path first
+# ruff: noqa: E402, I001 - the tests are imported from the folder above, which is put on the path first
 from __future__ import annotations
 
 import json
@@ -111,8 +111,8 @@ ANSWERS: dict[type, str] = {
     "and `at_high` are in the `unit` of the answer.",
     StepSummary: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has keys "
     "up to `latency_s`, and `bound`; with array inputs, its figures are lists. With `--explain` the command "
-    "adds `explanation`: `lines`, each with `term`, `name`, `formula` and `seconds` of the step, whose sum is the step, and "
-    "`sources` of the machine's figures, each with `figure`, `value`, `grade`, `date` and `url`.",
+    "adds `explanation`. Its `lines` have `term`, `name`, `formula` and `seconds`; the sum is the step. Its `sources` of the "
+    "system's figures have `figure`, `value`, `grade`, `date` and `url`.",
     Memory: "`st.memory_per_chip`.",
     Training: "`steptime train`, `st.train`. With `--scaling` the command adds `scaling`, a [Scaling](#scaling), "
     "and with `--launch` `launch`, the lines of a script.",
@@ -399,8 +399,8 @@ def rules_table() -> list[str]:
         "A plan has only layouts that its engine can start (`physics/engine_rules.py`). `ideal` allows every mathematically",
         "possible layout; `typical` and other engines obey the common rules of vLLM, SGLang and TensorRT-LLM. Sources were",
         "read on 2026-11-21, at the named commits; recalled rules are marked. Some rules always hold here and are not",
-        "listed: SGLang's tp % dp == 0, because its tp is tp x cp x dp here, and vLLM's tp % dcp == 0, because its tp is tp",
-        "x cp. Pipelines with DP attention start in all three (vLLM counts pp x tp x dp processes, vllm/config/parallel.py;",
+        "listed. They are SGLang's tp % dp == 0 (its tp is tp x cp x dp here) and vLLM's tp % dcp == 0 (its tp is tp",
+        "x cp). Pipelines with DP attention start in all three (vLLM counts pp x tp x dp processes, vllm/config/parallel.py;",
         "TensorRT-LLM removed its check in pull 3244; for SGLang this is recalled).",
         "",
         "| rule | condition on a layout | engine | source |",

@@ -241,7 +241,7 @@ def test_every_command_speaks_json(words):
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2", "--prefixes needs --prefix-cache"),
         (
             "simulate llama-3.1-8b hgx-h100 --rate 1 --percentile p50",
-            "--percentile needs a limit for that percentile",
+            "--percentile needs --speed or --ttft",
         ),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths foo", "unknown lengths 'foo'"),
         ("simulate llama-3.1-8b hgx-h100 --concurrency 4 --replicas 2 --route least-loaded", "--route needs --rate"),

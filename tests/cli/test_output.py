@@ -200,9 +200,9 @@ def test_outputs_are_looked_at_before_the_work(tmp_path):
     check("new.csv", "other.csv")
     assert not (tmp_path / "new.csv").exists()
     for outputs, says in (
-        (("in.csv",), "is an input of this command"), (("link.csv",), "is what this command reads"),
+        (("in.csv",), "is an input of this command"), (("link.csv",), "is an input of this command"),
         (("folder",), "is a folder"), (("none/a.csv",), "its folder does not exist"),
-        (("a.csv", "a.csv"), "is written by --out0 already"), (("in.csv/a",), "its folder does not exist"),
+        (("a.csv", "a.csv"), "is also the file of --out0"), (("in.csv/a",), "its folder does not exist"),
     ):  # fmt: skip
         with pytest.raises(DataFileError, match=says):
             check(*outputs)
@@ -262,7 +262,7 @@ def test_a_file_that_is_no_table_is_not_written_over(tmp_path):
     [
         ("validate runs.csv --predictions runs.csv", "runs.csv: is an input of this command"),
         ("validate runs.csv --csv runs.csv", "runs.csv: is an input of this command"),
-        ("validate runs.csv --predictions a.csv --csv a.csv", "is written by --predictions already"),
+        ("validate runs.csv --predictions a.csv --csv a.csv", "is also the file of --predictions"),
         ("validate runs.csv --predictions none/a.csv", "its folder does not exist"),
         ("calibrate runs.csv --engine mine --out runs.csv --force", "runs.csv: is an input of this command"),
         ("calibrate runs.csv --engine mine --out none/mine.toml", "its folder does not exist"),

@@ -90,7 +90,7 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
         "--trace without --find-rate, which searches the scale": (once or is_synthetic, "rate_scale"),
         "--rate, --concurrency or --find-rate; a trace contains its lengths": (is_synthetic, "input output lengths spread"),
         "random arrivals, or --prefixes": (is_synthetic or prefixes, "seed"),
-        "a limit for that percentile (--speed or --ttft), or --find-rate": (limited or not once, "percentile"),
+        "--speed or --ttft (a limit for that percentile), or --find-rate": (limited or not once, "percentile"),
         "--find-rate; --export writes the requests of one run": (not once, "csv"),
         "--rate, --find-rate or --trace; a client keeps its replica": (
             inputs.concurrency is None,

@@ -44,15 +44,15 @@ def interleaved_prefill_share(
 ) -> tuple[Array, Array]:
     r"""Return the share of mixed steps where one prompt is prefilled at a time.
 
-    A request that begins to decode meets the chunks of prompts that came during its own wait and prefill.
-    These are $\lambda (W_q + n t_1)$ prompts on average, fewer where requests go to replicas in turn. A
-    request that ends leaves behind the prompts that are present at any time. With $\rho = \lambda n t_1$ and
+    A request that begins to decode meets the chunks of prompts that arrived during its wait and prefill.
+    These are $\lambda (W_q + n t_1)$ prompts on average, or fewer if requests go to replicas in turn. When it
+    ends, the mean number of prompts is present. With $\rho = \lambda n t_1$ and
     $\pi$ the share of all steps that are mixed, decode meets
 
     $$ \lambda n D + n (\rho + \lambda W_q) - n \left(\frac\rho 2 + \lambda W_q\right) \frac\pi\rho $$
 
-    mixed steps in its time $D$. Without the last two terms, tokens would appear up to twice as fast where
-    prompts take long.
+    mixed steps in its time $D$. Without the last two terms, the predicted token rate would be up to twice too high
+    for long prompts.
 
     Args:
         decode_sequences: Mean number of decoding sequences.
@@ -97,19 +97,19 @@ def mixed_step_stats(
     r"""Return the steps of a replica that prefills up to `slots` prompts at a time.
 
     A step lasts $t_0$ with no chunk and $t_1 + s (j - 1)$ with $j$ chunks. Requests go to replicas and slots
-    in turn, or to the one with the lowest load, which is the same where all are equal. No request waits while any
+    in turn, or to the one with the lowest load, which is the same if all are equal. No request waits while any
     slot is free, as in one common queue. All arguments broadcast.
 
-    If all steps were slow, slots would be the servers of an M/D/c queue at the load $f = a \tau / (c T)$. All
-    would be idle at the odds $1 : B$ with $B = e^{c f} / (1 - f^{c+1}) - 1$. Only the starts out of
-    decode-only steps differ: arrivals come per second and not per step, so that slow steps attract them. With
+    If all steps were slow, slots would be the servers of an M/D/c queue at the load $f = a \tau / (c T)$. The
+    odds that all are idle would be $1 : B$ with $B = e^{c f} / (1 - f^{c+1}) - 1$. Only arrivals in
+    decode-only steps differ: arrivals are per second, not per step, so more of them fall into slow steps. With
     $\pi$ the share of slow steps, $\tau = t_1 + s (a / \pi - 1)$ their mean, $T$ the mean step, $\lambda = a
     / (n T)$ and $w = 1 / (c^2 n)$:
 
     $$ \frac{\pi}{1 - \pi} = B \left(\frac{1 - e^{-\lambda t_0}}{1 - e^{-\lambda \tau}}\right)^{1-w}
        \left(\frac{t_0}{\tau}\right)^w $$
 
-    The queue for slots grows without end where $\lambda$ reaches the rate of full steps. Its load is $\lambda
+    The queue for slots grows without limit if $\lambda$ reaches the rate of full steps. Its load is $\lambda
     n t(c) / c$. This is above the share of time in which a slot is taken, because steps with few chunks are
     shorter. For one slot $\pi = a$ at any step times.
 

@@ -1,16 +1,17 @@
 r"""Steady states of a deployment: the rate and latency of a replica under load.
 
-**Aggregated.** A token is made among $B$ sequences. Each request lives for $O - 1$ steps, so that a step
-brings $B/(O-1)$ new requests and their prompts. A data-parallel rank prefills in chunks of $c$ tokens
-together with its decode batch. A step brings $a = B n/(O-1)$ chunks, with $n$ per prompt. Experts synchronize
-the ranks in every layer, so that a step is slow when any rank prefills. This is a share $1 - u$ of steps
+**Aggregated.** A token is made among $B$ sequences. Each request lives for $O - 1$ steps, so
+$B/(O-1)$ new requests with their prompts arrive per step. A data-parallel rank prefills in chunks of $c$ tokens
+together with its decode batch. With $n$ chunks per prompt, $a = B n/(O-1)$ chunks
+arrive per step. Experts synchronize the ranks in every layer, so a step is slow when any rank prefills.
+This is a share $1 - u$ of steps
 (`mixed_step_stats`), and
 
 $$ t = u\, t_{decode} + (1 - u)\, t_{mixed}, \qquad t_{mixed} = t(a / (1 - u)) $$
 
 with the mean number of chunks of a slow step. A user's time per token is $t$: the prompts of other requests
 delay the steps that prefill them. The load of the prefill queue is a share of time. The queue grows without
-end where $a$ reaches the capacity of a step.
+limit if $a$ reaches the capacity of a step.
 
 **Disaggregated.** One pool prefills whole prompts, another decodes, and the numbers of their replicas are
 matched to the same rate of requests. The KV cache of each prompt moves between them before the user sees the
@@ -20,9 +21,9 @@ first token.
 request lives for $(O - 1)/a$ steps, and a user's time per token is $t / a$. `physics.speculative_step` gives
 the time of these steps.
 
-**Arrivals.** Requests come at random. An arrival sees the mean number of other requests in flight (PASTA).
+**Arrivals.** Requests arrive at random. An arrival sees the mean number of other requests in flight (PASTA).
 Therefore $R$ replicas in which a token is made among $B$ sequences have $R B - 1$ requests in flight. The
-number in flight varies as a Poisson number, so that a chip needs room for more than the mean.
+number in flight has a Poisson distribution, so a chip needs memory for more than the mean.
 """
 
 from __future__ import annotations

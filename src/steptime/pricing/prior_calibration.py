@@ -334,7 +334,7 @@ def priors_text() -> str:
     kv_bytes = np.array([float(next(iter(rows.values()))["kv_bytes_read_per_token"]) for rows in costs_by_model().values()])
     inside = within(market.values, 0.5, 10)
     lines = [
-        "# Written by docs/fit_prices.py from the rows beside it; tests recompute each figure.",
+        "# Written by docs/fit_prices.py from the rows of this folder; tests recompute each figure.",
         "",
         "[margin] # of the median seller of each model over a request's cost (4,096 in, 1,024 out, 40 tok/s), a busy chip",
         f'chips = "Hopper (geometric mean of {" and ".join(HOPPER)})"',

@@ -7,9 +7,9 @@ Each block has two functions, y1 = x1 + f(x2) and y2 = x2 + g(y1), on the halves
 only its last output. In the backward pass, each block rebuilds its input and computes f and g once more. Needs the
 extra `torch`.
 
-As in plain PyTorch: dropout draws the same random numbers again (the generator's state is saved where a function
-draws); autocast, running statistics (updated once), gradient hooks, frozen and shared parameters, and nested blocks
-work.
+Dropout draws the same random numbers again: the state of the generator is saved if a function draws. Autocast,
+running statistics (updated once), gradient hooks, frozen and shared parameters, and nested blocks work as in plain
+PyTorch.
 
 `torch.compile` runs a sequence uncompiled, between the compiled code before and after it, because the compiler cannot
 trace a backward pass that calls autograd. Compile f and g instead. Second derivatives are refused.
