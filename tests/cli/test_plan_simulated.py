@@ -33,7 +33,7 @@ def test_the_replay_comes_before_the_plans_own_figures(more, columns):
     text = words(shown.stdout)
     simulated = "With random arrivals: $"
     assert text.index("tokens in") < text.index(simulated) < text.index("This plan")
-    assert "limits met at p90" in text
+    assert "the limits are met at p90" in text
     assert max(map(len, shown.stdout.splitlines())) <= columns
     assert len(shown.stdout.splitlines()) <= 40 or more
 

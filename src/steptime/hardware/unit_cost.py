@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from steptime.number_checks import Number
-from steptime.units import DAY, MILLION, in_digits
+from steptime.units import DAY, MILLION
 
 
 def usd_per_million(usd_per_second: Number, tokens_per_second: Number) -> Number:
@@ -128,14 +128,19 @@ def usd(value: float) -> str:
     Returns:
         Text such as "$1,230" or "$6.99 M".
 
-    >>> usd(1234.5), usd(0.3), usd(0.05018), usd(0.0), usd(6_994_061.63), usd(217.73), usd(12)
-    ('$1,230', '$0.300', '$0.0502', '$0.00', '$6.99 M', '$218', '$12.0')
+    >>> usd(1234.5), usd(0.3), usd(0.05018), usd(0.0), usd(6_994_061.63), usd(99.95), usd(12), usd(-5.5)
+    ('$1,230', '$0.300', '$0.0502', '$0.00', '$6.99 M', '$100', '$12.0', '-$5.50')
+    >>> usd(292e6), usd(999.6e6), usd(999_499), usd(2e12)
+    ('$292 M', '$1.00 B', '$999,000', '$2,000 B')
     """
     if not math.isfinite(value):
         return "unknown"
-    for scale, letter in ((1e9, " B"), (1e6, " M")):
-        if abs(value) >= 0.9995 * scale:
-            return f"${in_digits(value / scale) if value >= 999.5 * scale else f'{value / scale:#.3g}'}{letter}"
-    if value and abs(value) < 999.5:
-        return f"${value:.{max(0, 2 - math.floor(math.log10(abs(value) * (1 + 5e-4))))}f}"
-    return f"${in_digits(value)}" if value else "$0.00"
+    if not value:
+        return "$0.00"
+
+    # Rounded first: 999,600,000 is 1.00 B, not 1,000 M.
+    rounded = float(f"{abs(value):.3g}")
+    scale, letter = next(((s, name) for s, name in ((1e9, " B"), (1e6, " M")) if rounded >= s), (1.0, ""))
+    amount = rounded / scale
+    decimals = max(0, 2 - math.floor(math.log10(amount)))
+    return f"{'-' if value < 0 else ''}${amount:,.{decimals}f}{letter}"

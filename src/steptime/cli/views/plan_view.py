@@ -265,7 +265,8 @@ def _compared_cost(plan: Plan) -> str:
     if abs(cost_difference) < 0.0005:
         return "the same cost" if has_rent(plan) else "the same output per chip"
     if not has_rent(plan):
-        return f"{abs(cost_difference):.1%} {'less' if cost_difference > 0 else 'more'} output per chip"
+        change = cost_difference / (1 + cost_difference)
+        return f"{abs(change):.1%} {'less' if change > 0 else 'more'} output per chip"
     if cost_difference > 0:
         return f"{cost_difference:.1%} more expensive"
     return f"{-cost_difference:.1%} cheaper; among layouts within {AS_CHEAP:.1%} in cost, the plan is the fastest"

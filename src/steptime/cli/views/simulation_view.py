@@ -289,10 +289,9 @@ def replay_lines(replay: Replay, *, full: bool) -> list[Text]:
     dollars = a.usd_per_million_output_tokens
     rate = f"{show(replay.simulation.output_tokens_per_second_per_chip, 'tok/s')} of output per chip"
     answer = f"{usd(dollars)} per million output tokens" if math.isfinite(dollars) else rate
-    share = "the whole" if replay.attempts == 1 else f"{replay.rate / replay.planned_rate:.0%}"
-    load = f"{share} rate of the plan" if replay.attempts == 1 else f"{share} of the plan's rate"
-    planned = f"{in_digits(replay.planned_rate)} requests/s"
-    head = Text.assemble((f"With random arrivals: {answer}", "bold green"), f", limits met {percentile} at {load}, {planned}.")
+    share = "the plan's rate" if replay.attempts == 1 else f"{replay.rate / replay.planned_rate:.0%} of the plan's rate"
+    load = f"{in_digits(replay.rate)} requests/s, {share}"
+    head = Text.assemble((f"With random arrivals: {answer}", "bold green"), f"; the limits are met {percentile} at {load}.")
     return [head, *_limits(replay.simulation.limits), _verdict(a, None)] if full else [head]
 
 
