@@ -268,8 +268,14 @@ def _answered() -> int:
 
 def _refused(problem: InputError) -> int:
     """Print the error of the input, under --json also as JSON."""
-    if "--json" in sys.argv:
-        print_json(problem_json(problem))
+    if "--json" in sys.argv and sys.stdout is not None:
+        try:
+            print_json(problem_json(problem))
+        except OSError as error:
+            # The message still goes to standard error.
+            drop()
+            say(f"steptime: cannot print: {error.strerror or error}")
+            return WRONG
     say(f"steptime: {_with_option(str(problem))}")
     return IMPOSSIBLE if isinstance(problem, Impossible) else WRONG
 

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -131,7 +131,9 @@ def say(words: str) -> None:
     """
     # Standard output carries only the answer, so that it can be piped.
     if sys.stderr is not None:
-        sys.stderr.write(replace_controls(words) + "\n")
+        with suppress(OSError):
+            sys.stderr.write(replace_controls(words) + "\n")
+            sys.stderr.flush()
 
 
 def write_out(text: str) -> None:

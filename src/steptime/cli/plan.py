@@ -1,5 +1,6 @@
 """The command `steptime plan`."""
 
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,8 +119,9 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
     if output.csv is not None:
         write_csv(output.csv, deployment)
     if output.plot is not None:
+        existed = os.path.exists(output.plot)
         deployment.plot(output.plot)
-        wrote(output.plot, "the Pareto front")
+        wrote(output.plot, "the Pareto front", replaced=existed)
     # Launch scripts would start a plan that misses its limits.
     refused = replayed is not None and not replayed.good
     if output.launch_dir is not None and deployment.feasible and not refused:

@@ -148,7 +148,10 @@ def with_rent(system: System, rent: str | float) -> System:
     value = _parse_rent(rent) if isinstance(rent, str) else rent / HOUR
     if value <= 0:
         raise RangeError(f"rent: must be greater than 0 USD/h, got {short_repr(rent)}")
-    usd_per_second = checked("rent", value, "USD/s")
+    try:
+        usd_per_second = checked("rent", value, "USD/s")
+    except RangeError:
+        raise RangeError(f"rent: must be from 0.01 to 3,600 USD per chip-hour, got {short_repr(rent)}") from None
     return replace(
         system,
         rent=Rent(

@@ -62,8 +62,8 @@ class Slo:
         limit("the TTFT limit", self.ttft)
         limit("the TPOT limit", self.tpot)
         for name, value, maximum, fix in (
-            ("tpot", self.tpot, LONGEST_TPOT, "for a speed in tok/s give Slo(speed=...)"),
-            ("ttft", self.ttft, DAY, "it is a time in s; for a speed in tok/s give Slo(speed=...)"),
+            ("tpot", self.tpot, LONGEST_TPOT, "to limit a speed in tok/s, give the speed"),
+            ("ttft", self.ttft, DAY, "it is a time in s; to limit a speed in tok/s, give the speed"),
         ):
             times = np.asarray(value, dtype=np.float64)
             longest = np.max(times, where=np.isfinite(times), initial=0.0)
