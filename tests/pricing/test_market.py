@@ -380,7 +380,7 @@ def test_one_list_read_backward_in_text_and_json(monkeypatch):
         assert found.exit_code == 0, found.exception
         assert found.output.startswith("The prices of openai/gpt-6-sol imply ")
         assert max(map(len, found.output.splitlines())) <= int(width)
-        for words in ("Not identifiable", "sections 13 and 14"):
+        for words in ("Not identifiable",):
             assert words in " ".join(found.output.split())
     told = json.loads(run("openai/gpt-6-sol", "--read", "--json").stdout)
     assert told["schema"] == "steptime.price-reading/2"

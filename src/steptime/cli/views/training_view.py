@@ -180,16 +180,12 @@ def _figures(training: Training, system: System, *, full: bool) -> list[tuple[st
 
 
 def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str, str | Text]]:
-    failures = f"{in_digits(run.failures)} failures, one every {show(run.between_failures, 's')}; a checkpoint every {show(run.checkpoint_every, 's')}"
-    rows: list[tuple[str, str | Text]] = [("Goodput", f"{run.goodput:.1%}: {failures}")]
+    failures = f"{in_digits(run.failures)} failures, one every {show(run.between_failures, 's')}"
+    checkpoints = f"a checkpoint every {show(run.checkpoint_every, 's')}"
+    rows: list[tuple[str, str | Text]] = [("Goodput", f"{run.goodput:.1%}: {failures}; {checkpoints}")]
     if math.isfinite(run.usd):
-        hours = (
-            f"{in_digits(run.chip_hours / 1e6)} M chip-hours"
-            if run.chip_hours >= 1e6
-            else f"{in_digits(run.chip_hours)} chip-hours"
-        )
-        spares = f", {run.spares:,} spares included" if run.spares else ""
-        rows.append(("Rent", f"{hours}{spares} at {rent_in_words(system.rent)}"))
+        spares = f" ({run.spares:,} spares included)" if run.spares else ""
+        rows.append(("Rent", f"{in_digits(run.chip_hours)} chip-hours{spares} at {rent_in_words(system.rent)}"))
     else:
         rows.append(("Rent", f"the rent of {system.name} is not known; --rent 2.10 sets it in USD per chip-hour"))
     if full:
