@@ -382,7 +382,7 @@ def rate_answer(search: HighestRate, limited: bool = True) -> Text:
         answer.append(latencies_there, style="not bold")
     if search.scale is not None:
         answer.append(
-            f" The arrivals are {in_digits(search.scale)} times the rate of the trace, with its lengths and bursts.",
+            f" This rate is {in_digits(search.scale)} times the rate of the trace, with its lengths and bursts.",
             style="not bold",
         )
     # Short runs at high rates do not show whether the queue grows.
