@@ -163,7 +163,7 @@ def test_the_csv_of_clients_has_their_number(tmp_path):
         ("--concurrency 3 --find-rate --speed 20", "needs a limit on TTFT"),
         ("--concurrency 0 --find-rate --ttft 1", "concurrency must be at least 1"),
         ("--concurrency 3 --find-rate --ttft 1 --export a.csv", "--export needs a run at one rate"),
-        ("--rate 1 --percentile p50", "--percentile needs"),
+        ("--rate 1 --percentile p50", "--percentile needs --speed or --ttft"),
         ("--rate 1 --ttft 1 --percentile p98", "unknown percentile 'p98'; did you mean"),
     ],
 )

@@ -377,11 +377,11 @@ def rate_answer(search: HighestRate, limited: bool = True) -> Text:
     answer = Text(f"{rate} is the highest rate within the limits, {percentile}.", style="bold green")
     best_point = next((p for p in search.points if p.good and p.rate == search.rate), None)
     if best_point is not None:
-        latencies_there = f" TTFT is {show(best_point.ttft, 's')} and TPOT {show(best_point.tpot, 's')} there."
+        latencies_there = f" At this rate TTFT is {show(best_point.ttft, 's')} and TPOT {show(best_point.tpot, 's')}."
         answer.append(latencies_there, style="not bold")
     if search.scale is not None:
         answer.append(
-            f" That is {in_digits(search.scale)} times the rate of the trace, with its lengths and bursts.",
+            f" This rate is {in_digits(search.scale)} times the rate of the trace, with its lengths and bursts.",
             style="not bold",
         )
     # Short runs at high rates do not show whether the queue grows.
