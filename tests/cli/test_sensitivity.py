@@ -23,7 +23,7 @@ def test_the_answer_comes_first_then_a_table_and_bars(columns):
     text = " ".join(found.stdout.split())
     for words in (
         "4.00 USD/h",
-        "assumed, 25 %",
+        "assumed,",
         "▒ input at its low end █ at its high end │ current answer",
         "1. scatter,",
     ):

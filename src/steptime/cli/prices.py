@@ -42,9 +42,7 @@ class PriceQuery:
     list_: Annotated[
         str | None, option("Your own price list as TOML, for the estimates of --read.", SOURCE, "--list", metavar="FILE.toml")
     ] = None
-    is_inversion: Annotated[
-        bool, option("Estimate a model's size, KV cache and costs from its price list.", SOURCE, "--read")
-    ] = False
+    is_inversion: Annotated[bool, option("Estimate a model's size and KV cache from its price list.", SOURCE, "--read")] = False
     history: Annotated[bool, option("Show the history of prices and rents, day by day.", SOURCE, "--history")] = False
     target_margin: Annotated[
         float | None, option("Propose a price list at this price / cost on SYSTEM, such as 2.", SOURCE, metavar="TIMES")

@@ -136,6 +136,8 @@ def _offers(market: Market, places: Iterable[int]) -> Grid:
         title=f"USD per million tokens, {count}" + ("" if best is None else f"; price / cost on {best.system}"),
         first_to_go=(first + 7, first + 6, first + 5, *([1] if has_variants else []), first + 2),
     )  # fmt: skip
+    # sources never wrap: a column that does not fit is left out
+    grid.no_wrap = (first + 5,)
     for place in places:
         offer, price = market.offers[place], market.prices[place]
         marks = {"first-party": " (maker)", "reseller": " (reseller)"}
@@ -154,7 +156,7 @@ def _costs(market: Market) -> Grid:
     grid = table(
         "System", "1k requests", "Price / cost", "Mode", "Chips", "90 % range", "Aggregated", "Layout", "90 % of cost",
         "Lowest price / cost", "In", "Out", "Rent per chip",
-        title="Cost of 1,000 requests in USD at full load, and price / cost of the median seller",
+        title="Cost of 1,000 requests at full load, and price / cost of the median seller",
         numbers=(1, 2, 4, 5, 6, 8, 9, 10, 11), first_to_go=(12, 10, 11, 9, 8, 7, 6),
     )  # fmt: skip
     margins = {margin.system: margin for margin in market.margins}
@@ -168,7 +170,7 @@ def _costs(market: Market) -> Grid:
 
     # Hopper is what most hosts own, so its mean stands first
     if "hopper" in margins:
-        add("H100, H200 (mean)", "hopper", usd(THOUSAND * market.median_price / margins["hopper"].median))
+        add("H100/H200 mean", "hopper", usd(THOUSAND * market.median_price / margins["hopper"].median))
     for cost in sorted(market.costs, key=lambda cost: (not cost.feasible, cost.usd_per_request)):
         if not cost.feasible:
             grid.add_row(cost.system, Text(cost.reason.partition(";")[0][:60], style="bright_black"))
@@ -290,8 +292,8 @@ def proposal_view(proposal: Proposal, *, full: bool = False) -> RenderableType:
     lines = _reasons_table(proposal) if full else _other_prices(proposal)
     return Answer(
         sentence=f"At {proposal.margin:g}x the cost of chips that are busy {busy} of the day ({ratio}x the cost at full "
-        f"load), {model} on {proposal.system} sells a million tokens for {usd(base.input)} (input), {usd(base.output)} (output) "
-        f"and {usd(base.effective_cache_read)} (cached).",
+        f"load), {model} on {proposal.system} sells a million tokens for {usd(base.input)} (input), {usd(base.output)} "
+        f"(output) and {usd(base.effective_cache_read)} (cached).",
         conditions=f"At full load, 1,000 requests cost {usd(THOUSAND * cost.usd_per_request)}: {mix.input_tokens:,.0f} tokens "
         f"in{cached}, {mix.output_tokens:,.0f} out, {proposal.speed:g} tok/s per user, {counted(cost.chips, 'chip')}.",
         body=[_tier_prices(proposal), footnote(_tiers_meaning(proposal)), lines], warnings=proposal.notes,

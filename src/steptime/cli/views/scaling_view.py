@@ -49,7 +49,8 @@ def budget_view(budget: Budget, *, width: int, full: bool = False) -> Renderable
     """
     best, machine = budget.choice, budget.machine
     charts = _cost_chart(budget, best, width) if budget.demand.weight else []
-    laws, bill = _laws_table(budget), [_bill_table(budget, best), footnote(_bill_meaning(budget, best))]
+    laws = _laws_table(budget)
+    bill: list[RenderableType] = [_bill_table(budget, best), footnote(_bill_meaning(budget, best))]
     meaning = _laws_meaning(laws, width)
     body: list[RenderableType] = [laws, *([footnote(meaning)] if meaning else []), *bill]
     sizes: list[RenderableType] = []
