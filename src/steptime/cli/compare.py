@@ -130,7 +130,7 @@ class CompareOptions(Load):
             "Required probability that a plan meets each limit (0.5 to 0.99).",
             LIMITS,
             show_default="the predicted mean meets the limits, about 0.5",
-        ),  # fmt: skip
+        ),
     ] = None
     chips: Annotated[
         str | None,

@@ -121,8 +121,8 @@ class Load:
     input_: Annotated[int, count("--input", "Prompt tokens of a request.", WORKLOAD)] = 1024
     output: Annotated[int, count("--output", "Output tokens of a request.", WORKLOAD)] = 1024
     cached: Annotated[float, option("Share of the prompt that a prefix cache holds (0 to 1).", WORKLOAD)] = 0.0
-    speed: Annotated[float | None, option("Least output speed for each user, in tok/s.", LIMITS)] = None
-    ttft: Annotated[float | None, option("Longest mean time to first token, in s.", LIMITS)] = None
+    speed: Annotated[float | None, option("Minimum output speed for each user, in tok/s.", LIMITS)] = None
+    ttft: Annotated[float | None, option("Maximum mean time to first token, in seconds.", LIMITS)] = None
 
     def workload(self) -> "Workload":
         """Return the requests."""
