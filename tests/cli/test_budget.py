@@ -162,19 +162,19 @@ def test_what_cannot_be_asked_is_named(words, code, told):
 def test_the_answer_has_the_machine_s_too():
     shown = " ".join(run(SERVED, columns=120).stdout.split())
     assert re.search(r"On [\w-]+: \S+ B parameters on", shown)
-    assert "beyond the runs that laws were fitted to: epoch" in shown
+    assert "epoch extrapolates beyond its runs" in shown
     assert "(fitted to 245 M to 318 B)" in shown
 
 
 def test_laws_that_cannot_reach_a_loss_are_left_out_and_said():
     shown = " ".join(run("budget --loss 1.75 --tokens-served 2600T", columns=120).stdout.split())
     assert "left out: epoch has no model" in shown
-    assert "by hoffmann" in shown
+    assert "Scaling law: hoffmann" in shown
 
 
 def test_losses_are_told_in_a_sentence_and_written(tmp_path):
     shown = run("laws --params 70B --tokens 1.4T --csv losses.csv", folder=tmp_path, columns=120).stdout
-    assert re.match(r"70.0 B parameters on 1.40 T tokens have a loss of [\d.]+ to [\d.]+ nats per token, by \d+ laws: ", shown)
+    assert re.match(r"70.0 B parameters on 1.40 T tokens: loss [\d.]+ nats per token by the law epoch; ", shown)
     lines = (tmp_path / "losses.csv").read_text(encoding="utf-8").splitlines()
     rows = {row["law"]: row for row in csv.DictReader(lines)}
     assert float(rows["epoch"]["loss"]) == pytest.approx(1.974, abs=1e-3)

@@ -17,14 +17,14 @@ def test_the_answer_comes_first_then_a_table_and_bars(columns):
     found = run(ASKED + " --full", columns=columns)
     assert found.returncode == 0
     lines = found.stdout.splitlines()
-    assert lines[0].startswith("USD per million tokens of this step: $0.4")
-    assert "(scatter)" in " ".join(lines[:3])
+    assert lines[0].startswith("USD per million tokens, step deepseek-v3 gb200-nvl72: $0.4")
+    assert "(scatter)" in " ".join(lines[:4])
     assert all(len(line) <= columns for line in lines)
     text = " ".join(found.stdout.split())
     for words in (
         "4.00 USD/h",
-        "assumed, 25 %",
-        "▒ input at its low █ at its high │ present answer",
+        "assumed,",
+        "▒ input at its low end █ at its high end │ current answer",
         "1. scatter,",
     ):
         assert words in text

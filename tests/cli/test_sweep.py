@@ -20,12 +20,12 @@ def test_few_points_have_a_row_each(columns):
     assert found.returncode == 0
     lines = found.stdout.splitlines()
     assert lines[0].startswith("Lowest USD per million tokens: $")
-    assert "step over batch (7) x context (2): 14 points" in found.stdout
+    assert "step: 7 values of batch x 2 values of context = 14 points" in found.stdout
     assert len(lines) <= 40
     assert all(len(line) <= columns for line in lines)
     batches = ("1 ", "2 ", "4 ", "8 ", "16 ", "32 ", "64 ")
     assert len([line for line in lines if line.strip().startswith(batches) and "ms (" in line]) == 14
-    assert "In brackets: 90 % ranges." in lines
+    assert "(low to high): 90 % range." in found.stdout
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -33,10 +33,10 @@ def test_many_points_are_ends_and_a_picture(columns):
     found = run(f"{STEP} --over batch=1:1000:200 --over context=1k:100k:50", columns=columns)
     lines = found.stdout.splitlines()
     assert lines[0].startswith("Lowest USD per million tokens: $")
-    assert "step over batch (200) x context (50): 10,000 points" in found.stdout
+    assert "step: 200 values of batch x 50 values of context = 10,000 points" in found.stdout
     assert len(lines) <= 40
     assert all(len(line) <= columns for line in lines)
-    assert "exceed the memory of a chip" in " ".join(found.stdout.split())
+    assert "not fit in the memory of a chip" in " ".join(found.stdout.split())
     curve = run(f"{STEP} --over batch=1:1000:200", columns=columns)
     assert "(batch [sequences])" in curve.stdout
 
@@ -140,7 +140,7 @@ def test_what_is_no_table_of_a_sweep_is_not_overwritten(tmp_path):
 def test_what_is_cheapest_fits_whatever_is_told():
     found = run(f"{STEP} --over batch=1:4096:200 --answer usd_per_million_tokens")
     text = " ".join(found.stdout.split())
-    assert "exceed the memory of a chip" in text
+    assert "not fit in the memory of a chip" in text
     assert "at batch 4,096" not in text
     assert run(f"{STEP} --over batch=50000,60000").returncode == 1
     rows = run(f"{STEP} --over batch=64,4096 --context 8k", columns=120).stdout

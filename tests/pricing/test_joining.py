@@ -39,7 +39,7 @@ def test_what_one_lacks_is_of_the_other():
     assert (found.base.cache_write_long, found.service_rates("fast")[0].output) == (10, 150)
     assert found.base.source == "long cache writes: maker, 2026-10"
     assert found.service_rates("fast")[0].source == "pages, 2026-04"
-    assert any("not in package 1" in note and "fast (pages, 2026-04)" in note for note in found.notes)
+    assert any("package 1" in note and "fast (pages, 2026-04)" in note for note in found.notes)
 
 
 def test_prices_of_a_line_that_costs_otherwise_are_not_mixed():

@@ -20,13 +20,18 @@ def budget(
     inputs: BudgetInputs,
     plot: Annotated[str | None, option("Picture file: .png, .svg or .pdf.", OUTPUT, metavar="FILE")] = None,
     picture: Annotated[
-        str, option("Content of the picture: cost, contours, open (models), experts or frontier.", OUTPUT, metavar="KIND")
+        str,
+        option(
+            "Content of the picture: cost, contours (of loss), open (open-weight models), experts, or frontier (loss by cost).",
+            OUTPUT,
+            metavar="KIND",
+        ),
     ] = "cost",
     full: FULL = False,
     csv: CSV = None,
     json: JSON = False,
 ) -> None:
-    """Choose the parameters and tokens of least lifetime cost for a quality and a traffic.
+    """Find the model size and training tokens with the lowest lifetime cost, for a given quality and traffic.
 
     Args:
         ctx: context of typer; the other arguments are options, described by their help.

@@ -44,19 +44,19 @@ ALL, ANY = "all", "any"
 class Rivals:
     """Models and systems to compare."""
 
-    models: Annotated[str, typer.Argument(metavar="MODEL[,MODEL...]", help="Models, with commas between.", show_default=False)]
+    models: Annotated[
+        str, typer.Argument(metavar="MODEL[,MODEL...]", help="Model names, separated by commas.", show_default=False)
+    ]
     systems: Annotated[
         str,
-        typer.Argument(metavar="[SYSTEM[,SYSTEM...]]", help="Systems, with commas between, or all of the catalogue."),
+        typer.Argument(metavar="[SYSTEM[,SYSTEM...]]", help="System names, separated by commas, or all."),
     ] = ALL
-    year: Annotated[str | None, option("Only chips of these years: 2024, 2022..2024 or 2024.. .", SUBJECT, metavar="YEARS")] = (
-        None
-    )
-    vendor: Annotated[str | None, option("Only chips of these makers, with commas between: NVIDIA,AMD.", SUBJECT)] = None
+    year: Annotated[str | None, option("Years of the chips: 2024, 2022..2024 or 2024.. .", SUBJECT, metavar="YEARS")] = None
+    vendor: Annotated[str | None, option("Makers of the chips, such as NVIDIA,AMD.", SUBJECT)] = None
     engine: Annotated[
         str | None,
         typer.Option(
-            help="One engine for all: a name (`steptime engines`), a file of constants, or ideal, the bound that physics sets.",
+            help="Engine of all systems: a name (`steptime engines`), a file of constants, or ideal (the physical bound).",
             show_default="vllm on NVIDIA chips, typical on others",
             rich_help_panel=SUBJECT,
         ),
@@ -125,12 +125,17 @@ class CompareOptions(Load):
     """Requests, limits and deployment of each pair."""
 
     sure: Annotated[
-        float | None, option("Probability of meeting each limit, 0.5 to 0.99; by default limits hold on average.", LIMITS)
+        float | None,
+        option(
+            "Required probability that a plan meets each limit (0.5 to 0.99).",
+            LIMITS,
+            show_default="the predicted mean meets the limits, about 0.5",
+        ),
     ] = None
     chips: Annotated[
         str | None,
         option(
-            "Chips of each system, or any: the cheapest number of 1, 2, 4, ... up to 64 or a domain.",
+            "Chips of each system; any: try 1, 2, 4, ... up to 64 or one scale-up domain, and keep the cheapest.",
             "Deployment",
             metavar="N",
             show_default="a scale-up domain",
@@ -153,7 +158,7 @@ class CompareOptions(Load):
 
 @grouped
 def compare(ctx: typer.Context, rivals: Rivals, options: CompareOptions) -> None:
-    """Compare models and systems: the cheapest plan of each pair, ties, and changes that would flip the order.
+    """Compare models and systems: the cheapest plan of each pair, ties, and changes that would reverse the order.
 
     Args:
         ctx: context of typer; the other arguments are options, described by their help.

@@ -22,8 +22,8 @@ WORDS = Annotated[
 WITHIN = Annotated[
     str | None,
     option(
-        "Budget of the chip, which FLOP/s give up for other parts: power, or shares of an area or a price, such as "
-        "bandwidth=0.3,capacity=0.1,link=0.1.",
+        "Fixed budget of the chip: more bandwidth, capacity or links cost FLOP/s. Value: power, or the share of each part of "
+        "an area or a price, such as bandwidth=0.3,capacity=0.1,link=0.1.",
         AXES,
         metavar="BUDGET",
     ),
@@ -39,7 +39,9 @@ def design(
     within: WITHIN = None,
     aim: Annotated[
         list[str] | None,
-        option("Aim, the most important first; by default cost and speed. Repeatable.", OUTPUT, metavar="NAME"),
+        option(
+            "Aim of the search, the most important first. Repeatable.", OUTPUT, metavar="NAME", show_default="cost and speed"
+        ),
     ] = None,
     out: OUT = None,
     csv: CSV = None,
@@ -47,9 +49,9 @@ def design(
         str | None, option("Picture file (.svg, .png, .pdf) of the first aim over the axes.", OUTPUT, metavar="FILE")
     ] = None,
     against: Annotated[
-        str | None, option("Answer on the other axis of the picture, with the front.", OUTPUT, metavar="NAME")
+        str | None, option("Answer on the y axis of the picture, with the Pareto front.", OUTPUT, metavar="NAME")
     ] = None,
-    workers: Annotated[int | None, option("Processes of this machine; by default one a core.", EXECUTION, metavar="N")] = None,
+    workers: Annotated[int | None, option("Number of processes.", EXECUTION, metavar="N", show_default="one per core")] = None,
     full: FULL = False,
     json: JSON = False,
 ) -> None:

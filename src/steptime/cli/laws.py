@@ -12,28 +12,32 @@ from steptime.errors import RangeError
 if TYPE_CHECKING:
     from steptime.scaling.scaling_laws import Law
 
-LOSS, BOARD = "A loss", "Mixtures of experts"
+LOSS, BOARD = "Predicted loss", "MoE models"
 
 
 def laws(
     ctx: typer.Context,
     name: Annotated[
         str | None,
-        typer.Argument(help="A law to show, or a path to a TOML file; without it, all are listed.", show_default=False),
+        typer.Argument(
+            help="Law to show: a name, or a path to a TOML file. Without it, all laws are listed.", show_default=False
+        ),
     ] = None,
-    params: Annotated[int | None, count("--params", "Parameters of a model, such as 70B: for a predicted loss.", LOSS)] = None,
-    tokens: Annotated[int | None, count("--tokens", "Tokens that it is trained on, such as 15T.", LOSS)] = None,
+    params: Annotated[
+        int | None, count("--params", "Parameters of a dense model, such as 70B, for its predicted loss.", LOSS)
+    ] = None,
+    tokens: Annotated[int | None, count("--tokens", "Training tokens of that model, such as 15T.", LOSS)] = None,
     moe: Annotated[
         int | None,
-        count("--moe", "Active parameters of mixtures of experts, to compare with dense models by several laws.", BOARD),
+        count("--moe", "Active parameters of MoE models, such as 37B: several laws compare them with dense models.", BOARD),
     ] = None,
     experts: Annotated[
         str | None,
-        option("Numbers of experts, with commas.", BOARD, metavar="N,N,...", show_default="1 to 512, doubling"),
+        option("Numbers of experts, separated by commas.", BOARD, metavar="N,N,...", show_default="1 to 512, doubling"),
     ] = None,
-    batch: Annotated[int, count("--batch", "Sequences that decode together in a replica.", BOARD)] = 2048,
+    batch: Annotated[int, count("--batch", "Batch of a replica, in sequences.", BOARD)] = 2048,
     weights: Annotated[str, option("Number format of weights and arithmetic.", BOARD, metavar="FORMAT")] = "fp8",
-    system: Annotated[str, option("The machine that serves.", BOARD, metavar="SYSTEM")] = "gb200-nvl72",
+    system: Annotated[str, option("Serving system.", BOARD, metavar="SYSTEM")] = "gb200-nvl72",
     plot: Annotated[
         str | None, option("Picture file (.png, .svg, .pdf) of effective size against experts.", OUTPUT, metavar="FILE")
     ] = None,
@@ -42,7 +46,7 @@ def laws(
     full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """List scaling laws, show one with its sources, predict a model's loss, or compare mixtures of experts with dense models.
+    """List scaling laws, show one with its sources, predict a model's loss, or compare MoE models with dense ones.
 
     Args:
         ctx: context of typer; the other arguments are options, described by their help.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from steptime.pricing.price_list import PriceList
     from steptime.result_base import Tabular
 
-SOURCE, REQUESTS, INVERSION = "Prices", "Requests", "Reading backward"
+SOURCE, REQUESTS, INVERSION = "Prices", "Requests", "Estimates from one price list (--read)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,25 +25,31 @@ class PriceQuery:
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A model with open weights, at all its sellers; with --read a seller's model, such as openai/gpt-6-sol.",
+            help="Open model: all its sellers are shown. With --read: a seller's model, such as openai/gpt-6-sol.",
             show_default=False,
         ),
     ] = None
     system: Annotated[
         str | None, typer.Argument(help="System that serves the model, with --target-margin.", show_default=False)
     ] = None
-    provider: Annotated[str | None, option("Seller; by default all.", SOURCE, metavar="NAME")] = None
+    provider: Annotated[
+        str | None, option("Name of the only seller to show.", SOURCE, metavar="NAME", show_default="all sellers")
+    ] = None
     date: Annotated[
         str | None,
         option("Prices and rents of a day, 2026-03-01, or an hour, 2026-11-20T02:00Z.", SOURCE, "--date", metavar="DATE"),
     ] = None
     list_: Annotated[
-        str | None, option("Own price list as TOML, read backward (`--read`).", SOURCE, "--list", metavar="FILE.toml")
+        str | None, option("Your own price list as TOML, for the estimates of --read.", SOURCE, "--list", metavar="FILE.toml")
     ] = None
-    is_inversion: Annotated[bool, option("Read one list backward.", SOURCE, "--read")] = False
-    history: Annotated[bool, option("Prices against the rents of the same days.", SOURCE, "--history")] = False
-    target_margin: Annotated[float | None, option("Propose a list at this margin, on SYSTEM.", SOURCE, metavar="TIMES")] = None
-    update: Annotated[bool, option("Fetch the newest prices first: the only use of a network.", SOURCE, "--update")] = False
+    is_inversion: Annotated[bool, option("Estimate a model's size and KV cache from its price list.", SOURCE, "--read")] = False
+    history: Annotated[bool, option("Show the history of prices and rents, day by day.", SOURCE, "--history")] = False
+    target_margin: Annotated[
+        float | None, option("Propose a price list at this price / cost on SYSTEM, such as 2.", SOURCE, metavar="TIMES")
+    ] = None
+    update: Annotated[bool, option("Download the newest prices first. Nothing else uses the network.", SOURCE, "--update")] = (
+        False
+    )
     catalog: CATALOG = None
 
 
@@ -60,34 +66,43 @@ class Sold:
 
 @dataclass(frozen=True, kw_only=True)
 class Backward:
-    """Assumptions for reading a list backward."""
+    """Assumptions for estimates from one price list."""
 
     margin: Annotated[
         str | None,
         option(
-            "Price over cost: a number, or a 90 % range such as 1.2..7.",
+            "Assumed price / cost: a number, or a 90 % range such as 1.2..7.",
             INVERSION,
             metavar="LOW..HIGH",
-            show_default="the host market's",
+            show_default="that of open models on H100 and H200",
         ),
     ] = None
     fast_speed: Annotated[
-        float | None, option("Speed of the fast service relative to standard.", INVERSION, metavar="TIMES")
+        float | None,
+        option(
+            "Speed of the fast service / speed of standard.", INVERSION, metavar="TIMES", show_default="as the seller promises"
+        ),
     ] = None
     hold: Annotated[
         list[str] | None,
-        option("Cost of cache storage in USD per GB-hour, such as DRAM=0.0005. Repeatable.", INVERSION, metavar="TIER=USD"),
+        option(
+            "Your cost of cache storage in USD per GB-hour, such as DRAM=0.0005, instead of the assumed one. Repeatable.",
+            INVERSION,
+            metavar="TIER=USD",
+        ),
     ] = None
-    lecture: Annotated[bool, option("The lecture's closed forms too (sections 5, 13 to 15).", INVERSION, "--lecture")] = False
-    balance: Annotated[float, option("R of the lecture's machine.", INVERSION, "--balance", metavar="R")] = 300.0
-    active: Annotated[str, option("Active parameters of the lecture's model.", INVERSION, "--active", metavar="N")] = "100B"
+    lecture: Annotated[bool, option("Add the lecture's formulas (sections 5, 13 to 15).", INVERSION, "--lecture")] = False
+    balance: Annotated[
+        float, option("Lecture only: multiplies per weight read (R) of the machine.", INVERSION, "--balance", metavar="R")
+    ] = 300.0
+    active: Annotated[str, option("Lecture only: active parameters of the model.", INVERSION, "--active", metavar="N")] = "100B"
     short: Annotated[
-        str, option("Usual context below a price step, for the lecture's joint reading.", INVERSION, metavar="TOKENS")
+        str, option("Lecture only: typical prompt length below the long-context price.", INVERSION, metavar="TOKENS")
     ] = "20k"
     long: Annotated[
-        str, option("Usual context above a price step, for the lecture's joint reading.", INVERSION, metavar="TOKENS")
+        str, option("Lecture only: typical prompt length above the long-context price.", INVERSION, metavar="TOKENS")
     ] = "400k"
-    seed: Annotated[int, option("Seed of the draws.", INVERSION)] = 0
+    seed: Annotated[int, option("Seed of the random draws.", INVERSION)] = 0
     full: FULL = False
     csv: CSV = None
     json: JSON = False
@@ -95,7 +110,7 @@ class Backward:
 
 @grouped
 def prices(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward) -> None:
-    """Compare a model's prices with the cost of its tokens; read a price list backward, or propose one.
+    """Compare API prices with the cost of serving the model; estimate a model from its price list, or propose prices.
 
     Args:
         ctx: context of typer; the other arguments are options, described by their help.

@@ -10,7 +10,7 @@ from steptime.questions.rl_question import RlInputs, solve, summary
 
 @grouped
 def rl(ctx: typer.Context, inputs: RlInputs, set_: SET = None, full: FULL = False, json: JSON = False) -> None:  # noqa: ARG001 - typer reads the options from `inputs`
-    """Time one step of RL: rollout by decoding with long-tail lengths, log-probabilities, training, and the refit.
+    """Estimate the time and rent of one RL step: rollout, log-probabilities, training and weight transfer.
 
     Args:
         ctx: context of typer; the other arguments are options, described by their help.

@@ -17,7 +17,7 @@ WORDS = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="QUESTION [MODEL] [SYSTEM]",
-        help="Question: step or plan, with known ranges; simulate or blackboard.NAME, with --vary; then model and system.",
+        help="QUESTION is step or plan, whose ranges are known, or simulate or blackboard.NAME, which need --vary.",
         show_default=False,
     ),
 ]
@@ -27,7 +27,7 @@ VARY = Annotated[
         "--vary",
         metavar="NAME=LOW:HIGH",
         help="Range with a uniform distribution: context=1k:16k, rent=1.5:3, chip.hbm.bandwidth=7TB/s:8TB/s, "
-        "memory_efficiency=0.7:0.9 (of the engine). Repeatable; it adds to the known ranges, or replaces one.",
+        "memory_efficiency=0.7:0.9 (of the engine). Repeatable. It adds a range, or replaces the known range of that input.",
         rich_help_panel=INPUTS,
     ),
 ]
@@ -36,8 +36,8 @@ SET = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A fixed input: any input of the question, or a figure of the machine. Any other option of the command in "
-        "question does too: --tp 8 is --set tp=8. Repeatable.",
+        help="Value of an input of the question, or of a number of the system. You may also use the options of that command: "
+        "--tp 8 is --set tp=8. Repeatable.",
         rich_help_panel=INPUTS,
     ),
 ]
@@ -46,23 +46,26 @@ SET = Annotated[
 def sensitivity(
     ctx: typer.Context,
     words: WORDS = None,
-    answer: Annotated[str | None, option("Answer to examine; by default the cost.", OUTPUT, "--of", metavar="ANSWER")] = None,
+    answer: Annotated[
+        str | None, option("Name of the answer.", OUTPUT, "--of", metavar="ANSWER", show_default="the cost")
+    ] = None,
     vary: VARY = None,
     set_: SET = None,
     sobol: Annotated[
-        bool, option("Add Sobol's first and total indices, which vary all inputs together.", INDICES, "--sobol")
+        bool, option("Variance shares with all inputs varied together: Sobol's first and total indices.", INDICES, "--sobol")
     ] = False,
     samples: Annotated[
-        int | None, count("--samples", "Samples, a power of two.", INDICES, show_default="4,096, or what takes some 2 minutes")
+        int | None,
+        count("--samples", "Samples, a power of two.", INDICES, show_default="4,096, or fewer if that takes over 2 minutes"),
     ] = None,
     seed: Annotated[int, option("Seed of the samples.", INDICES, metavar="S")] = 0,
-    workers: Annotated[int | None, option("Processes of this machine; by default one a core.", INDICES, metavar="N")] = None,
+    workers: Annotated[int | None, option("Number of processes.", INDICES, metavar="N", show_default="one per core")] = None,
     plot: Annotated[str | None, option("Picture file (.svg, .png, .pdf) of the tornado chart.", OUTPUT, metavar="FILE")] = None,
     csv: CSV = None,
     full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Find which uncertain input changes an answer most, and what to measure first.
+    """Find which uncertain input changes an answer most, and which to measure first.
 
     Args:
         ctx: context of typer; the other arguments are options, described by their help.

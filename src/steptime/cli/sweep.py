@@ -25,7 +25,7 @@ OVER = Annotated[
         "--over",
         metavar="NAME=VALUES",
         help="An axis: batch=1:4096:log2 (doubling), context=1k,8k,64k, speed=20:80:7 (7 values), rent=1:10:20log (equal "
-        "ratios), chip.hbm.bandwidth=4TB/s:32TB/s:9, system=hgx-h100,hgx-b200. Repeatable: every combination is asked.",
+        "ratios), chip.hbm.bandwidth=4TB/s:32TB/s:9, system=hgx-h100,hgx-b200. Repeatable: every combination is evaluated.",
         rich_help_panel=AXES,
     ),
 ]
@@ -34,8 +34,8 @@ SET = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A fixed input: any input of the question, or a figure of the machine. Any other option of the command in "
-        "question does too: --tp 8 is --set tp=8. Repeatable.",
+        help="Value of an input of the question, or of a number of the system. You may also use the options of that command: "
+        "--tp 8 is --set tp=8. Repeatable.",
         rich_help_panel=AXES,
     ),
 ]
@@ -43,14 +43,19 @@ WORDS = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="QUESTION [MODEL] [SYSTEM]",
-        help="step, plan, simulate, or blackboard.NAME (a closed form of the lecture); then model and system, unless axes.",
+        help="QUESTION is step, plan, simulate, or blackboard.NAME (a formula of the lecture). MODEL and SYSTEM follow, unless "
+        "--over varies them.",
         show_default=False,
     ),
 ]
 ANSWER = Annotated[
     list[str] | None,
     typer.Option(
-        "--answer", metavar="NAME", help="Answer to show; by default the main ones. Repeatable.", rich_help_panel=OUTPUT
+        "--answer",
+        metavar="NAME",
+        help="Name of an answer to show. Repeatable.",
+        show_default="the main answers",
+        rich_help_panel=OUTPUT,
     ),
 ]
 OUT = Annotated[
@@ -59,7 +64,7 @@ OUT = Annotated[
         "--out",
         metavar="FILE",
         help="Write the results: .csv, .parquet, .nc (netCDF), .zarr, .xlsx (closed forms as live formulas) or .json. "
-        "Repeatable. Plans and simulations are kept next to the first: the same command continues from there.",
+        "Repeatable. Finished plans and simulations are saved beside the first file: the same command resumes.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -79,16 +84,19 @@ def sweep(
         str | None, option("Picture file (.svg, .png, .pdf) of the first --answer, or of the cost.", OUTPUT, metavar="FILE")
     ] = None,
     against: Annotated[
-        str | None, option("Answer on the other axis of the picture, with the front.", OUTPUT, metavar="NAME")
+        str | None, option("Answer on the y axis of the picture, with the Pareto front.", OUTPUT, metavar="NAME")
     ] = None,
-    workers: Annotated[int | None, option("Processes of this machine; by default one a core.", EXECUTION, metavar="N")] = None,
+    workers: Annotated[int | None, option("Number of processes.", EXECUTION, metavar="N", show_default="one per core")] = None,
     cluster: Annotated[
-        str | None, option("Dask cluster that does the work, such as tcp://127.0.0.1:8786.", EXECUTION, metavar="ADDRESS")
+        str | None,
+        option(
+            "Address of a Dask cluster that computes the points, such as tcp://127.0.0.1:8786.", EXECUTION, metavar="ADDRESS"
+        ),
     ] = None,
     full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Ask the same question over many values: tables, files and pictures of the answers.
+    """Run one question for many values of its inputs: tables, files and pictures of the answers.
 
     Args:
         ctx: context of typer; the other arguments are options, described by their help.

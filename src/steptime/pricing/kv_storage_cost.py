@@ -207,9 +207,9 @@ def _tiers(price_list: PriceList, kv: Reading, memory: tuple[Tier, ...]) -> Read
                 able.append(f"{tier.name} (up to {show(max_bytes, 'B')} per token)")
         tier_lines.append(f"{words}: {', '.join(able) or 'none'}")
     basis = (
-        f"at margin 1, for at least {show(least, 'B')} per token"
+        f"at price / cost of 1, for at least {show(least, 'B')} per token"
         if math.isfinite(least)
-        else "at margin 1; the KV bytes per token are not known"
+        else "at price / cost of 1; the KV bytes per token are not known"
     )
     return Reading(name=name, quantity=quantity, words=tuple(tier_lines), reason=f"{basis}; {UNTRIED}")
 

@@ -23,6 +23,7 @@ from steptime.planning.workload import Workload, limits
 from steptime.pricing.bundled_prices import FIRST_PARTY, RESELLER, closed_rows, dated_rows, open_rows
 from steptime.pricing.kv_storage_cost import Hold, holds, tiers
 from steptime.pricing.model_names import match_family, spelled
+from steptime.pricing.monte_carlo import assumed
 from steptime.pricing.open_model_market import CURRENT, LEAST_SELLERS, mean_of_hopper
 from steptime.pricing.price_estimate import prior_coverage
 from steptime.pricing.price_lookup import Offer, find_offers
@@ -51,20 +52,10 @@ def market_caveats(market: Market) -> list[str]:
         Notes.
     """
     notes = [] if market.provider else uncounted(market)
-    differ = {
-        f"{offer.provider} {offer.variant}".strip(): offer.disagreeing.replace(";", ", ")
-        for offer in market.offers
-        if offer.disagreeing
-    }
+    differ = {f"{offer.provider} {offer.variant}".strip() for offer in market.offers if offer.disagreeing}
     if differ:
-        examples = [
-            f"{name} ({disagreeing} in other sources)" for name, disagreeing in sorted(differ.items())[:MAX_NAMED_SELLERS]
-        ]
-        remainder = f" and {len(differ) - MAX_NAMED_SELLERS} more" if len(differ) > MAX_NAMED_SELLERS else ""
-        notes.append(
-            f"sources disagree on {', '.join(examples)}{remainder}: the price in most sources is used, "
-            "and --csv FILE contains the others"
-        )
+        names = sorted(differ)[:MAX_NAMED_SELLERS] + ["others"] * (len(differ) > MAX_NAMED_SELLERS)
+        notes.append(f"price sources disagree on {', '.join(names)}; the price in most sources is used, and --csv FILE has all")
     offers = [market.offers[index] for index in market.sold]
     if len(offers) < LEAST_SELLERS and not market.provider:
         seller_words = f"only {counted(len(offers), 'seller')} in the current market"
@@ -81,14 +72,27 @@ def market_caveats(market: Market) -> list[str]:
         )
     coverage = prior_coverage("margin")
     notes.append(
-        f"in aggregated mode on Hopper, {coverage.hits} of {coverage.trials} models with at least {LEAST_SELLERS} "
-        "sellers have margins of 0.5 to 10; the priors of margins use this cost"
+        f"for {coverage.hits} of {coverage.trials} open models, price / cost in aggregated mode on H100 and H200 is 0.5 to 10; "
+        "--read uses these ratios"
     )
-    notes.append(
-        "a margin is the price over the cost of a chip that is always busy; chips are busy 30 to 60 % of the day (reported), "
-        "so multiply margins by 0.3 to 0.6"
-    )
+    notes.append(_load_note(market))
     return notes
+
+
+def _load_note(market: Market) -> str:
+    """Return price / cost at the reported utilization, since the cost assumes chips that are always busy."""
+    low, high = assumed("utilisation")
+    span = f"{100 * low:.0f} to {100 * high:.0f} % of the day"
+    ratios = {margin.system: margin.median for margin in system_margins(market)} if market.costs else {}
+    best = market.best
+    if best is None or best.system not in ratios:
+        return (
+            f"costs assume chips that are always busy; real chips are busy {span} (reported), so multiply price / cost by that"
+        )
+    places = [(best.system, ratios[best.system])]
+    places += [("H100 and H200", ratios["hopper"])] if "hopper" in ratios else []
+    lines = " and ".join(f"{low * ratio:.1f} to {high * ratio:.1f} on {name}" for name, ratio in places)
+    return f"full load is chips that are always busy; at the reported {span}, price / cost is {lines}"
 
 
 def uncounted(market: Market) -> list[str]:

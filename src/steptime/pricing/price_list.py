@@ -307,7 +307,9 @@ def _filled(lead: PriceList, secondary: PriceList) -> PriceList:
     ]
     source_notes = [f"{name} for {', '.join(dict.fromkeys(services))}" for name, services in lacked.items()]
     source_notes += dict.fromkeys(_line_name(rate_line) for rate_line in extra_rates)
-    notes = [f"not in {lead.source}, from the shipped rows: {'; '.join(source_notes)}"] if source_notes else []
+    notes = (
+        [f"prices that {lead.source} lacks come from steptime's own table: {'; '.join(source_notes)}"] if source_notes else []
+    )
 
     # Tiers that only one source has are a disagreement, not a gap.
     lead_only = [

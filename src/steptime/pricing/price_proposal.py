@@ -96,7 +96,7 @@ class Proposal(Tabular):
         Returns:
             Title, and price by item.
         """
-        title = f"Proposed prices of {self.model} on {self.system} at margin {self.margin:g}"
+        title = f"Proposed prices of {self.model} on {self.system} at price / cost of {self.margin:g}"
         return title, {line.name: line.written for line in self.lines[:5]}
 
     def columns(self) -> dict[str, Any]:
@@ -178,9 +178,10 @@ def propose_prices(
         grade="given",
     )  # fmt: skip
     notes = (
-        f"interactive chips are assumed busy {100 * busy:.0f} % of the day (reported: 30 to 60 %); prices also cover idle time",
+        f"prices cover idle time: chips of standard and fast service are assumed busy {100 * busy:.0f} % of the day "
+        f"(reported: {100 * low:.0f} to {100 * high:.0f} %)",
         f"rent {rent_in_words(machine.rent)}",
-        f"a request costs {usd(base.usd_per_request)} in {base.mode} mode on {base.chips:,} chips, {base.layout_text}",
+        f"layout: {base.mode} mode on {base.chips:,} chips, {base.layout_text}",
     )
     return Proposal(
         model=loaded.name, system=machine.name, margin=margin, utilisation=busy, mix=request, speed=speed,
@@ -331,7 +332,7 @@ class _Maker:
         sold = math.isfinite(fast)
         why = f"cost at this speed: {fast:.2f} times standard" if sold else f"the maximum speed of a plan is {top:,.0f} tok/s"
         if sold and least.get("fast", 0.0) > fast:
-            fast, why = least["fast"], f"{why}; raised to the factor of shorter contexts"
+            fast, why = least["fast"], f"{why}; raised to the price of shorter contexts"
 
         # Batch runs in the idle time of interactive chips, so it pays for a busy chip only.
         share = max(slow * self.busy, least.get("batch", 0.0))

@@ -128,10 +128,10 @@ def kv_bytes(price_list: PriceList, margin: Margin, draws: Draws, active: float,
         bound_held=prior_coverage("step", "bound_held"),
         bits=information_bits("step"),
         interval_held=prior_coverage("step") if margin.values else None,
-        reason=f"step of {tiers[1].output - tiers[0].output:g} USD/M above {tiers[1].above_tokens:,.0f} tokens, margin "
-        f"{margin.median:.2g} ({margin.low:.2g} to {margin.high:.2g}; {margin.basis}); at exactly "
-        f"{tiers[1].above_tokens:,.0f} tokens {at_one / 1e3:,.0f} kB at margin 1; the bound assumes a margin "
-        f"of at least 1 and USD per byte of {' and '.join(HOPPER)}; bound and range are in BF16{steeper}",
+        reason=f"output costs {tiers[1].output - tiers[0].output:g} USD/M more above {tiers[1].above_tokens:,.0f} tokens. "
+        f"Price / cost: {margin.median:.2g} ({margin.low:.2g} to {margin.high:.2g}; {margin.basis}). At exactly "
+        f"{tiers[1].above_tokens:,.0f} tokens and price / cost of 1, the value is {at_one / 1e3:,.0f} kB. The upper bound "
+        f"assumes price / cost of at least 1 and USD per byte of {' and '.join(HOPPER)}. Range and bound are in BF16{steeper}",
         ideal=ideal,
         ideal_from=f"section 13: memory time equals compute time at the threshold; "
         f"{active / 1e9:,.0f} B active, R = {balance:g}",

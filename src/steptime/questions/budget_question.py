@@ -29,35 +29,46 @@ class BudgetInputs:
 
     match_quality: str | None = text(
         None,
-        "target: the loss of a reference model and its training tokens, such as 100B@200T or llama-3.1-8b@15T",
+        "target: the loss of a reference model, such as 100B@200T (100 B parameters on 200 T tokens) or llama-3.1-8b@15T",
         group=AIM,
         metavar="MODEL@TOKENS",
     )
     loss: Any = number(None, "target: a loss in nats per token, as each scaling law defines it", group=AIM)
-    compute: Any = number(None, "target: the lowest loss for a lifetime budget of training FLOP, such as 1e26", group=AIM)
+    compute: Any = number(
+        None,
+        "target: the lowest loss for a lifetime budget of FLOP, such as 1e26; serving and RL count in training FLOP",
+        group=AIM,
+    )
     usd: Any = text(None, "target: the lowest loss for a lifetime budget in USD, such as 100M", group=AIM, metavar="USD")
     tokens_served: str = text(
         "0", "input and output tokens served: a rate such as 50M/s, or a total such as 200T", group=TRAFFIC, metavar="N[/s]"
     )
     lifetime: str | None = text(None, "time during which the model is served, such as 60d", group=TRAFFIC, metavar="TIME")
-    eta: Any = number(3.0, "cost of one FLOP of serving, divided by the cost of one FLOP of training", group=TRAFFIC)
-    discard: Any = number(0.0, "probability that the model is never served (0 to 1)", group=TRAFFIC)
+    eta: Any = number(
+        3.0, "cost of one serving FLOP / cost of one training FLOP: serving uses the FLOP/s of a chip less well", group=TRAFFIC
+    )
+    discard: Any = number(
+        0.0, "probability that the model is never served (0 to 1); it lowers the expected cost of serving", group=TRAFFIC
+    )
     rl_tokens: Any = count(0, "tokens generated in the rollouts of RL, such as 10T", unit="tokens", minimum=0, group=RL)
     rl_share: Any = number(0.0, "share of the lifetime budget for RL (0 to 1), in place of a number of RL tokens", group=RL)
     rl_flop: Any = number(
         3.0, "FLOP per parameter and RL token: 2 for generation, up to 6 with training on every token", group=RL
     )
     law: Any = texts(
-        "scaling laws, separated by commas: the first gives the answer, the others its range; repeatable", group=LAWS,
-        metavar="NAME", default_words="the laws that `steptime laws` marks",
+        "scaling laws, separated by commas: the first gives the answer, the others show how far it varies; repeatable",
+        group=LAWS, metavar="NAME",
+        default_words="epoch, hoffmann, muennighoff, sardana; with options of the architecture, a law that has them",
     )  # fmt: skip
-    experts: Any = count(None, "number of experts of a mixture, for scaling laws of mixtures", group=MIX)
+    experts: Any = count(None, "number of experts of an MoE model, for scaling laws of MoE models", group=MIX)
     granularity: Any = count(
         None,
         "granularity: the number of smaller experts that replace one expert; active experts grow by the same factor",
         group=MIX,
     )
-    sparsity: Any = number(None, "sparsity: the share of all parameters that a token does not use (0 to 1)", group=MIX)
+    sparsity: Any = number(
+        None, "share of all parameters that a token does not use: 1 - active / total parameters (0 to 1)", group=MIX
+    )
     unique_tokens: Any = count(None, "distinct training tokens; a run on more tokens repeats them", unit="tokens", group=MIX)
     system: Any = text("hgx-h100", "training system: catalogue name, or path to a TOML file", group=PRICE, metavar="SYSTEM")
     mfu: Any = number(0.43, "MFU of training: the share of the chips' bf16 rate (0 to 1)", group=PRICE)
@@ -67,7 +78,10 @@ class BudgetInputs:
     )  # fmt: skip
     training_days: Any = number(60.0, "duration of training in days, from which the number of chips follows", group=PRICE)
     machine: Any = text(
-        None, "serving system: compute the costs of serving and training from plans as well", group=MACHINE, metavar="SYSTEM"
+        None,
+        "serving system: the costs of serving and training also come from plans, not only from FLOP",
+        group=MACHINE,
+        metavar="SYSTEM",
     )
     input: Any = count(2048, "prompt tokens per request", unit="tokens", group=MACHINE)
     output: Any = count(512, "output tokens per request", unit="tokens", group=MACHINE)
@@ -80,7 +94,8 @@ class BudgetInputs:
     )
     training_batch: Any = count(2048, "training batch: sequences of 8,192 tokens per step", group=MACHINE)
     machine_rent: str | None = text(
-        None, "rent of the serving system: a kind, or USD per chip-hour, in the form of --rent", group=MACHINE, metavar="USD",
+        None, "rent of the serving system: owned, contract, ondemand, or USD per chip-hour such as 2.10", group=MACHINE,
+        metavar="KIND",
         default_words="the catalogue's; --rent if --machine and --system are the same",
     )  # fmt: skip
     weights: str | None = text(None, "number format of the served weights", group=MACHINE, metavar="FORMAT")

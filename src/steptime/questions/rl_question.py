@@ -36,10 +36,12 @@ class RlInputs(ParallelSizes):
     prompt: Any = count(256, "prompt tokens per rollout", unit="tokens", group=STEP_GROUP)
     output: Any = count(2048, "mean output tokens per rollout", unit="tokens", group=STEP_GROUP)
     longest: Any = count(16384, "maximum output tokens per rollout", unit="tokens", group=STEP_GROUP)
-    spread: Any = number(0.7, "standard deviation of the logarithm of output lengths", group=STEP_GROUP)
+    spread: Any = number(
+        0.7, "spread of output lengths: standard deviation of their logarithm (0: equal lengths)", group=STEP_GROUP
+    )
     rollout_share: Any = number(
         1.0,
-        "share of the chips for rollouts, while the others train one step behind; 1: all chips alternate (on policy)",
+        "share of the chips that generate, while the others train one step behind; 1: all chips do both in turn (on policy)",
         group=PHASE_GROUP,
     )
     passes: Any = number(2.0, "number of forward passes for log-probabilities", group=PHASE_GROUP)

@@ -31,7 +31,7 @@ from steptime.scaling.lifetime_compute import (
     within,
 )
 from steptime.scaling.quality_target import Target, read_target
-from steptime.scaling.scaling_laws import Law, LawLike, beyond, in_beyond, load_laws, tokens_for
+from steptime.scaling.scaling_laws import DOMAINS, Law, LawLike, beyond, in_beyond, load_laws, tokens_for
 from steptime.scaling.size_cost import Serving
 from steptime.scaling.sizing_on_system import MachineBudget, by_machine
 from steptime.units import DAY, in_digits, show
@@ -384,7 +384,23 @@ def _warnings(target: Target, demand: Demand, choices: Sequence[Choice], price: 
     far = max(choice.params for choice in choices) / min(choice.params for choice in choices)
     if far > FAR:
         words.append(f"laws differ by {in_digits(far, 2)}x in parameters")
-    extrapolations = [f"{choice.law} {in_beyond(choice.beyond, choice.scaling_law)}" for choice in choices if choice.beyond]
-    if extrapolations:
-        words.append("extrapolated beyond the runs of the laws: " + "; ".join(extrapolations))
+    words += _extrapolation_note(choices)
     return tuple(words)
+
+
+def _extrapolation_note(choices: Sequence[Choice]) -> list[str]:
+    """Return how many laws extrapolate, and by which factors; with one law also the range of its runs."""
+    far = [choice for choice in choices if choice.beyond]
+    if not far:
+        return []
+    if len(choices) == 1:
+        return [f"{far[0].law} extrapolates beyond its runs: {in_beyond(far[0].beyond, far[0].scaling_law)}"]
+
+    # The smallest and the largest factor of each input over the laws.
+    spans = []
+    for name in dict.fromkeys(name for choice in far for name in choice.beyond):
+        factors = [choice.beyond[name] for choice in far if name in choice.beyond]
+        ends = dict.fromkeys(f"{in_digits(end, 2)}x" for end in (min(factors), max(factors)))
+        spans.append(f"{' to '.join(ends)} in {DOMAINS[name]}")
+    count = f"all {len(choices)}" if len(far) == len(choices) else f"{len(far)} of {len(choices)}"
+    return [f"{count} laws extrapolate beyond the runs that they were fitted to: {', '.join(spans)}"]

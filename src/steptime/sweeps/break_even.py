@@ -90,14 +90,17 @@ def _rent_flips(ranking: Ranking, first: Standing, second: Standing, systems: Se
         if kind in kinds[1] and (first.rent.kind, second.rent.kind) != (kind, kind):
             x, y = a * float(kinds[0][kind].typical) / first_rent, b * float(kinds[1][kind].typical) / second_rent
             order = "stays" if x <= y else "reverses"
-            yield f"rent: {kind_in_words(kinds[0][kind])} for both gives {usd(x)} and {usd(y)}; the order {order}"
+            yield (
+                f"rent: at the {kind_in_words(kinds[0][kind])}, {ranking.called(first)} costs {usd(x)} and "
+                f"{ranking.called(second)} {usd(y)}; the order {order}"
+            )
 
 
 def _both(words: str, first: Plan | None, second: Plan | None) -> Iterator[str]:
     """Yield the costs of both with one choice; nothing if neither has a plan with it."""
     x, y = (math.nan if candidate is None else candidate.usd_per_million_output_tokens for candidate in (first, second))
     if math.isfinite(x) and math.isfinite(y):
-        yield f"{words} on both: {usd(x)} and {usd(y)}; the order {'stays' if x <= y else 'reverses'}"
+        yield f"{words} on both: first {usd(x)}, second {usd(y)}; the order {'stays' if x <= y else 'reverses'}"
     elif math.isfinite(x) or math.isfinite(y):
         which, cost = ("first", x) if math.isfinite(x) else ("second", y)
         yield f"{words}: only the {which} has a plan, at {usd(cost)}"

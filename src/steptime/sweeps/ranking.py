@@ -205,10 +205,7 @@ def _rests_on(best: Plan, system: System, engine: Engine | str | None) -> tuple[
         words = f"runs on other chips of {system.chip.vendor}"
     else:
         words = f"no run on a chip of {system.chip.vendor}"
-    extrapolations = len(best.distance)
-    return runs, words + (
-        f"; outside the measured runs in {extrapolations} respect{'s' * (extrapolations > 1)}" if extrapolations else ""
-    )
+    return runs, words + (f"; beyond the measured runs: {', '.join(best.distance)}" if best.distance else "")
 
 
 def _placed(standings: Iterable[Standing]) -> Iterator[Standing]:

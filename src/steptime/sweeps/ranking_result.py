@@ -128,13 +128,13 @@ class Ranking(Tabular):
             return ()
         first, kinds = near[0], dict.fromkeys(kind_in_words(standing.rent) for standing in near)
         notes = (
-            [f"the range of {self.called(first)} is based on {first.rests_on}"]
+            [f"{self.called(first)}: {first.rests_on.replace('runs on other', 'the range comes from runs on other', 1)}"]
             if first.rests_on.startswith(("no run", "runs on other"))
             else []
         )
         if len(kinds) > 1:
             notes.append(
-                f"the first pairs have rents of several kinds ({', '.join(kinds)}); --rent KIND compares with one kind"
+                f"the first rows have rents of several kinds ({', '.join(kinds)}); compare like with like by --rent contract"
             )
         return tuple(notes)
 

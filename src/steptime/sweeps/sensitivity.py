@@ -166,7 +166,7 @@ def compute_sensitivity(
     say = announce or (lambda _: None)
     plans = 1 + 2 * len(inputs)
     if not ask.quick:
-        say(f"one input at a time: {counted(plans, 'point')}, about {ask.time(plans)} ...")
+        say(f"computing {counted(plans, question.name if question.name == 'plan' else 'point')}, about {ask.time(plans)} ...")
 
     # The first point is the base; then each input takes its low and its high value.
     answers, reasons = ask(inputs, tornado.points(inputs))
@@ -392,8 +392,8 @@ def _notes(swings: Sequence[Swing], input_values: Mapping[str, Any], inputs: Seq
                 costs = swing.reason if math.isnan(answer) else f"met only at more than {BEYOND:g} times the base answer"
                 notes.append(
                     f"{swing.name}: limits are met from {written(swing.base, swing.unit)} to "
-                    f"{written(swing.feasible_range[side], swing.unit)}; at {written(end, swing.unit)} they are missed "
-                    f"({costs}), which does not count as variance"
+                    f"{written(swing.feasible_range[side], swing.unit)}, and missed at {written(end, swing.unit)} ({costs}). "
+                    "The variance counts only values that meet them"
                 )
     engine = input_values.get("engine")
     fit = engine.fit if isinstance(engine, Engine) else {}

@@ -203,7 +203,7 @@ class Sensitivity(Tabular):
         goes = goes.replace("%", " %")
         how = f" How: {first.learn}." if first.learn else ""
         missed = [swing.name for swing in self.swings if swing.missed]
-        limits = f" Limits are missed at one end of {', '.join(missed)}." if missed else ""
+        limits = f" At one end of {', '.join(missed)}, limits are missed." if missed else ""
         lead = f"{_verb(first)} {first.description} first"
         return f"{lead} ({first.name}): this removes {goes} of the variance.{limits}{how}"
 

@@ -306,7 +306,7 @@ def _scatter(
         runs = engine.fit.get("runs")
         far = ", outside the measured runs" if any(np.any(np.asarray(excess) > 0) for excess in wider) else ""
         yield spread(
-            SCATTER, 1.0, (below, above), description="the engine's error on this model and machine",
+            SCATTER, 1.0, (below, above), description="the prediction error on this model and machine",
             basis=(f"errors of {runs:,} left-out runs{far}" if runs else "never measured, a factor of 2"),
             learn=OWN_RUNS, place=put_scatter,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Terminal views of `steptime prices`: sellers with margins, the history, a proposed list, and a list read backward."""
+"""Terminal views of `steptime prices`: sellers and costs, the history, a proposed list, and estimates from one list."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from steptime.pricing.price_estimate import Reading
 from steptime.pricing.price_inversion import PriceReading
 from steptime.pricing.price_list import PriceList
 from steptime.pricing.price_proposal import Proposal
-from steptime.units import DAY, HOUR, MILLION, counted, show
+from steptime.units import DAY, HOUR, MILLION, counted, in_digits, show
 
 if TYPE_CHECKING:
     from steptime.pricing.price_history import PriceHistory
@@ -96,21 +96,23 @@ def market_view(market: Market, *, width: int, full: bool = False) -> Renderable
 
 
 def _market_sentence(market: Market) -> str:
-    """Say what the median seller asks, and how many times its cost that is."""
-    sellers = counted(len(market.counted), "seller")
-    place = f"at the median of {sellers}" if len(market.counted) > 1 else f"at {market.offers[market.counted[0]].provider}"
-    text = f"{market.product} costs {usd(THOUSAND * market.median_price)} per 1,000 requests {place}."
+    """Say what the median seller charges, what serving costs, and the ratio of both."""
+    price = f"{usd(THOUSAND * market.median_price)} per 1,000 requests of {market.product}"
+    text = f"{market.offers[market.counted[0]].provider} charges {price}."
+    if len(market.counted) > 1:
+        text = f"Sellers charge {price} (median of {len(market.counted)})."
     best, margins = market.best, {margin.system: margin for margin in market.margins}
     if best is None:
         return f"{text} No plausible system serves it at {market.speed:g} tok/s."
-    cost = usd(THOUSAND * best.usd_per_request)
-    text += f" That is {margins[best.system].median:.1f}x its cost on {best.system} ({cost}, {best.mode})"
+    cost, ratio = usd(THOUSAND * best.usd_per_request), margins[best.system].median
+    text += f" Serving costs {cost} on {best.system} ({best.mode}) at full load: price / cost is {ratio:.1f}x."
     if "hopper" not in margins:
-        return text + "."
+        return text
     hopper = margins["hopper"]
-    text += f" and {hopper.median:.1f}x (90 %: {hopper.range[0]:.1f} to {hopper.range[1]:.1f}) its cost on Hopper."
+    cost = usd(THOUSAND * market.median_price / hopper.median)
+    text += f" On H100 and H200 it costs {cost}: {hopper.median:.1f}x (90 %: {hopper.range[0]:.1f} to {hopper.range[1]:.1f})"
     differs = math.isfinite(hopper.aggregated) and not math.isclose(hopper.aggregated, hopper.median, rel_tol=0.05)
-    return text + (f" In aggregated mode it is {hopper.aggregated:.1f}x the cost on Hopper." if differs else "")
+    return text + (f", or {hopper.aggregated:.1f}x in aggregated mode." if differs else ".")
 
 
 def _systems_by_reason(excluded: dict[str, str]) -> str:
@@ -125,17 +127,23 @@ def _offers(market: Market, places: Iterable[int]) -> Grid:
     """Return a row for each of some offers, resellers last."""
     best = market.best
     places = sorted(places, key=lambda place: (market.offers[place].role == "reseller", market.prices[place]))
+    count = f"{len(places):,} of {counted(len(market.offers), 'offer')}"
+    has_variants = any(market.offers[place].variant for place in places)
+    first = 1 + has_variants
     grid = table(
-        "Seller", "Variant", "In", "Out", "Hit", "1k requests", "Margin", "Source", "Date", "Others say",
-        title=f"USD per million tokens of {counted(len(places), 'offer')}, cheapest first",
-        numbers=(2, 3, 4, 5, 6), first_to_go=(9, 8, 7, 1, 4),
+        "Seller", *(["Variant"] if has_variants else []), "In", "Out", "Cached", "1k requests", "Price / cost", "Source",
+        "Date", "Other sources", numbers=range(first, first + 5),
+        title=f"USD per million tokens, {count}" + ("" if best is None else f"; price / cost on {best.system}"),
+        first_to_go=(first + 7, first + 6, first + 5, *([1] if has_variants else []), first + 2),
     )  # fmt: skip
+    # sources never wrap: a column that does not fit is left out
+    grid.no_wrap = (first + 5,)
     for place in places:
         offer, price = market.offers[place], market.prices[place]
         marks = {"first-party": " (maker)", "reseller": " (reseller)"}
         grid.add_row(
-            offer.provider + marks.get(offer.role, ""), offer.variant, dollars(offer.input), dollars(offer.output),
-            dollars(offer.cache_read), dollars(THOUSAND * price),
+            offer.provider + marks.get(offer.role, ""), *([offer.variant] if has_variants else []),
+            dollars(offer.input), dollars(offer.output), dollars(offer.cache_read), dollars(THOUSAND * price),
             "-" if best is None else f"{price / best.usd_per_request:.1f}x",
             offer.source, offer.retrieval_date, offer.disagreeing,
             style="bright_black" if offer.role == "reseller" else None,
@@ -146,9 +154,9 @@ def _offers(market: Market, places: Iterable[int]) -> Grid:
 def _costs(market: Market) -> Grid:
     """Return the cost on each system, with the margin of the median seller over it."""
     grid = table(
-        "System", "1k requests", "Margin", "Mode", "Chips", "Range of margins", "Aggregated", "Layout", "90 %", "Lowest margin",
-        "In", "Out", "Rent per chip",
-        title="Cost [USD] on plausible systems at full utilization, and margin of the median seller",
+        "System", "1k requests", "Price / cost", "Mode", "Chips", "90 % range", "Aggregated", "Layout", "90 % of cost",
+        "Lowest price / cost", "In", "Out", "Rent per chip",
+        title="Cost of 1,000 requests at full load, and price / cost of the median seller",
         numbers=(1, 2, 4, 5, 6, 8, 9, 10, 11), first_to_go=(12, 10, 11, 9, 8, 7, 6),
     )  # fmt: skip
     margins = {margin.system: margin for margin in market.margins}
@@ -162,7 +170,7 @@ def _costs(market: Market) -> Grid:
 
     # Hopper is what most hosts own, so its mean stands first
     if "hopper" in margins:
-        add("Hopper, mean", "hopper", usd(THOUSAND * market.median_price / margins["hopper"].median))
+        add("H100/H200 mean", "hopper", usd(THOUSAND * market.median_price / margins["hopper"].median))
     for cost in sorted(market.costs, key=lambda cost: (not cost.feasible, cost.usd_per_request)):
         if not cost.feasible:
             grid.add_row(cost.system, Text(cost.reason.partition(";")[0][:60], style="bright_black"))
@@ -180,7 +188,7 @@ def _costs(market: Market) -> Grid:
 
 def _holds(market: Market) -> Grid:
     grid = table(
-        "Cache in", "USD/Mtok-hour", "Break-even with prefill", "One hit pays", "Load time", "Grade",
+        "Cache in", "USD/Mtok-hour", "Break-even with prefill", "One hit pays for", "Load time", "Grade",
         title=f"Storage of a KV cache of {show(market.kv_bytes, 'B')} per token (at 32k tokens)",
         numbers=(1, 2, 3, 4), first_to_go=(5, 4),
     )  # fmt: skip
@@ -230,7 +238,7 @@ def _picture(market: Market, width: int) -> list[RenderableType]:
     lines.append(scale.labels())
     legend = ["● price", "◆ the maker's"] if any(o.role == "first-party" for _, o in rows) else ["● price"]
     legend += [f"c cost on {best.system}"] if best is not None else []
-    legend += ["h cost on Hopper"] if "h" in marks else []
+    legend += ["h cost on H100 and H200"] if "h" in marks else []
     return [section("USD per 1,000 requests by seller", [*lines, Text("  ".join(legend))])]
 
 
@@ -253,7 +261,7 @@ def history_view(history: PriceHistory, *, full: bool = False) -> RenderableType
         The answer.
     """
     grid = table(
-        "Day", "Seller", "Id", "In", "Out", "1k requests", "Rent of H100", "Margin on Hopper", "Basis",
+        "Day", "Seller", "Id", "In", "Out", "1k requests", "Rent of H100", "Price / cost on H100, H200", "Basis",
         numbers=(3, 4, 5, 6, 7), first_to_go=(8, 2, 5),
     )  # fmt: skip
     for row in history.rows:
@@ -277,23 +285,71 @@ def proposal_view(proposal: Proposal, *, full: bool = False) -> RenderableType:
     Returns:
         The answer.
     """
-    grid = table("Price", "USD/M tokens", *(["Reason"] if full else []), numbers=(1,))
-    for line in proposal.lines:
-        grid.add_row(line.name, line.written, *([line.reason] if full else []))
     base, model = proposal.list.base, proposal.model.rpartition("/")[2]
+    ratio = in_digits(proposal.margin / proposal.utilisation, 2)
+    busy, mix, cost = f"{100 * proposal.utilisation:.0f} %", proposal.mix, proposal.cost
+    cached = f" ({100 * mix.cached_share:.0f} % cached)" if mix.cached_share else ""
+    lines = _reasons_table(proposal) if full else _other_prices(proposal)
     return Answer(
-        sentence=f"At {proposal.margin:g}x its cost, {model} on {proposal.system} sells for {usd(base.input)} per million "
-        f"input tokens, {usd(base.output)} output and {usd(base.effective_cache_read)} cached.",
-        body=[grid], warnings=proposal.notes, full_adds="reason of each price", full=full,
+        sentence=f"At {proposal.margin:g}x the cost of chips that are busy {busy} of the day ({ratio}x the cost at full "
+        f"load), {model} on {proposal.system} sells a million tokens for {usd(base.input)} (input), {usd(base.output)} "
+        f"(output) and {usd(base.effective_cache_read)} (cached).",
+        conditions=f"At full load, 1,000 requests cost {usd(THOUSAND * cost.usd_per_request)}: {mix.input_tokens:,.0f} tokens "
+        f"in{cached}, {mix.output_tokens:,.0f} out, {proposal.speed:g} tok/s per user, {counted(cost.chips, 'chip')}.",
+        body=[_tier_prices(proposal), footnote(_tiers_meaning(proposal)), lines], warnings=proposal.notes,
+        full_adds="reason of each price", full=full,
     )  # fmt: skip
+
+
+def _tier_prices(proposal: Proposal) -> Grid:
+    """Return the prices of tokens by prompt length and service."""
+    rates = {(line.service, line.above_tokens): line for line in proposal.list.rates}
+    services = [name for name in ("standard", "fast", "batch") if any(service == name for service, _ in rates)]
+    starts = sorted({above for _, above in rates})
+    grid = table(
+        "Prompt tokens", "Input", "Output", *(f"Output, {name}" for name in services[1:]),
+        title="USD per million tokens by length of the prompt", numbers=range(1, 2 + len(services)),
+    )  # fmt: skip
+    for above in starts:
+        prompt = f"above {above:,.0f}" if above else f"up to {starts[1]:,.0f}" if len(starts) > 1 else "every length"
+        outputs = [rates[name, above].output if (name, above) in rates else math.nan for name in services]
+        grid.add_row(prompt, dollars(rates["standard", above].input), *map(dollars, outputs))
+    return grid
+
+
+def _tiers_meaning(proposal: Proposal) -> str:
+    """Say what the services promise."""
+    speeds = proposal.list.speeds
+    is_sold = any(line.service == "fast" for line in proposal.list.rates)
+    fast = f"Fast: {speeds['fast'] * proposal.speed:g} tok/s per user. " if is_sold and "fast" in speeds else ""
+    return f"{fast}Batch: no promised speed, in idle time. A longer prompt of a service never costs less."
+
+
+def _other_prices(proposal: Proposal) -> Grid:
+    """Return the prices of caches, and what is not sold."""
+    grid = table("Other price", "USD", "per", numbers=(1,))
+    for line in proposal.lines:
+        if not line.name.startswith(("input", "output")):
+            name, comma, per = line.name.partition(", Mtok-hour")
+            words = f"storage {name.removeprefix('hold ')}" if comma else line.name
+            grid.add_row(words, line.written, "M tokens and hour" if comma else "M tokens" if math.isfinite(line.usd) else per)
+    return grid
+
+
+def _reasons_table(proposal: Proposal) -> Grid:
+    """Return every price with its reason."""
+    grid = table("Price", "USD/M tokens", "Reason", numbers=(1,))
+    for line in proposal.lines:
+        grid.add_row(line.name, line.written, line.reason)
+    return grid
 
 
 NAMES = {
     "kv_bytes_per_token": "KV bytes per token",
-    "hits_short": "break-even hits, short lifetime",
-    "hits_long": "break-even hits, long lifetime",
-    "hold_price_short": "cache storage, short lifetime",
-    "hold_price_long": "cache storage, long lifetime",
+    "hits_short": "break-even hits, {short} write",
+    "hits_long": "break-even hits, {long} write",
+    "hold_price_short": "cache storage, {short} write",
+    "hold_price_long": "cache storage, {long} write",
     "hold_price": "cache storage",
 }
 GLYPHS = "HDFK"  # of HBM, DRAM, flash and disk in the picture
@@ -320,18 +376,29 @@ def reading_view(inversion: PriceReading, *, width: int, lecture: bool = False, 
         for estimate in inversion.readings
         if not estimate.identifiable
     ]  # fmt: skip
-    prior = inversion.margin
-    margin = f"margin {prior.median:.2g} ({prior.low:.2g} to {prior.high:.2g}), {prior.basis}"
+    prior, readings = inversion.margin, _readings(inversion, full=full)
+    margin = f"price / cost of {prior.median:.2g}"
+    margin += f" (90 %: {prior.low:.2g} to {prior.high:.2g})" if prior.low < prior.high else ""
+    meaning = _readings_meaning(inversion)
     return Answer(
         sentence=_reading_sentence(inversion),
-        body=[*(_ideal(inversion) if lecture else []), _readings(inversion, full=full), _list(inversion.list)],
+        conditions=f"Assumed for the KV cache: {margin}, {prior.basis}; --margin changes it."
+        if inversion["kv_bytes_per_token"].identifiable
+        else "",
+        body=[
+            *(_ideal(inversion) if lecture else []),
+            readings,
+            *([footnote(meaning)] if meaning else []),
+            _list(inversion.list),
+        ],
         details=[
             section("Basis of each estimate", _reasons(inversion)),
             section("Not identifiable", blind),
             *_hold_plot(inversion, width),
-            footnote(f"{inversion.draws:,} draws, seed {inversion.seed}; {margin}."),
+            footnote(f"{inversion.draws:,} draws, seed {inversion.seed}."),
         ],
-        warnings=inversion.list.notes,
+        # the sentence names the matched model already
+        warnings=[note for note in inversion.list.notes if not note.startswith("matched ")],
         full_adds="basis of each estimate, quantities that are not identifiable, chart of storage costs",
         full=full,
     )
@@ -340,12 +407,24 @@ def reading_view(inversion: PriceReading, *, width: int, lecture: bool = False, 
 def _reading_sentence(inversion: PriceReading) -> str:
     """Say how large the model is by its price list."""
     active, kv = inversion["active_parameters"], inversion["kv_bytes_per_token"]
-    claims = [f"{active.ends} active parameters"] if active.identifiable and active.interval else []
-    claims += [f"{kv.ends} of KV cache per token"] if kv.identifiable and kv.interval else []
+    units = ((active, "active parameters"), (kv, "of KV cache per token"))
+    claims = [
+        f"{estimate.written(estimate.value)} {words} (90 %: {estimate.ends})"
+        for estimate, words in units
+        if estimate.identifiable and estimate.interval
+    ]
     blind = sum(not estimate.identifiable for estimate in inversion.readings)
-    implied = f"{' and '.join(claims)} (90 % ranges)" if claims else "nothing about the size of the model"
-    text = f"The prices of {inversion.list.name} imply {implied}."
-    return f"{text} {blind} of {len(inversion.readings)} quantities are not identifiable."
+    text = f"The prices of {inversion.list.name} imply {' and '.join(claims) or 'nothing about the size of the model'}."
+    return f"{text} {blind} of {len(inversion.readings)} quantities cannot be estimated from prices."
+
+
+def _readings_meaning(inversion: PriceReading) -> str:
+    """Say what the rows of caches mean, if the list has them."""
+    names = {estimate.name for estimate in inversion.readings if estimate.identifiable}
+    words = ["Break-even hits: cache reads that repay one cache write."] if names & {"hits_short", "hits_long"} else []
+    if any(name.startswith("hold_price") for name in names):
+        words.append("USD/Mtok-h: to keep 1 M tokens for an hour.")
+    return " ".join(words)
 
 
 def _lecture_note(estimate: Reading) -> str:
@@ -357,7 +436,7 @@ def _lecture_note(estimate: Reading) -> str:
 def _list(price_list: PriceList) -> Grid:
     about = ", ".join(filter(None, (price_list.source, price_list.retrieval_date, price_list.grade)))
     grid = table(
-        "Service", "Above", "In", "Out", "Hit", "Write", "Write, long",
+        "Service", "Above [tokens]", "In", "Out", "Cached", "Write", "Write, long",
         title=f"USD per million tokens{' on ' + price_list.price_time if price_list.price_time else ''} ({about})",
         numbers=(1, 2, 3, 4, 5, 6), first_to_go=(6, 5),
     )  # fmt: skip
@@ -380,7 +459,7 @@ def _readings(inversion: PriceReading, *, full: bool) -> Grid:
         "90 %",
         "At most",
         *(["Known"] if has_truth else []),
-        *(["Bits", "Held", "Bound held"] if full else []),
+        *(["Bits", "Range right", "Bound right"] if full else []),
     ]
     grid = table(
         *heads, numbers=range(1, len(heads)), first_to_go=(5 + has_truth, 6 + has_truth, 4 + has_truth) if full else ()
@@ -396,12 +475,22 @@ def _readings(inversion: PriceReading, *, full: bool) -> Grid:
             for coverage in (estimate.interval_held, estimate.bound_held)
         ]
         grid.add_row(
-            NAMES.get(estimate.name, estimate.name.replace("_", " ")), estimate.written(estimate.value),
+            _estimate_name(inversion.list, estimate.name),
+            f"{estimate.written(estimate.value)}{' hits' if estimate.name.startswith('hits_') else ''}",
             " to ".join(map(estimate.written, estimate.interval)) if estimate.interval else "",
             estimate.written(estimate.bound) if math.isfinite(estimate.bound) else "", *([true_value] if has_truth else []),
             *([f"{estimate.bits:.2f}" if math.isfinite(estimate.bits) else "", *coverages] if full else []),
         )  # fmt: skip
     return grid
+
+
+def _estimate_name(price_list: PriceList, name: str) -> str:
+    """Return the label of an estimate, with the lifetime of its cache write if the list states it."""
+    lifetimes = {
+        key: str(show(seconds, "s", digits=2)) if math.isfinite(seconds) else key
+        for key, seconds in (("short", price_list.hold), ("long", price_list.hold_long))
+    }
+    return NAMES.get(name, name.replace("_", " ")).format(**lifetimes)
 
 
 def _reasons(inversion: PriceReading) -> list[RenderableType]:
@@ -418,13 +507,13 @@ def _reasons(inversion: PriceReading) -> list[RenderableType]:
 
 
 def _how_often(estimate: Reading) -> str:
-    """Say how often such an interval and such a bound contained the known value."""
+    """Say how often the range and the bound of a known model contained its value."""
     coverages = [
-        f"such {kind} {coverage}"
-        for kind, coverage in (("intervals", estimate.interval_held), ("bounds", estimate.bound_held))
+        f"the {kind} was right for {coverage.hits} of {coverage.trials}"
+        for kind, coverage in (("range", estimate.interval_held), ("upper bound", estimate.bound_held))
         if coverage
     ]
-    return "; " + ", ".join(coverages) if coverages else ""
+    return f". Tested on known models: {', '.join(coverages)}" if coverages else ""
 
 
 def _ideal(inversion: PriceReading) -> list[RenderableType]:

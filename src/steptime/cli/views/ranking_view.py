@@ -15,10 +15,11 @@ from steptime.cli.views.widgets import Grid, heading, ranged, table
 from steptime.hardware.rental_prices import has_rent
 from steptime.hardware.unit_cost import usd
 from steptime.sweeps.ranking_result import Ranking, Standing
-from steptime.units import counted, show
+from steptime.units import HOUR, counted, show
 
 MAX_NAME_WIDTH = 34  # columns next to the axis of the chart, at most
-KINDS = {"ondemand": "on demand"}  # of rents, as people write them
+ON_DEMAND = "ondemand"
+KINDS = {ON_DEMAND: "on demand"}  # of rents, as people write them
 
 
 def ranking_view(ranking: Ranking, *, width: int, full: bool = False) -> RenderableType:
@@ -48,8 +49,8 @@ def ranking_view(ranking: Ranking, *, width: int, full: bool = False) -> Rendera
     details += [section("A plan, but no known rent", speeds)] if speeds else []
     details += [section(f"No plan on {counted(len(unable), 'pair')}", reasons)] if reasons else []
     added = ["rent and layout of each", "chart of costs"] if placed else []
-    added += [counted(len(unpriced), "pair") + " without a rent"] if unpriced else []
-    added += [counted(len(unable), "pair") + " without a plan"] if unable else []
+    added += [counted(len(unpriced), "pair") + " without a known rent"] if unpriced else []
+    added += [counted(len(unable), "pair") + " that cannot hold the model or meet the limits"] if unable else []
     return Answer(
         sentence=_sentence(ranking), conditions="; ".join(conditions) + ".", body=body if ranking.flips else body[:-1],
         details=details, warnings=ranking.notes, full_adds=", ".join(added), full=full,
@@ -64,16 +65,20 @@ def _sentence(ranking: Ranking) -> str:
     first, rivals = priced[0], priced[1:]
     several_models = len({row.model for row in ranking.standings}) > 1
     verb = "is" if several_models else f"serves {first.model.rpartition('/')[2]}"
-    text = f"{_name(ranking, first)} {verb} cheapest: {_cost(first)} per million output tokens."
-    if rivals:
-        ratio = rivals[0].usd_per_million_output_tokens / first.usd_per_million_output_tokens
-        text += f" {_name(ranking, rivals[0])} costs {ratio:.2g}x as much"
-        ties = sum(standing.tied for standing in rivals)
-        text += f"; ranges of {ties} of {len(rivals)} others overlap with the first." if ties else "."
+    text = f"{_name(ranking, first)} {verb} cheapest: {_cost(first)} per million output tokens at full load"
     # ranges without a measured run rest on other chips, so the first pair with runs is named too
+    text += "." if first.runs or first.cost_range is None else ", but without measured runs."
     measured = next((standing for standing in priced if standing.runs), None)
     if measured is not None and measured is not first:
-        text += f" Of pairs with measured runs, {_name(ranking, measured)} is cheapest: {_cost(measured)}."
+        text += f" Cheapest with measured runs: {_name(ranking, measured)}, {_cost(measured)}."
+    if rivals:
+        ratio = rivals[0].usd_per_million_output_tokens / first.usd_per_million_output_tokens
+        text += f" {_name(ranking, rivals[0])} costs {ratio:.2g}x as much as the first"
+        ties = sum(standing.tied for standing in rivals)
+        share = (
+            "its range overlaps" if ties == len(rivals) == 1 else f"ranges of {ties} of {len(rivals)} overlap with the first"
+        )
+        text += f"; the order is not certain ({share})." if ties else "."
     return text
 
 
@@ -90,9 +95,13 @@ def _meaning(placed: Sequence[Standing], *, full: bool) -> str:
     """Say what marks and columns mean."""
     words = "USD/M: per million output tokens, prompts included."
     if any(standing.tied for standing in placed[1:]):
-        words += " ≈: the 90 % range overlaps with the first."
+        words += " ≈: no clear difference, since the 90 % range overlaps with that of row 1."
+    if any(standing.cost_range is not None for standing in placed):
+        words += " Runs: measured runs on this system."
+    if any(standing.rent.kind == ON_DEMAND for standing in placed):
+        words += " o: rent on demand."
     if full:
-        words += " USD/M in: per million prompt tokens. Runs: measured runs of the system that the engine was fitted to."
+        words += " USD/M in: per million prompt tokens."
         if any(standing.power_basis == "chip" for standing in placed):
             words += " *: power of the chip, without host, network and cooling."
     return words
@@ -102,21 +111,23 @@ def _table(placed: Sequence[Standing], ranking: Ranking, *, full: bool) -> Grid:
     """Return a row for each pair with a price; rent, layout and engine only in full, since they wrap."""
     with_range = any(standing.cost_range is not None for standing in placed)
     grid = table(
-        "", "System", "USD/M output (90 %)" if with_range else "USD/M output", "Chips", "tok/s/user", "TTFT", "Runs",
-        "tok/s/chip", "tok/s/kW", "USD/M in", *(["Rent per chip", "Layout", "Engine"] if full else []),
-        numbers=range(2, 10), first_to_go=(11, 12, 10, 9, 8, 7, 5, 4, 3) if full else (9, 8, 7, 5, 4, 3),
+        "", "System", "USD/M output (90 %)" if with_range else "USD/M output", "Chips", "USD per chip-hour", "Runs",
+        "tok/s/user", "TTFT", "tok/s/chip", "tok/s/kW", "USD/M in", *(["Rent per chip", "Layout", "Engine"] if full else []),
+        numbers=range(2, 11), first_to_go=(12, 13, 11, 10, 9, 8, 7, 6, 4, 3) if full else (10, 9, 8, 7, 6, 4, 3),
     )  # fmt: skip
+    grid.no_wrap = (0,)
     for row in placed:
         cost, prefill = row.usd_per_million_output_tokens, row.prefill_usd_per_million_tokens
-        rent = "not known"
+        rent, hourly = "not known", "-"
         if has_rent(row.rent):
+            hourly = f"{float(row.rent.typical) * HOUR:.2f}{' o' if row.rent.kind == ON_DEMAND else ''}"
             kind = KINDS.get(row.rent.kind, row.rent.kind)
             rent = f"{show(float(row.rent.typical), 'USD/s')} {kind} {row.rent.date}".rstrip()
         power = f"{row.tokens_per_second_per_kilowatt:,.0f}{'*' if full and row.power_basis == 'chip' else ''}"
         grid.add_row(
             f"{row.place}{' ≈' if row.tied and row.place > 1 else ''}", _name(ranking, row),
             ranged(cost, row.cost_range, usd, label="") if math.isfinite(cost) else "-", f"{row.chips:,}",
-            f"{row.tokens_per_second_per_user:,.1f}", show(row.ttft, "s"), f"{row.runs:,}" if row.runs else "none",
+            hourly, f"{row.runs:,}" if row.runs else "none", f"{row.tokens_per_second_per_user:,.1f}", show(row.ttft, "s"),
             f"{row.tokens_per_second_per_chip:,.0f}", power if math.isfinite(row.tokens_per_second_per_kilowatt) else "-",
             usd(prefill) if math.isfinite(prefill) else "-", *([rent, row.layout_text, row.engine] if full else []),
             style="green" if row.place == 1 else None,

@@ -21,12 +21,15 @@ from steptime.scaling.rl_step import RlStep
 from steptime.scaling.scaling_laws import in_beyond
 from steptime.scaling.sizing_on_system import MachineBudget
 from steptime.scaling.sizing_plots import cost_curve
-from steptime.units import DAY, counted, in_digits, show
+from steptime.units import DAY, HOUR, counted, in_digits, show
 
 PARTS = (("training", "green", "o"), ("RL", "magenta", "+"), ("serving", "cyan", "x"))
 MARKS = ("o", "x", "+", "#", "%", "@")
 COLOURS = ("green", "cyan", "yellow", "magenta", "red", "blue")
+LEADING_LAW = "epoch"  # of a predicted loss, as in budgets
 MAX_GAIN = 100.0  # of a chart: higher gains are far outside the runs that a law was fitted to
+# Time of published steps / computed parts of the same steps: 11 steps of NeMo RL (docs/budget.md).
+PUBLISHED_STEPS = (1.4, 4.8)
 NARROW, MIN_SHARE = 60, 1e-3  # columns up to which phases have no bars; share of the RL step from which the tail is shown
 
 
@@ -46,16 +49,30 @@ def budget_view(budget: Budget, *, width: int, full: bool = False) -> Renderable
     """
     best, machine = budget.choice, budget.machine
     charts = _cost_chart(budget, best, width) if budget.demand.weight else []
-    body: list[RenderableType] = [_laws_table(budget), footnote(_laws_meaning()), _bill_table(budget, best)]
+    laws = _laws_table(budget)
+    bill: list[RenderableType] = [_bill_table(budget, best), footnote(_bill_meaning(budget, best))]
+    meaning = _laws_meaning(laws, width)
+    body: list[RenderableType] = [laws, *([footnote(meaning)] if meaning else []), *bill]
     sizes: list[RenderableType] = []
     # a named machine answers in money; the closed form becomes a detail
     if machine is not None:
-        body = [_machine_table(machine, budget), _laws_table(budget), footnote(_laws_meaning())]
-        sizes = [_bill_table(budget, best), section(_served(machine), [_sizes_table(machine)])]
+        body = [_machine_table(machine, budget), laws, *([footnote(meaning)] if meaning else [])]
+        sizes = [*bill, section(_served(machine), [_sizes_table(machine)])]
+    extrapolations = [
+        f"{choice.law}: {in_beyond(choice.beyond, choice.scaling_law)}." for choice in budget.choices if choice.beyond
+    ]
+    sizes += [section("Extrapolation beyond the runs of each law", extrapolations)] if extrapolations else []
     return Answer(
-        sentence=_budget_sentence(budget), conditions=f"For {budget.target.words}, by {best.law}.", body=[*body, *charts],
+        sentence=_budget_sentence(budget), conditions=f"Target: {budget.target.words}. Scaling law: {best.law}.",
+        body=[*body, *charts],
         details=sizes, warnings=[*budget.warnings, *(machine.notes if machine is not None else ())],
-        full_adds="bill by law, sizes that were planned" if sizes else "", full=full,
+        full_adds=", ".join(
+            [
+                *(["bill by law, sizes that were planned"] if machine is not None else []),
+                *(["extrapolation of each law"] if extrapolations else []),
+            ]
+        ),
+        full=full,
     )  # fmt: skip
 
 
@@ -66,10 +83,15 @@ def _budget_sentence(budget: Budget) -> str:
     mixed = f" ({show(best.total_params)} in total)" if best.total_params > 1.01 * best.params else ""
     text = f"Train {show(best.params)} parameters{mixed} on {show(best.tokens)} tokens: "
     text += f"{ratio}x the Chinchilla-optimal 20 tokens per parameter."
+    parts = {"training": best.training_usd, "RL": best.rl_usd, "serving": best.serving_usd}
+    if math.isfinite(best.usd):
+        bill = ", ".join(f"{money(usd)} {name}" for name, usd in parts.items() if usd)
+        text += f" Lifetime cost: {money(best.usd)} ({bill})."
     if budget.params_over_laws and budget.tokens_over_laws:
         spans = (f"{show(low)} to {show(high)}" for low, high in (budget.params_over_laws, budget.tokens_over_laws))
-        text += f" {len(budget.choices)} scaling laws disagree: {' parameters, '.join(spans)} tokens."
-    text += f" The lifetime cost is {money(best.usd)}, {best.training_share:.0%} of it training."
+        costs = [choice.usd for choice in budget.choices]
+        cost = f", {money(min(costs))} to {money(max(costs))}" if all(map(math.isfinite, costs)) else ""
+        text += f" {len(budget.choices)} scaling laws disagree: {' parameters, '.join(spans)} tokens{cost}."
     if machine is not None:
         loss = f" at a loss of {machine.loss:.4f}" if not math.isnan(budget.target.usd) else ""
         text += f" On {machine.system}: {show(machine.params)} parameters on {show(machine.tokens)} tokens{loss}, "
@@ -79,10 +101,10 @@ def _budget_sentence(budget: Budget) -> str:
 
 def _laws_table(budget: Budget) -> Grid:
     """Return a row for each law."""
-    ranged_choices = any(choice.ranges for choice in budget.choices)
+    with_range = [choice.law for choice in budget.choices if choice.ranges]
     grid = table(
-        "Law", "Parameters", "Tokens", "Over 20 N", "Training", "Half", "Twice", "Over own best", "Equal", "Loss",
-        title="By scaling law" + (", with 90 % ranges" if ranged_choices else ""), numbers=range(1, 10),
+        "Law", "Parameters", "Tokens", "Tokens / 20 N", "Training share", "Half", "Twice", "Tokens / optimal", "Equal", "Loss",
+        title="By scaling law" + (f" (90 % range: {', '.join(with_range)})" if with_range else ""), numbers=range(1, 10),
         first_to_go=(9, 8, 7, 5, 6),
     )  # fmt: skip
     for choice in budget.choices:
@@ -96,19 +118,40 @@ def _laws_table(budget: Budget) -> Grid:
     return grid
 
 
-def _laws_meaning() -> str:
-    return (
-        "Training: share of the cost. Half, twice: relative cost at the same loss with half or twice the parameters. Equal: "
-        "relative cost where training costs as much as RL and serving. -: no number of tokens reaches the loss."
-    )
+def _laws_meaning(grid: Grid, width: int) -> str:
+    """Say what the columns that the width shows mean."""
+    heads = {grid.columns[position] for position in grid.widths(width)}
+    words = []
+    if "Half" in heads:
+        words.append(
+            "Half, twice: relative cost at the same loss with half or twice the parameters (-: no number of tokens reaches it)."
+        )
+    if "Tokens / optimal" in heads:
+        words.append("Tokens / optimal: training tokens / compute-optimal tokens of this law.")
+    if "Equal" in heads:
+        words.append("Equal: relative cost where training costs as much as RL and serving.")
+    return " ".join(words)
+
+
+def _bill_meaning(budget: Budget, best: Choice) -> str:
+    """Say which factor turns the FLOP of serving and RL into training-equivalent FLOP, and what a chip costs."""
+    eta = budget.demand.eta
+    words = ""
+    if best.serving_flop:
+        served = f"{best.serving_flop / eta:.3g}"
+        words = f"Serving: {served} FLOP x {eta:g} (--eta), since one serving FLOP costs as much as {eta:g} training FLOP. "
+    rent = f" at {budget.rent * HOUR:.2f} USD per chip-hour" if math.isfinite(budget.rent) else ""
+    return f"{words}Chips: {budget.system}{rent}, {budget.mfu:.0%} MFU."
 
 
 def _bill_table(budget: Budget, best: Choice) -> Grid:
     """Return the cost of the first law's choice, in FLOP, money and chips."""
-    title = f"Lifetime cost by {best.law}, at {budget.mfu:.0%} MFU on {budget.system}"
-    grid = table("", "FLOP", "Share", "USD", "Chips", title=title, numbers=(1, 2, 3, 4))
-    trained = f"{best.training_chips:,.0f} for {budget.training_days:g} d"
-    serving = f"{best.serving_chips:,.0f} for {budget.demand.lifetime / DAY:g} d" if math.isfinite(best.serving_chips) else "-"
+    title = f"Lifetime cost by the law {best.law}"
+    grid = table("", "Training-equivalent FLOP", "Share", "USD", "Chips", title=title, numbers=(1, 2, 3, 4))
+    trained = f"{_chips(best.training_chips)} for {budget.training_days:g} d"
+    serving = (
+        f"{_chips(best.serving_chips)} for {budget.demand.lifetime / DAY:g} d" if math.isfinite(best.serving_chips) else "-"
+    )
     likely = f", {1 - budget.demand.discard:.0%} likely" if budget.demand.discard else ""
     rows = [
         ("Training", best.training_flop, best.training_usd, trained),
@@ -121,6 +164,11 @@ def _bill_table(budget: Budget, best: Choice) -> Grid:
     grid.add_section()
     grid.add_row("Total", f"{best.total_flop:.3g}", "", money(best.usd), "")
     return grid
+
+
+def _chips(count: float) -> str:
+    """Write a number of chips with three digits."""
+    return f"{float(f'{count:.3g}'):,.0f}" if count >= 1 else f"{count:.2g}"
 
 
 def _cost_chart(budget: Budget, best: Choice, width: int) -> list[RenderableType]:
@@ -172,7 +220,7 @@ def _machine_table(machine: MachineBudget, budget: Budget) -> Grid:
         ),
         ("Tokens", show(best.tokens), show(machine.tokens)),
         ("Loss", f"{best.loss:.4f}", f"{machine.loss:.4f}"),
-        ("Over 20 N", _times(best.over_chinchilla), _times(machine.tokens / machine.params / 20)),
+        ("Tokens / 20 N", _times(best.over_chinchilla), _times(machine.tokens / machine.params / 20)),
         ("MFU", f"{budget.mfu:.0%}", f"{machine.mfu:.0%}"),
         ("η (inference efficiency)", f"{budget.demand.eta:g}", f"{machine.eta:.2f}" if math.isfinite(machine.eta) else "-"),
         ("Chips that train", f"{best.training_chips:,.0f}", f"{machine.training_chips:,}"),
@@ -243,7 +291,7 @@ def laws_view(cards: Sequence[LawCard], *, full: bool = False) -> RenderableType
     Returns:
         The answer.
     """
-    heads = ("Formula", "Fitted to") if full else ("Corpus",)
+    heads = ("Formula", "Fitted to") if full else ("Fitted on",)
     grid = table("Law", "Year", "Grade", *heads, numbers=(1,), first_to_go=(4, 1))
     for card in cards:
         corpus = card.fitted_to if full else card.fitted_to.partition(";")[0]
@@ -252,7 +300,8 @@ def laws_view(cards: Sequence[LawCard], *, full: bool = False) -> RenderableType
         )
     return Answer(
         sentence=f"{counted(len(cards), 'scaling law')}; `steptime laws NAME` shows constants, errors and sources.",
-        body=[grid, footnote("* default of `steptime budget`.")], full_adds="formulas and ranges of the runs", full=full,
+        body=[grid, footnote("* default of `steptime budget`. Grade: the least certain source of its constants.")],
+        full_adds="formulas and ranges of the runs", full=full,
     )  # fmt: skip
 
 
@@ -296,23 +345,38 @@ def losses_view(comparison: Losses, *, full: bool = False) -> RenderableType:
     Returns:
         The answer.
     """
-    ratio = in_digits(comparison.losses[0].over_chinchilla)
     rows = [estimate for estimate in comparison.losses if full or math.isfinite(estimate.loss)]
     grid = table(
-        "Law", "Loss [nats/token]", "Over own best", "Beyond its runs", *(["Best split of the same compute"] if full else []),
+        "Law", "Loss [nats/token]", "Tokens / optimal", "Extrapolation beyond its runs",
+        *(["Best split of the same compute"] if full else []),
         numbers=(1, 2),
     )  # fmt: skip
     for estimate in rows:
         best = f"{show(estimate.best_params)} on {show(estimate.best_tokens)}" if math.isfinite(estimate.best_params) else "-"
-        loss = f"{estimate.loss:.3f}" if math.isfinite(estimate.loss) else "-"
+        loss = f"{estimate.loss:.2f}" if math.isfinite(estimate.loss) else "-"
         beyond = estimate.reason or in_beyond(estimate.beyond)
         grid.add_row(estimate.law, loss, _times(estimate.over_own), beyond, *([best] if full else []))
     return Answer(
-        sentence=f"{comparison.words}: {ratio}x the Chinchilla-optimal 20 tokens per parameter.",
-        body=[grid, footnote("Losses of different laws are not comparable: each has its own corpus and tokenizer.")],
+        sentence=_losses_sentence(comparison),
+        body=[grid, footnote("Tokens / optimal: training tokens / compute-optimal tokens of this law for the parameters.")],
         full_adds="laws that predict no loss, best split of the compute",
         full=full,
     )
+
+
+def _losses_sentence(comparison: Losses) -> str:
+    """Say the loss by one law, and that losses of other laws are not comparable with it."""
+    ratio = f"{in_digits(comparison.losses[0].over_chinchilla)}x the rule of thumb of 20 tokens per parameter"
+    losses = {estimate.law: estimate.loss for estimate in comparison.losses if math.isfinite(estimate.loss)}
+    if not losses:
+        return f"{comparison.words}; the tokens are {ratio}."
+    law = LEADING_LAW if LEADING_LAW in losses else next(iter(losses))
+    model = f"{show(comparison.params)} parameters on {show(comparison.tokens)} tokens"
+    text = f"{model}: loss {losses[law]:.3g} nats per token by the law {law}; the tokens are {ratio}."
+    if len(losses) > 1:
+        span = f"{min(losses.values()):.3g} to {max(losses.values()):.3g}"
+        text += f" {len(losses)} laws give {span}, but do not compare them: each has its own corpus and tokenizer."
+    return text
 
 
 def board_view(board: MoeBoard, *, width: int, full: bool = False) -> RenderableType:
@@ -411,23 +475,33 @@ def rl_view(step: RlStep, *, width: int, full: bool = False) -> RenderableType:
         The answer.
     """
     output_tokens = step.rollouts * step.output
-    kind = "on policy" if step.on_policy else f"one step off policy, {step.rollout_chips:,} chips for rollouts"
+    kind = (
+        "on policy: all chips alternate between rollout and training"
+        if step.on_policy
+        else f"one step off policy: {step.rollout_chips:,} chips for rollouts, the others train"
+    )
     tail = {"  of it, slowest tenth": step.tail} if step.tail > MIN_SHARE * step.total else {}
     phases = {"Rollout": step.rollout, **tail, "Log-probabilities": step.log_probs,
-              "Training": step.training, "Refit": step.refit}  # fmt: skip
+              "Training": step.training, "Weight transfer": step.refit}  # fmt: skip
     grid = table("Phase", "Time", "Share of the step", "", numbers=(1, 2), first_to_go=(3,))
     for name, value in phases.items():
         grid.add_row(
             name,
             show(value, "s"),
-            f"{value / step.total:.0%}",
+            f"{value / step.total:.{0 if value >= 0.01 * step.total else 1}%}",
             bar(value / step.total, max(8, min(40, width - NARROW)), "green"),
         )
-    limits = "rewards, the environment and engine starts are left out: published steps take up to several times as long"
+    low, high = PUBLISHED_STEPS
+    limits = "rewards, the environment and engine starts are left out"
+    cost, rent = "", ""
+    if math.isfinite(step.usd):
+        cost = f" and costs at least {money(step.usd)}, {money(step.usd / output_tokens * 1e6)} per million of its "
+        cost += f"{show(output_tokens)} output tokens"
+        rent = f" Rent: {step.rent * HOUR:.2f} USD per chip-hour."
     return Answer(
-        sentence=f"One RL step takes {show(step.total, 's')} and costs {money(step.usd)}: "
-        f"{money(step.usd / output_tokens * 1e6)} per million of its {show(output_tokens)} tokens.",
+        sentence=f"One RL step takes at least {show(step.total, 's')}{cost}. Published steps took {low:g} to {high:g} times as "
+        "long as computed.",
         conditions=f"{step.rollouts:,} answers of {step.model} on {step.chips:,} chips of {step.system}, {kind}; rollout "
-        f"replicas of {step.layout}; training at {step.mfu:.1%} MFU (bf16).",
+        f"replicas of {step.layout}; training at {step.mfu:.1%} MFU (bf16).{rent}",
         body=[grid], warnings=[*step.notes, limits], files="", full=full,
     )  # fmt: skip

@@ -15,6 +15,8 @@ from steptime.sweeps.sensitivity_result import NEGLIGIBLE_VARIANCE_SHARE, Sensit
 MAX_ROWS = 12
 MIN_CELLS, MAX_CELLS = 20, 72  # columns of the bars
 LOW, HIGH = "▒", "█"  # parts of a bar: distinct without colour
+COUNTED_UNITS = ("tokens", "sequences", "requests")
+FACTORS = {"scatter": "step time / predicted step time", "chip.peak": "FLOP/s / data sheet"}  # inputs that are ratios
 
 
 def sensitivity_view(sensitivity: Sensitivity, *, width: int, full: bool = False) -> RenderableType:
@@ -29,7 +31,7 @@ def sensitivity_view(sensitivity: Sensitivity, *, width: int, full: bool = False
         The answer.
     """
     name = sensitivity.answer.replace("_", " ").replace("usd", "USD")
-    base = f"{name[0].upper()}{name[1:]} of this {sensitivity.question}: {written(sensitivity.base, sensitivity.unit)}"
+    base = f"{name[0].upper()}{name[1:]}, {_subject(sensitivity)}: {written(sensitivity.base, sensitivity.unit)}"
     if sensitivity.spread is not None:
         base += " (90 %: " + " to ".join(written(end, sensitivity.unit) for end in sensitivity.spread) + ")"
     rows, minor_swings = split_swings(sensitivity)
@@ -39,6 +41,20 @@ def sensitivity_view(sensitivity: Sensitivity, *, width: int, full: bool = False
         details=[*([footnote(_minor_text(minor_swings))] if minor_swings else []), *_order(sensitivity)],
         warnings=sensitivity.notes, full_adds="source of each range, how to measure each input", full=full,
     )  # fmt: skip
+
+
+def _subject(sensitivity: Sensitivity) -> str:
+    """Return the question with its model and system, as far as they are fixed."""
+    fixed = {key: getattr(value, "name", value) for key, value in sensitivity.fixed.items() if key in ("model", "system")}
+    return " ".join([sensitivity.question, *(str(fixed[key]) for key in ("model", "system") if key in fixed)])
+
+
+def _value(value: float, swing: Swing) -> str:
+    """Write a value of an input with its unit; a factor on a prediction or a data sheet has an x."""
+    text = written(value, swing.unit)
+    if swing.unit in COUNTED_UNITS:
+        return f"{text} {swing.unit}"
+    return f"{text}x" if not swing.unit and swing.name in FACTORS else text
 
 
 def split_swings(sensitivity: Sensitivity) -> tuple[list[Swing], list[Swing]]:
@@ -57,7 +73,14 @@ def split_swings(sensitivity: Sensitivity) -> tuple[list[Swing], list[Swing]]:
 def _table(sensitivity: Sensitivity, rows: list[Swing], *, full: bool) -> Grid:
     """Return a row for each input: its range, the answer at both ends, and its share of the variance."""
     variance_heads = ["First", "Total"] if sensitivity.samples else ["Variance"]
-    heads = ["Input", "Value (90 % range)", *(["Source of the range"] if full else []), "At low", "At high", *variance_heads]
+    heads = [
+        "Input",
+        "Value (90 % range)",
+        *(["Source of the range"] if full else []),
+        "Low end",
+        "High end",
+        *variance_heads,
+    ]
     going = (len(heads) - 1,) if sensitivity.samples else ()
     grid = table(*heads, numbers=range(3 if full else 2, len(heads)), first_to_go=going)
     grid.no_wrap = (0,)
@@ -66,7 +89,7 @@ def _table(sensitivity: Sensitivity, rows: list[Swing], *, full: bool) -> Grid:
             "missed" if swing.misses(side) else written(value, sensitivity.unit)
             for side, value in enumerate((swing.at_low, swing.at_high))
         ]
-        value = ranged(swing.base, (swing.low, swing.high), partial(written, unit=swing.unit), label="")
+        value = ranged(swing.base, (swing.low, swing.high), partial(_value, swing=swing), label="")
         basis = [swing.basis.replace(" %", "\N{NO-BREAK SPACE}%")] if full else []
         grid.add_row(swing.name, value, *basis, *ends, *_shares(sensitivity, swing))
     return grid
@@ -120,10 +143,10 @@ def _tornado(sensitivity: Sensitivity, rows: list[Swing], width: int) -> list[Re
             row.append(" !")
         lines.append(row)
     lines.append(_axis(sensitivity, names, cells, low, high, middle))
-    legend = Text.assemble((LOW, "blue"), " input at its low  ", (HIGH, "yellow"), " at its high  │ present answer")
+    legend = Text.assemble((LOW, "blue"), " input at its low end  ", (HIGH, "yellow"), " at its high end  │ current answer")
     if any(swing.missed for swing in rows):
-        legend.append("  ! ends where limits are missed")
-    return [section("Swing of the answer, one input at a time", [*lines, legend])]
+        legend.append("  ! bar ends where limits are missed")
+    return [section("Change of the answer, one input at a time", [*lines, legend])]
 
 
 def _axis(sensitivity: Sensitivity, names: int, cells: int, low: float, high: float, middle: int) -> Text:
@@ -158,8 +181,13 @@ def _order(sensitivity: Sensitivity) -> list[RenderableType]:
 def _meaning(sensitivity: Sensitivity) -> str:
     """Say what ranges and shares mean."""
     evens = [swing.name for swing in sensitivity.swings if swing.even]
-    words = f" Ranges of {', '.join(evens)} hold all values." if evens and len(evens) < len(sensitivity.swings) else ""
+    row_names = {swing.name for swing in split_swings(sensitivity)[0]}
+    words = "".join(f" {name}: {ratio}." for name, ratio in FACTORS.items() if name in row_names)
+    if evens and len(evens) < len(sensitivity.swings):
+        verb = "spans" if len(evens) == 1 else "span"
+        words += f" {', '.join(evens)}: the range {verb} all known values, and is no 90 % range."
     if sensitivity.samples:
         first = "First: % of the variance that knowing the input removes. Total: % that stays if all others are known."
         return f"{first} ±: 90 % range by a bootstrap of {sensitivity.samples:,} samples.{words}"
-    return f"Variance: share by swings of one input at a time; --sobol varies all together.{words}"
+    replans = "Each row plans again at the low and the high end of its input. " if sensitivity.question == "plan" else ""
+    return f"{replans}Variance: share with one input varied at a time; --sobol varies all together.{words}"

@@ -38,9 +38,9 @@ def sweep_view(sweep: Sweep, *, width: int, full: bool = False) -> RenderableTyp
     Returns:
         The answer.
     """
-    over = " x ".join(f"{axis.name} ({len(axis.values):,})" for axis in sweep.axes)
-    how = "axes stepped together" if sweep.together else "every combination"
-    conditions = f"{sweep.question} over {over}: {counted(sweep.points, 'point')}" + (f", {how}" if len(sweep.axes) > 1 else "")
+    joint = " with " if sweep.together else " x "
+    over = joint.join(f"{counted(len(axis.values), 'value')} of {axis.name}" for axis in sweep.axes)
+    conditions = f"{sweep.question}: {over}" + (f" = {counted(sweep.points, 'point')}" if len(sweep.axes) > 1 else "")
     conditions += f"; {fixed_text(sweep)}." if sweep.fixed else "."
     names = numbers(sweep) + [name for name, column in sweep.answers.items() if not column.numeric]
     answered = len(sweep.reasons) < sweep.points
@@ -49,7 +49,9 @@ def sweep_view(sweep: Sweep, *, width: int, full: bool = False) -> RenderableTyp
     charts = [chart for name in numbers(sweep) if answered for chart in picture(sweep, width, name)]
     body: list[RenderableType] = [_points_table(sweep, names)] if is_listed else []
     if is_listed and any(bound in sweep.answers for name in names for bound in sweep.declaration.bands.get(name, ())):
-        body.append(footnote("In brackets: 90 % ranges."))
+        body.append(footnote("(low to high): 90 % range."))
+    if sweep.question == "step" and "usd_per_million_tokens" in sweep.answers:
+        body.append(footnote("USD/M tokens: cost of this step only; a decode step leaves out prefill."))
     if not is_listed and answered:
         body += [_extremes_table(sweep), *picture(sweep, width)]
     return Answer(
@@ -251,8 +253,10 @@ def memory_notes(sweep: Sweep) -> list[str]:
     over = 0 if share is None else int(np.count_nonzero(share.values > 1))
     if not over:
         return []
-    marked = "are marked †" if sweep.points <= MAX_TABLE_POINTS else "are left out of lowest and highest"
-    return [f"{over:,} of {counted(sweep.points, 'point')} exceed the memory of a chip and {marked}"]
+    verb_be = "is" if over == 1 else "are"
+    marked = f"{verb_be} {'marked †' if sweep.points <= MAX_TABLE_POINTS else 'left out of lowest and highest'}"
+    verb = "does" if over == 1 else "do"
+    return [f"{over:,} of {counted(sweep.points, 'point')} {verb} not fit in the memory of a chip, cannot run and {marked}"]
 
 
 def reason_section(sweep: Sweep) -> list[RenderableType]:
