@@ -25,7 +25,7 @@ def test_no_rent_is_said_in_words():
     plan = st.plan("llama-3.1-8b", "m3-ultra", st.Workload(input_tokens=100, output_tokens=100))
     assert "cost: no rent known" in repr(plan)
     assert "rent: not known" in repr(st.load_system("m3-ultra"))
-    assert "rent: 2.00 USD/h a chip" in repr(st.vary("m3-ultra", {"rent": 2}))
+    assert "rent: 2.00 USD/h per chip" in repr(st.vary("m3-ultra", {"rent": 2}))
 
 
 def test_a_system_that_is_named_can_be_varied():

@@ -74,7 +74,7 @@ def test_power_that_nobody_published_is_not_known_and_can_be_given():
     assert math.isnan(unknown.power.watts)
     given = st.vary(unknown, {"power": 300.0})
     assert (given.power.watts, given.power.basis, given.power.grade) == (300, "given", "given")
-    assert power_in_words(given.power) == "300 W a chip (as given)"
+    assert power_in_words(given.power) == "300 W per chip (as given)"
 
 
 def test_the_limit_of_a_chip_is_its_power_only_where_nothing_better_is_known():
@@ -91,5 +91,5 @@ def test_what_a_rent_says_of_electricity():
     assert "may include it" in counted_by(Rent(kind="owned"))
     assert "add it if" in counted_by(Rent(kind="given"))
     assert power_in_words(Power(watts=1370.0, basis="all-in", grade="reported", date="2026-08-01")) == (
-        "1.37 kW a chip (all-in, with its share of host, network and cooling; reported, 2026-08-01)"
+        "1.37 kW per chip (all-in, with its share of host, network and cooling; reported, 2026-08-01)"
     )

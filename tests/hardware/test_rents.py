@@ -152,7 +152,7 @@ def test_with_rent_without_a_system_or_a_kind_is_refused():
 
 def test_rents_in_words():
     assert rent_in_words(Rent(typical=2 / HOUR, kind="contract", term="three-year", date="2026-09-08", grade="reported")) == (
-        "2.00 USD/h a chip, three-year contract, 2026-09-08, reported"
+        "2.00 USD/h per chip, three-year contract, 2026-09-08, reported"
     )
     assert origin_in_words(Rent(typical=1.0, kind="given", grade="given")) == "as given"
     assert kind_in_words(Rent(kind="contract")) == "contract"

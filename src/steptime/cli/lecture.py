@@ -16,17 +16,22 @@ ACTION = "What to do"
 def lecture(
     ctx: typer.Context,
     section: Annotated[
-        int | None, typer.Argument(help="A section to play, 1 to 18; without it, all are listed.", show_default=False)
+        int | None, typer.Argument(help="Section to show, 1 to 18. Without it: the list of sections.", show_default=False)
     ] = None,
     check: Annotated[
-        bool, option("Compute every verdict again; exit code 1 if one differs from the stored one.", ACTION, "--check")
+        bool,
+        option(
+            "Compute all verdicts again and list the numbers that do not hold; exit code 1 if a verdict changed.",
+            ACTION,
+            "--check",
+        ),
     ] = False,
-    quiz: Annotated[bool, option("Ask the question cards, all or those of a section.", ACTION, "--quiz")] = False,
+    quiz: Annotated[bool, option("Ask you the question cards, all or those of the section.", ACTION, "--quiz")] = False,
     csv: CSV = None,
     full: FULL = False,
     json: JSON = False,
 ) -> None:
-    """Play the lecture of which this is the arithmetic: sections with pictures, verdicts on every number, question cards.
+    """Show the lecture behind the tool: sections with plots, a verdict on every number, question cards.
 
     Args:
         ctx: context of typer; the other arguments are options, described by their help.

@@ -52,10 +52,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "sensitivity blackboard.cost_per_token --chips 72 --batch 2000 --vary seconds=10ms:30ms --vary rent=1.5USD/h:3USD/h",
     ),
     "reversible": (
-        "reversible --depth 64 --width 1024",
+        "reversible cache deepseek-v3,llama-3.3-70b hgx-h200 --context 8k,128k",
         "reversible mixing --samples 10k",
         "reversible sboxes aes --csv aes.csv",
-        "reversible cache deepseek-v3,llama-3.3-70b hgx-h200 --context 8k,128k",
+        "reversible --depth 64 --width 1024",
     ),
     "step": (
         "step deepseek-v3 gb200-nvl72 --batch 8192 --context 4096 --dp 72 --ep 72 --explain",
@@ -131,6 +131,17 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "calibrate results/ --prior vllm --engine mine --system hgx-h200 --tp 4 --weights fp8",
     ),
 }
+# Words that are no commands, and the command line that does what they say.
+NEAR_COMMANDS: dict[str, str] = {
+    "launch": "plan MODEL SYSTEM --launch vllm",
+    "serve": "plan MODEL SYSTEM --launch vllm",
+    "cost": "plan MODEL SYSTEM",
+    "batch": "roofline MODEL SYSTEM",
+    "price": "prices MODEL",
+    "hardware": "systems",
+    "quiz": "lecture --quiz",
+    "benchmark": "validate runs.csv",
+}
 # What each command answers, as `steptime --help` lists it: no command is imported for that list.
 SUMMARIES: dict[str, str] = {
     "plan": "Find the cheapest deployment of a model on a system within latency limits.",
@@ -138,7 +149,7 @@ SUMMARIES: dict[str, str] = {
     "sweep": "Run one question for many values of its inputs: tables, files and plots.",
     "design": "Design models and chips that do not exist yet: heads, experts, depth; bandwidth against FLOP/s.",
     "sensitivity": "Find which uncertain input changes an answer most, and what to measure first.",
-    "reversible": "Trade memory for arithmetic: reversible networks, mixing of ciphers, and KV caches.",
+    "reversible": "Recompute or store: reversible layers save memory, KV caches save FLOP; ciphers show how fast bits mix.",
     "step": "Time one forward pass: decode, prefill, or both, on a layout of your choice.",
     "prices": "Compare API prices with the cost of serving; estimate a model from its price list, or propose prices.",
     "simulate": "Simulate requests one by one: queues, percentiles, and the highest rate within limits.",
@@ -146,14 +157,14 @@ SUMMARIES: dict[str, str] = {
     "rl": "Estimate time and rent of one RL step: rollout, log-probabilities, training, weight transfer.",
     "laws": "List scaling laws, show one, predict a model's loss, or compare MoE models with dense ones.",
     "train": "Find the fastest layout of a training run: step time, MFU, memory, days, dollars and failures.",
-    "lecture": "Show the lecture behind the tool: sections with plots, a verdict on every number, question cards.",
-    "roofline": "Answer the blackboard's questions for a real model on one scale-up domain.",
-    "context": "Find how long a context may be for a speed and a price, and what compressing the cache changes.",
-    "web": "Open the lecture's blackboard as an interactive page.",
+    "lecture": "Show the notes of the lecture behind the tool: sections with plots, a check of every number, a quiz.",
+    "roofline": "Compute the lecture's numbers (R, best batch, L*, price of speed) for a model on one rack or node.",
+    "context": "Find the longest context for a speed and a price, and what compressing the cache changes.",
+    "web": "Open an interactive page: step time, speed and cost with sliders.",
     "models": "List the models, compare some, or show one.",
     "systems": "List the systems, or show one: rates, links, rent, and the source of each figure.",
     "engines": "List the serving engines and the training stacks, or show the constants of one.",
-    "validate": "Compare predictions with measured serving or training runs: error, bias, coverage of the ranges.",
+    "validate": "Compare predictions with measured runs: error, bias, and the share of runs inside the 90 % range.",
     "anchors": "Keep your benchmark results; plan, step and simulate correct their predictions by them.",
     "calibrate": "Fit an engine's physical constants to your own measured runs, with a shipped engine as prior.",
 }
@@ -297,7 +308,10 @@ def _misread(problem: Any) -> int:
         if words:
             sys.stdout.write(words + "\n")
         return ANSWERED
-    command_name = sys.argv[1] if sys.argv[1:] and sys.argv[1] in EXAMPLES else ""
+    first_word = sys.argv[1] if sys.argv[1:] else ""
+    if first_word in NEAR_COMMANDS:
+        return _refused(InputError(f"No such command {first_word!r}; use `steptime {NEAR_COMMANDS[first_word]}`"))
+    command_name = first_word if first_word in EXAMPLES else ""
     command = context.command_path if context is not None else f"steptime {command_name}".rstrip()
     words = NOT_A_NUMBER.sub(_with_value, " ".join(problem.format_message().split()).rstrip("."))
     return _refused(InputError(f"{words}; `{command} --help` lists all options"))

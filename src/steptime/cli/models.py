@@ -37,21 +37,23 @@ def models(
         list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help="A model to show, or several to compare: names, or paths as for plans; without one, the catalogue is listed.",
+            help="Model names, or paths to a config.json or a checkpoint. One is shown, several are compared, none lists all.",
             show_default=False,
         ),
     ] = None,
-    compare: Annotated[bool, option("Table of the named models, or of those that --like matches.", OUTPUT, "--table")] = False,
+    compare: Annotated[
+        bool, option("Compare the named models, or those that --like matches, in a table.", OUTPUT, "--table")
+    ] = False,
     new: Annotated[
         bool,
         option(
-            "Show how configs are read, layer by layer, with fields that are not read and a confidence.",
+            "Check how a config is read: each layer, the fields that are not read, and how sure the reading is.",
             OUTPUT,
             "--new",
         ),
     ] = False,
-    like: Annotated[str, option("Text that names contain.", OUTPUT)] = "",
-    context: Annotated[int, count("--context", "Context in tokens, for the figures that depend on one.", OUTPUT)] = 8192,
+    like: Annotated[str, option("List only names that contain this text.", OUTPUT)] = "",
+    context: Annotated[int, count("--context", "Context in tokens, for cache size and FLOP (k is 1,000).", OUTPUT)] = 8192,
     weights: WEIGHTS = None,
     experts: EXPERTS = None,
     kv: KV = None,

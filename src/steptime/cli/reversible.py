@@ -19,10 +19,10 @@ WORDS = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[stacks|mixing|sboxes|cache] ...",
-        help="stacks (the default): memory, arithmetic, time and gradient error of plain, checkpointed and reversible stacks, "
-        "measured on PyTorch. mixing: avalanche of ciphers and networks, and rounds until all depends on all. "
-        "sboxes NAME (present, aes, or values with commas between): differences and linear approximations. "
-        "cache MODEL[,MODEL...] SYSTEM: the KV cache as the opposite trade.",
+        help="stacks (the default, needs PyTorch): memory, FLOP, time and gradient error of plain, checkpointed and reversible "
+        "stacks. mixing: rounds until each output bit depends on each input bit, for ciphers and networks. "
+        "sboxes NAME (present, aes, or values separated by commas): differences and linear approximations of an S-box. "
+        "cache MODEL[,MODEL...] SYSTEM: when to keep a KV cache, and when to recompute it.",
         show_default=False,
     ),
 ]
@@ -31,14 +31,14 @@ WORDS = Annotated[
 def reversible(
     ctx: typer.Context,
     words: WORDS = None,
-    depth: Annotated[int, count("--depth", "Blocks of the deepest stack.", STACKS)] = 64,
-    width: Annotated[int, count("--width", "Values of a row, both streams together.", STACKS)] = 1024,
+    depth: Annotated[int, count("--depth", "Number of blocks of the deepest stack.", STACKS)] = 64,
+    width: Annotated[int, count("--width", "Width of the activations, both streams together.", STACKS)] = 1024,
     rows: Annotated[int, count("--rows", "Rows of the input.", STACKS)] = 64,
-    dtype: Annotated[str, option("float64, float32 or bfloat16.", STACKS)] = "float32",
-    device: Annotated[str | None, option("cpu or cuda.", STACKS, show_default="a GPU where there is one")] = None,
-    repeats: Annotated[int, count("--repeats", "Runs of each step; the median counts.", STACKS)] = 3,
-    samples: Annotated[int, count("--samples", "Pairs of blocks that differ in one bit.", MIXING)] = 4096,
-    context: Annotated[str, option("Contexts in tokens, with commas between.", CACHE)] = "8k,128k",
+    dtype: Annotated[str, option("Number format: float64, float32 or bfloat16.", STACKS)] = "float32",
+    device: Annotated[str | None, option("Device: cpu or cuda.", STACKS, show_default="a GPU where there is one")] = None,
+    repeats: Annotated[int, count("--repeats", "Repetitions of each measurement; the median is shown.", STACKS)] = 3,
+    samples: Annotated[int, count("--samples", "Number of block pairs that differ in one bit.", MIXING)] = 4096,
+    context: Annotated[str, option("Contexts in tokens, separated by commas (k is 1,000).", CACHE)] = "8k,128k",
     weights: WEIGHTS = None,
     experts: EXPERTS = None,
     kv: KV = None,

@@ -13,7 +13,7 @@ from steptime.lecture.roofline_question import RooflineInputs, solve, summary
 def roofline(
     ctx: typer.Context, inputs: RooflineInputs, set_: SET = None, csv: CSV = None, full: FULL = False, json: JSON = False
 ) -> None:
-    """Answer the blackboard's questions for a real model on one scale-up domain, each closed form next to the full model.
+    """Compute the lecture's numbers for a real model on one scale-up domain, each closed form next to the full model.
 
     Args:
         ctx: context of typer; the other arguments are options, described by their help.

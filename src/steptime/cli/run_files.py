@@ -17,7 +17,7 @@ FILES = (
     "bench_serving, or folders of them."
 )
 SKIP = Annotated[bool, typer.Option("--skip-bad", help="Leave out runs that cannot be read, and say which.")]
-PANEL = "Settings that result JSON lacks"
+PANEL = "Settings that a vLLM or SGLang result file lacks"
 
 
 def _text_option(words: str, name: str, metavar: str) -> Any:
@@ -36,19 +36,21 @@ class RunSettings:
         str,
         _text_option("Catalogue name or config, instead of the file's model_id (SGLang's may have none).", "--model", "NAME"),
     ] = ""
-    system: Annotated[str, _text_option("System that was measured.", "--system", "NAME")] = ""
-    tp: Annotated[int | None, _count_option("Tensor parallel ways.", "--tp")] = None
-    pp: Annotated[int | None, _count_option("Pipeline stages; 1 by default.", "--pp")] = None
-    dp: Annotated[int | None, _count_option("Data-parallel ranks (DP attention), which multiply tp; 1 by default.", "--dp")] = (
+    system: Annotated[str, _text_option("Measured system.", "--system", "NAME")] = ""
+    tp: Annotated[int | None, _count_option("Tensor-parallel size.", "--tp")] = None
+    pp: Annotated[int | None, _count_option("Pipeline stages. Default: 1.", "--pp")] = None
+    dp: Annotated[int | None, _count_option("Data-parallel ranks (DP attention); GPUs = tp x pp x dp. Default: 1.", "--dp")] = (
         None
     )
-    ep: Annotated[int | None, _count_option("Expert parallel ways; 1 by default.", "--ep")] = None
+    ep: Annotated[int | None, _count_option("Expert-parallel size. Default: 1.", "--ep")] = None
     weights: Annotated[
-        str, _text_option("Format of all weights but routed experts: bf16, fp8, nvfp4, ...", "--weights", "FORMAT")
+        str, _text_option("Number format of all weights except routed experts: bf16, fp8, nvfp4, ...", "--weights", "FORMAT")
     ] = ""
-    experts: Annotated[str, _text_option("Format of routed experts; as --weights where not given.", "--experts", "FORMAT")] = ""
+    experts: Annotated[
+        str, _text_option("Number format of the routed experts. Default: as --weights.", "--experts", "FORMAT")
+    ] = ""
     kv: Annotated[
-        str, _text_option("Format of the KV cache; where not given, 8 bits if the weights have 8 or fewer.", "--kv", "FORMAT")
+        str, _text_option("Number format of the KV cache. Default: 8 bits if the weights have 8 or fewer.", "--kv", "FORMAT")
     ] = ""
 
     def arguments(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from steptime.cli.output import check_outputs, print_json, show, write_csv, writ
 def systems(
     ctx: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(help="A system to show; without it, the catalogue is listed.", show_default=False)
+        str | None, typer.Argument(help="System to show. Without it: the list of systems.", show_default=False)
     ] = None,
     toml: Annotated[bool, option("Print the system's file as a template for a new one.", OUTPUT, "--toml")] = False,
     set_: SET = None,

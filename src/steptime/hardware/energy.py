@@ -125,8 +125,8 @@ def power_in_words(power: Power) -> str:
         Text.
 
     >>> power_in_words(Power(watts=700.0, basis="chip", date="2022-03-22", grade="vendor"))
-    '700 W a chip (limit of the chip, without host, network and cooling; vendor, 2022-03-22)'
+    '700 W per chip (limit of the chip, without host, network and cooling; vendor, 2022-03-22)'
     """
     origin = ", ".join(filter(None, (power.grade if power.grade != "given" else "", power.date)))
     basis = BASES.get(power.basis, power.basis) + (f"; {origin}" if origin else "")
-    return f"{show(float(power.watts), 'W')} a chip ({basis})"
+    return f"{show(float(power.watts), 'W')} per chip ({basis})"

@@ -96,7 +96,7 @@ def rent_in_words(rent: Rent) -> str:
     Returns:
         Text.
     """
-    return f"{in_words(rent.typical, lambda value: show(value, 'USD/s'))} a chip, {origin_in_words(rent)}"
+    return f"{in_words(rent.typical, lambda value: show(value, 'USD/s'))} per chip, {origin_in_words(rent)}"
 
 
 def rents_by_kind(system: System) -> dict[str, Rent]:

@@ -228,7 +228,7 @@ class System(Result):
         return f"System {self.name}: {self.chips} x {self.chip.title or self.chip.name}", {
             **of_chip,
             "links": ", ".join(_joined(domain) for domain in self.domains),
-            "rent": f"{_figure_in_words(self.rent.typical, 'USD/s')} a chip ({self.rent.kind}, {self.rent.date or 'no date'})"
+            "rent": f"{_figure_in_words(self.rent.typical, 'USD/s')} per chip ({self.rent.kind}, {self.rent.date or 'no date'})"
             if np.any(np.isfinite(self.rent.typical))
             else "not known",
         }

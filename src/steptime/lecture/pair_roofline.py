@@ -346,20 +346,22 @@ def _notes(pair: Pair, room: float, front: Front, rent: float) -> Iterator[str]:
     if pair.attention_ratio > NOTED:
         knee = pair.knee_with_attention
         yield (
-            f"the arithmetic of attention takes {pair.attention_ratio:.2g} times as long as that of the weights; the "
-            "blackboard leaves it out; "
-            + ("it takes longer than reading the cache, so no context is a knee" if math.isinf(knee) else
-               f"with it, the knee is at {knee:,.0f} tokens")
+            f"the closed forms ignore the arithmetic of attention: {pair.attention_ratio:.2g} times that of the weights here; "
+            + ("it takes longer than reading the cache, so L* does not exist" if math.isinf(knee) else
+               f"with it, L* is {float(f'{knee:.3g}'):,.0f} tokens")
         )  # fmt: skip
     if pair.experts > 1:
         share = (
             float(weights_touched(1, pair.active, pair.total, experts=pair.experts, active_experts=pair.active_experts))
             / pair.total
         )
-        yield f"a batch of one reads only {share:.1%} of the weights: the closed forms of the floor and of batch 1 are too high"
+        yield (
+            f"a batch of one reads only {share:.1%} of the weights: the closed forms of the shortest step and of batch 1 are "
+            "too high"
+        )
     best = float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee))
     if math.isinf(best):
-        yield "beyond the knee no batch is compute-bound: the largest batch that fits is the cheapest"
+        yield "above L*, no batch is compute-bound (B*: none): the largest batch that fits is the cheapest"
     elif room < best:
         yield f"the memory fits {room:,.0f} sequences of this context, fewer than B*"
     if not front.seconds.size:

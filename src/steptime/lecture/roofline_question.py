@@ -16,7 +16,7 @@ from steptime.questions.subject import PricedSubject, read_subject
 class RooflineInputs(PricedSubject):
     """A model on one scale-up domain of a system."""
 
-    context: Any = count(CONTEXT, "tokens of context of each sequence", unit="tokens", group="The pair")
+    context: Any = count(CONTEXT, "context of each sequence in tokens (k is 1,000)", unit="tokens", group="Workload")
 
 
 def solve(values: Mapping[str, Any]) -> Roofline:
@@ -41,7 +41,7 @@ READS: Final[Mapping[str, Reader]] = {
 }
 ROOFLINE = question_of_result(
     "roofline",
-    "the blackboard's answers for a model on one scale-up domain",
+    "the lecture's numbers for a model on one scale-up domain",
     form=RooflineInputs,
     solve=solve,
     reads=READS,

@@ -29,21 +29,22 @@ class ContextInputs(PricedSubject):
     """Inputs of `context`: model, machine, techniques and limits."""
 
     technique: Any = texts(
-        "KV cache technique: kv=int4, window=4096, keep=8192, share=2, kv_heads=1, latent=512, rank=0.5, topk=2048, "
-        "blocks=128x16 (16 blocks of 128 tokens). Suffix @5of6, @full or @local: its layers; + combines techniques: "
-        "window=1024@5of6+kv=int8. Repeatable",
+        "KV cache technique. Formats: kv=int4. Tokens: window=4096, keep=8192 (drops the others). Layers that share a cache: "
+        "share=2. Smaller entries: kv_heads=1, latent=512 (MLA), rank=0.5 (share of the rank). Tokens read: topk=2048, "
+        "blocks=128x16 (16 blocks of 128 tokens). @5of6 applies a technique to 5 of 6 layers, @full or @local to layers of "
+        "that kind. + combines techniques: window=1024@5of6+kv=int8. Repeatable",
         default_words="the usual ones that the model can have",
         group=CACHE_GROUP,
         metavar="CHANGE",
     )
     context: Any = count(
-        131_072, "context at which techniques are compared, in tokens", unit="tokens", minimum=LEAST, maximum=LONGEST,
-        group=CACHE_GROUP,
+        131_072, "context at which techniques are compared, in tokens (k is 1,000)", unit="tokens", minimum=LEAST,
+        maximum=LONGEST, group=CACHE_GROUP,
     )  # fmt: skip
     speed: Any = number(20.0, "minimum output speed for each user in tok/s", unit="tok/s", minimum=1e-6, group=LIMITS_GROUP)
     usd: Any = number(
-        None, "maximum cost in USD of decode per million output tokens, without prefill", unit="USD", minimum=1e-12,
-        group=LIMITS_GROUP, default_words="the cost of the unchanged model at --context",
+        None, "maximum USD per million output tokens, decode only", unit="USD", minimum=1e-12,
+        group=LIMITS_GROUP, default_words="what the unchanged model costs at --context",
     )  # fmt: skip
     chips: Any = count(
         None, "maximum chips per replica", maximum=MOST_CHIPS, group=LIMITS_GROUP,

@@ -61,7 +61,7 @@ def _model_rows(rows: Sequence[ModelRow]) -> Grid:
             grid.add_row(row.name, Text("cannot be read: " + row.problem, style="red"))
             continue
         grid.add_row(
-            row.name, show(row.total_parameters), show(row.active_parameters), f"{row.kv_bytes_per_token:,.0f} B",
+            row.name, show(row.total_parameters), show(row.active_parameters), show(row.kv_bytes_per_token, "B"),
             show(row.weight_bytes, "B"),
         )  # fmt: skip
     return grid
@@ -106,7 +106,7 @@ def comparison_view(rows: Sequence[ComparisonRow], *, width: int, full: bool = F
         grid.add_row(
             name, show(row.total_parameters), f"{show(row.active_parameters)} ({row.active_share:.0%})",
             show(row.weight_bytes, "B"),
-            f"{row.kv_bytes_per_token:,.0f} B", size, show(row.decode_flops_per_token, "FLOP"),
+            show(row.kv_bytes_per_token, "B"), size, show(row.decode_flops_per_token, "FLOP"),
             show(row.state_bytes_per_sequence, "B") if row.state_bytes_per_sequence else "-",
         )  # fmt: skip
         equal_text = f"{show(equal)} tokens" if math.isfinite(equal) else "never"
@@ -150,21 +150,21 @@ def model_view(card: ModelCard, *, width: int, full: bool = False) -> Renderable
     p = card.parameters
     formats = ", ".join(f"{show(value, 'B')} {name}" for name, value in card.weight_bytes_by_format.items())
     growing, full_cache = card.growing_kv_bytes_per_token, card.kv_bytes_per_token
-    cache = f"{full_cache:,.0f} B in {card.kv_format}"
+    cache = f"{show(full_cache, 'B')} in {card.kv_format}"
     if growing != full_cache:
-        cache += f", of which {growing:,.0f} B grow with any context"
+        cache += f", of which {show(growing, 'B')} grow with any context"
     pairs = [
         ("Family", card.family),
-        ("Parameters", f"{p.total:,.0f} ({show(p.total)})"),
-        ("Active per token", f"{p.active:,.0f} ({p.active_share:.1%})"),
+        ("Parameters", f"{show(p.total)}{_published(card, 'total')}"),
+        ("Active per token", f"{show(p.active)} ({p.active_share:.1%}){_published(card, 'active')}"),
         ("Weights", f"{show(card.weight_bytes, 'B')}: {formats}"),
         ("KV cache per token", cache),
         (f"Cache at {card.context:,} tokens", show(card.cache_bytes_at_context, "B")),
-        ("KV reads equal weight reads at", _tokens(card.context_of_equal_reads) + " of one sequence"),
+        ("KV reads = all weight reads at", _cached(card.context_of_equal_reads)),
         ("Maximum context", _tokens(card.max_context, "no limit stated")),
         ("Smallest system that fits", _smallest(card)),
-        ("Published", _published(card)),
-        ("Source", _source(card.source)),
+        ("Source of published numbers", _basis(card)),
+        ("Source of the config", _source(card.source)),
     ]
     if card.state_bytes_per_sequence:
         pairs.insert(5, ("State per sequence", show(card.state_bytes_per_sequence, "B")))
@@ -186,7 +186,8 @@ def _smallest(card: ModelCard) -> str:
         return "none in the catalogue"
     rent = Rent(kind=system.rent_kind, term=system.rent_term)
     rent_text = f"{show(system.rent, 'USD/s')}, {kind_in_words(rent)}" if math.isfinite(system.rent) else "no rent is known"
-    return f"{counted(system.chips, 'chip')} of {system.name} ({rent_text}): {system.title}"
+    together = "together " if system.chips > 1 else ""
+    return f"{counted(system.chips, 'chip')} of {system.name}, {together}{rent_text}"
 
 
 def _source(source: Mapping[str, str]) -> str:
@@ -195,14 +196,26 @@ def _source(source: Mapping[str, str]) -> str:
     return f"{source.get('url', '')} ({source.get('grade', 'not graded')}, {source.get('date', 'no date')})"
 
 
-def _published(card: ModelCard) -> str:
-    """Return the maker's figures, and how far the count is from them."""
-    published, over = card.published, card.counted_over_published
-    if not over:
-        return "no figures"
-    figures = [f"{show(published[kind])} {kind} (counted {ratio - 1:+.1%})" for kind, ratio in over.items()]
-    basis = ", ".join(str(published[key]) for key in ("basis", "grade") if published.get(key))
-    return ", ".join(figures) + (f"; {basis}" if basis else "")
+def _published(card: ModelCard, kind: str) -> str:
+    """Return the maker's number of total or active parameters, and how far the count is from it."""
+    ratio = card.counted_over_published.get(kind)
+    if ratio is None:
+        return ""
+    difference = "" if abs(ratio - 1) < 0.0005 else f", the count is {abs(ratio - 1):.1%} {'higher' if ratio > 1 else 'lower'}"
+    return f"; published {show(card.published[kind])}{difference}"
+
+
+def _basis(card: ModelCard) -> str:
+    """Return where the maker's numbers stand, and the grade of that source."""
+    if not card.counted_over_published:
+        return "no published numbers"
+    grade = card.published.get("grade", "")
+    grade_text = "recalled (from memory, not checked)" if grade == "recalled" else grade
+    return ", ".join(str(text) for text in (card.published.get("basis", ""), grade_text) if text) or "not stated"
+
+
+def _cached(value: float) -> str:
+    return f"{show(float(f'{value:.3g}'))} cached tokens, summed over the batch" if math.isfinite(value) else "no context"
 
 
 def _counting(card: ModelCard) -> list[Text]:
@@ -274,22 +287,24 @@ def systems_view(rows: Sequence[SystemRow], vendors: Mapping[str, str], *, full:
     makers: dict[str, list[str]] = {}
     for row in rows:
         makers.setdefault(vendors.get(row.name) or "others", []).append(row.name)
-    grid = table("Maker", "Systems", "Names", numbers=(1,))
+    grid = table("Maker", "Systems", "Names (USD per chip-hour)", numbers=(1,))
+    rents = {row.name: f" (${row.rent * 3600:.2f})" if math.isfinite(row.rent) else "" for row in rows}
     for maker, names in sorted(makers.items(), key=lambda item: (-len(item[1]), item[0])):
-        grid.add_row(maker, f"{len(names)}", ", ".join(names))
-    meaning = "Chips of a scale-up domain. Per chip: dense TFLOP/s, memory, rent. --rent owned, contract or ondemand compares "
-    meaning += "rents of one kind."
+        grid.add_row(maker, f"{len(names)}", ", ".join(f"{name}{rents[name]}" for name in names))
+    kinds = "--rent owned, contract or ondemand shows rents of one kind."
+    meaning = f"Chips of a scale-up domain. Per chip: dense TFLOP/s, memory, rent. {kinds}"
+    short = f"The newest known contract or on-demand rent; {kinds} No number: no rent is known."
     return Answer(
         sentence=f"{counted(len(rows), 'system')} of {counted(len(makers), 'maker')}. `steptime systems NAME` shows one: "
         "rates, links, rent and sources.",
-        body=[_system_rows(rows), footnote(meaning)] if full else [grid],
+        body=[_system_rows(rows), footnote(meaning)] if full else [grid, footnote(short)],
         full_adds="rates, memory and rent of each",
         full=full,
     )
 
 
 def _system_rows(rows: Sequence[SystemRow]) -> Grid:
-    heads = ("System", "Chips", "BF16", "FP8", "FP4", "HBM GB", "HBM TB/s", "Rent $/h", "Kind of rent")
+    heads = ("System", "Chips", "BF16", "FP8", "FP4", "HBM GB", "HBM TB/s", "USD/h", "Kind of rent")
     grid = table(*heads, numbers=range(1, 8), first_to_go=(2, 4, 3, 6, 5, 1))
     for row in rows:
         peak = row.peak
@@ -314,13 +329,11 @@ def system_view(card: SystemCard, *, full: bool = False) -> RenderableType:
     """
     vendor_year = ", ".join(str(part) for part in (card.vendor, card.year) if part)
     is_networked = math.isfinite(card.up_over_out)
-    balances = ", ".join(f"{kind} {value:,.0f}" for kind, value in card.balance.items())
     pairs = [
         ("Chip", f"{card.chip_title or card.chip} ({vendor_year})" if vendor_year else card.chip_title or card.chip),
-        ("Balance R, multiplies per weight read", balances),
-        ("HBM drain time", show(card.drain_seconds, "s")),
-        ("HBM of the usual deployment", f"{show(card.scale_up_hbm, 'B')} on {counted(card.chips, 'chip')}"),
-        ("Scale-up over scale-out bandwidth", f"{card.up_over_out:,.1f}" if is_networked else "no network outside the box"),
+        ("R: multiplies per weight read", _balance(card)),
+        (f"All {counted(card.chips, 'chip')}", _deployment_totals(card)),
+        ("Scale-up/scale-out bandwidth", f"{card.up_over_out:.3g}" if is_networked else "no network outside the box"),
         ("Rent", _rent(card.rent_range)),
         *(_other_rent(other_rent) for other_rent in card.rents if other_rent != card.rent_range),
         ("Power", power_in_words(card.power) if math.isfinite(card.power.watts) else "not known"),
@@ -328,13 +341,13 @@ def system_view(card: SystemCard, *, full: bool = False) -> RenderableType:
     if card.software:
         days = "; ".join(f"{period.share:.2g} from {period.first} to {period.last}" for period in card.software)
         pairs.append(("Speed relative to the engine's usual", days))
+    if _rack(card):
+        pairs.append(("Rack", _rack(card)))
+    if card.physical_limits["nearest"] is not None:
+        pairs.append(("Nearest physical limit", _nearest(card)))
     links = card.scale_up_links
-    pairs += [
-        ("Scale-up links", f"{links.count:,.0f} ({links.basis})"),
-        ("Rack", _rack(card)),
-        ("Nearest physical limit", _nearest(card)),
-    ]
-    memory = table("Memory", "Capacity", "Bandwidth", "Drain", numbers=(1, 2, 3), first_to_go=(3,))
+    link_facts = facts([("Scale-up links", f"{links.count:,.0f} ({links.basis})")])
+    memory = table("Memory per chip", "Capacity", "Bandwidth", "Time to read all", numbers=(1, 2, 3), first_to_go=(3,))
     for tier in card.memory:
         memory.add_row(tier.name, show(tier.capacity, "B"), show(tier.bandwidth, "B/s"), show(tier.drain_seconds, "s"))
     network = table(
@@ -355,9 +368,25 @@ def system_view(card: SystemCard, *, full: bool = False) -> RenderableType:
     return Answer(
         sentence=f"{card.title or card.name}. Per chip: {show(hbm.capacity, 'B')} of {hbm.name.upper()} at "
         f"{show(hbm.bandwidth, 'B/s')}{rent}.",
-        body=[memory, network, facts(pairs)], details=[sourced("Figure (--set)", rows)],
+        body=[memory, network, facts(pairs)], details=[link_facts, sourced("Figure (--set)", rows)],
         full_adds="every figure with its source", files="", full=full,
     )  # fmt: skip
+
+
+def _balance(card: SystemCard) -> str:
+    """Return the balance by number format; formats with the same balance share one number."""
+    formats: dict[str, list[str]] = {}
+    for kind, value in card.balance.items():
+        formats.setdefault(f"{value:,.0f}", []).append(kind)
+    return "; ".join(f"{value} in {', '.join(kinds)}" for value, kinds in formats.items())
+
+
+def _deployment_totals(card: SystemCard) -> str:
+    """Return memory and rent of all chips of the usual deployment."""
+    rent = card.rent_range
+    amounts = [f"{show(card.scale_up_hbm, 'B')} of {card.memory[0].name.upper()}"]
+    amounts += [f"{show(card.chips * rent.typical, 'USD/s')}"] if has_rent(rent) else []
+    return ", ".join(amounts)
 
 
 def _rents(card: SystemCard) -> list[Rent]:
@@ -369,9 +398,15 @@ def _rent(rent: Rent) -> str:
     """Return the rent of a chip with its kind, date and grade, the range of its kind, and its note."""
     if not has_rent(rent):
         return rent.note
-    span = f"; {show(rent.low, 'USD/s')} to {show(rent.high, 'USD/s')} in a year" if rent.low != rent.high else ""
+    low, typical, high = (_usd_per_hour(value) for value in (rent.low, rent.typical, rent.high))
+    span = f"; past twelve months {low} to {high}" if rent.low != rent.high else ""
     note = f"; {rent.note}" if rent.note and rent.kind != "given" else ""
-    return f"{show(rent.typical, 'USD/s')} a chip, {origin_in_words(rent)}{span}{note}"
+    return f"{typical} USD per chip-hour, {origin_in_words(rent)}{span}{note}"
+
+
+def _usd_per_hour(rent: Number) -> str:
+    usd_per_hour = float(rent) * 3600
+    return f"{usd_per_hour:.2f}" if usd_per_hour < 10 else f"{usd_per_hour:.3g}"
 
 
 def _other_rent(rent: Rent) -> tuple[str, str]:
@@ -389,7 +424,7 @@ def _rack(card: SystemCard) -> str:
     rack = card.rack
     keys = {name: RACK_KEYS.get(name, name) for name in ("chips", "power", "weight", "cables")}
     limits = [f"{_amount(name, rack[key])} {name}" for name, key in keys.items() if key in rack]
-    return ", ".join(limits) or "not known"
+    return ", ".join(limits)
 
 
 def _nearest(card: SystemCard) -> str:

@@ -15,7 +15,15 @@ from steptime.sweeps.context_limit_result import ContextWall, ContextWalls, toke
 from steptime.units import counted, show
 
 MAX_NAME_WIDTH = 30  # columns next to the axis of the chart, at most
-UNCHANGED = "as it is"
+UNCHANGED = "unchanged"
+COMBINED = "combined"
+COMBINED_WIDTH = 24  # letters from which the name of a combination stands below the table
+# Why a smaller cache is not always faster, or a faster one smaller.
+EFFECTS = {
+    "share": "share: each layer still reads the shared cache, so memory falls and time does not",
+    "topk": "topk: all tokens and an index stay in memory; each step reads the index and the best tokens",
+    "blocks": "blocks: all tokens stay in memory",
+}
 
 
 def contexts_view(limits: ContextWalls, *, width: int, full: bool = False) -> RenderableType:
@@ -51,18 +59,23 @@ def _sentence(limits: ContextWalls) -> str:
     speed = f"{1 / limits.tpot:,.3g} tok/s"
     if not base.longest:
         return limits.text
-    text = f"{model} on {limits.system} reaches {tokens(base.longest)} of context at {speed}"
+    text = f"{model} on {limits.system} reaches {tokens(base.longest)} of context at {speed} for at least one sequence"
+    remarks = []
     if base.longest_range and base.longest_range[1] >= 1.01 * base.longest_range[0]:
-        text += f" (90 %: {' to '.join(map(_length, base.longest_range))})"
+        remarks.append(f"90 %: {' to '.join(map(_length, base.longest_range))}")
+    if base.longest > limits.max_context:
+        remarks.append(f"trained for {limits.max_context:,.0f}")
+    text += f" ({'; '.join(remarks)})" if remarks else ""
     if math.isfinite(limits.usd_per_million) and limits.priced:
         text += f", and {tokens(base.longest_priced)} for {usd(limits.usd_per_million)} per million output tokens"
     # among equal lengths at the price, the longer one at the speed is named
     longest = max(limits.walls, key=lambda wall: (wall.longest_priced, wall.longest))
     if longest is base or not longest.longest_priced > 1.01 * base.longest_priced:
         return text + "."
-    cost = f" for {usd(limits.usd_per_million)} per million" if math.isfinite(limits.usd_per_million) else ""
+    cost = f" for {usd(limits.usd_per_million)} per million output tokens" if math.isfinite(limits.usd_per_million) else ""
     ends = "any length" if math.isinf(longest.longest_priced) else tokens(longest.longest_priced)
-    return f"{text}. The technique {longest.technique} allows {ends}{cost}."
+    quality = " It may cost quality (caveats: --full)." if longest.caveats else ""
+    return f"{text}. The technique {longest.technique} allows {ends}{cost}.{quality}"
 
 
 def _warnings(limits: ContextWalls) -> list[str]:
@@ -78,13 +91,13 @@ def _warnings(limits: ContextWalls) -> list[str]:
 
 def _table(limits: ContextWalls) -> Grid:
     grid = table(
-        "Technique", "Longest", "At the price", "USD/M out", "Cache", "Batch", "Step (90 % range)", "Bytes read", "Parameters",
+        "Technique", "Longest", "Within price", "USD/M out", "Cache", "Batch", "Step (90 % range)", "Bytes read", "Parameters",
         "Limit", "Layout", numbers=(1, 2, 3, 4, 5, 6, 7, 8),
         first_to_go=(10, 8, 7, 9, 6, 5, 4),
     )  # fmt: skip
     for wall in limits.walls:
         grid.add_row(
-            wall.technique.replace("+", "+\n") or UNCHANGED, _length(wall.longest), _priced(wall, limits),
+            _name(wall, limits) or UNCHANGED, _length(wall.longest), _priced(wall, limits),
             usd(wall.usd_per_million) if math.isfinite(wall.usd_per_million) else "-", show(wall.cache, "B"),
             f"{wall.batch:,}" if wall.batch else "none",
             ranged(wall.step, wall.step_range, lambda value: show(value, "s"), label="") if wall.batch else "-",
@@ -92,6 +105,17 @@ def _table(limits: ContextWalls) -> Grid:
             style="green" if not wall.technique else None,
         )  # fmt: skip
     return grid
+
+
+def _combined(limits: ContextWalls) -> str:
+    """Return the only technique whose name is too long for the table; empty where there are several or none."""
+    names = [wall.technique for wall in limits.walls if len(wall.technique) > COMBINED_WIDTH]
+    return names[0] if len(names) == 1 else ""
+
+
+def _name(wall: ContextWall, limits: ContextWalls) -> str:
+    is_combined = bool(wall.technique) and wall.technique == _combined(limits)
+    return COMBINED if is_combined else wall.technique.replace("+", "+\n")
 
 
 def _priced(wall: ContextWall, limits: ContextWalls) -> str:
@@ -113,9 +137,13 @@ def _length(value: float) -> str:
 
 def _meaning(limits: ContextWalls) -> str:
     price = usd(limits.usd_per_million) if math.isfinite(limits.usd_per_million) else ""
-    text = f"Longest: tokens of context within {show(limits.tpot, 's')} per token."
-    text += f" At the price: also within {price} per million output tokens." if price else ""
-    return text + f" Cache, batch and USD/M: at {limits.context:,} tokens."
+    text = f"Longest: context in tokens within {show(limits.tpot, 's')} per token."
+    text += f" Within price: also within {price} per million output tokens." if price else ""
+    text += f" Cache, batch and USD/M: at {limits.context:,} tokens."
+    combined = _combined(limits)
+    text += f" Combined: {combined}." if combined else ""
+    single_names = {wall.technique.partition("=")[0] for wall in limits.walls if "+" not in wall.technique}
+    return text + "".join(f" {words}." for name, words in EFFECTS.items() if name in single_names)
 
 
 def _picture(limits: ContextWalls, width: int) -> list[RenderableType]:
@@ -133,7 +161,7 @@ def _picture(limits: ContextWalls, width: int) -> list[RenderableType]:
         text = name if len(name) <= scale.name_width else name[: scale.name_width - 1] + "…"
         lines.append(Text.assemble(text.rjust(scale.name_width), " ", _bar(wall, limits, scale)))
     lines.append(scale.labels(_length))
-    legend = "█ at the price and speed  ░ at the speed" if math.isfinite(limits.usd_per_million) else "░ at the speed"
+    legend = "█ within speed and price  ░ within speed" if math.isfinite(limits.usd_per_million) else "░ within speed"
     lines.append(Text(legend + ("  ┊ trained context" if math.isfinite(limits.max_context) else "")))
     return [section("Longest context [tokens]", lines)]
 

@@ -10,9 +10,9 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, section
+from steptime.cli.views.answer import Answer, footnote, section
 from steptime.cli.views.terminal_plots import Ticks, figure, label, render_chart, room
-from steptime.cli.views.widgets import Grid, facts, table
+from steptime.cli.views.widgets import Grid, table
 from steptime.hardware.unit_cost import usd
 from steptime.lecture.claim_verdicts import FACTOR, FAILS, HOLDS, UNDECIDED
 from steptime.lecture.lecture_check import Lecture, Row, Verdicts
@@ -25,6 +25,22 @@ COLOURS = {HOLDS: "green", FACTOR: "yellow", FAILS: "red", UNDECIDED: "magenta"}
 WIDE = 100  # columns from which reasons and closed forms have a column
 SHORT = {"tokens": "tok", "sequences": "seq", "parameters": ""}
 CURVES = (("a", "green"), ("b", "red"), ("c", "cyan"), ("d", "yellow"))
+# What the quantities of a roofline are called on the terminal; others keep their names.
+QUANTITIES = {
+    "R as stored": "R, mean of stored formats",
+    "sparsity": "sparsity (total/active)",
+    "B*, cache left out": "B* (best batch), no cache",
+    "L*, the knee": "L*: KV reads = arithmetic",
+    "floor of a step": "shortest step",
+    "drain of the memory": "time to read all HBM",
+    "mean wait of trains": "arrival to pass end, mean",
+    "worst wait of trains": "arrival to pass end, max",
+    "batch that is cheapest": "cheapest batch",
+    "greatest speed": "highest speed",
+    "links inside over outside": "scale-up/scale-out speed",
+    "experts over two racks": "expert slowdown, 2 racks",
+    "pipeline hidden from 1": "pipeline hidden if >= 1",
+}
 
 
 def lecture_view(lecture: Lecture, *, full: bool = False) -> RenderableType:
@@ -37,15 +53,16 @@ def lecture_view(lecture: Lecture, *, full: bool = False) -> RenderableType:
     Returns:
         The answer.
     """
-    grid = table("", "Section", "Claims that hold", *(["Formula"] if full else []), numbers=(0, 2))
+    grid = table("", "Section", "Numbers that hold", *(["Formula"] if full else []), numbers=(0, 2))
     verdicts = [verdict for part in lecture.sections for verdict in part.verdicts]
     for part in lecture.sections:
         claims = f"{part.verdicts.count(HOLDS)} of {len(part.verdicts)}"
         grid.add_row(str(part.number), part.title, claims, *([part.formula] if full else []))
     return Answer(
-        sentence=f"{verdicts.count(HOLDS)} of {len(verdicts)} numbers of the lecture hold. `steptime lecture 3` shows a "
-        "section, --check computes all verdicts again, --quiz asks.",
-        conditions="The math behind how LLMs are trained and served, Reiner Pope, 2026-04-29; paraphrased.", body=[grid],
+        sentence=f"{verdicts.count(HOLDS)} of {len(verdicts)} numbers of the lecture hold. `steptime lecture --check` lists "
+        "the others, `steptime lecture 3` shows a section, `steptime lecture --quiz` asks you questions.",
+        conditions="The texts paraphrase the lecture \"The math behind how LLMs are trained and served\" by Reiner Pope, "
+        "2026-04-29.", body=[grid],
         full_adds="formulas", full=full,
     )  # fmt: skip
 
@@ -61,14 +78,35 @@ def section_view(part: Section, *, width: int, full: bool = False) -> Renderable
     Returns:
         The answer.
     """
-    num_holding = sum(statement.computed_verdict == HOLDS for statement in part.statements)
+    inexact = [statement for statement in part.statements if statement.computed_verdict != HOLDS]
+    num_holding = len(part.statements) - len(inexact)
+    exceptions = "; ".join(map(_exception, inexact))
+    symbols = "; ".join(f"{symbol}: {meaning}" for symbol, meaning in part.symbols.items())
     return Answer(
-        sentence=f"{part.number}. {part.title}: {part.formula}. {num_holding} of "
-        f"{counted(len(part.statements), 'number')} hold.",
-        conditions=part.summary, body=[numbers_view(part.statements, full=full), *picture_view(part.picture, width)],
-        details=[facts(part.symbols.items())], warnings=[f"where it fails: {part.fails}"],
-        full_adds="symbols, reason of each verdict", files="", full=full,
+        sentence=f"{part.number}. {part.title}: {num_holding} of {counted(len(part.statements), 'number')} hold."
+        + (f" Exceptions: {exceptions}." if inexact else ""),
+        conditions=part.summary,
+        body=[
+            footnote(f"Formula: {part.formula}. {symbols}."), numbers_view(part.statements, full=full),
+            *picture_view(part.picture, width),
+        ],
+        warnings=[f"limits of the lecture: {part.fails}"],
+        full_adds="reason of each verdict", files="", full=full,
     )  # fmt: skip
+
+
+def _exception(statement: Statement) -> str:
+    """Say what a number was stated to be, and what it is."""
+    stated = format_claim(statement.stated, statement.relation, statement.unit)
+    values = statement.computed
+    return f"{statement.name} (stated {stated}, computed {between(min(values), max(values), statement.unit)})"
+
+
+def _verdict(verdict: str, values: Sequence[float], stated: float) -> Text:
+    """Write a verdict; where a number holds within a factor, that factor."""
+    ratios = [max(value / stated, stated / value) for value in values if value * stated > 0]
+    words = f"off by {max(ratios):.2g}x" if verdict == FACTOR and ratios else verdict
+    return Text(words, style=COLOURS[verdict])
 
 
 def numbers_view(statements: Sequence[Statement], *, full: bool = True) -> Grid:
@@ -81,13 +119,13 @@ def numbers_view(statements: Sequence[Statement], *, full: bool = True) -> Grid:
     Returns:
         A row for each.
     """
-    grid = table("Number", "Said", "Computed", "Verdict", numbers=(1, 2))
+    grid = table("Number", "Stated", "Computed", "Verdict", numbers=(1, 2))
     for statement in statements:
         values, verdict = statement.computed, statement.computed_verdict
         why = (f": {statement.reason}", "bright_black") if full else ""
         grid.add_row(
             Text.assemble(statement.name, why), format_claim(statement.stated, statement.relation, statement.unit),
-            between(min(values), max(values), statement.unit), Text(verdict, style=COLOURS[verdict]),
+            between(min(values), max(values), statement.unit), _verdict(verdict, values, statement.stated),
         )  # fmt: skip
     return grid
 
@@ -212,7 +250,7 @@ def check_view(verdicts: Verdicts, *, width: int, full: bool = False) -> Rendera
     # changed verdicts are the reason for the exit code, so they stand first
     rows.sort(key=lambda row: not row.changed)
     kinds = dict.fromkeys(row.place.partition(" ")[0] for row in rows)
-    grids = {kind: table(kind.capitalize(), "Number", "Said", "Computed", "Verdict", *(["Why"] if wide else []),
+    grids = {kind: table(kind.capitalize(), "Number", "Stated", "Computed", "Verdict", *(["Why"] if wide else []),
                          numbers=(0, 2, 3)) for kind in kinds}  # fmt: skip
     for row in rows:
         kind, _, number = row.place.partition(" ")
@@ -227,7 +265,7 @@ def check_view(verdicts: Verdicts, *, width: int, full: bool = False) -> Rendera
 
 
 def _row(row: Row) -> tuple[str | Text, ...]:
-    verdict = Text(row.verdict, style=COLOURS[row.verdict])
+    verdict = _verdict(row.verdict, (row.low, row.high), row.stated)
     if row.changed:
         verdict.append(f" (stored: {row.stored})", style="bold red")
     return written(row.stated, row.unit), between(row.low, row.high, row.unit), verdict
@@ -258,25 +296,32 @@ def roofline_view(roofline: Roofline, *, width: int, full: bool = False) -> Rend
         The answer.
     """
     wide = full and width >= WIDE
-    grid = table("", "Question", "Lecture", "Closed form", "Full model", *(["Formula"] if wide else []), numbers=(0, 2, 3, 4))
+    heads = ("Section", "Quantity", "Lecture", "Closed form", "Full model", *(["Formula"] if wide else []))
+    grid = table(*heads, numbers=(0, 2, 3, 4))
     number = 0
-    for answer in roofline.answers:
+    for answer in sorted(roofline.answers, key=lambda answer: answer.section):
         formula = [answer.formula] if wide else []
-        grid.add_row(str(answer.section) if answer.section != number else "", answer.name, *_columns(answer), *formula)
+        name = QUANTITIES.get(answer.name, answer.name)
+        grid.add_row(str(answer.section) if answer.section != number else "", name, *_columns(answer), *formula)
         number = answer.section
     # the board has several costs; the lowest of the full model is the headline
     costs = [answer for answer in roofline.answers if answer.unit == "USD/Mtok" and math.isfinite(answer.full)]
-    cost = ""
+    subject = f"{roofline.model.rpartition('/')[2]} on {counted(roofline.chips, 'chip')} of {roofline.system}"
+    sentence = f"{subject} at {roofline.context:,} tokens of context."
     if costs:
         best = min(costs, key=lambda answer: answer.full)
-        cost = f" costs at least {usd(best.full)} per million tokens (closed form: {usd(best.closed)})"
+        sentence = f"Decode of {subject} costs {usd(best.full)} per million output tokens at the cheapest batch. "
+        sentence += f"The lecture's closed form gives {usd(best.closed)}."
+    active = "" if roofline.active > 0.995 * roofline.total else f", {show(roofline.active)} active"
+    conditions = f"Context {roofline.context:,} tokens, no prefill; {show(roofline.total)} parameters{active}; engine "
+    conditions += f"{roofline.engine}."
+    legend = "Section: of the lecture. Price and speed: relative to the cheapest batch. The full model "
+    legend += "doubles batches, so two speeds can have one price. The lecture infers L* from a price."
+    if any(math.isinf(answer.closed) for answer in roofline.answers):
+        legend += " none: no batch."
     return Answer(
-        sentence=f"{roofline.model.rpartition('/')[2]} on {counted(roofline.chips, 'chip')} of {roofline.system}{cost} at "
-        f"{roofline.context:,} tokens of context.",
-        conditions=f"{show(roofline.total)} parameters, {show(roofline.active)} active; full model: engine {roofline.engine}. "
-        "none: beyond the knee, where no batch is compute-bound.",
-        body=[grid], warnings=roofline.notes,
-        full_adds="closed forms" if width >= WIDE else "closed forms from 100 columns on", full=full,
+        sentence=sentence, conditions=conditions, body=[grid, footnote(legend)], warnings=roofline.notes,
+        full_adds="formulas" if width >= WIDE else "formulas if 100 columns wide", full=full,
     )  # fmt: skip
 
 
@@ -296,5 +341,5 @@ def _value(value: float, unit: str) -> str:
     if unit == "USD/Mtok":
         return f"${value:,.3g}/Mtok"
     if unit == "x":
-        return f"{value:,.2f}x" if value < 100 else f"{value:,.0f}x"
+        return f"{value:#.3g}x" if value < 100 else f"{value:,.0f}x"
     return written(value, unit)

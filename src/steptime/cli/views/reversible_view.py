@@ -14,7 +14,7 @@ from rich.text import Text
 from steptime.cli.views.answer import Answer, footnote, section
 from steptime.cli.views.terminal_plots import Ticks, figure, label, plain, render_chart, room
 from steptime.cli.views.widgets import Grid, facts, table
-from steptime.describe.kv_tradeoff import CacheTrade
+from steptime.describe.kv_tradeoff import CacheTrade, HeldContext
 from steptime.reversible.avalanche import Curve, Mixing
 from steptime.reversible.sboxes import SboxCard
 from steptime.reversible.stack_results import KINDS, Stacks
@@ -230,33 +230,62 @@ def cache_view(trade: CacheTrade, *, full: bool = False) -> RenderableType:
         The answer.
     """
     cache_grid = table(
-        "Model", "Context", "Cache", "FLOP/B", "Recompute", "FLOP without / with", numbers=(1, 2, 3, 4, 5), first_to_go=(5, 3)
-    )
+        "Model", "Context", "Cache", "Saved FLOP/B", "Recompute", "FLOP without / with",
+        numbers=(1, 2, 3, 4, 5), first_to_go=(5, 3),
+    )  # fmt: skip
     tier_grid = table(
-        "Model", "Context", "Tier", "Load", "Pays up to", "Drain time", "Caches that fit",
+        "Model", "Context", "Tier", "Load", "Keep if reused within", "Drain", "Caches in tier",
         numbers=(1, 3, 4, 5, 6), first_to_go=(5, 6),
     )  # fmt: skip
     for cache in trade.caches:
         name, context = _short(cache.model), f"{cache.context:,}"
         cache_grid.add_row(
-            name, context, show(cache.held_bytes, "B"), f"{cache.flop_per_byte:,.0f}", show(cache.recompute_seconds, "s"),
-            f"{cache.of_decode:,.0f}x",
+            name, context, show(cache.held_bytes, "B"), show(_three_digits(cache.flop_per_byte)),
+            show(cache.recompute_seconds, "s"), f"{_three_digits(cache.of_decode):,.0f}x",
         )  # fmt: skip
         for number, tier in enumerate(cache.tiers):
             lasts = show(tier.break_even_seconds, "s") if tier.break_even_seconds else "never"
             read_time = show(tier.read_seconds, "s") if tier.read_seconds else "-"
             first = ("", "") if number else (name, context)
-            tier_grid.add_row(*first, tier.name, read_time, lasts, show(tier.drain_seconds, "s"), f"{tier.contexts:,.1f}")
-    largest = max(trade.caches, key=lambda cache: cache.held_bytes)
+            tier_grid.add_row(*first, tier.name, read_time, lasts, show(tier.drain_seconds, "s"), _number(tier.contexts))
+    # the first model is the one that was asked about; others are for comparison
+    first_model_caches = [cache for cache in trade.caches if cache.model == trade.caches[0].model]
+    largest = max(first_model_caches, key=lambda cache: cache.held_bytes)
+    legend = "Saved FLOP/B: FLOP to recompute / bytes of the cache. FLOP without / with: a token without / with the cache. "
+    legend += "Drain: time to read all of the tier. Caches in tier: without weights."
     return Answer(
         sentence=f"On {trade.system} the cache of {_short(largest.model)} at {largest.context:,} tokens takes "
-        f"{show(largest.held_bytes, 'B')}; one chip computes it again in {show(largest.recompute_seconds, 's')}.",
-        conditions="Recompute at the peak rate of one chip; load at full bandwidth.", body=[cache_grid, tier_grid],
-        details=[footnote("Never: loading takes longer than computing again.")],
-        warnings=["a tier is priced as the whole chip: one that costs a tenth of the rent pays ten times longer"], full=full,
+        f"{show(largest.held_bytes, 'B')}. One chip recomputes it in {show(largest.recompute_seconds, 's')}. "
+        f"{_keep_or_recompute(largest)}",
+        conditions="Bounds: recompute at the peak rate of one chip, load at full bandwidth.",
+        body=[cache_grid, tier_grid, footnote(legend)],
+        warnings=[
+            "the time to keep assumes that the tier costs as much as the rent of the whole chip; at a tenth of that cost, keep "
+            "a cache ten times longer"
+        ],
+        full=full,
     )  # fmt: skip
 
 
+def _keep_or_recompute(cache: HeldContext) -> str:
+    """Say from which tiers loading the cache costs less than recomputing it, and for how long."""
+    useful = [tier for tier in cache.tiers if tier.read_seconds and tier.break_even_seconds]
+    if not useful:
+        return "Recompute it: loading it from any slower tier takes longer."
+    first = useful[0]
+    times = " or ".join(", ".join(f"{show(tier.break_even_seconds, 's')} ({tier.name})" for tier in useful).rsplit(", ", 1))
+    return f"Loading it from {first.name} takes {show(first.read_seconds, 's')}. Keep it if it is reused within {times}."
+
+
+def _three_digits(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _number(value: float) -> str:
+    """Write a number of caches with three digits."""
+    return f"{_three_digits(value):,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _short(model: str) -> str:
-    """Return the name of a model without its maker's."""
-    return model.rpartition("/")[2]
+    """Return the name of a model without its maker's, and without a suffix that says nothing about the cache."""
+    return model.rpartition("/")[2].removesuffix("-Instruct")
