@@ -198,7 +198,7 @@ def binding(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
         "memory": ~np.asarray(seats.memory.fits) | is_crowded,
         "prompt queue": ~stable,
     }
-    broken |= {name: broken.get(name, False) | (rate > prefill_limit) for name in limit_names}
+    broken |= {name: np.asarray(broken.get(name, False) | (rate > prefill_limit)) for name in limit_names}
 
     # The chunk of the plan shows what binds; the chunk with the highest rate decides where the plan's breaks nothing.
     own_chunk = np.flatnonzero((sizes == candidate.chunk) & stable[1])

@@ -80,10 +80,13 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     total = sum(resources.values())
     leading = sorted(resources, key=lambda name: -resources[name])[:2]
     spent = [(resources[name] / total, WAITS.get(name, name)) for name in leading if resources[name] > 0.05 * total]
-    shares = " and ".join(f"{share:.0%}{' of its time' * (index == 0)} on {words}" for index, (share, words) in enumerate(spent))
+    shares = " and ".join(
+        f"{share:.0%}{' of its time' * (index == 0)} on {words}" for index, (share, words) in enumerate(spent)
+    )
     rented = math.isfinite(float(case.system.rent.typical))
     step = "step" if server.role == "serve" else "decode step"
-    text = f"With these formats, chips and limits it cannot {'be cheaper' if rented else 'serve more'}: {_stops(case, deployment)}."
+    verb = "be cheaper" if rented else "serve more"
+    text = f"With these formats, chips and limits it cannot {verb}: {_stops(case, deployment)}."
     text += f" A {step} spends {shares}." if shares else ""
     change = best_change(deployment)
     if not deployment.elasticities:
@@ -231,8 +234,10 @@ def unreachable(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]
     fastest = float(np.min(tpot[fits]))
     speed, first = show(1 / case.slo.tpot, "tok/s"), show(case.slo.ttft, "s")
     if fastest > case.slo.tpot:
+        fastest_ttft = show(float(np.min(ttft[fits & (tpot <= fastest)])), "s")
+        with_ttft = f", with a first token after {fastest_ttft}" if math.isfinite(case.slo.ttft) else ""
         return (
-            f"no layout on {chips} reaches {speed} per user; the fastest gives {show(1 / fastest, 'tok/s')}. "
+            f"no layout on {chips} reaches {speed} per user; the fastest gives {show(1 / fastest, 'tok/s')}{with_ttft}. "
             "Use more or faster chips, smaller weights (--weights), or a lower limit"
         )
 
