@@ -27,7 +27,7 @@ def notes(lines: list[str]) -> list[str]:
 
 def test_vllm_on_one_host(build):
     lines = launch_commands(build(pool(tp=8)), "vllm")
-    assert lines[0] == "# 1 x 8 chips: each runs prefill and decode"
+    assert lines[0] == "# prefill and decode: 1 replica of 8 chips"
     assert words(lines) == (
         "vllm serve org/m --tensor-parallel-size 8 --max-num-seqs 10 --max-num-batched-tokens 522 --max-model-len 5000 "
         "--port 8000"
@@ -45,7 +45,7 @@ def test_vllm_on_every_axis(build):
         "--dbo-prefill-token-threshold 172 --max-num-seqs 3 --max-num-batched-tokens 172 --max-model-len 5000"
     )
     assert notes(lines)[:3] == [
-        "1 x 48 chips on 6 hosts of 8: each runs prefill and decode",
+        "prefill and decode: 1 replica of 48 chips on 6 hosts of 8",
         "--max-num-seqs and --max-num-batched-tokens count for one data-parallel rank",
         "--max-num-seqs counts for all 3 micro-batches, --max-num-batched-tokens for one",
     ]
@@ -169,7 +169,7 @@ def test_equal_replicas_stand_behind_a_router(build, engine):
         "# replicas 1 to 2: the same command on other chips of the host, ports up to 8102; "
         "--launch-dir writes one script per host" in lines
     )
-    assert lines[0].startswith("# 3 x 2 chips: each")
+    assert lines[0].endswith("3 replicas of 2 chips")
     assert "8102" in words(lines[-8:])
     assert not any("router" in line for line in launch_commands(build(pool(tp=2)), engine))
 
@@ -223,7 +223,7 @@ def test_hosts_of_four_in_one_rack(build):
     rack = {"host_chips": 4, "domain_chips": 72, "arithmetic": ("bf16", "fp8", "fp4")}
     plan = build(pool("prefill", batch=36, chunk=0, dp=36, ep=36), pool("decode", batch=36, chunk=0, dp=36, ep=36), **rack)
     lines = launch_commands(plan, "vllm")
-    assert lines[0] == "# 1 x 36 chips on 9 hosts of 4: each runs prefill"
+    assert lines[0] == "# prefill pool: 1 replica of 36 chips on 9 hosts of 4"
     assert "# on the other hosts, with NODE_RANK=1 to 8:" in lines
     assert {read.one("--all2all-backend") for read in commands(lines)[:4]} == {"flashinfer_nvlink_one_sided"}
     for read in commands(launch_commands(plan, "sglang"))[:4]:
@@ -436,9 +436,7 @@ def test_memory_that_the_plan_leaves_to_the_engine(build):
 
 def test_what_to_mind_of_a_whole_plan_stands_first(build):
     plan = replace(build(pool(tp=8)), engine="sglang")
-    other = (
-        "# these are commands of vLLM, but the plan and its times are for SGLang; vLLM may refuse it; plan with --engine vllm"
-    )
+    other = "# planned for SGLang: vLLM may not start this layout, and its times differ; for vLLM plan with --engine vllm"
     assert launch_commands(plan, "vllm")[0] == other
     assert other not in launch_commands(plan, "sglang")
     odd = replace(build(pool(dp=12, ep=12, replicas=2)), chips=24)

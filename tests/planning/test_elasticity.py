@@ -182,7 +182,8 @@ def held(seats: float) -> float:
     [
         (one_matrix(), STREAM, st.Slo(tpot=3e-3), 181, ("speed",)),
         (one_matrix(), STREAM, st.Slo(tpot=3e-3), 170, ("speed",)),  # not at once, but ten per cent further
-        (one_matrix(), STREAM, st.Slo(tpot=3e-3), 160, ("saturation",)),
+        (one_matrix(), STREAM, st.Slo(tpot=3e-3), 160, ("speed",)),  # a quarter further
+        (one_matrix(), STREAM, st.Slo(), 160, ("saturation",)),  # twice the batch breaks nothing
         (one_matrix(), machine(flops=1e30, capacity=held(175.5)), st.Slo(), 150, ("memory",)),  # 151 need more
         (one_matrix(), machine(flops=1e30, capacity=held(175.5)), st.Slo(tpot=2.914e-3), 150, ("speed", "memory")),
         (one_matrix(), machine(flops=1e30, capacity=held(207.5)), st.Slo(tpot=2.914e-3), 150, ("speed",)),  # at once
@@ -199,7 +200,7 @@ def test_a_batch_grows_by_whole_sequences_of_its_groups():
     limit = 2 * 2.5e-3 + 181 * 1100.5 * 1e4 / 4e12
     slo = st.Slo(tpot=limit)
     assert binding(case(one_matrix(), STREAM, slo), decodes(180, Layout(microbatches=2))) == ("speed",)
-    assert binding(case(one_matrix(), STREAM, slo), decodes(160, Layout(microbatches=2))) == ("saturation",)
+    assert binding(case(one_matrix(), STREAM, slo), decodes(160, Layout(microbatches=2))) == ("speed",)
 
 
 def test_a_batch_grows_by_a_sequence_of_each_group():
@@ -209,7 +210,7 @@ def test_a_batch_grows_by_a_sequence_of_each_group():
     assert binding(case(model, full), decodes(100, layout)) == ("memory",)
     tight = st.Slo(tpot=float(decode_pool(model, full, WORK, layout=layout, batch=102, engine=IDEAL).tpot))
     assert binding(case(model, full, tight), decodes(100, layout)) == ("speed", "memory")
-    assert binding(case(model, full), decodes(80, layout)) == ("saturation",)
+    assert binding(case(model, full), decodes(80, layout)) == ("memory",)
 
 
 def shares(batch: int, chunk: int = 1000) -> Candidate:
@@ -237,11 +238,35 @@ def test_a_prefill_pool_that_takes_no_more():
     both = decodes(100, prefill_layout=Layout(), prompts=1)
     assert binding(case(one_matrix(), system), both) == ("prefill rate",)
     three = decodes(100, prefill_layout=Layout(replicas=3), prompts=1)
-    assert binding(case(one_matrix(), system), three) != ("prefill rate",)
+    assert binding(case(one_matrix(), system), three) == ("prefill rate",)  # at twice the batch
+    seven = decodes(100, prefill_layout=Layout(replicas=7), prompts=1)
+    assert binding(case(one_matrix(), system), seven) == ("saturation",)
     two = decodes(100, Layout(replicas=2), prefill_layout=Layout(replicas=3), prompts=1)
     assert binding(case(one_matrix(), system), two) == ("prefill rate",)
-    waits = case(one_matrix(), system, st.Slo(ttft=0.0101))  # hardly busy, so that the first token comes in time
-    assert binding(waits, three) == ("prefill rate",)
+
+
+def test_binding_where_the_ttft_limits_the_prefill_pool_is_first_token():
+    """A first token within 10.1 ms leaves a pool of 10 ms passes almost idle: the limit binds, not the capacity."""
+    three = decodes(100, prefill_layout=Layout(replicas=3), prompts=1)
+    assert binding(case(one_matrix(), machine(), st.Slo(ttft=0.0101)), three) == ("first token",)
+    both = decodes(100, prefill_layout=Layout(), prompts=1)
+    assert binding(case(one_matrix(), machine(), st.Slo(ttft=10.0)), both) == ("prefill rate",)
+
+
+@pytest.mark.parametrize(
+    ("system", "sure", "names"),
+    [
+        ("hgx-h100", None, ("first token",)),  # separate pools, 83 % utilization of prefill, first token 999 ms of 1 s
+        ("hgx-h200", None, ("first token",)),  # the decode pool just matches that prefill pool
+        ("hgx-h100", 0.9, ("speed",)),  # one pool: 90 % probability of the speed, 100 % of the first token
+    ],
+)
+def test_binding_of_a_plan_names_the_limit_that_is_just_met(system, sure, names):
+    workload, slo = st.Workload(input_tokens=4000, output_tokens=500), st.Slo(tpot=0.025, ttft=1.0)
+    found = st.plan("llama-3.3-70b", system, workload, slo, sure=sure, alternatives=False, elasticities=False, front=False)
+    assert found.binding == names
+    probability = found.slo_probability[{"speed": "tpot", "first token": "ttft"}[names[0]]]
+    assert probability == pytest.approx(sure or 0.5, abs=0.01)
 
 
 def test_links_that_take_no_more_caches():
@@ -250,7 +275,7 @@ def test_links_that_take_no_more_caches():
     both = decodes(100, prefill_layout=Layout(replicas=3), prompts=1)
     assert binding(case(one_matrix(), slow), both) == ("transfer rate",)
     few = replace(both, batch=2)  # 1 in flight, for 200 steps of 2.5 ms: 2 a second
-    assert binding(case(one_matrix(), slow), few) != ("transfer rate",)
+    assert "transfer rate" not in binding(case(one_matrix(), slow), few)
     found = worth(case(one_matrix(), slow), both)
     assert found["scale_up_bandwidth"] == pytest.approx(share(1.0), abs=0.01)  # a ninth of a second each to send and to take in
     assert found["kv_bytes"] > 0.9

@@ -54,9 +54,7 @@ def test_the_choice_that_saves_most_is_named_with_what_to_type(llama):
         (lever.saving for lever in llama.alternatives), reverse=True
     )
     assert llama.alternatives[0].option == "--weights fp8"
-    told = f"(--weights fp8): about {llama.alternatives[0].saving:.0%} cheaper, if the quality stays sufficient."
-    assert llama.why.endswith(told)
-    assert "The best alternative is weights in fp8" in llama.why
+    assert f"(--weights fp8): about {llama.alternatives[0].saving:.0%} cheaper" in llama.why
 
 
 def test_levers_are_left_out_where_nobody_asks(llama):
@@ -125,7 +123,7 @@ def test_without_a_rent_a_choice_is_told_in_output():
     free = replace(machine(flops=1e30, size=1), rent=Rent())
     found = plan(model_of(matrix(weights=1e9, stored="bf16"), layers=5), free, OUTPUT, chips=1, engine="ideal")
     assert math.isnan(by_option(found)["--weights"].usd_per_million_output_tokens)
-    assert "% more output per chip, if the quality stays sufficient" in found.why
+    assert "% more output per chip" in found.why
     assert "cheaper" not in found.why
 
 

@@ -73,7 +73,7 @@ def test_nothing_on_the_front_beats_the_plan_within_the_limits(plan):
 
 
 def test_the_sentence_names_what_binds_and_what_helps(plan):
-    assert plan.why.startswith("It cannot be cheaper because")
+    assert "cannot be cheaper" in plan.why
     assert "would help most" in plan.why
     assert plan.binding
 
@@ -157,7 +157,7 @@ def test_limits_that_only_clash_are_told_apart():
 
 def test_a_model_that_fits_nowhere_says_by_how_much():
     model = st.load_model("llama-3.1-405b")
-    with pytest.raises(DoesNotFit, match=r"weights take 812 GB, the chips hold 684 GB, 128 GB too little\. With --chips 12"):
+    with pytest.raises(DoesNotFit, match=r"weights take 812 GB, the chips hold 684 GB, 128 GB too little\. With --chips 16"):
         st.plan(model, st.load_system("hgx-h100"), CHAT, engine="ideal", alternatives=False)
     with pytest.raises(DoesNotFit, match=r"hold 629 GB \(vllm uses 92% of 684 GB\), 182 GB too little"):
         st.plan(model, st.load_system("hgx-h100"), CHAT, alternatives=False)
@@ -194,7 +194,7 @@ def test_launch_commands_carry_the_layout(plan, apart, engine):
     assert lengths
     assert all(int(length) >= 9216 for length in lengths)
     lines = launch_commands(apart, engine)
-    assert sum(bool(re.match(r"# \d+ x \d+ chips.*: each runs (prefill|decode)$", line)) for line in lines) == 2
+    assert sum(bool(re.match(r"# (prefill|decode) pool: \d+ replicas? of \d+ chips?", line)) for line in lines) == 2
     assert all(len(line) < 140 for line in lines)
 
 

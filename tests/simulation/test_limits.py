@@ -47,7 +47,7 @@ def test_a_quantile_is_held_to_its_limit(limits, quantile, verdict):
 
 def test_what_it_rests_on_is_said_with_the_limit_that_is_missed():
     found = judge(run(), st.Slo(ttft=0.2, tpot=0.1))
-    assert found.why == "first token 500 ms (limit 200 ms, missed); time per token 50.0 ms (limit 100 ms)"
+    assert found.why == "first token 500 ms > 200 ms; time per token 50.0 ms ≤ 100 ms (10.0 tok/s)"
     assert found.count == "630 of 1,000 requests (63.0%) meet all limits"
     assert judge(run(within_limits=0.0), st.Slo(ttft=0.2)).count == "0 of 1,000 requests meet all limits"
     assert judge(run(within_limits=1e-3, sent=10_000), st.Slo()).within == 10
@@ -76,7 +76,7 @@ def test_each_class_is_held_to_its_own_limits():
     assert judge(both, limits).verdict == PASSED
     missed = judge(both, (limits[0], st.Slo(ttft=0.4)))
     assert missed.verdict == MISSED
-    assert "class 1: first token 500 ms (limit 400 ms, missed)" in missed.why
+    assert "class 1: first token 500 ms > 400 ms" in missed.why
     assert judge(both, (limits[0],)).verdict == MISSED  # the last stands for all further ones
 
 

@@ -6,6 +6,7 @@ engine that does not run on the plan's chips gives a reason instead of commands.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
@@ -17,13 +18,16 @@ from steptime.launch.host_placement import Replica, in_words, place_replicas, ra
 from steptime.launch.serve_args import AMD, NAMES, NVIDIA, VARIABLE, ServeArgs, serve_args_for_pool, too_long
 from steptime.launch.shell_script import Command, comments, escape_markdown, files_written, spoken, wrapped
 from steptime.planning.plan_result import Plan, Pool
+from steptime.units import counted
 
 # Engines, and the modules that write their commands.
 ENGINES: Final = tuple(NAMES)
 WRITERS: Final[Mapping[str, ModuleType]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
 # Port of the clients, and first port of servers behind a router; servers on one host count up.
 PORT, BEHIND = 8000, 8100
-ROLE_VERBS: Final = {"serve": "runs prefill and decode", "prefill": "runs prefill", "decode": "runs decode"}
+# Most addresses that a comment lists.
+SHOWN_ADDRESSES: Final = 3
+ROLE_WORDS: Final = {"serve": "prefill and decode", "prefill": "prefill pool", "decode": "decode pool"}
 # Note at the end of the README.
 TRUST: Final = "Some checkpoints contain code, and need the engine's flag that trusts remote code."
 # Environment variable with the visible chips, by vendor.
@@ -63,8 +67,8 @@ def _before(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> tuple[str
     if plan.engine in ENGINES and plan.engine != engine:
         planned_engine, started = NAMES[plan.engine], NAMES[engine]
         notes.append(
-            f"these are commands of {started}, but the plan and its times are for {planned_engine}; {started} may refuse it; "
-            f"plan with --engine {engine}"
+            f"planned for {planned_engine}: {started} may not start this layout, and its times differ; for {started} plan with "
+            f"--engine {engine}"
         )
 
     # Replicas that do not divide evenly over hosts leave chips idle.
@@ -81,8 +85,9 @@ def _before(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> tuple[str
 
 def _headline(pool: Pool, first: Replica) -> str:
     layout = pool.layout
+    replicas, chips = counted(int(layout.replicas), "replica"), counted(int(layout.chips), "chip")
     span_text = f" on {first.nodes} hosts of {first.chips}" if first.nodes > 1 else ""
-    return f"# {int(layout.replicas)} x {int(layout.chips)} chips{span_text}: each {ROLE_VERBS[pool.role]}"
+    return f"# {ROLE_WORDS[pool.role]}: {replicas} of {chips}{span_text}"
 
 
 def _ports(replicas: tuple[Replica, ...]) -> dict[Replica, int]:
@@ -154,7 +159,14 @@ def _other_replicas_text(pool_replicas: list[Replica], ports: Mapping[Replica, i
 
 def _router(plan: Plan, engine: str, replicas: tuple[Replica, ...], ports: dict[Replica, int]) -> list[str]:
     command = WRITERS[engine].router(plan, replicas, ports, PORT)
-    return [f"# the router in front of them; clients send requests to port {PORT}", *comments(command.notes), *spoken(command)]
+    names = [*dict.fromkeys(re.findall(r"\$(\w+_ADDRESS)", " ".join(command.words)))]
+    listed = ", ".join(names if len(names) <= SHOWN_ADDRESSES else [names[0], "...", names[-1]])
+    return [
+        f"# router; clients send requests to port {PORT}",
+        *([f"# {listed}: address of the first host of each replica"] if names else []),
+        *comments(command.notes),
+        *spoken(command),
+    ]
 
 
 # --- a folder -----------------------------------------------------------------------------------------------------------

@@ -110,6 +110,11 @@ def _counted(serve_args: ServeArgs) -> tuple[str, ...]:
         notes.append("--max-num-seqs and --max-num-batched-tokens count for one data-parallel rank")
     if serve_args.parts > 1:
         notes.append(f"--max-num-seqs counts for all {serve_args.parts} micro-batches, --max-num-batched-tokens for one")
+        if serve_args.role == "prefill":
+            notes.append(
+                f"a pass of {serve_args.parts * serve_args.tokens:,} prompt tokens runs as {serve_args.parts} micro-batches of "
+                f"{serve_args.tokens:,}, one per pipeline stage"
+            )
     return tuple(notes)
 
 

@@ -15,12 +15,14 @@ from steptime.hardware.what_if import scale, settable
 from steptime.models.model import Layer, Model
 from steptime.planning.plan_problem import AGGREGATED, Candidate, PlanProblem, evaluate_state, moving
 from steptime.planning.plan_search import chunk_sizes, readable
-from steptime.planning.refinement import best, evaluate_occupancy, planned_prefill, prefill_rate, served_by
+from steptime.planning.refinement import best, decode_rate, evaluate_occupancy, planned_prefill, prefill_rate, served_by
 from steptime.planning.slo_probability import effective_targets
 from steptime.planning.steady_state import MOST_UTILISED, State
 
 # Factor by which a figure is improved to measure its effect on the cost.
 NUDGE = 1.1
+# Larger factors on the batch, at which a limit is sought that no smaller factor breaks.
+FURTHER = (1.25, 1.5, 2.0)
 # Candidates of a search, best first, that may become the best on the better machine.
 LOOKED_AT = 64
 # Relative difference of two equal rates that are computed in two ways.
@@ -57,6 +59,7 @@ MACHINE = {
 KV_BYTES, RENT = "kv_bytes", "rent"
 
 IN_WORDS = {
+    "arithmetic": "FLOP/s",
     "hbm_bandwidth": "HBM bandwidth",
     "hbm_capacity": "HBM capacity",
     "scale_up_bandwidth": "scale-up bandwidth",
@@ -150,8 +153,9 @@ def binding(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
     """Return the limits that a larger batch would break.
 
     The names are "speed", "first token", "memory" and "prompt queue". "prefill rate" and "transfer rate" mean
-    that the prefill pool or its links are full. "saturation" means that a batch 10 % larger would save less
-    than half a percent, with limits or without.
+    that the prefill pool or its links are full. With a separate prefill pool, "first token" means that the
+    queue of this pool would be too long. "saturation" means that a batch 10 % larger would save less than half
+    a percent, with limits or without.
 
     Args:
         case: Plan problem.
@@ -161,49 +165,67 @@ def binding(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
         One name or several.
     """
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
-    larger = unit * np.array([candidate.batch // unit + 1, math.ceil(candidate.batch * NUDGE / unit)])
+    whole = [math.ceil(candidate.batch * factor / unit) for factor in (NUDGE, *FURTHER)]
+    larger = unit * np.array([candidate.batch // unit + 1, *whole])
     sizes = chunk_sizes(case.workload) if candidate.mode == AGGREGATED else np.ones(1, dtype=np.int64)
     sizes = sizes[readable(case.workload, sizes, candidate.layout)]
     now = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
 
     # A prefill pool or its links can be the bottleneck, and then a larger decode batch changes nothing.
-    limited = _prefill_limits(case, candidate, now)
-    if limited:
-        return (limited,)
+    prefill_limit, limit_names = _prefill_limit(case, candidate, now)
+    rate_now = decode_rate(case, now, candidate, candidate.batch, evaluate_occupancy(case, now, candidate, candidate.batch))
+    if prefill_limit <= rate_now:
+        return limit_names
     state = evaluate_state(case, candidate, larger[:, None], sizes[None, :])
+    seats = evaluate_occupancy(case, state, candidate, larger[:, None])
+    rate = decode_rate(case, state, candidate, larger[:, None], seats)
     stable = state.utilisation <= MOST_UTILISED
-    if not np.any(stable[-1]):
-        return ("prompt queue",)
-    if np.max(np.where(stable[-1], state.rate[-1], 0.0)) < now.rate * (1 + MIN_GAIN):
-        faster = np.max(np.where(np.isfinite(state.tpot[-1]), state.rate[-1], 0.0)) >= now.rate * (1 + MIN_GAIN)
-        return ("prompt queue",) if faster else ("saturation",)
 
-    # Look for a broken limit at the next batch first, then at a batch that is `NUDGE` times as large.
+    # The second of the larger batches is `NUDGE` times as large.
+    stable_rate = np.where(stable[1], state.rate[1], 0.0)
+    if not np.any(stable[1]):
+        return ("prompt queue",)
+    if np.max(stable_rate) < now.rate * (1 + MIN_GAIN):
+        faster = np.max(np.where(np.isfinite(state.tpot[1]), state.rate[1], 0.0)) >= now.rate * (1 + MIN_GAIN)
+        return ("prompt queue",) if faster else ("saturation",)
     tpot, ttft = effective_targets(case, candidate.layout, candidate.prefill_layout, state.input_share)
+
+    # A batch without memory for spare slots fits, but its requests wait for slots and its rate can fall.
+    is_crowded = ~np.asarray(state.memory.fits) & (rate <= rate_now)
     broken = {
-        "speed": state.tpot > tpot,
-        "first token": state.ttft > ttft,
-        "memory": ~np.asarray(evaluate_occupancy(case, state, candidate, larger[:, None]).memory.fits),
+        "speed": stable & (state.tpot > tpot),
+        "first token": stable & (state.ttft > ttft),
+        "memory": ~np.asarray(seats.memory.fits) | is_crowded,
+        "prompt queue": ~stable,
     }
-    best = int(np.argmax(np.where(stable[-1], state.rate[-1], 0.0)))
-    for step in range(len(larger)):
-        names = tuple(name for name, value in broken.items() if np.broadcast_to(value, state.rate.shape)[step, best])
-        if names:
-            return names
+    broken |= {name: np.asarray(broken.get(name, False) | (rate > prefill_limit)) for name in limit_names}
+
+    # The chunk of the plan shows what binds; the chunk with the highest rate decides where the plan's breaks nothing.
+    own_chunk = np.flatnonzero((sizes == candidate.chunk) & stable[1])
+    for chunk in (*own_chunk.tolist(), int(np.argmax(stable_rate))):
+        # The first batch that breaks a limit decides: the next one, then larger ones.
+        for step in range(len(larger)):
+            names = tuple(name for name, value in broken.items() if np.broadcast_to(value, state.rate.shape)[step, chunk])
+            if names:
+                return names
     return ("saturation",)
 
 
-def _prefill_limits(case: PlanProblem, candidate: Candidate, state: State) -> str:
-    """Return "prefill rate" or "transfer rate" if it limits decode, else ""."""
+def _prefill_limit(case: PlanProblem, candidate: Candidate, state: State) -> tuple[float, tuple[str, ...]]:
+    """Return the highest rate [requests/s] that the prefill pool and the links allow, and the limits that set it.
+
+    The limits are "first token", "prefill rate" or "transfer rate". Without a prefill pool, the rate is infinite.
+    """
     prefill = planned_prefill(case, candidate, state.tpot)
     if prefill is None or candidate.prefill_layout is None:
-        return ""
-    can = prefill_rate(case, candidate, prefill)
-    takes = moving(case, candidate.layout).max_rate * candidate.layout.replicas
-    if (
-        min(can, takes)
-        > state.rate * candidate.layout.replicas * evaluate_occupancy(case, state, candidate, candidate.batch).share
-    ):
-        return ""
-    reads = prefill.rate * prefill.most_utilised * candidate.prefill_layout.replicas
-    return "transfer rate" if min(can, takes) < reads else "prefill rate"
+        return math.inf, ()
+    takes = float(moving(case, candidate.layout).max_rate * candidate.layout.replicas)
+    rate = min(float(prefill_rate(case, candidate, prefill)), takes)
+    if rate < float(prefill.rate * prefill.most_utilised * candidate.prefill_layout.replicas):
+        return rate, ("transfer rate",)
+
+    # The limit on the TTFT can allow less utilization than a plan would otherwise have.
+    used_share = float(prefill.most_utilised) / MOST_UTILISED
+    if used_share >= 1 - ROUNDING:
+        return rate, ("prefill rate",)
+    return rate, ("first token",) if used_share < 1 - MIN_GAIN else ("first token", "prefill rate")

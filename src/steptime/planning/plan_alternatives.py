@@ -160,13 +160,17 @@ def _weights(case: PlanProblem) -> Iterator[tuple[str, str, PlanProblem]]:
         smaller = with_formats(model, weights=stored if option == "--weights" else None, experts=stored)
         if weight_bytes(smaller) < SMALLER * weight_bytes(model):
             served = as_served(smaller, case.system, case.engine)
-            cache = f" and the KV cache in {served.kv_format}" if served.kv_format != model.kv_format else ""
-            yield f"{option} {name}", f"{words} in {name}{cache}", replace(case, model=served)
+            changes_cache = served.kv_format != model.kv_format
+            stored_words = (
+                f"{words} and KV cache in {name}" if changes_cache and served.kv_format == name else f"{words} in {name}"
+            )
+            stored_words += f" and KV cache in {served.kv_format}" if changes_cache and served.kv_format != name else ""
+            yield f"{option} {name}", stored_words, replace(case, model=served)
 
 
 def _cache(case: PlanProblem) -> Iterator[tuple[str, str, PlanProblem]]:
     if case.model.kv_format in ("bf16", "fp16"):
-        yield "--kv fp8", "a KV cache in fp8", replace(case, model=with_small_cache(case.model))
+        yield "--kv fp8", "KV cache in fp8", replace(case, model=with_small_cache(case.model))
 
 
 def _chips(case: PlanProblem) -> Iterator[tuple[str, str, PlanProblem]]:
@@ -208,7 +212,7 @@ def _alternative(choice: Choice, base: float, peak: Peak | None) -> Alternative 
     case, option = choice.case, choice.option
     caveat, speculation, rate = "", case.speculation, peak.rate / case.chips
     if option.startswith(("--weights", "--experts", "--kv")):
-        caveat = "if the quality stays sufficient"
+        caveat = "if the model stays accurate enough"
     elif option.startswith(DRAFTS):
         caveat = f"if each step yields {speculation.acceptance:.3g} tokens ({speculation.source})"
     tokens = rate * case.workload.output_tokens

@@ -19,38 +19,54 @@ from steptime.physics.layout_constraints import collect_facts
 from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal
 from steptime.physics.uncertainty import has_range, measured_on
-from steptime.planning.elasticity import IN_WORDS
-from steptime.planning.plan_problem import AGGREGATED, PlanProblem
+from steptime.planning.elasticity import IN_WORDS, NUDGE
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, PlanProblem
 from steptime.planning.plan_result import Plan, best_change, mean_resources
 from steptime.planning.plan_search import fitting, prefill_room, ranked, search
+from steptime.planning.steady_state import MOST_UTILISED
 from steptime.planning.workload import Slo
 from steptime.units import counted, show
 
 STOPS = {
     "speed": "a larger batch would make each token slower than {tpot}",
     "first token": "a larger batch would delay the first token beyond {ttft}",
-    "memory": "the memory of a chip is full",
+    "memory": "the memory of a chip has no room for the KV cache of a larger batch",
     "prompt queue": "prompts already arrive almost as fast as chunked prefill can process them",
-    "prefill rate": "the prefill pool is at its capacity",
+    "prefill rate": "the prefill pool is already at {busiest} utilization, the highest that a plan uses",
     "transfer rate": "the links between the pools are at their capacity for KV caches",
-    "saturation": "a larger batch would {same}, because enough sequences already share the weights",
+    "saturation": "a larger batch would {same}, since enough sequences already share each read of the weights",
+}
+# With a separate prefill pool, the first token waits in the queue of this pool.
+STOPS_SEPARATE = {
+    "first token": "at a higher request rate, queueing in the prefill pool would delay the first token beyond {ttft}",
+}
+# With a required probability, a limit binds before the predicted value reaches it.
+STOPS_SURE = {
+    "speed": "a larger batch would reach {speed} per user with less than {sure} probability",
+    "first token": "a larger batch would give the first token within {ttft} with less than {sure} probability",
+}
+STOPS_SURE_SEPARATE = {
+    "first token": "at a higher request rate, queueing in the prefill pool would leave less than {sure} probability "
+    "of a first token within {ttft}",
 }
 WAITS = {
-    "compute": "computes",
-    "weights": "streams weights",
-    "kv": "streams KV cache",
-    "activations": "moves activations",
-    "scale-up": "waits for the scale-up network",
-    "pod": "waits for the pod network",
-    "scale-out": "waits for the scale-out network",
-    "latency": "waits for network latency",
-    "overhead": "waits for the engine's overhead",
+    "compute": "arithmetic",
+    "weights": "reading weights",
+    "kv": "reading the KV cache",
+    "activations": "moving activations",
+    "scale-up": "the scale-up network",
+    "pod": "the pod network",
+    "scale-out": "the scale-out network",
+    "latency": "network latency",
+    "overhead": "the engine's overhead",
 }
+# Most chips of one host.
+MOST_HOST_CHIPS = 8
 BETTER = {"kv_bytes": "10 % fewer KV bytes per token", "rent": "10 % lower rent"}
 
 
 def why(case: PlanProblem, deployment: Plan) -> str:
-    """Return why a plan is not cheaper, what its step waits for, and what would help.
+    """Return why a plan is not cheaper, where the time of a step goes, and what would help.
 
     Args:
         case: Plan problem.
@@ -63,15 +79,15 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     resources = mean_resources(server)
     total = sum(resources.values())
     leading = sorted(resources, key=lambda name: -resources[name])[:2]
+    spent = [(resources[name] / total, WAITS.get(name, name)) for name in leading if resources[name] > 0.05 * total]
     shares = " and ".join(
-        f"{WAITS.get(name, name)} for {resources[name] / total:.0%}" for name in leading if resources[name] > 0.05 * total
+        f"{share:.0%}{' of its time' * (index == 0)} on {words}" for index, (share, words) in enumerate(spent)
     )
     rented = math.isfinite(float(case.system.rent.typical))
-    same = "cost the same per token" if rented else "bring no more output"
-    limit_words = {"tpot": show(case.slo.tpot, "s"), "ttft": show(case.slo.ttft, "s"), "same": same}
-    stops = " and ".join(STOPS[name].format(**limit_words) for name in deployment.binding)
     step = "step" if server.role == "serve" else "decode step"
-    text = f"It cannot {'be cheaper' if rented else 'serve more'} because {stops}. A {step} {shares} of its time."
+    verb = "be cheaper" if rented else "serve more"
+    text = f"With these formats, chips and limits it cannot {verb}: {_stops(case, deployment)}."
+    text += f" A {step} spends {shares}." if shares else ""
     change = best_change(deployment)
     if not deployment.elasticities:
         return text
@@ -80,7 +96,28 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     name, saving = change
     better = BETTER.get(name, f"10 % more {IN_WORDS.get(name, name)}")
     gain = f"{saving:.1%} cheaper" if rented else f"{saving / (1 - saving):.1%} more requests per second"
-    return text + f" {better} would help most: {gain}."
+
+    # More than 10 % of output for 10 % of a figure: steps alone cannot be so much faster.
+    more = ", more than in proportion, because another batch, layout or utilization then meets the limits"
+    return text + f" {better} would help most: {gain}{more * (saving > 1 - 1 / NUDGE + 5e-4)}."
+
+
+def _stops(case: PlanProblem, deployment: Plan) -> str:
+    """Return in words which limits bind."""
+    rented = math.isfinite(float(case.system.rent.typical))
+    separate = deployment.mode == DISAGGREGATED
+    words = STOPS | (STOPS_SEPARATE if separate else {})
+    if case.sure is not None and has_range(case.engine):
+        words = words | STOPS_SURE | (STOPS_SURE_SEPARATE if separate else {})
+    values = {
+        "tpot": show(case.slo.tpot, "s"),
+        "ttft": show(case.slo.ttft, "s"),
+        "speed": show(1 / case.slo.tpot, "tok/s"),
+        "sure": "" if case.sure is None else f"{100 * case.sure:.3g} %",
+        "busiest": f"{MOST_UTILISED:.0%}",
+        "same": "cost the same per token" if rented else "bring no more output",
+    }
+    return ", and ".join(words[name].format(**values) for name in deployment.binding)
 
 
 def warnings_of_step(model: Model, system: System, *, reach: Number) -> tuple[str, ...]:
@@ -197,8 +234,10 @@ def unreachable(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]
     fastest = float(np.min(tpot[fits]))
     speed, first = show(1 / case.slo.tpot, "tok/s"), show(case.slo.ttft, "s")
     if fastest > case.slo.tpot:
+        fastest_ttft = show(float(np.min(ttft[fits & (tpot <= fastest)])), "s")
+        with_ttft = f", with a first token after {fastest_ttft}" if math.isfinite(case.slo.ttft) else ""
         return (
-            f"no layout on {chips} reaches {speed} per user; the fastest gives {show(1 / fastest, 'tok/s')}. "
+            f"no layout on {chips} reaches {speed} per user; the fastest gives {show(1 / fastest, 'tok/s')}{with_ttft}. "
             "Use more or faster chips, smaller weights (--weights), or a lower limit"
         )
 
@@ -234,7 +273,7 @@ def _best_layout(case: PlanProblem, need: float, capacity: float) -> str:
 
 
 def does_not_fit(case: PlanProblem) -> str:
-    """Return by how much the weights are too large, and how many chips are enough.
+    """Return by how much the weights are too large, and how many chips hold them and a request.
 
     Args:
         case: Plan problem.
@@ -255,19 +294,37 @@ def does_not_fit(case: PlanProblem) -> str:
     else:
         message += _best_layout(case, need, capacity)
 
-    # Try chip counts that layouts divide well: multiples of 8, whole domains and powers of two.
-    least = math.ceil(need / capacity)
+    enough_chips = _enough_chips(case, math.ceil(need / capacity))
+    if enough_chips:
+        tokens = case.workload.input_tokens + case.workload.output_tokens
+        message += f". With --chips {enough_chips} it would fit, with room for requests of {tokens:,.0f} tokens"
+    return message
+
+
+def _enough_chips(case: PlanProblem, least: int) -> int | None:
+    """Return the first number of chips, from `least` on, that holds the weights and a request.
+
+    The numbers are those that layouts divide well: multiples of 8, whole domains and powers of two. Above one
+    domain, only whole hosts are tried.
+    """
     domain = min(case.system.scale_up.size, 4096)
+    host = int(min(domain, MOST_HOST_CHIPS))
+    first_hosts = host * math.ceil(least / host)
     tries = sorted(
         {
             *range(least, 2 * least + 1, max(1, least // 8)),
+            *range(first_hosts, 2 * first_hosts + 1, host * max(1, first_hosts // host // 8)),
             8 * math.ceil(least / 8),
             domain * math.ceil(least / domain),
             2 ** math.ceil(math.log2(least)),
         }
     )
     largest = min(4096, case.system.scale_out.size)
-    enough_chips = next((n for n in tries if case.chips < n <= largest and fitting(replace(case, chips=n))), None)
-    if enough_chips:
-        message += f". With --chips {enough_chips} it would fit"
-    return message
+    usual = [n for n in tries if case.chips < n <= largest and (n <= domain or n % host == 0)]
+    return next((n for n in usual if _holds_request(replace(case, chips=n, slo=Slo(), sure=None))), None)
+
+
+def _holds_request(case: PlanProblem) -> bool:
+    """Whether a layout that the engine can run holds the weights and a request."""
+    layouts = fitting(case)
+    return bool(layouts) and any(np.any((t.memory <= 1) & (t.rate > 0)) for t in search(case, (AGGREGATED,), layouts))

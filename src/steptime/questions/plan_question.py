@@ -60,7 +60,7 @@ class RequestSizes:
 class LatencyLimits:
     """Limits on the mean latencies."""
 
-    speed: Any = number(None, "minimum output speed for each user in tok/s", unit="tok/s", group=LIMITS_GROUP)
+    speed: Any = number(None, "minimum mean output speed for each user in tok/s", unit="tok/s", group=LIMITS_GROUP)
     tpot: Any = number(
         None, "maximum mean time per output token in seconds, in place of a minimum speed", unit="s", group=LIMITS_GROUP
     )
@@ -91,7 +91,7 @@ class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
 
     chips: Any = count(
         None, "number of chips", maximum=MOST_CHIPS, group=DEPLOYMENT_GROUP,
-        default_words="one scale-up domain, capped for very large domains",
+        default_words="the system's usual number, such as 8 for an HGX node or 72 for an NVL72 rack",
     )  # fmt: skip
     mode: str = text(
         "any",
@@ -99,8 +99,8 @@ class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
         group=DEPLOYMENT_GROUP,
     )  # fmt: skip
     sure: Any = number(
-        None, "required probability that the plan meets each limit (0.5 to 0.99)", group=DEPLOYMENT_GROUP,
-        default_words="the predicted mean meets the limits",
+        None, "required probability (0.5 to 0.99) of meeting each limit by itself", group=DEPLOYMENT_GROUP,
+        default_words="the predicted means meet the limits: about 0.5",
     )  # fmt: skip
     drafts: Any = text(
         None, "speculative tokens per step from the model's MTP layers, 0 to 8, or auto for the best number",
@@ -112,7 +112,7 @@ class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
     )  # fmt: skip
     electricity: Any = text(
         None,
-        "price of electricity in USD per kWh, such as 0.08/kWh",
+        "price of electricity in USD per kWh, such as 0.08/kWh; its cost is shown, and not added to the rent",
         group=DEPLOYMENT_GROUP,
         metavar="PRICE",
         default_words="electricity is not priced",

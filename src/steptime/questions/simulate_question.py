@@ -43,7 +43,12 @@ class TrafficInputs:
     rate: Any = number(None, "arrival rate in requests/s", unit="requests/s", group=TRAFFIC)
     concurrency: Any = count(None, "number of clients of a closed loop, in place of an arrival rate", group=TRAFFIC)
     trace: str | None = text(None, "trace file: Azure CSV, Mooncake or vLLM JSONL", group=TRAFFIC, metavar="FILE")
-    requests: Any = count(None, "number of requests", group=TRAFFIC, default_words="10,000; 10 per client; the whole trace")
+    requests: Any = count(
+        None,
+        "number of requests",
+        group=TRAFFIC,
+        default_words="10,000 with a rate; 10 per client with concurrency; the whole trace",
+    )
     input: Any = count(1024, "mean prompt tokens per request", unit="tokens", group=TRAFFIC)
     output: Any = count(256, "mean output tokens per request", unit="tokens", group=TRAFFIC)
     lengths: str = choice(
@@ -61,7 +66,7 @@ class TrafficInputs:
     )
     burst: Any = number(4.0, "squared coefficient of variation of gamma inter-arrival times", group=TRAFFIC)
     rate_scale: Any = number(1.0, "factor on the arrival rate of a trace", group=TRAFFIC)
-    fast_share: Any = number(0.0, "share of requests with priority, the fast tier (0 to 1)", group=TRAFFIC)
+    fast_share: Any = number(0.0, "share of requests with priority (0 to 1)", group=TRAFFIC)
     prefixes: Any = count(0, "number of shared prompt prefixes", minimum=0, group=TRAFFIC)
     prefix_tokens: Any = count(512, "tokens per shared prefix", unit="tokens", group=TRAFFIC)
     seed: Any = count(0, "random seed of the traffic", minimum=0, group=TRAFFIC)
@@ -135,9 +140,10 @@ class SchedulerInputs:
 
     policy: str | None = choice(
         None, ("continuous", "prefill-first", "static", "train"),
-        "scheduling policy: continuous, prefill-first, static or train", group=POLICY, default_words="the engine's",
+        "scheduling policy: continuous, prefill-first, static or train (a batch starts at fixed intervals)",
+        group=POLICY, default_words="the engine's",
     )  # fmt: skip
-    max_sequences: Any = count(256, "slots for sequences in one replica (max_num_seqs)", group=POLICY)
+    max_sequences: Any = count(256, "maximum number of sequences in one replica at a time (max_num_seqs)", group=POLICY)
     token_budget: Any = count(
         None, "maximum tokens per step (max_num_batched_tokens)", group=POLICY, default_words="the engine's"
     )
@@ -152,13 +158,13 @@ class SchedulerInputs:
     )
     interval: Any = number(
         None,
-        "time in seconds between two trains (policy train)",
+        "time in seconds between the starts of two batches (policy train)",
         unit="s",
         group=POLICY,
         default_words="time to read the HBM once",
     )
     patience: Any = number(0.0, "maximum wait in seconds of a static batch for more requests", unit="s", group=POLICY)
-    drafted: Any = count(0, "speculative tokens per step", minimum=0, group=POLICY)
+    drafted: Any = count(0, "speculative (draft) tokens per step", minimum=0, group=POLICY)
     acceptance: Any = number(
         None, "acceptance length: output tokens per step, from 1 to drafted + 1 (a count, not a share)", group=POLICY
     )
@@ -235,10 +241,16 @@ class PoolInputs(ParallelSizes):
 
     replicas: Any = count(1, "number of replicas", group=LAYOUT_GROUP)
     fast_replicas: Any = count(
-        0, "additional replicas for the fast tier only; 0: both tiers share all replicas", minimum=0, group=LAYOUT_GROUP
+        0,
+        "additional replicas for requests with priority only (fast-share); 0: all requests share all replicas",
+        minimum=0,
+        group=LAYOUT_GROUP,
     )
     fast_sequences: Any = count(
-        None, "slots per replica of the fast tier (max_num_seqs)", group=LAYOUT_GROUP, default_words="as max-sequences"
+        None,
+        "maximum number of sequences in a replica for requests with priority (max_num_seqs)",
+        group=LAYOUT_GROUP,
+        default_words="as max-sequences",
     )
     prefill_replicas: Any = count(
         0, "replicas for prefill only; 0: one pool for prefill and decode", minimum=0, group=LAYOUT_GROUP
@@ -250,6 +262,17 @@ class PoolInputs(ParallelSizes):
 class SimulateInputs(PricedSubject, PromptMedia, TrafficInputs, SchedulerInputs, PoolInputs, LatencyLimits):
     """Inputs of `simulate`: model, machine, traffic, scheduler, replicas and limits."""
 
+    # In a plan these limits apply to means; here they apply to the statistic.
+    speed: Any = number(
+        None, "minimum output speed for each user in tok/s, at the statistic of percentile", unit="tok/s", group=LIMITS_GROUP
+    )
+    tpot: Any = number(
+        None, "maximum time per output token in seconds, at the statistic of percentile, in place of a minimum speed", unit="s",
+        group=LIMITS_GROUP,
+    )  # fmt: skip
+    ttft: Any = number(
+        None, "maximum time to first token in seconds, at the statistic of percentile", unit="s", group=LIMITS_GROUP
+    )
     percentile: str = choice(
         "p99", PERCENTILES, "statistic that the limits apply to: mean, p50, p90, p95 or p99", group=LIMITS_GROUP
     )

@@ -57,14 +57,14 @@ class StepInputs(PricedSubject, ParallelSizes, PromptMedia):
     )
     context: Any = count(
         4096,
-        "context of each decoding sequence in tokens",
+        "context of each decoding sequence in tokens; 4k is 4,000",
         unit="tokens",
         broadcasts=True,
         maximum=MOST_TOKENS,
         group=PASS_GROUP,
     )
     query: Any = count(
-        1, "query tokens per sequence (above 1: verification of speculative tokens)", unit="tokens",
+        1, "query tokens per sequence: 1, or 1 more than the speculative tokens to verify", unit="tokens",
         broadcasts=True, maximum=MOST_TOKENS, group=PASS_GROUP,
     )  # fmt: skip
     prompts: Any = count(
@@ -76,7 +76,7 @@ class StepInputs(PricedSubject, ParallelSizes, PromptMedia):
     )
     prefix: Any = count(
         0,
-        "cached tokens before the prompt tokens of each prompt",
+        "cached tokens (prefix-cache hit) before the prompt tokens of each prompt",
         unit="tokens",
         broadcasts=True,
         minimum=0,
@@ -123,7 +123,7 @@ class StepSummary(Step):
     query: Number = field(metadata=unit("tokens", "query tokens per sequence"))
     prompts: Number = field(metadata=unit("prompts", "prompts in the pass"))
     tokens: Number = field(metadata=unit("tokens", "prompt tokens to prefill, per prompt", key="prompt_tokens"))
-    prefix: Number = field(metadata=unit("tokens", "cached tokens before the prompt tokens of each prompt"))
+    prefix: Number = field(metadata=unit("tokens", "cached tokens (prefix-cache hit) before the prompt tokens of each prompt"))
     range: tuple[Number, Number] | None = field(metadata=unit("s", "90 % range of the total; null for the ideal engine"))
     ideal: Step | None = field(metadata=unit("", "the same step without losses; null for the ideal engine"))
     anchor: Anchor | None = field(default=None, metadata=unit("", "your own runs that correct the times; null: none"))

@@ -47,11 +47,11 @@ class TrainInputs:
     system: Any = text(MISSING, "system: catalogue name, or path to a TOML file", positional=True)
     chips: Any = count(MISSING, "number of chips", maximum=MOST_CHIPS, group=JOB_GROUP)
     batch: Any = count(MISSING, "global batch: sequences per step, all chips together", unit="sequences", group=JOB_GROUP)
-    seq: Any = count(4096, "sequence length in tokens", unit="tokens", group=JOB_GROUP)
+    seq: Any = count(4096, "sequence length in tokens; 8k is 8,000", unit="tokens", group=JOB_GROUP)
     dtype: str = text("bf16", "number format of GEMMs: bf16, fp16, fp8, mxfp8, nvfp4, int8", group=JOB_GROUP)
     task: str = text("pretrain", "training task: pretrain, sft (all weights) or lora (frozen base model)", group=JOB_GROUP)
     optimizer: str = text("adamw", "optimizer: adamw, adamw-bf16, adamw-fp8, muon, adafactor or sgd", group=JOB_GROUP)
-    mtp: bool = switch("training of the multi-token-prediction layers too", group=JOB_GROUP)
+    mtp: bool = switch("also train the multi-token-prediction layers", group=JOB_GROUP)
     engine: Any = text(
         None, "training stack: megatron, torchtitan, maxtext, llm-foundry, typical, a file, or ideal", group=JOB_GROUP,
         default_words="the system's",
@@ -83,14 +83,14 @@ class TrainInputs:
         None, "layers per pipeline chunk: pp x vpp counts such as 7,8x14,7", group=LAYOUT_GROUP, metavar="COUNTS",
         default_words="evenly divided",
     )  # fmt: skip
-    tokens: Any = text(
-        None, "training tokens of the run, such as 15T, for its days, chip-hours, USD and failures", group=RUN_GROUP
-    )
+    tokens: Any = text(None, "training tokens of the run, such as 15T: adds its duration, rent and goodput", group=RUN_GROUP)
     stage: Any = texts(
         "further training stage as TOKENS:SEQ:BATCH, such as 800B:128k:64 for long context; repeatable", group=RUN_GROUP
     )
     ramp: str | None = text(
-        None, "ramp of the batch as TOKENS:BATCH, such as 469B:3072: from BATCH to --batch during these tokens", group=RUN_GROUP
+        None,
+        "ramp as TOKENS:BATCH, such as 469B:3072: the batch grows from BATCH to --batch during the first TOKENS tokens",
+        group=RUN_GROUP,
     )
     failures: Any = number(
         None, "failures per chip and year", group=RUN_GROUP, minimum=0.0, maximum=1e6,

@@ -76,8 +76,8 @@ class Replay(Result):
         """Why the limits are not met; empty where they are."""
         if self.good:
             return ""
-        share = f"{self.rate / self.planned_rate:.0%} of the plan's {in_digits(self.planned_rate, 4)}"
-        lowest = f"{in_digits(self.rate, 4)} requests/s ({share})"
+        share = f"{self.rate / self.planned_rate:.0%} of the plan's {in_digits(self.planned_rate)} requests/s"
+        lowest = f"{in_digits(self.rate)} requests/s ({share})"
         why = self.limits.why if not self.limits.is_met else "the run is too short"
         return f"with random arrivals the limits are not met {at_percentile(self.percentile)}, down to {lowest}: {why}"
 

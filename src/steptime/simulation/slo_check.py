@@ -12,6 +12,7 @@ from steptime.simulation.run_metrics import OVERLOADED, Answers, Percentiles
 from steptime.units import show
 
 PASSED, MISSED = "MET", "MISSED"
+PER_TOKEN = "time per token"
 # Share of requests that must be served.
 PERCENTILES = {"mean": 1.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 # Default percentile at which limits must be met.
@@ -97,17 +98,18 @@ def judge(answers: Answers, slo: Slo | tuple[Slo, ...], percentile: str = DEFAUL
     """
     share, figures, late = PERCENTILES[check_percentile(percentile)], [], False
     for name, ttft, tpot, limits in _figures_by_class(answers, slo):
-        for metric, times, limit in (("first token", ttft, limits.ttft), ("time per token", tpot, limits.tpot)):
+        for metric, times, limit in (("first token", ttft, limits.ttft), (PER_TOKEN, tpot, limits.tpot)):
             value = getattr(times, percentile)
             if math.isfinite(limit) and not math.isnan(value):
                 late |= value > limit
-                figures.append(f"{name}{metric} {show(value, 's')} (limit {show(limit, 's')}{', missed' * (value > limit)})")
+                sign = ">" if value > limit else "≤"
+                figures.append(f"{name}{metric} {show(value, 's')} {sign} {show(limit, 's')}{_as_speed(metric, limit)}")
 
     # A run that rejects or accumulates requests meets no limit, even if the served ones are fast.
     if short := answers.served < share * answers.sent or not answers.served:
         figures.append(f"{answers.rejected / max(answers.sent, 1):.1%} rejected: {answers.rejected_why}")
     if grows := answers.verdict == OVERLOADED and answers.served > 0:
-        figures.append("the queue grows, and so do all waits")
+        figures.append("the queue grows during the run, and so do all waits")
     is_met, target = not (late or short or grows), slo[0] if isinstance(slo, tuple) and len(slo) == 1 else slo
     return Judged(
         verdict=PASSED if is_met else MISSED,
@@ -121,6 +123,11 @@ def judge(answers: Answers, slo: Slo | tuple[Slo, ...], percentile: str = DEFAUL
         tpot_limit=math.inf if isinstance(target, tuple) else target.tpot,
         why="; ".join(figures),
     )
+
+
+def _as_speed(metric: str, limit: float) -> str:
+    """Return a limit on the time per token as a speed, in brackets."""
+    return f" ({show(1 / limit, 'tok/s')})" if metric == PER_TOKEN and limit > 0 else ""
 
 
 def _figures_by_class(answers: Answers, slo: Slo | tuple[Slo, ...]) -> list[tuple[str, Percentiles, Percentiles, Slo]]:

@@ -19,7 +19,7 @@ MACHINE_CHANGES: Final = (
     ("twice the bandwidth between nodes", "scale-out"),
     ("twice the bandwidth inside a node or rack", "scale-up"),
     ("twice the memory bandwidth", "bandwidth"),
-    ("twice the arithmetic", "peak"),
+    ("twice the FLOP/s", "peak"),
 )
 # Smallest speed-up that is listed.
 MIN_SPEEDUP: Final = 1.02

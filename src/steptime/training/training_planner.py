@@ -474,7 +474,7 @@ def _runner_up(search_result: SearchResult, best: TrainingLayout) -> tuple[str, 
     return (second[1], second[0] / best_time) if np.isfinite(second[0]) else ("", float("nan"))
 
 
-TERM_WORDS = {"step": "fixed overhead"}
+TERM_WORDS = {"step": "fixed overhead", "matrices": "matrix multiplies"}
 
 
 def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
@@ -482,8 +482,8 @@ def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
     total = float(step.total)
     parts = sorted(((float(value) / total, name) for name, value in step.terms.items()), reverse=True)
     first, second = parts[0], parts[1] if len(parts) > 1 else (0.0, "")
-    sentence = f"{first[0]:.0%} of a step goes to {TERM_WORDS.get(first[1], first[1])}"
-    sentence += f", {second[0]:.0%} to {TERM_WORDS.get(second[1], second[1])}" if second[1] else ""
+    sentence = f"{first[0]:.0%} of a step is {TERM_WORDS.get(first[1], first[1])}"
+    sentence += f", {second[0]:.0%} {TERM_WORDS.get(second[1], second[1])}" if second[1] else ""
     bubble, m = float(step.bubble), float(step_time.microbatches)
     if bubble > 0.02:
         microbatch_text = counted(m, "micro-batch", "micro-batches")
@@ -493,4 +493,4 @@ def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
     if float(step.exposed) / total > 0.02:
         sentence += f"; exposed communication takes {float(step.exposed) / total:.0%}"
     free_bytes = float(step.memory.capacity - step.memory.used)
-    return sentence + f"; {show(free_bytes, 'B')} of memory are free on the fullest chip"
+    return sentence + f"; the fullest chip has {show(free_bytes, 'B')} of memory free"
