@@ -42,7 +42,7 @@ def test_commands_of_all_engines_draft():
     )
     assert window in said
     assert '"speculative_config": { "decoding_type": "MTP", "num_nextn_predict_layers": 2' in said
-    assert "speculative" not in run(f"{ASKED} --launch all").stdout
+    assert "--speculative-" not in run(f"{ASKED} --launch all").stdout
 
 
 @pytest.mark.parametrize(

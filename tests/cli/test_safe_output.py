@@ -123,7 +123,7 @@ def test_anchors_add_of_eight_processes_keeps_or_refuses_each(kept, same):
     codes = sorted(process.returncode for process in processes)
     good = (kept / "good.csv").read_bytes()
     assert codes == ([0] + [2] * 7 if same else [0] * 8)
-    assert sum("is there already" in error for error in errors) == codes.count(2)
+    assert sum("exists" in error for error in errors) == codes.count(2)
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == dict.fromkeys(
         ["good.csv", *(f"{name}.csv" for name in names)], good
     )

@@ -80,7 +80,7 @@ def test_the_kind_that_is_asked_for_is_taken():
         ("", "unknown kind of rent ''. A rent is owned, contract, ondemand, or USD per chip-hour such as 2.10"),
         ("-1", "rent: must be greater than 0 USD/h, got '-1'"),
         ("0", "rent: must be greater than 0 USD/h"),
-        ("1e12", "rent must be at most"),
+        ("1e12", "rent: must be from"),
         ("2 GB", r"USD per chip-hour, such as 2.10 or '2.10 USD/h', got '2 GB'"),
         ("2.10 EUR", r"USD per chip-hour, such as 2.10 or '2.10 USD/h', got '2.10 EUR'"),
         ("$-1", "rent: must be greater than 0 USD/h"),

@@ -57,7 +57,7 @@ def test_what_hugging_face_does_not_give_is_told_with_its_reason(monkeypatch, er
 
 def test_without_the_library_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UnknownName, match=r"pip install 'steptime\[hub\]'"):
+    with pytest.raises(UnknownName, match=r"pip install '\.\[hub\]'"):
         st.load_model("nobody/lama-70b")
 
 

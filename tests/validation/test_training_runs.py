@@ -256,7 +256,7 @@ def test_validate_and_calibrate_know_the_file_by_its_columns(tmp_path):
     assert (shown.returncode, "training runs" in shown.stdout) == (0, True)
     assert len((tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()) == 3
     found = json.loads(run(f"validate {path} --json").stdout)
-    assert found["schema"] == "steptime.training_validation/1"
+    assert found["schema"] == "steptime.training_validation/2"
     assert found["runs"] == 2
     both = run(f"validate {path} {path}")
     assert both.returncode == 2

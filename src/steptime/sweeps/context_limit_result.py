@@ -53,7 +53,7 @@ class ContextWall:
 class ContextWalls(Tabular):
     """Longest contexts of a model by KV cache technique, the unchanged model first."""
 
-    SCHEMA: ClassVar[str] = "steptime.context_walls/1"
+    SCHEMA: ClassVar[str] = "steptime.context_walls/2"
 
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))

@@ -46,7 +46,7 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "gathered
 class TrainingMemory(Tabular):
     """Bytes on the fullest chip by part; arrays broadcast alike."""
 
-    SCHEMA: ClassVar[str] = "steptime.training_memory/1"
+    SCHEMA: ClassVar[str] = "steptime.training_memory/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "allocated": unit("B", "bytes of tensors: the sum of the parts without `reserved`"),
         "used": unit("B", "bytes in use: the sum of all parts"),

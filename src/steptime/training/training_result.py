@@ -61,7 +61,7 @@ class TrainingStep(Tabular):
     count.
     """
 
-    SCHEMA: ClassVar[str] = "steptime.training_step/1"
+    SCHEMA: ClassVar[str] = "steptime.training_step/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "bound": unit("", "largest term of the step", kind="text or list"),
         "fits": unit("", "whether the step fits the chips", kind="true or false, or list"),

@@ -207,7 +207,7 @@ LEAST_WIDTH = 0.02
 class TrainingValidation(Tabular):
     """Predictions compared with measured training runs; as a table, one row per run."""
 
-    SCHEMA: ClassVar[str] = "steptime.training_validation/1"
+    SCHEMA: ClassVar[str] = "steptime.training_validation/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"runs": unit("", "rows of the file")}
 
     predictions: tuple[Predicted, ...] = field(metadata=unit("", "a prediction for each row", left_out=True))
