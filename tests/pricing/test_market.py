@@ -442,7 +442,7 @@ def test_a_day_says_whom_it_leaves_out_and_that_it_is_yet_to_come():
 
 @pytest.mark.slow
 def test_what_no_system_serves_at_a_speed_is_an_answer_and_no_hit_is_dearer_than_input():
-    with pytest.raises(Impossible, match="hgx-h100 cannot serve .* at 1e"):
+    with pytest.raises(Impossible, match=r"hgx-h100 cannot serve .* at 1e"):
         st.propose_prices("deepseek-v3", "hgx-h100", margin=2.0, speed=1e6)
     small = st.propose_prices("gpt-2", "hgx-h100", margin=2.0, mix="512:128")
     paid = {line.name: line for line in small.lines}
