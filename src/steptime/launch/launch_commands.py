@@ -160,10 +160,10 @@ def _other_replicas_text(pool_replicas: list[Replica], ports: Mapping[Replica, i
 def _router(plan: Plan, engine: str, replicas: tuple[Replica, ...], ports: dict[Replica, int]) -> list[str]:
     command = WRITERS[engine].router(plan, replicas, ports, PORT)
     names = [*dict.fromkeys(re.findall(r"\$(\w+_ADDRESS)", " ".join(command.words)))]
-    listed = ", ".join(names if len(names) <= SHOWN_ADDRESSES else [names[0], "...", names[-1]])
+    shown_names = ", ".join(names if len(names) <= SHOWN_ADDRESSES else [names[0], "...", names[-1]])
     return [
         f"# router; clients send requests to port {PORT}",
-        *([f"# {listed}: address of the first host of each replica"] if names else []),
+        *([f"# {shown_names}: address of the first host of each replica"] if names else []),
         *comments(command.notes),
         *spoken(command),
     ]

@@ -165,8 +165,8 @@ def binding(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
         One name or several.
     """
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
-    whole = [math.ceil(candidate.batch * factor / unit) for factor in (NUDGE, *FURTHER)]
-    larger = unit * np.array([candidate.batch // unit + 1, *whole])
+    larger_units = [math.ceil(candidate.batch * factor / unit) for factor in (NUDGE, *FURTHER)]
+    larger = unit * np.array([candidate.batch // unit + 1, *larger_units])
     sizes = chunk_sizes(case.workload) if candidate.mode == AGGREGATED else np.ones(1, dtype=np.int64)
     sizes = sizes[readable(case.workload, sizes, candidate.layout)]
     now = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
@@ -219,8 +219,8 @@ def _prefill_limit(case: PlanProblem, candidate: Candidate, state: State) -> tup
     prefill = planned_prefill(case, candidate, state.tpot)
     if prefill is None or candidate.prefill_layout is None:
         return math.inf, ()
-    takes = float(moving(case, candidate.layout).max_rate * candidate.layout.replicas)
-    rate = min(float(prefill_rate(case, candidate, prefill)), takes)
+    accepted_rate = float(moving(case, candidate.layout).max_rate * candidate.layout.replicas)
+    rate = min(float(prefill_rate(case, candidate, prefill)), accepted_rate)
     if rate < float(prefill.rate * prefill.most_utilised * candidate.prefill_layout.replicas):
         return rate, ("transfer rate",)
 

@@ -79,14 +79,14 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     resources = mean_resources(server)
     total = sum(resources.values())
     leading = sorted(resources, key=lambda name: -resources[name])[:2]
-    spent = [(resources[name] / total, WAITS.get(name, name)) for name in leading if resources[name] > 0.05 * total]
+    time_shares = [(resources[name] / total, WAITS.get(name, name)) for name in leading if resources[name] > 0.05 * total]
     shares = " and ".join(
-        f"{share:.0%}{' of its time' * (index == 0)} on {words}" for index, (share, words) in enumerate(spent)
+        f"{share:.0%}{' of its time' * (index == 0)} on {words}" for index, (share, words) in enumerate(time_shares)
     )
     rented = math.isfinite(float(case.system.rent.typical))
     step = "step" if server.role == "serve" else "decode step"
     verb = "be cheaper" if rented else "serve more"
-    text = f"With these formats, chips and limits it cannot {verb}: {_stops(case, deployment)}."
+    text = f"With these formats, chips and limits it cannot {verb}: {_binding_sentence(case, deployment)}."
     text += f" A {step} spends {shares}." if shares else ""
     change = best_change(deployment)
     if not deployment.elasticities:
@@ -98,11 +98,11 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     gain = f"{saving:.1%} cheaper" if rented else f"{saving / (1 - saving):.1%} more requests per second"
 
     # More than 10 % of output for 10 % of a figure: steps alone cannot be so much faster.
-    more = ", more than in proportion, because another batch, layout or utilization then meets the limits"
-    return text + f" {better} would help most: {gain}{more * (saving > 1 - 1 / NUDGE + 5e-4)}."
+    superlinear_clause = ", more than in proportion, because another batch, layout or utilization then meets the limits"
+    return text + f" {better} would help most: {gain}{superlinear_clause * (saving > 1 - 1 / NUDGE + 5e-4)}."
 
 
-def _stops(case: PlanProblem, deployment: Plan) -> str:
+def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:
     """Return in words which limits bind."""
     rented = math.isfinite(float(case.system.rent.typical))
     separate = deployment.mode == DISAGGREGATED

@@ -263,16 +263,12 @@ class SimulateInputs(PricedSubject, PromptMedia, TrafficInputs, SchedulerInputs,
     """Inputs of `simulate`: model, machine, traffic, scheduler, replicas and limits."""
 
     # In a plan these limits apply to means; here they apply to the statistic.
-    speed: Any = number(
-        None, "minimum output speed for each user in tok/s, at the statistic of percentile", unit="tok/s", group=LIMITS_GROUP
-    )
+    speed: Any = number(None, "minimum output speed for each user in tok/s, at --percentile", unit="tok/s", group=LIMITS_GROUP)
     tpot: Any = number(
-        None, "maximum time per output token in seconds, at the statistic of percentile, in place of a minimum speed", unit="s",
+        None, "maximum time per output token in seconds, at --percentile, in place of a minimum speed", unit="s",
         group=LIMITS_GROUP,
     )  # fmt: skip
-    ttft: Any = number(
-        None, "maximum time to first token in seconds, at the statistic of percentile", unit="s", group=LIMITS_GROUP
-    )
+    ttft: Any = number(None, "maximum time to first token in seconds, at --percentile", unit="s", group=LIMITS_GROUP)
     percentile: str = choice(
         "p99", PERCENTILES, "statistic that the limits apply to: mean, p50, p90, p95 or p99", group=LIMITS_GROUP
     )
