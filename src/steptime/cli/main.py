@@ -131,7 +131,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "calibrate results/ --prior vllm --engine mine --system hgx-h200 --tp 4 --weights fp8",
     ),
 }
-# Words that are no commands, and the command line that does what they say.
+# Words that are not commands, and the command line for each of them.
 NEAR_COMMANDS: dict[str, str] = {
     "launch": "plan MODEL SYSTEM --launch vllm",
     "serve": "plan MODEL SYSTEM --launch vllm",

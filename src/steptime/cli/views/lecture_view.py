@@ -96,7 +96,7 @@ def section_view(part: Section, *, width: int, full: bool = False) -> Renderable
 
 
 def _exception(statement: Statement) -> str:
-    """Say what a number was stated to be, and what it is."""
+    """Return the stated value of a number and its computed value."""
     stated = format_claim(statement.stated, statement.relation, statement.unit)
     values = statement.computed
     return f"{statement.name} (stated {stated}, computed {between(min(values), max(values), statement.unit)})"

@@ -326,7 +326,7 @@ def _tiers_meaning(proposal: Proposal) -> str:
 
 
 def _other_prices(proposal: Proposal) -> Grid:
-    """Return the prices of caches, and what is not sold."""
+    """Return the prices of caches, and the services without a price."""
     grid = table("Other price", "USD", "per", numbers=(1,))
     for line in proposal.lines:
         if not line.name.startswith(("input", "output")):
