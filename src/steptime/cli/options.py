@@ -24,11 +24,11 @@ NEEDED = {
 }  # fmt: skip
 
 JSON = Annotated[
-    bool, typer.Option("--json", help="Print JSON in SI units instead of text; errors too.", rich_help_panel=OUTPUT)
+    bool, typer.Option("--json", help="Print JSON in SI units instead of text, also for errors.", rich_help_panel=OUTPUT)
 ]
 CSV = Annotated[
     str | None,
-    typer.Option("--csv", metavar="FILE", help="Write the table as CSV in SI units, too.", rich_help_panel=OUTPUT),
+    typer.Option("--csv", metavar="FILE", help="Also write the table as CSV, in SI units.", rich_help_panel=OUTPUT),
 ]
 FULL = Annotated[bool, typer.Option("--full", help="Print all tables, charts and notes.", rich_help_panel=OUTPUT)]
 SET = Annotated[
@@ -36,7 +36,7 @@ SET = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="What if: another figure of the machine, such as chip.hbm.bandwidth=16TB/s or rent='2 USD/h'. Repeatable.",
+        help="Change a number of the system: chip.hbm.bandwidth=16TB/s, or rent='2 USD/h' (per chip). Repeatable.",
         rich_help_panel=SUBJECT,
     ),
 ]
@@ -45,7 +45,7 @@ CATALOG = Annotated[
     typer.Option(
         "--catalog",
         metavar="FOLDER",
-        help="A folder with chips/, systems/, rents/, models/ or engines/ that comes before the packaged ones.",
+        help="Folder with subfolders chips/, systems/, rents/, models/ or engines/, searched before the packaged catalogue.",
         rich_help_panel=SUBJECT,
     ),
 ]
@@ -54,8 +54,8 @@ RENT = Annotated[
     typer.Option(
         "--rent",
         metavar="KIND",
-        help="Rent to reckon with: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10.",
-        show_default="the best and newest known of contract and on demand",
+        help="Rent: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10.",
+        show_default="the newest known of contract and on demand",
         rich_help_panel=SUBJECT,
     ),
 ]
@@ -63,19 +63,22 @@ WEIGHTS = Annotated[
     str | None,
     typer.Option(
         metavar="FORMAT",
-        help="Store weights as fp8, nvfp4, mxfp4, int4, bf16, ... instead of as the config says.",
+        help="Number format of the weights, such as fp8, nvfp4, mxfp4, int4 or bf16. Default: as in the config.",
         rich_help_panel=SUBJECT,
     ),
 ]
 EXPERTS = Annotated[
-    str | None, typer.Option(metavar="FORMAT", help="Store routed experts in this format.", rich_help_panel=SUBJECT)
+    str | None,
+    typer.Option(
+        metavar="FORMAT", help="Number format of the routed experts. Default: as the weights.", rich_help_panel=SUBJECT
+    ),
 ]
 KV = Annotated[
     str | None,
     typer.Option(
         "--kv",
         metavar="FORMAT",
-        help="Keep the KV cache as fp8, bf16, ... (fp8_ds_mla: a latent of multi-head latent attention).",
+        help="Number format of the KV cache, such as fp8 or bf16 (fp8_ds_mla: the latent of MLA).",
         rich_help_panel=SUBJECT,
     ),
 ]
