@@ -26,7 +26,7 @@ def flat(words: str, columns: int = 100) -> str:
         ("", "Rent: 16.0 USD/h for 8 chips, three-year contract, 2026-09-08, reported."),
         (
             "--rent owned",
-            "Rent: 9.36 USD/h for 8 chips, cost of ownership of a hyperscaler, 2026-09-08, reported (the value of",
+            "Rent: 9.36 USD/h for 8 chips, cost of ownership of a hyperscaler, 2026-09-08, reported (published August 2026,",
         ),
         ("--rent ondemand", "Rent: 55.0 USD/h for 8 chips, on demand, 2025-06-05, recalled (p5.48xlarge over eight,"),
         ("--rent 2.10", "Rent: 16.8 USD/h for 8 chips, as given."),
