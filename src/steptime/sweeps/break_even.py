@@ -91,7 +91,7 @@ def _rent_flips(ranking: Ranking, first: Standing, second: Standing, systems: Se
             x, y = a * float(kinds[0][kind].typical) / first_rent, b * float(kinds[1][kind].typical) / second_rent
             order = "stays" if x <= y else "reverses"
             yield (
-                f"rent: both at a rent of the kind {kind_in_words(kinds[0][kind])!r}: {ranking.called(first)} costs {usd(x)} and "
+                f"rent: both at the kind {kind_in_words(kinds[0][kind])!r}: {ranking.called(first)} costs {usd(x)} and "
                 f"{ranking.called(second)} {usd(y)}; the order {order}"
             )
 
