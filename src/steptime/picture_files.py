@@ -12,7 +12,9 @@ from steptime.errors import DataFileError, InputError, install_hint
 
 PICTURES: Final = (".svg", ".png", ".pdf")
 # Okabe and Ito's colours, which colour-blind readers can distinguish (https://jfly.uni-koeln.de/color/).
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#888888"
+# Their yellow is too light for a line, so that it is replaced.
+COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+BLUE, ORANGE, GREEN, GREY = *COLOURS[:3], "#888888"
 STYLE: Final[Any] = {
     "font.size": 10,
     "axes.grid": True,

@@ -9,9 +9,8 @@ from steptime.cli.options import CSV, FULL, JSON, OUTPUT, option, refuse_idle
 from steptime.cli.output import check_outputs, wrote
 from steptime.cli.printing import print_result
 from steptime.errors import InputError, RangeError, install_hint
+from steptime.picture_files import PICTURES
 from steptime.questions.budget_question import BudgetInputs, solve, summary
-
-PICTURES = (".svg", ".png", ".pdf")
 
 
 @grouped

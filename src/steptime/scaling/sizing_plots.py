@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from steptime.errors import DataFileError, InputError, UnknownName, install_hint
+from steptime import picture_files
+from steptime.errors import InputError, UnknownName, install_hint
 from steptime.number_checks import Array
 from steptime.scaling.lifetime_compute import Bill, Demand, lifetime_bill
 from steptime.scaling.model_sizing import Budget
@@ -107,13 +107,9 @@ def frontier(law: LawLike, at_loss: float, around: float, **inputs: float) -> tu
     return training[on_frontier], 2 * np.asarray(curve.params)[on_frontier]
 
 
-COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Colour-blind safe palette of Okabe and Ito (https://jfly.uni-koeln.de/color/)."""
 MARKS: Final = ("o", "s", "^", "D", "v", "P")
-STYLE: Final[Any] = {
-    "font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False,
-    "svg.fonttype": "none", "figure.constrained_layout.use": True, "svg.hashsalt": "steptime",
-}  # fmt: skip
+# One colour for each mark.
+COLOURS: Final = picture_files.COLOURS[: len(MARKS)]
 # Upper end of the plot over the minimum cost.
 HEADROOM: Final = 5.0
 # Larger gains of mixtures are extrapolations and stay out of the plot.
@@ -162,13 +158,10 @@ def _save(paint: Callable[[Any], None], path: str) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise InputError(f"plots need matplotlib: {install_hint('plot')}") from None
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(picture_files.STYLE):
         figure = Figure(figsize=(7.5, 4.8))
         paint(figure.subplots())
-        try:
-            figure.savefig(Path(path), dpi=160)
-        except OSError as error:
-            raise DataFileError(path, f"cannot be written: {error.strerror or error}") from None
+        picture_files.replace_file(path, lambda place: figure.savefig(place, dpi=160))
 
 
 def _cost(axes: Any, budget: Budget) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.errors import InputError
 from steptime.hardware.unit_cost import usd
-from steptime.picture_files import save_picture
-from steptime.sweeps.plots import COLOURS, DASHES
+from steptime.picture_files import COLOURS, save_picture
+from steptime.sweeps.plots import DASHES
 from steptime.sweeps.tornado_plot import STYLE
 from steptime.units import in_digits
 

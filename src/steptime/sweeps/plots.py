@@ -8,7 +8,7 @@ import numpy as np
 
 from steptime.errors import InputError, RangeError
 from steptime.number_checks import Array
-from steptime.picture_files import save_picture
+from steptime.picture_files import COLOURS, STYLE, save_picture
 from steptime.questions.declaration import listed
 from steptime.sweeps.question_inputs import lower_is_better
 from steptime.units import in_digits
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from steptime.sweeps.axes import Axis
     from steptime.sweeps.sweep_result import Column, Sweep
 
-# Palette of Okabe and Ito, distinct for colour-blind readers (https://jfly.uni-koeln.de/color/).
-# Its yellow is too light for a line, so that it is replaced.
-COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 # Dashes and marks distinguish curves without colour.
 DASHES: Final = ("-", "--", "-.", ":")
 MARKS: Final = ("o", "s", "^", "D", "v", "P", "p", "*")
@@ -67,10 +64,7 @@ def draw_figure(sweep: Sweep, *, answer: str | None = None, against: str | None 
     column = sweep.column(name)
     if not column.numeric:
         raise InputError(f"answer: {name} is a text, which has no plot; give {listed(numbers(sweep)) or 'another answer'}")
-    with matplotlib.rc_context(
-        {"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False,
-         "svg.fonttype": "none", "figure.constrained_layout.use": True, "svg.hashsalt": "steptime"}
-    ):  # fmt: skip
+    with matplotlib.rc_context(STYLE):
         if against is not None:
             figure = Figure(figsize=(7.5, 4.8))
             _front(figure.subplots(), sweep, name, against)

@@ -6,8 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.errors import InputError
-from steptime.picture_files import save_picture
-from steptime.sweeps.plots import COLOURS
+from steptime.picture_files import COLOURS, save_picture
 from steptime.sweeps.sensitivity_result import written
 from steptime.units import in_digits
 

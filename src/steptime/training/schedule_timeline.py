@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.errors import DataFileError, InputError, install_hint
+from steptime.errors import InputError, install_hint
 from steptime.number_checks import Array
+from steptime.picture_files import PICTURES, replace_file
 from steptime.training.pipeline_simulator import PipelineRun
 from steptime.training.schedules.work_order import KINDS
 
-PICTURE_SUFFIXES: Final = (".svg", ".png", ".pdf")
 # One colour per entry of KINDS, from the colour-blind safe palette of Okabe and Ito.
 KIND_COLOURS: Final = ("#0072B2", "#E69F00", "#E69F00", "#009E73", "#CC79A7")
 KIND_NAMES: Final = (
@@ -132,13 +132,10 @@ def write_timeline(timeline: Timeline, path: str, title: str = "") -> None:
         InputError: If the suffix is unknown.
         DataFileError: If the file cannot be written.
     """
-    if Path(path).suffix.casefold() not in PICTURE_SUFFIXES:
-        raise InputError(f"{path}: unknown suffix of a plot; take {', '.join(PICTURE_SUFFIXES)}")
+    if Path(path).suffix.casefold() not in PICTURES:
+        raise InputError(f"{path}: unknown suffix of a plot; take {', '.join(PICTURES)}")
     figure = timeline_figure(timeline, title)
-    try:
-        figure.savefig(path, dpi=160)
-    except OSError as error:
-        raise DataFileError(path, f"cannot be written: {error.strerror or error}") from None
+    replace_file(path, lambda place: figure.savefig(place, dpi=160))
 
 
 def timeline_figure(timeline: Timeline, title: str = "") -> Any:
