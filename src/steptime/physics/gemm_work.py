@@ -193,7 +193,7 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
     """
     chip, kernels = context.system.chip, context.engine.kernels
     bandwidth = chip.hbm.bandwidth
-    peaks = [peak for _, peak in [*map(context.rate, products.stored)]]
+    peaks = [context.rate(stored)[1] for stored in products.stored]
     shards = [shard_count(parts, context.layout.group) for parts in products.splits]
     constants = (
         kernels.fp4_efficiency, kernels.block_efficiency, kernels.fill_bytes, kernels.narrow_efficiency, kernels.unpack_rate,

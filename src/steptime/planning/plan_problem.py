@@ -184,18 +184,11 @@ def evaluate_state(case: PlanProblem, candidate: Candidate, batch: Number, chunk
 
     # Only single points are stored: grids differ in each call.
     key = (candidate.mode, candidate.layout, batch, chunk) if np.ndim(batch) == np.ndim(chunk) == 0 else None
-    if key is not None and key in case.memo:
-        stored: State = case.memo[key]
-        return stored
     if candidate.mode == DISAGGREGATED:
-        state = decoding(case, candidate.layout, batch)
-    else:
-        arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk, "legal": True}
-        arguments |= {"engine": case.engine, "speculation": case.speculation}
-        state = aggregated(case.model, case.system, case.workload, **arguments)
-    if key is not None:
-        case.memo[key] = state
-    return state
+        return memoize(case, key, decoding, case, candidate.layout, batch)
+    arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk, "legal": True}
+    arguments |= {"engine": case.engine, "speculation": case.speculation}
+    return memoize(case, key, aggregated, case.model, case.system, case.workload, **arguments)
 
 
 def decoding(case: PlanProblem, layout: Layout, batch: Number) -> State:
@@ -219,21 +212,25 @@ def decoding(case: PlanProblem, layout: Layout, batch: Number) -> State:
     return decode_pool(case.model, case.system, case.workload, **arguments)
 
 
-def memoize(case: PlanProblem, key: tuple[object, ...] | None, find: Callable[[], Memoized]) -> Memoized:
+def memoize(
+    case: PlanProblem, key: tuple[object, ...] | None, find: Callable[..., Memoized], *arguments: Any, **keywords: Any
+) -> Memoized:
     """Return a result, computed once per key.
 
     Args:
         case: Plan problem, which stores the results.
         key: Key of the result; None computes it every time.
         find: Function that computes the result.
+        arguments: Positional arguments of `find`.
+        keywords: Keyword arguments of `find`.
 
     Returns:
         The result.
     """
     if key is None:
-        return find()
+        return find(*arguments, **keywords)
     if key not in case.memo:
-        case.memo[key] = find()
+        case.memo[key] = find(*arguments, **keywords)
     value: Memoized = case.memo[key]
     return value
 
@@ -255,13 +252,10 @@ def evaluate_prefill(case: PlanProblem, candidate: Candidate, tpot: Number = 0.0
     layout, prompts = candidate.prefill_layout, candidate.prompts
     arguments: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "speculation": case.speculation}
     arguments["legal"] = True
-    key = ("prefill", layout, prompts)
-    if key not in case.memo:
-        case.memo[key] = prefill_pool(case.model, case.system, case.workload, **arguments)
-    pool = case.memo[key]
+    pool = memoize(case, ("prefill", layout, prompts), prefill_pool, case.model, case.system, case.workload, **arguments)
     limit = pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft)
-    within_key = ("within", layout, prompts, float(limit)) if np.ndim(limit) == 0 else None
-    return memoize(case, within_key, lambda: within_limit(pool, limit, layout.replicas))
+    key = ("within", layout, prompts, float(limit)) if np.ndim(limit) == 0 else None
+    return memoize(case, key, within_limit, pool, limit, layout.replicas)
 
 
 def moving(case: PlanProblem, layout: Layout) -> Transfer:

@@ -66,7 +66,7 @@ def lawful(case: PlanProblem) -> list[Layout]:
     Returns:
         Layouts of one replica.
     """
-    return memoize(case, ("legal",), lambda: legal(case.model, case.system, case.used, engine=case.engine))
+    return memoize(case, ("legal",), legal, case.model, case.system, case.used, engine=case.engine)
 
 
 def held_by(case: PlanProblem, layouts: list[Layout]) -> list[Layout]:

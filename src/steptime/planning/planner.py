@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import fields, replace
-from functools import partial
-from operator import call
 from typing import Any
 
 import numpy as np
@@ -276,8 +274,8 @@ def _planned(
     )
     deployment = replace(
         deployment,
-        alternatives=by_saving([*map(partial(evaluate_alternative, case, candidate, modes), choices)]),
-        elasticities=dict(zip(figures, map(call, figures.values()), strict=True)),
+        alternatives=by_saving([evaluate_alternative(case, candidate, modes, choice) for choice in choices]),
+        elasticities={name: figure() for name, figure in figures.items()},
     )
     return replace(deployment, why=why(case, deployment) + alternative_sentence(deployment) if case.diagnostics else "")
 
