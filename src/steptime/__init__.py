@@ -156,9 +156,9 @@ def _load(module: str) -> Any:
     except ModuleNotFoundError as missing:
         if missing.name != "numba":
             raise
-    from steptime.errors import InputError, install_hint
+    from steptime.errors import NUMBA_MISSING, InputError
 
-    raise InputError(f"the simulator is compiled by numba, which is not installed: {install_hint('simulate')}")
+    raise InputError(NUMBA_MISSING)
 
 
 def __dir__() -> list[str]:

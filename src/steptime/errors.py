@@ -163,3 +163,7 @@ def install_hint(extra: str) -> str:
         The pip command in a checkout, with the name for a package index.
     """
     return f"pip install '.[{extra}]' in a checkout, or 'steptime[{extra}]'"
+
+
+# Message of every entry to the simulator where numba is missing.
+NUMBA_MISSING = f"the simulator is compiled by numba, which is not installed: {install_hint('simulate')}"

@@ -37,8 +37,8 @@ def lecture(
         ctx: context of typer; the other arguments are options, described by their help.
     """
     from steptime.errors import RangeError
+    from steptime.lecture.lecture_check import Lecture, Verdicts, contents
     from steptime.lecture.lecture_check import check as checked
-    from steptime.lecture.lecture_check import contents
     from steptime.lecture.lecture_content import section as section_of
 
     if check and (quiz or section is not None):
@@ -59,13 +59,12 @@ def lecture(
         _quiz(section)
         return
     report = checked() if check else contents() if section is None else section_of(section)
-    if csv is not None and section is None:
-        write_csv(csv, report)  # type: ignore[arg-type]
+    if csv is not None and isinstance(report, Verdicts | Lecture):
+        write_csv(csv, report)
     if json:
         print_json(report)
     else:
         from steptime.cli.views.lecture_view import check_view, lecture_view, section_view
-        from steptime.lecture.lecture_check import Lecture, Verdicts
 
         console = make_console()
         if isinstance(report, Verdicts):
@@ -74,7 +73,7 @@ def lecture(
             show(lecture_view(report, full=full), console=console)
         else:
             show(section_view(report, width=console.width, full=full), console=console)
-    raise typer.Exit(int(check and bool(report.changed)))  # type: ignore[union-attr]
+    raise typer.Exit(int(isinstance(report, Verdicts) and bool(report.changed)))
 
 
 def _quiz(section: int | None) -> None:

@@ -108,7 +108,7 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
     if launches and engine.name == "ideal":
         raise InputError("--launch cannot be used with --engine ideal")
     try:
-        deployment = solve(values, diagnostics=True)
+        deployment = solve(values)
     except DoesNotFit as problem:
         raise DoesNotFit(f"{problem}{_smallest_system_hint(model, inputs.catalog)}") from None
     replayed = (

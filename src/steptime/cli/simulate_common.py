@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from steptime.cli.output import patience
-from steptime.errors import InputError, UnknownName, install_hint
+from steptime.errors import NUMBA_MISSING, InputError, UnknownName
 
 if TYPE_CHECKING:
     from steptime.simulation.simulation_result import Simulation
@@ -27,7 +27,7 @@ def need_numba() -> None:
     from importlib.util import find_spec
 
     if find_spec("numba") is None:
-        raise InputError(f"the simulator is compiled by numba, which is not installed: {install_hint('simulate')}")
+        raise InputError(NUMBA_MISSING)
 
 
 @contextmanager

@@ -7,10 +7,10 @@ import typer
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SubjectChanges, option, refuse_idle
 from steptime.cli.output import check_outputs, make_console, print_json, say, show, write_csv
-from steptime.questions.step_question import STEP, StepInputs, bind_pass, pass_sizes, with_layout
+from steptime.questions.step_question import STEP, StepInputs, bind_pass, pass_sizes, solve, with_layout
 
 if TYPE_CHECKING:
-    from steptime.questions.step_question import StepSummary
+    pass
 
 
 @grouped
@@ -41,7 +41,7 @@ def step(
     # Errors in the inputs are reported before the search for a layout.
     _, _, _, _, single = bind_pass(values)
     pass_sizes(inputs, single)
-    summary: StepSummary = STEP.solve(values)  # type: ignore[misc]
+    summary = solve(values)
     if summary.layout.chips > single.chips:
         from steptime.physics.layout import show_layout
 

@@ -50,7 +50,7 @@ def train(
     # The search for the fastest layout, with changes that would help.
     _, described, machine, stack = bind_train(values)
     with patience("searching layouts"):
-        training = solve(values, changes=True)
+        training = solve(values)
         scaled = _scaled(described, machine, training, stack, inputs.axes()) if scaling else None
 
     # Files come before text.

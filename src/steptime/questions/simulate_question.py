@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from steptime.errors import RangeError, install_hint, short_repr
+from steptime.errors import NUMBA_MISSING, RangeError, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.physics.default_layout import default_layout
@@ -324,7 +324,7 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
         RangeError: If an input is outside its bounds, or if numba is not installed.
     """
     if find_spec("numba") is None:
-        raise RangeError(f"the simulator is compiled by numba, which is not installed: {install_hint('simulate')}")
+        raise RangeError(NUMBA_MISSING)
     inputs = bind_declared(SimulateInputs, values, "simulate")
     model, system, engine = read_subject(values)
     model, gained = with_prompt_media(model, inputs, inputs.input)

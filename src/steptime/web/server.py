@@ -79,7 +79,6 @@ def listening_socket(host: str, port: int) -> socket.socket:
             if error.errno not in (98, 48, 13):
                 raise InputError(f"--host {host}: {error.strerror or error}") from None
             continue
-        listening.set_inheritable(True)
         return listening
     raise RangeError(f"--port: {port} to {port + PORTS - 1} are all taken or not permitted")
 
