@@ -21,8 +21,7 @@ from steptime.validation.cross_validation import Calibration, fit_all
 from steptime.validation.engine_fit import engine_file
 from steptime.validation.predictions import grouped, predict, predict_runs
 from steptime.validation.published_deployments import looks_rarely
-from steptime.validation.run_kinds import DRAFTED, LOOPS, POOLS, run_kind
-from steptime.validation.run_table import MEASURED, read_runs
+from steptime.validation.run_table import DRAFTED, LOOPS, MEASURED, POOLS, read_runs, run_kind
 
 HERE = Path(__file__).parent
 ENGINES = HERE.parent / "src" / "steptime" / "data" / "engines"

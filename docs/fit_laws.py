@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from steptime.scaling.law_fit import NAMES, refit, without_highest
+from steptime.scaling.law_forms import NAMES, refit, without_highest
 
 RESAMPLES = 2000
 

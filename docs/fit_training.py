@@ -16,8 +16,17 @@ import numpy as np
 from steptime.number_checks import Array
 from steptime.training.training_stack import IDEAL, TrainingEngine, decimal_year
 from steptime.validation.training_run_table import TrainingRun, read_training_runs
-from steptime.validation.training_stack_fit import NAMES, Fitted, Runs, fit, from_free, left_out, predicted
-from steptime.validation.training_validation import resolve_layout, validate_training
+from steptime.validation.training_validation import (
+    NAMES,
+    Fitted,
+    Runs,
+    fit,
+    from_free,
+    left_out,
+    predicted,
+    resolve_layout,
+    validate_training,
+)
 
 HERE = Path(__file__).parent
 STACKS = HERE.parent / "src" / "steptime" / "data" / "stacks"

@@ -25,12 +25,12 @@ os.environ["STEPTIME_CATALOG"] = str(HERE)  # holds no data files: a home folder
 
 from steptime.scaling.model_sizing import Budget
 from steptime.scaling.moe_vs_dense import MoeBoard
-from steptime.scaling.law_fit import Refit
+from steptime.scaling.law_forms import Refit
 from steptime.scaling.rl_step import RlStep
 from steptime.scaling.law_comparison import Losses
 from steptime.describe.kv_tradeoff import CacheTrade
-from steptime.describe.config_summary import ConfigCard
-from steptime.describe.engine_summary import EngineCard, EngineTable
+from steptime.describe.model_summary import ConfigCard
+from steptime.describe.system_summary import EngineCard, EngineTable
 from steptime.questions.image_cost import ImageCost
 from steptime.describe.law_summary import LawCard, LawTable
 from steptime.describe.model_summary import Comparison, ModelCard, ModelTable
@@ -38,7 +38,7 @@ from steptime.questions.registry import HOMES, find_question
 from steptime.questions.step_question import StepSummary
 from steptime.describe.system_summary import SystemCard, SystemTable
 from steptime.catalog.data_files import files
-from steptime.lecture.lecture_check import Lecture, Verdicts
+from steptime.lecture.lecture_content import Lecture, Verdicts
 from steptime.lecture.lecture_content import Section
 from steptime.lecture.pair_roofline import Roofline
 from steptime.validation.validate_api import Calibrated, Validation
@@ -73,7 +73,7 @@ from steptime.simulation.plan_vs_simulation import Compared
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.max_rate import HighestRate
 from steptime.simulation.plan_replay import Replay
-from steptime.sweeps.context_limit_result import ContextWalls
+from steptime.sweeps.context_limit import ContextWalls
 from steptime.sweeps.design import Design
 from steptime.sweeps.ranking import Ranking
 from steptime.sweeps.sweep_result import Sweep
@@ -139,7 +139,7 @@ ANSWERS: dict[type, str] = {
     MoeBoard: "`steptime laws --moe`, `st.moe_board`.",
     Losses: "`steptime laws --params --tokens` as CSV; `steptime.scaling.law_comparison.predict_losses`.",
     RlStep: "`steptime rl`, `st.rl_step`.",
-    Refit: "`steptime.scaling.law_fit.refit`.",
+    Refit: "`steptime.scaling.law_forms.refit`.",
     LawCard: "`steptime laws NAME`. With `--params` and `--tokens` the command adds `losses`, what laws say of that model.",
     LawTable: "`steptime laws`.",
     EngineCard: "`steptime engines NAME`.",
@@ -151,7 +151,7 @@ ANSWERS: dict[type, str] = {
     Section: "`steptime lecture 3`.",
     Verdicts: "`steptime lecture --check`.",
     Roofline: "`steptime roofline`, `st.roofline`.",
-    ConfigCard: "`steptime models --new FILE`, `steptime.describe.config_summary.config_card`.",
+    ConfigCard: "`steptime models --new FILE`, `steptime.describe.model_summary.config_card`.",
     ContextWalls: "`steptime context`, `st.context_walls`.",
     CacheTrade: "`steptime reversible cache`, `steptime.describe.kv_tradeoff.cache_trade`.",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import steptime as st
-from steptime.hardware import unit_cost as cost
+from steptime.hardware import rental_prices as cost
 from steptime.models.model import active_parameters, draft_parameters, total_parameters
 from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.layout import Layout

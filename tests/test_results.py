@@ -20,15 +20,12 @@ from typer.testing import CliRunner
 
 import steptime as st
 from steptime.cli.main import app_for
-from steptime.describe.config_summary import config_card
-from steptime.describe.engine_summary import engine_card, engine_table
 from steptime.describe.kv_tradeoff import cache_trade
 from steptime.describe.law_summary import law_card, law_table
-from steptime.describe.model_summary import compared, model_card, model_table
-from steptime.describe.system_summary import system_card, system_table
+from steptime.describe.model_summary import compared, config_card, model_card, model_table
+from steptime.describe.system_summary import engine_card, engine_table, system_card, system_table
 from steptime.errors import DataFileError, UnknownName
-from steptime.lecture.lecture_check import check, contents
-from steptime.lecture.lecture_content import section
+from steptime.lecture.lecture_content import check, contents, section
 from steptime.models.model_loading import load_config_fields
 from steptime.planning.planner import DoesNotFit
 from steptime.pricing.price_history import price_history
@@ -90,7 +87,7 @@ def calibrated():
 
 def refitted():
     pytest.importorskip("scipy")
-    from steptime.scaling.law_fit import refit
+    from steptime.scaling.law_forms import refit
 
     params, tokens = np.geomspace(1e8, 1e10, 12), np.geomspace(1e11, 1e9, 12)
     return refit(params, tokens, 1.8 + 400 / params**0.34 + 500 / tokens**0.28, bootstraps=6)

@@ -9,7 +9,7 @@ import json
 import pytest
 
 import steptime as st
-from steptime.safe_text import CONTROL, escape_controls, replace_controls, safe_cell
+from steptime.errors import CONTROL, escape_controls, replace_controls, safe_cell
 
 
 @pytest.mark.parametrize("code", [0x00, 0x07, 0x1B, 0x7F, 0x9B, 0x0D, 0x202E, 0x2066])

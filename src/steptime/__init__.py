@@ -45,22 +45,21 @@ if TYPE_CHECKING:
     from steptime.scaling.lifetime_compute import Demand
     from steptime.scaling.model_sizing import Budget, budget
     from steptime.scaling.moe_vs_dense import moe_board
-    from steptime.scaling.quality_target import Target, read_target
     from steptime.scaling.rl_step import rl_step
     from steptime.scaling.scaling_laws import Law, load_law
-    from steptime.scaling.size_cost import Serving
+    from steptime.scaling.size_cost import Serving, Target, read_target
     from steptime.simulation.plan_replay import replay
     from steptime.simulation.scheduling_policy import Policy
     from steptime.simulation.simulation_result import Simulation
     from steptime.simulation.simulator import simulate
     from steptime.simulation.trace_files import read_trace
     from steptime.simulation.traffic import Lengths, Traffic, closed_loop, open_loop
-    from steptime.sweeps.array_blocks import in_blocks
     from steptime.sweeps.context_limit import context_walls
     from steptime.sweeps.design import design
+    from steptime.sweeps.point_grid import in_blocks
     from steptime.sweeps.ranking import compare
     from steptime.sweeps.sweep import sweep
-    from steptime.training.training_layout import TrainingLayout
+    from steptime.training.training_job import TrainingLayout
     from steptime.training.training_planner import Training, train, training_step
     from steptime.training.training_result import TrainingStep
     from steptime.training.training_runs import Phase, Reliability
@@ -90,7 +89,7 @@ _HOMES = {
     "scaling.moe_vs_dense": "moe_board",
     "scaling.compute_optimal": "equivalent_dense",
     "scaling.rl_step": "rl_step",
-    "scaling.quality_target": "Target read_target",
+    "scaling.size_cost": "Target read_target",
     "questions.image_cost": "image_cost with_images",
     "questions.registry": "ask",
     "catalog.hardware_loading": "load_system vary with_rent",
@@ -122,13 +121,13 @@ _HOMES = {
     "simulation.trace_files": "read_trace",
     "simulation.traffic": "Lengths Traffic closed_loop open_loop",
     "sweeps.design": "design",
-    "sweeps.array_blocks": "in_blocks",
+    "sweeps.point_grid": "in_blocks",
     "sweeps.context_limit": "context_walls",
     "sweeps.ranking": "compare",
     "sweeps.sweep": "sweep",
     "sweeps.sensitivity": "sensitivity",
     "training.training_stack": "training_engine",
-    "training.training_layout": "TrainingLayout",
+    "training.training_job": "TrainingLayout",
     "training.training_planner": "Training train training_step",
     "training.training_result": "TrainingStep",
     "training.training_runs": "Phase Reliability",

@@ -19,8 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.errors import InputError, SteptimeError
-from steptime.safe_text import safe_cell
+from steptime.errors import InputError, SteptimeError, safe_cell
 
 SUFFIXES = {
     "s": "_s", "B": "_bytes", "B/s": "_bytes_per_s", "FLOP": "_flop", "FLOP/s": "_flop_per_s", "W": "_w", "kg": "_kg",

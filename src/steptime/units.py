@@ -1,4 +1,8 @@
-"""Units: conversion between text with units and numbers in base units.
+"""Provenance: a figure with its source.
+
+Every number of the catalogue is a `Figure`: value, unit, source, date and confidence.
+
+Units: conversion between text with units and numbers in base units.
 
 All values inside steptime are in SI base units with bytes, FLOPs, tokens and US dollars: seconds, B/s, FLOP/s, USD/s. Only
 `parse` turns text into a number, and only `show` turns a number into text.
@@ -8,9 +12,34 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from typing import Final, SupportsFloat
 
 from steptime.errors import RangeError, UnitError, short_repr
+
+GRADES: Final = ("measured", "vendor", "reported", "recalled", "guess")
+"""Confidence in a figure, best first.
+
+measured: a repeatable measurement. vendor: a page or data sheet of the vendor. reported: read in a secondary source.
+recalled: common knowledge, not yet confirmed. guess: an estimate, or a figure without a source.
+"""
+
+USER_SET: Final = "given"
+"""The grade of a figure that the user has set; no file has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number of the catalogue: value, unit, original text, URL, date and grade."""
+
+    value: float
+    unit: str
+    text: str
+    url: str = ""
+    date: str = ""
+    grade: str = "guess"
+    note: str = ""
+
 
 MINUTE: Final = 60.0
 HOUR: Final = 3600.0

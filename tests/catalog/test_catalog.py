@@ -13,7 +13,7 @@ from steptime.catalog.data_files import files, find, read_file
 from steptime.catalog.hardware_loading import load_chip, load_system
 from steptime.errors import DataFileError, RangeError, UnitError, UnknownName
 from steptime.hardware.what_if import read_changes, read_figure, settable, vary
-from steptime.provenance import GRADES
+from steptime.units import GRADES
 
 CHIPS = (
     "a100",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.catalog.data_files import FOLDERS, files, find
-from steptime.catalog.entry_names import is_entry_name
+from steptime.catalog.data_files import FOLDERS, files, find, is_entry_name
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError
 from steptime.physics.engine import load_engine

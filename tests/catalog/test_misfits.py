@@ -7,8 +7,7 @@ import copy
 import msgspec
 import pytest
 
-from steptime.catalog.schema import ChipEntry, LawEntry, SystemEntry
-from steptime.catalog.schema_errors import describe_problem
+from steptime.catalog.schema import ChipEntry, LawEntry, SystemEntry, describe_problem
 
 SOURCE = {"url": "u", "date": "2026-01-01", "grade": "vendor"}
 CHIP = {

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from steptime.cli.option_groups import grouped
+from steptime.cli.options import grouped
 from steptime.errors import InputError
 from steptime.units import count
 

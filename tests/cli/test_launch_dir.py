@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from steptime.cli.output_folders import WRITTEN, write_folder
+from steptime.cli.output import WRITTEN, write_folder
 from steptime.errors import DataFileError
 from tests.cli.test_commands import run
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import RangeError
-from steptime.hardware.power_budget import flops_left, power_shares
+from steptime.hardware.energy import flops_left, power_shares
 
 
 def test_shares_of_an_h100_by_hand():

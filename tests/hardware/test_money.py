@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from steptime.hardware.unit_cost import deployment_rent, margin, nodes_needed, revenue, sequences_in_flight, usd_per_million
+from steptime.hardware.rental_prices import deployment_rent, margin, nodes_needed, revenue, sequences_in_flight, usd_per_million
 
 
 def test_rent_and_cost_of_a_million_tokens():

@@ -7,7 +7,7 @@ import pytest
 import steptime as st
 from steptime.catalog.system_template import template
 from steptime.errors import DataFileError, RangeError
-from steptime.hardware.software_maturity import as_measured, software_day, with_software
+from steptime.hardware.number_formats import as_measured, software_day, with_software
 
 NEWEST = {"mi355x-8": 0.86, "mi300x-8": 0.71}
 

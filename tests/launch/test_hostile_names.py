@@ -17,8 +17,7 @@ from steptime.errors import DataFileError, LayoutError
 from steptime.launch.launch_commands import ENGINES, launch_commands, launch_files
 from steptime.launch.shell_script import Command, comments, escape_markdown, spoken
 from steptime.launch.training_commands import STACKS, training_commands, training_lines
-from steptime.training.training_job import TrainingJob
-from steptime.training.training_layout import TrainingLayout
+from steptime.training.training_job import TrainingJob, TrainingLayout
 from tests.launch.conftest import pool
 
 CONFIG = {

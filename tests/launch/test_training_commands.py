@@ -16,8 +16,7 @@ from steptime.launch import maxtext
 from steptime.launch.training_commands import training_commands, training_lines, unable
 from steptime.launch.training_run import layers_by_chunk, training_run
 from steptime.models.model import total_parameters
-from steptime.training.training_job import TrainingJob
-from steptime.training.training_layout import TrainingLayout
+from steptime.training.training_job import TrainingJob, TrainingLayout
 from tests.launch.reading_training import (
     flags,
     golden,

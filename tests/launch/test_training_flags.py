@@ -13,8 +13,7 @@ from steptime.errors import LayoutError
 from steptime.launch import maxtext, megatron, megatron_bridge, torchtitan
 from steptime.launch.training_commands import STACKS, training_commands
 from steptime.training.schedules.schedule import known_schedules
-from steptime.training.training_job import OPTIMIZERS, TrainingJob
-from steptime.training.training_layout import TrainingLayout
+from steptime.training.training_job import OPTIMIZERS, TrainingJob, TrainingLayout
 from tests.launch.reading_training import (
     LAUNCHER,
     assignments,

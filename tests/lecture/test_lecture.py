@@ -13,10 +13,8 @@ from typer.testing import CliRunner
 from steptime.cli.main import app_for
 from steptime.errors import DataFileError, RangeError
 from steptime.lecture import lecture_content
-from steptime.lecture.claim_verdicts import verdict
 from steptime.lecture.current_figures import microbatches_without_idle
-from steptime.lecture.lecture_check import check, statements
-from steptime.lecture.lecture_content import Statement, resolve_function, section, sections
+from steptime.lecture.lecture_content import Statement, check, resolve_function, section, sections, statements, verdict
 
 CHECKS = {  # acceptance checks of the lecture: number, what it must come to, relative tolerance
     1: (295, 0.02), 2: (2400, 0), 3: (5441, 1e-3), 4: (0.5, 0.01), 5: (14.4e-3, 1e-12), 6: (0.040, 0), 7: (128_000, 0),

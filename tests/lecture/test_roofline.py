@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import steptime as st
 from steptime.cli.main import app_for
 from steptime.errors import RangeError
-from steptime.lecture.model_on_system import build_pair
+from steptime.lecture.current_figures import build_pair
 from steptime.lecture.pair_roofline import closed_form_seconds, price_of_speed, roofline
 
 # gb200-nvl72 by its data sheet: 72 chips of 5,000 TFLOP/s dense in FP8, 8 TB/s and 186 GB; DeepSeek-V3 by its config

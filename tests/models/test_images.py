@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import steptime as st
+from steptime.models.blocks_vision import read_media, tower_flops
 from steptime.models.image_tokens import LONGEST_SIDE, Medium, canvases, read_images, read_recordings, resized
 from steptime.models.model import Attention, Layer, Model, pairs, prefill_flops, total_parameters
-from steptime.models.multimodal_inputs import read_media, tower_flops
 
 LLAMA4 = {
     "model_type": "llama4",

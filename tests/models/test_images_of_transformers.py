@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import steptime as st
+from steptime.models.blocks_vision import read_media, tower_flops
 from steptime.models.image_tokens import Medium
-from steptime.models.multimodal_inputs import read_media, tower_flops
 from tests.models.test_images import FUYU, LLAMA4
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.blackboard.long_context import sparse_reads
+from steptime.blackboard.decode_latency import sparse_reads
 from steptime.errors import InputError
 from steptime.models.kv_compression import CHANGE_KINDS, describe_technique, technique_caveats
 from steptime.models.model import (

@@ -12,9 +12,8 @@ import steptime as st
 from steptime.errors import InputError
 from steptime.physics.bias_correction import SPREAD, WITHIN, Anchor, Anchors, Factor, select_anchor
 from steptime.physics.engine import anchored, constant, load_engine, with_constants
-from steptime.physics.extrapolation import distances
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import WIDE, factors
+from steptime.physics.uncertainty import WIDE, distances, factors
 from steptime.planning.step_explanation import explain_step
 from steptime.questions.step_question import step_summary
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steptime.physics.microbatch_pipeline import bounds, cycle
+from steptime.physics.step import bounds, cycle
 
 EVERY = (1, 1, 1, 1)  # a pass alone: each part counts once
 

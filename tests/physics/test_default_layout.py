@@ -6,7 +6,7 @@ import pytest
 
 import steptime as st
 from steptime.physics.chip_memory import memory_per_chip
-from steptime.physics.default_layout import default_layout
+from steptime.physics.layout_space import default_layout
 
 
 @pytest.mark.parametrize(

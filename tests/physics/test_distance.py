@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from steptime.physics.engine import IDEAL, load_engine
-from steptime.physics.extrapolation import FEW_RUNS, GROUPS, SEPARATE_POOLS, STAGED, WIDE, distances, widening
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import factors
+from steptime.physics.uncertainty import FEW_RUNS, GROUPS, SEPARATE_POOLS, STAGED, WIDE_REPLICA, distances, factors, widening
 from tests.conftest import engine, machine
 
 TOY = machine()
@@ -34,11 +33,11 @@ def ways(on, *layouts) -> set[str]:
     ("given", "found"),
     [
         ((NEAR,), set()),
-        ((Layout(tp=9),), {WIDE.words}),
+        ((Layout(tp=9),), {WIDE_REPLICA.words}),
         ((Layout(tp=4, pp=2),), {STAGED.words}),
         ((NEAR, NEAR), {SEPARATE_POOLS.words}),
-        ((Layout(tp=18, pp=4), NEAR), {WIDE.words, STAGED.words, SEPARATE_POOLS.words}),
-        ((NEAR, Layout(tp=18, pp=4)), {WIDE.words, STAGED.words, SEPARATE_POOLS.words}),
+        ((Layout(tp=18, pp=4), NEAR), {WIDE_REPLICA.words, STAGED.words, SEPARATE_POOLS.words}),
+        ((NEAR, Layout(tp=18, pp=4)), {WIDE_REPLICA.words, STAGED.words, SEPARATE_POOLS.words}),
     ],
 )
 def test_a_layout_is_unlike_the_runs_of_one_node(given, found):
@@ -60,7 +59,7 @@ def test_an_engine_without_a_fit_is_not_near_and_not_far():
 
 def test_logarithms_add_in_quadrature():
     """Squares of the lower sides: 0.04, 0.0225, 0.01, 0.1089 and 0.0625, in all 0.2439; of the upper: 1.8105."""
-    every = tuple((one, np.True_) for one in (SEPARATE_POOLS, WIDE, GROUPS, STAGED, FEW_RUNS))
+    every = tuple((one, np.True_) for one in (SEPARATE_POOLS, WIDE_REPLICA, GROUPS, STAGED, FEW_RUNS))
     assert widening(every) == pytest.approx((0.2439**0.5, 1.8105**0.5))
     assert widening(every[:1]) == pytest.approx((0.2, 0.2))
     assert widening([(one, np.False_) for one, _ in every]) == (0.0, 0.0)
@@ -94,7 +93,7 @@ def test_more_distance_is_never_surer(name):
     """Whatever the ways: one more never narrows a range, and its ends lie on both sides of the figure."""
     on = load_engine(name)
     for count in range(5):
-        for some in itertools.combinations((SEPARATE_POOLS, WIDE, GROUPS, STAGED, FEW_RUNS), count + 1):
+        for some in itertools.combinations((SEPARATE_POOLS, WIDE_REPLICA, GROUPS, STAGED, FEW_RUNS), count + 1):
             near, far = (
                 [factors(on, quantity, regime, wider=widening([(one, np.True_) for one in of])) for quantity, regime in TIMES]
                 for of in (some[1:], some)

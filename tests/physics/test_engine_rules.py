@@ -10,8 +10,7 @@ import pytest
 import steptime as st
 from steptime.physics.engine import load_engine
 from steptime.physics.engine_rules import ENGINE_RULES
-from steptime.physics.layout import Layout, stacked
-from steptime.physics.layout_constraints import ENGINE, FREE, READ_ENGINES, Facts, collect_facts, near
+from steptime.physics.layout import ENGINE, FREE, READ_ENGINES, Facts, Layout, collect_facts, near, stacked
 from steptime.physics.layout_rules import allowed, broken, reasons
 from steptime.physics.layout_space import legal
 

@@ -19,7 +19,7 @@ from steptime.physics.engine import IDEAL, Engine, with_constants
 from steptime.physics.layout import Layout, stacked
 from steptime.physics.layout_space import legal
 from steptime.physics.network_time import all_reduce, members_by_level
-from steptime.physics.roofline import overlap
+from steptime.physics.operator_time import overlap
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.planning import steady_state as serving
 from tests.conftest import machine, one_matrix, sparse_matrix

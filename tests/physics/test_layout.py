@@ -13,8 +13,7 @@ from steptime.models.model import Attention
 from steptime.number_checks import divisors
 from steptime.physics.layout import Layout, check_ways, exchanges_experts, select_layouts, shaped, show_layout, stacked
 from steptime.physics.layout_rules import check
-from steptime.physics.layout_space import legal
-from steptime.physics.replica_placement import replicas
+from steptime.physics.layout_space import legal, replicas
 from tests.conftest import experts, machine, matrix, model_of
 
 COUNTS = {

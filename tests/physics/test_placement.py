@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from steptime.physics.replica_placement import pairs, replicas
+from steptime.physics.layout_space import pairs, replicas
 
 
 def domains_of(size: int, chips: int) -> tuple[int, ...]:

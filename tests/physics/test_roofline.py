@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steptime.physics.roofline import compute_time, is_norm, memory_time, overlap, root, smaller_power
+from steptime.physics.operator_time import compute_time, is_norm, memory_time, overlap, root, smaller_power
 
 
 def test_arithmetic_and_traffic_at_a_share_of_their_rates():

@@ -12,8 +12,7 @@ import steptime as st
 from steptime.errors import LayoutError
 from steptime.models.model import Attention, Layer
 from steptime.physics.engine import load_engine
-from steptime.physics.layout import Layout, stacked
-from steptime.physics.layout_constraints import ENGINE, MODEL, Facts, collect_facts, facts_of_engine
+from steptime.physics.layout import ENGINE, MODEL, Facts, Layout, collect_facts, facts_of_engine, stacked
 from steptime.physics.layout_rules import RULES, allowed, check, reasons
 from steptime.physics.layout_space import legal, not_tried
 from steptime.planning.plan_problem import PlanProblem

@@ -6,8 +6,7 @@ import pytest
 
 from steptime.models.model import Attention
 from steptime.number_checks import divisors
-from steptime.physics.layout import Layout
-from steptime.physics.layout_constraints import Facts
+from steptime.physics.layout import Facts, Layout
 from steptime.physics.layout_space import DEGREES, expert_ways, groups, legal, not_tried, proposed
 from tests.conftest import engine, experts, machine, matrix, model_of
 

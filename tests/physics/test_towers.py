@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.models.multimodal_inputs import read_media
+from steptime.models.blocks_vision import read_media
 from steptime.physics.step import ledger_of_step
 
 MODEL, SYSTEM, TEXT = "qwen3-vl-8b-instruct", "hgx-h100", 500

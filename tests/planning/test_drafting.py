@@ -14,7 +14,8 @@ from steptime.models.model import Layer
 from steptime.physics.engine import IDEAL, engine_for
 from steptime.physics.layout import Layout
 from steptime.planning.planner import plan
-from steptime.planning.speculative_config import (
+from steptime.planning.steady_state import aggregated, answer_tokens, decode_pool
+from steptime.planning.workload import (
     NONE,
     Speculation,
     choose_speculation,
@@ -22,7 +23,6 @@ from steptime.planning.speculative_config import (
     known_draftings,
     step_yield,
 )
-from steptime.planning.steady_state import aggregated, answer_tokens, decode_pool
 from tests.conftest import engine, machine, matrix, one_matrix
 
 DRAFT = ((Layer(name="draft", ops=(matrix(weights=5e8),)), 1),)

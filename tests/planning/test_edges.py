@@ -11,8 +11,7 @@ import pytest
 import steptime as st
 from steptime.launch.launch_commands import launch_commands
 from steptime.physics.speculative_step import cache_moved
-from steptime.planning.admission import capped_occupancy, filled
-from steptime.planning.plan_problem import Candidate, evaluate_state
+from steptime.planning.plan_problem import Candidate, capped_occupancy, evaluate_state, filled
 from steptime.planning.planner import plan
 from tests.planning.cases import case
 

@@ -14,8 +14,8 @@ from steptime.hardware.what_if import scale
 from steptime.launch.launch_commands import ENGINES, launch_commands
 from steptime.pareto import pareto
 from steptime.planning.batch_queue import queue_wait
+from steptime.planning.plan_search import smallest_system
 from steptime.planning.planner import DoesNotFit
-from steptime.planning.smallest_system import smallest_system
 from tests.conftest import machine, one_matrix
 
 CHAT = st.Workload(input_tokens=8192, output_tokens=1024)

@@ -14,8 +14,7 @@ import pytest
 
 import steptime as st
 from steptime.physics.engine import with_constants
-from steptime.physics.extrapolation import distances, widening
-from steptime.physics.uncertainty import factors
+from steptime.physics.uncertainty import distances, factors, widening
 
 PAPER = "deepseek-v3"
 NVFP4 = {"weights": "fp8", "experts": "nvfp4", "kv": "fp8"}

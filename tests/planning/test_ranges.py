@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.hardware.unit_cost import usd_per_million
+from steptime.hardware.rental_prices import usd_per_million
 from steptime.physics.layout import Layout
 from steptime.planning.plan_intervals import candidate_ranges
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem, evaluate_prefill, evaluate_state

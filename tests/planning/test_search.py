@@ -11,8 +11,7 @@ import pytest
 
 import steptime as st
 from steptime.physics.chip_memory import sequences_per_group
-from steptime.physics.layout import Layout
-from steptime.physics.layout_constraints import ENGINE, facts_of_engine
+from steptime.physics.layout import ENGINE, Layout, facts_of_engine
 from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal
 from steptime.planning import pd_matching

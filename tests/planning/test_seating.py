@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.planning.admission import queued
+from steptime.planning.plan_problem import queued
 from steptime.planning.planner import plan
 
 

@@ -11,7 +11,7 @@ import steptime as st
 from steptime.catalog.data_files import files
 from steptime.hardware.system import Rent, System
 from steptime.models.model import Attention, weight_bytes
-from steptime.planning.smallest_system import REQUEST, smallest_system
+from steptime.planning.plan_search import REQUEST, smallest_system
 from tests.conftest import machine, matrix, model_of, one_matrix
 
 MODEL = one_matrix(heads=8)  # 10 GB

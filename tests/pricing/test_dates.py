@@ -8,8 +8,7 @@ import pytest
 
 from steptime.errors import InputError, RangeError
 from steptime.pricing import genai_prices_package
-from steptime.pricing.bundled_prices import open_rows
-from steptime.pricing.model_names import match_family
+from steptime.pricing.bundled_prices import match_family, open_rows
 from steptime.pricing.price_lookup import find_list, find_offers
 
 HAVE = importlib.util.find_spec("genai_prices") is not None

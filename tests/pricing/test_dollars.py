@@ -6,7 +6,7 @@ import pytest
 
 import steptime as st
 from steptime import blackboard as bb
-from steptime.hardware.unit_cost import revenue, usd_per_million
+from steptime.hardware.rental_prices import revenue, usd_per_million
 from steptime.pricing.kv_storage_cost import holds, tiers
 from steptime.pricing.price_inversion import read_prices
 

@@ -10,11 +10,11 @@ import pytest
 import typer
 
 import steptime as st
-from steptime.cli.option_groups import grouped
+from steptime.cli.options import grouped
 from steptime.errors import RangeError, UnknownName
 from steptime.questions.declaration import Input, bind, choice, count, inputs_from, question_of_result, read_value
 from steptime.questions.step_question import STEP, StepInputs
-from steptime.web.question_routes import declaration
+from steptime.web.app import declaration
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import pytest
 from steptime.errors import InputError
 from steptime.reversible import avalanche as mixing
 from steptime.reversible import random_networks as networks
-from steptime.reversible.ciphers import aes_rounds, feistel_rounds, random_tables, speck_rounds
+from steptime.reversible.sboxes import aes_rounds, feistel_rounds, random_tables, speck_rounds
 
 
 def of_hex(text):

@@ -12,8 +12,8 @@ from steptime.errors import Impossible, InputError, RangeError, UnitError, Unkno
 from steptime.scaling.lifetime_compute import Demand, at_equal_loss, total_parameters
 from steptime.scaling.model_sizing import budget
 from steptime.scaling.overtraining_data import open_models
-from steptime.scaling.quality_target import Target, read_served, read_target
 from steptime.scaling.scaling_laws import load_law, loss, tokens_for
+from steptime.scaling.size_cost import Target, read_served, read_target
 from steptime.scaling.sizing_plots import contours, cost_curve, frontier
 
 SPOKEN = Demand(served=200e12, lifetime=60 * 86400.0)  # lecture, section 12

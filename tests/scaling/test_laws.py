@@ -7,7 +7,6 @@ import pytest
 
 from steptime.catalog.data_files import files
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName
-from steptime.provenance import GRADES
 from steptime.scaling.compute_optimal import cheapest, equivalent_dense, optimal
 from steptime.scaling.law_forms import reduced, vanishing_point
 from steptime.scaling.scaling_laws import (
@@ -20,6 +19,7 @@ from steptime.scaling.scaling_laws import (
     tokens_for,
     with_constants,
 )
+from steptime.units import GRADES
 
 NAMES = list(files("laws"))
 LOSSES = [name for name in NAMES if load_law(name).tells_loss]

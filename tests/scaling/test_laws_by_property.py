@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from steptime.blackboard.compute_allocation import cost_at_equality
+from steptime.blackboard.training_compute import cost_at_equality
 from steptime.catalog.data_files import files
 from steptime.scaling.compute_optimal import cheapest, cost_at, equivalent_dense, least, optimal
 from steptime.scaling.lifetime_compute import Demand, at_equal_loss, equality, lifetime_bill, own_tokens, within

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import steptime as st
-from steptime.blackboard.critical_batch import optimal_batch
+from steptime.blackboard.training_compute import optimal_batch
 from steptime.errors import InputError, RangeError, UnknownName
 from steptime.scaling.moe_vs_dense import inputs_for_experts, moe_board
 from steptime.scaling.scaling_laws import load_law

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from steptime.errors import RangeError
-from steptime.scaling.law_fit import FEWEST, huber, refit, without_highest
+from steptime.scaling.law_forms import FEWEST, huber, refit, without_highest
 from steptime.scaling.scaling_laws import load_law
 
 POINTS = Path(__file__).parents[3] / "shared" / "data" / "facts" / "chinchilla_points.csv"

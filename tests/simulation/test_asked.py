@@ -9,7 +9,7 @@ import pytest
 import steptime as st
 from steptime.errors import InputError
 from steptime.physics.engine import load_engine
-from steptime.simulation import jit
+from steptime.simulation import loop_state
 from steptime.simulation.loop_state import DONE, REJECTED, REQUEST
 from steptime.simulation.max_rate import find_rate
 from steptime.simulation.prefix_cache import cache_with_capacities
@@ -122,6 +122,6 @@ def test_without_a_place_for_its_cache_the_simulator_still_compiles():
             raise RuntimeError("cannot cache function: no locator available")
         return lambda function: function
 
-    with patch.object(jit, "njit", njit):
-        assert jit.compiled(abs) is abs
+    with patch.object(loop_state, "njit", njit):
+        assert loop_state.compiled(abs) is abs
     assert kinds == [True, False]

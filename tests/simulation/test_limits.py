@@ -9,8 +9,17 @@ import pytest
 
 import steptime as st
 from steptime.errors import UnknownName
-from steptime.simulation.run_metrics import OVERLOADED, STABLE, Answers, ClassAnswers, Percentiles, latencies
-from steptime.simulation.slo_check import MISSED, PASSED, judge
+from steptime.simulation.run_metrics import (
+    MISSED,
+    OVERLOADED,
+    PASSED,
+    STABLE,
+    Answers,
+    ClassAnswers,
+    Percentiles,
+    judge,
+    latencies,
+)
 
 
 def steps(of: float) -> Percentiles:

@@ -9,7 +9,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import DataFileError, InputError, RangeError
-from steptime.simulation import jit
+from steptime.simulation import loop_state
 from steptime.simulation.prefix_cache import Cache, Tier
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulator import simulate
@@ -141,8 +141,8 @@ def test_code_is_compiled_anew_where_it_cannot_be_kept(monkeypatch):
 
         return decorated
 
-    monkeypatch.setattr(jit, "njit", without_a_place)
-    assert jit.compiled(lambda x: x + 1)(1) == 2
+    monkeypatch.setattr(loop_state, "njit", without_a_place)
+    assert loop_state.compiled(lambda x: x + 1)(1) == 2
     assert asked == [True, False]
 
 

@@ -25,9 +25,9 @@ from steptime.simulation.max_rate import highest_rate, meets, rates
 from steptime.simulation.plan_replay import replay_pools
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
 from steptime.simulation.replica_pools import PORTION, serve, serve_disaggregated, serve_disaggregated_closed, serve_tiers
-from steptime.simulation.run_export import write_chrome_trace, write_requests
 from steptime.simulation.run_metrics import OVERLOADED, SATURATED, STABLE, answers, inter_token_percentiles, little
 from steptime.simulation.scheduling_policy import Policy
+from steptime.simulation.simulation_result import write_chrome_trace, write_requests
 from steptime.simulation.simulator import kv_room, simulate, user_visible_times
 from steptime.simulation.step_time_model import Pace, linear_pace, sample_pace
 from steptime.simulation.trace_files import read_trace

@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 import steptime as st
 from steptime.errors import RangeError
-from steptime.sweeps.array_blocks import in_blocks
+from steptime.sweeps.point_grid import in_blocks
 
 LAYOUTS = np.array([(1, 1, 1), (8, 1, 1), (4, 2, 8), (1, 8, 8), (2, 4, 8)])  # tp, dp, ep
 

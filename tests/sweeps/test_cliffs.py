@@ -7,8 +7,7 @@ import pytest
 
 from steptime.questions.declaration import Answer, Input, Question
 from steptime.sweeps.input_distribution import Unsure
-from steptime.sweeps.sensitivity import sensitivity
-from steptime.sweeps.slo_cliffs import BEYOND, is_missed, reaches
+from steptime.sweeps.sensitivity import BEYOND, is_missed, reaches, sensitivity
 
 
 def cost(given, wanted):

@@ -14,7 +14,7 @@ from steptime.physics.chip_memory import sequences_that_fit
 from steptime.physics.engine import engine_for
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout_space import legal
-from steptime.sweeps.context_limit_result import tokens
+from steptime.sweeps.context_limit import tokens
 from tests.cli.test_commands import run
 
 PAIR = "llama-3.3-70b", "hgx-h100"

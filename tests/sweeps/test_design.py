@@ -6,7 +6,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import InputError, UnknownName
-from steptime.hardware.power_budget import power_shares
+from steptime.hardware.energy import power_shares
 
 CHIP = {"tp": 8, "batch": 64, "context": 4096}
 LONG = {"input": 131072, "output": 2048, "cached": 0.98, "speed": 30}

@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 from steptime import blackboard
 from steptime.questions.registry import find_question, names
-from steptime.sweeps.excel_formulas import Cell, Untraceable, formula
+from steptime.sweeps.export import Cell, Untraceable, formula
 
 FORMS = [name.removeprefix("blackboard.") for name in names() if name.startswith("blackboard.")]
 LIVE = [name for name in FORMS if name not in ("expected_maximum", "nodes_hit", "tokens_per_pass")]

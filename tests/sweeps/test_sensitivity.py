@@ -10,14 +10,14 @@ import pytest
 
 import steptime as st
 from steptime.errors import InputError, RangeError, UnknownName
-from steptime.hardware.unit_cost import usd
+from steptime.hardware.rental_prices import usd
 from steptime.hardware.what_if import in_force
 from steptime.physics.engine import load_engine
 from steptime.physics.uncertainty import step_range
-from steptime.provenance import GRADES
 from steptime.sweeps.input_distribution import HALF_WIDTHS
 from steptime.sweeps.sensitivity import sensitivity
 from steptime.sweeps.sensitivity_result import Swing
+from steptime.units import GRADES
 
 STEP = {"model": "llama-3.3-70b", "system": "hgx-h100", "tp": 8, "batch": 256}
 PLAN = {"model": "llama-3.1-8b", "system": "hgx-h100", "chips": 1, "mode": "aggregated", "speed": 40}

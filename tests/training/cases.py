@@ -13,8 +13,7 @@ import steptime as st
 from steptime.hardware.system import System
 from steptime.models.model import Attention, Model
 from steptime.models.model_loading import read_model
-from steptime.training.training_job import TrainingJob
-from steptime.training.training_layout import TrainingLayout
+from steptime.training.training_job import TrainingJob, TrainingLayout
 from steptime.training.training_stack import IDEAL, TrainingEngine
 from tests.conftest import machine, matrix, model_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.training.pipeline_simulator import PipelineRun, simulate_step
+from steptime.training.schedule_timeline import PipelineRun, simulate_step
 from steptime.training.schedules.schedule import Schedule, known_schedules
 from steptime.training.schedules.work_order import Order
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.training.data_parallel import ChipParameters, exposed_exchange_seconds, optimizer_seconds, sharding_ranks
-from steptime.training.training_layout import TrainingLayout
+from steptime.training.layer_time import ChipParameters, exposed_exchange_seconds, optimizer_seconds, sharding_ranks
+from steptime.training.training_job import TrainingLayout
 from tests.conftest import machine
 from tests.training.cases import LINKED, job, lossy
 

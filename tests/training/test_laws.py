@@ -12,14 +12,13 @@ from hypothesis import strategies as some
 import steptime as st
 from steptime.errors import LayoutError
 from steptime.models.model import prefill_flops
-from steptime.training.data_parallel import ChipParameters, exposed_exchange_seconds, sharding_ranks
 from steptime.training.layer_profile import MODULES, layer_profiles, stem_profile
-from steptime.training.layer_time import ALTERNATE
+from steptime.training.layer_time import ALTERNATE, ChipParameters, exposed_exchange_seconds, sharding_ranks
 from steptime.training.schedules.schedule import known_schedules
-from steptime.training.training_flops import forward_flops
-from steptime.training.training_layout import SHARDINGS, TrainingLayout
+from steptime.training.training_job import SHARDINGS, TrainingLayout
 from steptime.training.training_memory import training_memory
 from steptime.training.training_rules import check_layout
+from steptime.training.training_runs import forward_flops
 from steptime.training.training_stack import on_chip, training_engine
 from steptime.training.training_step import parameters_per_layer, step_seconds
 from tests.training.cases import LINKED, SMALL, SPARSE, job, lossy, model, system

@@ -9,7 +9,7 @@ import pytest
 
 from steptime.training.layer_profile import layer_profiles
 from steptime.training.schedules.schedule import known_schedules, schedule_named
-from steptime.training.training_layout import TrainingLayout
+from steptime.training.training_job import TrainingLayout
 from steptime.training.training_memory import PARTS, activation_bytes, training_memory
 from steptime.training.training_stack import IDEAL, training_engine
 from steptime.training.training_step import fullest_stage_parameters, parameters_per_layer

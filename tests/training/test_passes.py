@@ -16,7 +16,7 @@ from steptime.training.layer_time import (
     recomputed_modules,
     stem_passes,
 )
-from steptime.training.training_layout import TrainingLayout
+from steptime.training.training_job import TrainingLayout
 from steptime.training.training_stack import IDEAL
 from tests.conftest import experts, machine, model_of
 from tests.training.cases import ALONE, CHIP, LINKED, ROWS, SMALL, SPARSE, job, lossy, model, system, toy

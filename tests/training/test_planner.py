@@ -10,10 +10,10 @@ import pytest
 import steptime as st
 from steptime.errors import DataFileError, UnknownName
 from steptime.training.chip_scaling import strong_and_weak_scaling
-from steptime.training.training_alternatives import MIN_SPEEDUP
-from steptime.training.training_flops import model_flops
-from steptime.training.training_layout import AXES, show_training_layout
+from steptime.training.infeasibility import MIN_SPEEDUP
+from steptime.training.training_job import AXES, show_training_layout
 from steptime.training.training_result import DEFAULT_RANGE, EXPOSED_TERMS, step_time_range
+from steptime.training.training_runs import model_flops
 from steptime.training.training_stack import (
     CONSTANTS,
     IDEAL,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.training.training_flops import forward_flops, model_flops
 from steptime.training.training_planner import evaluate_layout, training_job
+from steptime.training.training_runs import forward_flops, model_flops
 from steptime.training.training_stack import training_engine
 from steptime.validation.training_run_table import read_training_runs
 from steptime.validation.training_validation import predict_training, validate_training
@@ -204,8 +204,7 @@ def test_errors_of_models_and_systems_left_out(group, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
     import fit_training as page
 
-    from steptime.validation.training_stack_fit import Runs, fit, left_out
-    from steptime.validation.training_validation import resolve_layout
+    from steptime.validation.training_validation import Runs, fit, left_out, resolve_layout
 
     runs = [run for run in read_training_runs(SHARED)[0] if page.usable(run)]
     layouts = [resolve_layout(run, page.traits(run.stack)) for run in runs]

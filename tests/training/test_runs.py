@@ -12,15 +12,18 @@ from hypothesis import strategies as some
 
 import steptime as st
 from steptime.models.model import total_parameters
-from steptime.training.reliability import (
+from steptime.training.training_runs import (
     FAILURES_PER_CHIP_SECOND,
+    Phase,
+    Reliability,
     daly_interval,
     goodput,
     mean_time_between_failures,
+    model_flops,
+    phase_seconds,
+    training_run_cost,
     young_interval,
 )
-from steptime.training.training_flops import model_flops
-from steptime.training.training_runs import Phase, Reliability, phase_seconds, training_run_cost
 from tests.conftest import RENT
 from tests.training.cases import CHIP, SMALL, job, model, system
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from steptime.blackboard.pipeline_stages import bubble_fraction
 from steptime.errors import LayoutError, RangeError, UnknownName
-from steptime.training.pipeline_simulator import peak_in_flight, simulate_step
+from steptime.training.schedule_timeline import peak_in_flight, simulate_step
 from steptime.training.schedules.schedule import known_schedules, schedule_named
 from steptime.training.schedules.work_order import BACKWARD, FORWARD, INPUT, PAIR, WEIGHT, interleaved_path, step_order
 from tests.training.shapes import (

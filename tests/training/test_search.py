@@ -12,7 +12,7 @@ import steptime as st
 from steptime.errors import LayoutError
 from steptime.number_checks import divisors
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.training_layout import DEGREES, TrainingLayout
+from steptime.training.training_job import DEGREES, TrainingLayout
 from steptime.training.training_planner import training_job
 from steptime.training.training_search import MEMORY_MARGIN, add_virtual_stages, even_chunks, legal_degrees, search
 from steptime.training.training_stack import on_chip, training_engine

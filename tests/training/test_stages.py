@@ -13,19 +13,20 @@ from hypothesis import strategies as some
 
 import steptime as st
 from steptime.errors import LayoutError
-from steptime.training.layer_profile import layer_profiles, stem_profile
-from steptime.training.layer_time import layer_passes, stem_passes
-from steptime.training.pipeline_simulator import simulate_step
-from steptime.training.schedules.schedule import schedule_named
-from steptime.training.stage_balance import (
+from steptime.training.layer_profile import (
     STEM_LAYERS,
     deal_layers,
     has_dense_prologue,
+    layer_profiles,
     max_chunks,
     pipeline_stages,
     stage_layers_by_kind,
+    stem_profile,
 )
-from steptime.training.training_layout import TrainingLayout, read_layers, show_layers
+from steptime.training.layer_time import layer_passes, stem_passes
+from steptime.training.schedule_timeline import simulate_step
+from steptime.training.schedules.schedule import schedule_named
+from steptime.training.training_job import TrainingLayout, read_layers, show_layers
 from steptime.training.training_stack import IDEAL
 from steptime.training.training_step import fullest_stage_parameters, step_seconds
 from tests.training.cases import SPARSE, job, model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from steptime.cli.views.schedule_view import schedule_picture
+from steptime.cli.views.training_view import schedule_picture
 from steptime.errors import DataFileError, InputError
 from steptime.training.schedule_timeline import IDLE, Timeline, timeline, write_timeline
 from steptime.training.schedules.schedule import known_schedules

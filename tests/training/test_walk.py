@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.errors import InputError
-from steptime.training.pipeline_simulator import peak_in_flight, simulate_step
+from steptime.training.schedule_timeline import peak_in_flight, simulate_step
 from steptime.training.schedules.schedule import known_schedules
 from steptime.training.schedules.work_order import BACKWARD, FORWARD, interleaved_path, step_order
 from tests.training.shapes import NAMES, by_hand, equal, legal

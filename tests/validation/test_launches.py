@@ -12,8 +12,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
 from steptime.validation.predictions import grouped, predict, predict_runs
 from steptime.validation.published_deployments import PAIRS, as_launched, is_scripted, latent_contexts, with_contexts
-from steptime.validation.run_kinds import POOLS, is_drafted, run_kind
-from steptime.validation.run_table import read_runs
+from steptime.validation.run_table import POOLS, is_drafted, read_runs, run_kind
 from tests.validation.rows import SHARED, apart
 
 ON = load_engine("sglang")

@@ -8,10 +8,10 @@ import pytest
 from steptime.physics.engine import IDEAL
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
+from steptime.validation.max_throughput import Lengths, Replica, integral
 from steptime.validation.predictions import predict
 from steptime.validation.published_deployments import LEAST_SECONDS, count_requests
 from steptime.validation.run_table import checker
-from steptime.validation.tail_drain import Lengths, Replica, integral
 from tests.conftest import machine, one_matrix
 from tests.validation.rows import offline
 

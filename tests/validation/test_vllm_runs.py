@@ -25,7 +25,7 @@ from steptime.simulation.run_metrics import timeline
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.step_time_model import sample_pace
 from steptime.simulation.traffic import Lengths, Traffic, open_loop
-from steptime.validation.fit_recorded import NOISE, PRIOR, Recorded, differences, fit, replay
+from steptime.validation.validate_api import NOISE, PRIOR, Recorded, differences, fit, replay
 
 RUNS = Path(__file__).parents[3] / "shared/data/measured/vllm_runs"
 needs_runs = pytest.mark.skipif(not RUNS.is_dir(), reason="the measured vLLM runs are not beside this checkout")

@@ -20,8 +20,7 @@ from fastapi.testclient import TestClient
 import steptime as st
 from steptime.catalog.system_template import template
 from steptime.web.app import app_for
-from steptime.web.board import load_boards
-from steptime.web.board_inputs import Shared, described
+from steptime.web.board import Shared, described, load_boards
 from steptime.web.page_export import along, grid
 from steptime.web.request_limits import Limits
 

@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("playwright")
 
-from steptime.web.board import load_boards
-from steptime.web.board_inputs import described
+from steptime.web.board import described, load_boards
 from steptime.web.page_export import export_to
 from tests.web.browsing import CHROMIUM, browser, page_of, served, shared
 

@@ -6,7 +6,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.lecture.model_on_system import build_pair
+from steptime.lecture.current_figures import build_pair
 from steptime.physics.chip_memory import sequences_that_fit
 from steptime.web.app import app_for
 

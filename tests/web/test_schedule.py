@@ -7,7 +7,7 @@ pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
 
-from steptime.training.pipeline_simulator import simulate_step
+from steptime.training.schedule_timeline import simulate_step
 from steptime.training.schedules.schedule import schedule_named
 from steptime.web.app import app_for
 from steptime.web.boards.schedule import NAMES

@@ -9,7 +9,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.lecture.model_on_system import build_pair
+from steptime.lecture.current_figures import build_pair
 from steptime.lecture.pair_roofline import closed_form_seconds
 from steptime.web.app import app_for
 

@@ -16,8 +16,7 @@ from steptime.models.model_loading import load_config_fields
 from steptime.web import board as boards
 from steptime.web import page_subject
 from steptime.web.app import app_for
-from steptime.web.board import load_boards
-from steptime.web.board_inputs import LONGEST, LONGEST_NAME, described
+from steptime.web.board import LONGEST, LONGEST_NAME, described, load_boards
 from steptime.web.request_limits import Limits
 
 BOARDS = sorted(load_boards())

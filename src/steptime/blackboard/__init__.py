@@ -17,66 +17,75 @@ Section numbers are those of the lecture: Reiner Pope, "The math behind how LLMs
 Formulas marked *derived* follow from the equations of the lecture, which does not contain them.
 """
 
-from steptime.blackboard.cache_tiers import (
-    break_even_hits,
-    break_even_hold,
-    hold_cost,
-    hold_price,
-    hold_seconds,
-    recompute_cost,
-    retrieve_cost,
-)
-from steptime.blackboard.compute_allocation import (
-    chinchilla_tokens,
-    cost_at_equality,
-    overtraining,
-    served_tokens,
-    tokens_equal_to_rl,
-    tokens_equal_to_serving,
-)
-from steptime.blackboard.critical_batch import balanced_context, optimal_batch
 from steptime.blackboard.decode_latency import (
+    attention_equals_weights,
+    balance,
     compute_seconds,
+    drain_seconds,
     kv_read_seconds,
+    mean_wait,
     memory_over_compute,
+    multiplies,
+    sparse_reads,
     step_seconds,
     throughput,
     utilisation,
     weight_seconds,
+    worst_wait,
 )
 from steptime.blackboard.expert_activation import (
+    across_racks,
     distinct_hit,
     exchange_bytes,
     experts_per_chip,
     experts_touched,
+    floor_of_domain,
+    pipeline_condition,
     weights_touched,
 )
-from steptime.blackboard.ideal_machine import balance, drain_seconds, multiplies
-from steptime.blackboard.long_context import attention_equals_weights, sparse_reads
-from steptime.blackboard.pipeline_stages import bubble_fraction, kv_bytes_per_chip, token_latency, weight_bytes_per_chip
-from steptime.blackboard.price_signals import (
+from steptime.blackboard.pipeline_stages import (
+    bubble_fraction,
+    free_drafts,
+    kv_bytes_per_chip,
+    token_latency,
+    tokens_per_pass,
+    weight_bytes_per_chip,
+)
+from steptime.blackboard.token_cost import (
     active_from_input,
+    batch_for_cost,
+    batch_ratio,
+    break_even_hits,
+    break_even_hold,
+    cost_per_token,
     decode_utilisation,
+    hold_cost,
+    hold_price,
+    hold_seconds,
     joint_balanced_context,
     joint_batch_ratio,
     kv_bytes_from_shape,
     kv_bytes_from_step,
     kv_bytes_from_tier,
+    kv_over_weights,
     pass_ratio,
     ratio_below_step,
+    recompute_cost,
+    retrieve_cost,
+    speed_ceiling,
+    unbatched_penalty,
     usd_per_byte_read,
     usd_per_flop,
 )
-from steptime.blackboard.scale_out import across_racks, floor_of_domain, pipeline_condition
-from steptime.blackboard.scheduled_batches import mean_wait, worst_wait
-from steptime.blackboard.speculative_decoding import free_drafts, tokens_per_pass
-from steptime.blackboard.token_cost import (
-    batch_for_cost,
-    batch_ratio,
-    cost_per_token,
-    kv_over_weights,
-    speed_ceiling,
-    unbatched_penalty,
+from steptime.blackboard.training_compute import (
+    balanced_context,
+    chinchilla_tokens,
+    cost_at_equality,
+    optimal_batch,
+    overtraining,
+    served_tokens,
+    tokens_equal_to_rl,
+    tokens_equal_to_serving,
 )
 
 __all__ = [

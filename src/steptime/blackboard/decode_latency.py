@@ -1,14 +1,79 @@
-"""Time of a decode step and its bound, memory or arithmetic.
+"""The ideal machine: multiplies per second, balance and drain time.
+
+Lecture sections 0 and 4.
+
+Time of a decode step and its bound, memory or arithmetic.
 
 Lecture sections 1 and 4.
+
+Wait of a request for a batch that departs on a schedule. Lecture section 4.
+
+Cost of long contexts, and savings of sparse attention.
+
+Lecture sections 15 and 16.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from steptime.blackboard.input_checks import check_positive
+from steptime.blackboard.input_checks import check_positive, check_size
 from steptime.number_checks import Number
+
+
+def multiplies(flops: Number) -> Number:
+    """Return the multiply-accumulates per second of a dense FLOP/s rate.
+
+    A data sheet counts a multiply and an add as two operations.
+
+    Args:
+        flops: Dense rate of the data sheet [FLOP/s].
+
+    Returns:
+        Multiply-accumulates per second [MAC/s].
+
+    >>> multiplies(1978.9e12)
+    989450000000000.0
+    """
+    return flops / 2
+
+
+def balance(mac_rate: Number, weight_bytes: Number, bandwidth: Number) -> Number:
+    """Return the hardware balance $R = F b_w / W$, about 300.
+
+    The balance is the number of multiplies in the time in which memory delivers one weight. The example is an H100 in FP8.
+
+    Args:
+        mac_rate: Multiply-accumulates per second [MAC/s].
+        weight_bytes: Bytes per parameter.
+        bandwidth: Memory bandwidth [B/s].
+
+    Returns:
+        Multiplies per weight.
+
+    >>> round(balance(multiplies(1978.9e12), 1.0, 3.35e12), 1)
+    295.4
+    """
+    bandwidth = check_positive("bandwidth", bandwidth, "B/s")
+    return mac_rate * weight_bytes / bandwidth
+
+
+def drain_seconds(capacity: Number, bandwidth: Number) -> Number:
+    """Return the time to read a memory once, capacity over bandwidth.
+
+    A step that reads the full memory cannot be faster.
+
+    Args:
+        capacity: Capacity of the memory [B].
+        bandwidth: Memory bandwidth [B/s].
+
+    Returns:
+        Seconds.
+
+    >>> drain_seconds(288e9, 20e12)
+    0.0144
+    """
+    return check_size("capacity", capacity, "B") / check_positive("bandwidth", bandwidth, "B/s")
 
 
 def compute_seconds(batch: Number, active: Number, mac_rate: Number) -> Number:
@@ -175,3 +240,88 @@ def throughput(batch: Number, interval: Number) -> Number:
     128000.0
     """
     return batch / check_positive("interval", interval, "s")
+
+
+def worst_wait(interval: Number) -> Number:
+    r"""Return the worst latency of a train that departs every interval, $2 \Delta$.
+
+    A request waits for one interval and rides for one. Valid while the train is not full.
+
+    Args:
+        interval: Seconds between departures.
+
+    Returns:
+        Seconds.
+
+    References:
+        Lecture, section 4.
+
+    >>> worst_wait(0.020)
+    0.04
+    """
+    return 2 * interval
+
+
+def mean_wait(interval: Number) -> Number:
+    r"""Return the mean latency of evenly spread arrivals, $1.5 \Delta$.
+
+    Valid while the train is not full.
+
+    Args:
+        interval: Seconds between departures.
+
+    Returns:
+        Seconds.
+
+    References:
+        Lecture, section 4, *derived*.
+
+    >>> mean_wait(0.020)
+    0.03
+    """
+    return 1.5 * interval
+
+
+def sparse_reads(context: Number, tokens_per_block: Number) -> Number:
+    r"""Return the fewest entries that block-sparse attention reads, $2 \sqrt{m L}$.
+
+    Attention reads $L/s$ summaries of blocks of $s$ tokens, and $m$ selected blocks. The best block size is
+    $s = \sqrt{L/m}$.
+
+    Args:
+        context: Context $L$ [tokens].
+        tokens_per_block: Number $m$ of selected blocks.
+
+    Returns:
+        Entries per query.
+
+    References:
+        Lecture, section 16, *derived*.
+
+    >>> float(sparse_reads(1e6, 1.0))
+    2000.0
+    """
+    return 2 * np.sqrt(tokens_per_block * context)
+
+
+def attention_equals_weights(active: Number, layers: Number, heads: Number, head_dim: Number) -> Number:
+    """Return the context at which attention multiplies as much as the weights.
+
+    The context is $N_{act} / (2 n h d)$.
+
+    Args:
+        active: Active parameters per token.
+        layers: Layers $n$.
+        heads: Query heads $h$ per layer.
+        head_dim: Width $d$ of a head.
+
+    Returns:
+        Tokens.
+
+    References:
+        Lecture, section 15, *derived*.
+
+    >>> round(attention_equals_weights(70.6e9, 80, 64, 128), -3)
+    54000.0
+    """
+    return active / (2 * layers * heads * head_dim)

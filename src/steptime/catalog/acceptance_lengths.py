@@ -11,7 +11,7 @@ from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import Reader
 from steptime.catalog.schema import AcceptanceEntry, CurveEntry, validated
 from steptime.errors import DataFileError
-from steptime.provenance import Figure
+from steptime.units import Figure
 
 TYPICAL: Final = "typical"
 # Method of speculative tokens that come from the model's own layers.

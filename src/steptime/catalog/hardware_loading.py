@@ -22,18 +22,16 @@ from steptime.catalog.schema import (
     SourceEntry,
     SystemEntry,
     figure_entry,
+    line_number,
     validated,
 )
-from steptime.catalog.schema_errors import line_number
 from steptime.errors import DataFileError, InputError, RangeError, UnitError, UnknownName, did_you_mean, expect, short_repr
 from steptime.hardware import rental_prices, what_if
-from steptime.hardware.figure_bounds import checked
+from steptime.hardware.number_formats import SOFTWARE, is_day
 from steptime.hardware.rental_prices import KINDS, OWNERS, RENTED
-from steptime.hardware.software_maturity import SOFTWARE, is_day
-from steptime.hardware.system import Chip, Domain, Link, MemoryTier, Power, Rent, Software, System
+from steptime.hardware.system import Chip, Domain, Link, MemoryTier, Power, Rent, Software, System, checked
 from steptime.number_checks import Number, positive, share
-from steptime.provenance import GRADES, Figure
-from steptime.units import HOUR, parse, show
+from steptime.units import GRADES, HOUR, Figure, parse, show
 
 SystemLike = System | str | os.PathLike[str]
 

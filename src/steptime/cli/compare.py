@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steptime.cli.option_groups import grouped
 from steptime.cli.options import (
     CATALOG,
     CSV,
@@ -18,6 +17,7 @@ from steptime.cli.options import (
     SUBJECT,
     WEIGHTS,
     Load,
+    grouped,
     not_empty,
     option,
     read_limits,
@@ -28,8 +28,7 @@ from steptime.cli.options import (
     refuse_idle,
     with_rent,
 )
-from steptime.cli.output import check_outputs, patience
-from steptime.cli.printing import print_result
+from steptime.cli.output import check_outputs, patience, print_result
 from steptime.errors import RangeError, UnknownName, short_repr
 from steptime.units import count as read_count
 from steptime.units import counted

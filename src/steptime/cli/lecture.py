@@ -37,8 +37,8 @@ def lecture(
         ctx: context of typer; the other arguments are options, described by their help.
     """
     from steptime.errors import RangeError
-    from steptime.lecture.lecture_check import Lecture, Verdicts, contents
-    from steptime.lecture.lecture_check import check as checked
+    from steptime.lecture.lecture_content import Lecture, Verdicts, contents
+    from steptime.lecture.lecture_content import check as checked
     from steptime.lecture.lecture_content import section as section_of
 
     if check and (quiz or section is not None):
@@ -113,7 +113,7 @@ def _ask(card: "Card", place: str) -> bool:
 def _judge_answer(card: "Card", answer: str) -> str:
     """Say how near an answer is to the stated or computed number."""
     from steptime.errors import UnitError
-    from steptime.lecture.claim_verdicts import FACTOR, HOLDS, verdict
+    from steptime.lecture.lecture_content import FACTOR, HOLDS, verdict
     from steptime.units import parse
 
     statement = card.statement

@@ -17,6 +17,11 @@ from steptime.cli.output import drop, prepare, print_json, problem_json, say, un
 from steptime.errors import Impossible, InputError, short_repr
 
 ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
+# Commands that share the module of another.
+MODULES = {
+    "anchors": "calibrate", "rl": "budget", "laws": "budget", "roofline": "step", "systems": "models", "engines": "models",
+    "design": "context",
+}  # fmt: skip
 OPEN = ("sweep", "design", "sensitivity")  # commands that take the options of others too
 FREE: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
 NOT_A_NUMBER = re.compile(r"\AInvalid value for '(--?[\w-]+)'[^:]*: .* is not a valid (integer|float)")
@@ -192,7 +197,7 @@ def app_for(words: Sequence[str] | None = None) -> typer.Typer:
     command_names = words[:1] if words and words[0] in EXAMPLES else ()
     for name in command_names or EXAMPLES:
         is_listed_only = words is not None and not command_names
-        command = _stub if is_listed_only else getattr(import_module(f"steptime.cli.{name}"), name)
+        command = _stub if is_listed_only else getattr(import_module(f"steptime.cli.{MODULES.get(name, name)}"), name)
         epilog = "\n\n".join(["Examples:", *(f"steptime {example}" for example in EXAMPLES[name])])
         app.command(
             name, cls=StrictCommand, help=SUMMARIES[name], epilog=epilog, context_settings=FREE if name in OPEN else {}

@@ -1,4 +1,9 @@
-"""The command `steptime models`."""
+"""The command `steptime models`.
+
+The command `steptime systems`.
+
+The command `steptime engines`.
+"""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,14 +19,18 @@ from steptime.cli.options import (
     JSON,
     KV,
     OUTPUT,
+    RENT,
+    SET,
     WEIGHTS,
     count,
     option,
     read_model,
+    read_system,
+    read_systems,
     refuse_idle,
+    with_rent,
 )
-from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
-from steptime.cli.printing import print_result
+from steptime.cli.output import check_outputs, make_console, print_json, print_result, show, write_csv, write_out
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -113,7 +122,7 @@ def models(
 
 def _show_images(model: "Model", images: list[str], audio: list[str], csv: str | None, *, json: bool) -> None:
     """Print what the images and recordings of a prompt cost a model."""
-    from steptime.cli.views.models_view import image_view
+    from steptime.cli.views.catalog_view import image_view
     from steptime.questions.image_cost import image_cost
 
     cost = image_cost(model, images, audio=audio)
@@ -122,7 +131,7 @@ def _show_images(model: "Model", images: list[str], audio: list[str], csv: str |
 
 def _show_new(names: list[str], catalog: str | None, csv: str | None, *, full: bool, json: bool) -> None:
     """Print each config as it is read; unreadable ones of several are an error at the end."""
-    from steptime.describe.config_summary import config_card
+    from steptime.describe.model_summary import config_card
     from steptime.models.model_loading import config_folder, load_config_fields, model_label
 
     if not names:
@@ -143,7 +152,7 @@ def _show_new(names: list[str], catalog: str | None, csv: str | None, *, full: b
     if json:
         print_json(cards[0] if len(names) == 1 else [card.to_dict() for card in cards])
     else:
-        from steptime.cli.views.models_view import config_view
+        from steptime.cli.views.catalog_view import config_view
 
         console = make_console()
         for index, card in enumerate(cards):
@@ -173,3 +182,120 @@ def _matching_names(like: str, catalog: str | None) -> list[str]:
         near = ", ".join(did_you_mean(like, catalog_names, cutoff=0.0))
         raise InputError(f"--like {like!r} finds no model; the nearest names are {near}")
     return matches
+
+
+def systems(
+    ctx: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(help="System to show. Without it: the list of systems.", show_default=False)
+    ] = None,
+    toml: Annotated[bool, option("Print the system's file as a template for a new one.", OUTPUT, "--toml")] = False,
+    set_: SET = None,
+    rent: RENT = None,
+    catalog: CATALOG = None,
+    csv: CSV = None,
+    full: FULL = False,
+    json: JSON = False,
+) -> None:
+    """List the systems, or show one: balance, drain time, links, rent, and where each figure comes from.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
+    from steptime.describe import system_summary as cards
+
+    refuse_idle(
+        ctx,
+        {
+            "the NAME of a system": (name is not None, "set_ toml"),
+            "the list, not the NAME of a system": (name is None, "csv"),
+            "text, not --json or --toml": (not (json or toml), "full"),
+            "a file as it is, not --json, --set or --rent": (not (json or set_ or rent), "toml"),
+        },
+    )
+    check_outputs({"--csv": csv}, ())
+    if name is not None:
+        if toml:
+            from steptime.catalog.system_template import template
+
+            write_out(template(name, catalog))
+            return
+        card = cards.system_card(with_rent(read_system(name, set_, catalog), rent, set_))
+        if json:
+            print_json(card)
+            return
+        from steptime.cli.views.catalog_view import system_view
+
+        show(system_view(card, full=full))
+        return
+    listed = read_systems(catalog)
+    table = cards.system_table(listed, rent=rent)
+    if csv is not None:
+        write_csv(csv, table)
+    if json:
+        print_json(table)
+        return
+    from steptime.cli.views.catalog_view import systems_view
+
+    show(systems_view(table.systems, {system.name: system.chip.vendor for system in listed}, full=full))
+
+
+def engines(
+    ctx: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="An engine or a training stack to show; without it, all are listed.", show_default=False),
+    ] = None,
+    catalog: CATALOG = None,
+    csv: CSV = None,
+    full: FULL = False,
+    json: JSON = False,
+) -> None:
+    """List the serving engines and the training stacks, or show the constants of one.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
+    from steptime.catalog.data_files import files
+    from steptime.describe import system_summary as cards
+    from steptime.physics.engine import load_engine
+
+    refuse_idle(ctx, {"the list, not the NAME of an engine": (name is None, "csv"), "text, not --json": (not json, "full")})
+    check_outputs({"--csv": csv}, ())
+    if name is not None and name in files("stacks", catalog) and name not in files("engines", catalog):
+        _stack(name, catalog, full=full, json=json)
+        return
+    names = ("ideal", *files("engines", catalog)) if name is None else (name,)
+    table = cards.engine_table(load_engine(n, catalog) for n in names)
+    if csv is not None:
+        write_csv(csv, table)
+    if json:
+        print_json(table if name is None else table.engines[0])
+        return
+    from steptime.cli.views.catalog_view import engine_view, engines_view
+
+    if name is not None:
+        show(engine_view(table.engines[0], full=full))
+        return
+    from steptime.cli.views.training_view import stacks_view
+
+    show(engines_view(table.engines, stacks_view(files("stacks", catalog), catalog), full=full))
+
+
+def _stack(name: str, catalog: str | None, *, full: bool, json: bool) -> None:
+    """Show a training stack."""
+    from steptime.cli.views.training_view import stack_view
+    from steptime.training.training_stack import load_stack
+
+    stack = load_stack(name, catalog)
+    if json:
+        print_json(stack)
+    else:
+        from rich.console import Group
+
+        from steptime.cli.views.widgets import Answer
+
+        view = stack_view(stack)
+        parts = view.renderables if isinstance(view, Group) else [view]
+        sentence = f"{stack.name}: {stack.title}, fitted to {stack.fit.get('runs', 0):,} measured runs."
+        show(Answer(sentence=sentence, body=parts, full_adds="all constants", files="", full=full))

@@ -1,20 +1,156 @@
-"""Options that several commands share, and the functions that read their values."""
+"""Options of a command: derived from the declared inputs of questions, or spelt out in dataclasses of typer options.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+Options that several commands share, and the functions that read their values.
+
+The text of `--anchor`: a file of measured runs, with settings that the file lacks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from steptime.cli.calibration_args import anchor_path, read_anchor
-from steptime.errors import InputError, RangeError, UnknownName
+from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
+from steptime.questions.declaration import COUNT, NUMBER, SWITCH, TEXTS, Input
 from steptime.units import count as read_count
 
 if TYPE_CHECKING:
     from steptime.hardware.system import System
     from steptime.models.model import Model
+    from steptime.physics.bias_correction import Anchors
     from steptime.physics.engine import Engine
     from steptime.planning.workload import Slo, Workload
+
+
+TYPES: dict[str, Any] = {COUNT: int | None, NUMBER: float | None, SWITCH: bool, TEXTS: list[str] | None}
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command in which each parameter of a dataclass type is spelt out as one option per field.
+
+    Args:
+        command: takes dataclasses; fields that a question declares become the options that their declarations describe.
+
+    Returns:
+        A function whose signature typer reads; it calls `command` with the dataclasses made of the options.
+
+    Raises:
+        ValueError: if two fields or parameters have one name.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if name != "return" and is_dataclass(hint)}
+    spelt: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        spelt += _options(groups[name]) if name in groups else [_keyword(name, hints[name], parameter.default)]
+    names = [parameter.name for parameter in spelt]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{command.__name__} has the option {name} twice")
+
+    def spelt_out(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: _value(field, values.pop(field.name)) for field in fields(group)})
+        command(**values)
+
+    spelt_out.__name__, spelt_out.__doc__, spelt_out.__module__ = command.__name__, command.__doc__, command.__module__
+    spelt_out.__annotations__ = {parameter.name: parameter.annotation for parameter in spelt}
+    # typer expects positional arguments before options
+    spelt.sort(key=lambda parameter: parameter.name not in ("ctx", "model", "system"))
+    spelt_out.__signature__ = Signature(spelt)  # type: ignore[attr-defined]
+    return spelt_out
+
+
+def _value(field: Field[Any], value: Any) -> Any:
+    """Return the value of a field; a declared input that was not typed has its default."""
+    if "input" in field.metadata and value is None and field.default is not MISSING:
+        return field.default
+    return value
+
+
+def _options(group: Any) -> Iterator[Parameter]:
+    """Yield one parameter per field of a dataclass."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        if "input" in field.metadata:
+            yield _declared_option(field.name, field.metadata["input"])
+        else:
+            yield _keyword(field.name, hints[field.name], Parameter.empty if field.default is MISSING else field.default)
+
+
+def _declared_option(name: str, declared: Input) -> Parameter:
+    """Return the option, or the argument, that an input declares."""
+    kind = TYPES.get(declared.kind, str | None)
+    if declared.positional:
+        argument: Any = typer.Argument(help=declared.help(), show_default=False)
+        return _keyword(name, Annotated[str if declared.required else str | None, argument], Parameter.empty)
+    settings: dict[str, Any] = {"rich_help_panel": declared.group or None}
+    if declared.metavar:
+        settings["metavar"] = declared.metavar
+    if declared.kind == COUNT:
+        settings |= {"parser": _count_parser(f"--{option_name(name)}"), "metavar": declared.metavar or "N"}
+    if declared.kind != SWITCH:
+        settings["show_default"] = declared.default_words or (
+            _shown_default(declared) if declared.default is not None else False
+        )
+    option = typer.Option(f"--{option_name(name)}", help=declared.help(), **settings)
+    return _keyword(name, Annotated[kind, option], False if declared.kind == SWITCH else None)
+
+
+def _shown_default(declared: Input) -> str | bool:
+    if declared.kind == TEXTS or declared.default == "":
+        return False
+    return f"{declared.default:,}" if isinstance(declared.default, int) else str(declared.default)
+
+
+def option_name(name: str) -> str:
+    """Return the name of the option of an input.
+
+    Args:
+        name: name of the input.
+
+    Returns:
+        The option without dashes.
+
+    >>> option_name("max_sequences")
+    'max-sequences'
+    """
+    return name.strip("_").replace("_", "-")
+
+
+def _count_parser(name: str) -> Callable[[Any], Any]:
+    def parse(text: Any) -> Any:
+        return text if text is None else read_count(text, name)
+
+    return parse
+
+
+def typed_values(ctx: typer.Context, form: type) -> dict[str, Any]:
+    """Return the inputs of a question that were typed on the command line, by name.
+
+    Args:
+        ctx: context of the command.
+        form: dataclass of the inputs.
+
+    Returns:
+        Values by name.
+    """
+    params: Mapping[str, Any] = ctx.params
+    names = [field.name for field in fields(form) if "input" in field.metadata]
+    return {name: params[name] for name in names if _is_typed(ctx, name)}
+
+
+def _is_typed(ctx: typer.Context, name: str) -> bool:
+    return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
 
 # Panels of `--help`.
 SUBJECT, LIMITS, LAYOUT, OUTPUT = "Model, machine and engine", "Limits", "Layout", "Output"
@@ -146,7 +282,7 @@ class Load:
     speed: Annotated[float | None, option("Minimum output speed per user, in tok/s.", LIMITS)] = None
     ttft: Annotated[float | None, option("Maximum mean time to first token, in s.", LIMITS)] = None
 
-    def workload(self) -> "Workload":
+    def workload(self) -> Workload:
         """Return the workload of these requests.
 
         Returns:
@@ -157,7 +293,7 @@ class Load:
         return Workload(input_tokens=self.input_, output_tokens=self.output, cached_share=self.cached)
 
 
-def read_limits(speed: float | None, ttft: float | None) -> "Slo":
+def read_limits(speed: float | None, ttft: float | None) -> Slo:
     """Return the limits on speed and on the first token.
 
     Args:
@@ -197,7 +333,7 @@ def read_modes(text: str) -> tuple[str, ...]:
     return tuple(name for name in MODES if name in modes)
 
 
-def read_model(name: str, weights: str | None, experts: str | None, kv: str | None, catalog: str | None) -> "Model":
+def read_model(name: str, weights: str | None, experts: str | None, kv: str | None, catalog: str | None) -> Model:
     """Return a model in the number formats that options set.
 
     Args:
@@ -229,7 +365,7 @@ def not_empty(name: str, text: str | None, content: str) -> None:
         raise RangeError(f"{name} needs {content}")
 
 
-def read_system(name: str, changes: list[str] | None, catalog: str | None) -> "System":
+def read_system(name: str, changes: list[str] | None, catalog: str | None) -> System:
     """Return a system with the figures that --set changes.
 
     Args:
@@ -262,7 +398,7 @@ def _swapped(name: str, catalog: str | None) -> InputError | None:
     return UnknownName("system", name, (), "It is a model: the model comes first, then the system.")
 
 
-def with_rent(system: "System", rent: str | None, changes: list[str] | None) -> "System":
+def with_rent(system: System, rent: str | None, changes: list[str] | None) -> System:
     """Return a system with the rent that --rent sets.
 
     Args:
@@ -286,7 +422,7 @@ def with_rent(system: "System", rent: str | None, changes: list[str] | None) -> 
     return rented(system, rent)
 
 
-def read_systems(catalog: str | None) -> "list[System]":
+def read_systems(catalog: str | None) -> list[System]:
     """Return every system of the catalogue.
 
     Args:
@@ -363,7 +499,7 @@ class SubjectChanges:
         corrected = self._anchored(values, model, system, engine)
         return values if corrected is engine else {**values, "engine": corrected, "imbalance": None}
 
-    def _anchored(self, values: Mapping[str, Any], model: "Model", system: "System", engine: "Engine") -> "Engine":
+    def _anchored(self, values: Mapping[str, Any], model: Model, system: System, engine: Engine) -> Engine:
         """Return the engine, corrected by the runs of --anchor or by stored runs of this model, system and engine."""
         from steptime.catalog.data_files import files
         from steptime.physics.engine import anchored
@@ -412,7 +548,6 @@ def typed_with_changes(ctx: typer.Context, form: type, changes: list[str] | None
     Raises:
         RangeError: Both --rent and --set give a rent.
     """
-    from steptime.cli.option_groups import typed_values
     from steptime.hardware.what_if import read_changes
     from steptime.questions.subject import read_system
 
@@ -427,3 +562,81 @@ def typed_with_changes(ctx: typer.Context, form: type, changes: list[str] | None
     if "rent" in figures and "rent" in values:
         raise RangeError("--rent and --set rent= both set the rent; keep one of the two")
     return values | figures
+
+
+def anchor_path(text: str) -> str:
+    """Return the name of the file in front of its settings.
+
+    Args:
+        text: text of --anchor.
+
+    Returns:
+        The name.
+
+    >>> anchor_path("result.json,tp=4,weights=fp8")
+    'result.json'
+    """
+    return text if os.path.exists(text) else text.partition(",")[0]
+
+
+def anchor_settings(text: str) -> dict[str, str]:
+    """Return the settings behind the name of the file.
+
+    Args:
+        text: text of --anchor.
+
+    Returns:
+        Texts by the argument of `load_anchor`.
+
+    >>> anchor_settings("result.json,tp=4,weights=fp8")
+    {'tp': '4', 'weights': 'fp8'}
+    """
+    from steptime.validation.validate_api import SETTING_COLUMNS
+
+    settings: dict[str, str] = {}
+    for part in filter(None, text.removeprefix(anchor_path(text)).split(",")):
+        name, equals, value = (field.strip() for field in part.partition("="))
+        if not (equals and value):
+            raise RangeError(f"--anchor: {short_repr(part)} is not NAME=VALUE, as in --anchor result.json,tp=4,weights=fp8")
+        if name not in SETTING_COLUMNS:
+            raise UnknownName("name in --anchor", name, SETTING_COLUMNS, f"Known: {', '.join(SETTING_COLUMNS)}.")
+        if name in settings:
+            raise RangeError(f"--anchor: {name} is given twice")
+        settings[name] = value
+    return settings
+
+
+def read_anchor(text: str, defaults: Mapping[str, str], engine: Engine, catalog: str | None) -> Anchors:
+    """Return the anchors of a file of runs.
+
+    Args:
+        text: text of --anchor.
+        defaults: settings that apply where neither the file nor the text has one.
+        engine: engine whose predictions the runs correct.
+        catalog: folder of own catalogue files.
+
+    Returns:
+        Runs in groups, with their corrections.
+
+    Raises:
+        DataFileError: if a setting is missing.
+    """
+    from steptime.validation.bench_results import NotTold
+    from steptime.validation.user_calibration import in_own_words, load_anchor
+    from steptime.validation.validate_api import SETTING_COLUMNS
+
+    if not text.strip():
+        raise RangeError("--anchor needs a file of runs: a result of a load generator, or a CSV as of `steptime validate`")
+    path, settings = anchor_path(text), anchor_settings(text)
+    for _ in range(len(defaults) + 1):
+        try:
+            return load_anchor(path, engine=engine, catalog=catalog, **settings)
+        except NotTold as problem:
+            name = next(name for name, column in SETTING_COLUMNS.items() if column == problem.column)
+            if not defaults.get(name) or name in settings:
+                hint = (
+                    f"{in_own_words(problem.problem)} behind the file, as in --anchor {os.path.basename(path)},tp=4,weights=fp8"
+                )
+                raise DataFileError(problem.path, hint, problem.line) from None
+            settings[name] = defaults[name]
+    raise RangeError(f"--anchor: {path} lacks settings of the run")

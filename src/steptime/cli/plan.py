@@ -6,10 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.option_groups import grouped
-from steptime.cli.options import CSV, FULL, JSON, LIMITS, OUTPUT, SubjectChanges, not_empty, option, read_systems, refuse_idle
-from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv, wrote
-from steptime.cli.output_folders import check_folder, write_folder
+from steptime.cli.options import (
+    CSV,
+    FULL,
+    JSON,
+    LIMITS,
+    OUTPUT,
+    SubjectChanges,
+    grouped,
+    not_empty,
+    option,
+    read_systems,
+    refuse_idle,
+)
+from steptime.cli.output import check_folder, check_outputs, make_console, print_json, show, write_csv, write_folder, wrote
 from steptime.errors import InputError
 from steptime.picture_files import check_picture
 from steptime.planning.planner import DoesNotFit
@@ -96,7 +106,7 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
         check_picture(output.plot)
     check_folder("--launch-dir", output.launch_dir)
     if output.simulate:
-        from steptime.cli.simulate_common import check_percentile, need_numba
+        from steptime.cli.simulate import check_percentile, need_numba
 
         check_percentile(output.percentile)
         need_numba()
@@ -158,7 +168,7 @@ def _write_launch(deployment: "Plan", launches: tuple[str, ...], folder: str, *,
 
 def _smallest_system_hint(model: "Model", catalog: str | None) -> str:
     """Name the smallest system whose memory is enough for a model."""
-    from steptime.planning.smallest_system import smallest_system
+    from steptime.planning.plan_search import smallest_system
 
     alternative = smallest_system(model, read_systems(catalog))
     if alternative is None:
@@ -180,7 +190,7 @@ def _rent_words(system: "System", chips: int) -> str:
 
 def _replayed(model: "Model", system: "System", deployment: "Plan", engine: "Engine", percentile: str) -> "Replay":
     """Simulate a plan with random arrivals."""
-    from steptime.cli.simulate_common import compiling
+    from steptime.cli.simulate import compiling
     from steptime.simulation.plan_replay import replay
 
     with compiling():
@@ -201,7 +211,7 @@ def _data(
 
     A plan that misses its limits in the simulation is not feasible. Its figures stay, the reason is the simulation's.
     """
-    from steptime.cli.views.explain_view import explain_json
+    from steptime.cli.views.step_view import explain_json
     from steptime.launch.launch_commands import ENGINES, launch_commands
 
     if replayed is not None and not replayed.good:
@@ -240,7 +250,7 @@ def _print(
     if not deployment.feasible or (replayed is not None and not replayed.good):
         return
     if output.explain:
-        from steptime.cli.views.explain_view import explain_plan
+        from steptime.cli.views.step_view import explain_plan
 
         show(explain_plan(model, system, deployment, engine), console=console)
     if launches:

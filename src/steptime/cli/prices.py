@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steptime.cli.option_groups import grouped
-from steptime.cli.options import CATALOG, CSV, FULL, JSON, not_empty, option, read_modes, refuse_idle
-from steptime.cli.output import check_outputs, patience
-from steptime.cli.printing import print_result
+from steptime.cli.options import CATALOG, CSV, FULL, JSON, grouped, not_empty, option, read_modes, refuse_idle
+from steptime.cli.output import check_outputs, patience, print_result
 from steptime.errors import InputError, RangeError, short_repr
 
 if TYPE_CHECKING:

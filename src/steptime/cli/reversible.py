@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steptime.cli.options import CATALOG, CSV, EXPERTS, FULL, JSON, KV, OUTPUT, SET, WEIGHTS, count, option, refuse_idle
-from steptime.cli.output import check_outputs, patience
-from steptime.cli.printing import print_result
+from steptime.cli.output import check_outputs, patience, print_result
 from steptime.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
@@ -139,7 +138,6 @@ def _cache(
 
 def _summary(result: "Tabular") -> Callable[[Any], Mapping[str, Any]] | None:
     """Return what reads the answers of the question from a result; None except for the trade of one cache."""
-    from steptime.describe.kv_tradeoff import CacheTrade
-    from steptime.describe.reversible_question import summary
+    from steptime.describe.kv_tradeoff import CacheTrade, summary
 
     return summary if isinstance(result, CacheTrade) and len(result.caches) == 1 else None

@@ -5,10 +5,9 @@ from typing import Annotated
 import typer
 
 from steptime.cli.options import CSV, FULL, JSON, OUTPUT, count, option, refuse_idle
-from steptime.cli.output import check_outputs, say, wrote
-from steptime.cli.printing import print_result
+from steptime.cli.output import check_outputs, print_result, say, wrote
 from steptime.cli.question_args import read_question, report_progress, with_kept
-from steptime.cli.simulate_common import compile_first
+from steptime.cli.simulate import compile_first
 from steptime.errors import DataFileError, InputError, RangeError, short_repr
 
 INPUTS, INDICES = "Uncertain inputs", "Sobol's indices"

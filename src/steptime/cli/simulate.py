@@ -1,23 +1,94 @@
-"""The command `steptime simulate`."""
+"""Checks and progress messages that the simulating commands share.
 
+The command `steptime simulate`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.option_groups import grouped
-from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SubjectChanges, not_empty, option, refuse_idle
-from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv, wrote
-from steptime.cli.simulate_common import compiling, need_numba, with_progress
-from steptime.errors import InputError, RangeError
+from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SubjectChanges, grouped, not_empty, option, refuse_idle
+from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, wrote
+from steptime.errors import NUMBA_MISSING, InputError, RangeError, UnknownName
 from steptime.questions.simulate_question import TRAFFIC, Setup, SimulateInputs, answers_from, setup
 
 if TYPE_CHECKING:
     from steptime.simulation.max_rate import HighestRate
     from steptime.simulation.simulation_result import Simulation
     from steptime.simulation.traffic import Traffic
+
+
+def check_percentile(percentile: str) -> None:
+    """Raise UnknownName for a percentile that limits do not support.
+
+    Args:
+        percentile: Text of --percentile.
+    """
+    percentiles = ("mean", "p50", "p90", "p95", "p99")
+    if percentile not in percentiles:
+        raise UnknownName("percentile", percentile, percentiles, f"Known: {', '.join(percentiles)}.")
+
+
+def need_numba() -> None:
+    """Raise InputError, with the package to install, if numba is missing."""
+    from importlib.util import find_spec
+
+    if find_spec("numba") is None:
+        raise InputError(NUMBA_MISSING)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Print a message if compiling the simulator takes long.
+
+    Yields:
+        Nothing.
+    """
+    from steptime.simulation import event_loop
+
+    # numba caches the compiled code on disk, so that the next run starts at once.
+    with patience("compiling the simulator, once (about 20 seconds)", unless=lambda: bool(event_loop.serve.signatures)):  # type: ignore[attr-defined]
+        yield
+
+
+def compile_first() -> None:
+    """Compile the simulator, or load it from the cache, before many runs."""
+    need_numba()
+    from steptime.simulation.simulator import simulate
+    from steptime.simulation.traffic import Lengths, open_loop
+
+    # One short request compiles all functions.
+    with compiling():
+        simulate("llama-3.1-8b", "hgx-h100", open_loop(1.0, 1, Lengths(mean=8), Lengths(mean=2)))
+
+
+def with_progress(total: int, quiet: bool, work: Callable[[Any], "Simulation"]) -> "Simulation":
+    """Run `work`, with a progress bar on standard error for long runs.
+
+    Args:
+        total: Number of requests.
+        quiet: Whether to leave the progress bar out.
+        work: Runs the simulation; takes a function of the number of finished requests, or None.
+
+    Returns:
+        The simulation.
+    """
+    from steptime.simulation.replica_pools import PORTION
+
+    # The simulator reports after each portion of requests; short runs need no bar.
+    if quiet or total < 4 * PORTION:
+        return work(None)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("requests", total=total)
+        return work(lambda done: bar.update(task, completed=done))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +254,7 @@ def _print_rate(prepared: Setup, highest: "HighestRate") -> None:
 
 def _run(prepared: Setup, output: SimulateOutput) -> None:
     """Simulate the traffic, with --range also at both ends of the engine's range; write files and print the latencies."""
-    from steptime.physics.extrapolation import distances, widening
-    from steptime.physics.uncertainty import widest
+    from steptime.physics.uncertainty import distances, widening, widest
     from steptime.simulation.simulator import simulate as run_simulation
 
     model, system, arguments = prepared.model, prepared.system, prepared.arguments
@@ -218,8 +288,7 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
 
 def _exit_code(run: "Simulation") -> int:
     """Return 1 if limits are missed, the queue grows without end or no request is served, else 0."""
-    from steptime.simulation.run_metrics import OVERLOADED
-    from steptime.simulation.slo_check import MISSED
+    from steptime.simulation.run_metrics import MISSED, OVERLOADED
 
     missed = run.limits is not None and run.limits.verdict == MISSED
     return 1 if missed or run.answers.verdict == OVERLOADED else 0
@@ -229,14 +298,14 @@ def _write(run: "Simulation", output: SimulateOutput) -> None:
     """Write the files of --export and --chrome."""
     import os
 
-    from steptime.simulation import run_export
+    from steptime.simulation import simulation_result
 
     if output.export is not None:
         existed = os.path.exists(output.export)
-        run_export.write_requests(output.export, run.requests)
+        simulation_result.write_requests(output.export, run.requests)
         wrote(output.export, f"{len(run.requests):,} requests; times in s, lengths in tokens", replaced=existed)
     if output.chrome is not None:
         existed = os.path.exists(output.chrome)
-        omitted_requests = run_export.write_chrome_trace(output.chrome, run)
+        omitted_requests = simulation_result.write_chrome_trace(output.chrome, run)
         note = f"; without the last {omitted_requests:,} requests" if omitted_requests else ""
         wrote(output.chrome, f"a timeline for chrome://tracing or ui.perfetto.dev{note}", replaced=existed)

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli.options import FULL, JSON, OUTPUT, not_empty, option, refuse_idle
-from steptime.cli.output import say, wrote
-from steptime.cli.printing import print_result
+from steptime.cli.output import print_result, say, wrote
 from steptime.cli.question_args import read_question, report_progress, with_kept
-from steptime.cli.simulate_common import compile_first
+from steptime.cli.simulate import compile_first
 from steptime.errors import DataFileError, InputError, RangeError
 
 if TYPE_CHECKING:
@@ -102,8 +101,7 @@ def sweep(
         ctx: context of typer; the other arguments are options, described by their help.
     """
     from steptime.sweeps.axes import read_axes
-    from steptime.sweeps.executor import connect
-    from steptime.sweeps.resume_log import SUFFIX
+    from steptime.sweeps.executor import SUFFIX, connect
     from steptime.sweeps.sweep import sweep_axes
 
     question, subject, settings = read_question("sweep", words or [], "--over", OPTIONS)

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.option_groups import grouped
-from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SET, not_empty, option, typed_with_changes
+from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SET, grouped, not_empty, option, typed_with_changes
 from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, wrote
 from steptime.questions.train_question import TrainInputs, bind_train, solve, summary
 
@@ -78,7 +77,7 @@ def _lines(described: Any, machine: "System", training: "Training", stack: str) 
 def _show_training(
     described: Any, machine: "System", training: "Training", stack: Any, scaled: Any, *, full: bool, explain: bool
 ) -> None:
-    from steptime.cli.views.explain_view import sources_table
+    from steptime.cli.views.step_view import sources_table
     from steptime.cli.views.training_view import explained_view, scaling_view, training_view
     from steptime.cli.views.widgets import more_line
     from steptime.training.step_schedule import step_timeline

@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
-from steptime.cli.option_groups import grouped
-from steptime.cli.options import CATALOG, CSV, FULL, JSON, not_empty, refuse_idle
+from steptime.cli.calibrate import FILES, SKIP, RunSettings, training_file, validate_training_file
+from steptime.cli.options import CATALOG, CSV, FULL, JSON, grouped, not_empty, refuse_idle
 from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, writing, wrote
-from steptime.cli.run_files import FILES, SKIP, RunSettings, training_file, validate_training_file
 from steptime.errors import RangeError
 
 

@@ -1,19 +1,24 @@
-"""The KV cache as a trade of memory for arithmetic, by context and memory tier."""
+"""The KV cache as a trade of memory for arithmetic, by context and memory tier.
+
+The question `reversible`: the KV cache as a trade of memory for arithmetic.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from typing import Any, ClassVar, Final
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import RangeError
 from steptime.hardware.number_formats import peak_rate
 from steptime.hardware.system import MemoryTier, System
 from steptime.models.model import Model, cache_bytes, decode_flops_per_token, pairs, prefill_flops
-from steptime.models.model_loading import ModelLike, resolve_model
+from steptime.models.model_loading import ModelLike, load_model, resolve_model
 from steptime.number_checks import whole_number
+from steptime.questions.declaration import Reader, bind_declared, count, question_of_result, read_answers, text
+from steptime.questions.subject import read_machine
 from steptime.result_base import Tabular, unit
 from steptime.reversible.memory_tradeoff import break_even_seconds, exchange_rate
 from steptime.units import show
@@ -167,18 +172,77 @@ def recompute_seconds(model: Model, system: System, context: int) -> float:
         Seconds.
     """
     peak, seconds = system.chip.peak, 0.0
-    for layer, count in model.layers:
+    for layer, layers in model.layers:
         for op in layer.ops:
             if op.rows in ("tokens", "routed", "outputs"):
                 tokens = 1 if op.rows == "outputs" else context
-                seconds += count * tokens * op.flops_per_row * op.active / peak_rate(peak, op.format.arithmetic)
+                seconds += layers * tokens * op.flops_per_row * op.active / peak_rate(peak, op.format.arithmetic)
         for a in layer.attention:
             # Attention has no weights: it computes per pair of tokens.
             flops = a.flops_per_pair_prefill * pairs(a, context, 0) + a.state_flops_per_token * context
-            seconds += count * float(flops) / peak_rate(peak, a.arithmetic)
+            seconds += layers * float(flops) / peak_rate(peak, a.arithmetic)
     # The stem is outside the layers: it counts once.
     for op in model.stem:
         if op.rows in ("tokens", "routed", "outputs"):
             tokens = 1 if op.rows == "outputs" else context
             seconds += tokens * op.flops_per_row * op.active / peak_rate(peak, op.format.arithmetic)
     return float(seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheTradeInputs:
+    """The cache of one sequence of a model, in the memory tiers of a machine."""
+
+    model: Any = text(MISSING, "catalogue name, Hugging Face id, or path to a config.json", positional=True)
+    system: Any = text(MISSING, "catalogue name, or path to a TOML file", positional=True)
+    context: Any = count(8192, "tokens of context", unit="tokens")
+
+
+def solve(values: Mapping[str, Any]) -> CacheTrade:
+    """Return the size of a KV cache and the FLOP that it saves.
+
+    Args:
+        values: Values of `CacheTradeInputs` by name, and figures of the machine by path.
+
+    Returns:
+        Cache trade of one model at one context.
+    """
+    inputs = bind_declared(CacheTradeInputs, values, "reversible")
+    model = load_model(inputs.model) if isinstance(inputs.model, str) else resolve_model(inputs.model)
+    return cache_trade([model], read_machine(values), (inputs.context,))
+
+
+def _of_cache(name: str) -> Any:
+    return lambda trade: getattr(trade.caches[0], name)
+
+
+READS: Final[Mapping[str, Reader]] = {
+    "cache_bytes": Reader(meaning="KV cache and state of one sequence", unit="B", value=_of_cache("held_bytes")),
+    "flop_saved": Reader(meaning="FLOP of one prefill, which the cache saves", unit="FLOP", value=_of_cache("flop_saved")),
+    "flop_per_byte": Reader(meaning="FLOP saved per cached byte", value=_of_cache("flop_per_byte")),
+    "recompute_seconds": Reader(
+        meaning="time to recompute the cache at the peak rate of a chip", unit="s", value=_of_cache("recompute_seconds")
+    ),
+}
+REVERSIBLE = question_of_result(
+    "reversible",
+    "the KV cache as a trade of memory for arithmetic",
+    form=CacheTradeInputs,
+    solve=solve,
+    reads=READS,
+    shows=tuple(READS),
+    figures=True,
+    seconds=0.02,
+)
+
+
+def summary(trade: CacheTrade) -> dict[str, Any]:
+    """Return the answers of the question from its result.
+
+    Args:
+        trade: Result of `solve`.
+
+    Returns:
+        Answers by name.
+    """
+    return read_answers(READS, trade)

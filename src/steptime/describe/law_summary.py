@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.provenance import Figure
 from steptime.result_base import Result, Tabular, unit
 from steptime.scaling.scaling_laws import Law, fitted_to
+from steptime.units import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

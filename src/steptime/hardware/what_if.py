@@ -10,12 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from steptime.errors import RangeError, UnitError, UnknownName, expect, short_repr
-from steptime.hardware.figure_bounds import checked
-from steptime.hardware.system import Domain, Link, MemoryTier, Power, Rent, System
+from steptime.hardware.system import Domain, Link, MemoryTier, Power, Rent, System, checked
 from steptime.number_checks import Number
-from steptime.provenance import USER_SET, Figure
 from steptime.result_base import in_words
-from steptime.units import parse, show
+from steptime.units import USER_SET, Figure, parse, show
 
 Thing = TypeVar("Thing", MemoryTier, Link)
 

@@ -16,8 +16,7 @@ from steptime.launch import maxtext, megatron, megatron_bridge, torchtitan
 from steptime.launch.shell_script import Command, comments, escape_unprintable, spoken
 from steptime.launch.training_run import Run, training_run
 from steptime.models.model import Model
-from steptime.training.training_job import TrainingJob
-from steptime.training.training_layout import TrainingLayout
+from steptime.training.training_job import TrainingJob, TrainingLayout
 
 # Names of the stacks in messages, and the modules that write their commands.
 TITLES: Final = {

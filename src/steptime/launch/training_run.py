@@ -9,13 +9,12 @@ import numpy as np
 
 from steptime.errors import LayoutError
 from steptime.hardware.system import System
-from steptime.launch.model_flags import Shape, model_shape
+from steptime.launch.serve_args import Shape, model_shape
 from steptime.models.model import Model
-from steptime.physics.layout_constraints import host_chips
+from steptime.physics.layout import host_chips
+from steptime.training.layer_profile import STEM_LAYERS, layers_of_chunks
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.stage_balance import STEM_LAYERS, layers_of_chunks
-from steptime.training.training_job import TrainingJob
-from steptime.training.training_layout import DEGREES, TrainingLayout, read_layers
+from steptime.training.training_job import DEGREES, TrainingJob, TrainingLayout, read_layers
 
 # Steps of a run that only measures.
 STEPS: Final = 100

@@ -1,26 +1,26 @@
-"""The blackboard's questions for a model and a system: closed form and full model."""
+"""The blackboard's questions for a model and a system: closed form and full model.
+
+The question `roofline`: the blackboard's answers for a model and a system.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from steptime.blackboard.critical_batch import optimal_batch
-from steptime.blackboard.decode_latency import step_seconds
-from steptime.blackboard.expert_activation import weights_touched
-from steptime.blackboard.ideal_machine import balance, drain_seconds, multiplies
-from steptime.blackboard.scale_out import across_racks, pipeline_condition
-from steptime.blackboard.scheduled_batches import mean_wait, worst_wait
+from steptime.blackboard.decode_latency import balance, drain_seconds, mean_wait, multiplies, step_seconds, worst_wait
+from steptime.blackboard.expert_activation import across_racks, pipeline_condition, weights_touched
 from steptime.blackboard.token_cost import cost_per_token
+from steptime.blackboard.training_compute import optimal_batch
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError
 from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import System
-from steptime.lecture.model_on_system import CONTEXT, Pair, build_pair
+from steptime.lecture.current_figures import CONTEXT, Pair, build_pair
 from steptime.models.model import Model, with_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import Array, whole_number
@@ -28,6 +28,8 @@ from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout_space import legal
 from steptime.physics.step import decode_step
+from steptime.questions.declaration import Reader, bind_declared, count, question_of_result, read_answers
+from steptime.questions.subject import PricedSubject, read_subject
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import MILLION, show
 
@@ -370,3 +372,54 @@ def _notes(pair: Pair, room: float, front: Front, rent: float) -> Iterator[str]:
         yield "the full model adds communication, overheads, lost efficiency and memory; its batches are powers of two"
     if math.isnan(rent):
         yield "the rent of this system is not known: costs are missing, prices of speed are shown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RooflineInputs(PricedSubject):
+    """A model on one scale-up domain of a system."""
+
+    context: Any = count(CONTEXT, "context of each sequence in tokens (k is 1,000)", unit="tokens", group="Workload")
+
+
+def solve(values: Mapping[str, Any]) -> Roofline:
+    """Return the blackboard's answers for a model on a system.
+
+    Args:
+        values: Values of `RooflineInputs` by name, and figures of the machine by path.
+
+    Returns:
+        Roofline with one answer per question.
+    """
+    inputs = bind_declared(RooflineInputs, values, "roofline")
+    model, system, engine = read_subject(values)
+    return roofline(model, system, context=inputs.context, engine=engine)
+
+
+READS: Final[Mapping[str, Reader]] = {
+    "active_parameters": Reader(meaning="active parameters", value=lambda board: board.active),
+    "total_parameters": Reader(meaning="total parameters", value=lambda board: board.total),
+    "kv_bytes_per_token": Reader(meaning="KV cache read per token of context", unit="B", value=lambda board: board.kv_bytes),
+    "chips": Reader(meaning="chips of the scale-up domain", unit="chips", value=lambda board: board.chips),
+}
+ROOFLINE = question_of_result(
+    "roofline",
+    "the lecture's numbers for a model on one scale-up domain",
+    form=RooflineInputs,
+    solve=solve,
+    reads=READS,
+    shows=tuple(READS),
+    figures=True,
+    seconds=0.05,
+)
+
+
+def summary(board: Roofline) -> dict[str, Any]:
+    """Return the answers of the question from its result.
+
+    Args:
+        board: Result of `solve`.
+
+    Returns:
+        Answers by name.
+    """
+    return read_answers(READS, board)

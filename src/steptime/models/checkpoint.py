@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from steptime.models.checkpoint_summary import CheckpointSummary, Difference, HeldDtype, HeldGroup
 from steptime.models.checkpoint_weights import DRAFT, VISION, Weight, assemble_weights
-from steptime.models.dtype_assignment import Counted, Fit, differences, fitted_draft, fitted_layers, fitted_ops
+from steptime.models.dtype_assignment import (
+    CheckpointSummary,
+    Counted,
+    Difference,
+    Fit,
+    HeldDtype,
+    HeldGroup,
+    differences,
+    fitted_draft,
+    fitted_layers,
+    fitted_ops,
+)
 from steptime.models.model import Layer, Op
 from steptime.models.safetensors_header import Headers, Tensor
 from steptime.units import counted, show

@@ -1,4 +1,6 @@
-"""Storage of quantized matrices, and assignment of stored formats to operators.
+"""The content of a checkpoint's files, from their headers.
+
+Storage of quantized matrices, and assignment of stored formats to operators.
 
 Values, scales and zero points are counted as the tools store them. Sources: DeepSeek-V3's inference/fp8_cast_bf16.py,
 NVIDIA Model Optimizer (export/quant_utils.py), transformers' mxfp4, AutoGPTQ and GPTQModel (QuantLinear), AutoAWQ
@@ -18,9 +20,59 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from steptime.hardware.number_formats import Format, Packing, number_format, packed_bytes
-from steptime.models.checkpoint_summary import Difference
 from steptime.models.checkpoint_weights import Weight
 from steptime.models.model import Layer, Op
+from steptime.result_base import unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldGroup:
+    """The tensors of one part of a model."""
+
+    name: str = field(metadata=unit("", "part of the model"))
+    tensors: int = field(metadata=unit("", "number of tensors"))
+    parameters: int = field(metadata=unit("", "parameters, unpacked"))
+    bytes: int = field(metadata=unit("B", "bytes of its tensors", key="bytes"))
+    scales: int = field(metadata=unit("B", "bytes of scales and zero points, included in bytes", key="scale_bytes"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldDtype:
+    """The tensors of one dtype."""
+
+    name: str = field(metadata=unit("", "dtype in the header"))
+    tensors: int = field(metadata=unit("", "number of tensors"))
+    bytes: int = field(metadata=unit("B", "bytes of its tensors", key="bytes"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Tensors that the model does not count, or operators that the files do not have."""
+
+    name: str = field(metadata=unit("", "tensors or operators, with N for the layer number"))
+    group: str = field(metadata=unit("", "part of the model"))
+    count: int = field(metadata=unit("", "number of tensors or operators"))
+    bytes: int = field(metadata=unit("B", "bytes on disk minus bytes in the model", key="bytes"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSummary:
+    """The exact content of a checkpoint's files, and its differences from the model."""
+
+    kind: str = field(metadata=unit("", "safetensors or gguf"))
+    files: int = field(metadata=unit("", "files present"))
+    missing: tuple[str, ...] = field(default=(), metadata=unit("", "missing files"))
+    stated: int = field(default=0, metadata=unit("B", "size of all tensors in the index; 0: not given", key="stated_bytes"))
+    bytes: int = field(metadata=unit("B", "size of all tensors in the files present", key="bytes"))
+    tensors: int = field(metadata=unit("", "number of tensors"))
+    parameters: int = field(metadata=unit("", "parameters, unpacked"))
+    scales: int = field(metadata=unit("B", "bytes of scales and zero points", key="scale_bytes"))
+    groups: tuple[HeldGroup, ...] = field(default=(), metadata=unit("", "bytes by part of the model"))
+    dtypes: tuple[HeldDtype, ...] = field(default=(), metadata=unit("", "bytes by dtype"))
+    differences: tuple[Difference, ...] = field(
+        default=(), metadata=unit("", "differences between the files and the model; empty: none")
+    )
+
 
 # Bytes of a scale of a whole matrix, in FP32.
 SCALAR: Final = 4

@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 
 from steptime.errors import short_repr
 from steptime.models import blocks, families
-from steptime.models.blocks_vision import Tower, counted
+from steptime.models.blocks_vision import Tower, tower_op
 from steptime.models.config import Config
 from steptime.models.model import Layer, Op
 
@@ -200,7 +200,7 @@ class Family(ABC):
         Returns:
             One operator per tower.
         """
-        return tuple(counted(tower) for tower in self.towers(c))
+        return tuple(tower_op(tower) for tower in self.towers(c))
 
     def notes(self, c: Config) -> tuple[str, ...]:  # noqa: ARG002 - most families have none
         """Return remarks that a reader of the figures needs.

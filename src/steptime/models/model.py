@@ -23,9 +23,8 @@ from steptime.result_base import Result
 from steptime.units import show
 
 if TYPE_CHECKING:
-    from steptime.models.blocks_vision import Tower
-    from steptime.models.checkpoint_summary import CheckpointSummary
-    from steptime.models.multimodal_inputs import Media
+    from steptime.models.blocks_vision import Media, Tower
+    from steptime.models.dtype_assignment import CheckpointSummary
 
 Rows = Literal["tokens", "outputs", "routed", "lookup", "none"]
 """Rows of an operator's input.

@@ -11,8 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from steptime.catalog.data_files import find, is_dir, is_file, looks_like, read_file
-from steptime.catalog.entry_names import check_entry_name, is_entry_name
+from steptime.catalog.data_files import check_entry_name, find, is_dir, is_entry_name, is_file, looks_like, read_file
 from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.number_formats import number_format
 from steptime.models.config import LATENT_FP8_MIXED, Config

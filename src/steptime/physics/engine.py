@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.catalog.data_files import find, read_file
-from steptime.catalog.entry_names import check_entry_name
+from steptime.catalog.data_files import check_entry_name, find, read_file
 from steptime.errors import DataFileError, RangeError, did_you_mean, expect, short_repr
 from steptime.hardware.system import System
 from steptime.number_checks import Number

@@ -12,8 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.number_checks import Number
-from steptime.physics.layout import Layout, exchanges_experts
-from steptime.physics.layout_constraints import ENGINE, READ_ENGINES, Facts, Rule, axis, near
+from steptime.physics.layout import ENGINE, READ_ENGINES, Facts, Layout, Rule, axis, exchanges_experts, near
 
 VLLM, SGLANG, TRTLLM = "github.com/vllm-project/vllm", "github.com/sgl-project/sglang", "github.com/NVIDIA/TensorRT-LLM"
 

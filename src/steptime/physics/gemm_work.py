@@ -19,8 +19,18 @@ from steptime.number_checks import Array, Number, has_nonzero
 from steptime.physics.chip_memory import ACTIVATION_BYTES
 from steptime.physics.compute_dtype import Computed
 from steptime.physics.layout import shard_count
-from steptime.physics.moe_kernels import four_bits
-from steptime.physics.op_work import NARROW, ROW_BYTES, SECOND, UNPACKED, Demand, Pass, computed_in, in_blocks, ledger
+from steptime.physics.op_work import (
+    NARROW,
+    ROW_BYTES,
+    SECOND,
+    UNPACKED,
+    Demand,
+    Pass,
+    computed_in,
+    four_bits,
+    in_blocks,
+    ledger,
+)
 
 # Relative tolerance for FLOPs that equal 2 x inputs x outputs, which identifies a single GEMM.
 EXACT = 1e-6

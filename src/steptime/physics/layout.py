@@ -5,18 +5,27 @@ layers are divided inside a rank and repeated in each rank. `tp` divides heads. 
 are not enough heads: each chip keeps every cp-th token, queries are gathered and partial outputs are scattered, as in
 vLLM's decode context parallelism. Routed experts are spread over all chips of a stage, `ep` ways. The `tp * cp * dp / ep`
 chips that share an expert divide it. Neighbours in tp are neighbours in the machine, then neighbours in cp, dp and pp.
+
+Layout constraints: the facts of a model, system and engine that rules check.
+
+A `Rule` is one condition on layouts; `layout_rules` has all of them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from steptime.errors import LayoutError, RangeError, expect
-from steptime.number_checks import MOST_CHIPS, Number, whole_number
+from steptime.hardware.system import System
+from steptime.models.model import Model, Op
+from steptime.number_checks import MOST_CHIPS, Number, divisors, whole_number
+from steptime.physics.engine import Engine
 from steptime.result_base import Tabular, broadcast, in_words, unit
 
 
@@ -208,3 +217,219 @@ def select_layouts(layout: Layout, index: Any) -> Layout:
         The layout.
     """
     return Layout(**{name: np.asarray(getattr(layout, name))[index] for name in NAMES})
+
+
+# Scopes of rules.
+MODEL, SEARCH, ENGINE = "model", "search", "engine"
+# Engines whose sources were read; any other engine follows the rules that all of these share.
+READ_ENGINES = ("vllm", "sglang", "trtllm")
+# Default chips per host: no server of several such boards has more.
+LARGEST_HOST = 8
+# No engine, and the engine without limits of software.
+FREE = ("", "ideal")
+# The side of each matrix that has the columns of a feed-forward block.
+BETWEEN = {"gate_proj": "outputs", "up_proj": "outputs", "down_proj": "inputs"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The facts of a model, a system, a deployment and an engine that rules check.
+
+    heads, kv_heads, depth, experts: Numbers of the model (0 experts: no routed experts).
+    cached: Whether any layer has a KV cache.
+    kv_kinds: KV heads of each kind of attention (1: a latent).
+    state_heads: Heads of each kind of recurrent mixer.
+    columns: Greatest common divisor of the widths inside feed-forward blocks, which tp divides.
+    expert_columns: The same inside routed experts.
+    block, expert_block: Columns that share a scale (0: unknown, or no such blocks).
+    domain: Chips of a scale-up domain that the deployment uses.
+    domain_chips: Chips of a scale-up domain.
+    max_chips: Maximum chips of the system.
+    chips: Chips of the deployment.
+    two_batch: The engine's overlap of two micro-batches.
+    host: Chips per host for the kernels of an overlapped exchange; 0 where these do not run, infinite where any
+    number works.
+    role: "prefill" or "decode" for a pool of a disaggregated deployment; "" otherwise.
+    """
+
+    model: str = ""
+    system: str = ""
+    heads: int = 0
+    kv_heads: int = 1
+    kv_kinds: tuple[int, ...] = ()
+    state_heads: tuple[int, ...] = ()
+    depth: int = 0
+    experts: int = 0
+    columns: int = 0
+    expert_columns: int = 0
+    block: int = 0
+    expert_block: int = 0
+    cached: bool = True
+    domain: Number = math.inf
+    domain_chips: Number = math.inf
+    max_chips: Number = math.inf
+    chips: Number = math.inf
+    engine: str = ""
+    two_batch: float = 2.0
+    host: float = math.inf
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One condition on layouts: its test, the reason for a failure, and its engines.
+
+    engines: Names of the engines with this rule; empty for all. An unknown engine follows the rules that all
+    known engines share.
+    says: The condition in words.
+    sources: The source for each engine.
+    """
+
+    name: str
+    scope: str
+    holds: Callable[[Facts, Layout], Any]
+    reason: Callable[[Facts, Layout], str]
+    engines: tuple[str, ...] = ()
+    says: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def binds(self, engine: str) -> bool:
+        """Whether an engine of that name follows the rule.
+
+        Args:
+            engine: Name of an engine; "" or "ideal" for no engine.
+
+        Returns:
+            True or false.
+        """
+        if not self.engines:
+            return True
+        return set(READ_ENGINES) <= set(self.engines) if engine not in (*READ_ENGINES, *FREE) else engine in self.engines
+
+
+def collect_facts(
+    model: Model, system: System, *, chips: int | None = None, engine: Engine | None = None, role: str = ""
+) -> Facts:
+    """Collect the facts that rules check.
+
+    Args:
+        model: The model.
+        system: The system.
+        chips: Chips of the deployment; by default any number.
+        engine: The engine; by default any.
+        role: "prefill" or "decode" for a pool of a disaggregated deployment.
+
+    Returns:
+        The facts.
+    """
+    shape = _shape(model)
+    largest = system.scale_out.size
+    inside = system.scale_up.size if chips is None else min(system.scale_up.size, chips)
+    return Facts(
+        **shape,
+        system=system.name,
+        domain=inside,
+        domain_chips=system.scale_up.size,
+        max_chips=largest,
+        chips=largest if chips is None else chips,
+        engine="" if engine is None else engine.name,
+        role=role,
+        two_batch=2.0 if engine is None else float(engine.scheduler.two_batch),
+        host=_host(system),
+    )
+
+
+def _host(system: System) -> float:
+    """Return the chips per host for DeepEP: 0 without NVLink.
+
+    It is infinite in NVLink racks and on AMD chips, where any number works.
+    """
+    if system.chip.vendor != "NVIDIA":
+        return math.inf
+    if system.scale_up.name != "nvlink":
+        return 0.0
+    host = host_chips(system)
+    return math.inf if np.max(system.scale_up.size, initial=0) > host else float(host)
+
+
+def facts_of_engine(engine: Engine) -> Facts:
+    """Collect the facts that rules of scope "engine" check, for any model and system.
+
+    Args:
+        engine: The engine.
+
+    Returns:
+        The facts.
+    """
+    return Facts(engine=engine.name, two_batch=float(engine.scheduler.two_batch))
+
+
+@lru_cache(maxsize=256)
+def _shape(model: Model) -> dict[str, Any]:
+    """Return the facts of a model."""
+    mixers = [a for layer, _ in model.layers for a in layer.attention]
+    routed = [layer.routed for layer, _ in model.layers if layer.routed]
+    dense = [(op, _columns(op)) for layer, _ in model.layers for op in layer.ops if op.term == "feed-forward" and _columns(op)]
+    return {
+        "model": model.name,
+        "heads": model.heads,
+        "kv_heads": max((a.kv_shards for a in mixers), default=1),
+        "kv_kinds": tuple(sorted({a.kv_shards for a in mixers if a.state_bytes == 0})),
+        "state_heads": tuple(sorted({a.heads for a in mixers if a.state_bytes > 0})),
+        "depth": model.depth,
+        "experts": min((op.experts for op in routed), default=0),
+        "columns": math.gcd(*(columns for _, columns in dense)),
+        "expert_columns": math.gcd(*(op.columns for op in routed)),
+        "block": max((op.format.block for op, _ in dense), default=0),
+        "expert_block": max((op.format.block for op in routed), default=0),
+        "cached": any(a.state_bytes == 0 for a in mixers),
+    }
+
+
+def _columns(op: Op) -> int:
+    """Return the inner width of a feed-forward block of an operator; 0 if unknown."""
+    side = BETWEEN.get(op.name)
+    return int(getattr(op, side)) if side and op.split == "group" else 0
+
+
+def host_chips(system: System) -> int:
+    """Return the chips of one host of a system.
+
+    Args:
+        system: The system.
+
+    Returns:
+        The number in its file, otherwise the chips of a scale-up domain, at most `LARGEST_HOST`.
+    """
+    return int(system.rack.get("host_chips", np.min(system.scale_up.size, initial=LARGEST_HOST)))
+
+
+def axis(value: Number) -> Any:
+    """Return an axis of a layout as an array.
+
+    Args:
+        value: A number or an array.
+
+    Returns:
+        An array.
+    """
+    return np.asarray(value)
+
+
+def near(total: Number, degree: Number) -> str:
+    """Write the two divisors of `total` that are nearest to `degree`.
+
+    Args:
+        total: Number to divide.
+        degree: Number that does not divide it.
+
+    Returns:
+        Text such as "4 or 6"; a general text for arrays.
+
+    >>> near(12, 5), near(7, 3)
+    ('4 or 6', '1 or 7')
+    """
+    if np.ndim(total) or np.ndim(degree):
+        return "a degree that divides it"
+    number, about = int(total), float(degree)
+    return " or ".join(str(d) for d in sorted(sorted(divisors(number), key=lambda d: abs(d - about))[:2]))

@@ -19,8 +19,7 @@ from steptime.errors import LayoutError
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.physics.engine_rules import ENGINE_RULES
-from steptime.physics.layout import NAMES, Layout, check_ways
-from steptime.physics.layout_constraints import ENGINE, MODEL, SEARCH, Facts, Rule, axis, collect_facts, near
+from steptime.physics.layout import ENGINE, MODEL, NAMES, SEARCH, Facts, Layout, Rule, axis, check_ways, collect_facts, near
 
 
 def _copies(layout: Layout) -> str:

@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from steptime.models.blocks_vision import Tower
+from steptime.models.blocks_vision import Media, Tower
 from steptime.models.model import Model
-from steptime.models.multimodal_inputs import Media
 from steptime.number_checks import Number
 from steptime.physics.layout import Layout
 from steptime.physics.op_work import Work, build_work, busiest

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from steptime.hardware.system import System
 from steptime.models.model import Model, stored_formats
-from steptime.physics.layout_constraints import LARGEST_HOST, host_chips
+from steptime.physics.layout import LARGEST_HOST, host_chips
 from steptime.result_base import unit
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steptime.errors import InputError
-from steptime.hardware.unit_cost import usd
+from steptime.hardware.rental_prices import usd
 from steptime.picture_files import BLUE, GREEN, GREY, ORANGE, STYLE
 from steptime.units import in_digits
 

@@ -11,7 +11,7 @@ import numpy as np
 from steptime.number_checks import Array, Number, distinct
 from steptime.pareto import pareto
 from steptime.physics.layout import Layout, select_layouts, shaped, stacked
-from steptime.physics.replica_placement import pairs
+from steptime.physics.layout_space import pairs
 from steptime.planning.batch_queue import PassTime, passes
 from steptime.planning.plan_problem import DISAGGREGATED, PlanProblem, Table, decoding, joined, moving, pass_limit, runs
 from steptime.planning.prefill_pool import Prefill, first_token, prefill_pool, within_limit

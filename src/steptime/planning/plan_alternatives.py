@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from steptime.hardware.number_formats import number_format
-from steptime.hardware.unit_cost import usd_per_million
+from steptime.hardware.rental_prices import usd_per_million
 from steptime.models.model import weight_bytes, with_formats
 from steptime.number_checks import MOST_CHIPS
 from steptime.physics.kv_dtype import as_served, with_small_cache
@@ -26,7 +26,7 @@ from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate,
 from steptime.planning.plan_result import Alternative, Plan
 from steptime.planning.plan_search import AS_CHEAP, held_by, lawful, ranked, search
 from steptime.planning.refinement import Peak, best, served_by
-from steptime.planning.speculative_config import NONE, Speculation, known_draftings
+from steptime.planning.workload import NONE, Speculation, known_draftings
 
 # Factor on each axis within which layouts count as near the chosen one.
 NEAR: Final = 4

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from steptime.hardware.unit_cost import usd_per_million
+from steptime.hardware.rental_prices import usd_per_million
 from steptime.number_checks import Number
 from steptime.physics.engine import Engine
-from steptime.physics.extrapolation import widening
-from steptime.physics.uncertainty import REGIMES, factors, has_range, latency_regime, with_variances
+from steptime.physics.uncertainty import REGIMES, factors, has_range, latency_regime, widening, with_variances
 from steptime.planning.plan_problem import Candidate, PlanProblem, evaluate_prefill, evaluate_state
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import first_token_of, matched_rate

@@ -8,14 +8,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from steptime.hardware.number_formats import SOFTWARE
 from steptime.hardware.rental_prices import kind_in_words
-from steptime.hardware.software_maturity import SOFTWARE
 from steptime.hardware.system import System
 from steptime.models.model import Model, weight_bytes
 from steptime.number_checks import Number
 from steptime.physics.chip_memory import weights_per_chip
-from steptime.physics.layout import Layout, show_layout
-from steptime.physics.layout_constraints import collect_facts
+from steptime.physics.layout import Layout, collect_facts, show_layout
 from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal
 from steptime.physics.uncertainty import has_range, measured_on

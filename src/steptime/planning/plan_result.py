@@ -17,8 +17,7 @@ from steptime.physics.step import Step
 from steptime.picture_files import save_picture
 from steptime.planning.launch_facts import Served
 from steptime.planning.slo_probability import likelihood
-from steptime.planning.speculative_config import NONE, Speculation
-from steptime.planning.workload import Slo, Workload
+from steptime.planning.workload import NONE, Slo, Speculation, Workload
 from steptime.result_base import Result, Tabular, columns_by_key, unit
 from steptime.svg import curve
 from steptime.units import in_digits, show

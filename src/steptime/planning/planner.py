@@ -17,8 +17,8 @@ import numpy as np
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import Impossible, RangeError, expect
 from steptime.hardware.energy import read_electricity
+from steptime.hardware.rental_prices import usd_per_million
 from steptime.hardware.system import System
-from steptime.hardware.unit_cost import usd_per_million
 from steptime.hardware.what_if import is_single
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, resolve_model
@@ -46,9 +46,17 @@ from steptime.planning.plan_search import fitting, ranked, search
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import best, evaluate_occupancy, first_token_of, matched_rate, planned_prefill
 from steptime.planning.slo_probability import check_sure, point
-from steptime.planning.speculative_config import AUTO, NONE, check_asked, choose_speculation, decode_steps, drafting_warnings
 from steptime.planning.steady_state import State, decode_pool
-from steptime.planning.workload import Slo, Workload
+from steptime.planning.workload import (
+    AUTO,
+    NONE,
+    Slo,
+    Workload,
+    check_asked,
+    choose_speculation,
+    decode_steps,
+    drafting_warnings,
+)
 
 MODES = (AGGREGATED, DISAGGREGATED)
 # Most scale-up domains that are tried with equal layouts; with more, transfers across domains cost little.

@@ -15,18 +15,20 @@ import numpy as np
 
 from steptime.number_checks import Array, Number, as_whole, distinct
 from steptime.physics.layout import Layout, shaped, stacked
-from steptime.planning.admission import Occupancy, capped_occupancy, uncapped_occupancy
 from steptime.planning.pd_matching import UNKNOWN
 from steptime.planning.plan_problem import (
     AGGREGATED,
     DISAGGREGATED,
     Candidate,
+    Occupancy,
     PlanProblem,
+    capped_occupancy,
     decoding,
     evaluate_prefill,
     evaluate_state,
     moving,
     pass_limit,
+    uncapped_occupancy,
 )
 from steptime.planning.plan_search import AS_CHEAP, chunk_sizes, readable
 from steptime.planning.prefill_pool import Prefill, first_token, prefill_pool, within_limit

@@ -12,9 +12,8 @@ from typing import Final
 
 from steptime.errors import RangeError
 from steptime.number_checks import Array, Number, single
-from steptime.physics.extrapolation import Distance, distances, widening
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import factors, has_range, latency_regime
+from steptime.physics.uncertainty import Distance, distances, factors, has_range, latency_regime, widening
 from steptime.planning.plan_problem import PlanProblem
 
 NORMAL: Final = NormalDist()

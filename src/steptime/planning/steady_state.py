@@ -43,8 +43,7 @@ from steptime.physics.speculative_step import cache_moved, drafted_memory, draft
 from steptime.physics.step import Step
 from steptime.planning.batch_queue import queue_wait
 from steptime.planning.chunked_prefill import interleaved_prefill_share, mixed_step_stats
-from steptime.planning.speculative_config import NONE, Speculation, decode_steps, step_yield
-from steptime.planning.workload import Workload
+from steptime.planning.workload import NONE, Speculation, Workload, decode_steps, step_yield
 
 # Standard deviations of the cache's fill level that a deployment keeps free.
 SPARE_DEVIATIONS = 3.0

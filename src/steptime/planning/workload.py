@@ -1,4 +1,7 @@
-"""The workload of a deployment, and the limits (SLO) that it must meet."""
+"""The workload of a deployment, and the limits (SLO) that it must meet.
+
+Speculative decoding: tokens drafted per step, acceptance length and its source.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from steptime.errors import InputError
-from steptime.number_checks import MOST_TOKENS, between, check_shapes, limit, positive, share
+from steptime.catalog.acceptance_lengths import Curve, acceptance_curve
+from steptime.errors import InputError, RangeError
+from steptime.models.model import Model
+from steptime.number_checks import MOST_TOKENS, Number, between, check_shapes, limit, positive, share, single, whole_number
 from steptime.result_base import unit
 from steptime.units import DAY
 
@@ -85,3 +90,174 @@ def limits(*, speed: float | None = None, ttft: float | None = None) -> Slo:
     Slo(ttft=inf, tpot=0.02)
     """
     return Slo(speed=speed, ttft=math.inf if ttft is None else ttft)
+
+
+# Most speculative tokens per step; acceptance was not measured beyond.
+MOST_DRAFTS: Final = 8
+AUTO: Final = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Speculative decoding: tokens drafted per step, and tokens that a step yields.
+
+    `acceptance` is the mean acceptance length of a sequence, including the token that is always accepted. It
+    is from 1 to drafts + 1.
+    """
+
+    drafts: int = field(default=0, metadata=unit("tokens", "speculative tokens per step and sequence; 0: off", key="drafts"))
+    acceptance: float = field(
+        default=1.0, metadata=unit("tokens", "mean acceptance length per step, including the token that is always accepted")
+    )
+    source: str = field(default="", metadata=unit("", "grade and source of the acceptance length; empty: no drafts"))
+
+    def __post_init__(self) -> None:
+        single(drafts=self.drafts, acceptance=self.acceptance)
+        whole_number("drafts", self.drafts, minimum=0, maximum=MOST_DRAFTS)
+        if not 1 <= self.acceptance <= self.drafts + 1:
+            raise RangeError(
+                f"acceptance: must be from 1 to {self.drafts + 1} tokens per step with drafts {self.drafts} "
+                f"(drafts + 1), got {self.acceptance:g}"
+            )
+
+    @property
+    def text(self) -> str:
+        """Speculative tokens and acceptance length in words."""
+        count_text = "1 speculative token" if self.drafts == 1 else f"{self.drafts} speculative tokens"
+        return f"{count_text} per step, acceptance length {self.acceptance:.3g} ({self.source})" if self.drafts else "none"
+
+
+NONE: Final = Speculation()
+"""No speculative tokens, the default of engines."""
+
+
+def decode_steps(workload: Workload, speculation: Speculation = NONE) -> Number:
+    """Return the mean number of decode steps per request.
+
+    The first token comes from prefill. Each step yields the acceptance length.
+
+    Args:
+        workload: Requests.
+        speculation: Speculative tokens.
+
+    Returns:
+        Steps, at least 1.
+
+    >>> decode_steps(Workload(input_tokens=8, output_tokens=101)), decode_steps(Workload(input_tokens=8, output_tokens=1))
+    (100.0, 1.0)
+    """
+    owed = np.maximum(1.0, workload.output_tokens - 1)
+    steps: Number = np.maximum(1.0, owed / speculation.acceptance)
+    return steps if np.ndim(steps) else float(steps)
+
+
+def step_yield(workload: Workload, speculation: Speculation = NONE) -> Number:
+    """Return the mean number of tokens that a decode step yields for a request.
+
+    This is the acceptance length, or all remaining tokens if these are fewer.
+
+    Args:
+        workload: Requests.
+        speculation: Speculative tokens.
+
+    Returns:
+        Tokens per step.
+    """
+    owed = np.maximum(1.0, workload.output_tokens - 1)
+    gained: Number = owed / decode_steps(workload, speculation)
+    return gained
+
+
+def check_asked(drafts: int | str | None, acceptance: float | None) -> None:
+    """Check the options for speculative tokens together.
+
+    Args:
+        drafts: Speculative tokens per step, "auto" or None.
+        acceptance: Acceptance length, or None.
+
+    Raises:
+        RangeError: A value is out of range, or an acceptance has no number of tokens.
+    """
+    if isinstance(drafts, str) and drafts != AUTO:
+        raise RangeError(f"drafts: must be a number of tokens from 0 to {MOST_DRAFTS}, or auto, got {drafts!r}")
+    if acceptance is not None and drafts is None:
+        raise RangeError("acceptance: needs a number of drafts, got none; give drafts too (--drafts 2)")
+    if acceptance is not None and drafts == AUTO:
+        raise RangeError("acceptance: needs one number of drafts, got auto, which searches it; give the number (--drafts 2)")
+    if drafts is not None and drafts != AUTO:
+        whole_number("drafts", drafts, minimum=0, maximum=MOST_DRAFTS)
+
+
+def choose_speculation(model: Model, drafts: int, acceptance: float | None = None) -> Speculation:
+    """Return the speculation of a model's own layers.
+
+    Args:
+        model: Model.
+        drafts: Speculative tokens per step.
+        acceptance: Acceptance length; by default the measured value of such a model.
+
+    Returns:
+        The speculation with its source.
+
+    Raises:
+        InputError: The model has no layers that can draft.
+        RangeError: No acceptance was measured for this number of tokens.
+    """
+    if drafts == 0:
+        return Speculation(acceptance=1.0 if acceptance is None else acceptance)
+    if not model.draft:
+        raise InputError(
+            f"drafts: {model.name} has no layers that draft tokens (multi-token prediction), and separate draft models are not "
+            "supported; plan without --drafts, or use a model with such layers, such as deepseek-v3 or glm-5.2"
+        )
+    if acceptance is not None:
+        return Speculation(drafts=drafts, acceptance=acceptance, source="given")
+    curve = acceptance_curve(model.name)
+    if drafts > len(curve.figures):
+        raise RangeError(
+            f"drafts: no acceptance of {model.name} was measured beyond {len(curve.figures)}, got {drafts}; "
+            "give the acceptance length (--acceptance)"
+        )
+    return _measured(curve, drafts)
+
+
+def known_draftings(model: Model) -> tuple[Speculation, ...]:
+    """List every number of speculative tokens with a known acceptance.
+
+    Args:
+        model: Model.
+
+    Returns:
+        Speculations, starting with no tokens; only that one where the model has no draft layers.
+    """
+    if not model.draft:
+        return (Speculation(),)
+    curve = acceptance_curve(model.name)
+    return (Speculation(), *(_measured(curve, drafts) for drafts in range(1, min(MOST_DRAFTS, len(curve.figures)) + 1)))
+
+
+def _measured(curve: Curve, drafts: int) -> Speculation:
+    return Speculation(drafts=drafts, acceptance=curve.tokens[drafts - 1], source=_words(curve, drafts))
+
+
+def drafting_warnings(model: Model, speculation: Speculation) -> tuple[str, ...]:
+    """Return a warning where the acceptance length is a guess.
+
+    Args:
+        model: Model.
+        speculation: Speculative tokens.
+
+    Returns:
+        Warnings; empty where the value was measured or given.
+    """
+    if not speculation.drafts or not speculation.source.startswith("guess"):
+        return ()
+    return (
+        f"no acceptance length of {model.name} was published: {speculation.acceptance:.3g} tokens per step are a guess from "
+        "other models, and the ranges do not include its error; give yours as --acceptance",
+    )
+
+
+def _words(curve: Curve, drafts: int) -> str:
+    figure = curve.figures[drafts - 1]
+    return f"{figure.grade}: {figure.note or curve.words}"

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from steptime.errors import InputError, install_hint
-from steptime.pricing.model_names import match_family
+from steptime.pricing.bundled_prices import match_family
 from steptime.pricing.price_list import STANDARD, PriceList, Rates
 
 # Provider names of the package, and the shipped names.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from steptime.blackboard.cache_tiers import break_even_hits, break_even_hold
-from steptime.blackboard.price_signals import (
+from steptime.blackboard.token_cost import (
+    break_even_hits,
+    break_even_hold,
     decode_utilisation,
     joint_balanced_context,
     joint_batch_ratio,

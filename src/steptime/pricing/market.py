@@ -12,18 +12,16 @@ import numpy as np
 
 from steptime.catalog.hardware_loading import quotes
 from steptime.errors import InputError, RangeError, UnknownName, short_repr
-from steptime.hardware.rental_prices import RENTED
+from steptime.hardware.rental_prices import RENTED, usd
 from steptime.hardware.system import System
-from steptime.hardware.unit_cost import usd
 from steptime.models.model import active_parameters, cache_bytes_read, total_parameters
 from steptime.models.model_loading import load_model
 from steptime.number_checks import positive
 from steptime.planning.planner import MODES
 from steptime.planning.workload import Workload, limits
-from steptime.pricing.bundled_prices import FIRST_PARTY, RESELLER, closed_rows, dated_rows, open_rows
+from steptime.pricing.bundled_prices import FIRST_PARTY, RESELLER, closed_rows, dated_rows, match_family, open_rows, spelled
+from steptime.pricing.fast_tiers import assumed
 from steptime.pricing.kv_storage_cost import Hold, holds, tiers
-from steptime.pricing.model_names import match_family, spelled
-from steptime.pricing.monte_carlo import assumed
 from steptime.pricing.open_model_market import CURRENT, LEAST_SELLERS, mean_of_hopper
 from steptime.pricing.price_estimate import prior_coverage
 from steptime.pricing.price_lookup import Offer, find_offers

@@ -14,9 +14,8 @@ from steptime.errors import InputError, short_repr
 from steptime.models.model_loading import load_model
 from steptime.number_checks import positive
 from steptime.planning.workload import limits
-from steptime.pricing.bundled_prices import Row, dated_rows, open_rows
+from steptime.pricing.bundled_prices import Row, dated_rows, match_family, open_rows
 from steptime.pricing.market import Mix, family_named, read_mix, rent_on
-from steptime.pricing.model_names import match_family
 from steptime.pricing.open_model_market import mean_of_hopper
 from steptime.pricing.price_lookup import find_list
 from steptime.pricing.serving_costs import HOPPER, token_costs

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Final
 
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
-from steptime.hardware.unit_cost import usd
+from steptime.hardware.rental_prices import usd
 from steptime.pricing.bundled_prices import Row
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import parse

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from steptime.errors import InputError, RangeError, UnknownName
 from steptime.pricing import genai_prices_package
-from steptime.pricing.bundled_prices import FIRST_PARTY, RESELLER, Row, closed_rows, dated_rows, open_rows, table
-from steptime.pricing.model_names import match_family
+from steptime.pricing.bundled_prices import FIRST_PARTY, RESELLER, Row, closed_rows, dated_rows, match_family, open_rows, table
 from steptime.pricing.price_list import STANDARD, PriceList, checked, completed, joined
 from steptime.pricing.price_validity import NEWEST, base_rows, first_day, on_day, on_time, read_time, row_rates
 from steptime.result_base import unit

@@ -16,18 +16,17 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import Impossible, InputError
-from steptime.hardware.rental_prices import has_rent, rent_in_words
+from steptime.hardware.rental_prices import has_rent, rent_in_words, usd
 from steptime.hardware.system import System
-from steptime.hardware.unit_cost import usd
 from steptime.models.model import Model, cache_bytes_read
 from steptime.models.model_loading import ModelLike, load_model, resolve_model
 from steptime.number_checks import positive
 from steptime.planning.planner import MODES as EITHER
 from steptime.planning.workload import Slo, Workload, limits
+from steptime.pricing.bundled_prices import match_family
+from steptime.pricing.fast_tiers import assumed
 from steptime.pricing.kv_storage_cost import Tier, tiers
 from steptime.pricing.market import Mix, family_named, read_mix
-from steptime.pricing.model_names import match_family
-from steptime.pricing.monte_carlo import assumed
 from steptime.pricing.price_list import PriceList, Rates
 from steptime.pricing.serving_costs import TokenCost, cost_on
 from steptime.processes import map_in_processes

@@ -13,11 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from steptime.blackboard.price_signals import active_from_input, usd_per_flop
+from steptime.blackboard.token_cost import active_from_input, usd_per_flop
 from steptime.number_checks import Array
 from steptime.pricing.bundled_prices import dated_rows, open_rows, table
-from steptime.pricing.kv_price_step import calibrated
-from steptime.pricing.monte_carlo import Z90, Draws, Margin, interval
+from steptime.pricing.fast_tiers import Z90, Draws, Margin, interval
+from steptime.pricing.kv_storage_cost import calibrated
 from steptime.pricing.open_model_market import costs_by_model, families
 from steptime.pricing.price_estimate import Coverage
 from steptime.pricing.price_list import PriceList, Rates

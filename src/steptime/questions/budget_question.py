@@ -13,8 +13,7 @@ from steptime.planning.workload import Workload, limits
 from steptime.questions.declaration import Reader, bind, count, number, question_of_result, read_answers, rent, text, texts
 from steptime.scaling.lifetime_compute import Demand
 from steptime.scaling.model_sizing import Budget, budget
-from steptime.scaling.quality_target import read_served, read_target
-from steptime.scaling.size_cost import Serving
+from steptime.scaling.size_cost import Serving, read_served, read_target
 from steptime.units import count as read_count
 
 AIM, TRAFFIC, RL, LAWS, MIX, PRICE, MACHINE = (

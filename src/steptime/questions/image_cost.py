@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from steptime.errors import InputError
+from steptime.models.blocks_vision import Reading, media_tokens, read_media, tower_flops, tower_parameters, with_media
 from steptime.models.model import Model, prefill_flops
 from steptime.models.model_loading import ModelLike, resolve_model
-from steptime.models.multimodal_inputs import Reading, media_tokens, read_media, tower_flops, tower_parameters, with_media
 from steptime.number_checks import MOST_TOKENS, positive
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import counted, show

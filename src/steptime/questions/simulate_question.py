@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from steptime.errors import NUMBA_MISSING, RangeError, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.physics.default_layout import default_layout
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
+from steptime.physics.layout_space import default_layout
 from steptime.questions.declaration import Answer, Question, bind_declared, choice, count, inputs_from, number, text
 from steptime.questions.plan_question import LatencyLimits
 from steptime.questions.subject import (

@@ -10,19 +10,18 @@ import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, LayoutError, RangeError, short_repr
+from steptime.hardware.rental_prices import deployment_rent, usd_per_million
 from steptime.hardware.system import System
-from steptime.hardware.unit_cost import deployment_rent, usd_per_million
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chip_memory import Memory, memory_per_chip
-from steptime.physics.default_layout import default_layout
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
-from steptime.physics.extrapolation import distances
 from steptime.physics.layout import Layout, show_layout
+from steptime.physics.layout_space import default_layout
 from steptime.physics.step import Step, mixed_step
-from steptime.physics.uncertainty import has_range, step_and_range, step_range
+from steptime.physics.uncertainty import distances, has_range, step_and_range, step_range
 from steptime.questions.declaration import Answer, Question, bind_declared, choice, count, inputs_from
 from steptime.questions.image_cost import ImageCost, media_cost
 from steptime.questions.subject import (

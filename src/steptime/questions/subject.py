@@ -11,9 +11,9 @@ import numpy as np
 
 from steptime.catalog.hardware_loading import load_system, resolve_system
 from steptime.errors import ConfigError, Impossible, RangeError, UnitError, UnknownName, short_repr
-from steptime.hardware.power_budget import BANDWIDTH, CAPACITY, FLOPS, LEAST_LEFT, LINK, PARTS, flops_left, power_shares
+from steptime.hardware.energy import BANDWIDTH, CAPACITY, FLOPS, LEAST_LEFT, LINK, PARTS, flops_left, power_shares
+from steptime.hardware.number_formats import with_software
 from steptime.hardware.rental_prices import with_rent
-from steptime.hardware.software_maturity import with_software
 from steptime.hardware.system import System
 from steptime.hardware.what_if import scale, settable, vary
 from steptime.models.model import Model, active_parameters, kv_bytes_per_token, total_parameters
@@ -152,7 +152,7 @@ def with_prompt_media(model: Model, inputs: PromptMedia, text_tokens: float) -> 
     """
     if not inputs.image and not inputs.audio:
         return model, 0
-    from steptime.models.multimodal_inputs import read_media, with_media
+    from steptime.models.blocks_vision import read_media, with_media
 
     media = read_media(model, inputs.image, inputs.audio)
     return with_media(model, media, text_tokens), sum(item.tokens for item in media)

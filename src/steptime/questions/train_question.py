@@ -25,10 +25,9 @@ from steptime.questions.declaration import (
     texts,
 )
 from steptime.questions.subject import SUBJECT_GROUP, read_machine
-from steptime.training.reliability import FAILURES_PER_CHIP_SECOND
-from steptime.training.training_layout import show_training_layout
+from steptime.training.training_job import show_training_layout
 from steptime.training.training_planner import Training, train
-from steptime.training.training_runs import Phase, Reliability
+from steptime.training.training_runs import FAILURES_PER_CHIP_SECOND, Phase, Reliability
 from steptime.training.training_stack import training_engine
 from steptime.units import count as read_count
 

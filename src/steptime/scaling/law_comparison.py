@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.blackboard.compute_allocation import overtraining
+from steptime.blackboard.training_compute import overtraining
 from steptime.errors import InputError
 from steptime.number_checks import positive
 from steptime.result_base import Tabular, columns_by_key, unit

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from steptime.blackboard.compute_allocation import overtraining
+from steptime.blackboard.training_compute import overtraining
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import Impossible, InputError, RangeError
 from steptime.hardware.system import System
@@ -30,9 +30,8 @@ from steptime.scaling.lifetime_compute import (
     total_parameters,
     within,
 )
-from steptime.scaling.quality_target import Target, read_target
 from steptime.scaling.scaling_laws import DOMAINS, Law, LawLike, beyond, in_beyond, load_laws, tokens_for
-from steptime.scaling.size_cost import Serving
+from steptime.scaling.size_cost import Serving, Target, read_target
 from steptime.scaling.sizing_on_system import MachineBudget, by_machine
 from steptime.units import DAY, in_digits, show
 

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from steptime.blackboard.critical_batch import optimal_batch
-from steptime.blackboard.ideal_machine import balance, multiplies
+from steptime.blackboard.decode_latency import balance, multiplies
+from steptime.blackboard.training_compute import optimal_batch
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError
 from steptime.hardware.number_formats import number_format, peak_rate

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from steptime.blackboard.compute_allocation import overtraining
+from steptime.blackboard.training_compute import overtraining
 from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import Reader
 from steptime.catalog.schema import TrainedListEntry, validated

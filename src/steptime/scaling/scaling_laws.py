@@ -23,10 +23,9 @@ from steptime.catalog.hardware_loading import Reader
 from steptime.catalog.schema import LawEntry, SpreadEntry, validated
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName, did_you_mean, expect, short_repr
 from steptime.number_checks import LARGEST, Number, between, positive, share
-from steptime.provenance import GRADES, Figure
 from steptime.result_base import Result
 from steptime.scaling.law_forms import FORMS, Form, LawInputs
-from steptime.units import in_digits, show
+from steptime.units import GRADES, Figure, in_digits, show
 
 DOMAINS: Final = {
     "params": "parameters", "tokens": "tokens", "compute": "FLOP", "experts": "experts", "granularity": "granularity",

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from steptime.simulation.jit import compiled, entry, inlined
 from steptime.simulation.loop_state import (
     CLOCK,
     CONTEXT,
@@ -37,6 +36,9 @@ from steptime.simulation.loop_state import (
     Rules,
     blocks_for,
     blocks_needed,
+    compiled,
+    entry,
+    inlined,
     steps_with_room,
     take_blocks,
 )

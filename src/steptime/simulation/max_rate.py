@@ -17,10 +17,9 @@ from steptime.models.model import Model
 from steptime.number_checks import whole_number
 from steptime.planning.workload import Slo
 from steptime.result_base import Tabular, columns_by_key, unit
-from steptime.simulation.run_metrics import OVERLOADED, Answers
+from steptime.simulation.run_metrics import OVERLOADED, PERCENTILES, Answers, Judged, judge
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate
-from steptime.simulation.slo_check import PERCENTILES, Judged, judge
 from steptime.simulation.traffic import Traffic, checked, scaled
 from steptime.units import in_digits, show
 

@@ -16,9 +16,8 @@ from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_step
 from steptime.planning.plan_result import Plan, Pool
-from steptime.planning.speculative_config import NONE, Speculation
 from steptime.planning.step_explanation import step_given
-from steptime.planning.workload import Workload
+from steptime.planning.workload import NONE, Speculation, Workload
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.traffic import Lengths, Traffic, open_loop, scaled
 from steptime.units import show

@@ -13,8 +13,7 @@ from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike
 from steptime.physics.engine import Engine
 from steptime.planning.plan_result import Plan
-from steptime.planning.speculative_config import NONE, Speculation
-from steptime.planning.workload import Slo, Workload
+from steptime.planning.workload import NONE, Slo, Speculation, Workload
 from steptime.result_base import Result, unit
 from steptime.simulation.max_rate import meets, run_until_settled
 from steptime.simulation.plan_as_traffic import (
@@ -26,10 +25,9 @@ from steptime.simulation.plan_as_traffic import (
     workload_traffic,
 )
 from steptime.simulation.plan_vs_simulation import Compared, compare
-from steptime.simulation.run_metrics import Answers
+from steptime.simulation.run_metrics import Answers, Judged, at_percentile, judge
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate
-from steptime.simulation.slo_check import Judged, at_percentile, judge
 from steptime.units import in_digits
 
 __all__ = ["Compared", "Replay", "compare", "replay", "replay_pools"]

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike
+from steptime.hardware.rental_prices import usd_per_million
 from steptime.hardware.system import System
-from steptime.hardware.unit_cost import usd_per_million
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike
 from steptime.physics.engine import Engine

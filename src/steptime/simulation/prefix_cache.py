@@ -23,7 +23,7 @@ from steptime.hardware.system import System
 from steptime.number_checks import LONGEST, at_least_zero, positive, single
 from steptime.physics.layout import Layout
 from steptime.result_base import Result, unit
-from steptime.simulation.jit import compiled, entry
+from steptime.simulation.loop_state import compiled, entry
 from steptime.simulation.step_time_model import Pace
 from steptime.simulation.traffic import Traffic
 from steptime.units import show

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from steptime.simulation.jit import compiled, inlined
 from steptime.simulation.loop_state import (
     BLOCK_SECONDS,
     BUSY,
@@ -43,9 +42,11 @@ from steptime.simulation.loop_state import (
     Replicas,
     Rules,
     blocks_for,
+    compiled,
     context_units,
     drop,
     enqueue,
+    inlined,
     insert,
     push,
     remove,

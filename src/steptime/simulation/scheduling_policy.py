@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.blackboard.ideal_machine import drain_seconds
+from steptime.blackboard.decode_latency import drain_seconds
 from steptime.errors import RangeError, UnknownName
 from steptime.hardware.system import System
 from steptime.number_checks import LONGEST, at_least_zero, limit, positive, single, whole_number

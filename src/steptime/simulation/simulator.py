@@ -12,8 +12,8 @@ import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import Impossible, RangeError
+from steptime.hardware.rental_prices import deployment_rent
 from steptime.hardware.system import System
-from steptime.hardware.unit_cost import deployment_rent
 from steptime.hardware.what_if import is_single
 from steptime.models.model import Model, cache_bytes
 from steptime.models.model_loading import ModelLike, resolve_model
@@ -23,7 +23,7 @@ from steptime.physics.engine import Engine, anchored, engine_for
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
-from steptime.physics.replica_placement import stays_inside
+from steptime.physics.layout_space import stays_inside
 from steptime.physics.speculative_step import cache_moved, drafted_sequences
 from steptime.planning.workload import Slo
 from steptime.simulation.loop_state import DONE, Replicas, Rules
@@ -37,10 +37,9 @@ from steptime.simulation.replica_pools import (
     serve_disaggregated_closed,
     serve_tiers,
 )
-from steptime.simulation.run_metrics import answers, timeline
+from steptime.simulation.run_metrics import DEFAULT_PERCENTILE, answers, check_percentile, judge, timeline
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulation_result import Simulation
-from steptime.simulation.slo_check import DEFAULT_PERCENTILE, check_percentile, judge
 from steptime.simulation.step_time_model import Pace, sample_pace, slowed
 from steptime.simulation.traffic import Traffic, checked
 

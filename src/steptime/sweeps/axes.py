@@ -13,8 +13,7 @@ from steptime.hardware.rental_prices import KINDS
 from steptime.number_checks import Array
 from steptime.questions.declaration import COUNT, RENT, TEXT, Input, Question, listed
 from steptime.questions.registry import find_input, plain_name
-from steptime.sweeps.point_limits import check_points
-from steptime.sweeps.question_inputs import count_values, read_one, read_values
+from steptime.sweeps.question_inputs import check_points, count_values, read_one, read_values
 from steptime.units import HOUR
 
 

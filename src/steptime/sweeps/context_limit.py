@@ -1,23 +1,30 @@
-"""The longest context within a time per token and a price, by KV cache technique. Lecture, section 16.
+"""The result of `context`: the longest context of a model by KV cache technique.
+
+Plot of `context`: the cost of decode over the length of context, one curve per technique.
+
+The longest context within a time per token and a price, by KV cache technique. Lecture, section 16.
 
 For each technique (`models.kv_compression`) and each length, the search tries the layouts of one replica. Each layout gets the
 largest batch that memory and the time per token allow. The cheapest layout is the result at that length. The longest context
 that meets the limits is the wall. Costs are those of decode; prefill is not part of them.
+
+The question `context`: the longest context within a speed and a price, by KV cache technique.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from steptime.blackboard.token_cost import cost_per_token
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError
+from steptime.hardware.rental_prices import usd
 from steptime.hardware.system import System
 from steptime.models.kv_compression import describe_technique, technique_caveats, with_techniques
 from steptime.models.model import (
@@ -38,12 +45,231 @@ from steptime.physics.layout import Layout, select_layouts, shaped, show_layout,
 from steptime.physics.layout_space import legal
 from steptime.physics.step import decode_step
 from steptime.physics.uncertainty import step_range
+from steptime.picture_files import COLOURS, save_picture
 from steptime.processes import map_in_processes
-from steptime.sweeps.context_limit_result import LONGEST, ContextWall, ContextWalls
-from steptime.units import MILLION, counted, show
+from steptime.questions.declaration import (
+    Reader,
+    bind_declared,
+    count,
+    number,
+    question_of_result,
+    read_answers,
+    texts,
+)
+from steptime.questions.subject import PricedSubject, read_subject
+from steptime.result_base import Tabular, columns_by_key, unit
+from steptime.sweeps.plots import DASHES
+from steptime.sweeps.tornado_plot import STYLE
+from steptime.units import MILLION, counted, in_digits, show
+
+# Longest context of the search [tokens].
+LONGEST: Final = 2**29
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextWall:
+    """Cost and longest context of a model with one KV cache technique."""
+
+    technique: str = field(metadata=unit("", "technique as the user wrote it; empty: the unchanged model"))
+    words: str = field(metadata=unit("", "technique in words"))
+    parameters: float = field(metadata=unit("", "parameters of the model with the technique"))
+    kv_bytes: float = field(
+        metadata=unit("B", "KV cache per additional token, before any window is full", key="kv_bytes_per_token")
+    )
+    cache: float = field(metadata=unit("B", "KV cache of one sequence at the compared length", key="cache_bytes"))
+    read_bytes: float = field(metadata=unit("B", "part of that cache that one step reads", key="read_bytes"))
+    batch: int = field(default=0, metadata=unit("", "decode batch of a replica at that length; 0: no layout meets the limit"))
+    layout: str = field(default="", metadata=unit("", "layout of the replica"))
+    chips: int = field(default=0, metadata=unit("", "chips of the replica"))
+    step: float = field(default=math.nan, metadata=unit("s", "time of a step at that length"))
+    step_range: tuple[float, float] | None = field(default=None, metadata=unit("s", "90 % range of the step"))
+    usd_per_million: float = field(
+        default=math.nan,
+        metadata=unit("USD", "cost of decode per million output tokens at that length", key="usd_per_million_output_tokens"),
+    )
+    longest: float = field(
+        metadata=unit("tokens", "longest context within the time per token; null: any length, because the cache does not grow")
+    )
+    longest_range: tuple[float, float] | None = field(
+        default=None, metadata=unit("tokens", "90 % range, from the range of the step")
+    )
+    longest_priced: float = field(
+        metadata=unit("tokens", "longest context within time and price; null: any length, or no known rent")
+    )
+    binds: str = field(default="", metadata=unit("", "limit of the longest context: time or memory"))
+    caveats: tuple[str, ...] = field(default=(), metadata=unit("", "drawbacks of the technique, with their sources"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ContextWalls(Tabular):
+    """Longest contexts of a model by KV cache technique, the unchanged model first."""
+
+    SCHEMA: ClassVar[str] = "steptime.context_walls/2"
+
+    model: str = field(metadata=unit("", "name of the model"))
+    system: str = field(metadata=unit("", "name of the system"))
+    engine: str = field(metadata=unit("", "name of the engine"))
+    kv_format: str = field(metadata=unit("", "number format of the KV cache of the unchanged model"))
+    chips: int = field(metadata=unit("", "chips that one replica may take"))
+    context: int = field(metadata=unit("tokens", "length at which techniques are compared"))
+    tpot: float = field(metadata=unit("s", "limit on the time per token"))
+    usd_per_million: float = field(metadata=unit("USD", "limit on the price of output", key="usd_per_million_output_tokens"))
+    priced: bool = field(
+        metadata=unit("", "whether the user gave that limit; else it is the cost of the unchanged model at the compared length")
+    )
+    max_context: float = field(
+        metadata=unit("tokens", "maximum context of the model; null: not stated", key="max_context_tokens")
+    )
+    reason: str = field(default="", metadata=unit("", "why the unchanged model reaches no length; empty: it reaches one"))
+    walls: tuple[ContextWall, ...] = field(metadata=unit("", "one entry per technique, the unchanged model first"))
+    left_out: tuple[str, ...] = field(default=(), metadata=unit("", "usual techniques that the model cannot have, and why"))
+    curves: tuple[tuple[Array, Array], ...] = field(
+        default=(), metadata=unit("", "lengths [tokens] and costs [USD per million tokens] of each technique", left_out=True)
+    )
+
+    @property
+    def base(self) -> ContextWall:
+        """The unchanged model."""
+        return self.walls[0]
+
+    @property
+    def text(self) -> str:
+        """The answer in a sentence or two."""
+        base, longer = self.base, max(self.walls, key=lambda wall: (wall.longest_priced, wall.longest))
+        speed = f"{1 / self.tpot:,.3g} tok/s"
+        first = f"At {speed} {self.model} on {self.system} reaches {tokens(base.longest)} of context"
+        first += (
+            f" (90 % range {tokens(base.longest_range[0])} to {tokens(base.longest_range[1])})" if base.longest_range else ""
+        )
+        if not base.longest:
+            return f"{self.model} on {self.system} reaches no context at {speed}: {self.reason}."
+
+        # A range narrower than 1 % comes from memory, which has no uncertainty.
+        if base.longest_range and base.longest_range[1] < 1.01 * base.longest_range[0]:
+            first = f"At {speed} {self.model} on {self.system} reaches {tokens(base.longest)} of context, limited by memory"
+        if math.isfinite(self.usd_per_million) and self.priced:
+            first += f", and {tokens(base.longest_priced)} for {usd(self.usd_per_million)} per million output tokens"
+        first += "."
+        if longer is base or not longer.longest_priced > 1.01 * base.longest_priced:
+            return first
+        money = f" at {usd(self.usd_per_million)} per million output tokens" if math.isfinite(self.usd_per_million) else ""
+        ends = (
+            "any length, because its cache does not grow"
+            if math.isinf(longer.longest_priced)
+            else tokens(longer.longest_priced)
+        )
+        return f"{first} The technique with the longest context{money} is {longer.technique}: {ends}."
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return a title, and the longest context of each technique.
+
+        Returns:
+            The title, and lengths in words by technique.
+        """
+        title = f"Longest contexts of {self.model} on {self.system}, {show(self.tpot, 's')} a token"
+        return title, {wall.technique or "unchanged": tokens(wall.longest) for wall in self.walls}
+
+    def columns(self) -> dict[str, Any]:
+        """Return one row per technique; ranges as two columns.
+
+        Returns:
+            Columns by name, one value per technique.
+        """
+        table = {
+            name: values
+            for name, values in columns_by_key(ContextWall, self.walls).items()
+            if not name.endswith(("_range_s", "_range_tokens", "_range")) and name != "caveats"
+        }
+        for name, key in (("step_range", "step_{}_s"), ("longest_range", "longest_{}_tokens")):
+            for side, end in enumerate(("low", "high")):
+                pairs = [getattr(wall, name) for wall in self.walls]
+                table[key.format(end)] = [math.nan if pair is None else pair[side] for pair in pairs]
+        return table
+
+
+def tokens(value: float) -> str:
+    """Write a length of context in words.
+
+    Args:
+        value: Tokens; 0 for no length, infinite for any.
+
+    Returns:
+        A text with three digits.
+
+    >>> tokens(131072), tokens(2_345_678), tokens(math.inf), tokens(LONGEST), tokens(0)
+    ('131,000 tokens', '2.35 M tokens', 'any length', 'over 536 M tokens', 'no length')
+    """
+    if not value:
+        return "no length"
+    if math.isinf(value):
+        return "any length"
+    if value >= LONGEST:
+        return f"over {LONGEST // MILLION:,.0f} M tokens"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded / MILLION:,.4g} M tokens" if rounded >= MILLION else f"{rounded:,.0f} tokens"
+
+
+def plot(limits: ContextWalls, path: str) -> None:
+    """Write a plot of the costs to a file.
+
+    Args:
+        limits: Result of `context_walls`.
+        path: File with the ending .svg, .png or .pdf.
+    """
+    save_picture(path, lambda: draw_figure(limits))
+
+
+def draw_figure(limits: ContextWalls) -> Any:
+    """Draw the costs over the length of context.
+
+    Args:
+        limits: Result of `context_walls`.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        InputError: If no length meets the limits.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    if not any(len(lengths) for lengths, _ in limits.curves):
+        raise InputError("plot: no context meets the limits, so that there is nothing to draw; relax speed or price")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 5.4))
+        axes = figure.subplots()
+        for index, (wall, (lengths, cost)) in enumerate(zip(limits.walls, limits.curves, strict=True)):
+            colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
+            name = wall.technique or "unchanged"
+            axes.loglog(lengths, cost, color=colour, ls=dash, lw=2.4 if not wall.technique else 1.5, label=name)
+
+            # A mark ends each curve at the limit of memory or time.
+            if len(lengths) and math.isfinite(wall.longest):
+                axes.plot(lengths[-1], cost[-1], marker="|", ms=11, mew=2, color=colour)
+        if math.isfinite(limits.usd_per_million):
+            axes.axhline(limits.usd_per_million, color="#888888", lw=0.8, ls=":")
+            axes.annotate(
+                usd(limits.usd_per_million), (axes.get_xlim()[0], limits.usd_per_million), fontsize=8, color="#666666"
+            )
+        if math.isfinite(limits.max_context):
+            axes.axvline(limits.max_context, color="#888888", lw=0.8, ls=":")
+            at_foot = (limits.max_context, axes.get_ylim()[0])
+            axes.annotate(
+                " maximum context of the model", at_foot, fontsize=8, color="#666666", rotation=90, va="bottom", ha="right"
+            )
+        axes.set_xlabel("context [tokens]")
+        axes.set_ylabel("USD per million output tokens (decode only)")
+        axes.grid(alpha=0.25, which="major")
+        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        speed = f"{in_digits(1 / limits.tpot, 3)} tok/s"
+        title = f"{limits.model} on {limits.system}, at least {speed}; | marks the limit of memory or time"
+        figure.suptitle(title, fontsize=10.5, x=0.01, ha="left")
+    return figure
+
 
 # Default context at which techniques are compared [tokens].
-CONTEXT: Final = 131_072
+DEFAULT_CONTEXT: Final = 131_072
 # Default limit on the time per output token [s]: 20 tokens per second, somewhat faster than reading speed.
 TPOT: Final = 0.05
 # Shortest context of the search [tokens].
@@ -91,7 +317,7 @@ def context_walls(
     system: SystemLike,
     *,
     techniques: Sequence[str] | None = None,
-    context: int = CONTEXT,
+    context: int = DEFAULT_CONTEXT,
     tpot: float = TPOT,
     usd_per_million: float | None = None,
     chips: int = 0,
@@ -173,7 +399,8 @@ def _variants(model: Model, techniques: Sequence[str] | None) -> tuple[list[tupl
 
         # A technique may shrink the stored cache or only the part that a step reads; both count.
         before, after = (
-            cache_bytes(candidate, CONTEXT) + cache_bytes_read(candidate, CONTEXT) for candidate in (model, variant)
+            cache_bytes(candidate, DEFAULT_CONTEXT) + cache_bytes_read(candidate, DEFAULT_CONTEXT)
+            for candidate in (model, variant)
         )
         if (variant.layers, variant.stem) == (model.layers, model.stem):
             left_out.append(f"{name}: changes nothing; {model.name} already stores its cache this way")
@@ -374,3 +601,95 @@ def _binds(model: Model, scenario: Scenario, layouts: Layout, longest: float) ->
     beyond = max(longest, LEAST) * 1.02
     room = np.asarray(sequences_that_fit(model, scenario.system, context=beyond, layout=layouts, engine=scenario.engine))
     return "memory" if np.max(room) < 1 else "time"
+
+
+CACHE_GROUP, LIMITS_GROUP = "Cache", "Limits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextInputs(PricedSubject):
+    """Inputs of `context`: model, machine, techniques and limits."""
+
+    technique: Any = texts(
+        "KV cache technique. Formats: kv=int4. Tokens: window=4096, keep=8192 (drops the others). Layers that share a cache: "
+        "share=2. Smaller entries: kv_heads=1, latent=512 (MLA), rank=0.5 (share of the rank). Tokens read: topk=2048, "
+        "blocks=128x16 (16 blocks of 128 tokens). @5of6 applies a technique to 5 of 6 layers, @full or @local to layers of "
+        "that kind. + combines techniques: window=1024@5of6+kv=int8. Repeatable",
+        default_words="the usual ones that the model can have",
+        group=CACHE_GROUP,
+        metavar="CHANGE",
+    )
+    context: Any = count(
+        131_072, "context at which techniques are compared, in tokens (k is 1,000)", unit="tokens", minimum=LEAST,
+        maximum=LONGEST, group=CACHE_GROUP,
+    )  # fmt: skip
+    speed: Any = number(20.0, "minimum output speed for each user in tok/s", unit="tok/s", minimum=1e-6, group=LIMITS_GROUP)
+    usd: Any = number(
+        None, "maximum USD per million output tokens, decode only", unit="USD", minimum=1e-12,
+        group=LIMITS_GROUP, default_words="what the unchanged model costs at --context",
+    )  # fmt: skip
+    chips: Any = count(
+        None, "maximum chips per replica", maximum=MOST_CHIPS, group=LIMITS_GROUP,
+        default_words="a scale-up domain, at most 128",
+    )  # fmt: skip
+
+
+def solve(values: Mapping[str, Any]) -> ContextWalls:
+    """Return the longest context of a model by technique.
+
+    Args:
+        values: Values of `ContextInputs` by name, and figures of the machine by path.
+
+    Returns:
+        One wall per technique.
+    """
+    inputs = bind_declared(ContextInputs, values, "context")
+    if not all(words.strip() for words in inputs.technique):
+        raise InputError("technique: is empty; the unchanged model comes first in any case")
+    model, system, engine = read_subject(values)
+    return context_walls(
+        model, system, techniques=inputs.technique or None, context=inputs.context, tpot=1 / inputs.speed,
+        usd_per_million=inputs.usd, chips=inputs.chips or 0, engine=engine,
+    )  # fmt: skip
+
+
+READS: Final[Mapping[str, Reader]] = {
+    "longest_context": Reader(
+        meaning="longest context of the unchanged model", unit="tokens", value=lambda walls: walls.walls[0].longest
+    ),
+    "longest_context_in_price": Reader(
+        meaning="longest context of the unchanged model within the price",
+        unit="tokens",
+        value=lambda walls: walls.walls[0].longest_priced,
+    ),
+    "cache_bytes": Reader(
+        meaning="cache of one sequence at the compared length", unit="B", value=lambda walls: walls.walls[0].cache
+    ),
+    "batch": Reader(
+        meaning="decode batch of a replica at the compared length", unit="sequences", value=lambda walls: walls.walls[0].batch
+    ),
+    "step_time": Reader(meaning="time of a step at the compared length", unit="s", value=lambda walls: walls.walls[0].step),
+    "reason": Reader(meaning="why no length is reached", value=lambda walls: walls.reason, text=True),
+}
+CONTEXT = question_of_result(
+    "context",
+    "the longest context within a speed and a price",
+    form=ContextInputs,
+    solve=solve,
+    reads=READS,
+    shows=("longest_context", "longest_context_in_price", "batch", "step_time", "reason"),
+    figures=True,
+    seconds=1.0,
+)
+
+
+def summary(walls: ContextWalls) -> dict[str, Any]:
+    """Return the answers of the question from its result.
+
+    Args:
+        walls: Result of `solve`.
+
+    Returns:
+        Answers by name, in base units.
+    """
+    return read_answers(READS, walls)

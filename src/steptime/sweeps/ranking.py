@@ -1,29 +1,329 @@
-"""A ranking of models and systems for one workload and one SLO: the cheapest plan of each pair, and what reverses the order."""
+"""Changes of rent, number format or engine that reverse the order of the two cheapest entries of a ranking.
+
+The result of `compare`: the cheapest plan of each pair of model and system, ordered by cost.
+
+A ranking of models and systems for one workload and one SLO: the cheapest plan of each pair, and what reverses the order.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError, short_repr
-from steptime.hardware.rental_prices import KINDS, kind_asked
+from steptime.hardware.number_formats import number_format
+from steptime.hardware.rental_prices import KINDS, kind_and_date, kind_asked, kind_in_words, rents_by_kind, usd
 from steptime.hardware.rental_prices import with_rent as rented
 from steptime.hardware.system import Rent, System
-from steptime.models.model import Model
+from steptime.models.model import Model, with_formats
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, whole_number
 from steptime.physics.engine import Engine, engine_for, load_engine
+from steptime.physics.kv_dtype import with_small_cache
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, check_limits, plan
 from steptime.planning.workload import Slo, Workload
 from steptime.processes import map_in_processes
-from steptime.sweeps.break_even import flips
-from steptime.sweeps.ranking_result import Ranking, Standing
+from steptime.result_base import Tabular, columns_by_key, unit
+from steptime.units import counted, show
+
+# Options that change a number format.
+FORMATS: Final = ("--weights", "--experts", "--kv")
+Job = tuple[Model, System, int, dict[str, Any]]
+# Serving engines by the vendor of the chip.
+ENGINES_BY_VENDOR: Final = {
+    "NVIDIA": ("vllm", "sglang", "trtllm"),
+    "AMD": ("vllm", "sglang"),
+}
+
+
+def flips(ranking: Ranking, pairs: list[tuple[Model, System, str]], plan_options: dict[str, Any]) -> Iterator[str]:
+    """Yield sentences on the rent, format or engine that would reverse the order.
+
+    Args:
+        ranking: Ranking whose first two entries are compared.
+        pairs: Model, system and label of each entry.
+        plan_options: Options of the plans of the ranking.
+
+    Yields:
+        One sentence per rent, format and engine.
+    """
+    if len(ranking.priced) < 2:
+        return
+    first, second = ranking.priced[:2]
+    both = (first, second)
+    by_name = {(model.name, system.name, label): (model, system) for model, system, label in pairs}
+    subjects = [by_name[standing.model, standing.system, standing.label] for standing in both]
+    if subjects[0][1] != subjects[1][1]:
+        yield from _rent_flips(ranking, first, second, [system for _, system in subjects])
+
+    # The plans of both entries name their cheaper formats only with alternatives.
+    with_levers = plan_options | {"alternatives": True}
+    jobs: list[Job] = [(*subject, standing.chips, with_levers) for subject, standing in zip(subjects, both, strict=True)]
+    engines = [name for name in _common(first, second) if name != first.engine or name != second.engine]
+
+    # An engine that the user chose is not in question.
+    if plan_options["engine"] is None:
+        jobs += [(*job[:3], plan_options | {"engine": name}) for name in engines for job in jobs[:2]]
+    else:
+        engines = []
+    find_plan = partial(_feasible_plan, workload=ranking.workload, slo=ranking.slo)
+
+    # All plans are found in one call, so that processes share the work.
+    plans = map_in_processes(find_plan, jobs)
+    yield from _format_flips(jobs[:2], plans[:2], find_plan)
+    for name, first_plan, second_plan in zip(engines, plans[2::2], plans[3::2], strict=True):
+        yield from _both(f"engine: with {name}", first_plan, second_plan)
+    if plan_options["engine"] is None and first.engine != second.engine and not engines:
+        yield (
+            f"engine: {first.engine} for the first and {second.engine} for {ranking.called(second)}; "
+            "no engine of this comparison serves both"
+        )
+
+
+def _rent_flips(ranking: Ranking, first: Standing, second: Standing, systems: Sequence[System]) -> Iterator[str]:
+    """Yield the break-even rents, and the costs of both with each common kind of rent."""
+    # Cost is proportional to rent, so that the break-even rent is the rent times the ratio of costs.
+    a, b = first.usd_per_million_output_tokens, second.usd_per_million_output_tokens
+    first_rent, second_rent = float(first.rent.typical), float(second.rent.typical)
+    yield (
+        f"rent: both cost the same if {ranking.called(second)} rents for {show(second_rent * a / b, 'USD/s')} per chip instead "
+        f"of {show(second_rent, 'USD/s')}, or the first for {show(first_rent * b / a, 'USD/s')} "
+        f"instead of {show(first_rent, 'USD/s')}"
+    )
+    kinds = [rents_by_kind(system) for system in systems]
+    for kind in kinds[0]:
+        if kind in kinds[1] and (first.rent.kind, second.rent.kind) != (kind, kind):
+            x, y = a * float(kinds[0][kind].typical) / first_rent, b * float(kinds[1][kind].typical) / second_rent
+            order = "stays" if x <= y else "reverses"
+            yield (
+                f"rent: both at the kind {kind_in_words(kinds[0][kind])!r}: {ranking.called(first)} costs {usd(x)} and "
+                f"{ranking.called(second)} {usd(y)}; the order {order}"
+            )
+
+
+def _both(words: str, first: Plan | None, second: Plan | None) -> Iterator[str]:
+    """Yield the costs of both with one choice; nothing if neither has a plan with it."""
+    x, y = (math.nan if candidate is None else candidate.usd_per_million_output_tokens for candidate in (first, second))
+    if math.isfinite(x) and math.isfinite(y):
+        yield f"{words} on both: first {usd(x)}, second {usd(y)}; the order {'stays' if x <= y else 'reverses'}"
+    elif math.isfinite(x) or math.isfinite(y):
+        which, cost = ("first", x) if math.isfinite(x) else ("second", y)
+        yield f"{words}: only the {which} has a plan, at {usd(cost)}"
+
+
+def _common(first: Standing, second: Standing) -> list[str]:
+    return [name for name in ENGINES_BY_VENDOR.get(first.vendor, ()) if name in ENGINES_BY_VENDOR.get(second.vendor, ())]
+
+
+def _feasible_plan(job: Job, *, workload: Workload, slo: Slo) -> Plan | None:
+    model, system, chips, options = job
+    try:
+        candidate = plan(model, system, workload, slo, chips=chips, **options)
+    except InputError:
+        return None
+    return candidate if candidate.feasible else None
+
+
+def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], find_plan: Callable[[Job], Plan | None]) -> Iterator[str]:
+    """Yield the costs of both with each number format that makes one of them cheaper."""
+    # Only formats that are an alternative of at least one of the two plans are tried.
+    options = [
+        lever.option
+        for candidate in plans
+        if candidate is not None
+        for lever in candidate.alternatives
+        if lever.option.startswith(FORMATS)
+    ]
+    option_jobs = [(option, job) for option in dict.fromkeys(options) for job in jobs]
+    new_plans = map_in_processes(
+        find_plan, [(_stored(job[0], option), *job[1:3], job[3] | {"alternatives": False}) for option, job in option_jobs]
+    )
+    for row in range(0, len(option_jobs), 2):
+        yield from _both(f"format: with {option_jobs[row][0]}", new_plans[row], new_plans[row + 1])
+
+
+def _stored(model: Model, option: str) -> Model:
+    """Return a model in the format of a lever's option."""
+    name, stored = option.split()
+    if name == "--kv":
+        return with_small_cache(model)
+    stored_format = number_format(stored)
+    return with_formats(model, weights=stored_format if name == "--weights" else None, experts=stored_format)
+
+
+COST: Final = "usd_per_million_output_tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The cheapest plan of one model on one system, or the reason for a missing plan."""
+
+    place: int = field(
+        default=0, metadata=unit("", "place from 1 by cost, or by output per chip if no rent is known at all; 0: no place")
+    )
+    tied: bool = field(default=False, metadata=unit("", "whether its range of cost overlaps with the range of the cheapest"))
+    model: str = field(metadata=unit("", "name of the model"))
+    system: str = field(metadata=unit("", "name of the system"))
+    label: str = field(default="", metadata=unit("", "name as the user wrote it, if two systems share a name"))
+    vendor: str = field(metadata=unit("", "vendor of the chip"))
+    year: int = field(metadata=unit("", "year of the chip"))
+    feasible: bool = field(metadata=unit("", "whether a plan meets the limits"))
+    reason: str = field(default="", metadata=unit("", "why no plan meets the limits"))
+    engine: str = field(default="", metadata=unit("", "name of the engine"))
+    chips: int = field(default=0, metadata=unit("", "number of rented chips"))
+    layout_text: str = field(default="", metadata=unit("", "layout of each pool in words", key="layout"))
+    usd_per_million_output_tokens: float = field(
+        default=math.nan, metadata=unit("USD", "rent of all chips per million output tokens, prefill included", key=COST)
+    )
+    cost_range: tuple[float, float] | None = field(
+        default=None, metadata=unit("USD", "90 % range of that cost", key=f"{COST}_range")
+    )
+    prefill_usd_per_million_tokens: float = field(
+        default=math.nan,
+        metadata=unit(
+            "USD", "rent of the chip time for prefill, per million prompt tokens", key="prefill_usd_per_million_tokens"
+        ),
+    )
+    decode_usd_per_million_tokens: float = field(
+        default=math.nan,
+        metadata=unit(
+            "USD", "rent of the chip time for decode, per million output tokens", key="decode_usd_per_million_tokens"
+        ),
+    )
+    tokens_per_second_per_user: float = field(
+        default=math.nan, metadata=unit("tok/s", "output speed for each user", key="tokens_per_s_per_user")
+    )
+    ttft: float = field(default=math.nan, metadata=unit("s", "mean time to first token"))
+    tokens_per_second_per_chip: float = field(
+        default=math.nan, metadata=unit("tok/s", "output throughput per chip", key="tokens_per_s_per_chip")
+    )
+    tokens_per_second_per_kilowatt: float = field(
+        default=math.nan, metadata=unit("tok/s", "output throughput per kW of power", key="tokens_per_s_per_kw")
+    )
+    power_basis: str = field(default="", metadata=unit("", "scope of that power: all-in, rack, whole, chip"))
+    rent: Rent = field(default=Rent(), metadata=unit("", "rent of a chip: kind, term, date, grade and source"))
+    runs: int = field(default=0, metadata=unit("", "measured runs on this system that the engine was fitted to"))
+    rests_on: str = field(default="", metadata=unit("", "basis of the range"))
+    plan: Plan | None = field(default=None, metadata=unit("", "the plan itself", left_out=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Ranking(Tabular):
+    """Pairs of models and systems, the cheapest first.
+
+    Pairs without a rent follow, ordered by output per chip, then pairs without a plan. `flips` lists changes of rent, format or
+    engine that would reverse the order of the first two.
+    """
+
+    SCHEMA: ClassVar[str] = "steptime.ranking/2"
+
+    workload: Workload = field(metadata=unit("", "requests to serve"))
+    slo: Slo = field(metadata=unit("", "latency limits"))
+    standings: tuple[Standing, ...] = field(metadata=unit("", "one entry per pair, the cheapest first"))
+    flips: tuple[str, ...] = field(
+        default=(), metadata=unit("", "changes of rent, format or engine, and whether they reverse the order of the first two")
+    )
+
+    @property
+    def priced(self) -> tuple[Standing, ...]:
+        """Standings with a plan and a cost, the cheapest first."""
+        return tuple(
+            standing
+            for standing in self.standings
+            if standing.feasible and math.isfinite(standing.usd_per_million_output_tokens)
+        )
+
+    @property
+    def text(self) -> str:
+        """The answer in a sentence."""
+        feasible = [standing for standing in self.standings if standing.feasible]
+        if len(self.standings) == 1 and not feasible:
+            return f"No plan meets the limits: {self.standings[0].reason.rstrip('.')}."
+        if not feasible:
+            return f"No plan meets the limits, for {len(self.standings)} pairs of model and system."
+
+        # Without any rent the order is by output per chip, so that no cost can be named.
+        first, priced = feasible[0], self.priced
+        if not priced:
+            return (
+                f"No rent is known. {self.called(first)} has the highest output: "
+                f"{show(first.tokens_per_second_per_chip, 'tok/s')} per chip."
+            )
+        ties = sum(standing.tied for standing in priced[1:])
+        tie_note = (
+            f"; {ties} of {counted(len(priced) - 1, 'other pair')} may cost the same, since the ranges overlap" if ties else ""
+        )
+        span = "" if first.cost_range is None else f" (90 % range {usd(first.cost_range[0])} to {usd(first.cost_range[1])})"
+        cost = f"{usd(first.usd_per_million_output_tokens)} per million output tokens, prefill included{span}"
+        return f"{self.called(first)} is the cheapest: {cost}{tie_note}."
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on the order: rents of several kinds, and the basis of the first range."""
+        near = [standing for standing in self.priced if standing.tied or standing.place == 1]
+        if not near:
+            return ()
+        first, kinds = near[0], dict.fromkeys(kind_in_words(standing.rent) for standing in near)
+        notes = (
+            [f"{self.called(first)}: {first.rests_on.replace('runs on other', 'the range comes from runs on other', 1)}"]
+            if first.rests_on.startswith(("no run", "runs on other"))
+            else []
+        )
+        if len(kinds) > 1:
+            notes.append(
+                f"the first rows have rents of several kinds ({', '.join(kinds)}); compare like with like by --rent contract"
+            )
+        return tuple(notes)
+
+    def called(self, standing: Standing) -> str:
+        """Return the name of a standing: its system, and its model if there are several.
+
+        Args:
+            standing: One entry of this ranking.
+
+        Returns:
+            The name.
+        """
+        several = len({row.model for row in self.standings}) > 1
+        system = standing.label or standing.system
+        return f"{standing.model} on {system}" if several else system
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return a title, and the cost of the first five pairs.
+
+        Returns:
+            The title, and costs or reasons in words by pair.
+        """
+        figures = {
+            f"{standing.model} on {standing.system}": usd(standing.usd_per_million_output_tokens)
+            if standing.feasible
+            else standing.reason[:100]
+            for standing in self.standings[:5]
+        }
+        return f"Ranking of {len(self.standings):,} pairs of model and system", figures
+
+    def columns(self) -> dict[str, Any]:
+        """Return one row per pair; a rent as kind, date and USD/s, a range as two columns.
+
+        Returns:
+            Columns by name, one value per pair.
+        """
+        table = {
+            name: values
+            for name, values in columns_by_key(Standing, self.standings).items()
+            if name not in ("rent", f"{COST}_range")
+        }
+        for end, name in enumerate((f"{COST}_low", f"{COST}_high")):
+            table[name] = [math.nan if standing.cost_range is None else standing.cost_range[end] for standing in self.standings]
+        table["rent_usd_per_s"] = [float(standing.rent.typical) for standing in self.standings]
+        return table | {"rent": [kind_and_date(standing.rent) for standing in self.standings]}
+
 
 # Value of `chips` for the cheapest number of chips.
 ANY: Final = "any"

@@ -1,11 +1,22 @@
-"""How much each uncertain input changes an answer, and which one to measure first."""
+r"""Cliffs: the value of an input at which a limit starts to be missed.
+
+Near a limit the cost of a plan has a cliff: the batch falls to a few sequences per chip, and then no plan meets the limit. An
+end of a range counts as missed if it has no answer, or an answer worse than `BEYOND` times the base answer. A search then
+halves the interval from base to end `HALVINGS` times, in logarithms if both are above 0. It returns the last value that is
+not missed. Valid if the answer worsens monotonically on the way.
+
+Evaluate a question at many values of its uncertain inputs, as arrays or point by point.
+
+How much each uncertain input changes an answer, and which one to measure first.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -17,17 +28,189 @@ from steptime.questions.declaration import Question, listed
 from steptime.questions.registry import find_question, plain_name
 from steptime.questions.step_question import with_layout
 from steptime.questions.subject import SIZES
-from steptime.sweeps import sobol as indices_of
-from steptime.sweeps import tornado
-from steptime.sweeps.axes import in_base_units, read_held
-from steptime.sweeps.executor import Progress
+from steptime.sweeps import input_distribution as indices_of
+from steptime.sweeps import tornado_plot
+from steptime.sweeps.axes import Axis, in_base_units, read_held
+from steptime.sweeps.executor import Progress, run
 from steptime.sweeps.input_distribution import Unsure
 from steptime.sweeps.parameter_ranges import unsure_inputs, with_ranges
+from steptime.sweeps.point_grid import Job
 from steptime.sweeps.question_inputs import lower_is_better
-from steptime.sweeps.sample_evaluation import answers_at
 from steptime.sweeps.sensitivity_result import Sensitivity, Swing, written
-from steptime.sweeps.slo_cliffs import BEYOND, HALVINGS, Reach, is_missed, reaches
 from steptime.units import DAY, counted
+
+# Factor on the base cost from which a limit counts as missed: nobody buys such a plan. An assumption.
+BEYOND: Final = 3.0
+# Number of halvings of the interval.
+HALVINGS: Final = 6
+
+Evaluate = Callable[[Sequence[Unsure], Mapping[str, Array]], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The last value that meets the limits on the way to an end, with its answer."""
+
+    value: float
+    answer: float
+
+
+def is_missed(answers: Array, base: float, *, lower_is_better: bool) -> Array:
+    """Return whether answers count as missed limits.
+
+    Args:
+        answers: Answers of any shape; NaN without an answer.
+        base: Answer with every input at its base.
+        lower_is_better: Whether a lower answer is better.
+
+    Returns:
+        Truth values of the same shape.
+
+    >>> is_missed(np.array([0.5, 2.9, 3.1, np.nan]), 1.0, lower_is_better=True).tolist()
+    [False, False, True, True]
+    """
+    worse = answers > base * BEYOND if lower_is_better else answers < base / BEYOND
+    missed: Array = ~np.isfinite(answers) | (worse if base > 0 else False)
+    return missed
+
+
+def reaches(
+    inputs: Sequence[Unsure], ends: Sequence[tuple[int, int]], base: float, evaluate: Evaluate, *, lower_is_better: bool
+) -> dict[tuple[int, int], Reach]:
+    """Return the last value that meets the limits, for each missed end.
+
+    Args:
+        inputs: The uncertain inputs.
+        ends: Missed ends: position of the input, and 0 for its low or 1 for its high end.
+        base: Answer with every input at its base.
+        evaluate: Returns answers at values of all inputs.
+        lower_is_better: Whether a lower answer is better.
+
+    Returns:
+        The value and its answer by end; the base if no other value meets the limits.
+    """
+    reach_by_end = {end: Reach(inputs[end[0]].base, base) for end in ends}
+    missed = {(index, side): inputs[index].ends[side] for index, side in ends}
+    for _ in range(HALVINGS):
+        middle = {end: _middle(reach_by_end[end].value, missed[end]) for end in ends}
+
+        # All ends are evaluated together: one point per end, with the other inputs at their base.
+        points = {parameter.name: np.full(len(ends), parameter.base) for parameter in inputs}
+        for row, (index, side) in enumerate(ends):
+            parameter = inputs[index]
+            middle[index, side] = float(parameter.checked(middle[index, side]))
+            points[parameter.name][row] = middle[index, side]
+        answers = evaluate(inputs, points)
+        for end, answer, over in zip(ends, answers, is_missed(answers, base, lower_is_better=lower_is_better), strict=True):
+            # The cliff lies before a missed middle, and behind a met one.
+            if over:
+                missed[end] = middle[end]
+            else:
+                reach_by_end[end] = Reach(middle[end], float(answer))
+    return reach_by_end
+
+
+def _middle(met_value: float, missed_value: float) -> float:
+    return math.sqrt(met_value * missed_value) if min(met_value, missed_value) > 0 else (met_value + missed_value) / 2
+
+
+# Points per evaluation of arrays: they stay in a core's cache.
+AT_ONCE: Final = 2**15
+
+
+def varied(question: Question, inputs: Sequence[Unsure]) -> Question:
+    """Return a question that takes values of uncertain inputs by their names.
+
+    Args:
+        question: The question.
+        inputs: The uncertain inputs, each of which sets its value in its own place.
+
+    Returns:
+        The question with a different `ask`.
+    """
+    return replace(
+        question,
+        ask=partial(_placed, question, tuple(inputs)),
+        vectorised=question.vectorised and all(parameter.broadcasts for parameter in inputs),
+    )
+
+
+def _placed(
+    question: Question, inputs: tuple[Unsure, ...], input_values: Mapping[str, Any], answer_names: frozenset[str]
+) -> dict[str, Any]:
+    length = max((np.size(input_values[parameter.name]) for parameter in inputs), default=1)
+    parts = [slice(first, first + AT_ONCE) for first in range(0, length, AT_ONCE)]
+    part_inputs = [dict(_put(inputs, input_values, part)) for part in parts]
+    answers = [question.ask(values, answer_names) for values in part_inputs]
+    if len(answers) == 1:
+        return dict(answers[0])
+    sizes = [min(AT_ONCE, length - part.start) for part in parts]
+    return {
+        name: np.concatenate([np.broadcast_to(part[name], (size,)) for part, size in zip(answers, sizes, strict=True)])
+        for name in answers[0]
+    }
+
+
+def _put(inputs: Sequence[Unsure], input_values: Mapping[str, Any], part: slice) -> Mapping[str, Any]:
+    """Return the inputs of the question with one part of the points set."""
+    values = {parameter.name: input_values[parameter.name] for parameter in inputs}
+    # A value may belong inside another input, such as a constant inside the engine.
+    question_inputs: Mapping[str, Any] = {name: value for name, value in input_values.items() if name not in values}
+    for parameter in inputs:
+        value = values[parameter.name]
+        if isinstance(value, np.ndarray) and value.ndim:
+            value = value[part]
+        elif parameter.is_count:
+            value = int(value)
+        question_inputs = parameter.place(question_inputs, parameter.name, value)
+    return question_inputs
+
+
+def answers_at(
+    question: Question,
+    input_values: Mapping[str, Any],
+    inputs: Sequence[Unsure],
+    points: Mapping[str, Array],
+    answer: str,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[Array, dict[int, str]]:
+    """Return one answer at many points.
+
+    Args:
+        question: The question.
+        input_values: Inputs that do not vary, by name.
+        inputs: The uncertain inputs.
+        points: Values by input, all of shape (points,).
+        answer: Name of the answer.
+        workers: Processes of this machine; None: all cores if that is safe and faster.
+        progress: Called with the points done and the number of points.
+
+    Returns:
+        Answers of shape (points,), NaN if a point has none, and the reasons of these points.
+    """
+    axes = tuple(
+        Axis(
+            name=parameter.name,
+            unit=parameter.unit,
+            meaning=parameter.description,
+            values=points[parameter.name],
+            broadcasts=parameter.broadcasts,
+        )
+        for parameter in inputs
+    )
+
+    # All inputs advance together: one point per position of their values.
+    names = {parameter.name for parameter in inputs}
+    fixed = {name: value for name, value in input_values.items() if name not in names}
+    job = Job(question=varied(question, inputs), axes=axes, fixed=fixed, answer_names=frozenset({answer}), together=True)
+    gathered = run(job, workers=workers, progress=progress)
+    values = gathered.arrays.get(answer)
+    if values is None or values.dtype == object:
+        return np.full(job.points, np.nan), gathered.reasons
+    return values, gathered.reasons
+
 
 # Default number of samples of a question that takes arrays.
 USUAL: Final = 4096
@@ -169,7 +352,7 @@ def compute_sensitivity(
         say(f"computing {counted(plans, question.name if question.name == 'plan' else 'point')}, about {ask.time(plans)} ...")
 
     # The first point is the base; then each input takes its low and its high value.
-    answers, reasons = ask(inputs, tornado.points(inputs))
+    answers, reasons = ask(inputs, tornado_plot.points(inputs))
     limit_reaches = _reached(ask, inputs, answers, input_values)
     swings = _swings(inputs, answers, reasons, limit_reaches)
 
@@ -225,7 +408,7 @@ class _Asking:
 
     def time(self, points: int) -> str:
         """Return the time of a number of points in words, from the time of earlier points."""
-        from steptime.sweeps.point_limits import duration
+        from steptime.sweeps.question_inputs import duration
 
         return duration(points * self.seconds_per_point)
 
@@ -305,7 +488,6 @@ def _answered(ask: _Asking, inputs: Sequence[Unsure]) -> str:
 
     Raises InputError if there is no number.
     """
-    from steptime.sweeps.sample_evaluation import varied
 
     base: dict[str, Any] = {
         name: value for name, value in ask.input_values.items() if name not in {parameter.name for parameter in inputs}
@@ -360,9 +542,9 @@ def _swings(
         (low, high)[side][index] = reach.answer
         feasible_ends[index][side] = reach.value
     halves = np.array([parameter.deviations for parameter in inputs])
-    logs = tornado.logged(low, high)
-    deviations = tornado.deviations(logs[0], logs[1], halves)
-    shares = tornado.shares(deviations)
+    logs = tornado_plot.logged(low, high)
+    deviations = tornado_plot.deviations(logs[0], logs[1], halves)
+    shares = tornado_plot.shares(deviations)
     swings = [
         Swing(
             name=parameter.name, description=parameter.description, unit=parameter.unit, low=parameter.ends[0],
@@ -407,7 +589,7 @@ def _notes(swings: Sequence[Swing], input_values: Mapping[str, Any], inputs: Seq
         if swing.name in as_fitted and not math.isnan(swing.swing)
     }
     if len(signed) > 1:
-        ratio = tornado.correlated(signed, names, np.asarray(fit["covariance"]))
+        ratio = tornado_plot.correlated(signed, names, np.asarray(fit["covariance"]))
         share = sum(swing.share for swing in swings if swing.name in signed)
         if abs(ratio - 1) * share > REPORTED_CORRELATION:
             direction = "more" if ratio > 1 else "less"
@@ -449,7 +631,7 @@ def _with_indices(
         why = f"; the first reason: {next(iter(reasons.values()))}" if reasons else ""
         words = f"{lost:.0%} of {samples:,} samples have no answer; indices of the others would be biased, and are left out"
         return replace(analysis, notes=(*analysis.notes, words + why), evaluations=analysis.evaluations + points)
-    (logs,) = tornado.logged(table[:, complete])
+    (logs,) = tornado_plot.logged(table[:, complete])
     indices = indices_of.indices(logs, seed)
     spread = np.quantile(table[:2, complete], (0.05, 0.5, 0.95))
     for i, parameter in enumerate(inputs):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from steptime.hardware.unit_cost import usd
+from steptime.hardware.rental_prices import usd
 from steptime.result_base import Tabular, columns_by_key
 from steptime.result_base import unit as of
 from steptime.units import in_digits, show

@@ -13,10 +13,9 @@ from steptime.questions.declaration import COUNT, Question
 from steptime.questions.registry import find_input, find_question, plain_name
 from steptime.questions.step_question import with_layout
 from steptime.sweeps.axes import Axis, check_needs, check_texts, in_base_units, made_axis, read_held
-from steptime.sweeps.executor import Progress, run
+from steptime.sweeps.executor import Journal, Progress, run
 from steptime.sweeps.point_grid import Job
-from steptime.sweeps.point_limits import check_points
-from steptime.sweeps.resume_log import Journal
+from steptime.sweeps.question_inputs import check_points
 from steptime.sweeps.sweep_result import Sweep, answer_columns
 
 # Largest number of points whose ranges come without a request.

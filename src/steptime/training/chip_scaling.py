@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.result_base import Tabular, columns_by_key, unit
-from steptime.training.training_job import TrainingJob
-from steptime.training.training_layout import show_training_layout
+from steptime.training.training_job import TrainingJob, show_training_layout
 from steptime.training.training_search import search
 from steptime.training.training_stack import TrainingEngine, on_chip
 

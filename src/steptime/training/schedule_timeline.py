@@ -1,4 +1,10 @@
-"""Timeline of a step: the work of each device as arrays, and its plot as a file."""
+"""Exact event simulation of a step of a pipeline with unequal stages.
+
+A device works in the order of its schedule. Each item starts as soon as the device is free and its dependencies are done. A
+hop delays the data and keeps neither device busy.
+
+Timeline of a step: the work of each device as arrays, and its plot as a file.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +15,165 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.errors import InputError, install_hint
-from steptime.number_checks import Array
+from steptime.number_checks import Array, Number
 from steptime.picture_files import PICTURES, replace_file
-from steptime.training.pipeline_simulator import PipelineRun
-from steptime.training.schedules.work_order import KINDS
+from steptime.training.schedules.work_order import BACKWARD, FORWARD, INPUT, KINDS, PAIR, WEIGHT, Order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRun:
+    """A simulated step [s]; leading axes are those of the given times.
+
+    start, end: (..., items), in the order of `order`. busy: (..., devices), working time. span: (..., devices), from the
+    first item of a device to the end of its last. in_flight: (devices,), peak activations on a device; all chunks of the
+    device for one micro-batch count as 1.
+    """
+
+    order: Order
+    start: Array
+    end: Array
+    busy: Array
+    span: Array
+    in_flight: Array
+
+    @property
+    def total(self) -> Array:
+        """Seconds of a step whose optimizer waits for all stages."""
+        return np.asarray(self.end.max(axis=-1))
+
+    @property
+    def idle(self) -> Array:
+        """Seconds without work of each device, where the optimizer waits for all stages."""
+        return self.total[..., None] - self.busy
+
+    @property
+    def period(self) -> Array:
+        """Seconds per step where a device starts the next step after its own part."""
+        return np.asarray(self.span.max(axis=-1))
+
+
+def simulate_step(
+    order: Order, forward: Number, backward: Number, weight: Number = 0.0, *, pair: Number | None = None, hop: Number = 0.0
+) -> PipelineRun:
+    """Simulate one step of a pipeline.
+
+    Times have the shape (..., devices, chunks) or broadcast to it.
+
+    Args:
+        order: Order of work of the step.
+        forward: Forward pass of one micro-batch in a chunk [s].
+        backward: Whole backward pass of one micro-batch in a chunk [s].
+        weight: Part of `backward` for the gradients of the weights [s].
+        pair: Forward pass overlapped with a backward pass, by the chunk of the forward pass [s]; their sum if not given.
+        hop: Hop from one device to another, (..., devices, devices) or one number [s].
+
+    Returns:
+        Start and end of each item.
+
+    >>> from steptime.training.schedules.schedule import schedule_named
+    >>> done = simulate_step(schedule_named("1f1b").order(4, 8), 1.0, 2.0)
+    >>> float(done.total), float(done.idle[0]), done.in_flight.tolist()
+    (33.0, 9.0, [4.0, 3.0, 2.0, 1.0])
+    """
+    # Sort the items by dependency, so that each wave depends on earlier waves only.
+    links, sizes = order.links, (order.devices, order.chunks)
+    item_seconds = item_durations(order, forward, backward, weight, pair)
+    leading_shape = np.broadcast_shapes(item_seconds.shape[:-1], np.shape(hop)[:-2])
+    items_by_rank = np.argsort(links.rank)
+    work_seconds = np.moveaxis(np.broadcast_to(item_seconds, (*leading_shape, item_seconds.shape[-1])), -1, 0)[items_by_rank]
+
+    # A hop to the same device takes no time.
+    receiver = order.device[items_by_rank]
+    hops = np.broadcast_to(np.asarray(hop, dtype=float), (*leading_shape, sizes[0], sizes[0])) * (1 - np.eye(sizes[0]))
+    delay = np.moveaxis(hops[..., links.sender, receiver], (-2, -1), (0, 1))
+
+    # Position 0 of `end` stands for items without a dependency.
+    end = np.zeros((len(receiver) + 1, *leading_shape))
+    start = np.empty((len(receiver), *leading_shape))
+    for low, high in zip(links.waves[:-1].tolist(), links.waves[1:].tolist(), strict=True):
+        ready_seconds = (end[links.after[:, low:high]] + delay[:, low:high]).max(axis=0)
+        start[low:high] = ready_seconds
+        end[low + 1 : high + 1] = ready_seconds + work_seconds[low:high]
+
+    starts, ends = (np.moveaxis(times[links.rank], 0, -1) for times in (start, end[1:]))
+    bounds = np.searchsorted(order.device, np.arange(sizes[0]))
+    lasts = np.append(bounds[1:], len(receiver)) - 1
+    return PipelineRun(
+        order=order,
+        start=starts,
+        end=ends,
+        busy=np.add.reduceat(np.broadcast_to(item_seconds, starts.shape), bounds, axis=-1),
+        span=ends[..., lasts] - starts[..., bounds],
+        in_flight=peak_in_flight(order),
+    )
+
+
+def item_durations(order: Order, forward: Number, backward: Number, weight: Number = 0.0, pair: Number | None = None) -> Array:
+    """Return the seconds of each item from the times of the chunks.
+
+    Args:
+        order: Order of work of the step.
+        forward: Forward pass in a chunk, (..., devices, chunks) [s].
+        backward: Whole backward pass in a chunk, with the same shape [s].
+        weight: Part of `backward` for the gradients of the weights [s].
+        pair: Forward pass overlapped with a backward pass [s]; their sum if not given.
+
+    Returns:
+        Seconds, (..., items).
+    """
+    times = [np.asarray(t, dtype=float) for t in (forward, backward, weight)]
+    if pair is not None:
+        times.append(np.asarray(pair, dtype=float))
+    leading_shape = np.broadcast_shapes(*(t.shape[:-2] for t in times))
+    shape = (*leading_shape, order.devices, order.chunks)
+    forward_seconds, backward_seconds, weight_seconds, *pair_seconds = (np.broadcast_to(t, shape) for t in times)
+    # Items without a backward chunk have -1, which index 0 replaces; `select` discards its value.
+    chunk_index = order.device, order.chunk
+    backward_index = order.device, np.maximum(order.back_chunk, 0)
+    seconds_by_kind = {
+        FORWARD: forward_seconds[..., *chunk_index],
+        BACKWARD: backward_seconds[..., *chunk_index],
+        INPUT: (backward_seconds - weight_seconds)[..., *chunk_index],
+        WEIGHT: weight_seconds[..., *chunk_index],
+        PAIR: pair_seconds[0][..., *chunk_index]
+        if pair_seconds
+        else forward_seconds[..., *chunk_index] + backward_seconds[..., *backward_index],
+    }
+    return np.select([order.kind == kind for kind in seconds_by_kind], list(seconds_by_kind.values()))
+
+
+def peak_in_flight(order: Order, size: Number | None = None, retained_share: Number = 1.0) -> Array:
+    """Return the peak activations on each device.
+
+    The peak does not depend on times, because a device works in a fixed order.
+
+    Args:
+        order: Order of work of the step.
+        size: Activations of one micro-batch in a chunk, (devices, chunks), in any unit; an equal share of 1 if not given.
+        retained_share: Share that stays until the gradients of the weights are computed, if the backward pass is split.
+
+    Returns:
+        Peak per device, (devices,), in the unit of `size`.
+    """
+    stages = order.paths.shape[1]
+    scale = order.devices / stages if size is None else 1.0
+    sizes = np.broadcast_to(1.0 if size is None else size, (order.devices, order.chunks))
+    item_sizes = sizes[order.device, order.chunk]
+    backward_sizes = sizes[order.device, np.maximum(order.back_chunk, 0)]
+    is_forward = np.isin(order.kind, (FORWARD, PAIR))
+    freed = np.select(
+        [order.kind == BACKWARD, order.kind == INPUT, order.kind == WEIGHT, order.kind == PAIR],
+        [item_sizes, item_sizes * (1 - retained_share), item_sizes * retained_share, backward_sizes],
+        0.0,
+    )
+    bounds = np.searchsorted(order.device, np.arange(order.devices))
+    allocated = np.cumsum(np.where(is_forward, item_sizes, 0.0))
+    # Activations that an item frees at its end are present while it runs.
+    released = np.cumsum(freed) - freed
+    activations = allocated - released
+    initial = np.append(0.0, np.cumsum(np.where(is_forward, item_sizes, 0.0) - freed)[:-1])[bounds]
+    return np.asarray(scale * (np.maximum.reduceat(activations, bounds) - initial))
+
 
 # One colour per entry of KINDS, from the colour-blind safe palette of Okabe and Ito.
 KIND_COLOURS: Final = ("#0072B2", "#E69F00", "#E69F00", "#009E73", "#CC79A7")

@@ -6,8 +6,7 @@ import numpy as np
 
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.training.pipeline_simulator import simulate_step
-from steptime.training.schedule_timeline import Timeline, timeline
+from steptime.training.schedule_timeline import Timeline, simulate_step, timeline
 from steptime.training.schedules.schedule import schedule_named
 from steptime.training.training_planner import Training
 from steptime.training.training_stack import TrainingEngine, on_chip

@@ -1,15 +1,26 @@
-"""Work of a training step: sequences, formats, optimizer, trained parameters."""
+"""Work of a training step: sequences, formats, optimizer, trained parameters.
+
+Layout of a training step over chips.
+
+A training layout has other axes than a serving layout: `dp` replicas of the model (each with its own batch), virtual
+stages, sharding of states, recomputation and a schedule. `ep` divides `tp * cp * dp` and does not multiply it: experts are
+spread over the chips of the replicas. Neighbours in tp are neighbours in the machine, then cp, dp, pp.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from itertools import groupby
+from typing import Any, Final
 
-from steptime.errors import InputError, UnknownName
+import numpy as np
+
+from steptime.errors import InputError, LayoutError, UnknownName
 from steptime.hardware.number_formats import Format, number_format
 from steptime.hardware.system import System
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number, whole_number
-from steptime.training.training_layout import TASKS
+from steptime.result_base import Tabular, broadcast, in_words, unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +147,146 @@ def check_job(job: TrainingJob, system: System) -> TrainingJob:
             f"{system.chip.title or system.chip.name} does not compute in {job.dtype}; try {' or '.join(supported_formats)}"
         )
     return job
+
+
+SHARDINGS: Final = ("none", "zero1", "zero2", "zero3")
+"""States that data-parallel ranks shard: none; optimizer states; also gradients; also weights (FSDP)."""
+TASKS: Final = ("pretrain", "sft", "lora")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TrainingLayout(Tabular):
+    """Degrees of each kind of parallelism of a training step.
+
+    Numbers may be arrays, and all broadcast. dp: replicas of the model. virtual_stages: model chunks per pipeline stage.
+    etp: tensor parallel degree of experts. micro_batch: sequences that a replica computes at once. sharding_group: ranks
+    that share states, if fewer than all replicas (hybrid sharding).
+
+    recompute: "none", "full", "selective", or modules joined by "+". layers: layers of each chunk, in the order of a
+    micro-batch, such as "7,8x14,7"; "" if they are divided evenly.
+    """
+
+    tp: Number = field(default=1, metadata=unit("", "tensor parallel degree, with sequence parallelism"))
+    pp: Number = field(default=1, metadata=unit("", "pipeline stages"))
+    virtual_stages: Number = field(default=1, metadata=unit("", "model chunks per pipeline stage", key="vpp"))
+    cp: Number = field(default=1, metadata=unit("", "context parallel degree"))
+    ep: Number = field(default=1, metadata=unit("", "expert parallel degree, a part of tp x cp x dp"))
+    etp: Number = field(default=1, metadata=unit("", "tensor parallel degree of experts"))
+    dp: Number = field(default=1, metadata=unit("", "data parallel degree: replicas of the model"))
+    micro_batch: Number = field(default=1, metadata=unit("", "sequences that a replica computes at once"))
+    sharding: str = field(default="zero1", metadata=unit("", "states that replicas shard: none, zero1, zero2, zero3"))
+    sharding_group: Number = field(default=0, metadata=unit("", "replicas that share the sharded states; 0 for all"))
+    recompute: str = field(default="none", metadata=unit("", "modules that the backward pass computes again"))
+    schedule: str = field(default="1f1b", metadata=unit("", "pipeline schedule"))
+    layers: str = field(default="", metadata=unit("", "layers of each chunk, such as 7,8x14,7; empty for an even division"))
+
+    @property
+    def chips(self) -> Number:
+        """Chips in total."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def stage(self) -> Number:
+        """Chips of one pipeline stage, all replicas together."""
+        return self.tp * self.cp * self.dp
+
+    @property
+    def expert_copies(self) -> Number:
+        """Copies of each expert, over which the states of experts are sharded."""
+        return self.stage / (self.ep * self.etp)
+
+    def __repr__(self) -> str:
+        return f"TrainingLayout({show_training_layout(self)})"
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the degrees above 1 as a title, and the chips.
+
+        Returns:
+            Title, and lines by name.
+        """
+        return repr(self), {"chips": in_words(self.chips, "{:,g}".format)}
+
+    def columns(self) -> dict[str, Any]:
+        """Return one row per layout.
+
+        Returns:
+            Values by column name.
+        """
+        return broadcast({name: getattr(self, name) for name in AXES})
+
+
+AXES: Final = tuple(f.name for f in fields(TrainingLayout))
+DEGREES: Final = ("tp", "pp", "virtual_stages", "cp", "ep", "etp", "dp", "micro_batch")
+SHORT_NAMES: Final = {"virtual_stages": "vpp", "micro_batch": "mbs"}
+
+
+def show_training_layout(layout: TrainingLayout) -> str:
+    """Return a layout as text.
+
+    Args:
+        layout: Training layout.
+
+    Returns:
+        Text.
+
+    >>> show_training_layout(TrainingLayout(tp=8, pp=16, virtual_stages=4, dp=16, schedule="interleaved"))
+    'tp8 pp16 vpp4 dp16 mbs1 zero1, interleaved, recompute none'
+    """
+    parts = []
+    for name in DEGREES:
+        value = getattr(layout, name)
+        if np.ndim(value):
+            parts.append(f"{SHORT_NAMES.get(name, name)}={in_words(value, '{:g}'.format)}")
+        elif value > 1 or name == "micro_batch":
+            parts.append(f"{SHORT_NAMES.get(name, name)}{value:g}")
+    group = "" if np.ndim(layout.sharding_group) or not layout.sharding_group else f" over {layout.sharding_group:g}"
+    order = f", {layout.schedule}" if np.any(np.asarray(layout.pp) > 1) else ""
+    layer_text = f", layers {layout.layers}" if layout.layers else ""
+    return f"{' '.join(parts)} {layout.sharding}{group}{order}, recompute {layout.recompute}{layer_text}"
+
+
+def read_layers(text: str) -> tuple[int, ...]:
+    """Return the layers of each chunk from their text.
+
+    Args:
+        text: Layers by chunk, such as "7,8x14,7".
+
+    Returns:
+        Layers per chunk.
+
+    Raises:
+        LayoutError: If the text cannot be read.
+
+    >>> read_layers("7,8x3,7")
+    (7, 8, 8, 8, 7)
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        count, repeats = (*part.replace("*", "x").split("x"), "1")[:2]
+        # Both "8x3" and "8*3" stand for 8,8,8.
+        if part.count("x") + part.count("*") > 1 or not (
+            _is_small_number(count) and _is_small_number(repeats) and int(repeats)
+        ):
+            raise LayoutError(f"layers={text!r}: {part!r} is not a number of layers; give them by chunk, such as 7,8x14,7")
+        counts += [int(count)] * int(repeats)
+    return tuple(counts)
+
+
+def _is_small_number(text: str) -> bool:
+    return text.strip().isdecimal() and len(text.strip()) <= 4
+
+
+def show_layers(counts: Sequence[int]) -> str:
+    """Return the layers of each chunk as text.
+
+    Args:
+        counts: Layers per chunk.
+
+    Returns:
+        Text, such as "7,8x3,7".
+
+    >>> show_layers([7, 8, 8, 8, 7])
+    '7,8x3,7'
+    """
+    runs = [(count, len(list(run))) for count, run in groupby(counts)]
+    return ",".join(f"{count}" if repeats == 1 else f"{count}x{repeats}" for count, repeats in runs)

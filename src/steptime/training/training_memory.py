@@ -24,13 +24,17 @@ from steptime.models.model import Model
 from steptime.number_checks import Array, Number
 from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import stacked
-from steptime.training.data_parallel import ChipParameters, expert_sharding_ranks, sharding_ranks
-from steptime.training.layer_profile import ACTIVATION_BYTES, LayerProfile, draft_layer_profiles, layer_profiles, stem_profile
-from steptime.training.layer_time import ALTERNATE, recomputed_modules
+from steptime.training.layer_profile import (
+    ACTIVATION_BYTES,
+    LayerProfile,
+    draft_layer_profiles,
+    layer_profiles,
+    pipeline_stages,
+    stem_profile,
+)
+from steptime.training.layer_time import ALTERNATE, ChipParameters, expert_sharding_ranks, recomputed_modules, sharding_ranks
 from steptime.training.schedules.schedule import Schedule, schedule_named
-from steptime.training.stage_balance import pipeline_stages
-from steptime.training.training_job import UNFUSED, TrainingJob
-from steptime.training.training_layout import TrainingLayout
+from steptime.training.training_job import UNFUSED, TrainingJob, TrainingLayout
 from steptime.training.training_stack import TrainingEngine
 from steptime.training.training_step import chip_parameters, parameters_per_layer
 from steptime.units import show

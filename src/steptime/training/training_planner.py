@@ -19,12 +19,18 @@ from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, Number, positive, whole_number
 from steptime.result_base import Result, unit
-from steptime.training.infeasibility import infeasibility_error
+from steptime.training.infeasibility import Change, infeasibility_error, training_alternatives
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.training_alternatives import Change, training_alternatives
-from steptime.training.training_flops import model_flops, recompute_flops
-from steptime.training.training_job import TrainingJob, check_job
-from steptime.training.training_layout import AXES, DEGREES, TrainingLayout, read_layers, show_layers, show_training_layout
+from steptime.training.training_job import (
+    AXES,
+    DEGREES,
+    TrainingJob,
+    TrainingLayout,
+    check_job,
+    read_layers,
+    show_layers,
+    show_training_layout,
+)
 from steptime.training.training_memory import training_memory
 from steptime.training.training_result import TrainingRunCost, TrainingStep, step_time_range
 from steptime.training.training_rules import (
@@ -39,7 +45,7 @@ from steptime.training.training_rules import (
     check_virtual_stages,
     check_words,
 )
-from steptime.training.training_runs import Phase, Reliability, training_run_cost
+from steptime.training.training_runs import Phase, Reliability, model_flops, recompute_flops, training_run_cost
 from steptime.training.training_search import SearchResult, search
 from steptime.training.training_stack import TrainingEngine, on_chip, training_engine
 from steptime.training.training_step import StepTime, step_seconds

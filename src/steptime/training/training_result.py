@@ -15,7 +15,7 @@ from steptime.hardware.system import System
 from steptime.number_checks import Array, Number
 from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import stacked
-from steptime.training.training_layout import TrainingLayout, show_training_layout
+from steptime.training.training_job import TrainingLayout, show_training_layout
 from steptime.training.training_memory import TrainingMemory
 from steptime.training.training_stack import TrainingEngine
 from steptime.units import show

@@ -15,12 +15,10 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import MOST_CHIPS, divisors, whole_number
 from steptime.result_base import in_words
-from steptime.training.layer_profile import MODULES
+from steptime.training.layer_profile import MODULES, layers_of_chunks, max_chunks
 from steptime.training.layer_time import ALTERNATE
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.stage_balance import layers_of_chunks, max_chunks
-from steptime.training.training_job import TrainingJob
-from steptime.training.training_layout import DEGREES, SHARDINGS, TrainingLayout, read_layers, show_layers
+from steptime.training.training_job import DEGREES, SHARDINGS, TrainingJob, TrainingLayout, read_layers, show_layers
 from steptime.training.training_stack import TrainingEngine
 from steptime.units import counted
 

@@ -1,4 +1,14 @@
-"""Cost of whole runs: steps for a token budget, failures, money and energy.
+"""Failures, checkpoints and goodput of long runs.
+
+Chips fail independently at a rate $r$ per chip-second. A run on $N$ chips has a mean time between failures $M = 1 / (N r)$.
+A checkpoint blocks the run for $d$ after every useful time $T$, and a restart takes $R$.
+
+With exponential failures, a useful time $T$ takes $M e^{R/M} (e^{(T+d)/M} - 1)$ in total. Source: Daly, "A higher order
+estimate of the optimum checkpoint interval", FGCS 22(3), 2006, equation 13.
+
+FLOPs of training per token: by the model-FLOPs convention, and recomputed.
+
+Cost of whole runs: steps for a token budget, failures, money and energy.
 
 Runs may have batch ramps and phases with longer sequences.
 """
@@ -13,19 +23,197 @@ import numpy as np
 
 from steptime.errors import Impossible
 from steptime.hardware.system import System
-from steptime.models.model import Model, total_parameters
-from steptime.training.reliability import (
-    CHECKPOINT_SECONDS,
-    FAILURES_PER_CHIP_SECOND,
-    RESTART_SECONDS,
-    daly_interval,
-    goodput,
-    mean_time_between_failures,
-)
-from steptime.training.training_flops import model_flops
+from steptime.models.model import Model, matmul_flops_per_token, pairs, total_parameters
+from steptime.number_checks import Number
+from steptime.training.layer_profile import layer_profiles
+from steptime.training.layer_time import ALTERNATE, recomputed_modules
 from steptime.training.training_job import TrainingJob
 from steptime.training.training_result import TrainingRunCost
 from steptime.units import show
+
+FAILURES_PER_CHIP_SECOND = 419 / (54 * 86400 * 16384)
+"""Unexpected interruptions of Llama 3's training: 419 in 54 days on 16,384 H100 (arXiv 2407.21783, section 3.3.4)."""
+# Seconds that an asynchronous checkpoint blocks the run; a guess, of the order that torch.distributed.checkpoint reports.
+CHECKPOINT_SECONDS = 30.0
+# Seconds to find the fault, restart and load; a guess: Llama 3 kept over 90 % goodput with far less manual time than this.
+RESTART_SECONDS = 600.0
+
+
+def mean_time_between_failures(chips: Number, rate: Number = FAILURES_PER_CHIP_SECOND) -> Number:
+    """Return the mean time between failures of all chips together.
+
+    Args:
+        chips: Chips in total.
+        rate: Failures per chip-second.
+
+    Returns:
+        Seconds.
+
+    >>> round(mean_time_between_failures(16384) / 3600, 2)
+    3.09
+    """
+    return 1 / (chips * rate)
+
+
+def young_interval(blocked: Number, between: Number) -> Number:
+    r"""Return the first-order optimum of the time between checkpoints, $\sqrt{2 d M}$.
+
+    Args:
+        blocked: Time $d$ that a checkpoint blocks the run [s].
+        between: Mean time $M$ between failures [s].
+
+    Returns:
+        Useful seconds between checkpoints.
+
+    References:
+        Young, CACM 17(9), 1974.
+
+    >>> round(float(young_interval(30.0, 3.09 * 3600)) / 60, 1)
+    13.6
+    """
+    return np.sqrt(2 * blocked * between)
+
+
+def daly_interval(blocked: Number, between: Number) -> Number:
+    r"""Return the higher-order optimum of the time between checkpoints.
+
+    The time is $\sqrt{2dM}\,(1 + \frac13\sqrt{d/2M} + \frac19 \frac{d}{2M}) - d$, and $M$ where $d \ge 2M$.
+
+    Args:
+        blocked: Time $d$ that a checkpoint blocks the run [s].
+        between: Mean time $M$ between failures [s].
+
+    Returns:
+        Useful seconds between checkpoints.
+
+    References:
+        Daly, "A higher order estimate of the optimum checkpoint interval", FGCS 22(3), 2006.
+
+    >>> round(float(daly_interval(30.0, 3.09 * 3600)) / 60, 1)
+    13.3
+    """
+    ratio = blocked / (2 * between)
+    interval = young_interval(blocked, between) * (1 + np.sqrt(ratio) / 3 + ratio / 9) - blocked
+    return np.where(ratio < 1, interval, between)
+
+
+def goodput(interval: Number, blocked: Number, restart: Number, between: Number) -> Number:
+    """Return the share of the time that is useful work.
+
+    Args:
+        interval: Useful time between checkpoints [s].
+        blocked: Time that a checkpoint blocks the run [s].
+        restart: Time of a restart [s].
+        between: Mean time between failures [s].
+
+    Returns:
+        Share, 0 to 1.
+
+    References:
+        Daly, equation 13 (see the module).
+
+    >>> round(float(goodput(13.3 * 60, 30.0, 600.0, 3.09 * 3600)), 3)
+    0.88
+    """
+    return interval / (between * np.exp(restart / between) * np.expm1((interval + blocked) / between))
+
+
+def forward_flops(model: Model, seq: Number, *, full: bool) -> Number:
+    """Return the FLOPs of the forward pass per token, with the head.
+
+    Args:
+        model: Model to train.
+        seq: Tokens per sequence.
+        full: Whether masked query-key pairs count.
+
+    Returns:
+        FLOPs per token.
+
+    >>> import steptime as st
+    >>> m = st.load_model("llama-3.1-405b")
+    >>> round(3 * float(forward_flops(m, 8192, full=False)) / 1e9), round(3 * float(forward_flops(m, 8192, full=True)) / 1e9)
+    (2524, 2625)
+    """
+    flops: Number = matmul_flops_per_token(model)
+    for layer, n in model.layers:
+        for a in layer.attention:
+            attended_tokens = np.minimum(seq, np.minimum(a.window, a.selected)) if full else pairs(a, seq * 1.0, 0.0) / seq
+            flops = flops + n * (a.flops_per_pair_prefill * attended_tokens + a.state_flops_per_token)
+    return flops
+
+
+def draft_flops(model: Model, seq: Number, *, full: bool) -> Number:
+    """Return the FLOPs of the multi-token-prediction layers forward, per token.
+
+    Each layer counts with the head.
+
+    Args:
+        model: Model to train.
+        seq: Tokens per sequence.
+        full: Whether masked query-key pairs count.
+
+    Returns:
+        FLOPs per token.
+    """
+    head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
+    flops: Number = 0.0
+    for layer, n in model.draft:
+        flops = flops + n * (head + sum(op.flops_per_row * op.active for op in layer.ops if op.rows in ("tokens", "routed")))
+        for a in layer.attention:
+            attended_tokens = np.minimum(seq, np.minimum(a.window, a.selected)) if full else pairs(a, seq * 1.0, 0.0) / seq
+            flops = flops + n * a.flops_per_pair_prefill * attended_tokens
+    return flops
+
+
+def model_flops(model: Model, job: TrainingJob, *, full: bool) -> Number:
+    """Return the FLOPs of training per token.
+
+    Training costs three times the forward pass, and twice with a frozen base (LoRA, without its adapters).
+
+    Args:
+        model: Model to train.
+        job: Sequences, formats and optimizer of a step.
+        full: Whether masked query-key pairs count.
+
+    Returns:
+        FLOPs per token.
+    """
+    forward = forward_flops(model, job.seq, full=full) + (draft_flops(model, job.seq, full=full) if job.mtp else 0.0)
+    return (2 + job.trained) * forward
+
+
+def recompute_flops(model: Model, job: TrainingJob, recompute: str) -> Number:
+    """Return the FLOPs per token that the backward pass computes again.
+
+    Attention counts all query-key pairs.
+
+    Args:
+        model: Model to train.
+        job: Sequences, formats and optimizer of a step.
+        recompute: Recomputation of the layout.
+
+    Returns:
+        FLOPs per token.
+    """
+    # The head is not inside a recomputed layer.
+    if recompute in ("full", "reversible"):
+        head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
+        return forward_flops(model, job.seq, full=True) - head
+    flops: Number = 0.0
+    for (sheet, n), (layer, _) in zip(layer_profiles(model), model.layers, strict=True):
+        if recompute == ALTERNATE:
+            # Selective checkpointing by operator recomputes every second product.
+            flops = flops + n * sum(product.flops for product in sheet.products) / 2
+            continue
+        for module in recomputed_modules(recompute):
+            flops = flops + n * sheet.recompute_work[module][0]
+            if module == "attention":
+                attention_flops = (
+                    a.flops_per_pair_prefill * np.minimum(job.seq, np.minimum(a.window, a.selected)) for a in layer.attention
+                )
+                flops = flops + n * sum(attention_flops)
+    return flops
+
 
 # Batch sizes of a ramp at which a step is timed.
 RAMP_POINTS = 8

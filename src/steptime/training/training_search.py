@@ -17,12 +17,10 @@ import numpy as np
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, divisors
-from steptime.training.layer_profile import layer_profiles
+from steptime.training.layer_profile import STEM_LAYERS, layer_profiles, max_chunks
 from steptime.training.layer_time import Passes, Terms, layer_passes
 from steptime.training.schedules.schedule import known_schedules, schedule_named
-from steptime.training.stage_balance import STEM_LAYERS, max_chunks
-from steptime.training.training_job import TrainingJob
-from steptime.training.training_layout import DEGREES, TrainingLayout
+from steptime.training.training_job import DEGREES, TrainingJob, TrainingLayout
 from steptime.training.training_memory import training_memory
 from steptime.training.training_rules import feed_forward_widths, kv_head_count
 from steptime.training.training_stack import TrainingEngine

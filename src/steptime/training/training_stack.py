@@ -19,8 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.catalog.data_files import find, read_file
-from steptime.catalog.entry_names import check_entry_name
+from steptime.catalog.data_files import check_entry_name, find, read_file
 from steptime.errors import DataFileError, did_you_mean, short_repr
 from steptime.hardware.system import System
 from steptime.number_checks import Number

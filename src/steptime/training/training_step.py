@@ -20,27 +20,32 @@ from steptime.models.model import Model
 from steptime.number_checks import Array, Number, has_nonzero
 from steptime.physics import network_time
 from steptime.physics.layout import shard_count
-from steptime.training.data_parallel import (
-    ChipParameters,
-    expert_sharding_ranks,
-    exposed_exchange_seconds,
-    optimizer_seconds,
-    sharding_ranks,
-)
 from steptime.training.layer_profile import (
     ACTIVATION_BYTES,
     LayerProfile,
+    Stage,
     Stem,
     draft_layer_profiles,
     layer_profiles,
+    pipeline_stages,
     stem_profile,
 )
-from steptime.training.layer_time import Passes, Terms, collective_seconds, layer_passes, product_rates, stem_passes
-from steptime.training.pipeline_simulator import simulate_step
+from steptime.training.layer_time import (
+    ChipParameters,
+    Passes,
+    Terms,
+    collective_seconds,
+    expert_sharding_ranks,
+    exposed_exchange_seconds,
+    layer_passes,
+    optimizer_seconds,
+    product_rates,
+    sharding_ranks,
+    stem_passes,
+)
+from steptime.training.schedule_timeline import simulate_step
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.stage_balance import Stage, pipeline_stages
-from steptime.training.training_job import TrainingJob
-from steptime.training.training_layout import TrainingLayout
+from steptime.training.training_job import TrainingJob, TrainingLayout
 from steptime.training.training_stack import TrainingEngine
 
 # Schedules whose last device has the last chunk.

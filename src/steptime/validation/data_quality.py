@@ -36,7 +36,7 @@ from steptime.physics.engine import IDEAL, Engine
 from steptime.physics.kv_dtype import with_small_cache
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import draft_bytes, drafted_step
-from steptime.planning.speculative_config import Speculation
+from steptime.planning.workload import Speculation
 from steptime.validation.closed_loop import running_sequences, solve_closed_loops
 from steptime.validation.run_table import MEASURED, RATES
 

@@ -21,27 +21,24 @@ import numpy as np
 
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError
-from steptime.hardware.software_maturity import as_measured, software_day
+from steptime.hardware.number_formats import as_measured, software_day
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
 from steptime.physics.engine import Engine
-from steptime.physics.extrapolation import distances, widening
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout, shaped
 from steptime.physics.speculative_step import drafted_sequences
-from steptime.physics.uncertainty import REGIMES, factors
+from steptime.physics.uncertainty import REGIMES, distances, factors, widening
 from steptime.planning.batch_queue import passes
 from steptime.planning.prefill_pool import prefill_pool
-from steptime.planning.speculative_config import NONE, Speculation, choose_speculation
 from steptime.planning.steady_state import Transfer, decode_pool, kv_transfer, ttft_seen
-from steptime.planning.workload import Workload
+from steptime.planning.workload import NONE, Speculation, Workload, choose_speculation
 from steptime.validation.closed_loop import round_time
 from steptime.validation.data_quality import WRONG, faster, soonest_token, too_heavy
 from steptime.validation.published_deployments import latent_contexts, with_contexts
-from steptime.validation.run_kinds import PREFILL_WAYS, count_drafts, is_drafted
-from steptime.validation.run_table import AXES, MEANS, length_spread
+from steptime.validation.run_table import AXES, MEANS, PREFILL_WAYS, count_drafts, is_drafted, length_spread
 
 # Batch sizes at which a decode replica is evaluated, from one sequence to all.
 LEVELS = 16

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from steptime.atomic_files import temporary_file
+from steptime.errors import safe_cell
 from steptime.number_checks import Array
 from steptime.result_base import Tabular, in_words, unit
-from steptime.safe_text import safe_cell
 from steptime.units import show
-from steptime.validation.run_kinds import kind_label
+from steptime.validation.run_table import kind_label
 
 TIMES = ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")
 SPEEDS = ("output_tok_s", "output_tok_s_low", "output_tok_s_high")

@@ -1,4 +1,21 @@
-"""Maximum throughput under a scenario: all requests at once, the highest rate within limits, or the highest at given lengths.
+r"""Tail of a run: the time in which the last requests finish, after a start with all requests at once.
+
+While requests wait for slots, a replica delivers its steady-state rate. After that, of the $B$ sequences in flight, $B\,S_e(x)$
+remain $x$ tokens later. $S_e$ is the share of requests in progress with more than $x$ tokens left. Steps with fewer sequences
+take almost the same time. A run of $n$ requests at $r$ per second therefore takes
+
+$$ T = n / r + \int_0^\infty t(B\,S_e(x))\,dx - t(B) \int_0^\infty S_e(x)\,dx $$
+
+with $t$ the time of a step. Sequences with more than $x$ tokens left have generated $\int_x^\infty S_e / S_e(x)$ tokens when
+the last request starts, and $x$ more since then.
+
+For example, outputs of DeepSeek-R1 have 3,700 tokens on average and 20,000 at most. Eight B200 spend a third of MLPerf's ten
+minutes in the tail. The steady state itself assumes outputs of equal length.
+
+Source: renewal theory (residual life), $S_e(x) = \int_x^\infty S(u)\,du / m$ of lengths with survival $S$ and mean $m$. Step
+times come from `decode_step`.
+
+Maximum throughput under a scenario: all requests at once, the highest rate within limits, or the highest at given lengths.
 
 In MLPerf's Offline scenario all requests are present at the start. Server and Interactive have Poisson arrivals, and 99 % of
 requests must meet the limits. Maximum throughput is the best result of a benchmark over all loads. Each is the highest rate of
@@ -14,31 +31,205 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from steptime.catalog.hardware_loading import load_system
-from steptime.hardware.software_maturity import as_measured, software_day
+from steptime.hardware.number_formats import as_measured, software_day
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
-from steptime.number_checks import Array
+from steptime.number_checks import Array, Number
 from steptime.physics.chip_memory import sequences_that_fit, weights_per_chip
 from steptime.physics.engine import IDEAL, Engine
 from steptime.physics.kv_dtype import as_served
-from steptime.physics.layout import Layout, shaped, stacked
-from steptime.physics.layout_constraints import MODEL, collect_facts
+from steptime.physics.layout import MODEL, Layout, collect_facts, shaped, stacked
 from steptime.physics.layout_rules import allowed
+from steptime.physics.step import decode_step
 from steptime.physics.uncertainty import REGIMES, factors, latency_regime
 from steptime.planning.steady_state import State, aggregated, mean_context, split_chunks, ttft_seen
 from steptime.planning.workload import Workload
 from steptime.validation.data_quality import WRONG
 from steptime.validation.disaggregated_loop import read_workload
 from steptime.validation.published_deployments import count_requests, keeps_room, longest_output, most_at_once
-from steptime.validation.run_kinds import HIGHEST, INTERACTIVE, OFFLINE, SERVER, run_kind
-from steptime.validation.run_table import LIMITS, length_spread
-from steptime.validation.tail_drain import Lengths, Replica
+from steptime.validation.run_table import HIGHEST, INTERACTIVE, LIMITS, OFFLINE, SERVER, length_spread, run_kind
+
+# Points of a survival curve.
+POINTS = 257
+BISECTIONS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Output lengths [tokens] with a given mean, drawn evenly within a share `spread` of the mean.
+
+    With a `longest` output, lengths are exponential and cut off at that length.
+    """
+
+    mean: float
+    spread: float = 0.0
+    longest: float = 0.0
+
+    @property
+    def _is_cut(self) -> bool:
+        return self.longest > self.mean * (1 + 1e-9)
+
+    @cached_property
+    def tokens(self) -> Array:
+        """Numbers of tokens from 0 to the maximum, closer where most outputs end."""
+        if not self._is_cut:
+            return np.linspace(0.0, self.mean * (1 + self.spread), POINTS)
+        shares = np.linspace(0.0, 1.0, POINTS) * -math.expm1(-self.longest / self._scale)
+        ends = np.minimum(-self._scale * np.log1p(-np.minimum(shares, 1 - 1e-15)), self.longest)
+        return np.unique(np.concatenate([ends, np.geomspace(self.mean / 2, self.longest, POINTS)]))
+
+    @cached_property
+    def survival(self) -> Array:
+        """Share of outputs with more than `tokens`.
+
+        >>> Lengths(mean=100.0, spread=0.5).survival[[0, 64, 128, 192, 256]].tolist()
+        [1.0, 1.0, 0.75, 0.375, 0.0]
+        """
+        if self._is_cut:
+            longer: Array = np.where(self.tokens < self.longest, np.exp(-self.tokens / self._scale), 0.0)
+            return longer
+        if not self.spread:
+            return np.ones(POINTS)
+        return np.clip((self.mean * (1 + self.spread) - self.tokens) / (2 * self.mean * self.spread), 0.0, 1.0)
+
+    @cached_property
+    def residual_survival(self) -> Array:
+        """Share of requests in progress with more than `tokens` left: $S_e$.
+
+        >>> Lengths(mean=100.0).residual_survival[[0, 128, 256]].round(3).tolist()
+        [1.0, 0.5, 0.0]
+        >>> long = Lengths(mean=3700.0, longest=20_000.0)
+        >>> round(float(integral(long.residual_survival, long.tokens)))
+        3625
+        """
+        if self._is_cut:
+            beyond = self._scale * (np.exp(-self.tokens / self._scale) - np.exp(-self.longest / self._scale))
+        else:
+            least, largest = self.mean * (1 - self.spread), self.mean * (1 + self.spread)
+            cut = (largest - self.tokens) ** 2 / (2 * max(largest - least, 1e-9))
+            beyond = np.where(self.tokens < least, self.mean - self.tokens, cut)
+        share: Array = np.clip(beyond / self.mean, 0.0, 1.0)
+        return share
+
+    @cached_property
+    def generated_tokens(self) -> Array:
+        """Tokens already generated by requests in progress with more than `tokens` left.
+
+        >>> Lengths(mean=100.0).generated_tokens[[0, 128]].round(2).tolist()
+        [50.0, 25.0]
+        """
+        residual, parts = self.residual_survival, np.diff(self.tokens)
+        pieces = (residual[1:] + residual[:-1]) / 2 * parts
+        beyond = np.append(np.cumsum(pieces[::-1])[::-1], 0.0)
+        generated: Array = np.where(residual > 0, beyond / np.where(residual > 0, residual, 1.0), 0.0)
+        return generated
+
+    @cached_property
+    def _scale(self) -> float:
+        """Scale of the exponential distribution that has this mean when it is cut off."""
+        low, high = self.mean / 2, self.mean
+        while -high * math.expm1(-self.longest / high) < self.mean:
+            high *= 2
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if -middle * math.expm1(-self.longest / middle) < self.mean else (low, middle)
+        return high
+
+
+def integral(values: Array, points: Array) -> float:
+    """Integrate values with the trapezoidal rule.
+
+    Args:
+        values: Values, of shape (points,).
+        points: Positions of the values.
+
+    Returns:
+        Integral.
+    """
+    return float(np.sum((values[1:] + values[:-1]) * np.diff(points)) / 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """A replica with `batch` sequences in flight, `prompt` input tokens each, and outputs of `lengths`."""
+
+    model: Model
+    system: System
+    layout: Layout
+    engine: Engine
+    batch: float
+    prompt: float
+    lengths: Lengths
+
+    def step(self, batch: Number, generated_tokens: Number) -> Array:
+        """Return the time of a decode step.
+
+        Args:
+            batch: Sequences.
+            generated_tokens: Mean tokens that the sequences have generated.
+
+        Returns:
+            Seconds, with the broadcast shape of the arguments.
+        """
+        single_replica = replace(self.layout, replicas=1)
+        arguments: dict[str, Any] = {"layout": single_replica, "engine": self.engine, "context": self.prompt + generated_tokens}
+        return np.asarray(decode_step(self.model, self.system, batch=batch, **arguments).total)
+
+    @cached_property
+    def steady(self) -> float:
+        """Seconds of a decode step with all slots in use and half of each output generated."""
+        return float(self.step(self.batch, self.lengths.mean / 2))
+
+    def drained(self, batch: float, share: Array, generated_tokens: Array) -> float:
+        """Return the time until all sequences finish.
+
+        Args:
+            batch: Sequences in flight.
+            share: Share of them with more than `lengths.tokens` left.
+            generated_tokens: Tokens that these had generated when the last request started.
+
+        Returns:
+            Seconds.
+        """
+        # Probability that at least one sequence is left; a step takes at least the time of one sequence.
+        any_left = np.where(share >= 1, 1.0, -np.expm1(batch * np.log1p(-np.minimum(share, 1 - 1e-12))))
+        tokens = self.lengths.tokens
+        return integral(self.step(np.maximum(batch * share, 1.0), generated_tokens + tokens) * any_left, tokens)
+
+    @cached_property
+    def end(self) -> float:
+        """Seconds by which a run is longer than a steady state with the same requests."""
+        lengths = self.lengths
+        residual_tokens = integral(lengths.residual_survival, lengths.tokens)
+        return max(
+            0.0, self.drained(self.batch, lengths.residual_survival, lengths.generated_tokens) - self.steady * residual_tokens
+        )
+
+    def seconds(self, requests: float, rate: float) -> float:
+        """Return the time of a run.
+
+        If all requests have a slot, they start together, and no prefill delays them after the first one.
+
+        Args:
+            requests: Requests of the run.
+            rate: Requests per second in the steady state.
+
+        Returns:
+            Seconds.
+        """
+        if requests > self.batch:
+            return requests / rate + self.end
+        decode = self.lengths.mean * self.steady / self.batch
+        return requests * max(0.0, 1 / rate - decode) + self.drained(requests, self.lengths.survival, 0 * self.lengths.tokens)
+
 
 # Batch sizes of the search, from one sequence to all that fit.
 LEVELS = 24

@@ -23,24 +23,34 @@ import numpy as np
 from steptime.catalog.acceptance_lengths import acceptance_curve
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError
-from steptime.hardware.software_maturity import as_measured, software_day
+from steptime.hardware.number_formats import as_measured, software_day
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array, Number
 from steptime.physics.engine import TYPICAL, Engine, load_engine
-from steptime.physics.extrapolation import distances, widening
 from steptime.physics.kv_dtype import is_narrow, with_small_cache
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import factors, latency_regime
+from steptime.physics.uncertainty import distances, factors, latency_regime, widening
 from steptime.validation.closed_loop import round_time, solve_closed_loops
 from steptime.validation.data_quality import Doubts
 from steptime.validation.disaggregated_loop import predict_pools
 from steptime.validation.error_summary import FIGURES, Predictions
 from steptime.validation.max_throughput import predict_highest
 from steptime.validation.published_deployments import as_launched, latent_contexts, usual_interval, with_contexts
-from steptime.validation.run_kinds import DRAFTED, LOOPS, POOLS, count_drafts, run_kind
-from steptime.validation.run_table import AXES, MEANS, NUMBERS, REQUESTS, SPREAD, length_spread
+from steptime.validation.run_table import (
+    AXES,
+    DRAFTED,
+    LOOPS,
+    MEANS,
+    NUMBERS,
+    POOLS,
+    REQUESTS,
+    SPREAD,
+    count_drafts,
+    length_spread,
+    run_kind,
+)
 
 # Maximum rows to simulate: a loop takes some milliseconds, a closed form some microseconds.
 MOST_SIMULATED = 5000

@@ -29,9 +29,9 @@ from itertools import count
 
 import numpy as np
 
-from steptime.hardware.software_maturity import is_day
+from steptime.hardware.number_formats import is_day
 from steptime.physics.engine import IDEAL, Engine
-from steptime.validation.run_kinds import HIGHEST, MLPERF, OFFLINE, PREFILL_WAYS, run_kind
+from steptime.validation.run_table import HIGHEST, MLPERF, OFFLINE, PREFILL_WAYS, run_kind
 
 SEPARATE_POOLS, ENGINE, SYSTEM, MODEL = "ix_disaggregated", "sglang", "gb200-nvl72", "deepseek-r1"
 DAY = len("2025-12-19")

@@ -24,8 +24,7 @@ from steptime.models.model_loading import load_model
 from steptime.training.layer_profile import MODULES
 from steptime.training.layer_time import ALTERNATE
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.training_job import DTYPES, FLASH, UNFUSED, TrainingJob
-from steptime.training.training_layout import SHARDINGS, TASKS, TrainingLayout
+from steptime.training.training_job import DTYPES, FLASH, SHARDINGS, TASKS, UNFUSED, TrainingJob, TrainingLayout
 from steptime.training.training_stack import TrainingEngine, decimal_year, training_engine
 
 NEEDED: Final = ("model", "system", "chips", "seq_len", "global_batch", "dtype")

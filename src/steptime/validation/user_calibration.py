@@ -22,19 +22,17 @@ import numpy as np
 from steptime.atomic_files import create_text_exclusively
 from steptime.catalog.data_files import files, is_dir, is_file, own_folder
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import DataFileError, InputError, UnknownName, short_repr
+from steptime.errors import DataFileError, InputError, UnknownName, replace_controls, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
 from steptime.physics.bias_correction import SPREAD, WITHIN, Anchor, Anchors, Factor
 from steptime.physics.engine import Engine
-from steptime.safe_text import replace_controls
 from steptime.validation.bench_results import OPTIONS, NotTold
 from steptime.validation.error_summary import Predictions, measured_figures
 from steptime.validation.predictions import predict, resolve_engine
-from steptime.validation.run_kinds import LOOPS, POOLS, run_kind
-from steptime.validation.run_table import COLUMNS, read_runs
+from steptime.validation.run_table import COLUMNS, LOOPS, POOLS, read_runs, run_kind
 from steptime.validation.validate_api import Place, Runs, read_rows
 
 # Folder of stored runs in the catalogue.

@@ -1,4 +1,6 @@
-"""Model, system and engine of a board: names of the catalogue, or pasted texts.
+"""The default layout of a board: experts over all chips, else maximum TP.
+
+Model, system and engine of a board: names of the catalogue, or pasted texts.
 
 Names are searched in the catalogue only: no name from the network opens another file, and nothing is downloaded.
 """
@@ -19,10 +21,44 @@ from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import System
+from steptime.lecture.current_figures import domain_chips
 from steptime.models.model import Model, with_formats
 from steptime.models.model_loading import KV_FORMATS, load_model, read_model
 from steptime.physics.engine import IDEAL, Engine, engine_for, load_engine
-from steptime.web.board_inputs import Shared, is_config, is_toml
+from steptime.physics.layout import Layout
+from steptime.physics.layout_space import legal, most_spread
+from steptime.web.board import Shared, bar_inputs, is_config, is_toml
+
+
+def single_stage_layout(inputs: Shared, chips: int) -> Layout:
+    """Return the layout of one pipeline stage with the most chips of one replica.
+
+    Experts are spread over all chips, with as many data-parallel ranks as possible. Models without experts use tensor
+    parallelism.
+
+    Args:
+        inputs: Inputs of a board; only the bar counts.
+        chips: Number of chips; 0: the scale-up domain.
+
+    Returns:
+        Layout of one replica.
+
+    Raises:
+        WrongField: No layout is legal.
+    """
+    return _layout(bar_inputs(inputs), chips)
+
+
+@lru_cache(maxsize=512)
+def _layout(shared: Shared, chips: int) -> Layout:
+    subject = load_subject(shared)
+    model, system = subject.model, subject.system
+    max_chips = chips or domain_chips(system)
+    layouts = [x for x in legal(model, system, max_chips, microbatches=(1,)) if x.pp == 1 and x.cp == 1]
+    if not layouts:
+        raise WrongField("chips", f"{model.name} has no legal layout on {max_chips:,} chips of {system.name}")
+    return most_spread(layouts)
+
 
 # Models and systems kept in memory.
 LOADED: Final = 256

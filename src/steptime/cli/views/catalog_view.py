@@ -1,24 +1,179 @@
-"""Terminal views of `steptime models`, `systems` and `engines`: lists of the catalogue, and cards of its entries."""
+"""Terminal view of the checkpoint files of a model: exact bytes by part and dtype, compared with the model's.
+
+Terminal views of `steptime models --new` and `--image`: layers of a new config, and the cost of images and sound.
+
+Terminal views of `steptime models`, `systems` and `engines`: lists of the catalogue, and cards of its entries.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, footnote
-from steptime.cli.views.checkpoint_view import disk_facts, disk_tables
-from steptime.cli.views.widgets import Grid, bar, facts, sourced, table
-from steptime.describe.engine_summary import EngineCard
-from steptime.describe.model_summary import ComparisonRow, ModelCard, ModelRow
-from steptime.describe.system_summary import RACK_KEYS, SystemCard, SystemRow
+from steptime.cli.views.widgets import Answer, Grid, bar, facts, footnote, section, sourced, table
+from steptime.describe.model_summary import ComparisonRow, ConfigCard, ModelCard, ModelRow
+from steptime.describe.system_summary import RACK_KEYS, EngineCard, SystemCard, SystemRow
 from steptime.hardware.energy import power_in_words
 from steptime.hardware.rental_prices import has_rent, kind_in_words, origin_in_words
 from steptime.hardware.system import Rent
+from steptime.models.config_coverage import EXACT, GUESS, LIKELY
+from steptime.models.dtype_assignment import CheckpointSummary
 from steptime.number_checks import Number
+from steptime.questions.image_cost import ImageCost
 from steptime.units import counted, show
+
+MAX_DIFFERENCES = 8  # lines of differences that are shown
+
+
+def disk_facts(card: ModelCard) -> list[tuple[str, str]]:
+    """Return the bytes of the files, and how the model's weights compare.
+
+    Args:
+        card: figures of the model.
+
+    Returns:
+        Names with values; nothing for a model without files.
+    """
+    checkpoint = card.checkpoint
+    if checkpoint is None:
+        return []
+    size = f"{checkpoint.bytes:,} B ({show(checkpoint.bytes, 'B')}) in {counted(checkpoint.files, checkpoint.kind + ' file')}"
+    lines = [("Tensors on disk", f"{size}: {counted(checkpoint.tensors, 'tensor')}, {show(checkpoint.parameters)} parameters")]
+    lines.append(("  by dtype", ", ".join(f"{show(dtype.bytes, 'B')} {dtype.name}" for dtype in checkpoint.dtypes)))
+    if not checkpoint.missing:
+        lines.append(("Weights here less those on disk", _compared(card, checkpoint)))
+    return lines
+
+
+def _compared(card: ModelCard, checkpoint: CheckpointSummary) -> str:
+    """Say how far the weights of the model, with those of its draft layers, are from the tensors on disk."""
+    difference = round(card.weight_bytes + card.draft_weight_bytes) - checkpoint.bytes
+    if not difference:
+        return "equal to the byte"
+    return f"{difference:+,} B ({difference / checkpoint.bytes:+.3%})" if checkpoint.bytes else f"{difference:+,} B"
+
+
+def disk_tables(card: ModelCard) -> list[RenderableType]:
+    """Return the bytes on disk by part of the model, and the tensors that only one of both counts.
+
+    Args:
+        card: figures of the model.
+
+    Returns:
+        Tables; nothing for a model without files.
+    """
+    checkpoint = card.checkpoint
+    if checkpoint is None:
+        return []
+    parts = table("On disk", "Tensors", "Parameters", "Bytes", "Scales, zeros", numbers=(1, 2, 3, 4), first_to_go=(2, 1))
+    for part in checkpoint.groups:
+        scales = f"{part.scales:,}" if part.scales else "-"
+        parts.add_row(part.name, f"{part.tensors:,}", show(part.parameters), f"{part.bytes:,}", scales)
+    if not checkpoint.differences:
+        return [parts]
+    difference_grid = table("Not in the model's weights", "Part", "Number", "Bytes", numbers=(2, 3), first_to_go=(1,))
+    for difference in checkpoint.differences[:MAX_DIFFERENCES]:
+        difference_grid.add_row(difference.name, difference.group, f"{difference.count:,}", f"{difference.bytes:+,}")
+    if further_differences := checkpoint.differences[MAX_DIFFERENCES:]:
+        number, size = (
+            sum(difference.count for difference in further_differences),
+            sum(difference.bytes for difference in further_differences),
+        )
+        difference_grid.add_row(f"{counted(len(further_differences), 'other kind')}", "", f"{number:,}", f"{size:+,}")
+    return [parts, Text(""), difference_grid] if not checkpoint.missing else [parts]
+
+
+COLOURS = {EXACT: "green", LIKELY: "yellow", GUESS: "red"}
+LONGEST = 60  # letters of a value
+
+
+def config_view(card: ConfigCard, *, full: bool = False) -> RenderableType:
+    """Return what a new config is read as.
+
+    Args:
+        card: the verdict, layers, and fields that are not read.
+        full: whether to show all of it.
+
+    Returns:
+        The answer.
+    """
+    sentence = Text.assemble(
+        (card.name, "bold"), f", read as {card.read_as}: ", (card.sure, f"bold {COLOURS[card.sure]}"), f"; {card.why}."
+    )
+    sizes = f"{show(card.parameters)} parameters ({card.parameters:,.0f}), {show(card.active)} active per token; "
+    sizes += f"{show(card.weight_bytes, 'B')} of weights; {card.kv_bytes:,.0f} B of KV cache per token"
+    sizes += f" and {show(card.state_bytes, 'B')} of state per sequence" if card.state_bytes else ""
+    sizes += f"; {show(card.draft)} more parameters of multi-token prediction" if card.draft else ""
+    warnings = [f"its fields also fit {', '.join(card.alternatives)}"] if card.alternatives else []
+    if card.sure == GUESS:
+        warnings.append(f'to use it, set "model_type": "{card.read_as}" in a copy; transformers:FILE reads the code itself')
+    return Answer(
+        sentence=sentence, conditions=sizes + ".", body=[*_ignored(card), _config_layers(card)],
+        warnings=[*warnings, *card.notes], full=full,
+    )  # fmt: skip
+
+
+def _config_layers(card: ConfigCard) -> RenderableType:
+    grid = table(
+        "Layers", "Count", "Description", "Parameters each", "Active", "Cache, B/token", numbers=(1, 3, 4, 5),
+        first_to_go=(4,),
+    )  # fmt: skip
+    for group in card.layers:
+        grid.add_row(
+            group.layers or "-", f"{group.count}", group.description, show(group.parameters), show(group.active),
+            f"{group.kv_bytes:,.0f}",
+        )  # fmt: skip
+    for name, size in card.stem.items():
+        if size:
+            grid.add_row("-", "1", name, show(size), "-" if name == "embed_tokens" else show(size), "-")
+    return grid
+
+
+def _ignored(card: ConfigCard) -> list[RenderableType]:
+    """Return the fields that are not read, those that may be architecture first."""
+    doubtful = []
+    for field in card.doubtful:
+        near = f" (near {field.near}, which is expected and missing)" if field.near else ""
+        doubtful.append(f"{field.name} = {_short(field.value)}{near}")
+    parts: list[RenderableType] = [section("Fields that are not read and may be architecture", doubtful)] if doubtful else []
+    harmless = [field.name for field in card.ignored if not field.doubtful]
+    counts = f"{card.fields} fields, {card.fields - len(card.ignored)} of them read or empty."
+    if harmless:
+        counts += f" Not read, without effect on the counts: {', '.join(harmless)}."
+    return [*parts, footnote(counts)]
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def image_view(cost: ImageCost) -> RenderableType:
+    """Return the cost of the images and recordings of a prompt.
+
+    Args:
+        cost: tokens and FLOP of each.
+
+    Returns:
+        The answer.
+    """
+    grid = table("Size", "Number", "Sequences", "Rows", "Prompt tokens", "Tower FLOP", numbers=range(1, 6), first_to_go=(2,))
+    for row in cost.media:
+        flops = show(row.tower_flop, "FLOP")
+        grid.add_row(row.size, f"{row.count:,}", f"{row.sequences:,}", f"{row.rows:,}", f"{row.tokens:,}", flops)
+    return Answer(
+        sentence=f"The images and recordings become {cost.tokens:,} prompt tokens of {cost.model.rpartition('/')[2]}. Its "
+        f"towers take {show(cost.tower_flop, 'FLOP')}, {cost.tower_share:.1%} of all FLOP.",
+        conditions=f"Language model: {show(cost.language_flop, 'FLOP')} for these tokens. Towers: "
+        f"{show(cost.tower_parameters)} parameters.",
+        body=[grid, footnote("Of one of each size. Rows: patches of an image, or frames of sound, in the tower.")],
+        warnings=cost.notes,
+    )
+
 
 RACK_LIMITS = ("power", "weight", "cables")
 MAX_LISTED = 30  # models that are listed one by one without --full

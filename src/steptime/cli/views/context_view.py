@@ -7,11 +7,10 @@ import math
 from rich.console import RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, footnote, section
 from steptime.cli.views.terminal_plots import LogScale
-from steptime.cli.views.widgets import Grid, ranged, table
-from steptime.hardware.unit_cost import usd
-from steptime.sweeps.context_limit_result import ContextWall, ContextWalls, tokens
+from steptime.cli.views.widgets import Answer, Grid, footnote, ranged, section, table
+from steptime.hardware.rental_prices import usd
+from steptime.sweeps.context_limit import ContextWall, ContextWalls, tokens
 from steptime.units import counted, show
 
 MAX_NAME_WIDTH = 30  # columns next to the axis of the chart, at most

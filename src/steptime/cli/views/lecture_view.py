@@ -10,13 +10,22 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, footnote, section
 from steptime.cli.views.terminal_plots import Ticks, figure, label, render_chart, room
-from steptime.cli.views.widgets import Grid, table
-from steptime.hardware.unit_cost import usd
-from steptime.lecture.claim_verdicts import FACTOR, FAILS, HOLDS, UNDECIDED
-from steptime.lecture.lecture_check import Lecture, Row, Verdicts
-from steptime.lecture.lecture_content import Card, Picture, Section, Statement
+from steptime.cli.views.widgets import Answer, Grid, footnote, section, table
+from steptime.hardware.rental_prices import usd
+from steptime.lecture.lecture_content import (
+    FACTOR,
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    Card,
+    Lecture,
+    Picture,
+    Row,
+    Section,
+    Statement,
+    Verdicts,
+)
 from steptime.lecture.pair_roofline import Answer as BoardAnswer
 from steptime.lecture.pair_roofline import Roofline
 from steptime.units import counted, show

@@ -13,10 +13,9 @@ from steptime.cli.views.step_view import TERM_COLOURS, memory_bar, own_runs, res
 from steptime.cli.views.terminal_plots import front_plot
 from steptime.cli.views.widgets import Grid, bar, beyond_runs, heading, notes, ranged, share_table, table
 from steptime.hardware.energy import counted_by, power_in_words
-from steptime.hardware.rental_prices import origin_in_words
-from steptime.hardware.unit_cost import usd
-from steptime.physics.extrapolation import SEPARATE_POOLS
+from steptime.hardware.rental_prices import origin_in_words, usd
 from steptime.physics.layout import Layout, show_layout
+from steptime.physics.uncertainty import SEPARATE_POOLS
 from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.plan_result import (
     Alternative,
@@ -29,7 +28,7 @@ from steptime.planning.plan_result import (
     runner_up_dearer,
 )
 from steptime.planning.plan_search import AS_CHEAP
-from steptime.planning.speculative_config import step_yield
+from steptime.planning.workload import step_yield
 from steptime.units import counted, in_digits, show
 
 # Main figures of a plan: name, field, and the function that writes its value.

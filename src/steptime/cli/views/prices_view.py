@@ -12,11 +12,9 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, footnote, section
 from steptime.cli.views.terminal_plots import LogScale, Ticks, figure, label, render_chart, room
-from steptime.cli.views.widgets import Grid, facts, table
-from steptime.hardware.rental_prices import kind_and_date
-from steptime.hardware.unit_cost import usd
+from steptime.cli.views.widgets import Answer, Grid, facts, footnote, section, table
+from steptime.hardware.rental_prices import kind_and_date, usd
 from steptime.pricing.kv_storage_cost import paid_per_hour
 from steptime.pricing.market import Market
 from steptime.pricing.price_estimate import Reading

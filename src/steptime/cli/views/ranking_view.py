@@ -9,12 +9,10 @@ from itertools import chain
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, footnote, section
 from steptime.cli.views.terminal_plots import LogScale
-from steptime.cli.views.widgets import Grid, heading, ranged, table
-from steptime.hardware.rental_prices import has_rent
-from steptime.hardware.unit_cost import usd
-from steptime.sweeps.ranking_result import Ranking, Standing
+from steptime.cli.views.widgets import Answer, Grid, footnote, heading, ranged, section, table
+from steptime.hardware.rental_prices import has_rent, usd
+from steptime.sweeps.ranking import Ranking, Standing
 from steptime.units import HOUR, counted, show
 
 MAX_NAME_WIDTH = 34  # columns next to the axis of the chart, at most

@@ -11,9 +11,8 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, footnote, section
 from steptime.cli.views.terminal_plots import Ticks, figure, label, plain, render_chart, room
-from steptime.cli.views.widgets import Grid, facts, table
+from steptime.cli.views.widgets import Answer, Grid, facts, footnote, section, table
 from steptime.describe.kv_tradeoff import CacheTrade, HeldContext
 from steptime.reversible.avalanche import Curve, Mixing
 from steptime.reversible.sboxes import SboxCard

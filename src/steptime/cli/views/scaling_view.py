@@ -9,11 +9,10 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, footnote, section
 from steptime.cli.views.terminal_plots import Ticks, figure, label, plain, render_chart, room
-from steptime.cli.views.widgets import Grid, bar, facts, ranged, sourced, table
+from steptime.cli.views.widgets import Answer, Grid, bar, facts, footnote, ranged, section, sourced, table
 from steptime.describe.law_summary import LawCard
-from steptime.hardware.unit_cost import usd as write_usd
+from steptime.hardware.rental_prices import usd as write_usd
 from steptime.scaling.law_comparison import Losses
 from steptime.scaling.model_sizing import Budget, Choice
 from steptime.scaling.moe_vs_dense import MoeBoard, MoeRow

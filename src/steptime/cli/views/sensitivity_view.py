@@ -8,8 +8,7 @@ from functools import partial
 from rich.console import RenderableType
 from rich.text import Text
 
-from steptime.cli.views.answer import Answer, footnote, section
-from steptime.cli.views.widgets import Grid, ranged, table
+from steptime.cli.views.widgets import Answer, Grid, footnote, ranged, section, table
 from steptime.sweeps.sensitivity_result import NEGLIGIBLE_VARIANCE_SHARE, Sensitivity, Swing, written
 
 MAX_ROWS = 12

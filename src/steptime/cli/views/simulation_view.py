@@ -16,15 +16,13 @@ from rich.text import Text
 from steptime.cli.views.step_view import own_runs
 from steptime.cli.views.terminal_plots import distribution_plot, rate_plot
 from steptime.cli.views.widgets import Either, Grid, beyond_runs, notes, table
-from steptime.hardware.rental_prices import has_rent, origin_in_words
-from steptime.hardware.unit_cost import usd
+from steptime.hardware.rental_prices import has_rent, origin_in_words, usd
 from steptime.physics.layout import Layout, show_layout
 from steptime.simulation.max_rate import HighestRate, RatePoint
 from steptime.simulation.plan_replay import Replay
 from steptime.simulation.prefix_cache import CacheUse
-from steptime.simulation.run_metrics import OVERLOADED, SATURATED, Answers, Percentiles, latencies
+from steptime.simulation.run_metrics import OVERLOADED, SATURATED, Answers, Judged, Percentiles, at_percentile, latencies
 from steptime.simulation.simulation_result import Simulation
-from steptime.simulation.slo_check import Judged, at_percentile
 from steptime.simulation.traffic import Traffic, repeated_share
 from steptime.units import counted, in_digits, show
 

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.hardware.unit_cost import usd
+from steptime.hardware.rental_prices import usd
 from steptime.planning.plan_result import Plan, Point
 from steptime.units import show
 

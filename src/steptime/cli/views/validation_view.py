@@ -8,9 +8,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from steptime.cli.views.answer import Answer, footnote
 from steptime.cli.views.terminal_plots import scatter_plot
-from steptime.cli.views.widgets import Grid, table
+from steptime.cli.views.widgets import Answer, Grid, footnote, table
 from steptime.errors import install_hint
 from steptime.physics.bias_correction import Anchors, Factor
 from steptime.physics.engine import Engine, constant

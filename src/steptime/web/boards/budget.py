@@ -8,19 +8,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.compute_allocation import overtraining, tokens_equal_to_serving
+from steptime.blackboard.training_compute import overtraining, tokens_equal_to_serving
 from steptime.errors import Impossible, InputError
 from steptime.number_checks import Array
 from steptime.scaling.compute_optimal import cheapest
 from steptime.scaling.lifetime_compute import Demand, lifetime_bill
 from steptime.scaling.model_sizing import Budget, budget
-from steptime.scaling.quality_target import Target, read_target
 from steptime.scaling.scaling_laws import load_law, loss, tokens_for
+from steptime.scaling.size_cost import Target, read_target
 from steptime.units import in_digits, show
-from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, choice, slider, text
+from steptime.web.board import Answer, Board, Figure, Shared, choice, slider, text
+from steptime.web.page_export import python
 from steptime.web.page_subject import WrongField, catalog_model
-from steptime.web.snippets import python
 
 LAWS: Final = ("hoffmann", "epoch", "hoffmann-tex", "sardana")
 # Served tokens of the lower picture.

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.units import counted, show
-from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, bar_inputs, coarse, slider, text
+from steptime.web.board import Answer, Board, Figure, Shared, bar_inputs, coarse, slider, text
+from steptime.web.page_export import command, loaded, python
 from steptime.web.page_subject import WrongField, load_subject
 from steptime.web.plan_cache import PlanSpec, answered, cost_and_unit, plan_call, priced
-from steptime.web.snippets import command, loaded, python
 
 # Most bars of the picture.
 MAX_BARS = 6

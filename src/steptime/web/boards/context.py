@@ -6,20 +6,16 @@ from typing import Final
 
 import numpy as np
 
-from steptime.blackboard.price_signals import kv_bytes_from_tier
-from steptime.blackboard.token_cost import cost_per_token
-from steptime.lecture.model_on_system import build_pair
+from steptime.blackboard.token_cost import cost_per_token, kv_bytes_from_tier
+from steptime.lecture.current_figures import build_pair
 from steptime.number_checks import Array
 from steptime.physics.chip_memory import sequences_that_fit
 from steptime.physics.step import decode_step
 from steptime.svg import PARTS, in_colours
 from steptime.units import MILLION, show
-from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, slider
-from steptime.web.board_layout import single_stage_layout
-from steptime.web.board_steps import decode_call, layout_options, show_step_sum
-from steptime.web.page_subject import Subject, load_subject
-from steptime.web.snippets import command, python
+from steptime.web.board import Answer, Board, Figure, Shared, slider
+from steptime.web.page_export import command, decode_call, layout_options, python, show_step_sum
+from steptime.web.page_subject import Subject, load_subject, single_stage_layout
 
 MIN_CONTEXT, MAX_CONTEXT, POINTS = 64, 4_194_304, 65
 # Context above which prices are higher [tokens], lecture section 13.

@@ -8,20 +8,17 @@ import numpy as np
 
 from steptime.blackboard.decode_latency import compute_seconds, kv_read_seconds
 from steptime.blackboard.token_cost import batch_ratio, cost_per_token
+from steptime.hardware.rental_prices import usd
 from steptime.hardware.system import Rent, System
-from steptime.hardware.unit_cost import usd
-from steptime.lecture.model_on_system import build_pair
+from steptime.lecture.current_figures import build_pair
 from steptime.number_checks import Array
 from steptime.physics.chip_memory import sequences_that_fit
 from steptime.physics.step import decode_step
 from steptime.svg import in_colours
 from steptime.units import HOUR, MILLION, in_digits, show
-from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, slider
-from steptime.web.board_layout import single_stage_layout
-from steptime.web.board_steps import decode_call, layout_options
-from steptime.web.page_subject import WrongField, load_subject
-from steptime.web.snippets import command, python
+from steptime.web.board import Answer, Board, Figure, Shared, slider
+from steptime.web.page_export import command, decode_call, layout_options, python
+from steptime.web.page_subject import WrongField, load_subject, single_stage_layout
 
 MAX_BATCH, POINTS = 65_536, 65
 # Parts of a step that a larger batch shares.

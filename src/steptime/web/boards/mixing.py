@@ -17,9 +17,8 @@ from steptime.reversible.memory_tradeoff import (
     stream_bytes,
 )
 from steptime.units import show
-from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, slider
-from steptime.web.snippets import python
+from steptime.web.board import Answer, Board, Figure, Shared, slider
+from steptime.web.page_export import python
 
 # Pairs of blocks per cipher.
 SAMPLES: Final = 4096

@@ -8,18 +8,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.critical_batch import optimal_batch
 from steptime.blackboard.decode_latency import memory_over_compute, utilisation
+from steptime.blackboard.training_compute import optimal_batch
 from steptime.number_checks import Array
 from steptime.scaling.compute_optimal import TRAINING_FLOP, equivalent_dense
 from steptime.scaling.lifetime_compute import total_parameters
 from steptime.scaling.moe_vs_dense import MoeBoard, MoeRow, inputs_for_experts, moe_board
 from steptime.scaling.scaling_laws import DOMAINS, beyond, load_law
 from steptime.units import in_digits, show
-from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, choice, slider
+from steptime.web.board import Answer, Board, Figure, Shared, choice, slider
+from steptime.web.page_export import python, subject_names
 from steptime.web.page_subject import WrongField, load_subject
-from steptime.web.snippets import python, subject_names
 
 BILLION, TRILLION, MAX_EXPERTS = 1e9, 1e12, 1024
 COUNTS: Final = tuple(2.0 ** (n / 2) for n in range(21))

@@ -6,8 +6,8 @@ import math
 
 from steptime.planning.plan_result import Plan, Point
 from steptime.units import counted, show
-from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, coarse, slider
+from steptime.web.board import Answer, Board, Figure, Shared, coarse, slider
+from steptime.web.page_export import command, loaded, python
 from steptime.web.plan_cache import (
     PlanSpec,
     answered,
@@ -18,7 +18,6 @@ from steptime.web.plan_cache import (
     resource_bars,
     same_but_speed,
 )
-from steptime.web.snippets import command, loaded, python
 
 # Work of the chips of a pool.
 ROLES = {"prefill": "run prefill", "decode": "run decode", "serve": "run both"}

@@ -10,17 +10,16 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.blackboard.decode_latency import memory_over_compute
-from steptime.blackboard.price_signals import ratio_below_step
+from steptime.blackboard.token_cost import ratio_below_step
 from steptime.errors import InputError
 from steptime.lecture.current_figures import kv_bytes
 from steptime.pricing.lecture_inversion import Ideal, IdealReading
 from steptime.pricing.price_estimate import Reading
 from steptime.pricing.price_inversion import PriceReading, read_prices
 from steptime.units import in_digits, show
-from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, slider
+from steptime.web.board import Answer, Board, Figure, Shared, slider
+from steptime.web.page_export import python
 from steptime.web.page_subject import WrongField
-from steptime.web.snippets import python
 
 CONTEXTS: Final = np.geomspace(1e3, 2e6, 121)
 OPEN_MODELS: Final = {"DeepSeek-V3": "deepseek-v3", "Llama 3.3 70B": "llama-3.3-70b"}

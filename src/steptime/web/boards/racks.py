@@ -6,17 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from steptime.blackboard.expert_activation import across_racks, pipeline_condition
 from steptime.blackboard.pipeline_stages import kv_bytes_per_chip, weight_bytes_per_chip
-from steptime.blackboard.scale_out import across_racks, pipeline_condition
 from steptime.hardware.system import System
-from steptime.lecture.model_on_system import Pair, build_pair
+from steptime.lecture.current_figures import Pair, build_pair
 from steptime.models.model import Model
 from steptime.physics.network_time import exchange
 from steptime.units import show
-from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, slider
+from steptime.web.board import Answer, Board, Figure, Shared, slider
+from steptime.web.page_export import command, python
 from steptime.web.page_subject import WrongField, load_subject
-from steptime.web.snippets import command, python
 
 # Racks of the picture.
 RACKS = np.arange(1, 9)

@@ -8,14 +8,12 @@ import numpy as np
 
 from steptime.blackboard.pipeline_stages import bubble_fraction
 from steptime.errors import InputError
-from steptime.training.pipeline_simulator import simulate_step
-from steptime.training.schedule_timeline import KIND_NAMES, timeline
+from steptime.training.schedule_timeline import KIND_NAMES, simulate_step, timeline
 from steptime.training.schedules.schedule import Schedule, schedule_named
 from steptime.training.schedules.work_order import KINDS
 from steptime.units import in_digits
-from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, choice, slider
-from steptime.web.snippets import python
+from steptime.web.board import Answer, Board, Figure, Shared, choice, slider
+from steptime.web.page_export import python
 
 NAMES: Final = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipe", "dualpipev")
 BOXES: Final = ("device", "kind", "chunk", "micro", "back", "start", "end")
@@ -134,7 +132,7 @@ def _command(inputs: Inputs, schedule: Schedule, v: int) -> str:
 def _python(schedule: Schedule, p: int, m: int, v: int, f: float, b: float, w: float) -> str:
     return python(
         "from steptime.training.schedules.schedule import schedule_named\n"
-        "from steptime.training.pipeline_simulator import simulate_step\n\n"
+        "from steptime.training.schedule_timeline import simulate_step\n\n"
         f'order = schedule_named("{schedule.name}").order({p}, {m}, {v})\n'
         f"done = simulate_step(order, {f / v:g}, {b / v:g}, {w / v:g})\n"
         "float(done.total), float(done.idle.max()), float(done.in_flight.max())"

@@ -6,12 +6,10 @@ import numpy as np
 
 from steptime.blackboard.token_cost import batch_ratio, speed_ceiling
 from steptime.units import show
-from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, coarse, slider
+from steptime.web.board import Answer, Board, Figure, Shared, coarse, slider
+from steptime.web.page_export import command, loaded, python
 from steptime.web.page_subject import WrongField, load_subject
-from steptime.web.pareto_cache import Curves, cached_curves
-from steptime.web.plan_cache import priced
-from steptime.web.snippets import command, loaded, python
+from steptime.web.plan_cache import Curves, cached_curves, priced
 
 FASTER = "a single sequence reads only the experts that it uses, so it can be faster than the floor of the blackboard"
 # Price and speed of a fast mode over the usual mode; lecture, section 5.

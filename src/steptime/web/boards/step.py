@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.lecture.model_on_system import Pair, build_pair
+from steptime.lecture.current_figures import Pair, build_pair
 from steptime.models.model import Model
 from steptime.physics.chip_memory import sequences_that_fit
 from steptime.physics.layout import Layout
@@ -17,12 +17,9 @@ from steptime.physics.step import decode_step
 from steptime.physics.uncertainty import step_and_range
 from steptime.svg import PART_NAMES, PARTS, in_colours
 from steptime.units import counted, in_digits, show
-from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, bar_inputs, slider
-from steptime.web.board_layout import single_stage_layout
-from steptime.web.board_steps import decode_call, layout_options, show_step_sum
-from steptime.web.page_subject import load_subject
-from steptime.web.snippets import command, python
+from steptime.web.board import Answer, Board, Figure, Shared, bar_inputs, slider
+from steptime.web.page_export import command, decode_call, layout_options, python, show_step_sum
+from steptime.web.page_subject import load_subject, single_stage_layout
 
 POINTS = 65
 MAX_BATCH = 65_536

@@ -7,16 +7,15 @@ from typing import Final
 
 import numpy as np
 
-from steptime.blackboard.cache_tiers import hold_cost, retrieve_cost
+from steptime.blackboard.token_cost import hold_cost, retrieve_cost
 from steptime.describe.kv_tradeoff import HeldContext, cache_trade
-from steptime.hardware.unit_cost import usd
+from steptime.hardware.rental_prices import usd
 from steptime.number_checks import Array
 from steptime.pricing.kv_storage_cost import tiers
 from steptime.units import HOUR, in_digits, show
-from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, choice, slider
+from steptime.web.board import Answer, Board, Figure, Shared, choice, slider
+from steptime.web.page_export import command, loaded, python
 from steptime.web.page_subject import WrongField, load_subject
-from steptime.web.snippets import command, loaded, python
 
 # Storage times of the picture [s].
 MIN_SECONDS, MAX_SECONDS, POINTS = 1e-3, 1e7, 121

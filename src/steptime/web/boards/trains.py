@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.scheduled_batches import mean_wait, worst_wait
+from steptime.blackboard.decode_latency import mean_wait, worst_wait
 from steptime.catalog.hardware_loading import load_system
 from steptime.hardware.system import System
 from steptime.lecture.current_figures import drains
@@ -15,9 +15,8 @@ from steptime.models.model import Model
 from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
 from steptime.units import show
-from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, slider
-from steptime.web.snippets import python
+from steptime.web.board import Answer, Board, Figure, Shared, slider
+from steptime.web.page_export import python
 
 # Model and system of the simulation; their step is shorter than any interval of the board.
 CARRIER: Final = ("llama-3.1-8b", "hgx-h100")
