@@ -19,7 +19,7 @@ from steptime.errors import Impossible, InputError, short_repr
 ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
 # Commands that share the module of another.
 MODULES = {
-    "anchors": "calibrate", "rl": "budget", "laws": "budget", "roofline": "step", "systems": "models", "engines": "models",
+    "anchors": "calibrate", "rl": "budget", "laws": "budget", "systems": "models", "engines": "models",
     "design": "context",
 }  # fmt: skip
 OPEN = ("sweep", "design", "sensitivity")  # commands that take the options of others too

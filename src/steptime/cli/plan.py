@@ -211,7 +211,7 @@ def _data(
 
     A plan that misses its limits in the simulation is not feasible. Its figures stay, the reason is the simulation's.
     """
-    from steptime.cli.views.step_view import explain_json
+    from steptime.cli.views.explain_view import explain_json
     from steptime.launch.launch_commands import ENGINES, launch_commands
 
     if replayed is not None and not replayed.good:
@@ -250,7 +250,7 @@ def _print(
     if not deployment.feasible or (replayed is not None and not replayed.good):
         return
     if output.explain:
-        from steptime.cli.views.step_view import explain_plan
+        from steptime.cli.views.explain_view import explain_plan
 
         show(explain_plan(model, system, deployment, engine), console=console)
     if launches:

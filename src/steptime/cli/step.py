@@ -1,16 +1,11 @@
-"""The command `steptime step`.
-
-The command `steptime roofline`.
-"""
+"""The command `steptime step`."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SET, SubjectChanges, grouped, option, refuse_idle, typed_with_changes
-from steptime.cli.output import check_outputs, make_console, print_json, print_result, say, show, write_csv
-from steptime.lecture import pair_roofline
-from steptime.lecture.pair_roofline import RooflineInputs
+from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SubjectChanges, grouped, option, refuse_idle
+from steptime.cli.output import check_outputs, make_console, print_json, say, show, write_csv
 from steptime.questions.step_question import STEP, StepInputs, bind_pass, pass_sizes, solve, with_layout
 
 if TYPE_CHECKING:
@@ -65,7 +60,7 @@ def step(
     console = make_console()
     show(step_view(summary, console.width, full=full), console=console)
     if explain:
-        from steptime.cli.views.step_view import lines_table, sources_table
+        from steptime.cli.views.explain_view import lines_table, sources_table
 
         system, lines = _lines(values)
         show(lines_table(lines))
@@ -85,22 +80,7 @@ def _lines(values: dict[str, Any]) -> tuple[Any, Any]:
 
 def _explained(values: dict[str, Any]) -> dict[str, object]:
     """Return the operators and collectives of a step, and the sources of the system's figures, as data."""
-    from steptime.cli.views.step_view import sources_json
+    from steptime.cli.views.explain_view import sources_json
 
     system, lines = _lines(values)
     return {"explanation": {"lines": lines, "sources": sources_json(system)}}
-
-
-@grouped
-def roofline(
-    ctx: typer.Context, inputs: RooflineInputs, set_: SET = None, csv: CSV = None, full: FULL = False, json: JSON = False
-) -> None:
-    """Compute the lecture's numbers for a real model on one scale-up domain, each closed form next to the full model.
-
-    Args:
-        ctx: context of typer; the other arguments are options, described by their help.
-    """
-    refuse_idle(ctx, {"text, not --json": (not json, "full")})
-    check_outputs({"--csv": csv}, [inputs.model, inputs.system])
-    board = pair_roofline.solve(typed_with_changes(ctx, RooflineInputs, set_))
-    print_result(board, "lecture_view.roofline_view", csv=csv, json=json, summary=pair_roofline.summary, full=full)

@@ -77,7 +77,7 @@ def _lines(described: Any, machine: "System", training: "Training", stack: str) 
 def _show_training(
     described: Any, machine: "System", training: "Training", stack: Any, scaled: Any, *, full: bool, explain: bool
 ) -> None:
-    from steptime.cli.views.step_view import sources_table
+    from steptime.cli.views.explain_view import sources_table
     from steptime.cli.views.training_view import explained_view, scaling_view, training_view
     from steptime.cli.views.widgets import more_line
     from steptime.training.step_schedule import step_timeline
