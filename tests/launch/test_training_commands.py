@@ -273,12 +273,8 @@ def test_torchtitan_compiles_no_model_whose_backward_pass_is_split():
     text = started("llama-3.1-70b", layout, "torchtitan", replace(JOB, dtype="fp8"))[2]["steptime_run.py"]
     assert 'components = ["loss"]' in text
     assert "model_compile_enabled=False" in text
-    assert (
-        "alternate"
-        in training_lines(
-            model("llama-3.1-70b"), JOB, replace(layout, recompute="alternate"), system("hgx-h100"), "torchtitan"
-        )[0]
-    )
+    alternate = replace(layout, recompute="alternate")
+    assert "alternate" in training_lines(model("llama-3.1-70b"), JOB, alternate, system("hgx-h100"), "torchtitan")[0]
 
 
 def test_torchtitan_and_bridge_train_adapters():
