@@ -126,7 +126,7 @@ def run_collective(
         blame["overhead"] = traffic.calls * engine.overheads.seconds_per_collective
         waiting = waiting + blame["overhead"]
     line = {"name": name, "count": count, "traffic": traffic, "at_once": pipelined}
-    clock.record(term, moving + waiting, blame, {**busy, "latency": waiting}, **line)
+    clock.add({term: moving + waiting}, blame, {**busy, "latency": waiting}, **line)
 
 
 def _all_reduce(

@@ -92,23 +92,10 @@ def overlap(compute: Number, memory: Number, norm: Number = np.inf) -> Number:
     (4.0, 5.0, 7.0)
     """
     larger = np.maximum(compute, memory)
-    if is_norm(norm, np.inf):
+    if np.ndim(norm) == 0 and norm == np.inf:
         return larger
     seconds: Number = larger * root(1 + smaller_power(compute, memory, norm), norm)
     return seconds
-
-
-def is_norm(norm: Number, value: float) -> bool:
-    """Whether a norm is the single number `value`, which has a faster formula.
-
-    Args:
-        norm: p of the p-norm, or an array.
-        value: The special value.
-
-    Returns:
-        True or false; the general formula is valid in both cases.
-    """
-    return bool(np.ndim(norm) == 0 and norm == value)
 
 
 def smaller_power(compute: Number, memory: Number, norm: Number) -> Number:
@@ -153,7 +140,7 @@ def root(value: Number, norm: Number) -> Number:
     (2.0, 3.0)
     """
     # exp and log are twice as fast as a power.
-    value_root: Number = value if is_norm(norm, 1) else np.exp(np.log(value) / norm)
+    value_root: Number = value if np.ndim(norm) == 0 and norm == 1 else np.exp(np.log(value) / norm)
     return value_root
 
 
@@ -383,7 +370,7 @@ def overlapped(compute: Number, memory: Number, norm: Number) -> tuple[Number, N
     ([4.0, 0.0, 4.0], [7.0, 3.0, 4.0])
     """
     larger = np.maximum(compute, memory)
-    if is_norm(norm, np.inf):
+    if np.ndim(norm) == 0 and norm == np.inf:
         seconds, to_memory = larger, memory * (memory > compute)
     else:
         # The formula of `roofline.overlap`; the powers are reused for the shares.

@@ -206,11 +206,11 @@ def evaluate_state(case: PlanProblem, candidate: Candidate, batch: Number, chunk
 
     # Only single points are stored: grids differ in each call.
     key = (candidate.mode, candidate.layout, batch, chunk) if np.ndim(batch) == np.ndim(chunk) == 0 else None
-    if candidate.mode == DISAGGREGATED:
-        return memoize(case, key, decoding, case, candidate.layout, batch)
-    arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk, "legal": True}
+    arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "legal": True}
     arguments |= {"engine": case.engine, "speculation": case.speculation}
-    return memoize(case, key, aggregated, case.model, case.system, case.workload, **arguments)
+    if candidate.mode == DISAGGREGATED:
+        return memoize(case, key, decode_pool, case.model, case.system, case.workload, **arguments)
+    return memoize(case, key, aggregated, case.model, case.system, case.workload, chunk=chunk, **arguments)
 
 
 def decoding(case: PlanProblem, layout: Layout, batch: Number) -> State:
