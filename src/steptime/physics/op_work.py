@@ -1,11 +1,8 @@
-"""MoE kernels: kernel launches and memory traffic of routed experts.
-
-Both depend on the format of the weights and on the vendor of the chip.
-
-Operator work: the rows, FLOPs, bytes and kernel launches of a pass on one chip.
+"""Operator work: the rows, FLOPs, bytes and kernel launches of a pass on one chip.
 
 Demand is work, not time. Two kinds of engine constants change the work itself and are used here: the imbalance of experts
-with the tiles that pad their rows, and the share of activations that passes through memory.
+with the tiles that pad their rows, and the share of activations that passes through memory. Kernel launches and memory
+traffic of routed experts depend on the format of the weights and on the vendor of the chip (`Chain`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""Roofline: the time of one operator on one chip, from its FLOPs and bytes.
+r"""Operator time: the roofline of operators on one chip, and who waits for what.
 
 An ideal chip computes and streams memory at once: $t = \max(F / P, Q / W)$ for $F$ FLOPs at peak rate $P$ and $Q$ bytes at
 bandwidth $W$. A real chip overlaps them imperfectly, which a $p$-norm of the two times describes: $p = \infty$ is ideal, $p
@@ -6,8 +6,6 @@ bandwidth $W$. A real chip overlaps them imperfectly, which a $p$-norm of the tw
 
 References:
     Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
-
-Operator time: overlapped arithmetic and traffic, divided between resources.
 """
 
 from __future__ import annotations

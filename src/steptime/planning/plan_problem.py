@@ -1,12 +1,10 @@
-"""The problem of a plan, its candidates, and tables of candidates.
+"""The problem of a plan, its candidates, tables of candidates, and the occupancy of their slots.
 
-Slots and occupancy: how many requests are in flight in the replicas of a pool.
-
-A replica normally keeps more slots than requests ever need. Then no arrival waits for a slot, and a token is
+**Slots.** A replica normally keeps more slots than requests ever need. Then no arrival waits for a slot, and a token is
 made among one more request than the mean number in flight (`steady_state.in_flight`).
 
-Requests queue for a slot in two cases. With few slots in all, it is better to fill them, as far as the TTFT
-limit allows. Where memory has no room for spare slots, the slots that fit are all there are.
+Requests queue for a slot in two cases. With few slots in all, it is better to fill them, as far as the TTFT limit allows.
+Where memory has no room for spare slots, the slots that fit are all there are.
 """
 
 from __future__ import annotations

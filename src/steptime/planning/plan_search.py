@@ -1,9 +1,7 @@
 """Search over every legal layout and batch for the candidates of a deployment.
 
-`search` evaluates all promising candidates as arrays and returns them as tables. `refinement.refined` tunes
-the batch of one candidate.
-
-The smallest system on which a model fits: what a person would rent for it.
+`search` evaluates all promising candidates as arrays and returns them as tables. `refinement.refined` tunes the batch of
+one candidate. `smallest_system` is what a person would rent for a model.
 """
 
 from __future__ import annotations
