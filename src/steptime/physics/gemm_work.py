@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -204,8 +204,8 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
     """
     chip, kernels = context.system.chip, context.engine.kernels
     bandwidth = chip.hbm.bandwidth
-    peaks = [peak_rate(chip.peak, computed) for computed in products.computed]
-    shards = [shard_count(parts, context.layout.group) for parts in products.splits]
+    peaks = [*map(partial(peak_rate, chip.peak), products.computed)]
+    shards = [*map(partial(shard_count, chips=context.layout.group), products.splits)]
     constants = (
         kernels.fp4_efficiency, kernels.block_efficiency, kernels.fill_bytes, kernels.narrow_efficiency, kernels.unpack_rate,
         kernels.activation_traffic, kernels.roofline_norm,

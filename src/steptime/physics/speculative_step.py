@@ -151,9 +151,8 @@ def draft_passes(
     for repeats, pass_sizes in first + further:
         if not repeats:
             continue
-        per_turn = {name: pass_sizes[name] / turns for name in ("batch", "prompts") if name in pass_sizes}
-        arguments: dict[str, Any] = {**pass_sizes, **per_turn, "layout": one_stage, "engine": bare}
-        step = mixed_step(small, system, **arguments, parts=parts, legal=legal)
+        arguments = {name: size / turns if name in ("batch", "prompts") else size for name, size in pass_sizes.items()}
+        step = mixed_step(small, system, **arguments, layout=one_stage, engine=bare, parts=parts, legal=legal)
         weighted_passes.append((float(repeats), scale_step(step, turns)))
     return weighted_passes
 

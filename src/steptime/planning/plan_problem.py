@@ -204,32 +204,44 @@ def evaluate_state(case: PlanProblem, candidate: Candidate, batch: Number, chunk
 
     # Only single points are stored: grids differ in each call.
     key = (candidate.mode, candidate.layout, batch, chunk) if np.ndim(batch) == np.ndim(chunk) == 0 else None
-    arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "legal": True}
-    arguments |= {"engine": case.engine, "speculation": case.speculation}
-    if candidate.mode == DISAGGREGATED:
-        return memoize(case, key, decode_pool, case.model, case.system, case.workload, **arguments)
-    return memoize(case, key, aggregated, case.model, case.system, case.workload, chunk=chunk, **arguments)
+    return memoize(case, key, steady_state, case, candidate.mode, candidate.layout, batch, chunk)
 
 
-def decoding(case: PlanProblem, layout: Layout, batch: Number) -> State:
-    """Return the steady state of a replica that only decodes.
+def steady_state(
+    case: PlanProblem, mode: str, layout: Layout, batch: Number, chunk: Number = 1, *, quick: bool = False
+) -> State:
+    """Return the steady states of replicas that decode, with prefill beside it where pools are not separate.
 
     Args:
         case: Plan problem.
-        layout: Layout of a replica.
+        mode: "aggregated", or "disaggregated" for a pool that only decodes.
+        layout: Layouts of a replica; fields may be arrays.
         batch: Sequences per replica.
+        chunk: Prompt tokens per data-parallel rank in a mixed step; has no effect on a decode pool.
+        quick: Approximate the number of chunks in a mixed step, as a search does.
 
     Returns:
-        The steady state.
+        The steady states, in the broadcast shape of the arguments.
     """
-    arguments: dict[str, Any] = {
-        "layout": layout,
-        "batch": batch,
-        "engine": case.engine,
-        "speculation": case.speculation,
-        "legal": True,
-    }
-    return decode_pool(case.model, case.system, case.workload, **arguments)
+    arguments: dict[str, Any] = {"layout": layout, "batch": batch, "engine": case.engine, "speculation": case.speculation}
+    if mode == DISAGGREGATED:
+        return decode_pool(case.model, case.system, case.workload, **arguments, legal=True)
+    return aggregated(case.model, case.system, case.workload, **arguments, chunk=chunk, quick=quick, legal=True)
+
+
+def prefill_states(case: PlanProblem, layout: Layout, prompts: Number) -> Prefill:
+    """Return the passes of replicas that only prefill.
+
+    Args:
+        case: Plan problem.
+        layout: Layouts of a replica; fields may be arrays.
+        prompts: Prompts per data-parallel rank and pass.
+
+    Returns:
+        The prefill replicas.
+    """
+    arguments: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "speculation": case.speculation}
+    return prefill_pool(case.model, case.system, case.workload, **arguments, legal=True)
 
 
 def memoize(
@@ -270,9 +282,7 @@ def evaluate_prefill(case: PlanProblem, candidate: Candidate, tpot: Number = 0.0
     if candidate.prefill_layout is None:
         return None
     layout, prompts = candidate.prefill_layout, candidate.prompts
-    arguments: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "speculation": case.speculation}
-    arguments["legal"] = True
-    pool = memoize(case, ("prefill", layout, prompts), prefill_pool, case.model, case.system, case.workload, **arguments)
+    pool = memoize(case, ("prefill", layout, prompts), prefill_states, case, layout, prompts)
     limit = pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft)
     key = ("within", layout, prompts, float(limit)) if np.ndim(limit) == 0 else None
     return memoize(case, key, within_limit, pool, limit, layout.replicas)
