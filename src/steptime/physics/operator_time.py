@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -281,7 +282,7 @@ def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Eng
         compute_time(operator.scaled(operator.demand.flops), operator.demand.peak, operator.demand.efficiency)
         for operator in operators
     ]
-    traffic = [_traffic(operator, system, engine) for operator in operators]
+    traffic = [*map(partial(_traffic, system=system, engine=engine), operators)]
     memory = [_sum(list(parts.values())) for parts in traffic]
     shape = np.broadcast_shapes(np.shape(norm), *map(np.shape, compute), *map(np.shape, memory))
     rows_at_once = max(1, AT_ONCE // max(1, math.prod(shape)))

@@ -109,10 +109,8 @@ def refined(case: PlanProblem, candidate: Candidate) -> Peak:
     if prefill is not None:
         rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
     occupied = in_flight(batch[:, None], candidate.layout.replicas)
-    steady = (
-        _load(np.moveaxis(state.tpot, 0, -1), whole_batches).T * occupied <= MOST_LOADED if len(whole_batches) > 1 else np.True_
-    )
-    steady = np.logical_or(steady, seats.capped)
+    load = _load(np.moveaxis(state.tpot, 0, -1), whole_batches).T if len(whole_batches) > 1 else 0.0
+    steady = np.logical_or(load * occupied <= MOST_LOADED, seats.capped)
     is_feasible = np.logical_and(within(case, state, seats, candidate.layout, candidate.prefill_layout), steady) & (rate > 0)
     rate = np.where(is_feasible, rate, -np.inf)
     best_rate = np.max(rate)
