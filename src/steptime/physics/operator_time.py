@@ -288,7 +288,30 @@ def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Eng
     rows_at_once = max(1, AT_ONCE // max(1, math.prod(shape)))
     for first in range(0, len(operators), rows_at_once):
         rows = slice(first, first + rows_at_once)
-        _run(clock, operators[rows], _rows(compute[rows], shape), _rows(memory[rows], shape), traffic[rows], norm)
+        to_compute, to_memory = _rows(compute[rows], shape), _rows(memory[rows], shape)
+        busy = {"compute": _sum(to_compute), "memory": _sum(to_memory)}
+        if not clock.parts:
+            clock.add({"": _sum(np.asarray(overlap(to_compute, to_memory, norm)))}, {}, busy)
+            continue
+
+        # The part of traffic is divided by kind of data in proportion to its seconds.
+        seconds, waits_compute, waits_memory = map(np.asarray, overlapped(to_compute, to_memory, norm))
+        terms: dict[str, Number] = {}
+        blame: dict[str, Number] = {"compute": _sum(waits_compute)}
+        for row, (operator, delivered) in enumerate(zip(operators[rows], traffic[rows], strict=True)):
+            accumulate(terms, {operator.term: seconds[row]})
+            for resource, part in delivered.items():
+                share = part / np.maximum(to_memory[row], TINY) if len(delivered) > 1 else 1.0
+                accumulate(blame, {resource: waits_memory[row]}, share)
+        clock.add(terms, blame, busy)
+        if clock.explained:
+            clock.entries += [
+                Entry(
+                    term=operator.term, name=operator.name, seconds=seconds[row], count=operator.instances,
+                    compute=to_compute[row], memory=to_memory[row], demand=operator.demand, times=operator.count,
+                )
+                for row, operator in enumerate(operators[rows])
+            ]  # fmt: skip
 
 
 def _rows(values: Sequence[Number], shape: tuple[int, ...]) -> Array:
@@ -319,39 +342,6 @@ def _traffic(operator: Operator, system: System, engine: Engine) -> dict[str, Nu
     if has_nonzero(demand.activations):
         traffic["activations"] = memory_time(operator.scaled(demand.activations), bandwidth, kernels.memory_efficiency)
     return traffic
-
-
-def _run(
-    clock: Clock,
-    operators: Sequence[Operator],
-    compute: Array,
-    memory: Array,
-    traffic: Sequence[dict[str, Number]],
-    norm: Number,
-) -> None:
-    """Add operators with the times `compute` and `memory` [s], one row each."""
-    busy = {"compute": _sum(compute), "memory": _sum(memory)}
-    if not clock.parts:
-        clock.add({"": _sum(np.asarray(overlap(compute, memory, norm)))}, {}, busy)
-        return
-    parts: list[Array] = [np.asarray(part) for part in overlapped(compute, memory, norm)]
-    seconds, to_compute, to_memory = parts
-    terms: dict[str, Number] = {}
-    blame: dict[str, Number] = {"compute": _sum(to_compute)}
-    for row, (operator, delivered) in enumerate(zip(operators, traffic, strict=True)):
-        accumulate(terms, {operator.term: seconds[row]})
-        for resource, part in delivered.items():
-            share = part / np.maximum(memory[row], TINY) if len(delivered) > 1 else 1.0
-            accumulate(blame, {resource: to_memory[row]}, share)
-    clock.add(terms, blame, busy)
-    if clock.explained:
-        clock.entries += [
-            Entry(
-                term=operator.term, name=operator.name, seconds=seconds[row], count=operator.instances,
-                compute=compute[row], memory=memory[row], demand=operator.demand, times=operator.count,
-            )
-            for row, operator in enumerate(operators)
-        ]  # fmt: skip
 
 
 def overlapped(compute: Number, memory: Number, norm: Number) -> tuple[Number, Number, Number]:

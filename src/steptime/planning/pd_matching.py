@@ -21,11 +21,10 @@ from steptime.planning.plan_problem import (
     joined,
     moving,
     pass_limit,
-    prefill_states,
     runs,
     steady_state,
 )
-from steptime.planning.prefill_pool import Prefill, first_token, within_limit
+from steptime.planning.prefill_pool import Prefill, first_token, prefill_pool, within_limit
 from steptime.planning.slo_probability import effective_targets
 from steptime.planning.steady_state import (
     MOST_LOADED,
@@ -139,7 +138,7 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
     prompts = batches(maximum, per_octave=1)
     prompts = prompts[prompts <= maximum]
     wide = shaped(table, 1)
-    pool = prefill_states(case, wide, prompts[None, :])
+    pool = prefill_pool(case.model, case.system, case.workload, layout=wide, prompts=prompts[None, :], **case.settings)
     shape = np.shape(pool.rate)
 
     # The decode pool is not chosen yet: assume the limit on TPOT, or a usual TPOT.

@@ -84,6 +84,11 @@ class PlanProblem:
         """Rent of all chips [USD/s]."""
         return deployment_rent(self.chips, self.system.rent.typical)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of all evaluations of a steady state, whose layouts the search has checked."""
+        return {"engine": self.engine, "speculation": self.speculation, "legal": True}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -223,25 +228,10 @@ def steady_state(
     Returns:
         The steady states, in the broadcast shape of the arguments.
     """
-    arguments: dict[str, Any] = {"layout": layout, "batch": batch, "engine": case.engine, "speculation": case.speculation}
+    subject = case.model, case.system, case.workload
     if mode == DISAGGREGATED:
-        return decode_pool(case.model, case.system, case.workload, **arguments, legal=True)
-    return aggregated(case.model, case.system, case.workload, **arguments, chunk=chunk, quick=quick, legal=True)
-
-
-def prefill_states(case: PlanProblem, layout: Layout, prompts: Number) -> Prefill:
-    """Return the passes of replicas that only prefill.
-
-    Args:
-        case: Plan problem.
-        layout: Layouts of a replica; fields may be arrays.
-        prompts: Prompts per data-parallel rank and pass.
-
-    Returns:
-        The prefill replicas.
-    """
-    arguments: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "speculation": case.speculation}
-    return prefill_pool(case.model, case.system, case.workload, **arguments, legal=True)
+        return decode_pool(*subject, layout=layout, batch=batch, **case.settings)
+    return aggregated(*subject, layout=layout, batch=batch, chunk=chunk, quick=quick, **case.settings)
 
 
 def memoize(
@@ -282,7 +272,8 @@ def evaluate_prefill(case: PlanProblem, candidate: Candidate, tpot: Number = 0.0
     if candidate.prefill_layout is None:
         return None
     layout, prompts = candidate.prefill_layout, candidate.prompts
-    pool = memoize(case, ("prefill", layout, prompts), prefill_states, case, layout, prompts)
+    settings: dict[str, Any] = {"layout": layout, "prompts": prompts} | case.settings
+    pool = memoize(case, ("prefill", layout, prompts), prefill_pool, case.model, case.system, case.workload, **settings)
     limit = pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft)
     key = ("within", layout, prompts, float(limit)) if np.ndim(limit) == 0 else None
     return memoize(case, key, within_limit, pool, limit, layout.replicas)

@@ -29,12 +29,11 @@ from steptime.planning.plan_problem import (
     evaluate_state,
     moving,
     pass_limit,
-    prefill_states,
     steady_state,
     uncapped_occupancy,
 )
 from steptime.planning.plan_search import AS_CHEAP, chunk_sizes, readable
-from steptime.planning.prefill_pool import Prefill, first_token, within_limit
+from steptime.planning.prefill_pool import Prefill, first_token, prefill_pool, within_limit
 from steptime.planning.slo_probability import effective_targets
 from steptime.planning.steady_state import (
     MOST_LOADED,
@@ -339,7 +338,8 @@ def _peaks(case: PlanProblem, mode: str, candidates: Iterable[Candidate], *, clo
         )
         prompts = np.array([candidate.prompts for candidate in candidates_of_mode])
         limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), effective_targets(case, layout, readers)[1])
-        prefill = within_limit(prefill_states(case, readers, prompts), limit, readers.replicas)
+        pool = prefill_pool(case.model, case.system, case.workload, layout=readers, prompts=prompts, **case.settings)
+        prefill = within_limit(pool, limit, readers.replicas)
         can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).max_rate) * readers.replicas
         served = delivered(state.rate, batch, wide.replicas, moving(case, wide).max_rate)
         rate = np.minimum(served, np.asarray(can)[:, None])
