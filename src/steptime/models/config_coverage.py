@@ -237,7 +237,7 @@ def _family_guesses(fields: Mapping[str, Any], name: str) -> Iterator[Understand
 
 def _kinds(family: Family, c: Config, model: Model) -> tuple[Kind, ...]:
     """Return the kinds of layers in order, with layer numbers if they are known."""
-    inner = family.text(c)
+    inner = c.language
     try:
         layers = list(family.iter_layers(inner))
     except (InputError, NotImplementedError):
