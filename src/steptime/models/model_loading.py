@@ -126,7 +126,8 @@ def _reliable_fields(
     """
     if headers is None or headers.missing:
         return fields, ()
-    inner, notes = fields.get("text_config"), ()
+    inner = fields.get("text_config")
+    notes: tuple[str, ...] = ()
     if isinstance(inner, Mapping):
         believed, notes = _reliable_fields(inner, name, headers)
         fields = {**fields, "text_config": believed} if notes else fields
@@ -524,6 +525,6 @@ def fetch(name: str) -> Path | str:
         return Path(hf_hub_download(name, "config.json"))
     except Exception as error:
         # A network, a proxy or a full disk may raise many kinds of errors.
-        other = f"the request for this one failed with {type(error).__name__}"
-        reason = next((text for kind, text in reasons.items() if isinstance(error, kind)), other)
+        failure = f"the request for this one failed with {type(error).__name__}"
+        reason = next((text for kind, text in reasons.items() if isinstance(error, kind)), failure)
         return f"any Hugging Face id works, but {reason}"

@@ -157,9 +157,9 @@ class StepFun(Family):
     def _gated(self, c: Config, module: str, *, local: bool) -> blocks.Block:
         heads, kv_heads = c.heads, c.integer("num_attention_groups", "num_key_value_heads")
         if local and c.has("attention_other_setting"):
-            other = c.inner("attention_other_setting")
-            heads = other.integer("num_attention_heads")
-            kv_heads = other.integer("num_attention_groups", default=kv_heads)
+            window_heads = c.inner("attention_other_setting")
+            heads = window_heads.integer("num_attention_heads")
+            kv_heads = window_heads.integer("num_attention_groups", default=kv_heads)
         # transformers writes the heads of window layers at the top.
         elif local:
             heads = c.integer("num_sliding_attention_heads", default=heads)
