@@ -16,8 +16,8 @@ from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError
 from steptime.hardware.rental_prices import deployment_rent
 from steptime.hardware.system import System
+from steptime.models.checkpoint import CheckpointSummary
 from steptime.models.config_coverage import Ignored, described, places, understand
-from steptime.models.dtype_assignment import CheckpointSummary
 from steptime.models.model import (
     Model,
     active_parameters,

@@ -20,8 +20,8 @@ from steptime.describe.system_summary import RACK_KEYS, EngineCard, SystemCard, 
 from steptime.hardware.energy import power_in_words
 from steptime.hardware.rental_prices import has_rent, kind_in_words, origin_in_words
 from steptime.hardware.system import Rent
+from steptime.models.checkpoint import CheckpointSummary
 from steptime.models.config_coverage import EXACT, GUESS, LIKELY
-from steptime.models.dtype_assignment import CheckpointSummary
 from steptime.number_checks import Number
 from steptime.questions.image_cost import ImageCost
 from steptime.units import counted, show
