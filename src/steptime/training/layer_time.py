@@ -82,10 +82,8 @@ class Passes:
         Returns:
             Seconds.
         """
-        seconds: Number = 0.0
-        for value in getattr(self, direction).values():
-            seconds = seconds + value
-        return seconds
+        terms: Terms = getattr(self, direction)
+        return sum(terms.values(), 0.0)
 
 
 def recomputed_modules(recompute: str) -> tuple[str, ...]:
@@ -332,12 +330,9 @@ def _add_recompute(
 ) -> None:
     """Add the operators that the backward pass computes again."""
     if x.recompute in ("full", "reversible"):
-        seconds: Number = 0.0
-        for value in forward.values():
-            seconds = seconds + value
-        backward["recompute"] = seconds
+        backward["recompute"] = sum(forward.values(), 0.0)
         return
-    seconds = 0.0
+    seconds: Number = 0.0
     if x.recompute == ALTERNATE:
         seconds = (forward.get("matrices", 0.0) + forward.get("experts", 0.0)) / 2 + forward["element-wise"]
     for module in recomputed_modules(x.recompute) if x.recompute != ALTERNATE else ():

@@ -70,10 +70,7 @@ class TrainingMemory(Tabular):
     @property
     def allocated(self) -> Number:
         """Bytes of tensors."""
-        total_bytes: Number = 0.0
-        for name in PARTS[:-1]:
-            total_bytes = total_bytes + getattr(self, name)
-        return total_bytes
+        return sum((getattr(self, name) for name in PARTS[:-1]), 0.0)
 
     @property
     def used(self) -> Number:

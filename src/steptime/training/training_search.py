@@ -117,7 +117,7 @@ class SearchResult:
 
 
 def search(
-    model: Model, system: System, job: TrainingJob, engine: TrainingEngine, *, chips: int, slower: float = 1.0,
+    model: Model, system: System, job: TrainingJob, engine: TrainingEngine, *, chips: int,
     fixed: Mapping[str, Any] | None = None,
 ) -> SearchResult:  # fmt: skip
     """Return all legal layouts on a number of chips.
@@ -128,7 +128,6 @@ def search(
         job: Sequences, formats and optimizer of a step.
         engine: Training stack.
         chips: Chips in total.
-        slower: Factor on all times.
         fixed: Axes that are given, by the field names of `TrainingLayout`.
 
     Returns:
@@ -157,7 +156,7 @@ def search(
             layout_rows, layer_times, parameters = stages[stage_key]
             for sharding in shardings:
                 groups += _candidates(
-                    model, job, system, engine, layout_rows, layer_times, parameters, slower,
+                    model, job, system, engine, layout_rows, layer_times, parameters,
                     options=options | {"sharding": sharding, "schedule": schedule_name,
                                        "sharding_group": fixed_axes.get("sharding_group", 0)},
                 )  # fmt: skip
@@ -317,7 +316,7 @@ def _layer_times(
 
 def _candidates(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, layout_rows: Array,
-    layer_times: StageTimes | None, parameters: Any, slower: float, *, options: Mapping[str, Any],
+    layer_times: StageTimes | None, parameters: Any, *, options: Mapping[str, Any],
 ) -> list[Candidates]:  # fmt: skip
     """Return the candidates of a schedule that can run them."""
     if layer_times is None:
@@ -330,9 +329,7 @@ def _candidates(
     is_legal = np.where(has_no_pipeline, options["schedule"] == "1f1b", schedule.legal(x.pp, m, x.virtual_stages))
     if not is_legal.any():
         return []
-    seconds = np.asarray(
-        step_seconds(model, job, system, engine, x, slower=slower, stages=layer_times, parameters=parameters).total
-    )
+    seconds = np.asarray(step_seconds(model, job, system, engine, x, stages=layer_times, parameters=parameters).total)
     memory = training_memory(model, job, system, engine, x, microbatches=m)
     used_bytes = np.broadcast_to(memory.used, seconds.shape)
     legal_rows = np.flatnonzero(is_legal)

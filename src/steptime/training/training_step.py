@@ -71,17 +71,16 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A step [s]: time by term, total, idle time, and number of micro-batches."""
+    """A step [s]: time by term, total, and number of micro-batches."""
 
     terms: Terms
     total: Number
-    idle: Number
     microbatches: Number
     stages: StageTimes
 
 
 def step_seconds(
-    model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, *, slower: Number = 1.0,
+    model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, *,
     stages: StageTimes | None = None, parameters: ChipParameters | None = None,
 ) -> StepTime:  # fmt: skip
     """Return the time of a step on a legal layout.
@@ -94,7 +93,6 @@ def step_seconds(
         system: Chips and links.
         engine: Training stack.
         x: Training layout; its numbers may be arrays that broadcast.
-        slower: Factor on all times.
         stages: Stage times of the layout; computed if None.
         parameters: Parameters on the fullest chip; computed if None.
 
@@ -134,11 +132,8 @@ def step_seconds(
     if has_nonzero(engine.constants.seconds_per_step):
         terms["step"] = engine.constants.seconds_per_step
 
-    total: Number = 0.0
-    terms = {name: value * slower for name, value in terms.items() if has_nonzero(value)}
-    for value in terms.values():
-        total = total + value
-    return StepTime(terms, total, idle * slower, m, stages)
+    terms = {name: value / engine.speed for name, value in terms.items() if has_nonzero(value)}
+    return StepTime(terms, sum(terms.values(), 0.0), m, stages)
 
 
 def muon_seconds(model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout) -> Number:

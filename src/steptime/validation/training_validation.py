@@ -27,7 +27,6 @@ from steptime.number_checks import Array
 from steptime.result_base import Tabular, broadcast, unit
 from steptime.training.training_job import DEGREES, TrainingLayout
 from steptime.training.training_memory import TrainingMemory, training_memory
-from steptime.training.training_result import step_time_range
 from steptime.training.training_search import search
 from steptime.training.training_stack import (
     IDEAL,
@@ -37,6 +36,7 @@ from steptime.training.training_stack import (
     age_constants,
     decimal_year,
     on_chip,
+    step_time_range,
     training_engine,
 )
 from steptime.training.training_step import step_seconds
@@ -104,7 +104,7 @@ def resolve_layout(run: TrainingRun, engine: TrainingEngine) -> TrainingLayout:
     """
     if run.layout is None:
         candidates = search(run.model, run.system, run.job, engine, chips=run.chips, fixed={"virtual_stages": 1})
-        best = (candidates.fastest() or candidates.fastest(fitting=False)) if candidates.count else None
+        best = candidates.fastest() or candidates.fastest(fitting=False)
         if best is None:
             raise InputError(f"no layout divides {run.job.batch} sequences on {run.chips} chips")
         return best[0]
@@ -123,7 +123,7 @@ def resolve_layout(run: TrainingRun, engine: TrainingEngine) -> TrainingLayout:
             if name != "virtual_stages"
         }
         candidates = search(run.model, run.system, run.job, engine, chips=run.chips, fixed=fixed_fields)
-        best = candidates.fastest(fitting=False) if candidates.count else None
+        best = candidates.fastest(fitting=False)
         layout = layout if best is None else best[0]
     return layout
 
@@ -163,8 +163,8 @@ def predict_training(run: TrainingRun | str, *, name: str = "", engine: Training
         layout = resolve_layout(run, used)
     except InputError as error:
         return Predicted(run=run, id=run.id, reason=str(error))
-    tuned, slower = on_chip(used, run.system, experts=run.experts, date=run.date)
-    breakdown = step_seconds(run.model, run.job, run.system, tuned, layout, slower=slower)
+    tuned = on_chip(used, run.system, experts=run.experts, date=run.date)
+    breakdown = step_seconds(run.model, run.job, run.system, tuned, layout)
     memory = estimate_run_memory(run, used, layout)
     step = float(breakdown.total)
     low, high = step_time_range(used, run.system, experts=run.experts)
@@ -544,9 +544,9 @@ def _logs(group: _Group, points: Array, base: TrainingEngine) -> Array:
     chip = base.chips.get(group.run.system.chip.name, {})
     older = age_constants(c, years if group.run.experts else 0.0)
     older = replace(older, attention_efficiency=c.attention_efficiency * chip.get("attention", 1.0))
-    engine = replace(base, constants=older)
-    seconds = step_seconds(group.run.model, job, group.run.system, engine, group.layout).total
-    return np.asarray(np.log(seconds) - np.log(base.speed * chip.get("speed", 1.0)) - c.yearly_gain * years)
+    speed = base.speed * chip.get("speed", 1.0) * np.exp(c.yearly_gain * years)
+    engine = replace(base, constants=older, speed=speed)
+    return np.asarray(np.log(step_seconds(group.run.model, job, group.run.system, engine, group.layout).total))
 
 
 def fit(
