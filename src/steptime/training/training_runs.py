@@ -18,7 +18,7 @@ import numpy as np
 
 from steptime.errors import Impossible
 from steptime.hardware.system import System
-from steptime.models.model import Model, matmul_flops_per_token, pairs, total_parameters
+from steptime.models.model import Layer, Model, matmul_flops_per_token, pairs, total_parameters
 from steptime.number_checks import Number
 from steptime.result_base import unit
 from steptime.training.layer_profile import layer_profiles
@@ -131,9 +131,16 @@ def forward_flops(model: Model, seq: Number, *, full: bool) -> Number:
     """
     flops: Number = matmul_flops_per_token(model)
     for layer, n in model.layers:
-        for a in layer.attention:
-            attended_tokens = np.minimum(seq, np.minimum(a.window, a.selected)) if full else pairs(a, seq * 1.0, 0.0) / seq
-            flops = flops + n * (a.flops_per_pair_prefill * attended_tokens + a.state_flops_per_token)
+        flops = flops + n * (_pair_flops(layer, seq, full=full) + sum(a.state_flops_per_token for a in layer.attention))
+    return flops
+
+
+def _pair_flops(layer: Layer, seq: Number, *, full: bool) -> Number:
+    """Return the FLOPs of query-key pairs of a layer per token; full: whether masked pairs count."""
+    flops: Number = 0.0
+    for a in layer.attention:
+        attended_tokens = np.minimum(seq, np.minimum(a.window, a.selected)) if full else pairs(a, seq * 1.0, 0.0) / seq
+        flops = flops + a.flops_per_pair_prefill * attended_tokens
     return flops
 
 
@@ -153,10 +160,8 @@ def draft_flops(model: Model, seq: Number, *, full: bool) -> Number:
     head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
     flops: Number = 0.0
     for layer, n in model.draft:
-        flops = flops + n * (head + sum(op.flops_per_row * op.active for op in layer.ops if op.rows in ("tokens", "routed")))
-        for a in layer.attention:
-            attended_tokens = np.minimum(seq, np.minimum(a.window, a.selected)) if full else pairs(a, seq * 1.0, 0.0) / seq
-            flops = flops + n * a.flops_per_pair_prefill * attended_tokens
+        products = sum(op.flops_per_row * op.active for op in layer.ops if op.rows in ("tokens", "routed"))
+        flops = flops + n * (head + products + _pair_flops(layer, seq, full=full))
     return flops
 
 
@@ -201,12 +206,8 @@ def recompute_flops(model: Model, job: TrainingJob, recompute: str) -> Number:
             flops = flops + n * sum(product.flops for product in sheet.products) / 2
             continue
         for module in recomputed_modules(recompute):
-            flops = flops + n * sheet.recompute_work[module][0]
-            if module == "attention":
-                attention_flops = (
-                    a.flops_per_pair_prefill * np.minimum(job.seq, np.minimum(a.window, a.selected)) for a in layer.attention
-                )
-                flops = flops + n * sum(attention_flops)
+            pair_flops = _pair_flops(layer, job.seq, full=True) if module == "attention" else 0.0
+            flops = flops + n * (sheet.recompute_work[module][0] + pair_flops)
     return flops
 
 
@@ -336,12 +337,9 @@ def training_run_cost(
             f"a run on {chips:,} chips with a failure every {show(mean_time, 's')} never ends: a checkpoint takes "
             f"{show(reliability.checkpoint, 's')}, a restart {show(reliability.restart, 's')}"
         )
-    goodput_share = (
-        float(goodput(checkpoint_interval, reliability.checkpoint, reliability.restart, mean_time))
-        if math.isfinite(mean_time)
-        else 1.0
-    )
-
+    goodput_share = 1.0
+    if math.isfinite(mean_time):
+        goodput_share = float(goodput(checkpoint_interval, reliability.checkpoint, reliability.restart, mean_time))
     seconds = useful / goodput_share
     rented_chips = chips + reliability.spares
     rent, power = system.rent, system.power

@@ -198,7 +198,8 @@ def closed_loop(
         )
     arguments: dict[str, Any] = {"prompts": layout.dp, "drafts": drafts, "layout": layout, "engine": engine}
     prefill_only = drafted_step(model, system, tokens=input_tokens, **arguments, parts=False).total
-    chunks = _chunks(input_tokens, engine)
+    budget = np.asarray(engine.scheduler.step_tokens)
+    chunks = np.where(budget > 0, np.ceil(input_tokens / np.maximum(budget, 1)), 1.0)
     mixed_step = drafted_step(
         model,
         system,
@@ -234,12 +235,6 @@ def closed_loop(
         decode=decode,
         decode_share=decode_tpot / tpot,
     )
-
-
-def _chunks(tokens: Number, engine: Engine) -> Number:
-    """Return the number of prefill chunks per prompt."""
-    budget = np.asarray(engine.scheduler.step_tokens)
-    return np.where(budget > 0, np.ceil(tokens / np.maximum(budget, 1)), 1.0)
 
 
 def staying(drift: Number, rounds: Number) -> Number:

@@ -184,11 +184,7 @@ def possible_layouts(
             f"{WRONG}weights do not fit: {weight_bytes / 1e9:,.1f} GB plus KV cache and activations on chips of "
             f"{capacity:,.1f} GB",
         )
-    return [Layout(**_fields(layout), replicas=max(1, chips // int(layout.chips))) for layout in room], ""
-
-
-def _fields(layout: Layout) -> dict[str, Any]:
-    return {name: getattr(layout, name) for name in ("tp", "pp", "dp", "ep", "microbatches")}
+    return [replace(layout, replicas=max(1, chips // int(layout.chips))) for layout in room], ""
 
 
 def highest(

@@ -40,7 +40,7 @@ SINCE, UNTIL = "2025-12-19", "2025-12-31"
 # Pairs of the 152 multiprocessors that a GB200 reports (B200: 148).
 PAIRS = 76.0
 # Prompt and output tokens of the short workload.
-SHORT = ("1024", "1024")
+LENGTHS, SHORT = ("input_tokens", "output_tokens"), ("1024", "1024")
 LAUNCH_AXES = tuple(PREFILL_WAYS.values())
 # tp, dp and ep in the columns, and in the scripts.
 GROUPED, LAUNCHED = ("1", "4", "4"), ("4", "1", "1")
@@ -61,14 +61,12 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
     >>> [as_launched(row)[axis] for axis in ("tp", "dp", "ep")]
     ['4', '1', '1']
     """
-    if not _is_early(row) or row["measured"] < SINCE or (_is_fp8(row) and _lengths(row) == SHORT):
+    if not _is_early(row) or row["measured"] < SINCE or (_is_fp8(row) and _whole_cells(row, LENGTHS) == SHORT):
         return row
-    if _parallel_sizes(row, (*LAUNCH_AXES, "pp")) != (*GROUPED, "1"):
+    if _whole_cells(row, (*LAUNCH_AXES, "pp")) != (*GROUPED, "1"):
         return row
     launched_row = {**row, **dict(zip(LAUNCH_AXES, LAUNCHED, strict=True)), "kv_dtype": row.get("kv_dtype") or "fp8"}
-    return launched_row | (
-        dict(zip(PREFILL_WAYS, LAUNCHED, strict=True)) if _parallel_sizes(row, PREFILL_WAYS) == GROUPED else {}
-    )
+    return launched_row | (dict(zip(PREFILL_WAYS, LAUNCHED, strict=True)) if _whole_cells(row, PREFILL_WAYS) == GROUPED else {})
 
 
 def latent_contexts(row: Mapping[str, str]) -> float:
@@ -83,7 +81,7 @@ def latent_contexts(row: Mapping[str, str]) -> float:
     >>> latent_contexts({"part": "ix_aggregated"})
     inf
     """
-    unsplit = _is_early(row) and row["measured"] < SINCE and _is_fp8(row) and _lengths(row) != SHORT
+    unsplit = _is_early(row) and row["measured"] < SINCE and _is_fp8(row) and _whole_cells(row, LENGTHS) != SHORT
     return PAIRS if unsplit else math.inf
 
 
@@ -144,21 +142,13 @@ def _is_fp8(row: Mapping[str, str]) -> bool:
     return row["weight_dtype"].casefold() == "fp8"
 
 
-def _parallel_sizes(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(_format_whole_number(row.get(name) or "1") for name in names)
+def _whole_cells(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:
+    """Return cells as whole numbers; 1 for empty ones.
 
-
-def _lengths(row: Mapping[str, str]) -> tuple[str, str]:
-    return _format_whole_number(row["input_tokens"]), _format_whole_number(row["output_tokens"])
-
-
-def _format_whole_number(text: str) -> str:
-    """Format a number such as 8.0 as a whole number.
-
-    >>> _format_whole_number("8.0")
-    '8'
+    >>> _whole_cells({"tp": "8.0"}, ("tp", "dp"))
+    ('8', '1')
     """
-    return f"{float(text):.0f}"
+    return tuple(f"{float(row.get(name) or 1):.0f}" for name in names)
 
 
 # SGLang's systems in InferenceMAX whose scripts have --scheduler-recv-interval 10, or 30 from 16 clients: decode steps between

@@ -24,7 +24,6 @@ when a request arrives is part of $Q$.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +42,7 @@ from steptime.simulation.simulator import kv_room
 from steptime.simulation.step_time_model import Pace, sample_pace
 from steptime.simulation.traffic import Lengths, closed_loop
 from steptime.validation.closed_loop import DRIFT
+from steptime.validation.run_table import group_positions
 
 # Scatter of log(TTFT) of correctly recorded runs; repeats of one run differ by 4 %.
 NOISE = 0.05
@@ -152,7 +152,9 @@ def closed_loops(
     queued, half, step, prompt = (np.full(n, np.nan) for _ in range(4))
 
     # Runs with one layout share one model of step times.
-    for indices, run_layout in _group_by_layout(table[:, :4]):
+    for indices in group_positions(map(tuple, table[:, :4].tolist())):
+        tp, pp, dp, ep = table[indices[0], :4].tolist()
+        run_layout = Layout(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp)
         clients, long = table[indices, 4], longest.sum(axis=0)
         budget = [engine_token_budget(engine, prompt=float(longest[0, k]), batch=table[k, 4] / run_layout.dp) for k in indices]
         pace = sample_pace(
@@ -179,13 +181,6 @@ def closed_loops(
     return Loops(
         queued=queued, half=half, step=step * gained, prompt=prompt, groups=table[:, 2], interval=intervals, starting=share
     )
-
-
-def _group_by_layout(sizes: Array) -> Iterator[tuple[Array, Layout]]:
-    """Yield positions of rows with the same tp, pp, dp and ep, and their layout."""
-    for row in np.unique(sizes, axis=0):
-        tp, pp, dp, ep = (int(x) for x in row)
-        yield np.flatnonzero((sizes == row).all(axis=1)), Layout(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp)
 
 
 def _loop(
