@@ -408,12 +408,12 @@ def pick_largest(sizes: Sequence[Number], options: Sequence[Sequence[Number]]) -
     >>> [part.tolist() for part in pick_largest([np.array([1, 5]), 3], [(10, 11), (20, 21)])]
     [[20, 10], [21, 11]]
     """
-    largest, chosen = sizes[0], list(options[0])
+    largest, largest_option = sizes[0], list(options[0])
     for size, option in zip(sizes[1:], options[1:], strict=True):
         is_larger = np.asarray(size > largest)
         largest = np.where(is_larger, size, largest)
-        chosen = [np.where(is_larger, new_part, part) for new_part, part in zip(option, chosen, strict=True)]
-    return chosen
+        largest_option = [np.where(is_larger, new_part, part) for new_part, part in zip(option, largest_option, strict=True)]
+    return largest_option
 
 
 def max_chunks(model: Model) -> int:
