@@ -80,8 +80,8 @@ from steptime.sweeps.sweep_result import Sweep
 from steptime.sweeps.sensitivity_result import Sensitivity
 from steptime.training.training_memory import TrainingMemory
 from steptime.training.training_planner import Training
-from steptime.training.training_result import TrainingStep
-from steptime.training.chip_scaling import Scaling
+from steptime.training.training_planner import TrainingStep
+from steptime.training.training_alternatives import Scaling
 from tests.published import DIFFERENT, GOLDEN, KV, RATIOS, agrees, counted, ratios
 from lecture_page import page as lecture_page
 from training_page import page as training_page

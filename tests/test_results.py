@@ -94,7 +94,7 @@ def refitted():
 
 
 def scaled():
-    from steptime.training.chip_scaling import strong_and_weak_scaling
+    from steptime.training.training_alternatives import strong_and_weak_scaling
 
     found = st.train("llama-3.1-8b", "hgx-h100", chips=8, seq=4096, batch=64)
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")

@@ -60,8 +60,7 @@ if TYPE_CHECKING:
     from steptime.sweeps.ranking import compare
     from steptime.sweeps.sweep import sweep
     from steptime.training.training_job import TrainingLayout
-    from steptime.training.training_planner import Training, train, training_step
-    from steptime.training.training_result import TrainingStep
+    from steptime.training.training_planner import Training, TrainingStep, train, training_step
     from steptime.training.training_runs import Phase, Reliability
     from steptime.training.training_stack import training_engine
     from steptime.validation.user_calibration import load_anchor
@@ -128,8 +127,7 @@ _HOMES = {
     "sweeps.sensitivity": "sensitivity",
     "training.training_stack": "training_engine",
     "training.training_job": "TrainingLayout",
-    "training.training_planner": "Training train training_step",
-    "training.training_result": "TrainingStep",
+    "training.training_planner": "Training TrainingStep train training_step",
     "training.training_runs": "Phase Reliability",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 
+from engine_cross_validation import WAITS_DEVIATIONS, WAITS_USUAL, weights
+
 import steptime as st
 from steptime.errors import DataFileError, Impossible, InputError, RangeError
 from steptime.physics.chip_memory import memory_per_chip
@@ -631,8 +633,11 @@ def test_a_set_of_many_runs_counts_as_few(llama):
     says = [np.array([0.02, 3e-6, steps, 2.0, 1.0]) for steps in (2.0, *([8.0] * 20))]
     times = np.concatenate([part.ttft(constants) for part, constants in zip(parts, says, strict=True)])
     none = np.zeros(len(times), dtype=bool)
-    alike = fit_first_tokens(parts, times, none, pairs=["a", *(["b"] * 20)])
-    assert alike[2] < fit_first_tokens(parts, times, none)[2]
+    sets = np.repeat(["a", "b"], [len(parts[0].queued), sum(len(part.queued) for part in parts[1:])])
+    prior = WAITS_USUAL, WAITS_DEVIATIONS
+    alike = fit_first_tokens(parts, times, none, *prior, weights(sets))
+    assert alike[2] < fit_first_tokens(parts, times, none, *prior)[2]
+    np.testing.assert_allclose(weights(np.array(["a"] * 40 + ["b"]))[[0, 40]], [0.5, 1.0])
 
 
 def test_the_fit_of_first_tokens_finds_what_made_them(llama):
@@ -641,7 +646,7 @@ def test_the_fit_of_first_tokens_finds_what_made_them(llama):
     parts = [loops(*llama, st.load_engine("ideal"), st.Layout(tp=tp)) for tp in (1, 2, 4, 8)]
     times = np.concatenate([part.ttft(truth) for part in parts])
     times[::6] *= 10
-    found = fit_first_tokens(parts, times, np.zeros(len(times), dtype=bool))
+    found = fit_first_tokens(parts, times, np.zeros(len(times), dtype=bool), WAITS_USUAL, WAITS_DEVIATIONS)
     np.testing.assert_allclose(np.concatenate([p.ttft(found) for p in parts])[1:6], times[1:6], rtol=0.05)
 
 

@@ -591,7 +591,7 @@ def anchor_settings(text: str) -> dict[str, str]:
     >>> anchor_settings("result.json,tp=4,weights=fp8")
     {'tp': '4', 'weights': 'fp8'}
     """
-    from steptime.validation.validate_api import SETTING_COLUMNS
+    from steptime.validation.bench_results import SETTING_COLUMNS
 
     settings: dict[str, str] = {}
     for part in filter(None, text.removeprefix(anchor_path(text)).split(",")):
@@ -621,9 +621,8 @@ def read_anchor(text: str, defaults: Mapping[str, str], engine: Engine, catalog:
     Raises:
         DataFileError: if a setting is missing.
     """
-    from steptime.validation.bench_results import NotTold
+    from steptime.validation.bench_results import SETTING_COLUMNS, NotTold
     from steptime.validation.user_calibration import in_own_words, load_anchor
-    from steptime.validation.validate_api import SETTING_COLUMNS
 
     if not text.strip():
         raise RangeError("--anchor needs a file of runs: a result of a load generator, or a CSV as of `steptime validate`")

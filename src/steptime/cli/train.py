@@ -80,7 +80,7 @@ def _show_training(
     from steptime.cli.views.explain_view import sources_table
     from steptime.cli.views.training_view import explained_view, scaling_view, training_view
     from steptime.cli.views.widgets import more_line
-    from steptime.training.step_schedule import step_timeline
+    from steptime.training.training_planner import step_timeline
 
     console = make_console()
     # The schedule is simulated only to be drawn.
@@ -101,7 +101,7 @@ def _write_plot(path: str, described: Any, machine: "System", training: "Trainin
 
     from steptime.errors import RangeError
     from steptime.training.schedule_timeline import write_timeline as drawn
-    from steptime.training.step_schedule import step_timeline
+    from steptime.training.training_planner import step_timeline
 
     timeline = step_timeline(described, machine, training, stack)
     if timeline is None:
@@ -112,6 +112,6 @@ def _write_plot(path: str, described: Any, machine: "System", training: "Trainin
 
 
 def _scaled(described: Any, machine: "System", training: "Training", stack: Any, laid: dict[str, Any]) -> Any:
-    from steptime.training.chip_scaling import strong_and_weak_scaling
+    from steptime.training.training_alternatives import strong_and_weak_scaling
 
     return strong_and_weak_scaling(described, machine, chips=training.chips, engine=stack, layout=laid, job=training.job)

@@ -29,7 +29,7 @@ from steptime.result_base import unit
 from steptime.scaling.compute_optimal import TRAINING_FLOP
 from steptime.scaling.lifetime_compute import MOST_SERVED
 from steptime.scaling.scaling_laws import Law, loss
-from steptime.training.infeasibility import NothingFits
+from steptime.training.training_alternatives import NothingFits
 from steptime.training.training_planner import train
 from steptime.units import DAY, count, parse, show
 

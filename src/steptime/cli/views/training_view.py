@@ -22,16 +22,15 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array
 from steptime.result_base import in_words
-from steptime.training.chip_scaling import Scaling
-from steptime.training.infeasibility import Change
 from steptime.training.layer_profile import LayerProfile, layer_profiles
 from steptime.training.layer_time import layer_passes
 from steptime.training.schedule_timeline import IDLE, KIND_NAMES, Timeline
 from steptime.training.schedules.work_order import BACKWARD, INPUT, KINDS, PAIR
+from steptime.training.training_alternatives import Change, Scaling
 from steptime.training.training_job import show_training_layout
 from steptime.training.training_memory import PARTS
-from steptime.training.training_planner import Training
-from steptime.training.training_result import TrainingRunCost, TrainingStep
+from steptime.training.training_planner import Training, TrainingStep
+from steptime.training.training_runs import TrainingRunCost
 from steptime.training.training_stack import CONSTANTS, TrainingEngine, load_stack, on_chip
 from steptime.units import DAY, counted, in_digits, show
 from steptime.validation.training_validation import TrainingValidation
@@ -259,7 +258,7 @@ def explained_view(model: Model, system: System, training: Training, engine: Tra
         A table with formulas, and a line on the step.
     """
     x, job = training.step.layout, training.job
-    tuned, slower = on_chip(engine, system, experts=model.routed)
+    tuned = on_chip(engine, system, experts=model.routed)
     grid = Grid(("Layer", "What", "Forward", "Backward", "How"), numbers=(2, 3), first_to_go=(4,))
     twice = "as much" if job.task == "lora" else "twice"
     rows = f"{x.micro_batch:g} x {job.seq:,} / cp {x.cp:g} = {x.micro_batch * job.seq / x.cp:,.0f} rows"
@@ -277,7 +276,7 @@ def explained_view(model: Model, system: System, training: Training, engine: Tra
         }
         for place, name in enumerate(dict.fromkeys([*passes.forward, *passes.backward])):
             seconds = [
-                in_words(np.asarray(part.get(name, 0.0)) * slower, lambda v: show(v, "s"))
+                in_words(np.asarray(part.get(name, 0.0)) / tuned.speed, lambda v: show(v, "s"))
                 for part in (passes.forward, passes.backward)
             ]
             grid.add_row(f"{n} x {layer.name}" if not place else "", name, *seconds, how.get(name, ""))

@@ -19,7 +19,7 @@ from steptime.validation.data_quality import DOUBTFUL, WRONG
 from steptime.validation.engine_fit import NAMES, QUEUE_NAMES
 from steptime.validation.error_summary import Predictions
 from steptime.validation.predictions import MOST_SIMULATED
-from steptime.validation.published_deployments import BALANCED_WITHIN, INTERVALS, is_dated
+from steptime.validation.published_deployments import BALANCED_WITHIN, BUSY_POLLING_STEPS, POLLING_STEPS, is_dated
 from steptime.validation.run_table import COLUMNS, MEASURED, OPTIONAL, SPREAD, in_runs, length_spread
 from steptime.validation.validate_api import QUANTITY_LABELS
 
@@ -77,7 +77,7 @@ MEANINGS = {
     "prefill_ep": "of those, expert parallel ways; by default 1",
     "chips": "of the whole deployment; where not given, those of one replica",
     "stream_interval": "decode steps between two reports of tokens: first tokens come that number of steps later, less one; "
-    f"by default 1, and {INTERVALS[0].light_load_steps:.0f} or {INTERVALS[0].heavy_load_steps:.0f} of SGLang on B200 and B300; "
+    f"by default 1, and {POLLING_STEPS:.0f} or {BUSY_POLLING_STEPS:.0f} of SGLang on B200 and B300; "
     f"of TensorRT-LLM's data-parallel ranks as public runs wait for each other, {1 + BALANCED_WITHIN / 2:.0f} at most",
 }
 

@@ -108,7 +108,7 @@ def answer(inputs: Inputs) -> Answer:
 def _point(schedule: Schedule, p: int, m: int, virtual: int, f: float, b: float, w: float) -> tuple[float, float]:
     """Return idle share and micro-batches in flight by the closed forms of a schedule."""
     v = schedule.virtual or virtual
-    step = float(schedule.step(p, m, v, f, b, w))
+    step = m * (f + b) + float(schedule.idle(p, m, v, f, b, w) + schedule.stagger(p, v, f, b, w))
     return 1 - m * (f + b) / step, float(np.max(schedule.in_flight(p, m, v)))
 
 
