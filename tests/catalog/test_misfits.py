@@ -31,7 +31,7 @@ def told(data, schema, place, value):
     else:
         inner[last] = value
     with pytest.raises(Misfit) as caught:
-        schema.read(data)
+        schema.from_data(data)
     return str(caught.value)
 
 

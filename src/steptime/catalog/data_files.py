@@ -248,13 +248,13 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
     if path.suffix == suffix:
         raise DataFileError(short_repr(name).strip("'"), "no such file")
     paths = files(kind, catalog)
-    wanted = folded(name)
+    folded_name = folded(name)
     by_folded = {folded(key): path for key, path in paths.items()}
-    if wanted in by_folded:
-        return by_folded[wanted]
+    if folded_name in by_folded:
+        return by_folded[folded_name]
     # Aliases are read from the files. Most resemble the name of their file, so the files with similar names come first.
-    for path in sorted(paths.values(), key=lambda path: wanted not in folded(path.stem)):
-        if wanted in map(folded, _aliases(path)):
+    for path in sorted(paths.values(), key=lambda path: folded_name not in folded(path.stem)):
+        if folded_name in map(folded, _aliases(path)):
             return path
     aliases = [alias for path in paths.values() for alias in _aliases(path)]
     singular, command = LABEL_AND_COMMAND.get(kind, (kind.removesuffix("s"), kind))

@@ -45,11 +45,11 @@ class Misfit(Exception):
 class Bounds(NamedTuple):
     """Bounds of a whole number, or of the length of a text or a list; pattern of a text, with its words."""
 
-    least: int = 0
-    most: float = LARGEST
+    minimum: int = 0
+    maximum: float = LARGEST
     pattern: str = ""
     words: str = ""
-    reserved: tuple[str, ...] = ()
+    reserved_names: tuple[str, ...] = ()
 
     def check(self, value: Any, place: Place) -> None:
         """Raise Misfit unless a value is within the bounds.
@@ -63,14 +63,14 @@ class Bounds(NamedTuple):
         """
         is_number = isinstance(value, int)
         size = value if is_number else len(value)
-        if size < self.least:
-            raise Misfit(place, f"must be at least {self.least:,}{_got(value)}" if is_number else "must not be empty")
-        if size > self.most:
+        if size < self.minimum:
+            raise Misfit(place, f"must be at least {self.minimum:,}{_got(value)}" if is_number else "must not be empty")
+        if size > self.maximum:
             noun = "" if is_number else " characters" if isinstance(value, str) else " entries"
-            raise Misfit(place, f"must {'be' if is_number else 'have'} at most {self.most:,}{noun}{_got(value)}")
+            raise Misfit(place, f"must {'be' if is_number else 'have'} at most {self.maximum:,}{noun}{_got(value)}")
         if self.pattern and not re.fullmatch(self.pattern, value):
             raise Misfit(place, f"must be {self.words}{_got(value)}")
-        if value in self.reserved:
+        if value in self.reserved_names:
             raise Misfit(place, f"{value!r} is reserved for other figures; take another name")
 
 
@@ -99,7 +99,7 @@ class Form:
             else:
                 self.options[kind] = None
 
-    def read(self, value: Any, place: Place) -> Any:
+    def convert(self, value: Any, place: Place) -> Any:
         """Return a value of a file, with tables as instances of their classes.
 
         Args:
@@ -129,15 +129,15 @@ class Form:
         if self.bounds and value is not None:
             self.bounds.check(value, place)
         if isinstance(value, list):
-            return [option.read(entry, (*place, str(index))) for index, entry in enumerate(value)]
+            return [option.convert(entry, (*place, str(index))) for index, entry in enumerate(value)]
         if isinstance(value, dict) and not isinstance(option, tuple):
-            return option.read(value, place)
+            return option.from_data(value, place)
         if isinstance(value, dict):
             keys, form = option
             for key in value:
                 if keys and key not in keys:
                     raise Misfit((*place, key), f"no such key; known: {', '.join(keys)}")
-            return {key: form.read(entry, (*place, key)) for key, entry in value.items()}
+            return {key: form.convert(entry, (*place, key)) for key, entry in value.items()}
         if option and value not in option:
             texts = [text or "left out" for text in sorted(option, key=lambda text: not text)]
             raise Misfit(place, f"must be {_join_alternatives(texts)}{_got(value)}")
@@ -170,7 +170,7 @@ class Table:
         vars(self).update(values)
 
     @classmethod
-    def read(cls, data: Mapping[str, Any], place: Place = ()) -> Any:
+    def from_data(cls, data: Mapping[str, Any], place: Place = ()) -> Any:
         """Return a table of a file.
 
         Args:
@@ -189,7 +189,7 @@ class Table:
             if key not in names:
                 near = did_you_mean(key, names, max_names=1)
                 raise Misfit((*place, key), "no such key" + (f"; did you mean {near[0]}?" if near else ""))
-            values[names[key]] = cls.forms[names[key]].read(value, (*place, key))
+            values[names[key]] = cls.forms[names[key]].convert(value, (*place, key))
         for key, name in names.items():
             if name not in values and not hasattr(cls, name):
                 raise Misfit((*place, key), "is missing")
@@ -448,7 +448,7 @@ def validated(schema: type[Schema], path: Path) -> Schema:
         raise DataFileError(path, f"is not the file of {expected_kind}: it looks like {kind}")
 
     try:
-        table: Schema = schema.read(data)
+        table: Schema = schema.from_data(data)
     except Misfit as misfit:
         if kind and kind != expected_kind:
             raise DataFileError(path, f"is not the file of {expected_kind}: it looks like {kind}") from None
