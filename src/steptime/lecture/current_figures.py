@@ -11,10 +11,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from steptime.blackboard.decode_latency import balance, drain_seconds, memory_over_compute, multiplies, weight_seconds
+from steptime.blackboard.decode_latency import (
+    balance,
+    drain_seconds,
+    memory_over_compute,
+    multiplies,
+    step_seconds,
+    weight_seconds,
+)
 from steptime.blackboard.expert_activation import pipeline_condition
 from steptime.blackboard.token_cost import ratio_below_step, recompute_cost, retrieve_cost
 from steptime.blackboard.training_compute import balanced_context, optimal_batch, overtraining, tokens_equal_to_serving
@@ -106,6 +114,30 @@ class Pair:
     def floor(self) -> float:
         """Seconds to read every weight once."""
         return float(weight_seconds(self.total, self.bytes_of_weight, self.bandwidth))
+
+    @property
+    def best_batch(self) -> float:
+        """B* [sequences] at the context; infinite from L* on."""
+        return float(optimal_batch(self.balance, self.sparsity, self.context, self.knee))
+
+    @property
+    def room(self) -> float:
+        """Sequences whose caches fit the memory next to the weights."""
+        return (self.capacity - self.bytes_of_weight * self.total) / max(self.kv_bytes * self.context, 1e-9)
+
+    def step_seconds(self, batch: Any) -> Any:
+        """Return the step time of the closed form.
+
+        Args:
+            batch: Sequences, one number or an array.
+
+        Returns:
+            Seconds, with the shape of `batch`.
+        """
+        return step_seconds(
+            batch, self.context, active=self.active, total=self.total, weight_bytes=self.bytes_of_weight,
+            kv_bytes_per_token=self.kv_bytes, mac_rate=self.mac_rate, bandwidth=self.bandwidth,
+        )  # fmt: skip
 
 
 def domain_chips(system: System) -> int:

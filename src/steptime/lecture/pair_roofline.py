@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from steptime.blackboard.decode_latency import balance, drain_seconds, mean_wait, multiplies, step_seconds, worst_wait
+from steptime.blackboard.decode_latency import balance, drain_seconds, mean_wait, multiplies, worst_wait
 from steptime.blackboard.expert_activation import across_racks, pipeline_condition, weights_touched
 from steptime.blackboard.token_cost import cost_per_token
 from steptime.blackboard.training_compute import optimal_batch
@@ -159,8 +159,7 @@ def roofline(
         raise RangeError(f"{described.name} has a context of at most {described.max_context:,.0f} tokens, not {context:,}")
     used = engine_for(machine, engine)
     pair = build_pair(described, machine, context=context)
-    room = (pair.capacity - pair.bytes_of_weight * pair.total) / max(pair.kv_bytes * context, 1e-9)
-    if room < 1:
+    if pair.room < 1:
         raise RangeError(
             f"{described.name} and one sequence of {context:,} tokens need more than the {show(pair.capacity, 'B')} of the "
             f"{pair.chips} chips of a domain of {machine.name}; use a larger domain, smaller weights or a shorter context"
@@ -171,12 +170,12 @@ def roofline(
     answers = (
         *_balance(machine, pair),
         *_times(machine, pair, front),
-        *_money(pair, room, rent, front),
+        *_money(pair, rent, front),
         *_racks(machine, pair),
     )
     return Roofline(
         model=described.name, system=machine.name, engine=used.name, chips=pair.chips, context=context, active=pair.active,
-        total=pair.total, kv_bytes=pair.kv_bytes, answers=answers, notes=tuple(_notes(pair, room, front, rent)),
+        total=pair.total, kv_bytes=pair.kv_bytes, answers=answers, notes=tuple(_notes(pair, front, rent)),
     )  # fmt: skip
 
 
@@ -192,8 +191,7 @@ def _balance(system: System, pair: Pair) -> Iterator[Answer]:
     best = float(optimal_batch(pair.balance, pair.sparsity))
     spoken = SPOKEN_BALANCE * pair.sparsity
     yield Answer(name="B*, cache left out", section=3, formula="B* = R sigma", spoken=spoken, closed=best)
-    with_kv = float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee))
-    yield Answer(name="B* at this context", section=3, formula="R sigma / (1 - L/L*)", closed=with_kv)
+    yield Answer(name="B* at this context", section=3, formula="R sigma / (1 - L/L*)", closed=pair.best_batch)
 
 
 def _times(system: System, pair: Pair, front: Front) -> Iterator[Answer]:
@@ -213,24 +211,6 @@ def _times(system: System, pair: Pair, front: Front) -> Iterator[Answer]:
     )
 
 
-def closed_form_seconds(pair: Pair, batch: float) -> float:
-    """Return the step time of the closed form.
-
-    Args:
-        pair: Model on one scale-up domain.
-        batch: Sequences.
-
-    Returns:
-        Seconds.
-    """
-    return float(
-        step_seconds(
-            batch, pair.context, active=pair.active, total=pair.total, weight_bytes=pair.bytes_of_weight,
-            kv_bytes_per_token=pair.kv_bytes, mac_rate=pair.mac_rate, bandwidth=pair.bandwidth,
-        )
-    )  # fmt: skip
-
-
 def price_of_speed(pair: Pair, batch: float, speed: float) -> float:
     """Return the price of a higher speed in the closed form, as a ratio. Section 5.
 
@@ -244,7 +224,7 @@ def price_of_speed(pair: Pair, batch: float, speed: float) -> float:
     Returns:
         Cost of a token over its cost at the base speed; infinite if the weights alone take too long.
     """
-    base = closed_form_seconds(pair, batch)
+    base = pair.step_seconds(batch)
     sequence_seconds = pair.context * pair.kv_bytes / pair.bandwidth
     cache_seconds = base / speed - pair.floor
     return (
@@ -254,13 +234,13 @@ def price_of_speed(pair: Pair, batch: float, speed: float) -> float:
     )
 
 
-def _money(pair: Pair, room: float, rent: float, front: Front) -> Iterator[Answer]:
+def _money(pair: Pair, rent: float, front: Front) -> Iterator[Answer]:
     """Yield costs, prices of speed and the greatest speed.
 
     The base of the closed form is B*, or the largest batch that fits the memory if that is smaller. The base of the
     full model is its cheapest point.
     """
-    base = min(float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee)), room)
+    base = min(pair.best_batch, pair.room)
     cheapest, is_single = front.cheapest(), front.batch == 1
     dear = float(np.min(front.chip_seconds[is_single])) * rent * MILLION if is_single.any() else math.nan
     yield Answer(
@@ -273,7 +253,7 @@ def _money(pair: Pair, room: float, rent: float, front: Front) -> Iterator[Answe
     for name, batch, full in (
         ("cost at that batch", base, _figure_at(front.chip_seconds, cheapest) * rent * MILLION), ("cost at batch 1", 1.0, dear),
     ):  # fmt: skip
-        cost = float(cost_per_token(closed_form_seconds(pair, batch), batch, pair.chips, rent)) * MILLION
+        cost = float(cost_per_token(pair.step_seconds(batch), batch, pair.chips, rent)) * MILLION
         yield Answer(name=name, section=2, formula="rent t / B", closed=cost, full=full, unit="USD/Mtok")
     for speed in SPEEDS:
         faster = front.cheapest(speed / _figure_at(front.seconds, cheapest)) if cheapest >= 0 else -1
@@ -287,7 +267,7 @@ def _money(pair: Pair, room: float, rent: float, front: Front) -> Iterator[Answe
         name="greatest speed",
         section=5,
         formula="t / t_w",
-        closed=closed_form_seconds(pair, base) / pair.floor,
+        closed=pair.step_seconds(base) / pair.floor,
         full=fastest,
         unit="x",
     )
@@ -343,7 +323,7 @@ def full_model_front(model: Model, system: System, engine: Engine, pair: Pair) -
     return Front(*(np.concatenate(arrays) for arrays in parts))
 
 
-def _notes(pair: Pair, room: float, front: Front, rent: float) -> Iterator[str]:
+def _notes(pair: Pair, front: Front, rent: float) -> Iterator[str]:
     """Yield the differences between the closed forms and the full model."""
     if pair.attention_ratio > NOTED:
         knee = pair.knee_with_attention
@@ -361,11 +341,10 @@ def _notes(pair: Pair, room: float, front: Front, rent: float) -> Iterator[str]:
             f"a batch of one reads only {share:.1%} of the weights: the closed forms of the shortest step and of batch 1 are "
             "too high"
         )
-    best = float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee))
-    if math.isinf(best):
+    if math.isinf(pair.best_batch):
         yield "above L*, no batch is compute-bound (B*: none): the largest batch that fits is the cheapest"
-    elif room < best:
-        yield f"the memory fits {room:,.0f} sequences of this context, fewer than B*"
+    elif pair.room < pair.best_batch:
+        yield f"the memory fits {pair.room:,.0f} sequences of this context, fewer than B*"
     if not front.seconds.size:
         yield "the full model has no layout of one domain whose memory fits the model and one sequence"
     else:

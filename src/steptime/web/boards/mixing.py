@@ -17,8 +17,7 @@ from steptime.reversible.memory_tradeoff import (
     stream_bytes,
 )
 from steptime.units import show
-from steptime.web.board import Answer, Board, Figure, Shared, slider
-from steptime.web.page_export import python
+from steptime.web.board import Answer, Board, Figure, Shared, known, slider
 
 # Pairs of blocks per cipher.
 SAMPLES: Final = 4096
@@ -38,20 +37,10 @@ class Inputs(Shared):
     rounds: int = slider(3, 1, ROUNDS, "round", "", "Round after which the ciphers are compared.", step=1)
     layers: int = slider(64, 1, 512, "layers", "layers", "Layers of the trained network.", log=True)
     activation_ratio: float = slider(
-        16,
-        4,
-        64,
-        "activations of a layer",
-        "x its input",
-        "Activations that a plain layer keeps for its backward pass.",
-        log=True,
+        16, 4, 64, "activations of a layer", "x its input", "Activations kept by a plain layer for its backward pass.", log=True
     )
-    tokens: int = slider(
-        4096, 256, 65_536, "tokens", "tokens", "Tokens of a micro-batch on a chip.", log=True, is_advanced=True
-    )
-    width: int = slider(
-        8192, 256, 32_768, "width", "values", "Values per token that pass from layer to layer.", log=True, is_advanced=True
-    )
+    tokens: int = slider(4096, 256, 65_536, "tokens", "tokens", "Tokens of a micro-batch.", log=True, is_advanced=True)
+    width: int = slider(8192, 256, 32_768, "width", "values", "Values per token between layers.", log=True, is_advanced=True)
 
 
 def answer(inputs: Inputs) -> Answer:
@@ -85,18 +74,15 @@ def answer(inputs: Inputs) -> Answer:
             "reversible": undone, "times": plain / undone,
         },
         sentence=_sentence(inputs, shares, plain, undone, flop_ratio),
-        figures=(
+        figures=known(
             *(
-                Figure(name=f"{words} after {inputs.rounds}", value=share, unit="%", words=curves[key].name)
+                Figure(f"{words} after {inputs.rounds}", shares[key][index], "%", curves[key].name)
                 for key, words in (("feistel", "Feistel"), ("arx", "Speck (ARX)"), ("aes", "AES"), ("network", "network"))
-                if (share := shares[key][index]) is not None
             ),
-            Figure(name="plain layers keep", value=plain, unit="B", words="Peak activations of a chip."),
-            Figure(name="with checkpoints", value=checks, unit="B",
-                   words="At the best distance between checkpoints; grows with the square root of the depth."),
-            Figure(name="reversible layers keep", value=undone, unit="B",
-                   words="Two streams and the layer in its backward pass."),
-            Figure(name="extra arithmetic", value=flop_ratio - 1, unit="%", words="A second forward pass: 8 N D over 6 N D."),
+            Figure("plain layers keep", plain, "B", "Peak activations of a chip."),
+            Figure("with checkpoints", checks, "B", "At the best distance; grows with the square root of the depth."),
+            Figure("reversible layers keep", undone, "B", "Two streams and the layer in its backward pass."),
+            Figure("extra arithmetic", flop_ratio - 1, "%", "A second forward pass: 8 N D over 6 N D."),
         ),
         formula=(
             "Feistel: (x, y) -> (x, z = y + f(x)), inverse y = z - f(x), for any f",
@@ -105,12 +91,10 @@ def answer(inputs: Inputs) -> Answer:
             f"arithmetic: (2 forward + 2) / (1 forward + 2) = {flop_ratio:.3g}",
         ),
         command=f"steptime reversible mixing --samples {SAMPLES}",
-        python=python(
-            "from steptime.reversible.avalanche import cipher_curve\n"
-            "from steptime.reversible.memory_tradeoff import plain_bytes, reversible_bytes\n\n"
-            f'cipher_curve("{CURVES["feistel"]}", samples={SAMPLES}).shares[{index}]\n'
-            f"plain_bytes({inputs.layers}, {layer:.0f}) / reversible_bytes({stream:.0f}, {layer:.0f})"
-        ),
+        python="from steptime.reversible.avalanche import cipher_curve\n"
+        "from steptime.reversible.memory_tradeoff import plain_bytes, reversible_bytes\n\n"
+        f'cipher_curve("{CURVES["feistel"]}", samples={SAMPLES}).shares[{index}]\n'
+        f"plain_bytes({inputs.layers}, {layer:.0f}) / reversible_bytes({stream:.0f}, {layer:.0f})",
         notes=(f"{SAMPLES:,} pairs of blocks per cipher; for the network, signs that differ after a layer",),
     )  # fmt: skip
 

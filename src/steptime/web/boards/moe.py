@@ -16,9 +16,8 @@ from steptime.scaling.lifetime_compute import total_parameters
 from steptime.scaling.moe_vs_dense import MoeBoard, MoeRow, inputs_for_experts, moe_board
 from steptime.scaling.scaling_laws import DOMAINS, beyond, load_law
 from steptime.units import in_digits, show
-from steptime.web.board import Answer, Board, Figure, Shared, choice, slider
-from steptime.web.page_export import python, subject_names
-from steptime.web.page_subject import WrongField, load_subject
+from steptime.web.board import Answer, Board, Figure, Shared, choice, question_input, slider
+from steptime.web.page_subject import load_subject, require_rent, subject_names
 
 BILLION, TRILLION, MAX_EXPERTS = 1e9, 1e12, 1024
 COUNTS: Final = tuple(2.0 ** (n / 2) for n in range(21))
@@ -34,17 +33,10 @@ class Inputs(Shared):
 
     experts: int = slider(64, 1, MAX_EXPERTS, "experts", "experts", "Number of experts; each token uses one.", log=True)
     active: float = slider(37, 0.05, 1000, "active parameters", "billion", "Parameters that each token uses.", log=True)
-    batch: int = slider(2048, 1, 65_536, "batch", "sequences", "Sequences that decode at once in one replica.", log=True)
+    batch: int = question_input("step.batch", 2048, high=65_536, log=True)
     law: str = choice("clark-s-base", LAWS, "law", "MoE scaling law of the main curve.")
     tokens: float = slider(
-        14.8,
-        0.01,
-        300,
-        "training tokens",
-        "trillion",
-        "Training tokens of the dense model and of the mixture.",
-        log=True,
-        is_advanced=True,
+        14.8, 0.01, 300, "training tokens", "trillion", "Of the dense model and of the mixture.", log=True, is_advanced=True
     )
 
 
@@ -62,8 +54,7 @@ def answer(inputs: Inputs) -> Answer:
     """
     subject = load_subject(inputs)
     weights = inputs.weights or "fp8"
-    if not np.isfinite(float(np.asarray(subject.system.rent.typical))):
-        raise WrongField("system", f"the rent of {subject.system.name} is not known, so a token has no price")
+    require_rent(subject, "a token")
     active, tokens = inputs.active * BILLION, inputs.tokens * TRILLION
     arguments: Mapping[str, Any] = {"tokens": tokens, "system": subject.system, "weights": weights, "batch": inputs.batch}
     board = moe_board(active, experts=(1.0, inputs.experts), law=inputs.law, **arguments)
@@ -86,15 +77,13 @@ def answer(inputs: Inputs) -> Answer:
         },
         sentence=_sentence(inputs, row, price := row.usd_per_million_tokens / dense.usd_per_million_tokens),
         figures=(
-            Figure(name="dense equivalent", value=row.equivalent,
-                   words="Dense model of equal loss on equal tokens, by the law."),
-            Figure(name="total parameters", value=row.total_params, words="With the architecture of the law's runs."),
-            Figure(name="weights", value=row.weight_bytes, unit="B"),
-            Figure(name="chips that hold them", value=row.chips, unit="chips", words="By weights only, without KV caches."),
-            Figure(name="B*", value=row.optimal_batch, unit="sequences", words="From here on the weights add no time."),
-            Figure(name="per million tokens", value=row.usd_per_million_tokens, unit="USD", words="Ideal, without KV caches."),
-            Figure(name="over the dense equivalent", value=row.cost_over_dense, unit="x",
-                   words="Cost of a token at equal loss."),
+            Figure("dense equivalent", row.equivalent, "", "Dense model of equal loss on equal tokens, by the law."),
+            Figure("total parameters", row.total_params, "", "With the architecture of the law's runs."),
+            Figure("weights", row.weight_bytes, "B"),
+            Figure("chips that hold them", row.chips, "chips", "By weights only, without KV caches."),
+            Figure("B*", row.optimal_batch, "sequences", "From here on the weights add no time."),
+            Figure("per million tokens", row.usd_per_million_tokens, "USD", "Ideal, without KV caches."),
+            Figure("over the dense equivalent", row.cost_over_dense, "x", "Cost of a token at equal loss."),
         ),
         formula=(
             f"gain = {show(row.equivalent)} / {show(board.active)} = {row.gain:.3g} times",
@@ -104,10 +93,8 @@ def answer(inputs: Inputs) -> Answer:
         notes=_notes(inputs, board, row),
         command=(f"steptime laws --moe {active:g} --tokens {tokens:g} --experts {inputs.experts} --batch {inputs.batch} "
                  f"--system {subject_names(inputs)[1]} --weights {weights}"),
-        python=python(
-            f"st.moe_board({board.active:g}, experts=({inputs.experts},), tokens={board.tokens:g}, law={inputs.law!r},\n"
-            f"             system={subject_names(inputs)[1]!r}, weights={weights!r}, batch={inputs.batch}).rows[0]"
-        ),
+        python=f"st.moe_board({board.active:g}, experts=({inputs.experts},), tokens={board.tokens:g}, law={inputs.law!r},\n"
+        f"             system={subject_names(inputs)[1]!r}, weights={weights!r}, batch={inputs.batch}).rows[0]",
     )  # fmt: skip
 
 

@@ -17,52 +17,29 @@ from steptime.pricing.lecture_inversion import Ideal, IdealReading
 from steptime.pricing.price_estimate import Reading
 from steptime.pricing.price_inversion import PriceReading, read_prices
 from steptime.units import in_digits, show
-from steptime.web.board import Answer, Board, Figure, Shared, slider
-from steptime.web.page_export import python
+from steptime.web.board import Answer, Board, Figure, Shared, known, slider
 from steptime.web.page_subject import WrongField
 
 CONTEXTS: Final = np.geomspace(1e3, 2e6, 121)
 OPEN_MODELS: Final = {"DeepSeek-V3": "deepseek-v3", "Llama 3.3 70B": "llama-3.3-70b"}
-# Bounds of a price [USD per million tokens].
-MIN_PRICE, MAX_PRICE = 0.01, 200.0
+
+
+def _price(default: float, name: str, words: str, *, low: float = 0.01, is_advanced: bool = False) -> Any:
+    """Declare a price per million tokens."""
+    return slider(default, low, 200.0, name, "USD per million", words, log=True, is_advanced=is_advanced)
 
 
 class Inputs(Shared):
     """A price list with two context tiers."""
 
-    input: float = slider(2, MIN_PRICE, MAX_PRICE, "input", "USD per million", "Price of prompt tokens.", log=True)
-    output: float = slider(12, MIN_PRICE, MAX_PRICE, "output", "USD per million", "Price of output tokens.", log=True)
-    cached: float = slider(
-        0.2,
-        MIN_PRICE / 10,
-        MAX_PRICE,
-        "input from a cache",
-        "USD per million",
-        "Price of prompt tokens that hit the cache.",
-        log=True,
-    )
+    input: float = _price(2, "input", "Price of prompt tokens.")
+    output: float = _price(12, "output", "Price of output tokens.")
+    cached: float = _price(0.2, "input from a cache", "Price of prompt tokens that hit the cache.", low=0.001)
     tier: int = slider(
         200_000, 8000, 1_000_000, "higher price above", "tokens", "Context above which requests cost more.", log=True
     )
-    dearer: float = slider(
-        18,
-        MIN_PRICE,
-        MAX_PRICE,
-        "output above it",
-        "USD per million",
-        "Output price of long requests; equal to the price below: no price step.",
-        log=True,
-    )
-    above: float = slider(
-        4,
-        MIN_PRICE,
-        MAX_PRICE,
-        "input above it",
-        "USD per million",
-        "Input price of long requests.",
-        log=True,
-        is_advanced=True,
-    )
+    dearer: float = _price(18, "output above it", "Output price of long requests; equal to the price below: no price step.")
+    above: float = _price(4, "input above it", "Input price of long requests.", is_advanced=True)
     active: float = slider(
         1e11, 1e9, 1e12, "active parameters", "", "Active parameters, as the lecture assumes.", log=True, is_advanced=True
     )
@@ -111,35 +88,25 @@ def answer(inputs: Inputs) -> Answer:
             "identifiable": kv.identifiable, "reason": kv.reason.split(";")[0],
         },
         sentence=_sentence(inputs, estimate, kv),
-        figures=_finite(
-            Figure(name="output over input", value=ideal.ratio,
-                   words="Section 14: memory time over arithmetic time of a decode step."),
-            Figure(name="decode utilization", value=ideal.decode_utilisation, unit="%", words="Relative to prefill."),
-            Figure(name="KV bytes, section 13", value=ideal.kv_bytes, unit="B",
-                   words="If decode becomes memory-bound at the price break."),
-            Figure(name="KV bytes, 90 % low", value=low, unit="B", words="Range on price lists of known models, in BF16."),
-            Figure(name="KV bytes, 90 % high", value=high, unit="B", words="Upper end of the range."),
-            Figure(name="KV bytes, at most", value=kv.bound, unit="B",
-                   words="If a long request does not cost the seller more than its price."),
-            Figure(name="information in the list", value=kv.bits, unit="bits",
-                   words="Beyond the spread of models without a list."),
-            Figure(name="input over cached input", value=inputs.input / inputs.cached, unit="times", words="Section 15."),
+        figures=known(
+            Figure("output over input", ideal.ratio, "", "Section 14: memory time over arithmetic time of a decode step."),
+            Figure("decode utilization", ideal.decode_utilisation, "%", "Relative to prefill."),
+            Figure("KV bytes, section 13", ideal.kv_bytes, "B", "If decode becomes memory-bound at the price break."),
+            Figure("KV bytes, 90 % low", low, "B", "Range on price lists of known models, in BF16."),
+            Figure("KV bytes, 90 % high", high, "B", "Upper end of the range."),
+            Figure("KV bytes, at most", kv.bound, "B", "If a long request does not cost the seller more than its price."),
+            Figure("information in the list", kv.bits, "bits", "Beyond the spread of models without a list."),
+            Figure("input over cached input", inputs.input / inputs.cached, "times", "Section 15."),
         ),
         formula=_formula(inputs, ideal, stepped=stepped),
         command=f"printf {shlex.quote(_toml(inputs))} > list.toml && steptime prices --list list.toml --read --lecture "
         f"--active {inputs.active:.0f} --balance {inputs.balance:g}",
-        python=python(
-            "from steptime.pricing.lecture_inversion import Ideal\n\n"
-            f"prices = {_fields(inputs)!r}\nideal = Ideal(balance={inputs.balance:g}, active={inputs.active:g})\n"
-            "estimate = st.read_prices(prices, ideal=ideal)\n"
-            'estimate.ideal.kv_bytes, estimate["kv_bytes_per_token"].interval'
-        ),
+        python="from steptime.pricing.lecture_inversion import Ideal\n\n"
+        f"prices = {_fields(inputs)!r}\nideal = Ideal(balance={inputs.balance:g}, active={inputs.active:g})\n"
+        "estimate = st.read_prices(prices, ideal=ideal)\n"
+        'estimate.ideal.kv_bytes, estimate["kv_bytes_per_token"].interval',
         notes=(f"on models of known size: ranges {kv.interval_held}, bounds {kv.bound_held}",) if kv.bound_held else (),
     )  # fmt: skip
-
-
-def _finite(*figures: Figure) -> tuple[Figure, ...]:
-    return tuple(figure for figure in figures if math.isfinite(figure.value))
 
 
 def _formula(inputs: Inputs, ideal: IdealReading, *, stepped: bool) -> tuple[str, ...]:

@@ -13,9 +13,8 @@ from steptime.hardware.rental_prices import usd
 from steptime.number_checks import Array
 from steptime.pricing.kv_storage_cost import tiers
 from steptime.units import HOUR, in_digits, show
-from steptime.web.board import Answer, Board, Figure, Shared, choice, slider
-from steptime.web.page_export import command, loaded, python
-from steptime.web.page_subject import WrongField, load_subject
+from steptime.web.board import Answer, Board, Figure, Shared, choice, question_input, slider
+from steptime.web.page_subject import WrongField, command, load_subject, loaded, refuse_long_context, require_rent
 
 # Storage times of the picture [s].
 MIN_SECONDS, MAX_SECONDS, POINTS = 1e-3, 1e7, 121
@@ -34,7 +33,7 @@ class Inputs(Shared):
     hold_seconds: float = slider(
         300, MIN_SECONDS, MAX_SECONDS, "stored for", "s", "Time until the cache is used again.", log=True
     )
-    context: int = slider(8192, 64, 4_194_304, "context", "tokens", "Tokens of the cached prefix.", log=True)
+    context: int = question_input("reversible.context", 8192, 64, 4_194_304, log=True)
     price: str = choice("memory", ("memory", "chip"), "cost of a tier", "Price of its memory, or the rent of a chip.")
     waits: str = choice(
         "memory", ("memory", "chip"), "reading back blocks", "Only the memory tier, or the chip.", is_advanced=True
@@ -56,11 +55,8 @@ def answer(inputs: Inputs) -> Answer:
     """
     subject = load_subject(inputs)
     model, system = subject.model, subject.system
-    if inputs.context > model.max_context:
-        raise WrongField("context", f"the longest context of {model.name} is {model.max_context:,.0f} tokens")
-    rent = float(np.asarray(system.rent.typical))
-    if not np.isfinite(rent):
-        raise WrongField("system", f"the rent of {system.name} is not known, so storage has no price")
+    refuse_long_context(model, inputs.context)
+    rent = require_rent(subject, "storage")
     trade = cache_trade((model,), system, (inputs.context,)).caches[0]
     if not trade.held_bytes:
         raise WrongField("model", f"{model.name} has no KV cache")
@@ -86,11 +82,10 @@ def answer(inputs: Inputs) -> Answer:
         marks={"held": inputs.hold_seconds, "cost": cheapest, "tier": tier, "words": WORDS, "lives": LIVES, "again": recompute},
         sentence=_sentence(inputs, costs, index, tier, lives),
         figures=(
-            Figure(name="cheapest", value=cheapest, unit="USD", words=f"Per billion tokens: {WORDS[tier]}."),
-            Figure(name="recompute", value=recompute, unit="USD", words="Per billion tokens of context."),
-            Figure(name="bytes per token", value=trade.held_bytes / inputs.context, unit="B", words="KV cache of all layers."),
-            *(Figure(name=f"{WORDS[name]} breaks even at", value=seconds, unit="s", words=PAYS)
-              for name, seconds in break_even_seconds.items()),
+            Figure("cheapest", cheapest, "USD", f"Per billion tokens: {WORDS[tier]}."),
+            Figure("recompute", recompute, "USD", "Per billion tokens of context."),
+            Figure("bytes per token", trade.held_bytes / inputs.context, "B", "KV cache of all layers."),
+            *(Figure(f"{WORDS[name]} breaks even at", seconds, "s", PAYS) for name, seconds in break_even_seconds.items()),
         ),
         formula=(
             f"recompute = rent x t / L = {usd(rent * HOUR)}/h x {show(trade.recompute_seconds / inputs.reach, 's')} / "
@@ -100,11 +95,9 @@ def answer(inputs: Inputs) -> Answer:
               for name, (once, second) in holding.items()),
         ),
         notes=tuple(_notes(inputs, rent)),
-        command=command("reversible", inputs, {"--context": inputs.context}).replace("reversible", "reversible cache", 1),
-        python=python(
-            "from steptime.describe.kv_tradeoff import cache_trade\n\n"
-            f"cache_trade([{model_text}], {system_text}, [{inputs.context}]).to_dataframe()"
-        ),
+        command=command("reversible cache", inputs, {"--context": inputs.context}),
+        python="from steptime.describe.kv_tradeoff import cache_trade\n\n"
+        f"cache_trade([{model_text}], {system_text}, [{inputs.context}]).to_dataframe()",
     )  # fmt: skip
 
 
