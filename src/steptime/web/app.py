@@ -1,9 +1,7 @@
-"""HTTP routes of the questions: declarations and answers.
+"""The HTTP application: catalogue, boards, questions and static files.
 
-The inputs are those of the question's declaration. Models, systems and engines are names of the catalogue: no request
+The inputs of a question are those of its declaration. Models, systems and engines are names of the catalogue: no request
 opens another file. Figures of the machine are set by path, such as "chip.hbm.bandwidth".
-
-The HTTP application: catalogue, boards, questions and static files.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from steptime.errors import InputError, RangeError, SteptimeError, UnknownName, short_repr
-from steptime.questions.declaration import COUNT, NUMBER, RENT, SWITCH, TEXT, TEXTS, Question, read_value
+from steptime.questions.declaration import COUNT, NUMBER, SWITCH, TEXT, TEXTS, Question, read_value
 from steptime.questions.registry import HOMES, find_question
 from steptime.result_base import plain
 from steptime.web.board import Board, Shared, load_boards
@@ -105,22 +103,21 @@ def check_request(question: Question, values: Mapping[str, Any]) -> dict[str, An
     """
     checked: dict[str, Any] = {}
     for name, value in values.items():
-        is_figure = question.figures and ("." in name or name == "power")
-        if name in FILES or not (name in question.inputs or is_figure):
+        if name in FILES or not (name in question.inputs or (question.figures and ("." in name or name == "power"))):
             raise UnknownName(f"input of {question.name}", name, [key for key in question.inputs if key not in FILES])
         if value is None:
             continue
-        _check_kind(name, value, TEXTS if name not in question.inputs else question.inputs[name].kind, is_figure=is_figure)
+        kind = question.inputs[name].kind if name in question.inputs else NUMBER
+        _check_kind(name, value, kind)
         if name in ENTRIES and not (name == "engine" and value == "ideal"):
-            kind = "stacks" if name == "engine" and question.name == "train" else ENTRIES[name]
+            folder = "stacks" if name == "engine" and question.name == "train" else ENTRIES[name]
             # The path of the catalogue file prevents that a file of that name in the working folder is opened.
-            checked[name] = str(catalogue_file(kind, value))
+            checked[name] = str(catalogue_file(folder, value))
             continue
         # Numbers are valid where a text is expected, such as a rent in USD/h.
-        is_word = name in question.inputs and question.inputs[name].kind == TEXT
-        checked[name] = f"{value:.17g}" if is_word and not isinstance(value, str) else value
+        checked[name] = f"{value:.17g}" if kind == TEXT and not isinstance(value, str) else value
         _check_texts(question, name, checked[name])
-        if name in question.inputs and question.inputs[name].kind in (COUNT, NUMBER):
+        if name in question.inputs and kind in (COUNT, NUMBER):
             checked[name] = read_value(name, value, question.inputs[name])
     missing = [name for name in question.needs if checked.get(name) is None]
     if missing:
@@ -128,15 +125,14 @@ def check_request(question: Question, values: Mapping[str, Any]) -> dict[str, An
     return checked
 
 
-def _check_kind(name: str, value: object, kind: str, *, is_figure: bool) -> None:
-    """Raise an error if a value has the wrong JSON type."""
-    is_text, is_number = isinstance(value, str), isinstance(value, int | float) and not isinstance(value, bool)
-    is_list = isinstance(value, list) and all(isinstance(item, str) for item in value)
-    takes = {
-        COUNT: is_text or is_number, NUMBER: is_text or is_number, RENT: is_text or is_number, TEXT: is_text or is_number,
-        SWITCH: isinstance(value, bool), TEXTS: is_text or is_list,
-    }  # fmt: skip
-    if not (is_text or is_number if is_figure else takes[kind]):
+def _check_kind(name: str, value: object, kind: str) -> None:
+    """Raise an error if a value has the wrong JSON type; a number may be written as a text, and a text as a number."""
+    is_text = isinstance(value, str)
+    accepted = {
+        SWITCH: isinstance(value, bool),
+        TEXTS: is_text or (isinstance(value, list) and all(isinstance(item, str) for item in value)),
+    }
+    if not accepted.get(kind, is_text or (isinstance(value, int | float) and not isinstance(value, bool))):
         raise RangeError(f"{name} must be a {'list of texts' if kind == TEXTS else kind}, not {short_repr(value)}")
 
 
@@ -159,23 +155,12 @@ def _check_texts(question: Question, name: str, value: object) -> None:
 
 
 def _answers(question: Question, values: Mapping[str, Any]) -> bytes:
-    answers = question.ask(question_values(question, check_request(question, values)), frozenset())
-    return json.dumps({"question": question.name, "answers": plain(dict(answers))}, allow_nan=False).encode()
-
-
-def question_values(question: Question, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs, with the default layout where a question needs one.
-
-    Args:
-        question: The question.
-        values: Checked inputs.
-
-    Returns:
-        Inputs by name.
-    """
     from steptime.questions.step_question import with_layout
 
-    return with_layout(question, values) if question.name == "step" else dict(values)
+    inputs = check_request(question, values)
+    # A step has the smallest layout that holds the model if the request gives none.
+    answers = question.ask(with_layout(question, inputs) if question.name == "step" else inputs, frozenset())
+    return json.dumps({"question": question.name, "answers": plain(dict(answers))}, allow_nan=False).encode()
 
 
 VERSION: Final = version("steptime")
@@ -210,10 +195,8 @@ def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) 
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(SteptimeError)(_refused)
     # Slow boards have a queue with one worker, so that they cannot delay quick boards.
-    quick, slow = (
-        Desk(asyncio.Semaphore(request_limits.workers), request_limits.waiting),
-        Desk(asyncio.Semaphore(1), request_limits.queue),
-    )
+    quick = Desk(asyncio.Semaphore(request_limits.workers), request_limits.waiting)
+    slow = Desk(asyncio.Semaphore(1), request_limits.queue)
     app.state.is_stuck = lambda: any(desk.longest() > request_limits.stuck for desk in (quick, slow))
 
     @app.get("/api/start", tags=["page"], summary="The boards with their inputs, and the names of the catalogue.")
@@ -221,7 +204,7 @@ def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) 
         return Response(start_bytes(), media_type="application/json")
 
     for board in load_boards().values():
-        _routes(app, board, slow if board.slow else quick, request_limits)
+        _add_board_routes(app, board, slow if board.slow else quick, request_limits)
 
     @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
@@ -321,17 +304,16 @@ class Desk:
             task.exception()
 
 
-def _routes(app: FastAPI, board: Board, desk: Desk, limits: Limits) -> None:
-    form, answer = board.inputs, _cached_answer(board)
-
-    async def ask(body: Any) -> Response:
-        return await _answered(desk, limits, answer, body)
+def _add_board_routes(app: FastAPI, board: Board, desk: Desk, limits: Limits) -> None:
+    @lru_cache(maxsize=MAX_ANSWERS)
+    def answer(inputs: Any) -> bytes:
+        return json.dumps(board.answer(inputs).to_dict(), allow_nan=False, separators=(",", ":")).encode()
 
     # FastAPI reads the inputs of GET from the query and those of POST from the body.
-    for method, kind in (("POST", form), ("GET", Annotated[form, Query()])):
+    for method, kind in (("POST", board.inputs), ("GET", Annotated[board.inputs, Query()])):
 
         async def endpoint(body: Any) -> Response:
-            return await ask(body)
+            return await _answered(desk, limits, answer, body)
 
         endpoint.__annotations__["body"] = kind
         app.add_api_route(
@@ -344,27 +326,11 @@ def _later(words: str) -> JSONResponse:
     return JSONResponse(problem(words), 503)
 
 
-def _cached_answer(board: Board) -> Callable[[Any], bytes]:
-    """Return a function that computes each answer once, as JSON."""
-
-    @lru_cache(maxsize=MAX_ANSWERS)
-    def answered(inputs: Any) -> bytes:
-        return json.dumps(board.answer(inputs).to_dict(), allow_nan=False, separators=(",", ":")).encode()
-
-    return answered
-
-
 async def _invalid(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     # A request can have thousands of errors; twenty are enough to fix it.
-    detail = [
-        {
-            "loc": [str(part) for part in issue["loc"]],
-            "field": str(issue["loc"][-1]) if issue["loc"] else "",
-            "msg": _worded(issue),
-        }
-        for issue in error.errors()[:20]
-    ]
+    issues = [([str(part) for part in issue["loc"]], _worded(issue)) for issue in error.errors()[:20]]
+    detail = [{"loc": loc, "field": loc[-1] if loc else "", "msg": words} for loc, words in issues]
     return JSONResponse({"detail": detail}, 422)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import selectors
 import signal
 import socket
 import sys
@@ -13,8 +12,13 @@ import time
 import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
+from ctypes import c_double, sizeof
 from dataclasses import dataclass, field
-from types import FrameType
+from functools import partial
+from mmap import mmap
+from multiprocessing import get_context
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
@@ -22,8 +26,6 @@ import uvicorn
 from steptime.errors import InputError, RangeError
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from steptime.web.request_limits import Limits
 
 MOST_PROCESSES: Final = 4
@@ -169,27 +171,26 @@ class Worker(uvicorn.Server):
                 connection.transport.close()
 
 
-@dataclass(slots=True)
-class Process:
-    """A worker of the watchdog: its pipe, its start and its last sign of life [s]."""
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A worker of the watchdog, with its start [s] and the time of its last sign of life [s], which it writes itself."""
 
-    pid: int
-    pipe: int
+    process: BaseProcess
     start: float
-    heard: float
+    heard: c_double
 
 
 @dataclass
 class Watchdog:
     """Keeps `count` workers running; it replaces workers that end or are silent.
 
-    `work` serves in the new process. It gets a function that sends a sign of life, and returns when it ends.
+    `work` serves in the new process. It gets a function that gives a sign of life, and returns when it ends.
     """
 
     work: Callable[[Callable[[], None]], None]
     count: int
     patience: Patience
-    processes: list[Process] = field(default_factory=list)
+    children: list[Child] = field(default_factory=list)
 
     def run(self, started: Callable[[], None]) -> None:
         """Start the workers, call `started`, and watch until an interrupt or SIGTERM.
@@ -197,7 +198,7 @@ class Watchdog:
         Args:
             started: Function to call once the workers run.
         """
-        before = signal.signal(signal.SIGTERM, _terminate)
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
             for _ in range(self.count):
                 self._start()
@@ -213,110 +214,61 @@ class Watchdog:
             signal.signal(signal.SIGTERM, before)
 
     def _start(self) -> None:
-        reads, writes = os.pipe()
-        if pid := os.fork():
-            os.close(writes)
-            now = time.monotonic()
-            self.processes.append(Process(pid, reads, now, now))
-            return
-        code = 1
-        try:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            # A worker must not hold the pipes of the others open, or their end would stay hidden.
-            for pipe in (reads, *(process.pipe for process in self.processes)):
-                os.close(pipe)
-            os.set_blocking(writes, False)
-            self.work(_signs_of_life(writes))
-            code = 0
-        except KeyboardInterrupt:
-            code = 0
-        except BaseException:
-            LOG.exception("a process of the page failed")
-        finally:
-            os._exit(code)
+        now = time.monotonic()
+        # The memory is shared with the copied process.
+        heard = c_double.from_buffer(mmap(-1, sizeof(c_double)))
+        heard.value = now
+        process = get_context("fork").Process(target=self._serve, args=(heard, os.getpid()))
+        process.start()
+        self.children.append(Child(process, now, heard))
+
+    def _serve(self, heard: c_double, watchdog: int) -> None:
+        """Serve in a new process until the watchdog is gone."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+        def beat() -> None:
+            if os.getppid() != watchdog:
+                os._exit(0)
+            heard.value = time.monotonic()
+
+        with suppress(KeyboardInterrupt):
+            self.work(beat)
 
     def _watch(self) -> None:
-        checked = time.monotonic()
+        checked, silence = time.monotonic(), self.patience.silence
         while True:
-            with selectors.DefaultSelector() as selector:
-                for process in self.processes:
-                    selector.register(process.pipe, selectors.EVENT_READ, process)
-                ready = [key.data for key, _ in selector.select(timeout=min(1.0, self.patience.silence / 4))]
+            wait([child.process.sentinel for child in self.children], timeout=min(1.0, silence / 4))
             now = time.monotonic()
-            if now - checked > self.patience.silence / 2:
-                # This process itself was stopped, and perhaps its workers too.
-                for process in self.processes:
-                    process.heard = now
-            checked = now
-            for process in ready:
-                if os.read(process.pipe, 65_536):
-                    process.heard = now
-                else:
-                    self._replace(process, now, "ended")
-            for process in [worker for worker in self.processes if now - worker.heard > self.patience.silence]:
-                self._replace(process, now, f"gave no sign of life for {self.patience.silence:g} s")
+            # If this process itself was stopped, its workers perhaps were too.
+            was_stopped, checked = now - checked > silence / 2, now
+            for child in list(self.children):
+                if was_stopped:
+                    child.heard.value = now
+                if not child.process.is_alive():
+                    self._replace(child, "ended")
+                elif now - child.heard.value > silence:
+                    self._replace(child, f"gave no sign of life for {silence:g} s")
 
-    def _replace(self, process: Process, now: float, cause: str) -> None:
-        # The process may have closed its pipe and still run.
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
-        status = self._reap(process)
-        self.processes.remove(process)
-        LOG.error("process %d of the page %s (%s); another takes its place", process.pid, cause, status)
-        if now - process.start < self.patience.restart:
+    def _replace(self, child: Child, cause: str) -> None:
+        child.process.kill()
+        child.process.join()
+        self.children.remove(child)
+        code = child.process.exitcode or 0
+        status = f"signal {-code}" if code < 0 else f"status {code}"
+        LOG.error("process %d of the page %s (%s); another takes its place", child.process.pid, cause, status)
+        if time.monotonic() - child.start < self.patience.restart:
             time.sleep(self.patience.restart)
         self._start()
 
-    @staticmethod
-    def _reap(process: Process) -> str:
-        os.close(process.pipe)
-        try:
-            code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
-        except ChildProcessError:
-            return "status unknown"
-        return f"signal {-code}" if code < 0 else f"status {code}"
-
     def _end(self) -> None:
-        for process in self.processes:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
+        for child in self.children:
+            child.process.terminate()
         until = time.monotonic() + self.patience.end
-        for process in self.processes:
-            while time.monotonic() < until and _is_running(process.pid):
-                time.sleep(0.02)
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(process.pid, signal.SIGKILL)
-                os.waitpid(process.pid, 0)
-            with suppress(OSError):
-                os.close(process.pipe)
-        self.processes.clear()
-
-
-def _is_running(pid: int) -> bool:
-    """Return whether a child still runs; an ended child is reaped."""
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == 0
-    except ChildProcessError:
-        return False
-
-
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(143)
-
-
-def _signs_of_life(pipe: int) -> Callable[[], None]:
-    """Return a function that sends a sign of life, and exits if the watchdog is gone."""
-
-    def beat() -> None:
-        try:
-            os.write(pipe, b".")
-        except BlockingIOError:
-            # The pipe is full because the watchdog is stopped; the unread signs are enough.
-            pass
-        except OSError:
-            os._exit(0)
-
-    return beat
+        for child in self.children:
+            child.process.join(max(0.0, until - time.monotonic()))
+            child.process.kill()
+            child.process.join()
+        self.children.clear()
 
 
 def serve(
@@ -352,21 +304,6 @@ def serve(
         app, host=host, port=bound_port, log_level="warning", timeout_keep_alive=int(patience.idle),
         limit_concurrency=CONNECTIONS, server_header=False, h11_max_incomplete_event_size=65_536, timeout_graceful_shutdown=2,
     )  # fmt: skip
-    serve_app(app, config, listening, patience, lambda: _announce(address, announce, browse=browse))
-
-
-def serve_app(
-    app: FastAPI, config: uvicorn.Config, listening: socket.socket, patience: Patience, started: Callable[[], None]
-) -> None:
-    """Serve an application on a socket, under a watchdog where fork is safe.
-
-    Args:
-        app: The application.
-        config: Configuration of uvicorn.
-        listening: Socket that accepts connections.
-        patience: Time limits of the server.
-        started: Function to call once the server runs.
-    """
 
     def work(beat: Callable[[], None]) -> None:
         threading.Thread(target=_warm, daemon=True).start()
@@ -374,9 +311,10 @@ def serve_app(
         Worker(config, patience, lambda: None if app.state.is_stuck() else beat()).run(sockets=[listening])
 
     if _is_forkable():
-        Watchdog(work, min(len(os.sched_getaffinity(0)), MOST_PROCESSES), patience).run(started)
+        workers = Watchdog(work, min(len(os.sched_getaffinity(0)), MOST_PROCESSES), patience)
+        workers.run(partial(_announce, address, announce, browse=browse))
     else:
-        started()
+        _announce(address, announce, browse=browse)
         work(lambda: None)
 
 
