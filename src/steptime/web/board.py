@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -214,6 +214,23 @@ def _column(values: Any) -> list[Any]:
         return listed
     column: list[Any] = plain(values)
     return column
+
+
+def columns(names: str, rows: Iterable[Sequence[Any]]) -> dict[str, list[Any]]:
+    """Return rows as the columns of a table.
+
+    Args:
+        names: Names of the columns, separated by spaces.
+        rows: Rows with one value per column.
+
+    Returns:
+        Columns by name; empty columns without a row.
+
+    >>> columns("name idle", [("gpipe", 0.43), ("zbv", 0.0)])
+    {'name': ['gpipe', 'zbv'], 'idle': [0.43, 0.0]}
+    """
+    listed = list(rows)
+    return {name: [row[place] for row in listed] for place, name in enumerate(names.split())}
 
 
 # Numbers from here on are shown with a prefix.

@@ -11,11 +11,11 @@ import json
 import shlex
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from steptime.web.board import Shared, bar_inputs, is_config, is_toml
 # Models and systems kept in memory.
 LOADED: Final = 256
 PASTED: Final = "pasted"
+Output = TypeVar("Output")
 
 
 class WrongField(InputError):
@@ -170,9 +171,9 @@ def load_subject(inputs: Shared) -> Subject:
         WrongField: An input is invalid.
     """
     return Subject(
-        _read_field("model", _model, inputs.model, inputs.weights, inputs.kv),
-        system := _read_field("system", _system, inputs.system),
-        _read_field("engine", _engine, system, inputs.engine),
+        at_field("model", _model, inputs.model, inputs.weights, inputs.kv),
+        system := at_field("system", _system, inputs.system),
+        at_field("engine", _engine, system, inputs.engine),
     )
 
 
@@ -238,9 +239,23 @@ def _replica(bar: Shared, chips: int) -> Replica:
     return Replica(model, system, subject.engine, most_spread(layouts))
 
 
-def _read_field(field: str, reader: Any, *arguments: Any) -> Any:
+def at_field(field: str, read: Callable[..., Output], *arguments: Any, **options: Any) -> Output:
+    """Call a function, and name the field of the page in the errors of its input.
+
+    Args:
+        field: Name of the input.
+        read: The function.
+        *arguments: Its arguments.
+        **options: Its arguments by name.
+
+    Returns:
+        What the function returns.
+
+    Raises:
+        WrongField: The input is invalid.
+    """
     try:
-        return reader(*arguments)
+        return read(*arguments, **options)
     except WrongField:
         raise
     except InputError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -23,7 +23,7 @@ from steptime.planning.planner import plan
 from steptime.planning.workload import Slo, Workload
 from steptime.svg import in_colours
 from steptime.units import HOUR, MILLION
-from steptime.web.board import Shared, bar_inputs
+from steptime.web.board import Shared, bar_inputs, columns
 from steptime.web.page_subject import WrongField, load_subject, with_engine
 
 # Answers kept in memory: of each kind, subjects with a rough answer, and answers of one subject.
@@ -247,37 +247,13 @@ def answered(inputs: Shared, spec: PlanSpec, *, rough: bool) -> tuple[PlanOutcom
     bar = bar_inputs(inputs)
     nearest = _NEWEST_PLANS.nearest(bar, spec) if rough else None
     if nearest is not None:
-        return nearest, cheapest(nearest.plan.front, spec.speed), True
+        # The points of a front are ordered by speed, fastest first, and with it by cost.
+        fast = [point for point in nearest.plan.front if point.tokens_per_second_per_user >= spec.speed]
+        return nearest, fast[-1] if fast else None, True
     outcome = _planned(bar, spec)
     if outcome.plan is not None and outcome.plan.front:
         _NEWEST_PLANS.keep(bar, spec, outcome)
     return outcome, chosen_point(outcome.plan) if outcome.plan is not None and outcome.plan.feasible else None, False
-
-
-def same_but_speed(first: PlanSpec, second: PlanSpec) -> bool:
-    """Return whether two workloads have the same front: they differ only in speed.
-
-    Args:
-        first: Workload and limits.
-        second: Workload and limits.
-
-    Returns:
-        True if only the speed differs.
-    """
-    return replace(first, speed=1.0) == replace(second, speed=1.0)
-
-
-def cheapest(points: tuple[Point, ...], speed: float) -> Point | None:
-    """Return the cheapest point of a front at a minimum speed.
-
-    Args:
-        points: Points of a front, fastest first.
-        speed: Minimum speed of each user [tok/s].
-
-    Returns:
-        The point; None if no point is fast enough.
-    """
-    return next((point for point in reversed(points) if point.tokens_per_second_per_user >= speed), None)
 
 
 def cost_and_unit(point: Point) -> tuple[float, str]:
@@ -333,8 +309,7 @@ def resource_bars(plan: Plan | None) -> dict[str, list[Any]]:
             sizes = [float(np.asarray(amount)) for amount in parts.values()]
             for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
                 rows.append((f"{role} {name}".strip(), part, (end - size) / total, end / total, size, total, unit))
-    names = ("row", "part", "start", "end", "size", "whole", "unit")
-    return {name: [row[column] for row in rows] for column, name in enumerate(names)}
+    return columns("row part start end size whole unit", rows)
 
 
 def chip_roles(plan: Plan | None) -> dict[str, list[Any]]:
@@ -348,7 +323,7 @@ def chip_roles(plan: Plan | None) -> dict[str, list[Any]]:
     """
     rows = [(pool.role, n // int(pool.layout.chips)) for pool in (plan.pools if plan else ()) for n in range(pool.chips)]
     rows += [("idle", 0)] * (plan.idle_chips if plan else 0)
-    return {"role": [role for role, _ in rows], "replica": [replica for _, replica in rows]}
+    return columns("role replica", rows)
 
 
 def plan_call(kind: str, subject: str, spec: PlanSpec, inputs: Shared) -> str:

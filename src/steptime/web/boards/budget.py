@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.blackboard.training_compute import overtraining, tokens_equal_to_serving
-from steptime.errors import Impossible, InputError
+from steptime.errors import Impossible
 from steptime.number_checks import Array
 from steptime.scaling.compute_optimal import cheapest
 from steptime.scaling.lifetime_compute import Demand, lifetime_bill
@@ -18,7 +18,7 @@ from steptime.scaling.scaling_laws import load_law, loss, tokens_for
 from steptime.scaling.size_cost import Target, read_target
 from steptime.units import in_digits, show
 from steptime.web.board import Answer, Board, Figure, Shared, choice, question_input, slider, text
-from steptime.web.page_subject import WrongField, catalog_model
+from steptime.web.page_subject import at_field, catalog_model
 
 LAWS: Final = ("hoffmann", "epoch", "hoffmann-tex", "sardana")
 # Served tokens of the lower picture.
@@ -59,9 +59,10 @@ def answer(inputs: Inputs) -> Answer:
         f"steptime budget --match-quality {shlex.quote(inputs.quality)} --tokens-served {tokens:.0f} --law {inputs.law} "
         f"--eta {inputs.eta:g}" + (f" --rl-tokens {rl:.0f}" if rl else "")
     )
-    demand_call = f"st.Demand(served={tokens!r}, rl_tokens={rl!r}, eta={inputs.eta:g})"
-    call = f"best = st.budget({inputs.quality!r}, {demand_call}, law={inputs.law!r}).choice"
-    code = f"{call}\nbest.params, best.tokens, best.total_flop"
+    demand = f"st.Demand(served={tokens!r}, rl_tokens={rl!r}, eta={inputs.eta:g})"
+    code = (
+        f"best = st.budget({inputs.quality!r}, {demand}, law={inputs.law!r}).choice\nbest.params, best.tokens, best.total_flop"
+    )
     if isinstance(solution, str):
         return Answer(
             tables={"bill": dict.fromkeys(("params", *PARTS), ()), "ratios": ratios},
@@ -99,18 +100,13 @@ def answer(inputs: Inputs) -> Answer:
             f"the lecture's rule: D = eta/3 D_inf = {show(even)} tokens; by the scaling law: {show(best.tokens)}",
             f"overtraining = D / 20 N = {show(best.tokens)} / (20 x {show(best.params)}) = {in_digits(best.over_chinchilla)}",
         ),
-        command=command,
-        python=code,
-        notes=solution.warnings,
+        command=command, python=code, notes=solution.warnings,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=64)
 def _target(quality: str) -> Target:
-    try:
-        return read_target(quality, load=catalog_model)
-    except InputError as error:
-        raise WrongField("quality", str(error)) from None
+    return at_field("quality", read_target, quality, load=catalog_model)
 
 
 @lru_cache(maxsize=256)
@@ -134,15 +130,13 @@ def _ratios(quality: str, law: str, rl: float, eta: float) -> Array:
 def _sentence(inputs: Inputs, best: Any) -> str:
     shares = [f"training {100 * best.training_share:.0f} %"]
     shares += [f"RL {100 * best.rl_flop / best.total_flop:.0f} %"] if inputs.rl else []
+    advice = "A smaller model needs far more training; a larger model costs more per served token."
+    if best.serving_flop <= best.training_flop / 10:
+        advice = "Few tokens are served, so training is nearly the whole cost."
     return (
         f"For the quality of {inputs.quality} and {show(inputs.served * TERA)} served tokens, the cheapest model has "
         f"{show(best.params)} parameters and trains on {show(best.tokens)} tokens, {in_digits(best.over_chinchilla, 2)} times "
-        f"Chinchilla's. Cost: {', '.join(shares)} and serving {100 * best.serving_flop / best.total_flop:.0f} %. "
-        + (
-            "A smaller model needs far more training; a larger model costs more per served token."
-            if best.serving_flop > best.training_flop / 10
-            else "Few tokens are served, so training is nearly the whole cost."
-        )
+        f"Chinchilla's. Cost: {', '.join(shares)} and serving {100 * best.serving_flop / best.total_flop:.0f} %. {advice}"
     )
 
 

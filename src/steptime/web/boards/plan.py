@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from steptime.planning.plan_result import Plan, Point
 from steptime.units import counted, show
-from steptime.web.board import Answer, Board, Figure, SlowInputs, known, question_input, slider
+from steptime.web.board import Answer, Board, Figure, SlowInputs, columns, known, question_input, slider
 from steptime.web.page_subject import command, loaded
-from steptime.web.plan_cache import (
-    PlanSpec,
-    answered,
-    chip_roles,
-    cost_and_unit,
-    plan_call,
-    priced,
-    resource_bars,
-    same_but_speed,
-)
+from steptime.web.plan_cache import PlanSpec, answered, chip_roles, cost_and_unit, plan_call, priced, resource_bars
 
 # Work of the chips of a pool.
 ROLES = {"prefill": "run prefill", "decode": "run decode", "serve": "run both"}
@@ -59,16 +51,15 @@ def answer(inputs: Inputs) -> Answer:
         sentence = f"No deployment meets these limits: {plan.reason or f'none reaches {inputs.speed:g} tok/s per user'}."
     else:
         sentence = _sentence(inputs, plan, point, rough=rough)
-    if rough and not same_but_speed(outcome.spec, spec):
+    if rough and replace(outcome.spec, speed=spec.speed) != spec:
         sentence = f"From the last plan ({outcome.spec.prompt:,} prompt and {outcome.spec.output:,} output tokens): " + sentence
     options = {"--input": inputs.prompt, "--output": inputs.output, "--speed": inputs.speed, "--ttft": inputs.ttft}
     return Answer(
         tables={
-            "front": {
-                "speed": [option.tokens_per_second_per_user for option in front], "cost": costs,
-                "ttft": [option.ttft for option in front],
-                "layout": [option.layout_text for option in front], "batch": [option.batch for option in front],
-            },
+            "front": columns("speed cost ttft layout batch", (
+                (option.tokens_per_second_per_user, cost_and_unit(option)[0], option.ttft, option.layout_text, option.batch)
+                for option in front
+            )),
             "bars": resource_bars(plan), "chips": chip_roles(plan),
         },
         marks={

@@ -6,7 +6,7 @@ import numpy as np
 
 from steptime.blackboard.token_cost import batch_ratio, speed_ceiling
 from steptime.units import show
-from steptime.web.board import Answer, Board, Figure, SlowInputs, known, question_input
+from steptime.web.board import Answer, Board, Figure, SlowInputs, columns, known, question_input
 from steptime.web.page_subject import command, load_subject, loaded, refuse_long_context, with_engine
 from steptime.web.plan_cache import Curves, cached_curves, priced
 
@@ -54,7 +54,7 @@ def answer(inputs: Inputs) -> Answer:
         tables={
             "full": {"speed": speed, "cost": curves.cost(curves.pareto_indices), "batch": full.batch[curves.pareto_indices]},
             "closed": {"speed": closed_speed, "cost": closed_cost, "batch": batches},
-            "points": {name: [point[n] for point in points] for n, name in enumerate(("name", "speed", "cost", "batch"))},
+            "points": columns("name speed cost batch", points),
         },
         marks={
             "speed": inputs.speed, "cost": price, "closed": ideal, "unit": money, "floor": 1 / pair.floor, "ceiling": top,
