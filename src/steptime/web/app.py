@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
@@ -41,15 +41,14 @@ LONGEST_TEXT: Final = 200
 # Largest body of a request [bytes].
 LARGEST_BODY: Final = 100_000
 
-Work = Callable[[Callable[[Any], bytes], Any], Awaitable[Response]]
 
-
-def add_question_routes(app: FastAPI, work: Work) -> None:
+def add_question_routes(app: FastAPI, desk: Desk, limits: Limits) -> None:
     """Add the routes of all questions to an application.
 
     Args:
         app: The application.
-        work: Runs a function of the body in a thread, within the limits of the server, and returns its answer.
+        desk: Queue of the answers.
+        limits: Limits of the server.
     """
 
     @app.get("/api/questions", tags=["questions"], summary="All questions: inputs and answers with units and bounds.")
@@ -67,8 +66,7 @@ def add_question_routes(app: FastAPI, work: Work) -> None:
             raise InputError(f"body is not JSON: {error}") from None
         if not isinstance(values, dict):
             raise InputError(f"body must be an object of inputs, not {short_repr(values)}")
-        question = find_question(name)
-        return await work(lambda inputs: _answers(question, inputs), values)
+        return await _answered(desk, limits, partial(_answers, find_question(name)), values)
 
 
 def declaration(question: Question) -> dict[str, Any]:
@@ -217,10 +215,7 @@ def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) 
 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
-    async def work(answer: Callable[[Any], bytes], body: Any) -> Response:
-        return await _answered(slow, request_limits, answer, body)
-
-    add_question_routes(app, work)
+    add_question_routes(app, slow, request_limits)
     return app
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from steptime.errors import DataFileError, InputError
@@ -38,9 +39,8 @@ def export_to(folder: str) -> int:
         shutil.copytree(STATIC, place / "static")
         page = (STATIC / "index.html").read_text(encoding="utf-8")
         # The copy has no server, so the page reads files and the link to the HTTP API is removed.
-        page = page.replace('<html lang="en">', '<html lang="en" data-copy="yes">').replace(
-            '<a href="docs">HTTP API</a> · ', ""
-        )
+        page = page.replace('<html lang="en">', '<html lang="en" data-copy="yes">')
+        page = page.replace('<a href="docs">HTTP API</a> · ', "")
         (place / "index.html").write_text(page, encoding="utf-8")
         (place / "data").mkdir()
         (place / "data" / "start.json").write_bytes(start_bytes())
@@ -83,33 +83,22 @@ def grid(board: Board) -> Iterator[dict[str, Any]]:
     inputs = described(board.inputs)
     base = {name: field.default for name, field in Shared.model_fields.items() if name in board.bar}
     base |= {control["name"]: control["default"] for control in inputs}
-    keys: set[str] = set()
-
-    def fresh(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        if (key := json.dumps(body, sort_keys=True)) not in keys:
-            keys.add(key)
-            yield body
-
-    yield from fresh(base)
-    for preset in (board.spoken, board.today):
-        yield from fresh(base | {name: value for name, value in preset.items() if name in base})
-    sliders = [control for control in inputs if control["kind"] == "slider"]
-    main_sliders = [control for control in sliders if not control["more"]]
-    counts = (SLOW_POINTS, 1) if board.slow else (FIRST_POINTS, SECOND_POINTS)
-    for control in main_sliders[:1]:
-        # The first two sliders get a two-dimensional grid; the others vary one at a time.
-        second_slider = main_sliders[1] if len(main_sliders) > 1 and counts[1] > 1 else None
-        for value in along(control, counts[0]):
-            yield from fresh(base | {control["name"]: value})
-            for second in along(second_slider, counts[1]) if second_slider else ():
-                yield from fresh(base | {control["name"]: value, second_slider["name"]: second})  # type: ignore[index]
+    changes: list[Mapping[str, Any]] = [{}, board.spoken, board.today]
+    first_points, second_points = (SLOW_POINTS, 0) if board.slow else (FIRST_POINTS, SECOND_POINTS)
+    # The first two sliders get a two-dimensional grid; the others vary one at a time.
+    main_sliders = [control for control in inputs if control["kind"] == "slider" and not control["more"]]
+    for first in main_sliders[:1]:
+        for value in along(first, first_points):
+            changes.append({first["name"]: value})
+            for second in main_sliders[1:2]:
+                changes += [{first["name"]: value, second["name"]: other} for other in along(second, second_points)]
     for control in inputs:
         if control["kind"] == "choice":
-            for word in control["options"]:
-                yield from fresh(base | {control["name"]: word})
+            changes += [{control["name"]: word} for word in control["options"]]
         elif control["kind"] == "slider" and control not in main_sliders[:1]:
-            for value in along(control, OTHER_POINTS):
-                yield from fresh(base | {control["name"]: value})
+            changes += [{control["name"]: value} for value in along(control, OTHER_POINTS)]
+    bodies = [base | {name: value for name, value in change.items() if name in base} for change in changes]
+    yield from {json.dumps(body, sort_keys=True): body for body in bodies}.values()
 
 
 def along(control: dict[str, Any], count: int) -> list[float]:
@@ -125,12 +114,7 @@ def along(control: dict[str, Any], count: int) -> list[float]:
     >>> along({"low": 1, "high": 1000, "log": True, "whole": True, "default": 10}, 4)
     [1, 10, 100, 1000]
     """
-    low, high = float(control["low"]), float(control["high"])
-    places = [n / (count - 1) for n in range(count)]
-    if control["log"]:
-        low = max(low, 1e-9)
-        points = [low * (high / low) ** place for place in places]
-    else:
-        points = [low + (high - low) * place for place in places]
-    values = [min(max(float(f"{value:.3g}"), control["low"]), control["high"]) for value in points]
+    low, high = control["low"], control["high"]
+    points = np.geomspace(max(low, 1e-9), high, count) if control["log"] else np.linspace(low, high, count)
+    values = [min(max(float(f"{value:.3g}"), low), high) for value in points]
     return [round(value) for value in values] if control["whole"] else values

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-PLOT_STYLE: Final = "'sha256-jSYQUrW7J0b3jPqhZP9C2Xh1PyJKHKXd4s0fpGGKrww='"
-"""Hash of the only style that Observable Plot 0.6.17 adds to its pictures."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -34,26 +31,20 @@ class Limits:
     stuck: float = 60.0
 
 
-def policy() -> str:
-    """Return the content security policy of the page.
-
-    The page may load only its own files, and no inline scripts or styles.
-
-    Returns:
-        Value of the header.
-    """
-    return (
-        f"default-src 'none'; script-src 'self'; style-src 'self' {PLOT_STYLE}; img-src 'self' data: blob:; "
-        "connect-src 'self'; font-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-
-
+# Hash of the only style that Observable Plot 0.6.17 adds to its pictures.
+PLOT_STYLE: Final = "'sha256-jSYQUrW7J0b3jPqhZP9C2Xh1PyJKHKXd4s0fpGGKrww='"
+# The page may load only its own files, and no inline scripts or styles.
+POLICY: Final = (
+    f"default-src 'none'; script-src 'self'; style-src 'self' {PLOT_STYLE}; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-cache"),
+    (b"content-security-policy", POLICY.encode()),
 )
 
 
@@ -75,8 +66,7 @@ class Shield:
 
         async def headed(message: Any) -> None:
             if message["type"] == "http.response.start":
-                security_headers = [*HEADERS, (b"content-security-policy", policy().encode())]
-                message = {**message, "headers": [*message.get("headers", ()), *security_headers]}
+                message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
             await send(message)
 
         if scope["path"].startswith("/api/") and self._is_of_another_site(dict(scope["headers"])):
@@ -88,24 +78,19 @@ class Shield:
         self.open += 1
         try:
             # The body is read before the application runs, so that a slow client holds no worker.
-            body = await self._body(receive) if scope["method"] not in ("GET", "HEAD", "OPTIONS") else b""
-            if isinstance(body, int):
-                words = {
-                    413: f"a request must have at most {self.limits.body:,} bytes",
-                    408: "the request did not arrive in time",
-                }
-                await _say(headed, body, words[body])
-                return
-            sent = False
+            has_body = scope["method"] not in ("GET", "HEAD", "OPTIONS")
+            body = await self._body(receive) if has_body else b""
+            if body == 413:
+                await _say(headed, 413, f"a request must have at most {self.limits.body:,} bytes")
+            elif body == 408:
+                await _say(headed, 408, "the request did not arrive in time")
+            else:
+                messages = [{"type": "http.request", "body": body, "more_body": False}] if has_body else []
 
-            async def replay() -> Any:
-                nonlocal sent
-                if sent:
-                    return await receive()
-                sent = True
-                return {"type": "http.request", "body": body, "more_body": False}
+                async def replay() -> Any:
+                    return messages.pop() if messages else await receive()
 
-            await self.app(scope, replay if scope["method"] not in ("GET", "HEAD", "OPTIONS") else receive, headed)
+                await self.app(scope, replay, headed)
         finally:
             self.open -= 1
 

@@ -18,9 +18,7 @@ class Inputs(SlowInputs):
     """Systems, models, a workload and its limits."""
 
     systems: str = text(SYSTEMS, "systems", f"Names in the catalogue, separated by commas, at most {MAX_BARS}.")
-    models: str = text(
-        "", "models", f"Names separated by commas, instead of the model above. At most {MAX_BARS} pairs of model and system."
-    )
+    models: str = text("", "models", f"Names instead of the model above; at most {MAX_BARS} pairs of model and system.")
     speed: float = question_input("plan.speed", 30, 1, 500, label="speed of each user", log=True)
     ttft: float = question_input("plan.ttft", 5, 0.1, 60, label="first token within", log=True)
     prompt: int = question_input("plan.input", 4096, 16, 131_072, label="prompt", log=True)
@@ -45,11 +43,8 @@ def answer(inputs: Inputs) -> Answer:
     if len(models) * len(names) > MAX_BARS:
         raise WrongField("models", f"{len(models)} models on {len(names)} systems are more than {MAX_BARS} pairs; remove some")
     spec = PlanSpec(prompt=inputs.prompt, output=inputs.output, speed=inputs.speed, ttft=inputs.ttft)
-    rows = [
-        _row(_with(inputs, model=model, system=name), spec, _label(model, name, models, names))
-        for model in models
-        for name in names
-    ]
+    pairs = [(model, name) for model in models for name in names]
+    rows = [_row(_with(inputs, model=model, system=name), spec, _label(model, name, models, names)) for model, name in pairs]
     # One unit for all bars: money if any rent is known, else chip-hours.
     unit = "USD" if any(row["unit"] == "USD" for row in rows) else "chip-h"
     for row in rows:
@@ -107,14 +102,10 @@ def _row(inputs: Inputs, spec: PlanSpec, name: str) -> dict[str, Any]:
     """Return the plan of one pair as a row, or the reason why there is no plan."""
     outcome, point, rough = answered(inputs, spec, rough=inputs.coarse)
     row: dict[str, Any] = dict.fromkeys(("cost", "low", "high", "speed", "ttft", "per_chip", "chips", "layout"))
-    reason = (
-        outcome.reason
-        or (outcome.plan.reason if outcome.plan else "")
-        or f"no deployment reaches {spec.speed:g} tok/s per user"
-    )
-    row |= {"system": name, "reason": "" if point else reason, "rough": rough, "unit": ""}
+    row |= {"system": name, "reason": "", "rough": rough, "unit": ""}
     if outcome.plan is None or point is None:
-        return row
+        reason = outcome.plan.reason if outcome.plan else outcome.reason
+        return row | {"reason": reason or f"no deployment reaches {spec.speed:g} tok/s per user"}
     cost, unit = cost_and_unit(point)
     low, high = (not rough and unit == "USD" and outcome.plan.cost_range) or (None, None)
     return row | {

@@ -7,15 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.reversible.avalanche import Curve, cipher_curve, network_curve
-from steptime.reversible.memory_tradeoff import (
-    arithmetic_ratio,
-    best_checkpoint,
-    checkpointed_bytes,
-    plain_bytes,
-    reversible_bytes,
-    stream_bytes,
-)
+from steptime.reversible import memory_tradeoff as memory
+from steptime.reversible.avalanche import cipher_curve, network_curve
 from steptime.units import show
 from steptime.web.board import Answer, Board, Figure, Shared, known, slider
 
@@ -52,21 +45,18 @@ def answer(inputs: Inputs) -> Answer:
     Returns:
         Tables, figures and sentence.
     """
-    curves = _curves()
-    shares = {key: _padded(curve) for key, curve in curves.items()}
-    index = inputs.rounds - 1
-    stream = float(stream_bytes(inputs.tokens, inputs.width, VALUE_BYTES))
+    shares, index = _shares(), inputs.rounds - 1
+    stream = float(memory.stream_bytes(inputs.tokens, inputs.width, VALUE_BYTES))
     layer = inputs.activation_ratio * stream
     depths = np.unique(np.append(LAYERS, inputs.layers))
-    plain, undone = float(plain_bytes(inputs.layers, layer)), float(reversible_bytes(stream, layer))
-    checks = float(_checkpointed(inputs.layers, stream, layer))
-    flop_ratio = float(arithmetic_ratio(2))
+    plain, undone = float(memory.plain_bytes(inputs.layers, layer)), float(memory.reversible_bytes(stream, layer))
+    checks, flop_ratio = float(_checkpointed(inputs.layers, stream, layer)), float(memory.arithmetic_ratio(2))
     return Answer(
         tables={
             "rounds": {"round": np.arange(1, ROUNDS + 1), **shares},
             "depths": {
-                "layers": depths, "plain": plain_bytes(depths, layer), "checkpointed": _checkpointed(depths, stream, layer),
-                "reversible": np.full(depths.shape, reversible_bytes(stream, layer)),
+                "layers": depths, "plain": memory.plain_bytes(depths, layer),
+                "checkpointed": _checkpointed(depths, stream, layer), "reversible": np.full(depths.shape, undone),
             },
         },
         marks={
@@ -76,7 +66,7 @@ def answer(inputs: Inputs) -> Answer:
         sentence=_sentence(inputs, shares, plain, undone, flop_ratio),
         figures=known(
             *(
-                Figure(f"{words} after {inputs.rounds}", shares[key][index], "%", curves[key].name)
+                Figure(f"{words} after {inputs.rounds}", shares[key][index], "%", CURVES[key])
                 for key, words in (("feistel", "Feistel"), ("arx", "Speck (ARX)"), ("aes", "AES"), ("network", "network"))
             ),
             Figure("plain layers keep", plain, "B", "Peak activations of a chip."),
@@ -100,22 +90,19 @@ def answer(inputs: Inputs) -> Answer:
 
 
 @lru_cache(maxsize=1)
-def _curves() -> dict[str, Curve]:
-    return {
-        key: network_curve(name, samples=1024) if key == "network" else cipher_curve(name, samples=SAMPLES)
-        for key, name in CURVES.items()
-    }
-
-
-def _padded(curve: Curve) -> list[float | None]:
-    """Return the shares of all rounds; None after the last round of a cipher."""
-    return [*curve.shares[:ROUNDS], *[None] * (ROUNDS - len(curve.shares))]
+def _shares() -> dict[str, list[float | None]]:
+    """Return the shares of all rounds by curve; None after the last round of a cipher."""
+    padded: dict[str, list[float | None]] = {}
+    for key, name in CURVES.items():
+        curve = network_curve(name, samples=1024) if key == "network" else cipher_curve(name, samples=SAMPLES)
+        padded[key] = [*curve.shares[:ROUNDS], *[None] * (ROUNDS - len(curve.shares))]
+    return padded
 
 
 def _checkpointed(layers: Any, stream: float, layer: float) -> Any:
     """Return the activations with checkpoints at the best whole distance."""
-    every = np.clip(np.round(best_checkpoint(layers, stream, layer)), 1, layers)
-    return checkpointed_bytes(layers, stream, layer, every)
+    every = np.clip(np.round(memory.best_checkpoint(layers, stream, layer)), 1, layers)
+    return memory.checkpointed_bytes(layers, stream, layer, every)
 
 
 def _sentence(inputs: Inputs, shares: dict[str, list[float | None]], plain: float, undone: float, flop_ratio: float) -> str:

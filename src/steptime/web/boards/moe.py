@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -35,9 +34,7 @@ class Inputs(Shared):
     active: float = slider(37, 0.05, 1000, "active parameters", "billion", "Parameters that each token uses.", log=True)
     batch: int = question_input("step.batch", 2048, high=65_536, log=True)
     law: str = choice("clark-s-base", LAWS, "law", "MoE scaling law of the main curve.")
-    tokens: float = slider(
-        14.8, 0.01, 300, "training tokens", "trillion", "Of the dense model and of the mixture.", log=True, is_advanced=True
-    )
+    tokens: float = slider(14.8, 0.01, 300, "training tokens", "trillion", "Of both models.", log=True, is_advanced=True)
 
 
 def answer(inputs: Inputs) -> Answer:
@@ -53,10 +50,10 @@ def answer(inputs: Inputs) -> Answer:
         WrongField: The rent of the system is not known.
     """
     subject = load_subject(inputs)
-    weights = inputs.weights or "fp8"
     require_rent(subject, "a token")
+    system, weights = subject_names(inputs)[1], inputs.weights or "fp8"
     active, tokens = inputs.active * BILLION, inputs.tokens * TRILLION
-    arguments: Mapping[str, Any] = {"tokens": tokens, "system": subject.system, "weights": weights, "batch": inputs.batch}
+    arguments: dict[str, Any] = {"tokens": tokens, "system": subject.system, "weights": weights, "batch": inputs.batch}
     board = moe_board(active, experts=(1.0, inputs.experts), law=inputs.law, **arguments)
     dense, row = board.rows
     point = moe_board(active, experts=(POINT[1],), law=POINT[0], **arguments).rows[0]
@@ -91,10 +88,10 @@ def answer(inputs: Inputs) -> Answer:
             f"price = max(1, R sigma / B) / max(1, R / B) = {in_digits(price)}, R = {board.balance:,.0f}, B = {inputs.batch:,}",
         ),
         notes=_notes(inputs, board, row),
-        command=(f"steptime laws --moe {active:g} --tokens {tokens:g} --experts {inputs.experts} --batch {inputs.batch} "
-                 f"--system {subject_names(inputs)[1]} --weights {weights}"),
+        command=f"steptime laws --moe {active:g} --tokens {tokens:g} --experts {inputs.experts} --batch {inputs.batch} "
+        f"--system {system} --weights {weights}",
         python=f"st.moe_board({board.active:g}, experts=({inputs.experts},), tokens={board.tokens:g}, law={inputs.law!r},\n"
-        f"             system={subject_names(inputs)[1]!r}, weights={weights!r}, batch={inputs.batch}).rows[0]",
+        f"             system={system!r}, weights={weights!r}, batch={inputs.batch}).rows[0]",
     )  # fmt: skip
 
 

@@ -68,26 +68,20 @@ def answer(inputs: Inputs) -> Answer:
         },
         # A reason may already end in a period.
         sentence=sentence.replace("..", "."),
-        figures=_figures(plan, point, cost, unit, low, high) if plan and point else (),
+        figures=known(
+            Figure("per million output tokens", cost, unit, "The whole rent, with prefill, per output token."),
+            Figure("90 % low", low, unit),
+            Figure("90 % high", high, unit),
+            Figure("speed of each user", point.tokens_per_second_per_user, "tok/s"),
+            Figure("first token", point.ttft, "s", "Mean TTFT."),
+            Figure("output per chip", point.tokens_per_second_per_chip, "tok/s"),
+            Figure("in flight", None if low is None else plan.concurrency, "requests"),
+        ) if plan and point else (),
         formula=_formula(plan, point, cost, unit) if plan and point and not rough else (),
         notes=() if rough or plan is None else plan.warnings,
         command=command("plan", inputs, {**options, "--chips": inputs.chips or None}),
         python=plan_call("plan", ", ".join(loaded(inputs)), spec, inputs),
     )  # fmt: skip
-
-
-def _figures(
-    plan: Plan, point: Point, cost: float, unit: str, low: float | None, high: float | None
-) -> tuple[Figure, ...]:  # fmt: skip
-    return known(
-        Figure("per million output tokens", cost, unit, "The whole rent, with prefill, per output token."),
-        Figure("90 % low", low, unit),
-        Figure("90 % high", high, unit),
-        Figure("speed of each user", point.tokens_per_second_per_user, "tok/s"),
-        Figure("first token", point.ttft, "s", "Mean TTFT."),
-        Figure("output per chip", point.tokens_per_second_per_chip, "tok/s"),
-        Figure("in flight", None if low is None else plan.concurrency, "requests"),
-    )
 
 
 def _formula(plan: Plan, point: Point, cost: float, unit: str) -> tuple[str, ...]:

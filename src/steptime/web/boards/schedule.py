@@ -12,7 +12,7 @@ from steptime.training.schedule_timeline import KIND_NAMES, simulate_step, timel
 from steptime.training.schedules.schedule import Schedule, schedule_named
 from steptime.training.schedules.work_order import KINDS
 from steptime.units import in_digits
-from steptime.web.board import Answer, Board, Figure, Shared, choice, question_input, slider
+from steptime.web.board import Answer, Board, Figure, Shared, choice, columns, question_input, slider
 
 NAMES: Final = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipe", "dualpipev")
 BOXES: Final = ("device", "kind", "chunk", "micro", "back", "start", "end")
@@ -28,9 +28,7 @@ class Inputs(Shared):
     microbatches: int = slider(8, 1, 32, "micro-batches", "", "Micro-batches of a step.", step=1)
     virtual: int = slider(2, 2, 4, "virtual stages", "per device", "Only for schedule interleaved.", is_advanced=True, step=1)
     backward: float = slider(2, 1, 4, "backward pass", "forward passes", "Time of a backward pass.", is_advanced=True)
-    weight_share: float = slider(
-        0.5, 0, 0.9, "share of weight gradients", "", "Share of the backward pass for gradients of weights.", is_advanced=True
-    )
+    weight_share: float = slider(0.5, 0, 0.9, "weight gradients", "", "Share of the backward pass.", is_advanced=True)
 
 
 def answer(inputs: Inputs) -> Answer:
@@ -49,11 +47,8 @@ def answer(inputs: Inputs) -> Answer:
     f, b, w = FORWARD, inputs.backward, inputs.weight_share * inputs.backward
     # Only schedules that are legal for these stages and micro-batches are compared.
     schedules = [one for one in map(schedule_named, NAMES) if bool(one.legal(p, m, one.virtual or inputs.virtual))]
-    points = [_point(one, p, m, one.virtual or inputs.virtual, f, b, w) for one in schedules]
-    table = {
-        "name": [one.name for one in schedules], "idle": [share for share, _ in points],
-        "in_flight": [count for _, count in points], "copies": [one.copies for one in schedules],
-    }  # fmt: skip
+    rows = (_row(one, p, m, one.virtual or inputs.virtual, f, b, w) for one in schedules)
+    table = columns("name idle in_flight copies", rows)
     base_marks, snippets = {"devices": p, "chosen": schedule.name}, _snippets(inputs, schedule, v, f / v, b / v, w / v)
     try:
         order = schedule.order(p, m, v)
@@ -101,10 +96,10 @@ def answer(inputs: Inputs) -> Answer:
     )  # fmt: skip
 
 
-def _point(schedule: Schedule, p: int, m: int, v: int, f: float, b: float, w: float) -> tuple[float, float]:
-    """Return idle share and micro-batches in flight by the closed forms of a schedule."""
-    step = float(schedule.step(p, m, v, f, b, w))
-    return 1 - m * (f + b) / step, float(np.max(schedule.in_flight(p, m, v)))
+def _row(schedule: Schedule, p: int, m: int, v: int, f: float, b: float, w: float) -> tuple[str, float, float, float]:
+    """Return name, idle share, micro-batches in flight and copies of the weights, by the closed forms of a schedule."""
+    idle = 1 - m * (f + b) / float(schedule.step(p, m, v, f, b, w))
+    return schedule.name, idle, float(np.max(schedule.in_flight(p, m, v))), schedule.copies
 
 
 def _snippets(inputs: Inputs, schedule: Schedule, v: int, f: float, b: float, w: float) -> dict[str, Any]:
