@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
@@ -16,6 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, Final
 
+import uvicorn
 from anyio import to_thread
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -28,9 +31,9 @@ from steptime.errors import InputError, RangeError, SteptimeError, UnknownName, 
 from steptime.questions.declaration import COUNT, NUMBER, SWITCH, TEXT, TEXTS, Question, read_value
 from steptime.questions.registry import HOMES, find_question
 from steptime.result_base import plain
+from steptime.web import server
 from steptime.web.board import Board, Shared, load_boards
 from steptime.web.page_subject import WrongField, catalogue_file, listed
-from steptime.web.request_limits import Limits, Shield, problem
 
 # Inputs that name files.
 FILES: Final = ("catalog", "trace")
@@ -42,13 +45,12 @@ LONGEST_TEXT: Final = 200
 LARGEST_BODY: Final = 100_000
 
 
-def add_question_routes(app: FastAPI, desk: Desk, limits: Limits) -> None:
+def add_question_routes(app: FastAPI, desk: Desk) -> None:
     """Add the routes of all questions to an application.
 
     Args:
         app: The application.
         desk: Queue of the answers.
-        limits: Limits of the server.
     """
 
     @app.get("/api/questions", tags=["questions"], summary="All questions: inputs and answers with units and bounds.")
@@ -66,7 +68,7 @@ def add_question_routes(app: FastAPI, desk: Desk, limits: Limits) -> None:
             raise InputError(f"body is not JSON: {error}") from None
         if not isinstance(values, dict):
             raise InputError(f"body must be an object of inputs, not {short_repr(values)}")
-        return await _answered(desk, limits, partial(_answers, find_question(name)), values)
+        return await desk.answer(partial(_answers, find_question(name)), values)
 
 
 def declaration(question: Question) -> dict[str, Any]:
@@ -162,7 +164,6 @@ def _answers(question: Question, values: Mapping[str, Any]) -> bytes:
 
 
 VERSION: Final = version("steptime")
-LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 STATIC: Final = Path(__file__).parent / "static"
 # Answers kept in the cache of a board.
 MAX_ANSWERS: Final = 256
@@ -172,7 +173,7 @@ DESCRIPTION: Final = (
 )
 
 
-def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) -> FastAPI:
+def app_for(*, hosts: tuple[str, ...] = server.LOOPBACK, limits: server.Limits | None = None) -> FastAPI:
     """Return the HTTP application.
 
     Args:
@@ -182,27 +183,28 @@ def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) 
     Returns:
         FastAPI application.
     """
-    request_limits = limits or Limits()
+    request_limits = limits or server.Limits()
     # Redirects would lose the prefix and the scheme of a proxy.
     app = FastAPI(
         title="steptime", version=VERSION, description=DESCRIPTION, docs_url=None, redoc_url=None, redirect_slashes=False
     )  # fmt: skip
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
-    app.add_middleware(Shield, limits=request_limits, hosts=tuple(name for name in hosts if name not in (*LOOPBACK, "*")))
+    further_hosts = tuple(name for name in hosts if name not in (*server.LOOPBACK, "*"))
+    app.add_middleware(server.Shield, limits=request_limits, hosts=further_hosts)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(SteptimeError)(_refused)
     # Slow boards have a queue with one worker, so that they cannot delay quick boards.
-    quick = Desk(asyncio.Semaphore(request_limits.workers), request_limits.waiting)
-    slow = Desk(asyncio.Semaphore(1), request_limits.queue)
-    app.state.is_stuck = lambda: any(desk.longest() > request_limits.stuck for desk in (quick, slow))
+    quick = Desk(request_limits, asyncio.Semaphore(request_limits.workers), request_limits.waiting)
+    slow = Desk(request_limits, asyncio.Semaphore(1), request_limits.queue)
+    app.state.is_stuck = lambda: quick.is_stuck() or slow.is_stuck()
 
     @app.get("/api/start", tags=["page"], summary="The boards with their inputs, and the names of the catalogue.")
     def start() -> Response:
         return Response(start_bytes(), media_type="application/json")
 
     for board in load_boards().values():
-        _add_board_routes(app, board, slow if board.slow else quick, request_limits)
+        _add_board_routes(app, board, slow if board.slow else quick)
 
     @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
@@ -215,22 +217,8 @@ def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) 
 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
-    add_question_routes(app, slow, request_limits)
+    add_question_routes(app, slow)
     return app
-
-
-async def _answered(desk: Desk, limits: Limits, answer: Callable[[Any], bytes], body: Any) -> Response:
-    """Return an answer, or status 503 if the queue is full or the work takes too long."""
-    if desk.line >= desk.max_waiting:
-        return _later(f"more than {desk.max_waiting} requests are waiting; try again later")
-    desk.line += 1
-    try:
-        text = await desk.work(answer, body, limits)
-    except TimeoutError:
-        return _later(f"no answer within {limits.seconds:g} s; use smaller inputs")
-    finally:
-        desk.line -= 1
-    return Response(text, media_type="application/json")
 
 
 @lru_cache(maxsize=1)
@@ -256,39 +244,47 @@ class Desk:
     place.
     """
 
+    limits: server.Limits
     places: asyncio.Semaphore
     max_waiting: int
-    line: int = 0
+    waiting: int = 0
     running: dict[asyncio.Future[bytes], float] = field(default_factory=dict)
 
-    def longest(self) -> float:
-        """Return the run time of the oldest work.
+    def is_stuck(self) -> bool:
+        """Return whether some work runs for too long.
 
         Returns:
-            Seconds; 0 if nothing runs.
+            True if the watchdog shall replace the process.
         """
-        return monotonic() - min(self.running.values()) if self.running else 0.0
+        return bool(self.running) and monotonic() - min(self.running.values()) > self.limits.stuck
 
-    async def work(self, answer: Callable[[Any], bytes], body: Any, limits: Limits) -> bytes:
-        """Run an answer in a thread.
+    async def answer(self, compute: Callable[[Any], bytes], body: Any) -> Response:
+        """Compute an answer in a thread.
 
         Args:
-            answer: Function of the body that returns JSON.
+            compute: Function of the body that returns JSON.
             body: Inputs of the request.
-            limits: Limits of the server.
 
         Returns:
-            JSON of the answer.
-
-        Raises:
-            TimeoutError: No place becomes free in time, or the work takes too long.
+            The answer; status 503 if the queue is full or the work takes too long.
         """
-        async with asyncio.timeout(limits.stuck):
+        if self.waiting >= self.max_waiting:
+            return _later(f"more than {self.max_waiting} requests are waiting; try again later")
+        self.waiting += 1
+        try:
+            return Response(await self._work(compute, body), media_type="application/json")
+        except TimeoutError:
+            return _later(f"no answer within {self.limits.seconds:g} s; use smaller inputs")
+        finally:
+            self.waiting -= 1
+
+    async def _work(self, compute: Callable[[Any], bytes], body: Any) -> bytes:
+        async with asyncio.timeout(self.limits.stuck):
             await self.places.acquire()
-        task = asyncio.ensure_future(to_thread.run_sync(answer, body, abandon_on_cancel=True))
+        task = asyncio.ensure_future(to_thread.run_sync(compute, body, abandon_on_cancel=True))
         self.running[task] = monotonic()
         task.add_done_callback(self._leave)
-        async with asyncio.timeout(limits.seconds):
+        async with asyncio.timeout(self.limits.seconds):
             return await asyncio.shield(task)
 
     def _leave(self, task: asyncio.Future[bytes]) -> None:
@@ -299,7 +295,11 @@ class Desk:
             task.exception()
 
 
-def _add_board_routes(app: FastAPI, board: Board, desk: Desk, limits: Limits) -> None:
+def _later(words: str) -> JSONResponse:
+    return JSONResponse(server.problem(words), 503)
+
+
+def _add_board_routes(app: FastAPI, board: Board, desk: Desk) -> None:
     @lru_cache(maxsize=MAX_ANSWERS)
     def answer(inputs: Any) -> bytes:
         return json.dumps(board.answer(inputs).to_dict(), allow_nan=False, separators=(",", ":")).encode()
@@ -308,17 +308,13 @@ def _add_board_routes(app: FastAPI, board: Board, desk: Desk, limits: Limits) ->
     for method, kind in (("POST", board.inputs), ("GET", Annotated[board.inputs, Query()])):
 
         async def endpoint(body: Any) -> Response:
-            return await _answered(desk, limits, answer, body)
+            return await desk.answer(answer, body)
 
         endpoint.__annotations__["body"] = kind
         app.add_api_route(
             f"/api/boards/{board.name}", endpoint, methods=[method], tags=["boards"], summary=board.title,
             operation_id=f"{board.name}_{method.lower()}",
         )  # fmt: skip
-
-
-def _later(words: str) -> JSONResponse:
-    return JSONResponse(problem(words), 503)
 
 
 async def _invalid(_request: Request, error: Exception) -> Response:
@@ -354,4 +350,59 @@ async def _refused(_request: Request, error: Exception) -> Response:
     # Wrong input is the caller's error; other errors of the package are the server's.
     field = error.field if isinstance(error, WrongField) else ""
     status = 422 if isinstance(error, InputError) else 500
-    return JSONResponse(problem(str(error), field, "body", *filter(None, [field])), status)
+    return JSONResponse(server.problem(str(error), field, "body", *filter(None, [field])), status)
+
+
+# --- the server --------------------------------------------------------------------------------------------------------
+
+
+def serve(
+    host: str,
+    port: int,
+    *,
+    browse: bool,
+    announce: Callable[[str], None],
+    allowed: tuple[str, ...] = (),
+    patience: server.Patience | None = None,
+    limits: server.Limits | None = None,
+) -> None:
+    """Serve the page until an interrupt, with several processes where fork is safe.
+
+    Args:
+        host: Address to listen on.
+        port: First port to try.
+        browse: Whether to open a browser.
+        announce: Function that gets the address of the page.
+        allowed: Further host names that a request may use.
+        patience: Time limits of the server.
+        limits: Sizes, times and numbers of requests.
+    """
+    patience = patience or server.Patience()
+    listening = server.listening_socket(host, port)
+    bound_port = listening.getsockname()[1]
+    url_host = f"[{host}]" if ":" in host else host
+    address = f"http://{'localhost' if host in ('127.0.0.1', '::1') else url_host}:{bound_port}/"
+    app = app_for(hosts=server.answered_hosts(host, allowed), limits=limits)
+    config = uvicorn.Config(
+        app, host=host, port=bound_port, log_level="warning", timeout_keep_alive=int(patience.idle), server_header=False,
+        limit_concurrency=server.CONNECTIONS, h11_max_incomplete_event_size=65_536, timeout_graceful_shutdown=2,
+    )  # fmt: skip
+
+    def work(beat: Callable[[], None]) -> None:
+        threading.Thread(target=_warm, daemon=True).start()
+        # A process with work that never ends sends no signs of life, so that the watchdog replaces it.
+        server.Worker(config, patience, lambda: None if app.state.is_stuck() else beat()).run(sockets=[listening])
+
+    if server.is_forkable():
+        workers = server.Watchdog(work, min(len(os.sched_getaffinity(0)), server.MOST_PROCESSES), patience)
+        workers.run(partial(server.open_page, address, announce, browse=browse))
+    else:
+        server.open_page(address, announce, browse=browse)
+        work(lambda: None)
+
+
+def _warm() -> None:
+    """Compute the first answers of the page before the first request."""
+    start_bytes()
+    first = next(iter(load_boards().values()))
+    first.answer(first.inputs.model_validate({}))

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.training_compute import overtraining, tokens_equal_to_serving
+from steptime.blackboard.training_compute import tokens_equal_to_serving
 from steptime.errors import Impossible
+from steptime.lecture.current_figures import cheapest_overtraining
 from steptime.number_checks import Array
-from steptime.scaling.compute_optimal import cheapest
 from steptime.scaling.lifetime_compute import Demand, lifetime_bill
 from steptime.scaling.model_sizing import Budget, budget
-from steptime.scaling.scaling_laws import load_law, loss, tokens_for
+from steptime.scaling.scaling_laws import load_law, tokens_for
 from steptime.scaling.size_cost import Target, read_target
 from steptime.units import in_digits, show
 from steptime.web.board import Answer, Board, Figure, Shared, choice, question_input, slider, text
@@ -120,11 +120,9 @@ def _solve(quality: str, law: str, served: float, rl: float, eta: float) -> Budg
 @lru_cache(maxsize=256)
 def _ratios(quality: str, law: str, rl: float, eta: float) -> Array:
     """Return the overtraining of the cheapest model, by served tokens."""
-    scaling_law, target = load_law(law), _target(quality)
-    target_loss = loss(scaling_law, target.params, target.tokens)
+    target = _target(quality)
     weights = np.array([Demand(served=float(served), rl_tokens=rl, eta=eta).weight for served in SERVED])
-    params = cheapest(scaling_law, target_loss, weights)
-    return np.asarray(overtraining(tokens_for(scaling_law, params, target_loss), params))
+    return np.asarray(cheapest_overtraining(law, target.params, target.tokens, weights))
 
 
 def _sentence(inputs: Inputs, best: Any) -> str:

@@ -6,8 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from steptime.blackboard.decode_latency import compute_seconds, kv_read_seconds
-from steptime.blackboard.token_cost import batch_ratio, cost_per_token
+from steptime import blackboard
 from steptime.hardware.rental_prices import usd
 from steptime.hardware.system import Rent, System
 from steptime.lecture.current_figures import build_pair
@@ -65,11 +64,10 @@ def answer(inputs: Inputs) -> Answer:
     speed, cost_ratio = step / float(seconds[0]), float(total[0]) / cost
     shared = max(("weights", "overhead"), key=lambda name: costs[name][index])
     pair = build_pair(replica.model, replica.system, context=inputs.context)
-    unshared_seconds = max(
-        compute_seconds(1, pair.active, pair.mac_rate), kv_read_seconds(1, pair.context, pair.kv_bytes, pair.bandwidth)
-    )
+    arithmetic = blackboard.compute_seconds(1, pair.active, pair.mac_rate)
+    reading = blackboard.kv_read_seconds(1, pair.context, pair.kv_bytes, pair.bandwidth)
     # The floor is the part that no batch shares: arithmetic or KV cache of a sequence.
-    floor = float(_million(unshared_seconds, 1, pair.chips, typical))
+    floor = float(_million(max(arithmetic, reading), 1, pair.chips, typical))
     hourly = usd(typical * HOUR)
     options = {"--context": inputs.context, **layout_options(replica.layout), "--over": f"batch={inputs.batch}"}
     options |= {"--answer": "usd_per_million_tokens", "--set": f"rent={inputs.rent:g} USD/h" if inputs.rent else ""}
@@ -93,7 +91,7 @@ def answer(inputs: Inputs) -> Answer:
             "per million tokens",
             f"floor = rent x chips x max(N_act/F, L kappa/W) = {usd(floor)} per million tokens, on {pair.chips} chips",
             f"batch 1 is {speed:.3g} times as fast at {in_digits(cost_ratio)} times the price: {speed:.3g} x "
-            f"{in_digits(cost_ratio)} = {float(batch_ratio(cost_ratio, speed)):,.0f} times fewer sequences",
+            f"{in_digits(cost_ratio)} = {float(blackboard.batch_ratio(cost_ratio, speed)):,.0f} times fewer sequences",
         ),
         notes=(f"rent: {hourly} per chip-hour, {rent.kind}, {rent.date}",) if rent.kind else (),
         command=command("sweep step", inputs, options),
@@ -103,7 +101,7 @@ def answer(inputs: Inputs) -> Answer:
 
 
 def _million(seconds: Number, batches: Number, chips: int, rent: float) -> Array:
-    return np.asarray(cost_per_token(seconds, batches, chips, rent)) * MILLION
+    return np.asarray(blackboard.cost_per_token(seconds, batches, chips, rent)) * MILLION
 
 
 def _rent(inputs: Inputs, system: System) -> Rent:

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.decode_latency import memory_over_compute, utilisation
-from steptime.blackboard.training_compute import optimal_batch
+from steptime import blackboard
 from steptime.number_checks import Array
 from steptime.scaling.compute_optimal import TRAINING_FLOP, equivalent_dense
 from steptime.scaling.lifetime_compute import total_parameters
@@ -60,8 +59,8 @@ def answer(inputs: Inputs) -> Answer:
     curves = {law: _curve(law, active, tokens) for law in LAWS}
     sizes = curves[inputs.law][1]
     # The first entry is the dense model.
-    best = optimal_batch(board.balance, np.append(1.0, sizes))
-    used = np.asarray(utilisation(memory_over_compute(inputs.batch, 0.0, best, np.inf)))
+    best = blackboard.optimal_batch(board.balance, np.append(1.0, sizes))
+    used = np.asarray(blackboard.utilisation(blackboard.memory_over_compute(inputs.batch, 0.0, best, np.inf)))
     return Answer(
         tables={"mixtures": {
             "experts": COUNTS, "weights": sizes, "price": used[0] / used[1:], **{law: curves[law][0] for law in LAWS},

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.decode_latency import memory_over_compute
-from steptime.blackboard.token_cost import ratio_below_step
+from steptime import blackboard
 from steptime.lecture.current_figures import kv_bytes
 from steptime.pricing.lecture_inversion import Ideal, IdealReading
 from steptime.pricing.price_estimate import Reading
@@ -57,9 +56,10 @@ def answer(inputs: Inputs) -> Answer:
     ideal, kv = estimate.ideal, estimate["kv_bytes_per_token"]
     contexts = np.unique(np.concatenate([CONTEXTS, [inputs.tier, inputs.tier + 1]]))
     over, stepped = contexts > inputs.tier, math.isfinite(ideal.kv_bytes)
-    prices_by_break = inputs.input * ratio_below_step(ideal.threshold, contexts) if stepped else contexts * np.nan
+    prices_by_break = inputs.input * blackboard.ratio_below_step(ideal.threshold, contexts) if stepped else contexts * np.nan
     # The lecture's second reading uses the break and the ratio of output to input together.
-    together = np.maximum(memory_over_compute(1.0, contexts, ideal.joint_batch, ideal.balanced), 1.0) * inputs.input
+    ratio = blackboard.memory_over_compute(1.0, contexts, ideal.joint_batch, ideal.balanced)
+    together = np.maximum(ratio, 1.0) * inputs.input
     rows = [("price break only", ideal.kv_bytes, False), ("break and ratio", ideal.joint_kv_bytes, False)]
     rows += [(name, float(size), True) for name, size in zip(OPEN_MODELS, kv_bytes([*OPEN_MODELS.values()]), strict=True)]
     low, high = kv.interval or (math.nan, math.nan)

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.blackboard.expert_activation import across_racks, pipeline_condition
-from steptime.blackboard.pipeline_stages import kv_bytes_per_chip, weight_bytes_per_chip
+from steptime import blackboard
 from steptime.hardware.system import System
 from steptime.lecture.current_figures import Pair, build_pair
 from steptime.models.model import Model
@@ -40,20 +39,22 @@ def answer(inputs: Inputs) -> Answer:
     Raises:
         WrongField: The context is too long for the model.
     """
-    model, system = load_subject(inputs).model, load_subject(inputs).system
+    subject = load_subject(inputs)
+    model, system = subject.model, subject.system
     refuse_long_context(model, inputs.context)
     pair = build_pair(model, system, context=inputs.context)
-    weights = np.asarray(weight_bytes_per_chip(pair.total, pair.bytes_of_weight, pair.chips, RACKS))
-    cache = np.asarray(kv_bytes_per_chip(inputs.batch, inputs.context, pair.kv_bytes, pair.chips, RACKS))
+    weights = np.asarray(blackboard.weight_bytes_per_chip(pair.total, pair.bytes_of_weight, pair.chips, RACKS))
+    cache = np.asarray(blackboard.kv_bytes_per_chip(inputs.batch, inputs.context, pair.kv_bytes, pair.chips, RACKS))
     room, index = pair.capacity / pair.chips, inputs.racks - 1
     tables: dict[str, Any] = {"held": {"racks": RACKS, "weights": weights / room, "kv": cache / room}}
     ratio = np.nan if system.is_box else float(system.scale_up.link.bandwidth) / float(system.scale_out.link.bandwidth)
     both = pair.experts > 1 and not system.is_box
-    hidden = np.asarray(pipeline_condition(pair.active_experts, model.depth / RACKS, ratio) if both else RACKS * np.nan)
-    spread = _spread(model, system, pair, inputs.batch, RACKS) if both else RACKS * np.nan
+    hidden = spread = RACKS * np.nan
     exchange_formula: tuple[str, ...] = ()
     if both:
-        closed = np.asarray(across_racks(RACKS, ratio))
+        hidden = np.asarray(blackboard.pipeline_condition(pair.active_experts, model.depth / RACKS, ratio))
+        spread = _spread(model, system, pair, inputs.batch, RACKS)
+        closed = np.asarray(blackboard.across_racks(RACKS, ratio))
         # A hop that takes longer than the stage delays the pipeline by the ratio.
         layers = np.where(RACKS > 1, np.maximum(1.0, 1 / hidden), 1.0)
         tables["exchange"] = {"racks": RACKS, "experts": spread, "board": closed, "layers": layers}
