@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 Card = TypeVar("Card")
 
 
-def card_of(kind: type[Card], source: object, **figures: Any) -> Card:
+def make_card(kind: type[Card], source: object, **figures: Any) -> Card:
     """Return a card whose fields are attributes of a catalogue entry.
 
     Args:

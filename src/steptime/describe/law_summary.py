@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.describe import card_of
+from steptime.describe import make_card
 from steptime.result_base import Result, Tabular, unit
 from steptime.scaling.scaling_laws import Law, fitted_to
 from steptime.units import Figure
@@ -88,7 +88,7 @@ def law_card(law: Law) -> LawCard:
     """
     # Constants may be numpy scalars; JSON needs floats.
     constants = {name: float(np.asarray(value)) for name, value in law.constants.items()}
-    return card_of(
+    return make_card(
         LawCard, law, formula=law.kind.formula, takes=law.kind.takes, constants=constants, fitted_to=fitted_to(law),
         drawn_together=law.spread is not None,
     )  # fmt: skip

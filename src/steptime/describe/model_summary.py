@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import load_system
-from steptime.describe import card_of
+from steptime.describe import make_card
 from steptime.errors import InputError
 from steptime.hardware.rental_prices import deployment_rent
 from steptime.hardware.system import System
@@ -135,7 +135,7 @@ def config_card(fields: Mapping[str, Any], *, name: str = "", folder: Path | Non
         )
         for kind in understanding.kinds
     )
-    return card_of(
+    return make_card(
         ConfigCard, understanding, name=model.name, parameters=total_parameters(model), active=active_parameters(model),
         draft=draft_parameters(model), weight_bytes=weight_bytes(model), kv_bytes=kv_bytes_per_token(model),
         state_bytes=state_bytes(model), layers=tuple(layers), stem={op.name: op.total_weights for op in model.stem},
@@ -405,7 +405,7 @@ def model_card(model: Model, *, context: int) -> ModelCard:
     # Bytes of a weight include the scales of block formats.
     bytes_by_format = _sum_by(model, lambda op: op.format.name, lambda op: op.total_weights * op.format.bytes)
     contexts = [c for c in sorted({*CONTEXTS, context}) if c <= max(model.max_context, context)]
-    return card_of(
+    return make_card(
         ModelCard,
         model,
         **{name: figure for name, figure in figures.items() if name in ModelCard.__dataclass_fields__},
@@ -438,7 +438,7 @@ def _smallest(system: System, chips: int) -> SmallestSystem:
     # The rent is that of the chips in use, not of the whole system.
     rent = float(deployment_rent(chips, system.rent.typical))
     kind, term = system.rent.kind, system.rent.term
-    return card_of(SmallestSystem, system, chips=chips, rent=rent, rent_kind=kind, rent_term=term)
+    return make_card(SmallestSystem, system, chips=chips, rent=rent, rent_kind=kind, rent_term=term)
 
 
 def _sizes(model: Model) -> dict[str, Any]:
@@ -471,7 +471,7 @@ def compared(models: Iterable[Model], *, context: int) -> Comparison:
     Returns:
         One row per model.
     """
-    return Comparison(models=tuple(card_of(ComparisonRow, model, **_figures(model, context)) for model in models))
+    return Comparison(models=tuple(make_card(ComparisonRow, model, **_figures(model, context)) for model in models))
 
 
 def model_table(like: str = "", catalog: str | None = None) -> ModelTable:
@@ -491,7 +491,7 @@ def model_table(like: str = "", catalog: str | None = None) -> ModelTable:
         if like.casefold() in name.casefold():
             try:
                 model = load_model(str(path))
-                rows.append(card_of(ModelRow, model, **_sizes(model), grade=model.source.get("grade", ""), problem=""))
+                rows.append(make_card(ModelRow, model, **_sizes(model), grade=model.source.get("grade", ""), problem=""))
             # One bad file must not hide the rest of the list.
             except InputError as problem:
                 rows.append(ModelRow(name=name, problem=str(problem)))

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from steptime.blackboard.decode_latency import balance, drain_seconds, multiplies
-from steptime.describe import card_of
+from steptime.describe import make_card
 from steptime.hardware.rental_prices import KINDS, kind_asked, rents_by_kind, with_rent
 from steptime.hardware.system import Power, Rent, Software, System
 from steptime.hardware.what_if import read_figure, settable
@@ -172,7 +172,7 @@ def system_row(system: System) -> SystemRow:
     Returns:
         Chips, rates, memory, links and rent.
     """
-    return card_of(SystemRow, system, **_row_figures(system))
+    return make_card(SystemRow, system, **_row_figures(system))
 
 
 def _row_figures(system: System) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def system_card(system: System) -> SystemCard:
     # Bytes of a weight by arithmetic, without the scales of block formats.
     weights = {"fp4": 0.5, "fp8": 1.0, "int8": 1.0, "bf16": 2.0, "fp16": 2.0}
     rates = {kind: multiplies(rate) for kind, rate in chip.peak.items() if kind in weights}
-    return card_of(
+    return make_card(
         SystemCard,
         system,
         **figures,
@@ -283,11 +283,11 @@ def system_card(system: System) -> SystemCard:
         balance={kind: balance(rate, weights[kind], chip.hbm.bandwidth) for kind, rate in rates.items()},
         drain_seconds=drain_seconds(chip.hbm.capacity, chip.hbm.bandwidth),
         memory=tuple(
-            card_of(TierRow, tier, drain_seconds=drain_seconds(tier.capacity, tier.bandwidth))
+            make_card(TierRow, tier, drain_seconds=drain_seconds(tier.capacity, tier.bandwidth))
             for tier in (*chip.memory, *system.tiers)
         ),
         domains=tuple(
-            card_of(DomainRow, x, topology=x.link.topology, bandwidth=x.link.bandwidth, latency=x.link.latency)
+            make_card(DomainRow, x, topology=x.link.topology, bandwidth=x.link.bandwidth, latency=x.link.latency)
             for x in system.domains
         ),
         up_over_out=figures["scale_up_bandwidth"] / figures["scale_out_bandwidth"],
@@ -370,7 +370,7 @@ def engine_card(engine: Engine) -> EngineCard:
     # The covariance has one row per fitted constant; its diagonal holds the variances.
     variances = zip(engine.fit.get("names", ()), engine.fit.get("covariance", ()), strict=True)
     fit |= {"deviation": {name: math.sqrt(row[i]) for i, (name, row) in enumerate(variances)}} if fit else {}
-    return card_of(EngineCard, engine, constants=constants, fit=fit)
+    return make_card(EngineCard, engine, constants=constants, fit=fit)
 
 
 def engine_table(engines: Iterable[Engine]) -> EngineTable:

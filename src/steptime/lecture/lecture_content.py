@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, TypeVar
 import numpy as np
 
 from steptime.catalog.data_files import PACKAGED
-from steptime.describe import card_of
+from steptime.describe import make_card
 from steptime.errors import DataFileError, RangeError
 from steptime.result_base import Result, Tabular, columns_by_key, unit
 
@@ -416,7 +416,7 @@ def contents() -> Lecture:
     """
     return Lecture(
         sections=tuple(
-            card_of(Title, section, verdicts=tuple(statement.verdict for statement in section.statements))
+            make_card(Title, section, verdicts=tuple(statement.verdict for statement in section.statements))
             for section in sections()
         )
     )
@@ -446,4 +446,4 @@ def check() -> Verdicts:
 def _row(place: str, statement: Statement) -> Row:
     low, high = min(statement.computed), max(statement.computed)
     verdicts = {"verdict": statement.computed_verdict, "stored": statement.verdict}
-    return card_of(Row, statement, place=place, low=low, high=high, **verdicts)
+    return make_card(Row, statement, place=place, low=low, high=high, **verdicts)

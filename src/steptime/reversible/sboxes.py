@@ -358,10 +358,10 @@ def sbox_card(sbox: str | Sequence[int]) -> SboxCard:
     >>> sbox_card("aes").nonlinearity
     112
     """
-    named: dict[str, Any] = {"aes": aes_sbox(), "present": PRESENT}
-    if isinstance(sbox, str) and sbox not in named:
-        raise UnknownName("S-box", sbox, named, "Known: aes, present; or your outputs, separated by commas.")
-    values = _checked(named[sbox] if isinstance(sbox, str) else sbox)
+    boxes: dict[str, Any] = {"aes": aes_sbox(), "present": PRESENT}
+    if isinstance(sbox, str) and sbox not in boxes:
+        raise UnknownName("S-box", sbox, boxes, "Known: aes, present; or your outputs, separated by commas.")
+    values = _checked(boxes[sbox] if isinstance(sbox, str) else sbox)
     return SboxCard(
         name=sbox if isinstance(sbox, str) else "own", bits=values.size.bit_length() - 1, values=tuple(values.tolist()),
         bijective=len(set(values.tolist())) == values.size, uniformity=differential_uniformity(values),

@@ -259,7 +259,7 @@ class Figure:
         return {"name": self.name, "value": plain(self.value), "unit": self.unit, "text": text, "words": self.words}
 
 
-def known(*figures: Figure) -> tuple[Figure, ...]:
+def finite_figures(*figures: Figure) -> tuple[Figure, ...]:
     """Return the figures that have a value.
 
     Args:

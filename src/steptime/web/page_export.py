@@ -91,7 +91,7 @@ def grid(board: Board) -> Iterator[dict[str, Any]]:
         for value in along(first, first_points):
             changes.append({first["name"]: value})
             for second in main_sliders[1:2]:
-                changes += [{first["name"]: value, second["name"]: other} for other in along(second, second_points)]
+                changes += [{first["name"]: value, second["name"]: point} for point in along(second, second_points)]
     for control in inputs:
         if control["kind"] == "choice":
             changes += [{control["name"]: word} for word in control["options"]]

@@ -239,12 +239,12 @@ def _replica(bar: Shared, chips: int) -> Replica:
     return Replica(model, system, subject.engine, most_spread(layouts))
 
 
-def at_field(field: str, read: Callable[..., Output], *arguments: Any, **options: Any) -> Output:
+def at_field(field: str, function: Callable[..., Output], *arguments: Any, **options: Any) -> Output:
     """Call a function, and name the field of the page in the errors of its input.
 
     Args:
         field: Name of the input.
-        read: The function.
+        function: The function.
         *arguments: Its arguments.
         **options: Its arguments by name.
 
@@ -255,7 +255,7 @@ def at_field(field: str, read: Callable[..., Output], *arguments: Any, **options
         WrongField: The input is invalid.
     """
     try:
-        return read(*arguments, **options)
+        return function(*arguments, **options)
     except WrongField:
         raise
     except InputError as error:

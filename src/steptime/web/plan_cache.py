@@ -63,8 +63,8 @@ class Newest:
         Returns:
             The answer; None if no answer of this subject is kept.
         """
-        kept = self.answers.get(bar, {})
-        return kept[min(kept, key=lambda other: self.distance(other, key))] if kept else None
+        by_key = self.answers.get(bar, {})
+        return by_key[min(by_key, key=lambda kept_key: self.distance(kept_key, key))] if by_key else None
 
 
 @dataclass(frozen=True)

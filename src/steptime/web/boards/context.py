@@ -46,11 +46,11 @@ def answer(inputs: Inputs) -> Answer:
     total, parts = np.asarray(steps.total), in_colours(steps.resources, np.shape(contexts))
     usd = np.asarray(cost_per_token(total, inputs.batch, replica.chips, replica.rent)) * MILLION
     index = int(np.searchsorted(contexts, inputs.context))
-    here = {name: float(seconds[index]) for name, seconds in parts.items()}
+    chosen_parts = {name: float(seconds[index]) for name, seconds in parts.items()}
     # The first context is short enough to stand for "no context".
     step_seconds, times = float(total[index]), float(total[index] / total[0])
     twice, wall = _first(contexts, total / total[0], 2.0), _wall(inputs, replica, contexts)
-    grown = {name: here[name] - float(parts[name][0]) for name in PARTS}
+    grown = {name: chosen_parts[name] - float(parts[name][0]) for name in PARTS}
     model, pair = replica.model, build_pair(replica.model, replica.system, context=inputs.context)
     spoken = float(kv_bytes_from_tier(pair.active, SPOKEN, pair.balance, pair.bytes_of_weight))
     return Answer(
@@ -63,7 +63,7 @@ def answer(inputs: Inputs) -> Answer:
             "knee": pair.knee if pair.knee < MAX_CONTEXT else None,
             "wall": wall if wall < MAX_CONTEXT else None,
         },
-        sentence=_sentence(inputs, step_seconds, times, here["kv"] / step_seconds, grown, wall),
+        sentence=_sentence(inputs, step_seconds, times, chosen_parts["kv"] / step_seconds, grown, wall),
         figures=(
             Figure("step", step_seconds, "s", "Time of one decode step of the full model."),
             Figure("per million tokens", float(usd[index]), "USD", "Output tokens, at the typical rent."),
@@ -77,7 +77,7 @@ def answer(inputs: Inputs) -> Answer:
             f"L* = b_w N_act / (R kappa) = {pair.bytes_of_weight:.3g} bytes x {pair.active:.3g} / ({pair.balance:,.0f} x "
             f"{pair.kv_bytes:,.0f} bytes) = {pair.knee:,.0f} tokens",
             f"with the arithmetic of attention, L* = {pair.knee_with_attention:,.0f} tokens",
-            show_step_sum(here, step_seconds),
+            show_step_sum(chosen_parts, step_seconds),
         ),
         notes=(
             f"a knee at the lecture's {SPOKEN:,} tokens needs a KV cache of {show(spoken, 'B')} per token; this model reads "

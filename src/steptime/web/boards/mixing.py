@@ -10,7 +10,7 @@ import numpy as np
 from steptime.reversible import memory_tradeoff as memory
 from steptime.reversible.avalanche import cipher_curve, network_curve
 from steptime.units import show
-from steptime.web.board import Answer, Board, Figure, Shared, known, slider
+from steptime.web.board import Answer, Board, Figure, Shared, finite_figures, slider
 
 # Pairs of blocks per cipher.
 SAMPLES: Final = 4096
@@ -64,7 +64,7 @@ def answer(inputs: Inputs) -> Answer:
             "reversible": undone, "times": plain / undone,
         },
         sentence=_sentence(inputs, shares, plain, undone, flop_ratio),
-        figures=known(
+        figures=finite_figures(
             *(
                 Figure(f"{words} after {inputs.rounds}", shares[key][index], "%", CURVES[key])
                 for key, words in (("feistel", "Feistel"), ("arx", "Speck (ARX)"), ("aes", "AES"), ("network", "network"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from steptime.planning.plan_result import Plan, Point
 from steptime.units import counted, show
-from steptime.web.board import Answer, Board, Figure, SlowInputs, columns, known, question_input, slider
+from steptime.web.board import Answer, Board, Figure, SlowInputs, columns, finite_figures, question_input, slider
 from steptime.web.page_subject import command, loaded
 from steptime.web.plan_cache import PlanSpec, answered, chip_roles, cost_and_unit, plan_call, priced, resource_bars
 
@@ -68,7 +68,7 @@ def answer(inputs: Inputs) -> Answer:
         },
         # A reason may already end in a period.
         sentence=sentence.replace("..", "."),
-        figures=known(
+        figures=finite_figures(
             Figure("per million output tokens", cost, unit, "The whole rent, with prefill, per output token."),
             Figure("90 % low", low, unit),
             Figure("90 % high", high, unit),

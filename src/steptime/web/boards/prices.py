@@ -15,7 +15,7 @@ from steptime.pricing.lecture_inversion import Ideal, IdealReading
 from steptime.pricing.price_estimate import Reading
 from steptime.pricing.price_inversion import PriceReading, read_prices
 from steptime.units import in_digits, show
-from steptime.web.board import Answer, Board, Figure, Shared, columns, known, slider
+from steptime.web.board import Answer, Board, Figure, Shared, columns, finite_figures, slider
 from steptime.web.page_subject import WrongField, at_field
 
 CONTEXTS: Final = np.geomspace(1e3, 2e6, 121)
@@ -77,7 +77,7 @@ def answer(inputs: Inputs) -> Answer:
             "identifiable": kv.identifiable, "reason": kv.reason.split(";")[0],
         },
         sentence=_sentence(inputs, estimate, kv),
-        figures=known(
+        figures=finite_figures(
             Figure("output over input", ideal.ratio, "", "Section 14: memory time over arithmetic time of a decode step."),
             Figure("decode utilization", ideal.decode_utilisation, "%", "Relative to prefill."),
             Figure("KV bytes, section 13", ideal.kv_bytes, "B", "If decode becomes memory-bound at the price break."),

@@ -12,7 +12,7 @@ from steptime.lecture.current_figures import Pair, build_pair
 from steptime.models.model import Model
 from steptime.physics.network_time import exchange
 from steptime.units import show
-from steptime.web.board import Answer, Board, Figure, Shared, known, question_input, slider
+from steptime.web.board import Answer, Board, Figure, Shared, finite_figures, question_input, slider
 from steptime.web.page_subject import command, load_subject, refuse_long_context
 
 # Racks of the picture.
@@ -68,7 +68,7 @@ def answer(inputs: Inputs) -> Answer:
         tables=tables,
         marks={"racks": inputs.racks, "chips": pair.chips, "experts": float(spread[index]), "fits": fits},
         sentence=_sentence(inputs, both, system, spread[index], hidden[index], weights[index], cache[index], fits=fits),
-        figures=known(
+        figures=finite_figures(
             Figure("weights of a chip", weights[index], "B", "Layers are divided over the racks."),
             Figure("cache of a chip", cache[index], "B", "Independent of the number of racks."),
             Figure("memory of a chip", room, "B"),

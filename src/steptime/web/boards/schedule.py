@@ -46,8 +46,8 @@ def answer(inputs: Inputs) -> Answer:
     p, m, v = inputs.stages, inputs.microbatches, schedule.virtual or inputs.virtual
     f, b, w = FORWARD, inputs.backward, inputs.weight_share * inputs.backward
     # Only schedules that are legal for these stages and micro-batches are compared.
-    schedules = [one for one in map(schedule_named, NAMES) if bool(one.legal(p, m, one.virtual or inputs.virtual))]
-    rows = (_row(one, p, m, one.virtual or inputs.virtual, f, b, w) for one in schedules)
+    schedules = [plan for plan in map(schedule_named, NAMES) if bool(plan.legal(p, m, plan.virtual or inputs.virtual))]
+    rows = (_row(plan, p, m, plan.virtual or inputs.virtual, f, b, w) for plan in schedules)
     table = columns("name idle in_flight copies", rows)
     base_marks, snippets = {"devices": p, "chosen": schedule.name}, _snippets(inputs, schedule, v, f / v, b / v, w / v)
     try:

@@ -6,7 +6,7 @@ import numpy as np
 
 from steptime.blackboard.token_cost import batch_ratio, speed_ceiling
 from steptime.units import show
-from steptime.web.board import Answer, Board, Figure, SlowInputs, columns, known, question_input
+from steptime.web.board import Answer, Board, Figure, SlowInputs, columns, finite_figures, question_input
 from steptime.web.page_subject import command, load_subject, loaded, refuse_long_context, with_engine
 from steptime.web.plan_cache import Curves, cached_curves, priced
 
@@ -62,7 +62,7 @@ def answer(inputs: Inputs) -> Answer:
             "listed_cost": points[0][2] * LISTED[0] if points else None,
         },
         sentence=_sentence(inputs, curves, points, price),
-        figures=known(
+        figures=finite_figures(
             Figure("per million tokens", price, money, "Decode only."),
             Figure("on the blackboard", ideal, money, "Closed form."),
             *(Figure(f"{name} the speed: price x", cost / points[0][2]) for name, _, cost, _ in points[1:]),
