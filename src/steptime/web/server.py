@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ctypes import c_double, sizeof
 from dataclasses import dataclass, field
+from errno import EACCES, EADDRINUSE
 from mmap import mmap
 from multiprocessing import get_context
 from multiprocessing.connection import wait
@@ -99,8 +100,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
             listening.listen(CONNECTIONS)
         except OSError as error:
             listening.close()
-            # Address in use on Linux, in use on macOS, not permitted: try the next port.
-            if error.errno not in (98, 48, 13):
+            # If the port is in use or not permitted, try the next one.
+            if error.errno not in (EADDRINUSE, EACCES):
                 raise InputError(f"--host {host}: {error.strerror or error}") from None
             continue
         return listening
