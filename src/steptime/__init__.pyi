@@ -78,6 +78,7 @@ from steptime.sweeps.sensitivity import sensitivity as sensitivity
 from steptime.sweeps.sweep import sweep as sweep
 from steptime.training.training_job import TrainingLayout as TrainingLayout
 from steptime.training.training_planner import Training as Training
+from steptime.training.training_planner import TrainingStep as TrainingStep
 from steptime.training.training_planner import train as train
 from steptime.training.training_planner import training_step as training_step
 from steptime.training.training_runs import Phase as Phase

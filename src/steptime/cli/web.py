@@ -45,7 +45,8 @@ def web(
             answer_count = export_to(export)
         typer.echo(f"{answer_count} answers in {export}; serve the folder with any file server")
         return
-    from steptime.web.server import answered_hosts, is_loopback, serve
+    from steptime.web.app import serve
+    from steptime.web.server import answered_hosts, is_loopback
 
     allowed = tuple(allow_host or ())
     for name in allowed:
