@@ -47,15 +47,7 @@ from steptime.physics.step import decode_step
 from steptime.physics.uncertainty import step_range
 from steptime.picture_files import COLOURS, save_picture
 from steptime.processes import map_in_processes
-from steptime.questions.declaration import (
-    Reader,
-    bind_declared,
-    count,
-    number,
-    question_of_result,
-    read_answers,
-    texts,
-)
+from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, texts
 from steptime.questions.subject import PricedSubject, read_subject
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.sweeps.plots import DASHES
@@ -643,7 +635,7 @@ def solve(values: Mapping[str, Any]) -> ContextWalls:
     Returns:
         One wall per technique.
     """
-    inputs = bind_declared(ContextInputs, values, "context")
+    inputs = bind(ContextInputs, values, "context")
     if not all(words.strip() for words in inputs.technique):
         raise InputError("technique: is empty; the unchanged model comes first in any case")
     model, system, engine = read_subject(values)
@@ -653,43 +645,22 @@ def solve(values: Mapping[str, Any]) -> ContextWalls:
     )  # fmt: skip
 
 
-READS: Final[Mapping[str, Reader]] = {
-    "longest_context": Reader(
-        meaning="longest context of the unchanged model", unit="tokens", value=lambda walls: walls.walls[0].longest
-    ),
-    "longest_context_in_price": Reader(
-        meaning="longest context of the unchanged model within the price",
-        unit="tokens",
-        value=lambda walls: walls.walls[0].longest_priced,
-    ),
-    "cache_bytes": Reader(
-        meaning="cache of one sequence at the compared length", unit="B", value=lambda walls: walls.walls[0].cache
-    ),
-    "batch": Reader(
-        meaning="decode batch of a replica at the compared length", unit="sequences", value=lambda walls: walls.walls[0].batch
-    ),
-    "step_time": Reader(meaning="time of a step at the compared length", unit="s", value=lambda walls: walls.walls[0].step),
-    "reason": Reader(meaning="why no length is reached", value=lambda walls: walls.reason, text=True),
-}
 CONTEXT = question_of_result(
     "context",
     "the longest context within a speed and a price",
-    form=ContextInputs,
+    inputs=inputs_from(ContextInputs),
     solve=solve,
-    reads=READS,
+    answers={
+        "longest_context": Answer(meaning="longest context of the unchanged model", unit="tokens", source="base.longest"),
+        "longest_context_in_price": Answer(
+            meaning="longest context of the unchanged model within the price", unit="tokens", source="base.longest_priced"
+        ),
+        "cache_bytes": Answer(meaning="cache of one sequence at the compared length", unit="B", source="base.cache"),
+        "batch": Answer(meaning="decode batch of a replica at the compared length", unit="sequences", source="base.batch"),
+        "step_time": Answer(meaning="time of a step at the compared length", unit="s", source="base.step"),
+        "reason": Answer(meaning="why no length is reached", text=True),
+    },
     shows=("longest_context", "longest_context_in_price", "batch", "step_time", "reason"),
     figures=True,
     seconds=1.0,
 )
-
-
-def summary(walls: ContextWalls) -> dict[str, Any]:
-    """Return the answers of the question from its result.
-
-    Args:
-        walls: Result of `solve`.
-
-    Returns:
-        Answers by name, in base units.
-    """
-    return read_answers(READS, walls)

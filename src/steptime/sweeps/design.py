@@ -22,10 +22,10 @@ from steptime.models.model_loading import ModelLike
 from steptime.models.model_variants import BALANCE_KEY, EQUAL
 from steptime.number_checks import Array
 from steptime.pareto import pareto
-from steptime.questions.declaration import Question
+from steptime.questions.declaration import WITHIN, Question
 from steptime.questions.registry import find_input, find_question, plain_name
 from steptime.questions.step_question import with_layout
-from steptime.questions.subject import ARCH, DESIGN_ANSWERS, TIMES, WITHIN
+from steptime.questions.subject import ARCH, DESIGN_ANSWERS, TIMES
 from steptime.result_base import Tabular, unit
 from steptime.sweeps.axes import Axis, in_base_units, made_axis, read_held
 from steptime.sweeps.executor import Progress
