@@ -16,7 +16,7 @@ from hypothesis import strategies as some
 import steptime as st
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName
 from steptime.sweeps import point_grid
-from steptime.sweeps.question_inputs import duration
+from steptime.sweeps.axes import duration
 from steptime.sweeps.sweep import sweep
 
 ON = {"model": "llama-3.1-8b", "system": "hgx-h100"}

@@ -372,3 +372,24 @@ def listed(names: Iterable[str], limit: int = 12) -> str:
     several = list(names)
     suffix = f" and {len(several) - limit} more" if len(several) > limit else ""
     return ", ".join(several[:limit]) + suffix
+
+
+# Prefixes of answers that are better if lower.
+LOWER_IS_BETTER_PREFIXES: Final = (
+    "usd", "time", "ttft", "tpot", "seconds", "memory_share", "joules", "kv_bytes", "end_to_end", "chips", "wait",
+)  # fmt: skip
+
+
+def lower_is_better(name: str) -> bool:
+    """Return whether a lower value of an answer is better, as for times and costs.
+
+    Args:
+        name: Name of the answer.
+
+    Returns:
+        True for times, costs, memory and chips.
+
+    >>> lower_is_better("usd_per_million_tokens"), lower_is_better("tokens_per_second_per_chip")
+    (True, False)
+    """
+    return name.startswith(LOWER_IS_BETTER_PREFIXES) or "usd_per" in name

@@ -22,14 +22,13 @@ from steptime.models.model_loading import ModelLike
 from steptime.models.model_variants import BALANCE_KEY, EQUAL
 from steptime.number_checks import Array
 from steptime.pareto import pareto
-from steptime.questions.declaration import WITHIN, Question
-from steptime.questions.registry import find_input, find_question, plain_name
+from steptime.questions.declaration import WITHIN, Question, lower_is_better
+from steptime.questions.registry import find_question
 from steptime.questions.step_question import with_layout
 from steptime.questions.subject import ARCH, DESIGN_ANSWERS, TIMES
 from steptime.result_base import Tabular, unit
-from steptime.sweeps.axes import Axis, in_base_units, made_axis, read_held
+from steptime.sweeps.axes import Axis, read_inputs
 from steptime.sweeps.executor import Progress
-from steptime.sweeps.question_inputs import lower_is_better
 from steptime.sweeps.sweep import sweep_axes
 from steptime.sweeps.sweep_result import Sweep, column_name
 from steptime.units import counted
@@ -186,10 +185,7 @@ def design(
     'times.bandwidth 3'
     """
     declaration = find_question(question)
-    fixed = {"model": model, "system": system, **{plain_name(declaration, name): value for name, value in fixed_inputs.items()}}
-    fixed, axes = in_base_units(declaration, fixed), in_base_units(declaration, axes)
-    design_axes = [made_axis(name, values, find_input(declaration, name, fixed)) for name, values in axes.items()]
-    fixed = read_held(declaration, fixed, fixed)
+    design_axes, fixed = read_inputs(declaration, axes, {"model": model, "system": system, **fixed_inputs})
     return compare_designs(
         declaration, design_axes, fixed, aims=aims, within=within, workers=workers, out=out, progress=progress
     )

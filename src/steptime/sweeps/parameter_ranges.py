@@ -53,8 +53,8 @@ from steptime.planning.workload import choose_speculation
 from steptime.questions.declaration import COUNT, RENT, TEXT, Input, Question
 from steptime.questions.registry import find_input, plain_name
 from steptime.questions.subject import FORMATS, SIZES, SUBJECT, read_subject, read_system
+from steptime.sweeps.axes import read_values
 from steptime.sweeps.input_distribution import ASSUMED, HALF_WIDTHS, InputValues, Unsure, in_words, put, spread
-from steptime.sweeps.question_inputs import read_values
 from steptime.sweeps.sensitivity_result import written
 
 # Names of the two inputs that are factors: on all peak rates, and on the time of every step.

@@ -9,8 +9,7 @@ import numpy as np
 from steptime.errors import InputError, RangeError
 from steptime.number_checks import Array
 from steptime.picture_files import COLOURS, STYLE, save_picture
-from steptime.questions.declaration import listed
-from steptime.sweeps.question_inputs import lower_is_better
+from steptime.questions.declaration import listed, lower_is_better
 from steptime.units import in_digits
 
 if TYPE_CHECKING:

@@ -24,18 +24,17 @@ import numpy as np
 from steptime.errors import InputError, RangeError, UnknownName, short_repr
 from steptime.number_checks import Array
 from steptime.physics.engine import Engine
-from steptime.questions.declaration import Question, listed
+from steptime.questions.declaration import RENT, Question, listed, lower_is_better
 from steptime.questions.registry import find_question, plain_name
 from steptime.questions.step_question import with_layout
 from steptime.questions.subject import SIZES
 from steptime.sweeps import input_distribution as indices_of
 from steptime.sweeps import tornado_plot
-from steptime.sweeps.axes import Axis, in_base_units, read_held
+from steptime.sweeps.axes import Axis, duration, read_inputs, rents_per_second
 from steptime.sweeps.executor import Progress, run
 from steptime.sweeps.input_distribution import Unsure
 from steptime.sweeps.parameter_ranges import unsure_inputs, with_ranges
 from steptime.sweeps.point_grid import Job
-from steptime.sweeps.question_inputs import lower_is_better
 from steptime.sweeps.sensitivity_result import Sensitivity, Swing, written
 from steptime.units import DAY, counted
 
@@ -284,11 +283,11 @@ def sensitivity(
     [('bandwidth', 0.0267, 0.016)]
     """
     declaration = find_question(question, vectorised=vectorised)
-    fixed_inputs = in_base_units(declaration, {plain_name(declaration, name): value for name, value in fixed.items()})
-    fixed_inputs = read_held(declaration, fixed_inputs, fixed_inputs)
+    _, fixed_inputs = read_inputs(declaration, {}, fixed)
+    ranges = [(name, rents_per_second(ends) if name == RENT else ends) for name, ends in (vary or {}).items()]
     return compute_sensitivity(
-        declaration, fixed_inputs, answer=answer, ranges=tuple(in_base_units(declaration, vary or {}).items()), sobol=sobol,
-        samples=samples, seed=seed, workers=workers, progress=progress, announce=announce,
+        declaration, fixed_inputs, answer=answer, ranges=ranges, sobol=sobol, samples=samples, seed=seed, workers=workers,
+        progress=progress, announce=announce,
     )  # fmt: skip
 
 
@@ -408,8 +407,6 @@ class _Asking:
 
     def time(self, points: int) -> str:
         """Return the time of a number of points in words, from the time of earlier points."""
-        from steptime.sweeps.question_inputs import duration
-
         return duration(points * self.seconds_per_point)
 
     def __call__(self, inputs: Sequence[Unsure], points: Mapping[str, Array]) -> tuple[Array, dict[int, str]]:

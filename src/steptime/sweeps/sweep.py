@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
-
 from steptime.errors import InputError, RangeError, UnknownName, expect
-from steptime.questions.declaration import COUNT, Question
-from steptime.questions.registry import find_input, find_question, plain_name
+from steptime.questions.declaration import Question
+from steptime.questions.registry import find_question
 from steptime.questions.step_question import with_layout
-from steptime.sweeps.axes import Axis, check_needs, check_texts, in_base_units, made_axis, read_held
+from steptime.sweeps.axes import Axis, check_needs, check_points, grid_shape, read_inputs
 from steptime.sweeps.executor import Journal, Progress, run
 from steptime.sweeps.point_grid import Job
-from steptime.sweeps.question_inputs import check_points
 from steptime.sweeps.sweep_result import Sweep, answer_columns
 
 # Largest number of points whose ranges come without a request.
@@ -66,44 +65,11 @@ def sweep(
     """
     declaration = find_question(question, vectorised=vectorised)
     expect("axes", axes, Mapping, 'a dict of values by input, such as {"batch": [1, 64]}')
-    fixed_inputs = in_base_units(declaration, {plain_name(declaration, name): value for name, value in fixed.items()})
-    axis_values = in_base_units(declaration, {plain_name(declaration, name): values for name, values in axes.items()})
-
-    # The first system of an axis stands for all: its figures are the inputs of the sweep.
-    known_inputs = {**fixed_inputs, **({"system": _first(axis_values["system"])} if "system" in axis_values else {})}
-    check_texts(declaration, {name: values for name, values in axis_values.items() if isinstance(values, str)}, known_inputs)
-    grid_axes = [
-        made_axis(name, _values(values), find_input(declaration, name, known_inputs)) for name, values in axis_values.items()
-    ]
-    fixed_inputs = read_held(declaration, fixed_inputs, known_inputs)
-    for name, value in fixed_inputs.items():
-        spec = find_input(declaration, name, known_inputs)
-        if spec.kind == COUNT and isinstance(value, int | float | np.number) and not isinstance(value, bool):
-            fixed_inputs[name] = made_axis(name, [value], spec).values[0]
+    grid_axes, fixed_inputs = read_inputs(declaration, axes, fixed)
     return sweep_axes(
-        declaration,
-        grid_axes,
-        fixed_inputs,
-        answers=answers,
-        together=together,
-        workers=workers,
-        client=client,
-        out=out,
+        declaration, grid_axes, fixed_inputs, answers=answers, together=together, workers=workers, client=client, out=out,
         progress=progress,
-    )
-
-
-def _values(values: Any) -> Any:
-    if values is None or isinstance(values, Mapping):
-        raise InputError(f"axes: an axis needs values, such as [1, 64], got {values!r}")
-    return values if isinstance(values, str | np.ndarray) else list(np.atleast_1d(values) if np.isscalar(values) else values)
-
-
-def _first(values: Any) -> Any:
-    if isinstance(values, str):
-        return values.partition(",")[0].strip()
-    several = list(values) if isinstance(values, Sequence) else [values]
-    return several[0] if several else None
+    )  # fmt: skip
 
 
 def sweep_axes(
@@ -151,43 +117,35 @@ def sweep_axes(
         lengths = ", ".join(f"{axis.name} {len(axis.values):,}" for axis in axes)
         raise RangeError(f"axes: must have one length to advance together, got {lengths}")
     answer_names = select_answers(question, tuple(answers))
+    check_points(grid_shape(axes, together=together), question.seconds)
     job = Job(question=question, axes=tuple(axes), fixed=fixed, answer_names=frozenset(answer_names), together=together)
-    check_points(job.shape, question.seconds)
     if (not answers if banded is None else banded) and job.points <= BANDED:
         answer_names = with_bands(question, answer_names)
-        job = Job(question=question, axes=tuple(axes), fixed=fixed, answer_names=frozenset(answer_names), together=together)
+        job = replace(job, answer_names=frozenset(answer_names))
 
     # A log costs time for each region: questions that take arrays are faster without one.
-    slow = out is not None and not any(job.inner)
-    journal = Journal(out, job) if out is not None and slow else None
-    try:
+    logs = out is not None and not any(job.inner)
+    with Journal(out, job) if out is not None and logs else nullcontext() as journal:
         gathered = run(job, workers=workers, client=client, journal=journal, progress=progress)
-    except BaseException:
-        if journal is not None:
-            journal.close(finished=not journal.kept)
-        raise
+        sweep_table = Sweep(
+            question=question.name,
+            meaning=question.meaning,
+            axes=job.axes,
+            fixed=dict(fixed),
+            answers=answer_columns(question, gathered.arrays, answer_names),
+            reasons=gathered.reasons,
+            together=together,
+            seconds=time.perf_counter() - started,
+            declaration=question,
+        )
+        is_answered = bool(gathered.arrays) or len(gathered.reasons) < job.points
+        if out is not None and is_answered:
+            sweep_table.save(out)
 
-    # A sweep without any answer is an error, and its log is of no use.
-    if len(gathered.reasons) == job.points and not gathered.arrays:
-        if journal is not None:
-            journal.close(finished=True)
+    # A sweep without any answer is an error.
+    if not is_answered:
         reasons = list(dict.fromkeys(gathered.reasons.values()))
         raise InputError(f"every point is refused{'; the first reason' if len(reasons) > 1 else ''}: {reasons[0]}")
-    sweep_table = Sweep(
-        question=question.name,
-        meaning=question.meaning,
-        axes=tuple(axes),
-        fixed=dict(fixed),
-        answers=answer_columns(question, gathered.arrays, answer_names),
-        reasons=gathered.reasons,
-        together=together,
-        seconds=time.perf_counter() - started,
-        declaration=question,
-    )
-    if out is not None:
-        sweep_table.save(out)
-    if journal is not None:
-        journal.close(finished=True)
     return sweep_table
 
 
