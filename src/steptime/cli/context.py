@@ -42,9 +42,7 @@ def context(
     with patience("Trying layouts and batches for each length of context ..."):
         walls = solve(values)
     if plot is not None:
-        from steptime.sweeps.context_limit import plot as draw
-
-        draw(walls, plot)
+        walls.plot(plot)
         wrote(plot, "the picture of costs by length")
     print_result(walls, "context_view.contexts_view", csv=csv, json=json, summary=CONTEXT.read, full=full)
     if walls.reason:

@@ -1,13 +1,11 @@
-r"""Cliffs: the value of an input at which a limit starts to be missed.
+r"""How much each uncertain input changes an answer, and which one to measure first.
 
-Near a limit the cost of a plan has a cliff: the batch falls to a few sequences per chip, and then no plan meets the limit. An
-end of a range counts as missed if it has no answer, or an answer worse than `BEYOND` times the base answer. A search then
-halves the interval from base to end `HALVINGS` times, in logarithms if both are above 0. It returns the last value that is
+The question is evaluated at both ends of each input (tornado), and at samples of all inputs together (Sobol).
+
+**Cliffs.** Near a limit the cost of a plan has a cliff: the batch falls to a few sequences per chip, and then no plan meets the
+limit. An end of a range counts as missed if it has no answer, or an answer worse than `BEYOND` times the base answer. A search
+then halves the interval from base to end `HALVINGS` times, in logarithms if both are above 0. It returns the last value that is
 not missed. Valid if the answer worsens monotonically on the way.
-
-Evaluate a question at many values of its uncertain inputs, as arrays or point by point.
-
-How much each uncertain input changes an answer, and which one to measure first.
 """
 
 from __future__ import annotations
@@ -15,25 +13,23 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from steptime.errors import InputError, RangeError, UnknownName, short_repr
 from steptime.number_checks import Array
 from steptime.physics.engine import Engine
-from steptime.questions.declaration import RENT, Question, listed, lower_is_better
+from steptime.questions.declaration import RENT, Answer, Question, listed, lower_is_better
 from steptime.questions.registry import find_question, plain_name
 from steptime.questions.step_question import with_layout
 from steptime.questions.subject import SIZES
-from steptime.sweeps import input_distribution as indices_of
-from steptime.sweeps import tornado_plot
+from steptime.sweeps import variance_shares
 from steptime.sweeps.axes import Axis, duration, read_inputs, rents_per_second
 from steptime.sweeps.executor import Progress, run
-from steptime.sweeps.input_distribution import Unsure
-from steptime.sweeps.parameter_ranges import unsure_inputs, with_ranges
+from steptime.sweeps.parameter_ranges import Unsure, unsure_inputs, with_ranges
 from steptime.sweeps.point_grid import Job
 from steptime.sweeps.sensitivity_result import Sensitivity, Swing, written
 from steptime.units import DAY, counted
@@ -42,175 +38,6 @@ from steptime.units import DAY, counted
 BEYOND: Final = 3.0
 # Number of halvings of the interval.
 HALVINGS: Final = 6
-
-Evaluate = Callable[[Sequence[Unsure], Mapping[str, Array]], Array]
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """The last value that meets the limits on the way to an end, with its answer."""
-
-    value: float
-    answer: float
-
-
-def is_missed(answers: Array, base: float, *, lower_is_better: bool) -> Array:
-    """Return whether answers count as missed limits.
-
-    Args:
-        answers: Answers of any shape; NaN without an answer.
-        base: Answer with every input at its base.
-        lower_is_better: Whether a lower answer is better.
-
-    Returns:
-        Truth values of the same shape.
-
-    >>> is_missed(np.array([0.5, 2.9, 3.1, np.nan]), 1.0, lower_is_better=True).tolist()
-    [False, False, True, True]
-    """
-    worse = answers > base * BEYOND if lower_is_better else answers < base / BEYOND
-    missed: Array = ~np.isfinite(answers) | (worse if base > 0 else False)
-    return missed
-
-
-def reaches(
-    inputs: Sequence[Unsure], ends: Sequence[tuple[int, int]], base: float, evaluate: Evaluate, *, lower_is_better: bool
-) -> dict[tuple[int, int], Reach]:
-    """Return the last value that meets the limits, for each missed end.
-
-    Args:
-        inputs: The uncertain inputs.
-        ends: Missed ends: position of the input, and 0 for its low or 1 for its high end.
-        base: Answer with every input at its base.
-        evaluate: Returns answers at values of all inputs.
-        lower_is_better: Whether a lower answer is better.
-
-    Returns:
-        The value and its answer by end; the base if no other value meets the limits.
-    """
-    reach_by_end = {end: Reach(inputs[end[0]].base, base) for end in ends}
-    missed = {(index, side): inputs[index].ends[side] for index, side in ends}
-    for _ in range(HALVINGS):
-        middle = {end: _middle(reach_by_end[end].value, missed[end]) for end in ends}
-
-        # All ends are evaluated together: one point per end, with the other inputs at their base.
-        points = {parameter.name: np.full(len(ends), parameter.base) for parameter in inputs}
-        for row, (index, side) in enumerate(ends):
-            parameter = inputs[index]
-            middle[index, side] = float(parameter.checked(middle[index, side]))
-            points[parameter.name][row] = middle[index, side]
-        answers = evaluate(inputs, points)
-        for end, answer, over in zip(ends, answers, is_missed(answers, base, lower_is_better=lower_is_better), strict=True):
-            # The cliff lies before a missed middle, and behind a met one.
-            if over:
-                missed[end] = middle[end]
-            else:
-                reach_by_end[end] = Reach(middle[end], float(answer))
-    return reach_by_end
-
-
-def _middle(met_value: float, missed_value: float) -> float:
-    return math.sqrt(met_value * missed_value) if min(met_value, missed_value) > 0 else (met_value + missed_value) / 2
-
-
-# Points per evaluation of arrays: they stay in a core's cache.
-AT_ONCE: Final = 2**15
-
-
-def varied(question: Question, inputs: Sequence[Unsure]) -> Question:
-    """Return a question that takes values of uncertain inputs by their names.
-
-    Args:
-        question: The question.
-        inputs: The uncertain inputs, each of which sets its value in its own place.
-
-    Returns:
-        The question with a different `ask`.
-    """
-    return replace(
-        question,
-        ask=partial(_placed, question, tuple(inputs)),
-        vectorised=question.vectorised and all(parameter.broadcasts for parameter in inputs),
-    )
-
-
-def _placed(
-    question: Question, inputs: tuple[Unsure, ...], input_values: Mapping[str, Any], answer_names: frozenset[str]
-) -> dict[str, Any]:
-    length = max((np.size(input_values[parameter.name]) for parameter in inputs), default=1)
-    parts = [slice(first, first + AT_ONCE) for first in range(0, length, AT_ONCE)]
-    part_inputs = [dict(_put(inputs, input_values, part)) for part in parts]
-    answers = [question.ask(values, answer_names) for values in part_inputs]
-    if len(answers) == 1:
-        return dict(answers[0])
-    sizes = [min(AT_ONCE, length - part.start) for part in parts]
-    return {
-        name: np.concatenate([np.broadcast_to(part[name], (size,)) for part, size in zip(answers, sizes, strict=True)])
-        for name in answers[0]
-    }
-
-
-def _put(inputs: Sequence[Unsure], input_values: Mapping[str, Any], part: slice) -> Mapping[str, Any]:
-    """Return the inputs of the question with one part of the points set."""
-    values = {parameter.name: input_values[parameter.name] for parameter in inputs}
-    # A value may belong inside another input, such as a constant inside the engine.
-    question_inputs: Mapping[str, Any] = {name: value for name, value in input_values.items() if name not in values}
-    for parameter in inputs:
-        value = values[parameter.name]
-        if isinstance(value, np.ndarray) and value.ndim:
-            value = value[part]
-        elif parameter.is_count:
-            value = int(value)
-        question_inputs = parameter.place(question_inputs, parameter.name, value)
-    return question_inputs
-
-
-def answers_at(
-    question: Question,
-    input_values: Mapping[str, Any],
-    inputs: Sequence[Unsure],
-    points: Mapping[str, Array],
-    answer: str,
-    *,
-    workers: int | None = None,
-    progress: Progress | None = None,
-) -> tuple[Array, dict[int, str]]:
-    """Return one answer at many points.
-
-    Args:
-        question: The question.
-        input_values: Inputs that do not vary, by name.
-        inputs: The uncertain inputs.
-        points: Values by input, all of shape (points,).
-        answer: Name of the answer.
-        workers: Processes of this machine; None: all cores if that is safe and faster.
-        progress: Called with the points done and the number of points.
-
-    Returns:
-        Answers of shape (points,), NaN if a point has none, and the reasons of these points.
-    """
-    axes = tuple(
-        Axis(
-            name=parameter.name,
-            unit=parameter.unit,
-            meaning=parameter.description,
-            values=points[parameter.name],
-            broadcasts=parameter.broadcasts,
-        )
-        for parameter in inputs
-    )
-
-    # All inputs advance together: one point per position of their values.
-    names = {parameter.name for parameter in inputs}
-    fixed = {name: value for name, value in input_values.items() if name not in names}
-    job = Job(question=varied(question, inputs), axes=axes, fixed=fixed, answer_names=frozenset({answer}), together=True)
-    gathered = run(job, workers=workers, progress=progress)
-    values = gathered.arrays.get(answer)
-    if values is None or values.dtype == object:
-        return np.full(job.points, np.nan), gathered.reasons
-    return values, gathered.reasons
-
-
 # Default number of samples of a question that takes arrays.
 USUAL: Final = 4096
 # Approximate time of the default number of samples of another question [s].
@@ -233,6 +60,7 @@ REPORTED_CORRELATION: Final = 0.01
 MOST_REFUSED: Final = 0.1
 
 Announce = Callable[[str], None]
+Evaluate = Callable[[Sequence[Unsure], Mapping[str, Array]], Array]
 
 
 def sensitivity(
@@ -336,36 +164,40 @@ def compute_sensitivity(
     ranges = list(ranges)
 
     # A default layout would change from point to point if sizes or subject vary.
-    if not {plain_name(question, name) for name, _ in ranges} & {*SIZES, "model", "system"}:
+    ranged_names = {plain_name(question, name) for name, _ in ranges}
+    if ranged_names.isdisjoint({*SIZES, "model", "system"}):
         fixed = with_layout(question, fixed)
-    _check_needs(question, fixed, [name for name, _ in ranges])
+    missing = [name for name in question.needs if name not in fixed and name not in ranged_names]
+    if missing:
+        raise InputError(
+            f"{question.name} needs {listed(missing)}; give a value (--NAME VALUE), or a range (--vary NAME=LOW:HIGH)"
+        )
     input_values, parameters = unsure_inputs(question, fixed, answer_name)
     inputs = with_ranges(question, input_values, parameters, ranges)
     if not inputs:
         raise InputError(f"vary: {question.name} has no uncertain inputs by default; give ranges, --vary NAME=LOW:HIGH")
     ask = _Asking(question, input_values, answer_name, workers, progress)
-    answer_name = ask.answer = _answered(ask, inputs)
+    answer_name = ask.answer = ask.ask_base(inputs)
     say = announce or (lambda _: None)
     plans = 1 + 2 * len(inputs)
     if not ask.quick:
         say(f"computing {counted(plans, question.name if question.name == 'plan' else 'point')}, about {ask.time(plans)} ...")
 
     # The first point is the base; then each input takes its low and its high value.
-    answers, reasons = ask(inputs, tornado_plot.points(inputs))
+    answers, reasons = ask(inputs, variance_shares.points(inputs))
     limit_reaches = _reached(ask, inputs, answers, input_values)
     swings = _swings(inputs, answers, reasons, limit_reaches)
 
     # A step is computed even if it does not fit, so that a note must say so.
     share = _memory_share(question, fixed)
     over = (f"the base case does not fit: it needs {share:.0%} of the memory of a chip",) if share > 1 else ()
+    declared = question.answers.get(answer_name, Answer())
     analysis = Sensitivity(
         question=question.name,
         meaning=question.meaning,
         answer=answer_name,
-        answer_meaning=question.answers[answer_name].meaning
-        if answer_name in question.answers
-        else answer_name.replace("_", " "),
-        unit=question.answers[answer_name].unit if answer_name in question.answers else "",
+        answer_meaning=declared.meaning or answer_name.replace("_", " "),
+        unit=declared.unit,
         base=float(answers[0]),
         swings=tuple(swings),
         evaluations=plans + HALVINGS * len(limit_reaches),
@@ -386,18 +218,13 @@ def _memory_share(question: Question, fixed: Mapping[str, Any]) -> float:
 
 
 class _Asking:
-    """A question with fixed inputs that evaluates one answer at many points."""
+    """A question with fixed inputs that evaluates one answer at many values of its uncertain inputs."""
 
     def __init__(
         self, question: Question, input_values: Mapping[str, Any], answer: str, workers: int | None, progress: Progress | None
     ) -> None:
-        self.question, self.input_values, self.answer, self.workers, self.progress = (
-            question,
-            input_values,
-            answer,
-            workers,
-            progress,
-        )
+        self.question, self.input_values, self.answer = question, input_values, answer
+        self.run = partial(run, workers=workers, progress=progress)
         # Approximate time of one point [s].
         self.seconds_per_point = question.seconds
 
@@ -409,14 +236,61 @@ class _Asking:
         """Return the time of a number of points in words, from the time of earlier points."""
         return duration(points * self.seconds_per_point)
 
-    def __call__(self, inputs: Sequence[Unsure], points: Mapping[str, Array]) -> tuple[Array, dict[int, str]]:
-        started = time.perf_counter()
-        answers_and_reasons = answers_at(
-            self.question, self.input_values, inputs, points, self.answer, workers=self.workers, progress=self.progress
+    def varied(self, inputs: Sequence[Unsure]) -> Question:
+        """Return the question with values of uncertain inputs by their names."""
+        return replace(
+            self.question,
+            ask=partial(_ask_placed, self.question, tuple(inputs)),
+            vectorised=self.question.vectorised and all(parameter.broadcasts for parameter in inputs),
         )
+
+    def __call__(self, inputs: Sequence[Unsure], points: Mapping[str, Array]) -> tuple[Array, dict[int, str]]:
+        """Return the answer at points of shape (points,), NaN where there is none, and the reasons of these points."""
+        started = time.perf_counter()
+        axes = tuple(Axis(name=one.name, values=points[one.name], broadcasts=one.broadcasts) for one in inputs)
+        fixed = {name: value for name, value in self.input_values.items() if name not in points}
+        # All inputs advance together: one point per position of their values.
+        job = Job(question=self.varied(inputs), axes=axes, fixed=fixed, answer_names=frozenset({self.answer}), together=True)
+        gathered = self.run(job)
+        answers = gathered.arrays.get(self.answer)
+        if answers is None or answers.dtype == object:
+            answers = np.full(job.points, np.nan)
         if not self.question.vectorised:
-            self.seconds_per_point = (time.perf_counter() - started) / len(answers_and_reasons[0])
-        return answers_and_reasons
+            self.seconds_per_point = (time.perf_counter() - started) / job.points
+        return answers, gathered.reasons
+
+    def ask_base(self, inputs: Sequence[Unsure]) -> str:
+        """Evaluate the question once at the base, and return the name of the answer.
+
+        Raises InputError if there is no number.
+        """
+        base = {**self.input_values, **{one.name: int(one.base) if one.is_count else one.base for one in inputs}}
+        started = time.perf_counter()
+        answers = self.varied(inputs).ask(base, frozenset({self.answer} - {""}))
+        if not self.question.vectorised:
+            self.seconds_per_point = time.perf_counter() - started
+        if answers.get("reason") and self.answer not in answers:
+            raise InputError(f"{self.question.name}: has no answer with these inputs: {answers['reason']}")
+        name = self.answer or next((key for key, value in answers.items() if not isinstance(value, str)), "")
+        if name not in answers:
+            raise UnknownName(f"answer of {self.question.name}", name, answers, f"It has {', '.join(answers)}.")
+        if not np.all(np.isfinite(np.asarray(answers[name], dtype=np.float64))):
+            rent_hint = "; no rent is known: give one (--rent 2.10), or another answer (--of time)" if "usd" in name else ""
+            raise InputError(f"{name}: is unknown with these inputs{rent_hint}")
+        return name
+
+
+def _ask_placed(
+    question: Question, inputs: tuple[Unsure, ...], values: Mapping[str, Any], answer_names: frozenset[str]
+) -> Mapping[str, Any]:
+    """Return the answers with each uncertain input set in its place, such as a constant inside the engine."""
+    names = {parameter.name for parameter in inputs}
+    question_inputs: Mapping[str, Any] = {name: value for name, value in values.items() if name not in names}
+    for parameter in inputs:
+        value = values[parameter.name]
+        is_scalar_count = parameter.is_count and not np.ndim(value)
+        question_inputs = parameter.place(question_inputs, parameter.name, int(value) if is_scalar_count else value)
+    return question.ask(question_inputs, answer_names)
 
 
 def choose_answer(question: Question, answer: str | None) -> str:
@@ -471,40 +345,6 @@ def check_samples(samples: int | None, seed: int, *, sobol: bool) -> None:
         )
 
 
-def _check_needs(question: Question, fixed: Mapping[str, Any], ranged: Sequence[str]) -> None:
-    ranged_names = {plain_name(question, name) for name in ranged}
-    missing = [name for name in question.needs if name not in fixed and name not in ranged_names]
-    if missing:
-        raise InputError(
-            f"{question.name} needs {listed(missing)}; give a value (--NAME VALUE), or a range (--vary NAME=LOW:HIGH)"
-        )
-
-
-def _answered(ask: _Asking, inputs: Sequence[Unsure]) -> str:
-    """Evaluate the question once at the base, and return the name of the answer.
-
-    Raises InputError if there is no number.
-    """
-
-    base: dict[str, Any] = {
-        name: value for name, value in ask.input_values.items() if name not in {parameter.name for parameter in inputs}
-    }
-    base |= {parameter.name: int(parameter.base) if parameter.is_count else parameter.base for parameter in inputs}
-    started = time.perf_counter()
-    answers = varied(ask.question, inputs).ask(base, frozenset({ask.answer} - {""}))
-    if not ask.question.vectorised:
-        ask.seconds_per_point = time.perf_counter() - started
-    if answers.get("reason") and ask.answer not in answers:
-        raise InputError(f"{ask.question.name}: has no answer with these inputs: {answers['reason']}")
-    name = ask.answer or next((key for key, value in answers.items() if not isinstance(value, str)), "")
-    if name not in answers:
-        raise UnknownName(f"answer of {ask.question.name}", name, answers, f"It has {', '.join(answers)}.")
-    if not np.all(np.isfinite(np.asarray(answers[name], dtype=np.float64))):
-        rent_hint = "; no rent is known: give one (--rent 2.10), or another answer (--of time)" if "usd" in name else ""
-        raise InputError(f"{name}: is unknown with these inputs{rent_hint}")
-    return name
-
-
 def _reached(
     ask: _Asking, inputs: Sequence[Unsure], answers: Array, input_values: Mapping[str, Any]
 ) -> dict[tuple[int, int], Reach]:
@@ -539,9 +379,9 @@ def _swings(
         (low, high)[side][index] = reach.answer
         feasible_ends[index][side] = reach.value
     halves = np.array([parameter.deviations for parameter in inputs])
-    logs = tornado_plot.logged(low, high)
-    deviations = tornado_plot.deviations(logs[0], logs[1], halves)
-    shares = tornado_plot.shares(deviations)
+    logs = variance_shares.logged(low, high)
+    deviations = variance_shares.deviations(logs[0], logs[1], halves)
+    shares = variance_shares.shares(deviations)
     swings = [
         Swing(
             name=parameter.name, description=parameter.description, unit=parameter.unit, low=parameter.ends[0],
@@ -586,7 +426,7 @@ def _notes(swings: Sequence[Swing], input_values: Mapping[str, Any], inputs: Seq
         if swing.name in as_fitted and not math.isnan(swing.swing)
     }
     if len(signed) > 1:
-        ratio = tornado_plot.correlated(signed, names, np.asarray(fit["covariance"]))
+        ratio = variance_shares.correlated(signed, names, np.asarray(fit["covariance"]))
         share = sum(swing.share for swing in swings if swing.name in signed)
         if abs(ratio - 1) * share > REPORTED_CORRELATION:
             direction = "more" if ratio > 1 else "less"
@@ -613,7 +453,7 @@ def _with_indices(
     points = samples * (len(inputs) + 2)
     if not ask.quick:
         say(f"Sobol's indices of {counted(len(inputs), 'input')}: {counted(points, 'point')}, about {ask.time(points)} ...")
-    shares = indices_of.rows(samples, len(inputs), seed)
+    shares = variance_shares.rows(samples, len(inputs), seed)
     values = {
         parameter.name: np.clip(parameter.values(shares[:, :, i].ravel()), *_within(swings[parameter.name]))
         for i, parameter in enumerate(inputs)
@@ -628,13 +468,13 @@ def _with_indices(
         why = f"; the first reason: {next(iter(reasons.values()))}" if reasons else ""
         words = f"{lost:.0%} of {samples:,} samples have no answer; indices of the others would be biased, and are left out"
         return replace(analysis, notes=(*analysis.notes, words + why), evaluations=analysis.evaluations + points)
-    (logs,) = tornado_plot.logged(table[:, complete])
-    indices = indices_of.indices(logs, seed)
+    (logs,) = variance_shares.logged(table[:, complete])
+    indices = variance_shares.indices(logs, seed)
     spread = np.quantile(table[:2, complete], (0.05, 0.5, 0.95))
     for i, parameter in enumerate(inputs):
         swings[parameter.name] = replace(
-            swings[parameter.name], first=float(indices.first[i]), first_range=_pair(indices.first_range[:, i]),
-            total=float(indices.total[i]), total_range=_pair(indices.total_range[:, i]),
+            swings[parameter.name], first=float(indices.first[i]), first_range=tuple(indices.first_range[:, i].tolist()),
+            total=float(indices.total[i]), total_range=tuple(indices.total_range[:, i].tolist()),
         )  # fmt: skip
     notes = list(analysis.notes)
     if lost > 0:
@@ -655,10 +495,6 @@ def _within(swing: Swing) -> tuple[float, float]:
     return swing.feasible_range[0] if swing.misses(0) else -math.inf, swing.feasible_range[1] if swing.misses(1) else math.inf
 
 
-def _pair(ends: Array) -> tuple[float, float]:
-    return float(ends[0]), float(ends[1])
-
-
 def _sample_count(ask: _Asking, inputs: int, samples: int | None) -> int:
     """Return the number of samples; raise RangeError for too much memory or time."""
     if samples is None and ask.quick:
@@ -674,3 +510,73 @@ def _sample_count(ask: _Asking, inputs: int, samples: int | None) -> int:
             f"{ask.time(points)}{f'; at most {MOST_POINTS:,} fit in memory' if points > MOST_POINTS else ''}; give fewer"
         )
     return samples
+
+
+# --- cliffs -------------------------------------------------------------------------------------------------------------
+
+
+class Reach(NamedTuple):
+    """The last value that meets the limits on the way to an end, with its answer."""
+
+    value: float
+    answer: float
+
+
+def is_missed(answers: Array, base: float, *, lower_is_better: bool) -> Array:
+    """Return whether answers count as missed limits.
+
+    Args:
+        answers: Answers of any shape; NaN without an answer.
+        base: Answer with every input at its base.
+        lower_is_better: Whether a lower answer is better.
+
+    Returns:
+        Truth values of the same shape.
+
+    >>> is_missed(np.array([0.5, 2.9, 3.1, np.nan]), 1.0, lower_is_better=True).tolist()
+    [False, False, True, True]
+    """
+    worse = answers > base * BEYOND if lower_is_better else answers < base / BEYOND
+    missed: Array = ~np.isfinite(answers) | (worse if base > 0 else False)
+    return missed
+
+
+def reaches(
+    inputs: Sequence[Unsure], ends: Sequence[tuple[int, int]], base: float, evaluate: Evaluate, *, lower_is_better: bool
+) -> dict[tuple[int, int], Reach]:
+    """Return the last value that meets the limits, for each missed end.
+
+    Args:
+        inputs: The uncertain inputs.
+        ends: Missed ends: position of the input, and 0 for its low or 1 for its high end.
+        base: Answer with every input at its base.
+        evaluate: Returns answers at values of all inputs.
+        lower_is_better: Whether a lower answer is better.
+
+    Returns:
+        The value and its answer by end; the base if no other value meets the limits.
+    """
+    reach_by_end = {end: Reach(inputs[end[0]].base, base) for end in ends}
+    missed = {(index, side): inputs[index].ends[side] for index, side in ends}
+    for _ in range(HALVINGS):
+        middle = {end: _middle(reach_by_end[end].value, missed[end]) for end in ends}
+
+        # All ends are evaluated together: one point per end, with the other inputs at their base.
+        points = {parameter.name: np.full(len(ends), parameter.base) for parameter in inputs}
+        for row, (index, side) in enumerate(ends):
+            parameter = inputs[index]
+            middle[index, side] = float(parameter.checked(middle[index, side]))
+            points[parameter.name][row] = middle[index, side]
+        answers = evaluate(inputs, points)
+        over_limits = is_missed(answers, base, lower_is_better=lower_is_better)
+        for end, answer, over in zip(ends, answers, over_limits, strict=True):
+            # The cliff lies before a missed middle, and behind a met one.
+            if over:
+                missed[end] = middle[end]
+            else:
+                reach_by_end[end] = Reach(middle[end], float(answer))
+    return reach_by_end
+
+
+def _middle(met_value: float, missed_value: float) -> float:
+    return math.sqrt(met_value * missed_value) if min(met_value, missed_value) > 0 else (met_value + missed_value) / 2

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from steptime.hardware.rental_prices import usd
+from steptime.picture_files import save_picture
 from steptime.result_base import Tabular, columns_by_key
 from steptime.result_base import unit as of
 from steptime.units import in_digits, show
@@ -242,9 +243,9 @@ class Sensitivity(Tabular):
         Args:
             path: File with the ending .svg, .png or .pdf.
         """
-        from steptime.sweeps.tornado_plot import plot
+        from steptime.sweeps.plots import draw_tornado
 
-        plot(self, path)
+        save_picture(path, lambda: draw_tornado(self))
 
 
 def _verb(swing: Swing) -> str:
