@@ -43,7 +43,7 @@ from steptime.picture_files import save_picture
 from steptime.processes import map_in_processes
 from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, texts
 from steptime.questions.subject import PricedSubject, read_subject
-from steptime.result_base import Tabular, columns_by_key, unit
+from steptime.result_base import Tabular, columns_by_key, range_columns, unit
 from steptime.sweeps.plots import draw_contexts
 from steptime.units import MILLION, counted, show
 
@@ -160,15 +160,10 @@ class ContextWalls(Tabular):
         Returns:
             Columns by name, one value per technique.
         """
-        table = {
-            name: values
-            for name, values in columns_by_key(ContextWall, self.walls).items()
-            if not name.endswith(("_range_s", "_range_tokens", "_range")) and name != "caveats"
-        }
-        for name, key in (("step_range", "step_{}_s"), ("longest_range", "longest_{}_tokens")):
-            for side, end in enumerate(("low", "high")):
-                pairs = [getattr(wall, name) for wall in self.walls]
-                table[key.format(end)] = [math.nan if pair is None else pair[side] for pair in pairs]
+        table = columns_by_key(ContextWall, self.walls)
+        del table["caveats"]
+        for name, key in (("step_range_s", "step_{}_s"), ("longest_range_tokens", "longest_{}_tokens")):
+            table[key.format("low")], table[key.format("high")] = range_columns(table.pop(name))
         return table
 
     def plot(self, path: str) -> None:
