@@ -291,8 +291,8 @@ def range_columns(pairs: Sequence[tuple[float, float] | None]) -> tuple[list[flo
     >>> range_columns([(1.0, 2.0), None])
     ([1.0, nan], [2.0, nan])
     """
-    known = [(math.nan, math.nan) if pair is None else pair for pair in pairs]
-    return [low for low, _ in known], [high for _, high in known]
+    ends = [(math.nan, math.nan) if pair is None else pair for pair in pairs]
+    return [low for low, _ in ends], [high for _, high in ends]
 
 
 def broadcast(columns: Mapping[str, Any]) -> dict[str, Any]:

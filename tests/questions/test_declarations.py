@@ -103,7 +103,7 @@ def test_question_of_result_reads_wanted_answers_only():
         answers={"area": Answer(meaning="area", source=lambda size: size**2), "side": Answer(meaning="side", source="real")},
     )  # fmt: skip
     assert question.ask({"size": 3}, frozenset({"area"})) == {"area": 9}
-    assert question.ask({"size": 3}, frozenset()) == question.read(3) == {"area": 9, "side": 3}
+    assert question.ask({"size": 3}, frozenset()) == question.read_result(3) == {"area": 9, "side": 3}
     assert question.shows == ("area", "side")
 
 

@@ -79,7 +79,7 @@ def budget(
 
         draw(result, picture, plot)
         wrote(plot, f"the picture {picture}")
-    print_result(result, "scaling_view.budget_view", csv=csv, json=json, summary=BUDGET.read, full=full)
+    print_result(result, "scaling_view.budget_view", csv=csv, json=json, summary=BUDGET.read_result, full=full)
 
 
 def check_picture(path: str) -> None:
@@ -188,7 +188,7 @@ def _print(
         write_csv(csv, table if loss_table is None else loss_table)
     if json:
         extra_fields: dict[str, Any] = (
-            {} if loss_table is None else {"losses": loss_table.losses, "summary": LOSS.read(loss_table)}
+            {} if loss_table is None else {"losses": loss_table.losses, "summary": LOSS.read_result(loss_table)}
         )
         print_json((table if listed else law_card(scaling_laws[0])).to_dict(**extra_fields))
         return
@@ -230,4 +230,4 @@ def rl(ctx: typer.Context, inputs: RlInputs, set_: SET = None, full: FULL = Fals
     """
     refuse_idle(ctx, {"text, not --json": (not json, "full")})
     step = solve_rl(typed_with_changes(ctx, RlInputs, set_))
-    print_result(step, "scaling_view.rl_view", json=json, summary=RL.read, full=full)
+    print_result(step, "scaling_view.rl_view", json=json, summary=RL.read_result, full=full)

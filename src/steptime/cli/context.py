@@ -44,7 +44,7 @@ def context(
     if plot is not None:
         walls.plot(plot)
         wrote(plot, "the picture of costs by length")
-    print_result(walls, "context_view.contexts_view", csv=csv, json=json, summary=CONTEXT.read, full=full)
+    print_result(walls, "context_view.contexts_view", csv=csv, json=json, summary=CONTEXT.read_result, full=full)
     if walls.reason:
         raise typer.Exit(1)
 

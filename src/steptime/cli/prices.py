@@ -129,7 +129,7 @@ def prices(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
         table = _survey(query, sold, backward)
     print_result(
         table, "prices_view.prices_view", csv=backward.csv, json=backward.json,
-        summary=PRICES.read if isinstance(table, Market) else None, lecture=backward.lecture, full=backward.full,
+        summary=PRICES.read_result if isinstance(table, Market) else None, lecture=backward.lecture, full=backward.full,
     )  # fmt: skip
 
 

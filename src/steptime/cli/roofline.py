@@ -19,4 +19,4 @@ def roofline(
     refuse_idle(ctx, {"text, not --json": (not json, "full")})
     check_outputs({"--csv": csv}, [inputs.model, inputs.system])
     board = solve(typed_with_changes(ctx, RooflineInputs, set_))
-    print_result(board, "lecture_view.roofline_view", csv=csv, json=json, summary=ROOFLINE.read, full=full)
+    print_result(board, "lecture_view.roofline_view", csv=csv, json=json, summary=ROOFLINE.read_result, full=full)

@@ -271,7 +271,7 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
     _write(run, output)
     if output.json:
         ranges = [{"slowness": slowness, "answers": end.answers} for slowness, end in slower.items()]
-        print_json(run.to_dict(range=ranges, summary=SIMULATE.read(run)))
+        print_json(run.to_dict(range=ranges, summary=SIMULATE.read_result(run)))
         raise typer.Exit(_exit_code(run))
     from steptime.cli.views.simulation_view import range_view, simulation_title, simulation_view
     from steptime.cli.views.widgets import more_line

@@ -59,7 +59,7 @@ def train(
         _write_plot(plot, described, machine, training, stack)
     lines = None if launch is None else _lines(described, machine, training, launch)
     if json:
-        extra_fields = {"summary": TRAIN.read(training), **({"scaling": scaled.to_dict()} if scaled else {})}
+        extra_fields = {"summary": TRAIN.read_result(training), **({"scaling": scaled.to_dict()} if scaled else {})}
         print_json(training.to_dict(**extra_fields, **({"launch": lines} if lines else {})))
         return
     _show_training(described, machine, training, stack, scaled, full=full, explain=explain)

@@ -141,7 +141,7 @@ class Question:
         """Inputs without a default."""
         return tuple(name for name, declared in self.inputs.items() if declared.required)
 
-    def read(self, result: Any) -> dict[str, Any]:
+    def read_result(self, result: Any) -> dict[str, Any]:
         """Return all answers of the question from its result.
 
         Args:
@@ -177,8 +177,8 @@ def question_of_result(
     """
     # A partial function can go to another process, which a nested function cannot.
     ask = partial(_ask_result, solve, answers)
-    shown = {"shows": tuple(answers), **properties}
-    return Question(name=name, meaning=meaning, inputs=inputs, answers=answers, ask=ask, solve=solve, **shown)
+    properties = {"shows": tuple(answers), **properties}
+    return Question(name=name, meaning=meaning, inputs=inputs, answers=answers, ask=ask, solve=solve, **properties)
 
 
 def _ask_result(

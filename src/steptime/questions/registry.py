@@ -63,17 +63,13 @@ def closed_form(name: str) -> Question:
         meaning=answer.meaning,
         inputs=inputs,
         answers={name: answer},
-        ask=partial(_apply, function, name),
+        ask=partial(_call_function, function),
         vectorised=True,
         threads=True,
         shows=(name,),
         seconds=1e-8,
         written=function,
     )
-
-
-def _apply(function: Callable[..., Any], name: str, values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, Any]:  # noqa: ARG001 - all questions have one signature
-    return {name: function(**values)}
 
 
 def _first_line(function: Callable[..., Any]) -> str:
@@ -110,15 +106,16 @@ def of_function(function: Callable[..., Any], *, vectorised: bool = False) -> Qu
     keywords = [
         parameter for parameter in parameters if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
+    inputs = {
+        parameter.name: Input(
+            meaning=parameter.name, kind=TEXT, broadcasts=vectorised, required=parameter.default is parameter.empty
+        )
+        for parameter in keywords
+    }
     return Question(
         name=_name(function),
         meaning=_first_line(function),
-        inputs={
-            parameter.name: Input(
-                meaning=parameter.name, kind=TEXT, broadcasts=vectorised, required=parameter.default is parameter.empty
-            )
-            for parameter in keywords
-        },
+        inputs=inputs,
         answers={},
         ask=partial(_call_function, function),
         vectorised=vectorised,

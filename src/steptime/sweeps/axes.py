@@ -216,13 +216,13 @@ def made_axis(name: str, values: Any, spec: Input) -> Axis:
 
     # Inputs of a Python function are declared as texts, since their kind is unknown; they may be numbers.
     if isinstance(values, np.ndarray):
-        named = False
+        has_names = False
     elif spec.kind in NAMES:
-        named = not (values and all(map(_is_number, values)))
+        has_names = not (values and all(map(_is_number, values)))
     else:
         # Kinds of rent (owned, contract, ondemand) are names; other rents are numbers.
-        named = spec.kind == RENT and any(isinstance(value, str) and value in KINDS for value in values)
-    if named:
+        has_names = spec.kind == RENT and any(isinstance(value, str) and value in KINDS for value in values)
+    if has_names:
         if not len(values):
             raise RangeError(f"{name}: needs at least one value, got none")
         return Axis(name=name, meaning=spec.meaning, values=tuple(dict.fromkeys(values)))

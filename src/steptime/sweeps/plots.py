@@ -53,12 +53,12 @@ def _figure(width: float, height: float, title: str) -> Any:
 def _title(question: str, fixed: Mapping[str, Any]) -> str:
     """Return the question with its fixed inputs: names of model, system and engine first."""
     names = [str(getattr(value, "name", value)) for key in ("model", "system", "engine") if (value := fixed.get(key))]
-    others = [
+    fixed_texts = [
         f"{key} {in_digits(float(value), 4) if isinstance(value, int | float) else getattr(value, 'name', value)}"
         for key, value in fixed.items()
         if key not in ("model", "system", "engine", "catalog")
     ]
-    words = f"{question}: {', '.join([*names, *others])}" if names or others else question
+    words = f"{question}: {', '.join([*names, *fixed_texts])}" if names or fixed_texts else question
     return words if len(words) <= LONGEST_TITLE else words[: LONGEST_TITLE - 3] + "..."
 
 

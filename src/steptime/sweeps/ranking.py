@@ -126,8 +126,8 @@ class Ranking(Tabular):
                 f"No rent is known. {self.called(first)} has the highest output: "
                 f"{show(first.tokens_per_second_per_chip, 'tok/s')} per chip."
             )
-        ties, others = sum(standing.tied for standing in priced[1:]), counted(len(priced) - 1, "other pair")
-        tie_note = f"; {ties} of {others} may cost the same, since the ranges overlap" if ties else ""
+        ties, other_pairs = sum(standing.tied for standing in priced[1:]), counted(len(priced) - 1, "other pair")
+        tie_note = f"; {ties} of {other_pairs} may cost the same, since the ranges overlap" if ties else ""
         span = "" if first.cost_range is None else f" (90 % range {usd(first.cost_range[0])} to {usd(first.cost_range[1])})"
         cost = f"{usd(first.cost)} per million output tokens, prefill included{span}"
         return f"{self.called(first)} is the cheapest: {cost}{tie_note}."
@@ -325,10 +325,15 @@ def _standing(
     watts = float(best.power.watts)
     runs, rests = _rests_on(best, system, plan_options["engine"])
     return Standing(
-        feasible=True, tokens_per_second_per_kilowatt=1e3 * best.tokens_per_second_per_chip / watts,
-        power_basis=best.power.basis, runs=runs, rests_on=rests, plan=best, **identity,
+        feasible=True,
+        tokens_per_second_per_kilowatt=1e3 * best.tokens_per_second_per_chip / watts,
+        power_basis=best.power.basis,
+        runs=runs,
+        rests_on=rests,
+        plan=best,
+        **identity,
         **{name: getattr(best, name) for name in FROM_PLAN},
-    )  # fmt: skip
+    )
 
 
 def _value(candidate: Plan) -> float:

@@ -247,7 +247,9 @@ class _Asking:
     def __call__(self, inputs: Sequence[Unsure], points: Mapping[str, Array]) -> tuple[Array, dict[int, str]]:
         """Return the answer at points of shape (points,), NaN where there is none, and the reasons of these points."""
         started = time.perf_counter()
-        axes = tuple(Axis(name=one.name, values=points[one.name], broadcasts=one.broadcasts) for one in inputs)
+        axes = tuple(
+            Axis(name=parameter.name, values=points[parameter.name], broadcasts=parameter.broadcasts) for parameter in inputs
+        )
         fixed = {name: value for name, value in self.input_values.items() if name not in points}
         # All inputs advance together: one point per position of their values.
         job = Job(question=self.varied(inputs), axes=axes, fixed=fixed, answer_names=frozenset({self.answer}), together=True)
@@ -264,9 +266,9 @@ class _Asking:
 
         Raises InputError if there is no number.
         """
-        base = {**self.input_values, **{one.name: int(one.base) if one.is_count else one.base for one in inputs}}
+        base_values = {parameter.name: int(parameter.base) if parameter.is_count else parameter.base for parameter in inputs}
         started = time.perf_counter()
-        answers = self.varied(inputs).ask(base, frozenset({self.answer} - {""}))
+        answers = self.varied(inputs).ask({**self.input_values, **base_values}, frozenset({self.answer} - {""}))
         if not self.question.vectorised:
             self.seconds_per_point = time.perf_counter() - started
         if answers.get("reason") and self.answer not in answers:
