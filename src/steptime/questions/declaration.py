@@ -141,6 +141,18 @@ class Question:
         """Inputs without a default."""
         return tuple(name for name, declared in self.inputs.items() if declared.required)
 
+    def check_answer(self, name: str) -> None:
+        """Raise an error for an answer that does not exist; a Python function has declared none.
+
+        Args:
+            name: Name of the answer.
+
+        Raises:
+            UnknownName: If the question has no such answer; the message names the nearest.
+        """
+        if self.answers and name not in self.answers:
+            raise UnknownName(f"answer of {self.name}", name, self.answers, f"It has {', '.join(self.answers)}.")
+
     def read_result(self, result: Any) -> dict[str, Any]:
         """Return all answers of the question from its result.
 

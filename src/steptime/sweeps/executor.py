@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.atomic_files import write_text_atomically
-from steptime.errors import DataFileError, InputError, install_hint
+from steptime.errors import DataFileError, InputError, RangeError, install_hint, short_repr
 from steptime.physics.chunked_evaluation import keep_memory
 from steptime.processes import can_fork, can_pickle, core_count, end_pool, hold_interrupts, process_pool
 from steptime.sweeps.axes import label
@@ -70,7 +70,12 @@ def run(
 
     Returns:
         Arrays of all answers, and the reasons of points without one.
+
+    Raises:
+        RangeError: If `workers` is not a count.
     """
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise RangeError(f"workers: must be a whole number of at least 1, got {short_repr(workers)}")
     gathered, report = Gathered(job.shape), progress or (lambda *_: None)
     # Points that the journal already has are not asked again.
     logged = {} if journal is None else journal.done

@@ -158,8 +158,6 @@ def compute_sensitivity(
     for name, value in fixed.items():
         if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
             raise RangeError(f"{name}: must be one value, got {short_repr(value)}; give a range with vary")
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise RangeError(f"workers: must be a whole number of at least 1, got {short_repr(workers)}")
     answer_name = choose_answer(question, answer)
     ranges = list(ranges)
 
@@ -313,8 +311,7 @@ def choose_answer(question: Question, answer: str | None) -> str:
         shows = [name for name in question.shows if not question.answers[name].text] if question.answers else []
         return next((name for name in shows if name.startswith("usd_per_million")), shows[0] if shows else "")
     answer = answer.replace("-", "_")
-    if question.answers and answer not in question.answers:
-        raise UnknownName(f"answer of {question.name}", answer, question.answers, f"It has {', '.join(question.answers)}.")
+    question.check_answer(answer)
     if question.answers and question.answers[answer].text:
         numbers = [name for name, spec in question.answers.items() if not spec.text]
         raise InputError(f"answer: {answer} is a text, which has no swing; give {listed(numbers, 40)}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
-from steptime.errors import InputError, RangeError, UnknownName, expect
+from steptime.errors import InputError, RangeError, expect
 from steptime.questions.declaration import Question
 from steptime.questions.registry import find_question
 from steptime.questions.step_question import with_layout
@@ -111,16 +112,19 @@ def sweep_axes(
         raise InputError("axes: a sweep needs an axis, which is an input with its values; give one, such as batch=1:64:log2")
     check_needs(question, axes, fixed)
     fixed = with_layout(question, fixed, axes)
-    if workers is not None and (not isinstance(workers, int) or workers < 1):
-        raise RangeError(f"workers: must be a whole number of at least 1, got {workers}")
     if together and len({len(axis.values) for axis in axes}) > 1:
         lengths = ", ".join(f"{axis.name} {len(axis.values):,}" for axis in axes)
         raise RangeError(f"axes: must have one length to advance together, got {lengths}")
-    answer_names = select_answers(question, tuple(answers))
+    choice = tuple(answers)
+    answer_names = choice or question.shows
+    for name in answer_names:
+        question.check_answer(name)
     check_points(grid_shape(axes, together=together), question.seconds)
     job = Job(question=question, axes=tuple(axes), fixed=fixed, answer_names=frozenset(answer_names), together=together)
-    if (not answers if banded is None else banded) and job.points <= BANDED:
-        answer_names = with_bands(question, answer_names)
+    if (not choice if banded is None else banded) and job.points <= BANDED:
+        # Each answer is followed by the ends of its 90 % range if it has one.
+        with_ends = [(name, *question.bands.get(name, ())) for name in answer_names]
+        answer_names = tuple(dict.fromkeys(itertools.chain.from_iterable(with_ends)))
         job = replace(job, answer_names=frozenset(answer_names))
 
     # A log costs time for each region: questions that take arrays are faster without one.
@@ -147,38 +151,3 @@ def sweep_axes(
         reasons = list(dict.fromkeys(gathered.reasons.values()))
         raise InputError(f"every point is refused{'; the first reason' if len(reasons) > 1 else ''}: {reasons[0]}")
     return sweep_table
-
-
-def select_answers(question: Question, answers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the answers to show.
-
-    Args:
-        question: The question.
-        answers: Names that the caller chose; empty for the main ones.
-
-    Returns:
-        Names in order.
-
-    Raises:
-        UnknownName: If an answer does not exist.
-    """
-    for name in answers:
-        if question.answers and name not in question.answers:
-            raise UnknownName(f"answer of {question.name}", name, question.answers, f"It has {', '.join(question.answers)}.")
-    return answers or question.shows
-
-
-def with_bands(question: Question, answer_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return answers, each followed by the ends of its 90 % range if it has one.
-
-    Args:
-        question: The question.
-        answer_names: Names of the answers.
-
-    Returns:
-        Names in order, each once.
-    """
-    names: list[str] = []
-    for name in answer_names:
-        names += [name, *(question.bands.get(name, ()))]
-    return tuple(dict.fromkeys(names))
