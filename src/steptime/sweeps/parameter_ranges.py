@@ -255,12 +255,9 @@ CLOCK, SCATTER = "chip.peak", "scatter"
 MICROBENCHMARK = "a microbenchmark of the machine, then --set FIGURE=VALUE"
 OWN_RUNS = "your own runs (`steptime anchors`, `steptime calibrate`)"
 TRAFFIC = "your own traffic"
-# Inputs of a step that depend on traffic, by phase, with their defaults.
-LENGTHS: Final = {
-    "decode": {"batch": 1, "context": 4096},
-    "prefill": {"tokens": 8192, "prefix": 0},
-    "mixed": {"batch": 1, "context": 4096, "tokens": 8192, "prefix": 0},
-}
+# Inputs of a step that depend on traffic, by phase.
+DECODE, PREFILL = ("batch", "context"), ("tokens", "prefix")
+LENGTHS: Final = {"decode": DECODE, "prefill": PREFILL, "mixed": (*DECODE, *PREFILL)}
 # Names of figures in descriptions; other figures keep their own name.
 NOUNS: Final = {
     "bandwidth": "the bandwidth", "latency": "the latency", "capacity": "the capacity", "usd_per_byte": "the price",
@@ -359,12 +356,11 @@ def unsure_inputs(question: Question, input_values: InputValues, answer: str) ->
         # Errors of decode and of prefill were fitted separately.
         regime = REGIMES[0] if phase == "decode" else REGIMES[1]
         scatter = _scatter(engine, system, regime, widening(distances(engine, system, layout)))
-        lengths = {name: f"the {name}" for name in LENGTHS.get(phase, LENGTHS["decode"])}
-        defaults = LENGTHS["mixed"]
+        lengths = {name: f"the {name}" for name in LENGTHS.get(phase, DECODE)}
     else:
         chips = float(inputs.get("chips") or system.chips)
         scatter = _planned_scatter(inputs, engine, system)
-        lengths, defaults = {"input": "the prompt length", "output": "the output length"}, {"input": 1024, "output": 1024}
+        lengths = {"input": "the prompt length", "output": "the output length"}
     parameters = [
         *_figures(system, answer, chips),
         *_constants(model, system, engine),
@@ -373,7 +369,7 @@ def unsure_inputs(question: Question, input_values: InputValues, answer: str) ->
         *_rent(system, answer),
     ]
     for name, description in lengths.items():
-        base = inputs.get(name, defaults[name])
+        base = inputs.get(name, question.inputs[name].default)
         # An array is an axis of the user, and certain.
         if np.ndim(base) == 0 and base > 0:
             parameters.append(_assumed(name, float(base), description, is_count=True))
