@@ -27,9 +27,7 @@ from steptime.cli.options import (
 from steptime.cli.output import check_outputs, print_json, print_result, show, write_csv, wrote
 from steptime.errors import InputError, RangeError, install_hint
 from steptime.picture_files import PICTURES
-from steptime.questions import budget_question, laws_question, rl_question
-from steptime.questions.budget_question import BudgetInputs
-from steptime.questions.rl_question import RlInputs
+from steptime.questions.economics_questions import BUDGET, LOSS, RL, BudgetInputs, RlInputs, solve_budget, solve_rl
 
 if TYPE_CHECKING:
     from steptime.scaling.scaling_laws import Law
@@ -75,13 +73,13 @@ def budget(
     check_outputs({"--csv": csv, "--plot": plot}, ())
     if plot is not None:
         check_picture(plot)
-    result = budget_question.solve(typed_values(ctx, BudgetInputs))
+    result = solve_budget(typed_values(ctx, BudgetInputs))
     if plot is not None:
         from steptime.scaling.sizing_plots import draw
 
         draw(result, picture, plot)
         wrote(plot, f"the picture {picture}")
-    print_result(result, "scaling_view.budget_view", csv=csv, json=json, summary=budget_question.summary, full=full)
+    print_result(result, "scaling_view.budget_view", csv=csv, json=json, summary=BUDGET.read_result, full=full)
 
 
 def check_picture(path: str) -> None:
@@ -102,7 +100,7 @@ def check_picture(path: str) -> None:
         raise RangeError(f"a picture needs matplotlib: {install_hint('plot')}")
 
 
-LOSS, BOARD = "Predicted loss", "MoE models"
+LOSS_GROUP, BOARD = "Predicted loss", "MoE models"
 
 
 def laws(
@@ -114,9 +112,9 @@ def laws(
         ),
     ] = None,
     params: Annotated[
-        int | None, count("--params", "Parameters of a dense model, such as 70B, for its predicted loss.", LOSS)
+        int | None, count("--params", "Parameters of a dense model, such as 70B, for its predicted loss.", LOSS_GROUP)
     ] = None,
-    tokens: Annotated[int | None, count("--tokens", "Training tokens of that model, such as 15T.", LOSS)] = None,
+    tokens: Annotated[int | None, count("--tokens", "Training tokens of that model, such as 15T.", LOSS_GROUP)] = None,
     moe: Annotated[
         int | None,
         count("--moe", "Active parameters of MoE models, such as 37B: several laws compare them with dense models.", BOARD),
@@ -190,7 +188,7 @@ def _print(
         write_csv(csv, table if loss_table is None else loss_table)
     if json:
         extra_fields: dict[str, Any] = (
-            {} if loss_table is None else {"losses": loss_table.losses, "summary": laws_question.summary(loss_table)}
+            {} if loss_table is None else {"losses": loss_table.losses, "summary": LOSS.read_result(loss_table)}
         )
         print_json((table if listed else law_card(scaling_laws[0])).to_dict(**extra_fields))
         return
@@ -231,5 +229,5 @@ def rl(ctx: typer.Context, inputs: RlInputs, set_: SET = None, full: FULL = Fals
         ctx: context of typer; the other arguments are options, described by their help.
     """
     refuse_idle(ctx, {"text, not --json": (not json, "full")})
-    step = rl_question.solve(typed_with_changes(ctx, RlInputs, set_))
-    print_result(step, "scaling_view.rl_view", json=json, summary=rl_question.summary, full=full)
+    step = solve_rl(typed_with_changes(ctx, RlInputs, set_))
+    print_result(step, "scaling_view.rl_view", json=json, summary=RL.read_result, full=full)

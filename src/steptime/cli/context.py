@@ -13,7 +13,7 @@ from steptime.cli.output import check_outputs, patience, print_result, wrote
 from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.sweep import AXES, EXECUTION, OUT, OVER, PLOT_OPTION, SET, check_files, wrote_all
 from steptime.errors import InputError, RangeError
-from steptime.sweeps.context_limit import ContextInputs, solve, summary
+from steptime.sweeps.context_limit import CONTEXT, ContextInputs, solve
 
 
 @grouped
@@ -42,11 +42,9 @@ def context(
     with patience("Trying layouts and batches for each length of context ..."):
         walls = solve(values)
     if plot is not None:
-        from steptime.sweeps.context_limit import plot as draw
-
-        draw(walls, plot)
+        walls.plot(plot)
         wrote(plot, "the picture of costs by length")
-    print_result(walls, "context_view.contexts_view", csv=csv, json=json, summary=summary, full=full)
+    print_result(walls, "context_view.contexts_view", csv=csv, json=json, summary=CONTEXT.read_result, full=full)
     if walls.reason:
         raise typer.Exit(1)
 

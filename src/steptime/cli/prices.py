@@ -115,7 +115,7 @@ def prices(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
     """
     from steptime.pricing.market import Market
     from steptime.pricing.price_history import price_history
-    from steptime.questions.prices_question import summary
+    from steptime.questions.economics_questions import PRICES
 
     reading = query.is_inversion or query.list_ is not None
     _check(ctx, query, sold, backward, reading=reading)
@@ -129,7 +129,7 @@ def prices(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward
         table = _survey(query, sold, backward)
     print_result(
         table, "prices_view.prices_view", csv=backward.csv, json=backward.json,
-        summary=summary if isinstance(table, Market) else None, lecture=backward.lecture, full=backward.full,
+        summary=PRICES.read_result if isinstance(table, Market) else None, lecture=backward.lecture, full=backward.full,
     )  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def _invert_list(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular"
 
 
 def _survey(query: PriceQuery, sold: Sold, backward: Backward) -> "Tabular":
-    from steptime.questions.prices_question import solve as survey_prices
+    from steptime.questions.economics_questions import solve_prices as survey_prices
 
     values = {
         "model": query.model, "provider": query.provider, "date": query.date, "speed": sold.speed, "mix": sold.mix,

@@ -150,7 +150,7 @@ def report_progress() -> Iterator[Callable[[int, int], None]]:
     Yields:
         A function of the number of answered points and of all points.
     """
-    from steptime.sweeps.question_inputs import duration
+    from steptime.sweeps.axes import duration
 
     state = {"first": 0, "total": -1, "started": time.perf_counter()}
     bar: Any = None

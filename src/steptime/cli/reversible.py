@@ -138,6 +138,6 @@ def _cache(
 
 def _summary(result: "Tabular") -> Callable[[Any], Mapping[str, Any]] | None:
     """Return what reads the answers of the question from a result; None except for the trade of one cache."""
-    from steptime.describe.kv_tradeoff import CacheTrade, summary
+    from steptime.describe.kv_tradeoff import REVERSIBLE, CacheTrade
 
-    return summary if isinstance(result, CacheTrade) and len(result.caches) == 1 else None
+    return REVERSIBLE.read_result if isinstance(result, CacheTrade) and len(result.caches) == 1 else None

@@ -4,7 +4,7 @@ import typer
 
 from steptime.cli.options import CSV, FULL, JSON, SET, grouped, refuse_idle, typed_with_changes
 from steptime.cli.output import check_outputs, print_result
-from steptime.lecture.pair_roofline import RooflineInputs, solve, summary
+from steptime.lecture.pair_roofline import ROOFLINE, RooflineInputs, solve
 
 
 @grouped
@@ -19,4 +19,4 @@ def roofline(
     refuse_idle(ctx, {"text, not --json": (not json, "full")})
     check_outputs({"--csv": csv}, [inputs.model, inputs.system])
     board = solve(typed_with_changes(ctx, RooflineInputs, set_))
-    print_result(board, "lecture_view.roofline_view", csv=csv, json=json, summary=summary, full=full)
+    print_result(board, "lecture_view.roofline_view", csv=csv, json=json, summary=ROOFLINE.read_result, full=full)

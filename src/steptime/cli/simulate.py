@@ -15,7 +15,7 @@ import typer
 from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SubjectChanges, grouped, not_empty, option, refuse_idle
 from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, wrote
 from steptime.errors import NUMBA_MISSING, InputError, RangeError, UnknownName
-from steptime.questions.simulate_question import TRAFFIC, Setup, SimulateInputs, answers_from, setup
+from steptime.questions.simulate_question import SIMULATE, TRAFFIC, Setup, SimulateInputs, setup
 
 if TYPE_CHECKING:
     from steptime.simulation.max_rate import HighestRate
@@ -271,7 +271,7 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
     _write(run, output)
     if output.json:
         ranges = [{"slowness": slowness, "answers": end.answers} for slowness, end in slower.items()]
-        print_json(run.to_dict(range=ranges, summary=answers_from(run)))
+        print_json(run.to_dict(range=ranges, summary=SIMULATE.read_result(run)))
         raise typer.Exit(_exit_code(run))
     from steptime.cli.views.simulation_view import range_view, simulation_title, simulation_view
     from steptime.cli.views.widgets import more_line

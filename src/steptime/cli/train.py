@@ -6,7 +6,7 @@ import typer
 
 from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SET, grouped, not_empty, option, typed_with_changes
 from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, wrote
-from steptime.questions.train_question import TrainInputs, bind_train, solve, summary
+from steptime.questions.train_question import TRAIN, TrainInputs, bind_train, solve
 
 if TYPE_CHECKING:
     from steptime.hardware.system import System
@@ -59,7 +59,7 @@ def train(
         _write_plot(plot, described, machine, training, stack)
     lines = None if launch is None else _lines(described, machine, training, launch)
     if json:
-        extra_fields = {"summary": summary(training), **({"scaling": scaled.to_dict()} if scaled else {})}
+        extra_fields = {"summary": TRAIN.read_result(training), **({"scaling": scaled.to_dict()} if scaled else {})}
         print_json(training.to_dict(**extra_fields, **({"launch": lines} if lines else {})))
         return
     _show_training(described, machine, training, stack, scaled, full=full, explain=explain)

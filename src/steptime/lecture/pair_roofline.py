@@ -25,7 +25,8 @@ from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout_space import legal
 from steptime.physics.step import decode_step
-from steptime.questions.declaration import Reader, bind_declared, count, question_of_result, read_answers
+from steptime.questions.declaration import Answer as QuestionAnswer
+from steptime.questions.declaration import bind, count, inputs_from, question_of_result
 from steptime.questions.subject import PricedSubject, read_subject
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import MILLION, show
@@ -339,36 +340,22 @@ def solve(values: Mapping[str, Any]) -> Roofline:
     Returns:
         Roofline with one answer per question.
     """
-    inputs = bind_declared(RooflineInputs, values, "roofline")
+    inputs = bind(RooflineInputs, values, "roofline")
     model, system, engine = read_subject(values)
     return roofline(model, system, context=inputs.context, engine=engine)
 
 
-READS: Final[Mapping[str, Reader]] = {
-    "active_parameters": Reader(meaning="active parameters", value=lambda board: board.active),
-    "total_parameters": Reader(meaning="total parameters", value=lambda board: board.total),
-    "kv_bytes_per_token": Reader(meaning="KV cache read per token of context", unit="B", value=lambda board: board.kv_bytes),
-    "chips": Reader(meaning="chips of the scale-up domain", unit="chips", value=lambda board: board.chips),
-}
 ROOFLINE = question_of_result(
     "roofline",
     "the lecture's numbers for a model on one scale-up domain",
-    form=RooflineInputs,
+    inputs=inputs_from(RooflineInputs),
     solve=solve,
-    reads=READS,
-    shows=tuple(READS),
+    answers={
+        "active_parameters": QuestionAnswer(meaning="active parameters", source="active"),
+        "total_parameters": QuestionAnswer(meaning="total parameters", source="total"),
+        "kv_bytes_per_token": QuestionAnswer(meaning="KV cache read per token of context", unit="B", source="kv_bytes"),
+        "chips": QuestionAnswer(meaning="chips of the scale-up domain", unit="chips"),
+    },
     figures=True,
     seconds=0.05,
 )
-
-
-def summary(board: Roofline) -> dict[str, Any]:
-    """Return the answers of the question from its result.
-
-    Args:
-        board: Result of `solve`.
-
-    Returns:
-        Answers by name.
-    """
-    return read_answers(READS, board)

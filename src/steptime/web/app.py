@@ -239,7 +239,10 @@ def declaration(question: Question) -> dict[str, Any]:
     return {
         "meaning": question.meaning,
         "inputs": {name: plain(asdict(declared)) for name, declared in question.inputs.items() if name not in FILES},
-        "answers": {name: plain(asdict(declared)) for name, declared in question.answers.items()},
+        "answers": {
+            name: {"meaning": declared.meaning, "unit": declared.unit, "text": declared.text}
+            for name, declared in question.answers.items()
+        },
     }
 
 

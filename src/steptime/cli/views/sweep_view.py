@@ -17,11 +17,11 @@ from steptime.cli.views.terminal_plots import Ticks, figure, label, render_chart
 from steptime.cli.views.widgets import Answer, Grid, footnote, ranged, section, table
 from steptime.hardware.rental_prices import usd
 from steptime.number_checks import Array
-from steptime.questions.subject import ARCH, WITHIN
+from steptime.questions.declaration import WITHIN, lower_is_better
+from steptime.questions.subject import ARCH
 from steptime.sweeps.axes import Axis
 from steptime.sweeps.design import Design, columns_in_short
 from steptime.sweeps.plots import first_number, numbers, spread_out
-from steptime.sweeps.question_inputs import lower_is_better
 from steptime.sweeps.sweep_result import Column, Sweep
 from steptime.units import counted, in_digits, show
 
