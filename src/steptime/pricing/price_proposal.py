@@ -24,9 +24,9 @@ from steptime.number_checks import positive
 from steptime.planning.planner import MODES as EITHER
 from steptime.planning.workload import Slo, Workload, limits
 from steptime.pricing.bundled_prices import match_family
-from steptime.pricing.fast_tiers import assumed
 from steptime.pricing.kv_storage_cost import Tier, tiers
 from steptime.pricing.market import Mix, family_named, read_mix
+from steptime.pricing.price_estimate import assumed
 from steptime.pricing.price_list import PriceList, Rates
 from steptime.pricing.serving_costs import TokenCost, cost_on
 from steptime.processes import map_in_processes
@@ -140,7 +140,7 @@ def propose_prices(
         Impossible: The system cannot serve the model at that speed.
     """
     positive("target margin", margin)
-    request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
+    request = read_mix(mix)
     machine, loaded = resolve_system(system), _loaded(model, catalog)
     if not has_rent(machine.rent):
         raise InputError(
@@ -193,13 +193,12 @@ def _loaded(model: ModelLike, catalog: str | None) -> Model:
     if not isinstance(model, str):
         return resolve_model(model)
     try:
-        _, weights, catalogue, _ = family_named(model)
+        return family_named(model).load(catalog)
     except InputError:
         # Nobody sells this variant of a known family.
         if match_family(model)[0]:
             raise
         return load_model(model, catalog=catalog)
-    return load_model(catalogue, weights="fp8" if weights == "fp8" else "", catalog=catalog)
 
 
 def _works(request: Mix, model: Model) -> list[Workload]:
