@@ -128,8 +128,6 @@ def test_a_request_is_priced_by_hand(llama):
     assert llama.prices[groq] == pytest.approx(3225.6e-6)
     row = Row(provider="a", model="m", input=1.0, output=2.0, cache_read=0.1)
     assert Mix(cached_share=0.5).price(row) == pytest.approx((2048 + 204.8 + 2048) / 1e6)
-        (2048 + 204.8 + 2048) / 1e6
-    )
 
 
 def test_one_row_of_each_seller_counts(llama):

@@ -31,6 +31,7 @@ from steptime.pricing.bundled_prices import (
 )
 from steptime.pricing.kv_storage_cost import Hold, holds, tiers
 from steptime.pricing.price_estimate import assumed, prior_coverage
+from steptime.pricing.price_list import have_same_prices
 from steptime.pricing.price_lookup import NEWEST, Offer, find_offers, read_time
 from steptime.pricing.serving_costs import TokenCost, cheapest, mean_of_hopper, plausible, scaled, token_costs
 from steptime.result_base import Tabular, columns_by_key, unit
@@ -68,7 +69,7 @@ def market_caveats(market: Market) -> list[str]:
     # Equal prices are not independent evidence of a market price.
     makers = [offer for offer in offers if offer.role == FIRST_PARTY]
     hosts = [offer for offer in offers if offer.role != FIRST_PARTY]
-    same = [offer for offer in hosts if any(_has_same_price(offer, maker) for maker in makers)]
+    same = [offer for offer in hosts if any(have_same_prices(offer, maker, rel_tol=0.01) for maker in makers)]
     if same:
         notes.append(
             f"{len(same)} of {counted(len(hosts), 'host')} have the maker's price; sellers copy each other, so "
@@ -122,13 +123,6 @@ def uncounted(market: Market) -> list[str]:
         kind.add(name)
     reason_clauses = [f"{len(names)} {why} ({', '.join(sorted(names))})" for why, names in reasons.items() if names]
     return [f"sellers outside the median: {'; '.join(reason_clauses)}"] if reason_clauses else []
-
-
-def _has_same_price(offer: Offer, other_offer: Offer) -> bool:
-    """Check whether two offers have the same prices within 1 %."""
-    return math.isclose(offer.input, other_offer.input, rel_tol=0.01) and math.isclose(
-        offer.output, other_offer.output, rel_tol=0.01
-    )
 
 
 # Context at which KV bytes per token are computed for storage [tokens].
