@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Final
 
 from steptime.questions.declaration import Reader, bind, count, question_of_result, read_answers, text
-from steptime.scaling.law_comparison import Losses, predict_losses
+from steptime.scaling.compute_optimal import Losses, predict_losses
 from steptime.scaling.scaling_laws import load_law
 
 LOSS_GROUP = "A loss"

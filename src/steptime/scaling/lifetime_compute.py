@@ -18,8 +18,8 @@ import numpy as np
 from steptime.errors import Impossible, RangeError
 from steptime.number_checks import LARGEST, Array, Number, between, positive, share
 from steptime.result_base import unit
-from steptime.scaling.compute_optimal import LARGEST_SIZE, SMALLEST, TRAINING_FLOP, cheapest, least, size_for
-from steptime.scaling.law_forms import LawInputs
+from steptime.scaling.compute_optimal import LARGEST_SIZE, SMALLEST, cheapest, least, size_for
+from steptime.scaling.law_forms import TRAINING_FLOP, LawInputs
 from steptime.scaling.scaling_laws import Law, loss, tokens_for
 from steptime.units import show
 
@@ -31,9 +31,6 @@ RL_FLOP: Final = 3.0
 ETA: Final = 3.0
 # Largest number of served tokens that is accepted.
 MOST_SERVED: Final = 1e20
-HALVINGS: Final = 60
-# Step of a logarithm for numerical slopes.
-STEP: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,36 +193,6 @@ def equality(law: Law, demand: Demand, at_loss: Number, **inputs: Number) -> Bil
         return lifetime_bill(demand, np.nan, np.nan, at_loss)
     params = size_for(law, at_loss, tokens, **inputs)
     return lifetime_bill(demand, np.where(np.isfinite(params), params, np.nan), tokens, at_loss)
-
-
-def own_tokens(law: Law, params: Number, **inputs: Number) -> Array:
-    """Return the tokens for which a size is the optimal split of compute.
-
-    At the optimum, a small increase of either gains the same.
-
-    Args:
-        law: Scaling law.
-        params: Active parameters.
-        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
-
-    Returns:
-        Training tokens.
-
-    >>> from steptime.scaling.scaling_laws import load_law
-    >>> round(float(own_tokens(load_law("hoffmann-tex"), 40.3e9) / 40.3e9))
-    59
-    """
-    shape = np.broadcast(params, *law.constants.values()).shape
-    low, high = np.zeros(shape), np.full(shape, np.log(LARGEST))
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        tokens = np.exp(middle)
-        wider = loss(law, np.asarray(params) * np.exp(STEP), tokens * np.exp(-STEP), **inputs)
-        narrower = loss(law, np.asarray(params) * np.exp(-STEP), tokens * np.exp(STEP), **inputs)
-        # True if more parameters and fewer tokens at the same compute reduce the loss.
-        enough = np.asarray(wider) <= narrower
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    return np.asarray(np.exp((low + high) / 2))
 
 
 def total_parameters(law: Law, active: Number, inputs: Mapping[str, Number]) -> Number:

@@ -26,7 +26,7 @@ from steptime.physics.engine import Engine
 from steptime.planning.planner import DoesNotFit, plan
 from steptime.planning.workload import Slo, Workload
 from steptime.result_base import unit
-from steptime.scaling.compute_optimal import TRAINING_FLOP
+from steptime.scaling.law_forms import TRAINING_FLOP
 from steptime.scaling.lifetime_compute import MOST_SERVED
 from steptime.scaling.scaling_laws import Law, loss
 from steptime.training.infeasibility import NothingFits

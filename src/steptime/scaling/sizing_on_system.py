@@ -23,7 +23,8 @@ from steptime.models.model import Model, active_parameters
 from steptime.models.model import total_parameters as parameters_of
 from steptime.number_checks import Array, Number, whole_number
 from steptime.result_base import Tabular, columns_by_key, unit
-from steptime.scaling.compute_optimal import TRAINING_FLOP, least
+from steptime.scaling.compute_optimal import least
+from steptime.scaling.law_forms import TRAINING_FLOP, bisect
 from steptime.scaling.lifetime_compute import SERVING_FLOP, Demand, total_parameters
 from steptime.scaling.scaling_laws import Law, tokens_for
 from steptime.scaling.shape_rule import LARGEST, SMALLEST, shaped
@@ -38,7 +39,6 @@ ROUNDS: Final = 4
 SPAN: Final = 8.0
 # Factor below which two sizes count as the same.
 LITTLE: Final = 1.03
-HALVINGS: Final = 50
 # Range of the loss of a budget [nats per token]; a random guess among 128,256 tokens has 11.8.
 LOSSES: Final = (1e-3, 12.0)
 
@@ -252,13 +252,9 @@ def _best(family: _Family, demand: Demand, at_loss: float, usd: float, around: f
         return _Best(prices, demand, at_loss, params)
 
     # Bisection over the loss: a lower loss costs more.
-    low, high = np.log(LOSSES)
     if prices.cheapest(demand, LOSSES[1])[1] > usd:
         raise Impossible(f"usd: serving takes more than ${usd:,.0f} at any size from {show(prices.sizes[0].params)} parameters")
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if prices.cheapest(demand, float(np.exp(middle)))[1] > usd else (low, middle)
-    bought = float(np.exp(high))
+    bought = float(bisect(lambda loss: prices.cheapest(demand, float(loss))[1] <= usd, *LOSSES))
     return _Best(prices, demand, bought, prices.cheapest(demand, bought)[0])
 
 
