@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from steptime.questions.image_cost import image_cost, with_images
     from steptime.questions.registry import ask
     from steptime.scaling.compute_optimal import equivalent_dense
-    from steptime.scaling.lifetime_compute import Demand
+    from steptime.scaling.lifetime_compute import Demand, Target, read_target
     from steptime.scaling.model_sizing import Budget, budget
     from steptime.scaling.moe_vs_dense import moe_board
     from steptime.scaling.rl_step import rl_step
     from steptime.scaling.scaling_laws import Law, load_law
-    from steptime.scaling.size_cost import Serving, Target, read_target
+    from steptime.scaling.sizing_on_system import Serving
     from steptime.simulation.plan_replay import replay
     from steptime.simulation.scheduling_policy import Policy
     from steptime.simulation.simulation_result import Simulation
@@ -82,14 +82,13 @@ __all__ = [
 # The public names of each module. They load on first use, so that `import steptime` stays fast.
 _HOMES = {
     "blackboard": "blackboard",
-    "scaling.lifetime_compute": "Demand",
+    "scaling.lifetime_compute": "Demand Target read_target",
     "scaling.model_sizing": "Budget budget",
     "scaling.scaling_laws": "Law load_law",
     "scaling.sizing_on_system": "Serving",
     "scaling.moe_vs_dense": "moe_board",
     "scaling.compute_optimal": "equivalent_dense",
     "scaling.rl_step": "rl_step",
-    "scaling.size_cost": "Target read_target",
     "questions.image_cost": "image_cost with_images",
     "questions.registry": "ask",
     "catalog.hardware_loading": "load_system vary with_rent",

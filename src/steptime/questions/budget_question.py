@@ -11,9 +11,9 @@ from steptime.hardware.rental_prices import with_rent
 from steptime.hardware.system import System
 from steptime.planning.workload import Workload, limits
 from steptime.questions.declaration import Reader, bind, count, number, question_of_result, read_answers, rent, text, texts
-from steptime.scaling.lifetime_compute import Demand
+from steptime.scaling.lifetime_compute import Demand, read_served, read_target
 from steptime.scaling.model_sizing import Budget, budget
-from steptime.scaling.size_cost import Serving, read_served, read_target
+from steptime.scaling.sizing_on_system import Serving
 from steptime.units import count as read_count
 
 AIM, TRAFFIC, RL, LAWS, MIX, PRICE, MACHINE = (

@@ -23,15 +23,16 @@ from steptime.scaling.compute_optimal import over_errors, over_laws, own_tokens
 from steptime.scaling.lifetime_compute import (
     Bill,
     Demand,
+    Target,
     at_equal_loss,
     equality,
     lifetime_bill,
+    read_target,
     total_parameters,
     within,
 )
 from steptime.scaling.scaling_laws import DOMAINS, Law, LawLike, beyond, in_beyond, load_laws, tokens_for
-from steptime.scaling.size_cost import Serving, Target, read_target
-from steptime.scaling.sizing_on_system import MachineBudget, by_machine
+from steptime.scaling.sizing_on_system import MachineBudget, Serving, by_machine
 from steptime.units import DAY, in_digits, show
 
 # Llama 3 405B on 8,192 H100 in bf16 (arXiv 2407.21783, Table 4).
