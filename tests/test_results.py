@@ -34,8 +34,7 @@ from steptime.result_base import Tabular, entries, in_words, json_key, plain, pr
 from steptime.reversible.avalanche import mixing
 from steptime.reversible.sboxes import sbox_card
 from steptime.reversible.stack_results import KINDS, ErrorPoint, StackPoint, Stacks
-from steptime.scaling.compute_optimal import optimal
-from steptime.scaling.law_comparison import predict_losses
+from steptime.scaling.compute_optimal import optimal, predict_losses
 from steptime.svg import curve, stacked
 
 ROOT = Path(__file__).parents[1]

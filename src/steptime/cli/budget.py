@@ -181,7 +181,7 @@ def _print(
     table = law_table(scaling_laws)
     loss_table = None
     if params is not None and tokens is not None:
-        from steptime.scaling.law_comparison import predict_losses
+        from steptime.scaling.compute_optimal import predict_losses
 
         loss_table = predict_losses(scaling_laws, params, tokens)
     if csv is not None:

@@ -23,12 +23,12 @@ from steptime.pricing.market import Market, survey_prices
 from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, rent, text, texts
 from steptime.questions.plan_question import read_modes
 from steptime.questions.subject import SUBJECT_GROUP, ModelOnSystem, ParallelSizes, read_machine
-from steptime.scaling.law_comparison import Losses, predict_losses
-from steptime.scaling.lifetime_compute import Demand
+from steptime.scaling.compute_optimal import Losses, predict_losses
+from steptime.scaling.lifetime_compute import Demand, read_served, read_target
 from steptime.scaling.model_sizing import Budget, budget
 from steptime.scaling.rl_step import RlStep, rl_step
 from steptime.scaling.scaling_laws import load_law
-from steptime.scaling.size_cost import Serving, read_served, read_target
+from steptime.scaling.sizing_on_system import Serving
 from steptime.units import count as read_count
 
 AIM_GROUP, TRAFFIC_GROUP, RL_GROUP, LAWS_GROUP, MIX_GROUP, PRICE_GROUP, MACHINE_GROUP = (

@@ -13,7 +13,7 @@ from steptime.cli.views.terminal_plots import Ticks, figure, label, plain, rende
 from steptime.cli.views.widgets import Answer, Grid, bar, facts, footnote, ranged, section, sourced, table
 from steptime.describe.law_summary import LawCard
 from steptime.hardware.rental_prices import usd as write_usd
-from steptime.scaling.law_comparison import Losses
+from steptime.scaling.compute_optimal import Losses
 from steptime.scaling.model_sizing import Budget, Choice
 from steptime.scaling.moe_vs_dense import MoeBoard, MoeRow
 from steptime.scaling.rl_step import RlStep

@@ -12,10 +12,9 @@ from steptime.blackboard.training_compute import tokens_equal_to_serving
 from steptime.errors import Impossible
 from steptime.lecture.current_figures import cheapest_overtraining
 from steptime.number_checks import Array
-from steptime.scaling.lifetime_compute import Demand, lifetime_bill
+from steptime.scaling.lifetime_compute import Demand, Target, lifetime_bill, read_target
 from steptime.scaling.model_sizing import Budget, budget
 from steptime.scaling.scaling_laws import load_law, tokens_for
-from steptime.scaling.size_cost import Target, read_target
 from steptime.units import in_digits, show
 from steptime.web.board import Answer, Board, Figure, Shared, choice, question_input, slider, text
 from steptime.web.page_subject import at_field, catalog_model

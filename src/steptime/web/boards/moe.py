@@ -9,7 +9,7 @@ import numpy as np
 
 from steptime import blackboard
 from steptime.number_checks import Array
-from steptime.scaling.compute_optimal import TRAINING_FLOP, equivalent_dense
+from steptime.scaling.compute_optimal import equivalent_dense
 from steptime.scaling.lifetime_compute import total_parameters
 from steptime.scaling.moe_vs_dense import MoeBoard, MoeRow, inputs_for_experts, moe_board
 from steptime.scaling.scaling_laws import DOMAINS, beyond, load_law
@@ -101,8 +101,7 @@ def _curve(name: str, active: float, tokens: float) -> tuple[Array, Array, Array
     every = [inputs_for_experts(law, count) or {} for count in COUNTS]
     columns = {key: np.array([inputs[key] for inputs in every]) for key in every[0]}
     sizes = np.array([float(np.asarray(total_parameters(law, active, inputs))) for inputs in every]) / active
-    trained = {"tokens": tokens, "compute": TRAINING_FLOP * active * tokens} if law.kind.tokens else {}
-    inside = np.array([not beyond(law, params=active, **trained, **inputs) for inputs in every])
+    inside = np.array([not beyond(law, params=active, tokens=tokens, **inputs) for inputs in every])
     same = equivalent_dense(law, active, columns.pop("experts", 1.0), tokens=tokens, **columns)
     return np.where(same <= MOST_GAIN * active, same / active, np.nan), sizes, inside
 
