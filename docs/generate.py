@@ -69,7 +69,6 @@ from steptime.result_base import entries
 from steptime.reversible.avalanche import Mixing
 from steptime.reversible.sboxes import SboxCard
 from steptime.reversible.stack_results import Stacks
-from steptime.simulation.plan_vs_simulation import Compared
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.max_rate import HighestRate
 from steptime.simulation.plan_replay import Replay
@@ -124,7 +123,6 @@ ANSWERS: dict[type, str] = {
     HighestRate: "`steptime simulate --find-rate`. The command adds `model`, `system`, `engine`, `layout`, "
     "`anchor` and `policy`.",
     Replay: "`steptime plan --simulate`, under `simulated`; `st.replay`.",
-    Compared: "`steptime.simulation.plan_vs_simulation.compare`.",
     Anchors: "`steptime anchors`, `st.load_anchor`.",
     Validation: "`steptime validate`, `st.validate`.",
     TrainingValidation: "`steptime validate` of a file of training runs.",

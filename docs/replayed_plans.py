@@ -10,10 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.plan_vs_simulation import Compared, compare
+
 import steptime as st
 from steptime.errors import InputError
 from steptime.planning.plan_result import Plan
-from steptime.simulation.plan_vs_simulation import Compared, compare
 
 HERE = Path(__file__).parent
 SEED, DRAWN, COUNTED = 11, 60, 6000

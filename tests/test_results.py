@@ -72,13 +72,6 @@ def replayed():
     return replay_pools(*things, WORK, plan.slo, plan.pools, plan.requests_per_second, **given)
 
 
-def held_against_its_replay():
-    pytest.importorskip("numba")
-    from steptime.simulation.plan_replay import compare
-
-    return compare(st.plan("llama-3.1-8b", "hgx-h100", WORK, chips=1), requests=50)
-
-
 def calibrated():
     pytest.importorskip("scipy")
     return st.calibrate([RUN, RUN | {"id": "b", "concurrency": 64, "tpot_s": 0.02}], name="mine")
@@ -155,7 +148,6 @@ MAKE = {
     "traffic": lambda: st.open_loop(20, 200, st.Lengths(mean=512), st.Lengths(mean=64)),
     "highest rate": highest,
     "replay": replayed,
-    "compared": held_against_its_replay,
     "validation": lambda: st.validate([RUN]),
     "predictions": lambda: st.validate([RUN]).predictions,
     "calibrated": calibrated,
@@ -203,7 +195,7 @@ MAKE = {
     "anchor": lambda: st.load_anchor([RUN]).anchors[0],
 }
 
-LONG = {"compared", "machine budget", "mixing", "plan", "price proposal", "prices", "ranking", "refit", "replay"}
+LONG = {"machine budget", "mixing", "plan", "price proposal", "prices", "ranking", "refit", "replay"}
 """What takes more than half a second to make."""
 EACH = [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in MAKE]
 

@@ -210,7 +210,7 @@ def test_a_model_without_draft_layers_is_refused(asked):
 @pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
 def test_a_replay_agrees_with_the_plan(mode, deepseek):
     pytest.importorskip("numba")
-    from steptime.simulation.plan_vs_simulation import compare
+    from benchmarks.plan_vs_simulation import compare
 
     workload, limits = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=0.03, ttft=3)
     chips = 32 if mode == "disaggregated" else 8

@@ -101,7 +101,7 @@ def test_seats_are_those_of_all_replicas():
 def test_a_token_may_be_made_among_less_than_two_in_the_mean(speed, least, most):
     """DeepSeek-V3 on eight H200: alone 9.2 ms, two at once 9.93; with seats to spare a token meets 0.9 others at 101 tok/s."""
     pytest.importorskip("numba")
-    from steptime.simulation.plan_replay import compare
+    from benchmarks.plan_vs_simulation import compare
 
     work, slo = st.Workload(input_tokens=1024, output_tokens=1024), st.Slo(tpot=1 / speed, ttft=0.2)
     found = plan("deepseek-v3", "hgx-h200", work, slo, alternatives=False)
@@ -116,7 +116,7 @@ def test_a_token_may_be_made_among_less_than_two_in_the_mean(speed, least, most)
 def test_a_token_may_be_made_among_five_and_a_half_in_the_mean():
     """GLM-4.5 on eight H200 at 60 tok/s: among five a million tokens cost 25.7 USD, and six are too many for 16.7 ms."""
     pytest.importorskip("numba")
-    from steptime.simulation.plan_replay import compare
+    from benchmarks.plan_vs_simulation import compare
 
     work = st.Workload(input_tokens=4096, output_tokens=512)
     found = plan("glm-4.5", "hgx-h200", work, st.Slo(tpot=1 / 60, ttft=2), alternatives=False)

@@ -89,5 +89,5 @@ def test_with_first_tokens_later_leaves_capacity_as_it_was():
 
     (one, _, busy), (two, _, same) = (serve(traffic, Policy(), each) for each in (pace, later))
     np.testing.assert_array_equal(one["finish"], two["finish"])
-    np.testing.assert_array_equal(busy.seconds, same.seconds)
+    np.testing.assert_array_equal(busy.state["busy"], same.state["busy"])
     assert later.extra_delay == 2

@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+from benchmarks.plan_vs_simulation import compare
 from replayed_plans import COUNTED, DRAWN, off, questions, replayed
 
 import steptime as st
 from steptime.planning.slo_probability import point
-from steptime.simulation.plan_vs_simulation import compare
 
 MEDIAN, WORST = (0.05, 0.15, 0.05), (0.15, 0.35, 0.15)  # of TPOT, TTFT and cost
 

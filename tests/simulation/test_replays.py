@@ -7,12 +7,12 @@ from functools import partial
 
 import numpy as np
 import pytest
+from benchmarks import plan_vs_simulation
+from benchmarks.plan_vs_simulation import compare
 
 import steptime as st
 from steptime.errors import InputError, RangeError
-from steptime.simulation import plan_vs_simulation
 from steptime.simulation.loop_state import DONE, REQUEST
-from steptime.simulation.plan_vs_simulation import compare
 
 WORK = st.Workload(input_tokens=1024, output_tokens=256)
 LIMITS = st.Slo(tpot=0.02, ttft=1.0)

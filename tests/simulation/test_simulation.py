@@ -22,7 +22,7 @@ from steptime.physics.engine import label_values, load_engine, with_constants
 from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.planning.steady_state import aggregated
 from steptime.simulation import event_loop
-from steptime.simulation.loop_state import DONE, REJECTED, TOKEN_STEPS
+from steptime.simulation.loop_state import DONE, REJECTED
 from steptime.simulation.max_rate import highest_rate, meets, rates
 from steptime.simulation.plan_replay import replay_pools
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
@@ -111,7 +111,7 @@ def test_littles_law_and_conservation(kind, kv):
     elif kind == "static":  # those who are done keep their seats until the batch is
         assert counted >= summed * (1 - 1e-9)
     if kind in ("continuous", "prefill-first"):  # work conservation: the server is idle only while nobody is there
-        span = found["finish"].max() - pool.seconds[0, 3]
+        span = found["finish"].max() - pool.state["busy"][0]
         start = np.sort(found["arrival"])
         ends = np.sort(found["finish"])
         idle = start[0] + sum(max(0.0, start[k] - ends[k - 1]) for k in range(1, n) if start[k] > ends[k - 1])
@@ -520,7 +520,7 @@ def test_a_long_closed_loop_is_served_once():
     found, _, pool = serve(traffic, Policy(max_num_seqs=64), pace_for(64))
     assert set(found["status"]) == {DONE, REJECTED}
     assert (found["status"] == DONE).sum() == (inputs > 0).sum()
-    assert pool.seconds[:, TOKEN_STEPS].sum() == 2 * (inputs > 0).sum()
+    assert pool.state["token_steps"].sum() == 2 * (inputs > 0).sum()
 
 
 def test_first_tokens_are_seen_late_and_ends_are_not():

@@ -1,13 +1,12 @@
-"""A DynamoGraphDeployment of NVIDIA Dynamo 1.6: a frontend, and one component per pool.
-
-The operator of Dynamo gives the hosts of a replica their ranks and addresses, so that the arguments have none. The structure
-follows the templates of the released package ai-dynamo, `dynamo/profiler/templates/dgd`, and `dynamo/profiler/utils/config.py`;
-for `multinode` see https://docs.nvidia.com/dynamo/kubernetes-deployment/multinode/multinode-deployments.
-
-The commands that start a plan in vLLM, SGLang or TensorRT-LLM, as text and as a folder of scripts.
+"""The commands that start a plan in vLLM, SGLang or TensorRT-LLM: as text, as a folder of scripts, and as a manifest.
 
 There is one command per host; addresses are shell variables. A comment line names everything that an engine cannot express. An
 engine that does not run on the plan's chips gives a reason instead of commands.
+
+The manifest is a DynamoGraphDeployment of NVIDIA Dynamo 1.6: a frontend, and one component per pool. The operator of Dynamo
+gives the hosts of a replica their ranks and addresses, so that the arguments have none. The structure follows the templates of
+the released package ai-dynamo, `dynamo/profiler/templates/dgd`, and `dynamo/profiler/utils/config.py`; for `multinode` see
+https://docs.nvidia.com/dynamo/kubernetes-deployment/multinode/multinode-deployments.
 """
 
 from __future__ import annotations
@@ -15,145 +14,18 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Final
 
-from steptime.errors import InputError, install_hint
 from steptime.launch import sglang, trtllm, vllm
 from steptime.launch.host_placement import Replica, in_words, place_replicas, racks
-from steptime.launch.serve_args import AMD, NAMES, NVIDIA, VARIABLE, ServeArgs, serve_args_for_pool, too_long
-from steptime.launch.shell_script import Command, comments, escape_markdown, files_written, spoken, wrapped
-from steptime.planning.plan_result import Plan, Pool
+from steptime.launch.serve_args import AMD, NAMES, NVIDIA, VARIABLE, ServeArgs, serve_args_for_pool
+from steptime.launch.shell_script import Command, comments, escape_markdown, files_written, select_texts, spoken, wrapped
+from steptime.planning.plan_result import Plan
 from steptime.units import counted
-
-# Release of Dynamo whose images and schema the manifest uses.
-RELEASE: Final = "1.6.1"
-RUNTIMES: Final = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}
-# Flags that Dynamo sets by itself.
-LEFT_OUT: Final = ("--port", "--host", "--kv-transfer-config", "--disaggregation-mode", "--disaggregation-bootstrap-port")
-# Secret with the token of the Hugging Face hub.
-SECRET: Final = [{"secretRef": {"name": "hf-token-secret"}}]
-
-
-def pyyaml_installed() -> bool:
-    """Return whether PyYAML is installed, which writes manifests.
-
-    Returns:
-        True if a manifest can be written.
-    """
-    return find_spec("yaml") is not None
-
-
-def manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Mapping[str, ServeArgs]) -> str:
-    """Return the text of a Kubernetes manifest for a plan.
-
-    Args:
-        plan: The plan.
-        engine: Engine: vllm, sglang or trtllm.
-        replicas: Placement of all replicas.
-        pools: Engine arguments by role of the pool.
-
-    Returns:
-        YAML with notes as comments.
-
-    Raises:
-        InputError: If PyYAML is not installed.
-    """
-    try:
-        import yaml
-    except ImportError:
-        raise InputError(f"launch: a manifest needs PyYAML, which is not installed: {install_hint('launch')}") from None
-    image = f"nvcr.io/nvidia/ai-dynamo/{RUNTIMES[engine]}:{RELEASE}"
-    components: list[dict[str, Any]] = [_component("Frontend", "frontend", 1, _container(image, "dynamo.frontend", []))]
-    notes: list[str] = []
-    for role, serve_args in pools.items():
-        # All replicas of a pool have one layout, so that the first stands for all.
-        pool_replicas = [r for r in replicas if r.role == role]
-        arguments, environment, worker_notes = _arguments(engine, serve_args, pool_replicas[0])
-        container = _container(image, f"dynamo.{engine}", arguments)
-        if environment:
-            container["env"] = [{"name": name, "value": value} for name, value in environment.items()]
-        container["resources"] = {"limits": {"nvidia.com/gpu": str(pool_replicas[0].chips)}}
-        name = "worker" if role == "serve" else role
-        component = _component(name, name, len(pool_replicas), container)
-        if pool_replicas[0].nodes > 1:
-            component["multinode"] = {"nodeCount": pool_replicas[0].nodes}
-        components.append(component)
-        notes += [f"{name}: {note}" for note in worker_notes]
-    deployment = {
-        "apiVersion": "nvidia.com/v1beta1",
-        "kind": "DynamoGraphDeployment",
-        "metadata": {"name": _label(plan.model)},
-        "spec": {"components": components},
-    }
-
-    # A copy shares no lists, for which YAML would write anchors and aliases.
-    text: str = yaml.safe_dump(json.loads(json.dumps(deployment)), sort_keys=False, width=2**20)
-    return "".join(f"{line}\n" for line in comments(dict.fromkeys(notes))) + text
-
-
-def _label(model: str) -> str:
-    """Return a model name as Kubernetes accepts names: lower case, digits and dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", model.rpartition("/")[2].lower()).strip("-")[:50].strip("-") or "model"
-
-
-def _component(name: str, kind: str, replicas: int, container: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "type": kind, "replicas": replicas, "podTemplate": {"spec": {"containers": [container]}}}
-
-
-def _container(image: str, module: str, arguments: list[str]) -> dict[str, Any]:
-    container: dict[str, Any] = {"name": "main", "image": image, "command": ["python3", "-m", module]}
-    return container | ({"args": list(map(_escape_expansion, arguments))} if arguments else {}) | {"envFrom": SECRET}
-
-
-def _escape_expansion(argument: str) -> str:
-    """Return an argument that Kubernetes passes on unchanged.
-
-    Kubernetes expands `$(NAME)`, and reads `$$` as `$`.
-    """
-    return re.sub(r"\$(?=[$(])", "$$", argument)
-
-
-def _arguments(engine: str, serve_args: ServeArgs, replica: Replica) -> tuple[list[str], Mapping[str, str], tuple[str, ...]]:
-    """Return the arguments of a pool's worker, its environment and its notes."""
-    # The operator adds the flags of several hosts, so that the arguments are those of one host.
-    single_node = replace(replica, hosts=replica.hosts[:1], slot=0)
-    role = [] if serve_args.role == "serve" else ["--disaggregation-mode", serve_args.role]
-    if engine == "trtllm":
-        command = trtllm.server(serve_args, single_node, 0, 0)
-        return [*_trtllm(serve_args, command), *role], {}, command.notes
-    command = (vllm if engine == "vllm" else sglang).server(serve_args, single_node, 0, 0)
-    place = shlex.split(command.words[0])[-1]
-    flags = [word for word in command.words[1:] if shlex.split(word)[0] not in LEFT_OUT]
-    arguments = [part for word in flags for part in shlex.split(word)]
-    if engine == "vllm":
-        transfer = [part for word in command.words if word.startswith("--kv-transfer") for part in shlex.split(word)]
-        variables = {name: value for name, value in command.environment.items() if "NIXL" not in name}
-        return ["--model", place, *arguments, *role, *transfer], variables, command.notes
-    ports = ["--disaggregation-bootstrap-port", str(sglang.BOOTSTRAP_PORT), "--host", "0.0.0.0"] if role else []
-    return ["--model-path", place, *arguments, *role, *ports], command.environment, command.notes
-
-
-def _trtllm(serve_args: ServeArgs, command: Command) -> list[str]:
-    """Return TensorRT-LLM's flags by Dynamo's names, and its options as one JSON text."""
-    names = {
-        "--tp_size": "--tensor-parallel-size",
-        "--pp_size": "--pipeline-parallel-size",
-        "--ep_size": "--expert-parallel-size",
-        "--max_batch_size": "--max-batch-size",
-        "--max_num_tokens": "--max-num-tokens",
-        "--max_seq_len": "--max-seq-len",
-    }
-    words = [shlex.split(word) for word in command.words]
-    arguments = ["--model", next(word[1] for word in words if word[0] == "trtllm-serve")]
-    for word in words:
-        if word[0] in names:
-            arguments += [names[word[0]], word[1]]
-    return [*arguments, "--override-engine-args", json.dumps(trtllm.options(serve_args))]
-
 
 # Engines, and the modules that write their commands.
 ENGINES: Final = tuple(NAMES)
@@ -167,6 +39,22 @@ ROLE_WORDS: Final = {"serve": "prefill and decode", "prefill": "prefill pool", "
 TRUST: Final = "Some checkpoints contain code, and need the engine's flag that trusts remote code."
 # Environment variable with the visible chips, by vendor.
 VISIBLE: Final = {NVIDIA: "CUDA_VISIBLE_DEVICES", AMD: "HIP_VISIBLE_DEVICES"}
+# Release of Dynamo whose images and schema the manifest uses.
+RELEASE: Final = "1.6.1"
+RUNTIMES: Final = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}
+# Flags that Dynamo sets by itself.
+LEFT_OUT: Final = ("--port", "--host", "--kv-transfer-config", "--disaggregation-mode", "--disaggregation-bootstrap-port")
+# Dynamo's names of TensorRT-LLM's flags.
+TRTLLM_FLAGS: Final = {
+    "--tp_size": "--tensor-parallel-size",
+    "--pp_size": "--pipeline-parallel-size",
+    "--ep_size": "--expert-parallel-size",
+    "--max_batch_size": "--max-batch-size",
+    "--max_num_tokens": "--max-num-tokens",
+    "--max_seq_len": "--max-seq-len",
+}
+# Secret with the token of the Hugging Face hub.
+SECRET: Final = [{"secretRef": {"name": "hf-token-secret"}}]
 
 
 def launch_commands(plan: Plan, engine: str) -> list[str]:
@@ -179,126 +67,121 @@ def launch_commands(plan: Plan, engine: str) -> list[str]:
     Returns:
         For each pool a comment and the commands of one replica, then the router; or the reason as a comment.
     """
-    writer = WRITERS[engine]
-    if reason := writer.refused(plan.served):
-        return comments((reason,))
+    if refusal := _refusal(plan, engine):
+        return comments((refusal,))
     replicas = place_replicas(plan)
-    lines = comments(_before(plan, engine, replicas))
-    ports = _ports(replicas)
+    lines, ports = comments(_plan_notes(plan, engine, replicas)), _ports(replicas)
     for pool in plan.pools:
-        pool_replicas = [r for r in replicas if r.role == pool.role]
-        lines += [
-            _headline(pool, pool_replicas[0]),
-            *_replica(engine, serve_args_for_pool(plan, pool), pool_replicas[0], ports[pool_replicas[0]]),
-        ]
-        if len(pool_replicas) > 1:
-            lines.append(f"# {_other_replicas_text(pool_replicas, ports)}")
-    return lines + (_router(plan, engine, replicas, ports) if len(replicas) > 1 else [])
+        first, *others = (r for r in replicas if r.role == pool.role)
+        sizes = f"{counted(int(pool.layout.replicas), 'replica')} of {counted(int(pool.layout.chips), 'chip')}"
+        hosts_text = f" on {first.nodes} hosts of {first.chips}" if first.nodes > 1 else ""
+        lines += [f"# {ROLE_WORDS[pool.role]}: {sizes}{hosts_text}"]
+        lines += _replica_lines(engine, serve_args_for_pool(plan, pool), first, ports[first])
+        lines += [f"# {_other_replicas_text(first, others, ports)}"] if others else []
+    return lines + (_router_lines(plan, engine, ports) if len(replicas) > 1 else [])
 
 
-def _before(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> tuple[str, ...]:
+def _refusal(plan: Plan, engine: str) -> str:
+    """Return the reason why an engine cannot serve a plan; "" if it can."""
+    vendor, writer = plan.served.vendor, WRITERS[engine]
+    runs = vendor in ("", *writer.VENDORS)
+    return "" if runs else f"{NAMES[engine]} runs on {writer.RUNS_ON}, not on chips of {vendor}"
+
+
+def _plan_notes(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> list[str]:
     """Return the notes on a whole plan."""
-    notes = [too_long(plan)]
-    if plan.engine in ENGINES and plan.engine != engine:
-        planned_engine, started = NAMES[plan.engine], NAMES[engine]
-        notes.append(
-            f"planned for {planned_engine}: {started} may not start this layout, and its times differ; for {started} plan with "
-            f"--engine {engine}"
-        )
+    requests, served = plan.workload.input_tokens + plan.workload.output_tokens, plan.served
+    limit_text = f"are longer than the model's context of {served.max_context:,.0f}, which servers enforce"
+    started = NAMES[engine]
+    differs = f"{started} may not start this layout, and its times differ; for {started} plan with --engine {engine}"
 
     # Replicas that do not divide evenly over hosts leave chips idle.
-    hosts, host = len({h for r in replicas for h in r.hosts}), plan.served.host_chips
-    if hosts > -(-plan.chips // host):
-        notes.append(
-            f"replicas in equal parts take {hosts} hosts of {host} chips, more than the {plan.chips} chips of the plan need"
-        )
-    together = [in_words(rack) for rack in racks(plan, replicas) if rack]
-    if together:
-        notes.append(f"hosts {'; '.join(together)}: each group is in one {plan.served.fabric or 'scale-up'} domain")
-    return tuple(filter(None, notes))
-
-
-def _headline(pool: Pool, first: Replica) -> str:
-    layout = pool.layout
-    replicas, chips = counted(int(layout.replicas), "replica"), counted(int(layout.chips), "chip")
-    span_text = f" on {first.nodes} hosts of {first.chips}" if first.nodes > 1 else ""
-    return f"# {ROLE_WORDS[pool.role]}: {replicas} of {chips}{span_text}"
+    hosts, host = len({h for r in replicas for h in r.hosts}), served.host_chips
+    hosts_text = f"{hosts} hosts of {host} chips, more than the {plan.chips} chips of the plan need"
+    together = "; ".join(in_words(rack) for rack in racks(plan, replicas) if rack)
+    return select_texts(
+        (
+            requests > served.max_context,
+            f"requests of {requests:,.0f} tokens {limit_text}: serve a checkpoint with extended positions",
+        ),
+        (plan.engine in NAMES and plan.engine != engine, f"planned for {NAMES.get(plan.engine)}: {differs}"),
+        (hosts > -(-plan.chips // host), f"replicas in equal parts take {hosts_text}"),
+        (together, f"hosts {together}: each group is in one {served.fabric or 'scale-up'} domain"),
+    )
 
 
 def _ports(replicas: tuple[Replica, ...]) -> dict[Replica, int]:
     return {r: BEHIND + r.slot if len(replicas) > 1 else PORT for r in replicas}
 
 
-def _replica(engine: str, serve_args: ServeArgs, replica: Replica, port: int) -> list[str]:
+def _replica_lines(engine: str, args: ServeArgs, replica: Replica, port: int) -> list[str]:
     """Return the commands of one replica; later hosts share one, with `$NODE_RANK`."""
-    writer = WRITERS[engine]
-    head = _visible(writer.server(serve_args, replica, 0, port), engine, serve_args, replica, 0)
-    lines = comments(head.notes)
-    if "$NODE_ADDRESS" in head.environment.values():
-        lines.append("# NODE_ADDRESS: address of this host")
+    head = _server(engine, args, replica, 0, port)
+    addressed = "$NODE_ADDRESS" in head.environment.values()
+    lines = [*comments(head.notes), *select_texts((addressed, "# NODE_ADDRESS: address of this host"))]
     if replica.nodes == 1 or engine == "trtllm":
         return lines + spoken(head)
 
     # All hosts after the first run one command that depends only on NODE_RANK.
-    worker = _visible(writer.server(serve_args, replica, None, port), engine, serve_args, replica, None)
-    worker_ranks = in_words(range(1, replica.nodes))
-    device_notes = [f"# DEVICES: chips of this host: {_devices(replica)}"] if "$DEVICES" in worker.environment.values() else []
+    worker = _server(engine, args, replica, None, port)
+    own_devices = "$DEVICES" in worker.environment.values()
+    others = "s" if replica.nodes > 2 else ""
     return [
         *lines,
         "# on the first host, whose address is HEAD_ADDRESS on all hosts:",
         *spoken(head),
-        f"# on the other host{'s' if replica.nodes > 2 else ''}, with NODE_RANK={worker_ranks}:",
-        *device_notes,
+        f"# on the other host{others}, with NODE_RANK={in_words(range(1, replica.nodes))}:",
+        *select_texts((own_devices, f"# DEVICES: chips of this host: {_devices_text(replica)}")),
         *spoken(worker),
     ]
 
 
-def _visible(command: Command, engine: str, serve_args: ServeArgs, replica: Replica, rank: int | None) -> Command:
-    """Return a command that sees only the chips of its replica.
+def _server(engine: str, args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Command:
+    """Return a server's command, which sees only the chips of its replica.
 
     `rank`: as in the writers' `server`.
     """
-    name = VISIBLE.get(serve_args.served.vendor)
-    if name is None or replica.chips == serve_args.served.host_chips or (engine == "trtllm" and not replica.is_symmetric):
+    command: Command = WRITERS[engine].server(args, replica, rank, port)
+    name = VISIBLE.get(args.served.vendor)
+    if name is None or replica.chips == args.served.host_chips or (engine == "trtllm" and not replica.is_symmetric):
         return command
     # If all hosts use the same chips, their numbers are in the command; else each host sets DEVICES.
-    lists = {
-        ",".join(map(str, devices)) for devices in (replica.devices[1:] if rank is None else replica.devices[rank : rank + 1])
-    }
-    environment = {name: lists.pop() if len(lists) == 1 else "$DEVICES", **command.environment}
-    return replace(command, environment=environment)
+    devices = set(replica.devices[1:] if rank is None else replica.devices[rank : rank + 1])
+    visible = ",".join(map(str, devices.pop())) if len(devices) == 1 else "$DEVICES"
+    return replace(command, environment={name: visible, **command.environment})
 
 
-def _devices(replica: Replica) -> str:
+def _devices_text(replica: Replica) -> str:
     """Return the chips of a replica on each host after the first, in words."""
-    lists: dict[tuple[int, ...], list[int]] = {}
+    ranks_by_devices: dict[tuple[int, ...], list[int]] = {}
     for rank, devices in enumerate(replica.devices[1:], 1):
-        lists.setdefault(devices, []).append(rank)
-    return "; ".join(f"{','.join(map(str, devices))} for NODE_RANK {in_words(ranks)}" for devices, ranks in lists.items())
+        ranks_by_devices.setdefault(devices, []).append(rank)
+    texts = (f"{','.join(map(str, devices))} for NODE_RANK {in_words(ranks)}" for devices, ranks in ranks_by_devices.items())
+    return "; ".join(texts)
 
 
-def _other_replicas_text(pool_replicas: list[Replica], ports: Mapping[Replica, int]) -> str:
+def _other_replicas_text(first: Replica, others: Sequence[Replica], ports: Mapping[Replica, int]) -> str:
     """Return how the other replicas of a pool differ from the first, in words."""
-    last = len(pool_replicas) - 1
+    last = len(others)
     which = "replica 1" if last == 1 else f"replicas 1 to {last}"
-    hosts = sorted({host for r in pool_replicas[1:] for host in r.hosts})
-    if hosts == list(pool_replicas[0].hosts):
-        difference = f"on other chips of the host{'s' if pool_replicas[0].nodes > 1 else ''}" + (
-            f", port {ports[pool_replicas[1]]}" if last == 1 else f", ports up to {ports[pool_replicas[-1]]}"
-        )
+    hosts = sorted({host for r in others for host in r.hosts})
+    if hosts == list(first.hosts):
+        difference = f"on other chips of the host{'s' if first.nodes > 1 else ''}, port"
+        difference += f" {ports[others[0]]}" if last == 1 else f"s up to {ports[others[-1]]}"
     else:
         difference = f"on hosts {in_words(hosts)}" if len(hosts) > 1 else "on another host"
-        difference += ", some with other chips and ports" if len({(r.devices, ports[r]) for r in pool_replicas}) > 1 else ""
+        vary = len({(r.devices, ports[r]) for r in (first, *others)}) > 1
+        difference += ", some with other chips and ports" if vary else ""
     return f"{which}: the same command {difference}; --launch-dir writes one script per host"
 
 
-def _router(plan: Plan, engine: str, replicas: tuple[Replica, ...], ports: dict[Replica, int]) -> list[str]:
-    command = WRITERS[engine].router(plan, replicas, ports, PORT)
+def _router_lines(plan: Plan, engine: str, ports: Mapping[Replica, int]) -> list[str]:
+    command = WRITERS[engine].router(plan, ports, PORT)
     names = [*dict.fromkeys(re.findall(r"\$(\w+_ADDRESS)", " ".join(command.words)))]
     shown_names = ", ".join(names if len(names) <= SHOWN_ADDRESSES else [names[0], "...", names[-1]])
     return [
         f"# router; clients send requests to port {PORT}",
-        *([f"# {shown_names}: address of the first host of each replica"] if names else []),
+        *select_texts((names, f"# {shown_names}: address of the first host of each replica")),
         *comments(command.notes),
         *spoken(command),
     ]
@@ -319,9 +202,8 @@ def launch_files(plan: Plan, engine: str) -> dict[str, str]:
     Returns:
         Texts by file name; names that end in .sh must become executable.
     """
-    writer = WRITERS[engine]
-    if reason := writer.refused(plan.served):
-        return {"README.md": f"# {escape_markdown(f'{plan.model} on {plan.system}')}\n\n{escape_markdown(reason)}.\n"}
+    if refusal := _refusal(plan, engine):
+        return {"README.md": f"# {escape_markdown(f'{plan.model} on {plan.system}')}\n\n{escape_markdown(refusal)}.\n"}
     replicas = place_replicas(plan)
     ports = _ports(replicas)
     pools = {pool.role: serve_args_for_pool(plan, pool) for pool in plan.pools}
@@ -330,14 +212,14 @@ def launch_files(plan: Plan, engine: str) -> dict[str, str]:
         # One command of TensorRT-LLM starts all hosts of a replica.
         ranks = 1 if engine == "trtllm" else replica.nodes
         for rank in range(ranks):
-            pool_args = pools[replica.role]
-            command = _visible(writer.server(pool_args, replica, rank, ports[replica]), engine, pool_args, replica, rank)
+            command = _server(engine, pools[replica.role], replica, rank, ports[replica])
             name = f"{replica.role}-{replica.number}" + (f"-node-{rank}" if ranks > 1 else "") + ".sh"
             files[name] = _script(command, _address_lines(replica, rank, command))
     if len(replicas) > 1:
-        files["router.sh"] = _script(writer.router(plan, replicas, ports, PORT), ())
-    if plan.served.vendor == NVIDIA and pyyaml_installed():
-        files["dynamo.yaml"] = manifest(plan, engine, replicas, pools)
+        files["router.sh"] = _script(WRITERS[engine].router(plan, ports, PORT), ())
+    # PyYAML writes the manifest.
+    if plan.served.vendor == NVIDIA and find_spec("yaml") is not None:
+        files["dynamo.yaml"] = _manifest(plan, engine, replicas, pools)
     files["README.md"] = _readme(plan, engine, replicas, files)
     return files
 
@@ -353,13 +235,8 @@ def _address_lines(replica: Replica, rank: int, command: Command) -> tuple[str, 
 
 def _script(command: Command, addresses: tuple[str, ...]) -> str:
     """Return an executable script of one command."""
-    needed = (
-        [': "${CHECKPOINT:?must be the id or the folder of the weights}"']
-        if any(word.endswith(VARIABLE) for word in command.words)
-        else []
-    )
-
     # A missing checkpoint ends the script with a message before the engine starts.
+    needs_checkpoint = any(word.endswith(VARIABLE) for word in command.words)
     lines = [
         "#!/bin/sh",
         *comments(command.notes),
@@ -367,7 +244,7 @@ def _script(command: Command, addresses: tuple[str, ...]) -> str:
         'cd "$(dirname "$0")"',
         ". ./addresses.sh",
         *addresses,
-        *needed,
+        *select_texts((needs_checkpoint, ': "${CHECKPOINT:?must be the id or the folder of the weights}"')),
         *(f"export {name}={value}" for name, value in command.environment.items()),
         *files_written(command),
         *wrapped((f"exec {command.words[0]}", *command.words[1:])),
@@ -377,9 +254,8 @@ def _script(command: Command, addresses: tuple[str, ...]) -> str:
 
 def _addresses(replicas: tuple[Replica, ...]) -> str:
     """Return the file with the addresses of the hosts."""
-    hosts = sorted({host for r in replicas for host in r.hosts})
     lines = ["# Addresses of the hosts: edit them here, or set them in the environment."]
-    lines += [f': "${{HOST_{host}:=host-{host}}}"' for host in hosts]
+    lines += [f': "${{HOST_{host}:=host-{host}}}"' for host in sorted({host for r in replicas for host in r.hosts})]
     lines += [f"{r.variable}=$HOST_{r.hosts[0]}" for r in replicas]
     return "\n".join(lines) + "\n"
 
@@ -389,30 +265,111 @@ def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mappi
     rows = []
     for r in replicas:
         name = f"{r.role}-{r.number}"
-        scripts = [n for n in files if n in (f"{name}.sh",) or n.startswith(f"{name}-node-")]
+        scripts = [n for n in files if n == f"{name}.sh" or n.startswith(f"{name}-node-")]
         hosts, chips = [str(host) for host in r.hosts], [in_words(devices) for devices in r.devices]
         if len(scripts) < r.nodes:
-            hosts, chips = [", ".join(hosts)], ["; ".join(chips if not r.is_symmetric else chips[:1])]
+            hosts, chips = [", ".join(hosts)], ["; ".join(chips[:1] if r.is_symmetric else chips)]
         rows += [f"| `{script}` | {host} | {devices} |" for script, host, devices in zip(scripts, hosts, chips, strict=True)]
     first = "; start a script for several hosts only on the first one" if engine == "trtllm" else ""
-
-    steps = [
-        "Write the addresses of the hosts into `addresses.sh`, and copy this folder to each host.",
-        f"Start the scripts of each host{first}:",
-    ]
-    after = ["", f"| script | host | chips |\n|---|---|---|\n{chr(10).join(rows)}", ""]
-    if "router.sh" in files:
-        after.append(f"When all servers answer, start `router.sh` on any host; clients send requests to its port {PORT}.")
-    else:
-        after.append(f"Clients send requests to port {PORT} of the first host.")
-    if "dynamo.yaml" in files:
-        after.append("On Kubernetes with NVIDIA Dynamo's operator, run `kubectl apply -f dynamo.yaml` instead of the scripts.")
-    elif plan.served.vendor == NVIDIA:
-        after.append(
+    title = escape_markdown(f"{plan.model} on {plan.chips} chips of {plan.system}")
+    missing_manifest = plan.served.vendor == NVIDIA and "dynamo.yaml" not in files
+    after = select_texts(
+        (
+            "router.sh" in files,
+            f"When all servers answer, start `router.sh` on any host; clients send requests to its port {PORT}.",
+        ),
+        ("router.sh" not in files, f"Clients send requests to port {PORT} of the first host."),
+        (
+            "dynamo.yaml" in files,
+            "On Kubernetes with NVIDIA Dynamo's operator, run `kubectl apply -f dynamo.yaml` instead of the scripts.",
+        ),
+        (
+            missing_manifest,
             "A Kubernetes manifest needs PyYAML: run `pip install '.[launch]'` in a checkout, or "
-            "`pip install 'steptime[launch]'`, then write this folder again."
-        )
-    title = f"# {escape_markdown(f'{plan.model} on {plan.chips} chips of {plan.system}')}, {NAMES[engine]}"
-    about = [f"{plan.layout_text}.", *(f"\nNote: {escape_markdown(note)}." for note in _before(plan, engine, replicas))]
-    text = [title, "", *about, "", *(f"{n}. {step}" for n, step in enumerate(steps, 1)), *after, TRUST]
+            "`pip install 'steptime[launch]'`, then write this folder again.",
+        ),
+    )
+    text = [
+        f"# {title}, {NAMES[engine]}",
+        "",
+        f"{plan.layout_text}.",
+        *(f"\nNote: {escape_markdown(note)}." for note in _plan_notes(plan, engine, replicas)),
+        "",
+        "1. Write the addresses of the hosts into `addresses.sh`, and copy this folder to each host.",
+        f"2. Start the scripts of each host{first}:",
+        "",
+        "| script | host | chips |\n|---|---|---|",
+        *rows,
+        "",
+        *after,
+        TRUST,
+    ]
     return "\n".join(text) + "\n"
+
+
+# --- the manifest -------------------------------------------------------------------------------------------------------
+
+
+def _manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Mapping[str, ServeArgs]) -> str:
+    """Return the text of a Kubernetes manifest: YAML with notes as comments."""
+    import yaml
+
+    image = f"nvcr.io/nvidia/ai-dynamo/{RUNTIMES[engine]}:{RELEASE}"
+    components = [_component("Frontend", "frontend", 1, _container(image, "dynamo.frontend", []))]
+    notes: list[str] = []
+    for role, args in pools.items():
+        # All replicas of a pool have one layout, so that the first stands for all.
+        first, *others = (r for r in replicas if r.role == role)
+        # The operator adds the flags of several hosts, so that the arguments are those of one host.
+        command: Command = WRITERS[engine].server(args, replace(first, hosts=first.hosts[:1], slot=0), 0, 0)
+        arguments, environment = _dynamo_arguments(engine, args, command)
+        container = _container(image, f"dynamo.{engine}", arguments)
+        if environment:
+            container["env"] = [{"name": name, "value": value} for name, value in environment.items()]
+        container["resources"] = {"limits": {"nvidia.com/gpu": str(first.chips)}}
+        name = "worker" if role == "serve" else role
+        component = _component(name, name, 1 + len(others), container)
+        if first.nodes > 1:
+            component["multinode"] = {"nodeCount": first.nodes}
+        components.append(component)
+        notes += [f"{name}: {note}" for note in command.notes]
+
+    # Kubernetes accepts names of lower case, digits and dashes.
+    label = re.sub(r"[^a-z0-9]+", "-", plan.model.rpartition("/")[2].lower()).strip("-")[:50].strip("-") or "model"
+    deployment = {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": label},
+        "spec": {"components": components},
+    }
+
+    # A copy shares no lists, for which YAML would write anchors and aliases.
+    text: str = yaml.safe_dump(json.loads(json.dumps(deployment)), sort_keys=False, width=2**20)
+    return "".join(f"{line}\n" for line in comments(dict.fromkeys(notes))) + text
+
+
+def _component(name: str, kind: str, replicas: int, container: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "type": kind, "replicas": replicas, "podTemplate": {"spec": {"containers": [container]}}}
+
+
+def _container(image: str, module: str, arguments: list[str]) -> dict[str, Any]:
+    # Kubernetes expands `$(NAME)`, and reads `$$` as `$`.
+    escaped = [re.sub(r"\$(?=[$(])", "$$", argument) for argument in arguments]
+    container: dict[str, Any] = {"name": "main", "image": image, "command": ["python3", "-m", module]}
+    return container | ({"args": escaped} if escaped else {}) | {"envFrom": SECRET}
+
+
+def _dynamo_arguments(engine: str, args: ServeArgs, command: Command) -> tuple[list[str], Mapping[str, str]]:
+    """Return the arguments of a pool's worker by Dynamo's names, and its environment."""
+    (_, *_, place), *flags = map(shlex.split, command.words)
+    role = [] if args.role == "serve" else ["--disaggregation-mode", args.role]
+    if engine == "trtllm":
+        renamed = [part for flag in flags if flag[0] in TRTLLM_FLAGS for part in (TRTLLM_FLAGS[flag[0]], flag[1])]
+        return ["--model", place, *renamed, "--override-engine-args", json.dumps(trtllm.options(args)), *role], {}
+    kept_flags = [part for flag in flags if flag[0] not in LEFT_OUT for part in flag]
+    if engine == "vllm":
+        transfer = [part for flag in flags if flag[0] == "--kv-transfer-config" for part in flag]
+        environment = {name: value for name, value in command.environment.items() if "NIXL" not in name}
+        return ["--model", place, *kept_flags, *role, *transfer], environment
+    ports = ["--disaggregation-bootstrap-port", str(sglang.BOOTSTRAP_PORT), "--host", "0.0.0.0"] if role else []
+    return ["--model-path", place, *kept_flags, *role, *ports], command.environment

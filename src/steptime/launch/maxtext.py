@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from steptime.launch.shell_script import Command
+from steptime.launch.shell_script import Command, select_texts
 from steptime.launch.training_run import STEPS, Run, hosts_started
 
+TITLE: Final = "MaxText"
 # Names of models in MaxText's configs/models by their name in the catalogue. Other Llama models are described by numbers.
 MODELS: Final = {
     "meta-llama/Llama-2-7b-hf": "llama2-7b", "meta-llama/Llama-2-13b-hf": "llama2-13b",
@@ -52,9 +53,7 @@ ON_GPU: Final = {
     "bf16": (), "fp32": ("dtype=float32",), "fp16": ("dtype=float16",), "fp8": ("quantization=te_fp8_currentscaling",),
     "mxfp8": ("quantization=te_mxfp8",), "nvfp4": ("quantization=te_nvfp4",),
 }  # fmt: skip
-OPTIMIZERS: Final = {"adamw": "adamw", "muon": "muon", "sgd": "sgd"}
-# Axes from the innermost to the outermost.
-AXES: Final = ("tensor", "context", "expert", "fsdp", "data", "pipeline")
+OPTIMIZERS: Final = ("adamw", "muon", "sgd")
 # Bytes of a 16-bit gradient.
 NARROW: Final = 2.0
 # Port on which processes on GPUs meet.
@@ -70,98 +69,86 @@ def unable(run: Run) -> list[str]:
     Returns:
         One sentence per reason; empty if it can.
     """
-    job, problems, formats = run.job, [], _formats(run)
-    if run.system.chip.vendor not in ("Google", "NVIDIA", "AMD", ""):
-        problems.append(f"it runs on TPUs and GPUs, not on chips of {run.system.chip.vendor}")
-    if run.model.name not in MODELS and (run.shape.odd or not _llama(run)):
-        problems.append(f"it has no configuration of {run.model.name}, and its keys describe only plain Llama models")
-    if job.task == "lora":
-        problems.append("pretraining has no LoRA adapters; use maxtext.trainers.post_train.sft with your own data")
-    if job.dtype not in formats:
-        problems.append(f"it has no GEMMs in {job.dtype} on these chips; use {', '.join(formats)}")
-    if job.dtype in ("mxfp8", "nvfp4") and run.system.chip.vendor == "NVIDIA" and not run.blackwell:
-        problems.append(f"{job.dtype} needs Blackwell or later; use fp8")
-
+    job, name, formats, s = run.job, run.model.name, _formats(run), run.shape
+    # The "llama2" block of MaxText has two norms, no biases and a gated feed-forward block.
+    biased = s.bias or s.qkv_bias or s.query_norms or s.learned_positions
+    plain = s.gated and s.rms and not (s.odd or biased or s.latent or s.experts)
     # Narrow optimizer states have no equivalent: MaxText narrows only the first moment.
-    if job.optimizer not in OPTIMIZERS:
-        narrow = "; mu_dtype narrows only the first moment" if job.optimizer.startswith("adamw-") else ""
-        problems.append(f"it has no optimizer {job.optimizer}{narrow}; use {', '.join(OPTIMIZERS)}")
-    if _policy(run) is None:
-        policies = ", ".join([*WHOLE_LAYER_POLICIES, *("+".join(sorted(p)) for p in POLICIES)])
-        scope_text = " of a model with experts" if run.shape.experts else ""
-        problems.append(f"it has no policy that recomputes {run.layout.recompute!r}{scope_text}; use {policies}")
+    narrow = "; mu_dtype narrows only the first moment" if job.optimizer.startswith("adamw-") else ""
+    policies = ", ".join([*WHOLE_LAYER_POLICIES, *("+".join(sorted(p)) for p in POLICIES)])
+    scope_text = " of a model with experts" if s.experts else ""
+    before_blackwell = run.vendor == "NVIDIA" and not run.blackwell
+    problems = select_texts(
+        (run.vendor not in ("Google", "NVIDIA", "AMD", ""), f"it runs on TPUs and GPUs, not on chips of {run.vendor}"),
+        (name not in MODELS and not plain, f"it has no configuration of {name}, and its keys describe only plain Llama models"),
+        (job.task == "lora", "pretraining has no LoRA adapters; use maxtext.trainers.post_train.sft with your own data"),
+        (job.dtype not in formats, f"it has no GEMMs in {job.dtype} on these chips; use {', '.join(formats)}"),
+        (job.dtype in ("mxfp8", "nvfp4") and before_blackwell, f"{job.dtype} needs Blackwell or later; use fp8"),
+        (job.optimizer not in OPTIMIZERS, f"it has no optimizer {job.optimizer}{narrow}; use {', '.join(OPTIMIZERS)}"),
+        (not _policy(run), f"it has no policy that recomputes {run.layout.recompute!r}{scope_text}; use {policies}"),
+    )
     return [*problems, *_axes_cannot(run), *_pipeline_cannot(run)]
 
 
 def _formats(run: Run) -> dict[str, tuple[str, ...]]:
-    return ON_TPU if run.system.chip.vendor == "Google" else ON_GPU
+    return ON_TPU if run.vendor == "Google" else ON_GPU
 
 
-def _llama(run: Run) -> bool:
-    """Return whether numbers describe the whole model.
-
-    The "llama2" block of MaxText has two norms, no biases and a gated feed-forward block.
-    """
-    s = run.shape
-    plain = s.gated and s.rms and not (s.bias or s.qkv_bias or s.query_norms or s.learned_positions)
-    return plain and s.latent is None and s.experts is None
-
-
-def _policy(run: Run) -> str | None:
-    """Return the recomputation policy; None if MaxText has no such policy.
+def _policy(run: Run) -> str:
+    """Return the recomputation policy; "" if MaxText has no such policy.
 
     Models with experts have other names of outputs, so that policies by name exist only for dense models.
     """
-    if run.layout.recompute in WHOLE_LAYER_POLICIES:
-        return WHOLE_LAYER_POLICIES[run.layout.recompute]
-    return None if run.shape.experts else POLICIES.get(frozenset(run.words))
+    by_name = "" if run.shape.experts else POLICIES.get(frozenset(run.words), "")
+    return WHOLE_LAYER_POLICIES.get(run.layout.recompute, by_name)
 
 
 def _axes_cannot(run: Run) -> list[str]:
     """Return the reasons against the sharding, its groups and the expert sizes."""
-    problems, sharding = [], run.layout.sharding
-    if sharding == "zero2":
-        problems.append("it shards gradients only together with weights; use zero1 or zero3")
-    if sharding == "zero1" and run.group < run.dp:
-        problems.append("its zero1 shards states over all data-parallel ranks; leave the sharding group out")
-    if sharding != "none" and run.dp % run.group:
-        problems.append(f"dp {run.dp} is not a multiple of the sharding group {run.group}")
-    if run.shape.experts:
-        if run.group % run.ep:
-            problems.append(f"its expert axis spans data-parallel ranks: ep {run.ep} must divide {run.group} ranks")
-        if run.etp != run.tp:
-            problems.append(f"its tensor parallelism divides experts like all other weights; use etp {run.tp}")
-
+    sharding, experts = run.layout.sharding, run.shape.experts
+    chips, slice_chips = run.chips, _slice(run)
     # Axes must fill whole slices, since each axis is inside or between slices.
-    slice_chips = _slice(run)
-    if run.chips % slice_chips:
-        problems.append(
-            f"{run.chips} chips are not a multiple of the slice of {slice_chips}; use {run.chips // slice_chips * slice_chips}"
-        )
-    elif _split(run) is None:
-        problems.append(f"the parallel sizes do not fill slices of {slice_chips} chips from the innermost axis")
-    return problems
+    whole = chips % slice_chips == 0
+    return select_texts(
+        (sharding == "zero2", "it shards gradients only together with weights; use zero1 or zero3"),
+        (
+            sharding == "zero1" and run.group < run.dp,
+            "its zero1 shards states over all data-parallel ranks; leave the sharding group out",
+        ),
+        (sharding != "none" and run.dp % run.group, f"dp {run.dp} is not a multiple of the sharding group {run.group}"),
+        (
+            experts and run.group % run.ep,
+            f"its expert axis spans data-parallel ranks: ep {run.ep} must divide {run.group} ranks",
+        ),
+        (experts and run.etp != run.tp, f"its tensor parallelism divides experts like all other weights; use etp {run.tp}"),
+        (
+            not whole,
+            f"{chips} chips are not a multiple of the slice of {slice_chips}; use {chips // slice_chips * slice_chips}",
+        ),
+        (
+            whole and _split(run) is None,
+            f"the parallel sizes do not fill slices of {slice_chips} chips from the innermost axis",
+        ),
+    )
 
 
 def _pipeline_cannot(run: Run) -> list[str]:
-    if run.pp == 1:
-        return ["virtual stages need a pipeline; use vpp 1"] if run.virtual > 1 else []
-    if run.schedule not in SCHEDULES:
-        return [f"it has no schedule {run.schedule}; its bubble equals that of {', '.join(SCHEDULES)}"]
-
+    if run.pp == 1 or run.schedule not in SCHEDULES:
+        return select_texts(
+            (run.pp == 1 and run.virtual > 1, "virtual stages need a pipeline; use vpp 1"),
+            (run.pp > 1, f"it has no schedule {run.schedule}; its bubble equals that of {', '.join(SCHEDULES)}"),
+        )
+    given, multiple = run.layout.layers, f"{run.shape.layers} layers are not a multiple of {run.chunks} chunks"
     # The pipeline is a loop over equal stages of one kind of layer.
-    problems = []
-    if not run.even:
-        chunks = run.pp * run.virtual
-        layers, reason = run.layout.layers, f"{run.shape.layers} layers are not a multiple of {chunks} chunks"
-        problems.append("its stages must be equal: " + (f"layers={layers} are not" if layers else reason))
-    if len(run.model.layers) > 1:
-        problems.append("its pipeline needs layers of one kind, and this model has several")
-    if run.micro_batches % run.pp:
-        problems.append(f"its pipeline needs micro-batches in multiples of the {run.pp} stages, got {run.micro_batches}")
-    if run.drafts:
-        problems.append("its pipeline has no multi-token-prediction layers")
-    return problems
+    return select_texts(
+        (not run.even, "its stages must be equal: " + (f"layers={given} are not" if given else multiple)),
+        (len(run.model.layers) > 1, "its pipeline needs layers of one kind, and this model has several"),
+        (
+            run.micro_batches % run.pp,
+            f"its pipeline needs micro-batches in multiples of the {run.pp} stages, got {run.micro_batches}",
+        ),
+        (run.drafts, "its pipeline has no multi-token-prediction layers"),
+    )
 
 
 # --- axes ---------------------------------------------------------------------------------------------------------------
@@ -169,20 +156,13 @@ def _pipeline_cannot(run: Run) -> list[str]:
 
 def _slice(run: Run) -> int:
     """Return the chips of a slice: the scale-up domain, at most all chips of the run."""
-    size = float(run.system.scale_up.size)
-    return run.chips if not math.isfinite(size) or size >= run.chips else int(size)
+    return int(min(float(run.system.scale_up.size), run.chips))
 
 
-def axis_sizes(run: Run) -> dict[str, int]:
-    """Return the size of each axis of MaxText.
+def _axis_sizes(run: Run) -> dict[str, int]:
+    """Return the size of each axis of MaxText, from the innermost to the outermost.
 
     Experts span data-parallel ranks. The axis fsdp shards states, the axis data repeats them.
-
-    Args:
-        run: The training run.
-
-    Returns:
-        Sizes by axis.
     """
     expert = run.ep if run.shape.experts else 1
     divided = run.group if run.layout.sharding == "zero3" else 1
@@ -199,24 +179,22 @@ def _split(run: Run) -> dict[str, tuple[int, int]] | None:
     None if slices are not filled.
     """
     room, sizes = _slice(run), {}
-    for axis in AXES:
-        n = axis_sizes(run)[axis]
-        inside = math.gcd(n, room)
-        sizes[axis] = (inside, n // inside)
+    for axis, size in _axis_sizes(run).items():
+        inside = math.gcd(size, room)
+        sizes[axis] = (inside, size // inside)
         room //= inside
     return sizes if room == 1 else None
 
 
 def _axis_words(run: Run) -> list[str]:
     """Return the parallel sizes as keys."""
-    split = _split(run)
-    assert split is not None
     words = []
-    for axis in AXES:
-        inside, between = split[axis]
+    for axis, (inside, between) in (_split(run) or {}).items():
         # MaxText gives the remaining chips to fsdp and data unless their sizes are given.
-        words += [f"ici_{axis}_parallelism={inside}"] if inside > 1 or axis == "fsdp" else []
-        words += [f"dcn_{axis}_parallelism={between}"] if between > 1 or axis == "data" else []
+        words += select_texts(
+            (inside > 1 or axis == "fsdp", f"ici_{axis}_parallelism={inside}"),
+            (between > 1 or axis == "data", f"dcn_{axis}_parallelism={between}"),
+        )
     return words
 
 
@@ -235,17 +213,36 @@ def commands(run: Run) -> list[Command]:
     words = (
         "python3 -m maxtext.trainers.pre_train.train", "$MAXTEXT_CONFIGS/base.yml", "run_name=steptime", *_model(run),
         *_axis_words(run), *_batch(run), f"max_target_length={run.seq}", f"remat_policy={_policy(run)}",
-        *_formats(run)[run.job.dtype], f"opt_type={OPTIMIZERS[run.job.optimizer]}", *_training_words(run),
+        *_formats(run)[run.job.dtype], f"opt_type={run.job.optimizer}", *_training_words(run),
     )  # fmt: skip
-    return [Command(words=words, environment=_environment(run), notes=_notes(run))]
+    # Processes on GPUs of several hosts meet by these variables; TPUs find each other.
+    hosts = {
+        "JAX_COORDINATOR_IP": "$HEAD_ADDRESS", "JAX_COORDINATOR_PORT": str(PORT), "NNODES": str(run.nodes),
+        "NODE_RANK": "$NODE_RANK",
+    }  # fmt: skip
+    environment = hosts if run.nodes > 1 and run.vendor != "Google" else {}
+    return [Command(words=words, environment=environment, notes=_notes(run))]
+
+
+def _notes(run: Run) -> tuple[str, ...]:
+    tpus, looped = run.vendor == "Google", run.schedule in ("1f1b", "interleaved")
+    repeats_weights = run.layout.sharding in ("none", "zero1")
+    notes = select_texts(
+        (tpus and run.nodes > 1, f"run on each of {run.nodes} hosts; they find each other automatically"),
+        (True, "MAXTEXT_CONFIGS: folder maxtext/configs of the installed package"),
+        (True, f"synthetic data and {STEPS} steps, only to time a step: replace them for training"),
+        (looped, f"MaxText's pipeline has the bubble of {run.schedule}, but runs all forward passes before backward:"),
+        (looped, "expect activations of all micro-batches in memory, as with gpipe"),
+        (repeats_weights and _axis_sizes(run)["expert"] > 1, "the expert axis shards the weights of dense layers too"),
+    )
+    return (*(() if tpus else hosts_started(run)), *notes)
 
 
 def _model(run: Run) -> list[str]:
     """Return the keys of the model: its name in MaxText, or its numbers."""
     s, name = run.shape, MODELS.get(run.model.name)
-    drafts = [f"mtp_num_layers={run.drafts}"] if run.drafts else []
     if name:
-        return [f"model_name={name}", *drafts]
+        return [f"model_name={name}", *select_texts((run.drafts, f"mtp_num_layers={run.drafts}"))]
     return [
         "decoder_block=llama2", f"base_num_decoder_layers={s.layers}", f"base_emb_dim={s.width}", f"base_mlp_dim={s.hidden}",
         f"base_num_query_heads={s.heads}", f"base_num_kv_heads={s.groups}", f"head_dim={s.head}",
@@ -258,16 +255,14 @@ def _batch(run: Run) -> list[str]:
 
     With a pipeline, one pass takes the whole batch in micro-batches.
     """
-    if run.pp == 1:
-        sequences_per_chip = per_device(run.micro_batch * run.dp, run.chips)
-        return [f"per_device_batch_size={sequences_per_chip}", f"gradient_accumulation_steps={run.micro_batches}"]
-    return [
-        f"per_device_batch_size={per_device(run.batch, run.chips)}",
-        "gradient_accumulation_steps=1",
-        f"num_pipeline_microbatches={run.micro_batches}",
-        f"num_pipeline_repeats={run.virtual}",
-        f"num_layers_per_pipeline_stage={run.shape.layers // (run.pp * run.virtual)}",
-    ]
+    piped = run.pp > 1
+    sequences_per_chip = per_device(run.batch if piped else run.micro_batch * run.dp, run.chips)
+    return select_texts(
+        (True, f"per_device_batch_size={sequences_per_chip}"),
+        (True, f"gradient_accumulation_steps={1 if piped else run.micro_batches}"),
+        (piped, f"num_pipeline_microbatches={run.micro_batches}", f"num_pipeline_repeats={run.virtual}"),
+        (piped, f"num_layers_per_pipeline_stage={run.shape.layers // run.chunks}"),
+    )
 
 
 def per_device(sequences: int, chips: int) -> str:
@@ -294,36 +289,12 @@ def per_device(sequences: int, chips: int) -> str:
 
 def _training_words(run: Run) -> list[str]:
     """Return the keys of states, kernels, synthetic data and length of the run."""
-    words = ["shard_optimizer_over_data=true"] if run.layout.sharding == "zero1" else []
-    words += ["grad_dtype=bfloat16"] if run.job.gradient_bytes <= NARROW else []
-    words += ["attention=dot_product"] if run.job.attention == "unfused" else []
-    if run.system.chip.vendor != "Google":
-        words.append("hardware=gpu")
-        words += [] if run.job.attention == "unfused" else ["attention=cudnn_flash_te", "packing=false"]
-    return [*words, "dataset_type=synthetic", "enable_checkpointing=false", f"steps={STEPS}"]
-
-
-def _environment(run: Run) -> dict[str, str]:
-    """Return the variables with which processes on GPUs of several hosts meet."""
-    if run.nodes == 1 or run.system.chip.vendor == "Google":
-        return {}
-    return {
-        "JAX_COORDINATOR_IP": "$HEAD_ADDRESS", "JAX_COORDINATOR_PORT": str(PORT), "NNODES": str(run.nodes),
-        "NODE_RANK": "$NODE_RANK",
-    }  # fmt: skip
-
-
-def _notes(run: Run) -> tuple[str, ...]:
-    """Return notes on the command."""
-    tpus = run.system.chip.vendor == "Google"
-    notes = [] if tpus else list(hosts_started(run))
-    if tpus and run.nodes > 1:
-        notes.append(f"run on each of {run.nodes} hosts; they find each other automatically")
-    notes.append("MAXTEXT_CONFIGS: folder maxtext/configs of the installed package")
-    notes.append(f"synthetic data and {STEPS} steps, only to time a step: replace them for training")
-    if run.schedule in ("1f1b", "interleaved"):
-        notes.append(f"MaxText's pipeline has the bubble of {run.schedule}, but runs all forward passes before backward:")
-        notes.append("expect activations of all micro-batches in memory, as with gpipe")
-    if run.layout.sharding in ("none", "zero1") and axis_sizes(run)["expert"] > 1:
-        notes.append("the expert axis shards the weights of dense layers too")
-    return tuple(notes)
+    unfused, gpu = run.job.attention == "unfused", run.vendor != "Google"
+    return select_texts(
+        (run.layout.sharding == "zero1", "shard_optimizer_over_data=true"),
+        (run.job.gradient_bytes <= NARROW, "grad_dtype=bfloat16"),
+        (unfused, "attention=dot_product"),
+        (gpu, "hardware=gpu"),
+        (gpu and not unfused, "attention=cudnn_flash_te", "packing=false"),
+        (True, "dataset_type=synthetic", "enable_checkpointing=false", f"steps={STEPS}"),
+    )

@@ -11,9 +11,10 @@ import math
 from itertools import groupby
 from typing import Final
 
-from steptime.launch.shell_script import Command
-from steptime.launch.training_run import MINE, STEPS, Run, hosts_started, layers_by_chunk, torchrun
+from steptime.launch.shell_script import Command, select_texts
+from steptime.launch.training_run import STEPS, SYNTHETIC, Latent, Run, Shape, hosts_started, layers_by_chunk, torchrun
 
+TITLE: Final = "Megatron-LM"
 SCHEDULES: Final = ("1f1b", "interleaved")
 # Megatron Core's names of recomputed modules; https://docs.nvidia.com/megatron-core/developer-guide/latest/
 MODULES: Final = {
@@ -58,13 +59,11 @@ def unable(run: Run) -> list[str]:
     Returns:
         One sentence per reason; empty if it can.
     """
-    problems = []
-    if run.job.task == "lora":
-        problems.append("pretrain_gpt.py has no LoRA adapters; use the stack megatron-bridge")
-    if run.shape.odd:
-        problems.append(
-            f"its flags cannot express {', '.join(run.shape.odd)}; the stack megatron-bridge reads a checkpoint's config"
-        )
+    odd = ", ".join(run.shape.odd)
+    problems = select_texts(
+        (run.job.task == "lora", "pretrain_gpt.py has no LoRA adapters; use the stack megatron-bridge"),
+        (odd, f"its flags cannot express {odd}; the stack megatron-bridge reads a checkpoint's config"),
+    )
     return [*problems, *cannot(run)]
 
 
@@ -79,74 +78,50 @@ def cannot(run: Run) -> list[str]:
     Returns:
         One sentence per reason; empty if it can.
     """
-    job, problems = run.job, []
-    if run.system.chip.vendor not in ("NVIDIA", "AMD", ""):
-        problems.append(f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.system.chip.vendor}")
-    if job.dtype not in PRECISION:
-        problems.append(f"it has no GEMMs in {job.dtype}; use {', '.join(PRECISION)}")
-    if job.dtype == "mxfp8" and run.system.chip.vendor == "NVIDIA" and not run.blackwell:
-        problems.append("mxfp8 needs Blackwell or later; use fp8")
-    if job.optimizer not in OPTIMIZERS:
-        problems.append(f"it has no optimizer {job.optimizer}; use {', '.join(OPTIMIZERS)}")
+    job, sharding, muon = run.job, run.layout.sharding, run.job.optimizer == "muon"
+    narrow_states = job.optimizer in ("adamw-bf16", "adamw-fp8")
     # Context parallelism needs a multiple of 2 cp; together with sequence parallelism, also of tp x cp.
     every = math.lcm(2 * run.cp if run.cp > 1 else 1, run.tp * run.cp if job.sequence_parallel else 1)
-    if run.seq % every:
-        problems.append(f"a sequence of {run.seq} is not a multiple of {every}, as tensor and context parallelism require")
-    return [*problems, *_states(run), *_pipeline_cannot(run), *_recomputation_cannot(run), *_experts_cannot(run)]
-
-
-def _states(run: Run) -> list[str]:
-    """Return the reasons against an optimizer or a group with this sharding."""
-    problems, sharding = [], run.layout.sharding
-    fsdp = sharding in STRATEGIES
-    if run.job.optimizer in ("adamw-bf16", "adamw-fp8") and sharding == "none":
-        problems.append(f"narrow states of {run.job.optimizer} need its distributed optimizer; use zero1")
-    if run.job.optimizer == "muon" and fsdp:
-        problems.append(f"{sharding} is Megatron-FSDP, which has adamw and sgd but not muon; use zero1")
-    if run.job.optimizer == "muon" and sharding == "zero1" and run.group < run.dp:
-        problems.append("its muon shards states over all data-parallel ranks; leave the sharding group out")
-    if sharding != "none" and run.dp % run.group:
-        problems.append(f"dp {run.dp} is not a multiple of the sharding group {run.group}")
-    return problems
-
-
-def _pipeline_cannot(run: Run) -> list[str]:
-    if run.pp == 1:
-        return ["virtual stages need a pipeline; use vpp 1"] if run.virtual > 1 else []
-    if run.schedule not in SCHEDULES:
-        return [f"it has no schedule {run.schedule}; use {' or '.join(SCHEDULES)}"]
-    return []
+    problems = select_texts(
+        (run.vendor not in ("NVIDIA", "AMD", ""), f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.vendor}"),
+        (job.dtype not in PRECISION, f"it has no GEMMs in {job.dtype}; use {', '.join(PRECISION)}"),
+        (job.dtype == "mxfp8" and run.vendor == "NVIDIA" and not run.blackwell, "mxfp8 needs Blackwell or later; use fp8"),
+        (job.optimizer not in OPTIMIZERS, f"it has no optimizer {job.optimizer}; use {', '.join(OPTIMIZERS)}"),
+        (run.seq % every, f"a sequence of {run.seq} is not a multiple of {every}, as tensor and context parallelism require"),
+        (narrow_states and sharding == "none", f"narrow states of {job.optimizer} need its distributed optimizer; use zero1"),
+        (muon and sharding in STRATEGIES, f"{sharding} is Megatron-FSDP, which has adamw and sgd but not muon; use zero1"),
+        (
+            muon and sharding == "zero1" and run.group < run.dp,
+            "its muon shards states over all data-parallel ranks; leave the sharding group out",
+        ),
+        (sharding != "none" and run.dp % run.group, f"dp {run.dp} is not a multiple of the sharding group {run.group}"),
+        (run.pp == 1 and run.virtual > 1, "virtual stages need a pipeline; use vpp 1"),
+        (run.pp > 1 and run.schedule not in SCHEDULES, f"it has no schedule {run.schedule}; use {' or '.join(SCHEDULES)}"),
+    )
+    return [*problems, *_recomputation_cannot(run), *_experts_cannot(run)]
 
 
 def _recomputation_cannot(run: Run) -> list[str]:
     """Return the reasons against the recomputed modules."""
-    words = run.words
-    if words == ("full",):
+    if run.words == ("full",):
         return []
-    unknown = [w for w in words if w not in MODULES and not (w in PARENT_MODULES and PARENT_MODULES[w] in words)]
-    problems = [f"it cannot recompute only {w!r}; {_nearest(w)}" for w in unknown]
-    if "mla_up_proj" in words and not run.shape.latent:
-        problems.append("mla_up_proj is part of latent attention, which this model does not have")
-    return problems
-
-
-def _nearest(word: str) -> str:
-    if word in PARENT_MODULES:
-        return f"it is part of {PARENT_MODULES[word]}"
-    return f"use {', '.join(MODULES)}, or full"
+    unknown = [w for w in run.words if w not in MODULES and PARENT_MODULES.get(w) not in run.words]
+    usable = f"use {', '.join(MODULES)}, or full"
+    parents = {w: f"it is part of {parent}" for w, parent in PARENT_MODULES.items()}
+    problems = [f"it cannot recompute only {w!r}; {parents.get(w, usable)}" for w in unknown]
+    needs_latent = "mla_up_proj" in run.words and not run.shape.latent
+    return problems + select_texts((needs_latent, "mla_up_proj is part of latent attention, which this model does not have"))
 
 
 def _experts_cannot(run: Run) -> list[str]:
     if not run.shape.experts:
         return []
-    problems = []
-    if run.tp > 1 and not run.job.sequence_parallel:
-        problems.append("experts with tensor parallelism need sequence parallelism")
-    if run.shape.experts.count % run.ep:
-        problems.append(f"{run.shape.experts.count} experts are not a multiple of ep {run.ep}")
-    if run.tp * run.cp * run.dp % (run.ep * run.etp):
-        problems.append(f"{run.tp * run.cp * run.dp} chips per stage are not a multiple of ep {run.ep} x etp {run.etp}")
-    return problems
+    experts, stage_chips = run.shape.experts.count, run.tp * run.cp * run.dp
+    return select_texts(
+        (run.tp > 1 and not run.job.sequence_parallel, "experts with tensor parallelism need sequence parallelism"),
+        (experts % run.ep, f"{experts} experts are not a multiple of ep {run.ep}"),
+        (stage_chips % (run.ep * run.etp), f"{stage_chips} chips per stage are not a multiple of ep {run.ep} x etp {run.etp}"),
+    )
 
 
 def commands(run: Run) -> list[Command]:
@@ -159,30 +134,18 @@ def commands(run: Run) -> list[Command]:
         One command, the same on each host.
     """
     words = [
-        *torchrun(run), "pretrain_gpt.py", *shape_flags(run), *parallel_flags(run), *_batch(run), *PRECISION[run.job.dtype],
-        *sharding_flags(run), *OPTIMIZERS[run.job.optimizer], *recompute_flags(run), *_data(run),
+        *torchrun(run), "pretrain_gpt.py", *_shape_flags(run), *_parallel_flags(run),
+        f"--micro-batch-size {run.micro_batch}", f"--global-batch-size {run.batch}", *PRECISION[run.job.dtype],
+        *_sharding_flags(run), *OPTIMIZERS[run.job.optimizer], *_recompute_flags(run), *_data(run),
     ]  # fmt: skip
-    return [Command(words=(" ".join(words[:1]), *words[1:]), environment=environment(run), notes=notes(run))]
-
-
-def notes(run: Run) -> tuple[str, ...]:
-    """Return notes on the command.
-
-    Args:
-        run: The training run.
-
-    Returns:
-        Comment lines.
-    """
-    lines = [*hosts_started(run), MINE.format(steps=STEPS)]
-    if run.system.chip.vendor == "AMD":
-        lines.append("on AMD chips: use ROCm's fork of Megatron-LM, which may not have all these flags")
-    if run.job.task == "sft":
-        lines.append("fine-tuning has the same step: add --sft with your data, and --load with a checkpoint")
-    if run.job.dtype == "mxfp8" and run.layout.sharding == "zero1":
-        lines.append("weights stay in bf16 in addition to their mxfp8 copies: --fp8-param-gather with")
-        lines.append("--reuse-grad-buf-for-mxfp8-param-ag keeps only the mxfp8 copies")
-    return tuple(lines)
+    both_copies = run.job.dtype == "mxfp8" and run.layout.sharding == "zero1"
+    notes = select_texts(
+        (run.vendor == "AMD", "on AMD chips: use ROCm's fork of Megatron-LM, which may not have all these flags"),
+        (run.job.task == "sft", "fine-tuning has the same step: add --sft with your data, and --load with a checkpoint"),
+        (both_copies, "weights stay in bf16 in addition to their mxfp8 copies: --fp8-param-gather with"),
+        (both_copies, "--reuse-grad-buf-for-mxfp8-param-ag keeps only the mxfp8 copies"),
+    )
+    return [Command(words=tuple(words), environment=environment(run), notes=(*hosts_started(run), SYNTHETIC, *notes))]
 
 
 def environment(run: Run) -> dict[str, str]:
@@ -200,118 +163,85 @@ def environment(run: Run) -> dict[str, str]:
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if asks else {}
 
 
-# --- the model ----------------------------------------------------------------------------------------------------------
-
-
-def shape_flags(run: Run) -> list[str]:
-    """Return the flags of the model's shape.
-
-    Args:
-        run: The training run.
-
-    Returns:
-        Flags with their values.
-    """
-    s = run.shape
-    words = [
+def _shape_flags(run: Run) -> list[str]:
+    """Return the flags of the model's shape."""
+    s, grouped = run.shape, run.shape.groups != run.shape.heads
+    return [
         f"--num-layers {s.layers}", f"--hidden-size {s.width}", f"--ffn-hidden-size {s.hidden}",
         f"--num-attention-heads {s.heads}",
+        *(_latent_flags(s.latent) if s.latent else select_texts(
+            (s.head * s.heads != s.width or grouped, f"--kv-channels {s.head}"),
+            (grouped, "--group-query-attention", f"--num-query-groups {s.groups}"),
+        )),
+        f"--seq-length {run.seq}", f"--max-position-embeddings {run.seq}",
+        f"--position-embedding-type {'learned_absolute' if s.learned_positions else 'rope'}",
+        *select_texts(
+            (s.rms, "--normalization RMSNorm"),
+            (s.gated, "--swiglu"),
+            (not s.bias, "--disable-bias-linear"),
+            (s.qkv_bias and not s.bias, "--add-qkv-bias"),
+            (s.query_norms or s.latent, "--qk-layernorm"),
+            (not s.tied, "--untie-embeddings-and-output-weights"),
+        ),
+        # The default of both is 0.1.
+        "--attention-dropout 0", "--hidden-dropout 0",
+        *select_texts((run.drafts, f"--mtp-num-layers {run.drafts}")),
+        *_expert_flags(s),
     ]  # fmt: skip
-    if s.latent:
-        words += _latent(run)
-    elif s.head * s.heads != s.width or s.groups != s.heads:
-        words.append(f"--kv-channels {s.head}")
-    if not s.latent and s.groups != s.heads:
-        words += ["--group-query-attention", f"--num-query-groups {s.groups}"]
-    words += [f"--seq-length {run.seq}", f"--max-position-embeddings {run.seq}"]
-    words.append(f"--position-embedding-type {'learned_absolute' if s.learned_positions else 'rope'}")
-    words += ["--normalization RMSNorm"] if s.rms else []
-    words += ["--swiglu"] if s.gated else []
-    words += [] if s.bias else ["--disable-bias-linear"]
-    words += ["--add-qkv-bias"] if s.qkv_bias and not s.bias else []
-    words += ["--qk-layernorm"] if s.query_norms or s.latent else []
-    words += [] if s.tied else ["--untie-embeddings-and-output-weights"]
-
-    # The default of both is 0.1.
-    words += ["--attention-dropout 0", "--hidden-dropout 0"]
-    words += [f"--mtp-num-layers {run.drafts}"] if run.drafts else []
-    return [*words, *_expert_shape(run)]
 
 
-def _latent(run: Run) -> list[str]:
-    latent = run.shape.latent
-    assert latent is not None
+def _latent_flags(latent: Latent) -> list[str]:
     return [
-        "--multi-latent-attention",
-        *([f"--q-lora-rank {latent.query_rank}"] if latent.query_rank else []),
-        f"--kv-lora-rank {latent.rank}",
-        f"--qk-head-dim {latent.plain}",
-        f"--qk-pos-emb-head-dim {latent.rotary}",
-        f"--v-head-dim {latent.value}",
-        f"--kv-channels {latent.value}",
-    ]
+        "--multi-latent-attention", *select_texts((latent.query_rank, f"--q-lora-rank {latent.query_rank}")),
+        f"--kv-lora-rank {latent.rank}", f"--qk-head-dim {latent.plain}", f"--qk-pos-emb-head-dim {latent.rotary}",
+        f"--v-head-dim {latent.value}", f"--kv-channels {latent.value}",
+    ]  # fmt: skip
 
 
-def _expert_shape(run: Run) -> list[str]:
-    experts, s = run.shape.experts, run.shape
+def _expert_flags(shape: Shape) -> list[str]:
+    experts = shape.experts
     if experts is None:
         return []
-    words = [
+    groups, topk_groups = experts.groups
+    return [
         f"--num-experts {experts.count}", f"--moe-router-topk {experts.active}", f"--moe-ffn-hidden-size {experts.width}",
         "--moe-grouped-gemm", "--moe-token-dispatcher-type alltoall", "--moe-router-load-balancing-type aux_loss",
+        *select_texts(
+            (experts.shared, f"--moe-shared-expert-intermediate-size {experts.shared}"),
+            (shape.dense, f"--moe-layer-freq '([0]*{shape.dense}+[1]*{shape.layers - shape.dense})'"),
+            (groups > 1, f"--moe-router-num-groups {groups}", f"--moe-router-group-topk {topk_groups}"),
+        ),
     ]  # fmt: skip
-    if experts.shared:
-        words.append(f"--moe-shared-expert-intermediate-size {experts.shared}")
-    if s.dense:
-        words.append(f"--moe-layer-freq '([0]*{s.dense}+[1]*{s.layers - s.dense})'")
-    groups, topk_groups = experts.groups
-    if groups > 1:
-        words += [f"--moe-router-num-groups {groups}", f"--moe-router-group-topk {topk_groups}"]
-    return words
 
 
-# --- the layout ---------------------------------------------------------------------------------------------------------
-
-
-def parallel_flags(run: Run) -> list[str]:
+def _parallel_flags(run: Run) -> list[str]:
     """Return the flags of the parallel sizes.
 
     By default Megatron divides experts by tp too, so that the sizes of experts are always given.
-
-    Args:
-        run: The training run.
-
-    Returns:
-        Flags with their values.
     """
-    words = [f"--tensor-model-parallel-size {run.tp}"] if run.tp > 1 else []
-    words += ["--sequence-parallel"] if run.tp > 1 and run.job.sequence_parallel else []
-    words += [f"--context-parallel-size {run.cp}"] if run.cp > 1 else []
-    if run.shape.experts:
-        words += [f"--expert-model-parallel-size {run.ep}", f"--expert-tensor-parallel-size {run.etp}"]
-    if run.pp > 1:
-        words += [f"--pipeline-model-parallel-size {run.pp}", *split_flags(run)]
-    return words
+    flags = select_texts(
+        (run.tp > 1, f"--tensor-model-parallel-size {run.tp}"),
+        (run.tp > 1 and run.job.sequence_parallel, "--sequence-parallel"),
+        (run.cp > 1, f"--context-parallel-size {run.cp}"),
+        (run.shape.experts, f"--expert-model-parallel-size {run.ep}", f"--expert-tensor-parallel-size {run.etp}"),
+        (run.pp > 1, f"--pipeline-model-parallel-size {run.pp}"),
+    )
+    return flags + (_split_flags(run) if run.pp > 1 else [])
 
 
-def split_flags(run: Run) -> list[str]:
+def _split_flags(run: Run) -> list[str]:
     """Return the flags that assign layers to pipeline stages.
 
     Two flags count the embedding and the head as one layer each, if the layers then divide evenly (Llama 3.1 405B:
     126 + 2 = 8 x 16). Any other layout lists the layers of each chunk.
-
-    Args:
-        run: The training run.
-
-    Returns:
-        Flags with their values.
     """
-    chunks = run.pp * run.virtual
-    if run.even or run.slotted:
-        layers_per_chunk = (run.shape.layers + 2 * run.slotted) // chunks
-        words = ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"] if run.slotted else []
-        return words + ([f"--num-layers-per-virtual-pipeline-stage {layers_per_chunk}"] if run.virtual > 1 else [])
-    return [f"--pipeline-model-parallel-layout '{spelt(layers_by_chunk(run), run.drafts)}'"]
+    if not (run.even or run.slotted):
+        return [f"--pipeline-model-parallel-layout '{spelt(layers_by_chunk(run), run.drafts)}'"]
+    layers_per_chunk = (run.shape.layers + 2 * run.slotted) // run.chunks
+    return select_texts(
+        (run.slotted, "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
+        (run.virtual > 1, f"--num-layers-per-virtual-pipeline-stage {layers_per_chunk}"),
+    )
 
 
 def spelt(counts: list[int], drafts: int = 0) -> str:
@@ -340,55 +270,48 @@ def spelt(counts: list[int], drafts: int = 0) -> str:
     return text + layers(counts[-1]) + "m" * drafts + "L"
 
 
-def _batch(run: Run) -> list[str]:
-    return [f"--micro-batch-size {run.micro_batch}", f"--global-batch-size {run.batch}"]
+def _sharding_flags(run: Run) -> list[str]:
+    """Return the flags of sharding, and of its exchange during computation."""
+    sharding, fsdp = run.layout.sharding, run.layout.sharding in STRATEGIES
+    shards, groups = sharding != "none", run.dp // run.group
+    return select_texts(
+        (fsdp, "--use-megatron-fsdp", f"--data-parallel-sharding-strategy {STRATEGIES.get(sharding)}"),
+        (shards, "--use-distributed-optimizer"),
+        (True, "--overlap-grad-reduce"),
+        (shards, "--overlap-param-gather"),
+        (shards and run.group < run.dp, f"--num-distributed-optimizer-instances {groups}"),
+        (fsdp, "--no-gradient-accumulation-fusion", "--init-model-with-meta-device", "--ckpt-format fsdp_dtensor"),
+        (run.job.gradient_bytes <= NARROW and run.job.dtype not in ("fp32", "fp16"), "--grad-reduce-in-bf16"),
+    )
 
 
-def sharding_flags(run: Run) -> list[str]:
-    """Return the flags of sharding, and of its exchange during computation.
-
-    Args:
-        run: The training run.
-
-    Returns:
-        Flags with their values.
-    """
-    sharding, overlap = run.layout.sharding, ["--overlap-grad-reduce", "--overlap-param-gather"]
-    groups = [f"--num-distributed-optimizer-instances {run.dp // run.group}"] if run.group < run.dp else []
-    narrow = ["--grad-reduce-in-bf16"] if run.job.gradient_bytes <= NARROW and run.job.dtype not in ("fp32", "fp16") else []
-    if sharding == "none":
-        return ["--overlap-grad-reduce", *narrow]
-    if sharding == "zero1":
-        return ["--use-distributed-optimizer", *overlap, *groups, *narrow]
-    return [
-        "--use-megatron-fsdp", f"--data-parallel-sharding-strategy {STRATEGIES[sharding]}", "--use-distributed-optimizer",
-        *overlap, *groups, "--no-gradient-accumulation-fusion", "--init-model-with-meta-device",
-        "--ckpt-format fsdp_dtensor", *narrow,
-    ]  # fmt: skip
-
-
-def recompute_flags(run: Run) -> list[str]:
-    """Return the flags of recomputation.
+def recomputed_modules(run: Run) -> list[str]:
+    """Return Megatron Core's names of the recomputed modules.
 
     Args:
         run: The training run.
 
     Returns:
-        Flags with their values.
+        Names without repetition, in the order of the layout.
     """
-    words = run.words
-    if words == ("full",):
+    return list(dict.fromkeys(MODULES[w] for w in run.words if w in MODULES))
+
+
+def _recompute_flags(run: Run) -> list[str]:
+    if run.words == ("full",):
         return ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
-    modules = [MODULES[w] for w in words if w in MODULES]
-    return ["--recompute-granularity selective", f"--recompute-modules {' '.join(dict.fromkeys(modules))}"] if modules else []
+    modules = recomputed_modules(run)
+    return ["--recompute-granularity selective", f"--recompute-modules {' '.join(modules)}"] if modules else []
 
 
 def _data(run: Run) -> list[str]:
     """Return the flags of kernels, synthetic data and length of the run."""
-    fused = ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl native"] if run.job.logit_bytes <= FUSED else []
-    kernel = ["--attention-backend unfused"] if run.job.attention == "unfused" else []
+    fused = run.job.logit_bytes <= FUSED
+    kernels = select_texts(
+        (run.job.attention == "unfused", "--attention-backend unfused"),
+        (fused, "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl native"),
+    )
     return [
-        *kernel, *fused, "--mock-data", "--tokenizer-type NullTokenizer", f"--vocab-size {run.shape.vocabulary}",
-        "--lr 1e-4", f"--train-iters {STEPS}", "--eval-interval 1000", "--eval-iters 0", "--log-interval 1",
-        "--log-throughput",
+        *kernels, "--mock-data", "--tokenizer-type NullTokenizer", f"--vocab-size {run.shape.vocabulary}", "--lr 1e-4",
+        f"--train-iters {STEPS}", "--eval-interval 1000", "--eval-iters 0", "--log-interval 1", "--log-throughput",
     ]  # fmt: skip

@@ -6,7 +6,7 @@ counts for one rank and micro-batch, `--max-prefill-tokens` for one rank.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 
 from steptime.launch.host_placement import Replica
 from steptime.launch.serve_args import (
@@ -14,20 +14,19 @@ from steptime.launch.serve_args import (
     LOW_LATENCY_TOKENS,
     NVIDIA,
     RACK,
-    Exchange,
-    Flags,
     ServeArgs,
+    cache_flag,
     checkpoint,
-    deepep_runs,
-    opened,
-    parallel_sizes,
+    deepep_refusal,
     queues,
     routed,
+    unsaid,
 )
-from steptime.launch.shell_script import Command
-from steptime.planning.launch_facts import Served
+from steptime.launch.shell_script import Command, select_texts
 from steptime.planning.plan_result import Plan
 
+VENDORS = (NVIDIA, AMD, "Intel")
+RUNS_ON = "GPUs of NVIDIA, AMD and Intel"
 # First ports of the hosts of a replica and of prefill servers, and the distance between replicas on a host.
 RENDEZVOUS_PORT, BOOTSTRAP_PORT, STRIDE = 20000, 8998, 100
 # Page size of its latent-attention kernels [tokens]; a prefill chunk must be a multiple.
@@ -44,25 +43,11 @@ ROUTED = ("bf16", "fp8", "mxfp8", "nvfp4")
 CACHE = {"bf16": "bf16", "fp8": "fp8_e4m3", "fp8_ds_mla": "fp8_e4m3", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 
 
-def refused(served: Served) -> str:
-    """Return the reason why SGLang cannot serve a plan.
-
-    Args:
-        served: Facts about the machine.
-
-    Returns:
-        The reason; "" if it can.
-    """
-    if served.vendor in (NVIDIA, AMD, "Intel", ""):
-        return ""
-    return f"SGLang runs on GPUs of NVIDIA, AMD and Intel, not on chips of {served.vendor}"
-
-
-def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Command:
+def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Command:
     """Return the command of one host of a replica.
 
     Args:
-        serve_args: Requirements of the pool.
+        args: Requirements of the pool.
         replica: Placement of the replica.
         rank: Number of the host in the replica; None for `$NODE_RANK`.
         port: Port of the server.
@@ -70,174 +55,108 @@ def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int)
     Returns:
         The command with its environment and notes.
     """
-    m = serve_args.layout
-    stages = [f"--pp-size {int(m.pp)}", f"--pp-max-micro-batch-size {serve_args.decoding}"] if m.pp > 1 else []
-    opening = opened(
-        serve_args,
-        "sglang",
-        "python -m sglang.launch_server --model-path",
-        axes=[
-            f"--tp-size {int(m.stage)}",
-            *parallel_sizes({"--dcp-size": m.cp}),
-            *stages,
-            *parallel_sizes({"--attn-dp-size": m.dp}),
-        ],
-        weights=weights(serve_args.served),
-        experts=_experts(serve_args),
-        caches=CACHE,
-        room=_room(serve_args),
-        counted=_counted(serve_args),
+    m, served, groups, slot = args.layout, args.served, int(args.layout.dp), replica.slot
+    exchange, environment, notes = _experts(args)
+
+    # SGLang converts only bf16 checkpoints, and all weights to one format.
+    stored = (served.checkpoint_weights, served.checkpoint_experts)
+    able = served.weights in ONLINE and (served.weights != "nvfp4" or "fp4" in served.arithmetic)
+    changed = (served.weights, served.experts) != stored and served.experts in (served.weights, "")
+    online = {*stored} <= {"bf16", ""} and changed and able
+    place, missing = checkpoint(served, quantises=online)
+
+    # A chunk must fill whole pages of the latent-attention kernels. The window of drafts has the verified token too.
+    chunk = -(-args.prompt_tokens // PAGE) * PAGE
+    words = select_texts(
+        (True, f"python -m sglang.launch_server --model-path {place}", f"--tp-size {int(m.stage)}"),
+        (m.cp > 1, f"--dcp-size {int(m.cp)}"),
+        (m.pp > 1, f"--pp-size {int(m.pp)}", f"--pp-max-micro-batch-size {args.decoding}"),
+        (groups > 1, f"--attn-dp-size {groups}"),
+        (True, *exchange),
+        (online, f"--quantization {ONLINE.get(served.weights)}"),
+        (served.remote_code, "--trust-remote-code"),
+        (True, *cache_flag(served, CACHE)),
+        (True, f"--max-running-requests {args.sequences * groups}"),
+        (chunk, f"--chunked-prefill-size {chunk * groups}"),
+        (chunk > MOST_PREFILL, f"--max-prefill-tokens {chunk}"),
+        (True, f"--context-length {args.length}"),
+        (args.drafts, f"--speculative-algorithm EAGLE --speculative-num-steps {args.drafts}", "--speculative-eagle-topk 1"),
+        (args.drafts, f"--speculative-num-draft-tokens {args.drafts + 1}"),
+        (args.role == "serve", "--enable-mixed-chunk"),
+        (args.role != "serve", f"--disaggregation-mode {args.role}", "--disaggregation-transfer-backend nixl"),
+        (args.role == "prefill", f"--disaggregation-bootstrap-port {BOOTSTRAP_PORT + slot}"),
+        (replica.nodes > 1, f"--nnodes {replica.nodes}", f"--node-rank {'$NODE_RANK' if rank is None else rank}"),
+        (replica.nodes > 1, f"--dist-init-addr $HEAD_ADDRESS:{RENDEZVOUS_PORT + STRIDE * slot}"),
+        (rank == 0, "--host 0.0.0.0", f"--port {port}"),
     )
-    words = []
-
-    # The window has the verified token and the speculative tokens.
-    if serve_args.drafts:
-        words += [f"--speculative-algorithm EAGLE --speculative-num-steps {serve_args.drafts}", "--speculative-eagle-topk 1"]
-        words.append(f"--speculative-num-draft-tokens {serve_args.drafts + 1}")
-    if serve_args.role == "serve":
-        words.append("--enable-mixed-chunk")
-    else:
-        words += [f"--disaggregation-mode {serve_args.role}", "--disaggregation-transfer-backend nixl"]
-        if serve_args.role == "prefill":
-            words.append(f"--disaggregation-bootstrap-port {BOOTSTRAP_PORT + replica.slot}")
-    if replica.nodes > 1:
-        words += [
-            f"--nnodes {replica.nodes}",
-            f"--node-rank {'$NODE_RANK' if rank is None else rank}",
-            f"--dist-init-addr $HEAD_ADDRESS:{RENDEZVOUS_PORT + STRIDE * replica.slot}",
-        ]
-    if rank == 0:
-        words += ["--host 0.0.0.0", f"--port {port}"]
-    return replace(opening, words=(*opening.words, *words))
+    scopes = f"counts for all {args.parts} micro-batches, --chunked-prefill-size for one"
+    limits = select_texts(
+        (groups > 1, "--max-running-requests and --chunked-prefill-size count for all data-parallel ranks together"),
+        (args.parts > 1, f"--max-running-requests {scopes}"),
+    )
+    no_cache = f"SGLang has no KV cache in {served.kv}: expect a cache of another size"
+    unsupported = select_texts((served.kv not in CACHE, no_cache), (True, *unsaid(args, "sglang")))
+    return Command(words=tuple(words), environment=environment, notes=(*missing, *limits, *notes, *unsupported))
 
 
-def _counted(serve_args: ServeArgs) -> tuple[str, ...]:
-    """Return notes on limits that do not count for one data-parallel rank."""
-    notes = []
-    if serve_args.layout.dp > 1:
-        notes.append("--max-running-requests and --chunked-prefill-size count for all data-parallel ranks together")
-    if serve_args.parts > 1:
-        notes.append(f"--max-running-requests counts for all {serve_args.parts} micro-batches, --chunked-prefill-size for one")
-    return tuple(notes)
-
-
-# --- experts ------------------------------------------------------------------------------------------------------------
-
-
-def _experts(serve_args: ServeArgs) -> Exchange:
-    """Return the flags of expert parallelism, exchange and balance.
-
-    The environment and notes follow.
-    """
-    m = serve_args.layout
+def _experts(args: ServeArgs) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return the flags of expert parallelism, exchange and balance, their environment, and notes."""
+    m = args.layout
     if m.ep <= 1:
         return [], {}, []
-    words, environment, notes = [f"--ep-size {int(m.ep)}"], dict[str, str](), list[str]()
-    if serve_args.exchanges:
-        exchanged, environment, notes = exchange(serve_args)
-        words += exchanged
-        if serve_args.two_batches and exchanged:
-            words.append("--enable-two-batch-overlap")
-        elif serve_args.two_batches:
-            notes.append("SGLang overlaps two micro-batches only with an all-to-all: expect slower steps")
-    if m.redundant_experts > 0:
-        words += [f"--ep-num-redundant-experts {int(m.redundant_experts)}", "--enable-eplb"]
+    exchange, environment, why = _exchange(args) if args.exchanges else ([], {}, "")
+    plain = "SGLang overlaps two micro-batches only with an all-to-all: expect slower steps"
+    notes = select_texts((why, why), (args.two_batches and not exchange, plain))
+    words = select_texts(
+        (True, f"--ep-size {int(m.ep)}"),
+        (True, *exchange),
+        (args.two_batches and exchange, "--enable-two-batch-overlap"),
+        (m.redundant_experts > 0, f"--ep-num-redundant-experts {int(m.redundant_experts)}", "--enable-eplb"),
+    )
     return words, environment, notes
 
 
-def exchange(serve_args: ServeArgs) -> tuple[list[str], dict[str, str], list[str]]:
-    """Return the flags of the expert exchange, its environment, and notes.
+def _exchange(args: ServeArgs) -> tuple[list[str], dict[str, str], str]:
+    """Return the flags of the expert exchange, its environment, and a note on an unexpected choice.
 
     All back ends need as many expert-parallel ranks as a stage has chips. FlashInfer's back end runs inside a rack of Blackwell
     chips if each chip is a data-parallel rank. DeepEP runs on hosts with NVLink: low-latency kernels for a decode pool, normal
     kernels for prefill, and "auto" (both in turn) if chips do both. MoRI runs on AMD. Without a back end, ranks gather all
     rows.
-
-    Args:
-        serve_args: Requirements of the pool.
-
-    Returns:
-        Flags, environment by name, and notes on an unexpected choice.
     """
-    served, m = serve_args.served, serve_args.layout
-    low = serve_args.role == "decode" and serve_args.decoding <= LOW_LATENCY_TOKENS
-    mode = "low_latency" if low else "normal" if serve_args.role != "serve" else "auto"
+    served, m = args.served, args.layout
+    low = args.role == "decode" and args.decoding <= LOW_LATENCY_TOKENS
+    mode = "low_latency" if low else "normal" if args.role != "serve" else "auto"
     if m.ep != m.stage:
-        return [], {}, []
+        return [], {}, ""
     if served.vendor == AMD:
-        return ["--moe-a2a-backend mori", f"--deepep-mode {mode}"], {}, []
-    if served.vendor != NVIDIA or served.fabric != "nvlink":
-        return (
-            [],
-            {},
-            ["DeepEP needs NVLink between the chips of a host, which this machine does not have: rows are gathered instead"],
-        )
-    rack = served.domain_chips > served.host_chips and m.stage <= served.domain_chips
-    if rack and m.dp == m.stage and not serve_args.two_batches and served.experts in ROUTED and "fp4" in served.arithmetic:
-        return ["--moe-a2a-backend flashinfer", "--moe-runner-backend flashinfer_trtllm_routed"], {}, []
-    if not rack and not deepep_runs(served, int(m.stage)):
-        why = f"DeepEP has no kernels for {int(m.stage)} ranks on hosts of {served.host_chips}: rows are gathered instead"
-        return [], {}, [why]
+        return ["--moe-a2a-backend mori", f"--deepep-mode {mode}"], {}, ""
+    if refusal := deepep_refusal(args):
+        return [], {}, f"{refusal}: rows are gathered instead"
+    blackwell_ranks = m.dp == m.stage and served.experts in ROUTED and "fp4" in served.arithmetic
+    if args.in_rack and blackwell_ranks and not args.two_batches:
+        return ["--moe-a2a-backend flashinfer", "--moe-runner-backend flashinfer_trtllm_routed"], {}, ""
 
     # Low-latency buffers must hold the whole decode batch; a larger batch needs the normal kernels.
     environment: dict[str, str] = {}
-    if mode != "normal" and DISPATCHED < serve_args.decoding <= LOW_LATENCY_TOKENS:
-        environment = {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(serve_args.decoding)} | queues(serve_args.decoding)
-    elif mode == "auto" and serve_args.decoding > LOW_LATENCY_TOKENS:
+    if mode != "normal" and DISPATCHED < args.decoding <= LOW_LATENCY_TOKENS:
+        environment = {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(args.decoding)} | queues(args.decoding)
+    elif mode == "auto" and args.decoding > LOW_LATENCY_TOKENS:
         mode = "normal"
-    return ["--moe-a2a-backend deepep", f"--deepep-mode {mode}"], environment, [RACK] if rack else []
+    return ["--moe-a2a-backend deepep", f"--deepep-mode {mode}"], environment, RACK if args.in_rack else ""
 
 
-# --- formats and room ---------------------------------------------------------------------------------------------------
-
-
-def weights(served: Served) -> Flags:
-    """Return the flags of the weights' formats, the checkpoint, and notes.
-
-    Args:
-        served: Facts about the checkpoint.
-
-    Returns:
-        Flags, the word that names the checkpoint, and notes on it.
-    """
-    plain = {served.checkpoint_weights, served.checkpoint_experts} <= {"bf16", ""}
-    changed = (served.weights, served.experts) != (served.checkpoint_weights, served.checkpoint_experts)
-    able = served.weights in ONLINE and (served.weights != "nvfp4" or "fp4" in served.arithmetic)
-    # SGLang converts only bf16 checkpoints, and all weights to one format.
-    online = plain and changed and able and served.experts in (served.weights, "")
-    words = [f"--quantization {ONLINE[served.weights]}"] if online else []
-    return (words, *checkpoint(served, quantises=online))
-
-
-def _room(serve_args: ServeArgs) -> list[str]:
-    """Return the limits on requests, tokens and lengths."""
-    groups = int(serve_args.layout.dp)
-    words = [f"--max-running-requests {serve_args.sequences * groups}"]
-    if serve_args.prompt_tokens:
-        # A chunk must fill whole pages of the latent-attention kernels.
-        chunk = -(-serve_args.prompt_tokens // PAGE) * PAGE
-        words.append(f"--chunked-prefill-size {chunk * groups}")
-        if chunk > MOST_PREFILL:
-            words.append(f"--max-prefill-tokens {chunk}")
-    return [*words, f"--context-length {serve_args.length}"]
-
-
-# --- the router ---------------------------------------------------------------------------------------------------------
-
-
-def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int], port: int) -> Command:
+def router(plan: Plan, ports: Mapping[Replica, int], port: int) -> Command:
     """Return the command of SGLang's router in front of several servers.
 
     Args:
         plan: The plan.
-        replicas: Placement of all replicas.
         ports: Ports by replica.
         port: Port of the clients.
 
     Returns:
         The command.
     """
-    address_suffix = {r: f" {BOOTSTRAP_PORT + r.slot}" for r in replicas if r.role == "prefill"}
-    program = "python -m sglang_router.launch_router"
-    command = routed(plan, replicas, ports, port, program=program, pools="--pd-disaggregation", address_suffix=address_suffix)
-    return replace(command, notes=("pip install sglang-router",))
+    bootstrap = {r: f" {BOOTSTRAP_PORT + r.slot}" for r in ports if r.role == "prefill"}
+    settings = {"program": "python -m sglang_router.launch_router", "pools": "--pd-disaggregation", "package": "sglang-router"}
+    return routed(plan, ports, port, **settings, address_suffix=bootstrap)

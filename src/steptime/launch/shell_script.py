@@ -1,4 +1,7 @@
-"""A command as data and as lines of a shell script; texts from outside are escaped for shell, comments and Markdown."""
+"""A command as data and as lines of a shell script; texts from outside are escaped for shell, comments and Markdown.
+
+Flags, notes and reasons against a layout are rows of a condition and texts, see `select_texts`.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,21 @@ class Command:
     notes: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     variables: tuple[str, ...] = ()
+
+
+def select_texts(*rows: tuple[object, *tuple[str, ...]]) -> list[str]:
+    """Return the texts of the rows whose condition is true.
+
+    Args:
+        rows: A condition, and the flags, notes or reasons that it decides on.
+
+    Returns:
+        Texts in the order of the rows.
+
+    >>> select_texts((1 > 2, "--first"), ([8], "--second", "--third"))
+    ['--second', '--third']
+    """
+    return [text for condition, *texts in rows if condition for text in texts]
 
 
 def escape_unprintable(text: str) -> str:

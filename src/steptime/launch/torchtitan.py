@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from steptime.launch.shell_script import Command
+from steptime.launch.shell_script import Command, select_texts
 from steptime.launch.training_run import STEPS, Run, hosts_started, layers_by_chunk, torchrun
 
+TITLE: Final = "torchtitan"
 # Name of the written module.
 FILE: Final = "steptime_run"
 
@@ -79,71 +80,66 @@ def unable(run: Run) -> list[str]:
     Returns:
         One sentence per reason; empty if it can.
     """
-    job, problems = run.job, []
-    if run.system.chip.vendor not in ("NVIDIA", "AMD", ""):
-        problems.append(f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.system.chip.vendor}")
-    if run.model.name not in MODELS:
-        problems.append(f"it has no configuration of {run.model.name}; it has {', '.join(MODELS)}")
-    if job.dtype not in DTYPES:
-        problems.append(f"it has no GEMMs in {job.dtype}; use {', '.join(DTYPES)}")
-    if job.dtype in ("mxfp8", "nvfp4") and not run.blackwell:
-        problems.append(f"{job.dtype} needs Blackwell or later; use fp8")
-    if job.dtype == "nvfp4" and run.shape.experts:
-        problems.append("it has no grouped GEMMs of experts in nvfp4; use mxfp8")
-    if job.optimizer not in IMPLEMENTATIONS:
-        problems.append(f"its configurations have no optimizer {job.optimizer}; use {' or '.join(IMPLEMENTATIONS)}")
-    if job.attention == "unfused":
-        problems.append("it has no unfused attention")
-    if run.layout.recompute not in CHECKPOINTING:
-        problems.append(f"it cannot recompute {run.layout.recompute!r}; use {', '.join(CHECKPOINTING)}")
-
-    # Some built-in models lack features that torchtitan has in general.
-    if run.cp > 1 and run.model.name.startswith("openai/"):
-        problems.append("context parallelism does not work with the attention of its gpt-oss configurations; use cp 1")
-    if run.drafts and MODELS.get(run.model.name, BuiltIn("", "", "")).module != "deepseek_v3":
-        problems.append("it trains multi-token-prediction layers only of DeepSeek-V3")
-    return [*problems, *_axes(run), *_pipeline_cannot(run)]
+    job, name, dtype, recompute = run.job, run.model.name, run.job.dtype, run.layout.recompute
+    trains_drafts = name in MODELS and MODELS[name].module == "deepseek_v3"
+    problems = select_texts(
+        (run.vendor not in ("NVIDIA", "AMD", ""), f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.vendor}"),
+        (name not in MODELS, f"it has no configuration of {name}; it has {', '.join(MODELS)}"),
+        (dtype not in DTYPES, f"it has no GEMMs in {dtype}; use {', '.join(DTYPES)}"),
+        (dtype in ("mxfp8", "nvfp4") and not run.blackwell, f"{dtype} needs Blackwell or later; use fp8"),
+        (dtype == "nvfp4" and run.shape.experts, "it has no grouped GEMMs of experts in nvfp4; use mxfp8"),
+        (
+            job.optimizer not in IMPLEMENTATIONS,
+            f"its configurations have no optimizer {job.optimizer}; use {' or '.join(IMPLEMENTATIONS)}",
+        ),
+        (job.attention == "unfused", "it has no unfused attention"),
+        (recompute not in CHECKPOINTING, f"it cannot recompute {recompute!r}; use {', '.join(CHECKPOINTING)}"),
+        # Some built-in models lack features that torchtitan has in general.
+        (
+            run.cp > 1 and name.startswith("openai/"),
+            "context parallelism does not work with the attention of its gpt-oss configurations; use cp 1",
+        ),
+        (run.drafts and not trains_drafts, "it trains multi-token-prediction layers only of DeepSeek-V3"),
+    )
+    return [*problems, *_axes_cannot(run), *_pipeline_cannot(run)]
 
 
-def _axes(run: Run) -> list[str]:
+def _axes_cannot(run: Run) -> list[str]:
     """Return the reasons against the sharding and the parallel sizes."""
-    sharding, problems = run.layout.sharding, []
-    if sharding == "zero1":
-        problems.append("it shards gradients together with optimizer states; use zero2, or zero3, which shards weights too")
-    if sharding == "none" and run.cp > 1:
-        problems.append("its context parallelism shards states as well; use zero3")
-    if sharding != "none" and run.dp % run.group:
-        problems.append(f"dp {run.dp} is not a multiple of the sharding group {run.group}")
-    if run.shape.experts:
-        within = run.group * run.cp * run.tp if sharding != "none" else run.cp * run.tp
-        if run.ep > 1 and run.etp > 1:
-            problems.append("expert parallelism has no tensor parallelism within experts; use etp 1")
-        if run.ep == 1 and run.etp != run.tp:
-            problems.append(f"without expert parallelism, tp divides experts like all other weights; use etp {run.tp}")
-        if within % run.ep:
-            problems.append(f"ep {run.ep} is not a divisor of the {within} chips that shard the states")
-
+    sharding, experts = run.layout.sharding, run.shape.experts is not None
+    within = (run.group if sharding != "none" else 1) * run.cp * run.tp
     # Context parallelism splits a sequence in 2 cp parts, sequence parallelism in tp parts.
     every = (run.tp if run.job.sequence_parallel else 1) * (2 * run.cp if run.cp > 1 else 1)
-    if run.seq % every:
-        problems.append(f"a sequence of {run.seq} is not a multiple of {every}, as tensor and context parallelism require")
-    return problems
+    return select_texts(
+        (
+            sharding == "zero1",
+            "it shards gradients together with optimizer states; use zero2, or zero3, which shards weights too",
+        ),
+        (sharding == "none" and run.cp > 1, "its context parallelism shards states as well; use zero3"),
+        (sharding != "none" and run.dp % run.group, f"dp {run.dp} is not a multiple of the sharding group {run.group}"),
+        (experts and run.ep > 1 and run.etp > 1, "expert parallelism has no tensor parallelism within experts; use etp 1"),
+        (
+            experts and run.ep == 1 and run.etp != run.tp,
+            f"without expert parallelism, tp divides experts like all other weights; use etp {run.tp}",
+        ),
+        (experts and within % run.ep, f"ep {run.ep} is not a divisor of the {within} chips that shard the states"),
+        (run.seq % every, f"a sequence of {run.seq} is not a multiple of {every}, as tensor and context parallelism require"),
+    )
 
 
 def _pipeline_cannot(run: Run) -> list[str]:
-    if run.pp == 1:
-        return ["virtual stages need a pipeline; use vpp 1"] if run.virtual > 1 else []
-    if run.schedule not in SCHEDULES:
-        return [f"it has no schedule {run.schedule}; use {', '.join(SCHEDULES)}"]
-    problems, m = [], run.micro_batches
-    if run.drafts:
-        problems.append("its pipeline has no multi-token-prediction layers")
-    if run.schedule in SPLIT and run.layout.recompute == "alternate":
-        problems.append(f"{run.schedule} splits the backward pass, which excludes 'alternate'; use none or full")
-    least = {"gpipe": run.pp, "1f1b": run.pp, "dualpipev": 2 * run.pp}.get(run.schedule, 1)
-    if m < least:
-        problems.append(f"its {run.schedule} needs at least {least} micro-batches, got {m}")
-    return problems
+    if run.pp == 1 or run.schedule not in SCHEDULES:
+        return select_texts(
+            (run.pp == 1 and run.virtual > 1, "virtual stages need a pipeline; use vpp 1"),
+            (run.pp > 1, f"it has no schedule {run.schedule}; use {', '.join(SCHEDULES)}"),
+        )
+    splits = run.schedule in SPLIT and run.layout.recompute == "alternate"
+    least, m = {"gpipe": run.pp, "1f1b": run.pp, "dualpipev": 2 * run.pp}.get(run.schedule, 1), run.micro_batches
+    return select_texts(
+        (run.drafts, "its pipeline has no multi-token-prediction layers"),
+        (splits, f"{run.schedule} splits the backward pass, which excludes 'alternate'; use none or full"),
+        (m < least, f"its {run.schedule} needs at least {least} micro-batches, got {m}"),
+    )
 
 
 def commands(run: Run) -> list[Command]:
@@ -155,23 +151,21 @@ def commands(run: Run) -> list[Command]:
     Returns:
         One command, the same on each host.
     """
-    words = [*torchrun(run), "-m torchtitan.train", f"--module {FILE}", "--config run", *_flags(run)]
-    return [Command(words=tuple(words), notes=(*hosts_started(run), *_notes(run)), files={f"{FILE}.py": file_text(run)})]
-
-
-def _notes(run: Run) -> tuple[str, ...]:
-    lines = [f"it reads c4 with the tokenizer in hf_assets_path, and {STEPS} steps only time a step: replace both for training"]
-    if run.job.gradient_bytes < WIDE:
-        lines.append(f"it reduces gradients in 4 bytes; the plan assumes {run.job.gradient_bytes:g}")
-    if run.schedule in SPLIT:
-        lines.append(
-            f"PyTorch does not compile a model with {run.schedule}, which splits the backward pass: expect slower kernels"
-        )
-    if run.pp > 1 and run.micro_batches < run.pp * run.virtual:
-        lines.append(
-            f"{run.micro_batches} micro-batches are fewer than the {run.pp * run.virtual} stages: expect a larger bubble"
-        )
-    return tuple(lines)
+    words = (*torchrun(run), "-m torchtitan.train", f"--module {FILE}", "--config run", *_flags(run))
+    gradient, m = run.job.gradient_bytes, run.micro_batches
+    notes = select_texts(
+        (
+            True,
+            f"it reads c4 with the tokenizer in hf_assets_path, and {STEPS} steps only time a step: replace both for training",
+        ),
+        (gradient < WIDE, f"it reduces gradients in 4 bytes; the plan assumes {gradient:g}"),
+        (
+            run.schedule in SPLIT,
+            f"PyTorch does not compile a model with {run.schedule}, which splits the backward pass: expect slower kernels",
+        ),
+        (run.pp > 1 and m < run.chunks, f"{m} micro-batches are fewer than the {run.chunks} stages: expect a larger bubble"),
+    )
+    return [Command(words=words, notes=(*hosts_started(run), *notes), files={f"{FILE}.py": _file_text(run)})]
 
 
 def _flags(run: Run) -> list[str]:
@@ -181,67 +175,58 @@ def _flags(run: Run) -> list[str]:
     pipeline.
     """
     sharding, piped = run.layout.sharding, run.pp > 1
-    local = run.micro_batch * run.micro_batches if piped else run.micro_batch
     # Without sharding, FSDP has one rank, and all others replicate.
     shard = 1 if sharding == "none" else run.group
-    modules: dict[str, object] = {
-        "training.local_batch_size": local,
-        "training.global_batch_size": run.batch,
-        "training.seq_len": run.seq,
-        "training.steps": STEPS,
-        "parallelism.data_parallel_shard_degree": shard,
-        "parallelism.data_parallel_replicate_degree": run.dp // shard,
-        "parallelism.tensor_parallel_degree": run.tp,
-        "parallelism.context_parallel_degree": run.cp,
-        "parallelism.pipeline_parallel_degree": run.pp,
-        "parallelism.expert_parallel_degree": run.ep if run.shape.experts else 1,
+    degrees = {
+        "data_parallel_shard": shard,
+        "data_parallel_replicate": run.dp // shard,
+        "tensor_parallel": run.tp,
+        "context_parallel": run.cp,
+        "pipeline_parallel": run.pp,
+        "expert_parallel": run.ep if run.shape.experts else 1,
     }
-    if sharding != "none":
-        modules["parallelism.fsdp_reshard_after_forward"] = "always" if sharding == "zero3" else "never"
-    if piped:
-        modules["parallelism.pipeline_parallel_schedule"] = SCHEDULES[run.schedule]
-        modules["parallelism.pipeline_parallel_microbatch_size"] = run.micro_batch
+    reshard = "always" if sharding == "zero3" else "never"
+    pipeline = {"schedule": SCHEDULES[run.schedule], "microbatch_size": run.micro_batch} if piped else {}
     if piped and (run.even or run.slotted):
-        reduced_flags = int(run.slotted)
-        modules["parallelism.pipeline_parallel_first_stage_less_layers"] = reduced_flags
-        modules["parallelism.pipeline_parallel_last_stage_less_layers"] = reduced_flags
-        modules["parallelism.pipeline_parallel_layers_per_stage"] = (run.shape.layers + 2 * reduced_flags) // (
-            run.pp * run.virtual
-        )
-    modules["metrics.log_freq"] = 1
-    return [f"--{name} {value}" for name, value in modules.items()]
+        fewer = int(run.slotted)
+        layers_per_stage = (run.shape.layers + 2 * fewer) // run.chunks
+        pipeline |= {"first_stage_less_layers": fewer, "last_stage_less_layers": fewer, "layers_per_stage": layers_per_stage}
+    return [
+        f"--training.local_batch_size {run.micro_batch * (run.micro_batches if piped else 1)}",
+        f"--training.global_batch_size {run.batch}",
+        f"--training.seq_len {run.seq}",
+        f"--training.steps {STEPS}",
+        *(f"--parallelism.{axis}_degree {size}" for axis, size in degrees.items()),
+        *select_texts((sharding != "none", f"--parallelism.fsdp_reshard_after_forward {reshard}")),
+        *(f"--parallelism.pipeline_parallel_{name} {value}" for name, value in pipeline.items()),
+        "--metrics.log_freq 1",
+    ]
 
 
 # --- the file -----------------------------------------------------------------------------------------------------------
 
 
-def file_text(run: Run) -> str:
-    """Return the Python file that makes the configuration.
-
-    Args:
-        run: The training run.
-
-    Returns:
-        Text of the module, with the settings that flags cannot change.
-    """
-    built_in = MODELS[run.model.name]
-    converter_lines = converters(run)
-    imported = sorted({name.partition(".")[0] for name in converter_lines if not name.startswith("LoRA")})
-    lines = [f'"""A run of {built_in.module} {built_in.size}; flags set its numbers."""', ""]
-    if imported:
-        lines.append(f"from torchtitan.components.quantization import {', '.join(imported)}")
-    if any(name.startswith("LoRA") for name in converter_lines):
-        lines.append("from torchtitan.components.lora import LoRAConverter")
-    policy = CHECKPOINTING[run.layout.recompute]
-    if policy != "None":
-        lines.append(f"from torchtitan.distributed.activation_checkpoint import {policy.partition('.')[0]}")
-
+def _file_text(run: Run) -> str:
+    """Return the Python file that makes the configuration, with the settings that flags cannot change."""
+    built_in, policy, converters = MODELS[run.model.name], CHECKPOINTING[run.layout.recompute], _converters(run)
+    quantizers = sorted({name.partition(".")[0] for name in converters if not name.startswith("LoRA")})
+    lora = any(name.startswith("LoRA") for name in converters)
+    imports = select_texts(
+        (quantizers, f"from torchtitan.components.quantization import {', '.join(quantizers)}"),
+        (lora, "from torchtitan.components.lora import LoRAConverter"),
+        (policy != "None", f"from torchtitan.distributed.activation_checkpoint import {policy.partition('.')[0]}"),
+    )
+    arguments = select_texts(
+        (True, f'"{built_in.size}"'),
+        (converters, f"converters=[{', '.join(converters)}]"),
+        (run.drafts, f"num_mtp_layers={run.drafts}"),
+    )
     # PyTorch cannot compile a model whose backward pass the schedule splits.
     components = '["loss"]' if run.schedule in SPLIT else '["model", "loss"]'
-    size_literal = f"{built_in.size!r}".replace("'", '"')
-    arguments = [size_literal] + ([f"converters=[{', '.join(converter_lines)}]"] if converter_lines else [])
-    arguments += [f"num_mtp_layers={run.drafts}"] if run.drafts else []
-    lines += [
+    lines = [
+        f'"""A run of {built_in.module} {built_in.size}; flags set its numbers."""',
+        "",
+        *imports,
         f"from torchtitan.models.{built_in.module} import config_registry, model_registry",
         "",
         "",
@@ -259,46 +244,35 @@ def file_text(run: Run) -> str:
 
 def _settings(run: Run) -> list[str]:
     """Return the settings of a configuration that are words, truth values or lists."""
-    lines = [f'config.optimizer.implementation = "{IMPLEMENTATIONS[run.job.optimizer]}"']
-    graphs = run.pp > 1 or (run.shape.experts is not None and run.ep > 1)
+    lines = select_texts(
+        (True, f'config.optimizer.implementation = "{IMPLEMENTATIONS[run.job.optimizer]}"'),
+        # CUDA graphs do not work with pipeline stages, nor with expert parallelism.
+        (run.pp > 1 or (run.shape.experts and run.ep > 1), "config.training.disable_cuda_graphs = True"),
+        (run.job.dtype == "fp32", 'config.training.mixed_precision_param = "float32"'),
+        (not run.job.sequence_parallel, "config.parallelism.enable_sequence_parallel = False"),
+    )
+    if run.pp == 1 or run.even or run.slotted:
+        return lines
+    return [
+        *lines,
+        f'names, counts = [f"layers.{{i}}" for i in range({run.shape.layers})], {layers_by_chunk(run)}',
+        "parts = [[names.pop(0) for _ in range(n)] for n in counts]",
+        'parts[0].insert(0, "tok_embeddings")',
+        'parts[-1] += ["norm", "lm_head"]',
+        "config.parallelism.module_fqns_per_model_part = parts",
+    ]
 
-    # CUDA graphs do not work with pipeline stages, nor with expert parallelism.
-    lines += ["config.training.disable_cuda_graphs = True"] if graphs else []
-    lines += ['config.training.mixed_precision_param = "float32"'] if run.job.dtype == "fp32" else []
-    lines += [] if run.job.sequence_parallel else ["config.parallelism.enable_sequence_parallel = False"]
-    if run.pp > 1 and not (run.even or run.slotted):
-        counts = layers_by_chunk(run)
-        lines += [
-            f'names, counts = [f"layers.{{i}}" for i in range({run.shape.layers})], {counts}',
-            "parts = [[names.pop(0) for _ in range(n)] for n in counts]",
-            'parts[0].insert(0, "tok_embeddings")',
-            'parts[-1] += ["norm", "lm_head"]',
-            "config.parallelism.module_fqns_per_model_part = parts",
-        ]
-    return lines
 
-
-def converters(run: Run) -> list[str]:
-    """Return the converters of a model: narrow formats first, then adapters.
-
-    Args:
-        run: The training run.
-
-    Returns:
-        Python expressions.
-    """
-    lines, dtype, experts = [], run.job.dtype, run.shape.experts
+def _converters(run: Run) -> list[str]:
+    """Return the converters of a model as Python expressions: narrow formats first, then adapters."""
+    dtype, experts, rank = run.job.dtype, run.shape.experts, run.job.lora_rank
     compiled = f"model_compile_enabled={run.schedule not in SPLIT}"
-    if dtype == "fp8":
-        skipped = ", ".join(f'"{name}"' for name in SKIPPED)
-        lines.append(f"Float8LinearConverter.Config(filter_fqns=[{skipped}], {compiled})")
-        lines += [f"Float8GroupedExpertsConverter.Config({compiled})"] if experts else []
-    if dtype in ("mxfp8", "nvfp4"):
-        places = '"attention", "feed_forward", "shared_experts"' if experts else '"layers"'
-        name = "MXFP8" if dtype == "mxfp8" else "NVFP4"
-        lines.append(f"{name}LinearConverter.Config(fqns=[{places}], {compiled})")
-        lines += [f"MXFP8GroupedExpertsConverter.Config({compiled})"] if experts else []
-    if run.job.task == "lora":
-        rank = run.job.lora_rank
-        lines.append(f"LoRAConverter.Config(rank={rank}, alpha={float(ALPHA * rank)})")
-    return lines
+    skipped = ", ".join(f'"{name}"' for name in SKIPPED)
+    places = '"attention", "feed_forward", "shared_experts"' if experts else '"layers"'
+    return select_texts(
+        (dtype == "fp8", f"Float8LinearConverter.Config(filter_fqns=[{skipped}], {compiled})"),
+        (dtype == "fp8" and experts, f"Float8GroupedExpertsConverter.Config({compiled})"),
+        (dtype in ("mxfp8", "nvfp4"), f"{dtype.upper()}LinearConverter.Config(fqns=[{places}], {compiled})"),
+        (dtype in ("mxfp8", "nvfp4") and experts, f"MXFP8GroupedExpertsConverter.Config({compiled})"),
+        (run.job.task == "lora", f"LoRAConverter.Config(rank={rank}, alpha={float(ALPHA * rank)})"),
+    )

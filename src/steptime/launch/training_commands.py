@@ -14,34 +14,15 @@ from steptime.errors import LayoutError, UnknownName
 from steptime.hardware.system import System
 from steptime.launch import maxtext, megatron, megatron_bridge, torchtitan
 from steptime.launch.shell_script import Command, comments, escape_unprintable, spoken
-from steptime.launch.training_run import Run, training_run
+from steptime.launch.training_run import training_run
 from steptime.models.model import Model
 from steptime.training.training_job import TrainingJob, TrainingLayout
 
-# Names of the stacks in messages, and the modules that write their commands.
-TITLES: Final = {
-    "megatron": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "torchtitan": "torchtitan", "maxtext": "MaxText",
-}  # fmt: skip
+# Modules that write the commands of the stacks.
 WRITERS: Final[Mapping[str, ModuleType]] = {
     "megatron": megatron, "megatron-bridge": megatron_bridge, "torchtitan": torchtitan, "maxtext": maxtext,
 }  # fmt: skip
 STACKS: Final = tuple(WRITERS)
-
-
-def unable(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> str:
-    """Return the reasons why a stack cannot run a layout.
-
-    Args:
-        model: The model.
-        job: Sequence length, batch, formats and optimizer.
-        layout: One training layout.
-        system: The machine.
-        stack: Name of the stack.
-
-    Returns:
-        All reasons in one line; "" if it can.
-    """
-    return _refusal(stack, training_run(model, job, layout, system))
 
 
 def training_commands(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> list[Command]:
@@ -66,11 +47,10 @@ def training_commands(model: Model, job: TrainingJob, layout: TrainingLayout, sy
     >>> "--tensor-model-parallel-size 8" in command.words
     True
     """
-    run = training_run(model, job, layout, system)
-    if reason := _refusal(stack, run):
-        raise LayoutError(reason)
-    problems: list[Command] = WRITERS[stack].commands(run)
-    return problems
+    commands, refusal = _commands_or_refusal(model, job, layout, system, stack)
+    if refusal:
+        raise LayoutError(refusal)
+    return commands
 
 
 def training_lines(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> list[str]:
@@ -86,14 +66,20 @@ def training_lines(model: Model, job: TrainingJob, layout: TrainingLayout, syste
     Returns:
         Notes as comments, files, and commands; or the reasons as a comment.
     """
+    commands, refusal = _commands_or_refusal(model, job, layout, system, stack)
+    if refusal:
+        return comments((refusal,))
+    return [line for command in commands for line in (*comments(command.notes), *spoken(command))]
+
+
+def _commands_or_refusal(
+    model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str
+) -> tuple[list[Command], str]:
+    """Return the commands of a stack, or all reasons why it cannot run the layout in one line."""
     run = training_run(model, job, layout, system)
-    if reason := _refusal(stack, run):
-        return comments((reason,))
-    return [line for command in WRITERS[stack].commands(run) for line in (*comments(command.notes), *spoken(command))]
-
-
-def _refusal(stack: str, run: Run) -> str:
     if stack not in WRITERS:
         raise UnknownName("training stack to start", stack, STACKS, "Known: " + ", ".join(STACKS) + ".")
-    reasons = WRITERS[stack].unable(run)
-    return escape_unprintable(f"{TITLES[stack]} cannot run this: {'; '.join(reasons)}") if reasons else ""
+    writer = WRITERS[stack]
+    if reasons := writer.unable(run):
+        return [], escape_unprintable(f"{writer.TITLE} cannot run this: {'; '.join(reasons)}")
+    return writer.commands(run), ""

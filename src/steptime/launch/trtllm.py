@@ -5,37 +5,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from steptime.launch.host_placement import Replica
 from steptime.launch.serve_args import NVIDIA, ServeArgs, checkpoint, unsaid
-from steptime.launch.shell_script import Command, json_file
-from steptime.planning.launch_facts import Served
+from steptime.launch.shell_script import Command, json_file, select_texts
 from steptime.planning.plan_result import Plan
 
+VENDORS = (NVIDIA,)
+RUNS_ON = "GPUs of NVIDIA"
 # TensorRT-LLM's names of KV cache formats.
 CACHE = {"bf16": "auto", "fp16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
 # Layers whose experts move per step. With 0 the redundant experts would stay where they start.
 LAYER_UPDATES = 1
 
 
-def refused(served: Served) -> str:
-    """Return the reason why TensorRT-LLM cannot serve a plan.
-
-    Args:
-        served: Facts about the machine.
-
-    Returns:
-        The reason; "" if it can.
-    """
-    return "" if served.vendor in (NVIDIA, "") else f"TensorRT-LLM runs on GPUs of NVIDIA, not on chips of {served.vendor}"
-
-
-def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Command:
+def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Command:
     """Return the command of a replica, which starts all its hosts.
 
     Args:
-        serve_args: Requirements of the pool.
+        args: Requirements of the pool.
         replica: Placement of the replica.
         rank: Not used: one command starts all hosts.
         port: Port of the server.
@@ -44,42 +34,47 @@ def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int)
         The command with its options file and notes.
     """
     del rank
-    m = serve_args.layout
-    place, missing = checkpoint(serve_args.served, quantises=False)
-    name = f"{serve_args.role}.yaml"
-    words = [f"trtllm-serve {place}", f"--tp_size {int(m.stage)}"]
+    m, served, parts, spans_hosts = args.layout, args.served, args.parts, replica.nodes > 1
+    place, missing = checkpoint(served, quantises=False)
+    name = f"{args.role}.yaml"
 
     # With attention DP, TensorRT-LLM makes each chip a data-parallel rank.
     chips = int(m.group) if m.dp > 1 else 1
-    sequences = -(-serve_args.sequences // (serve_args.parts * chips))
-    if replica.nodes > 1:
-        words = [f"mpirun -n {int(m.chips)} -H $HOSTS", *_own_chips(serve_args, replica), "trtllm-llmapi-launch", *words]
-        words.append(f"--gpus_per_node {replica.chips}")
-    if m.pp > 1:
-        words.append(f"--pp_size {int(m.pp)}")
-    if m.ep > 1:
-        words.append(f"--ep_size {int(m.ep)}")
-    words += [
-        f"--max_batch_size {sequences}",
-        f"--max_num_tokens {max(-(-serve_args.tokens // chips), sequences * (serve_args.drafts + 1))}",
-        f"--max_seq_len {serve_args.length}",
-        f"--extra_llm_api_options {name}",
-        "--host 0.0.0.0",
-        f"--port {port}",
-    ]
-    if serve_args.served.remote_code:
-        words.append("--trust_remote_code")
-    files = {name: json_file(options(serve_args))}
-    return Command(words=tuple(words), notes=(*missing, *_notes(serve_args, replica)), files=files)
+    sequences = -(-args.sequences // (parts * chips))
+    tokens = max(-(-args.tokens // chips), sequences * (args.drafts + 1))
+    words = select_texts(
+        (spans_hosts, f"mpirun -n {int(m.chips)} -H $HOSTS"),
+        (spans_hosts, *_own_chips(args, replica)),
+        (spans_hosts, "trtllm-llmapi-launch"),
+        (True, f"trtllm-serve {place}", f"--tp_size {int(m.stage)}"),
+        (spans_hosts, f"--gpus_per_node {replica.chips}"),
+        (m.pp > 1, f"--pp_size {parts}"),
+        (m.ep > 1, f"--ep_size {int(m.ep)}"),
+        (True, f"--max_batch_size {sequences}", f"--max_num_tokens {tokens}", f"--max_seq_len {args.length}"),
+        (True, f"--extra_llm_api_options {name}", "--host 0.0.0.0", f"--port {port}"),
+        (served.remote_code, "--trust_remote_code"),
+    )
+    limits, automatic = "--max_batch_size and --max_num_tokens count for one", CACHE.get(served.kv) == "auto"
+    declared = f"dtype auto follows the checkpoint, which declares {served.checkpoint_kv}: expect a smaller KV cache"
+    notes = select_texts(
+        (m.dp > 1, f"{limits} attention data-parallel rank"),
+        (parts > 1, f"{limits} of the {parts} micro-batches in flight"),
+        (served.kv not in CACHE, f"TensorRT-LLM has no KV cache in {served.kv}: expect a cache of another size"),
+        (automatic and served.checkpoint_kv not in ("", "bf16"), declared),
+        (spans_hosts, f"one command starts all {replica.nodes} hosts; under Slurm use srun --mpi=pmix in place of mpirun;"),
+        (spans_hosts, f"HOSTS: addresses of the hosts, each followed by :{replica.chips}, separated by commas"),
+        (True, *unsaid(args, "trtllm")),
+    )
+    return Command(words=tuple(words), notes=(*missing, *notes), files={name: json_file(options(args))})
 
 
-def _own_chips(serve_args: ServeArgs, replica: Replica) -> list[str]:
+def _own_chips(args: ServeArgs, replica: Replica) -> list[str]:
     """Return the words that restrict each process of a replica to its own chips.
 
     If all hosts use the same chips, the environment has one list. Otherwise each process picks the list of its host by its
     rank: `mpirun` fills hosts in order under `--map-by slot`, as `srun` does.
     """
-    if replica.chips == serve_args.served.host_chips:
+    if replica.chips == args.served.host_chips:
         return []
     if replica.is_symmetric:
         return ["-x CUDA_VISIBLE_DEVICES"]
@@ -89,95 +84,60 @@ def _own_chips(serve_args: ServeArgs, replica: Replica) -> list[str]:
     return ["--map-by slot", f"sh -c '{pick}'"]
 
 
-def options(serve_args: ServeArgs) -> dict[str, Any]:
+def options(args: ServeArgs) -> dict[str, Any]:
     """Return the content of the options file of a pool.
 
     Args:
-        serve_args: Requirements of the pool.
+        args: Requirements of the pool.
 
     Returns:
         Options by name.
     """
-    m, served = serve_args.layout, serve_args.served
-    settings: dict[str, Any] = {}
-    if serve_args.role != "decode":
-        settings["enable_chunked_prefill"] = True
-    if m.dp > 1:
-        settings["enable_attention_dp"] = True
-    settings["kv_cache_config"] = {"dtype": CACHE.get(served.kv, "auto")} | (
-        {"enable_block_reuse": True} if serve_args.cached else {}
-    )
-
     # The load balancer counts slots: the routed experts and their redundant copies.
-    if m.redundant_experts > 0:
-        slots = served.routed_experts + int(m.redundant_experts)
-        settings["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": LAYER_UPDATES}}
-    if serve_args.drafts:
-        settings["speculative_config"] = {"decoding_type": "MTP", "num_nextn_predict_layers": serve_args.drafts}
-    if serve_args.role != "serve":
-        settings["cache_transceiver_config"] = {"backend": "DEFAULT"}
-    if serve_args.role == "prefill":
-        settings["disable_overlap_scheduler"] = True
-    return settings
+    slots, redundant = args.served.routed_experts + int(args.layout.redundant_experts), args.layout.redundant_experts > 0
+    balancer = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": LAYER_UPDATES}}
+    reuse = {"enable_block_reuse": True} if args.cached else {}
+    settings = {
+        "enable_chunked_prefill": args.role != "decode",
+        "enable_attention_dp": bool(args.layout.dp > 1),
+        "kv_cache_config": {"dtype": CACHE.get(args.served.kv, "auto")} | reuse,
+        "moe_config": balancer if redundant else {},
+        "speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": args.drafts} if args.drafts else {},
+        "cache_transceiver_config": {"backend": "DEFAULT"} if args.role != "serve" else {},
+        "disable_overlap_scheduler": args.role == "prefill",
+    }
+    return {name: value for name, value in settings.items() if value}
 
 
-def _notes(serve_args: ServeArgs, replica: Replica) -> tuple[str, ...]:
-    """Return notes on the scope of the limits, and on unsupported parts."""
-    m, served = serve_args.layout, serve_args.served
-    notes = []
-    # Both limits count for less than the whole server.
-    if m.dp > 1:
-        notes.append("--max_batch_size and --max_num_tokens count for one attention data-parallel rank")
-    if serve_args.parts > 1:
-        notes.append(f"--max_batch_size and --max_num_tokens count for one of the {serve_args.parts} micro-batches in flight")
-    if served.kv not in CACHE:
-        notes.append(f"TensorRT-LLM has no KV cache in {served.kv}: expect a cache of another size")
-    elif CACHE[served.kv] == "auto" and served.checkpoint_kv not in ("", "bf16"):
-        notes.append(f"dtype auto follows the checkpoint, which declares {served.checkpoint_kv}: expect a smaller KV cache")
-    if replica.nodes > 1:
-        notes.append(f"one command starts all {replica.nodes} hosts; under Slurm use srun --mpi=pmix in place of mpirun;")
-        notes.append(f"HOSTS: addresses of the hosts, each followed by :{replica.chips}, separated by commas")
-    return (*notes, *unsaid(serve_args, "trtllm"))
-
-
-# --- the router ---------------------------------------------------------------------------------------------------------
-
-
-def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int], port: int) -> Command:
+def router(plan: Plan, ports: Mapping[Replica, int], port: int) -> Command:
     """Return the command of the server between two pools, or of nginx.
 
     nginx balances the load of equal replicas.
 
     Args:
         plan: The plan.
-        replicas: Placement of all replicas.
         ports: Ports by replica.
         port: Port of the clients.
 
     Returns:
         The command with its configuration file.
     """
-    urls = {r: f"@{r.variable}@:{ports[r]}" for r in replicas}
-    variables = tuple(r.variable for r in replicas)
+    urls = {r: f"@{r.variable}@:{number}" for r, number in ports.items()}
+    variables = tuple(r.variable for r in ports)
     if len(plan.pools) == 1:
         servers = "".join(f" server {url};" for url in urls.values())
         text = f"events {{}}\nhttp {{\n  upstream replicas {{ least_conn;{servers} }}\n"
         passed = "proxy_pass http://replicas; proxy_buffering off; proxy_read_timeout 1h;"
         text += f"  server {{ listen {port}; location / {{ {passed} }} }}\n}}\n"
-        words = ("nginx -g 'daemon off;' -c $PWD/router.conf",)
-        return Command(
-            words=words,
-            notes=("TensorRT-LLM has no load balancer for equal replicas; this uses nginx",),
-            files={"router.conf": text},
-            variables=variables,
-        )
+        notes = ("TensorRT-LLM has no load balancer for equal replicas; this uses nginx",)
+        program = "nginx -g 'daemon off;' -c $PWD/router.conf"
+        return Command(words=(program,), notes=notes, files={"router.conf": text}, variables=variables)
 
     # Prefill servers are context servers, decode servers are generation servers.
-    sides = {
-        side: {"num_instances": len(lines), "urls": lines}
-        for side, role in (("context_servers", "prefill"), ("generation_servers", "decode"))
-        if (lines := [url for r, url in urls.items() if r.role == role])
-    }
+    sides = {}
+    for side, role in (("context_servers", "prefill"), ("generation_servers", "decode")):
+        if lines := [url for r, url in urls.items() if r.role == role]:
+            sides[side] = {"num_instances": len(lines), "urls": lines}
     text = json_file({"hostname": "0.0.0.0", "port": port, "backend": "pytorch", **sides})
-    files = {"router.yaml": text}
-    return Command(words=("trtllm-serve disaggregated", "-c router.yaml"), files=files, variables=variables)
+    words = ("trtllm-serve disaggregated", "-c router.yaml")
+    return Command(words=words, files={"router.yaml": text}, variables=variables)

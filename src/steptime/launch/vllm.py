@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
 
 from steptime.launch.host_placement import Replica
 from steptime.launch.serve_args import (
@@ -14,20 +14,20 @@ from steptime.launch.serve_args import (
     LOW_LATENCY_TOKENS,
     NVIDIA,
     RACK,
-    Exchange,
-    Flags,
     ServeArgs,
+    cache_flag,
     checkpoint,
-    deepep_runs,
-    opened,
-    parallel_sizes,
+    deepep_refusal,
     queues,
     routed,
+    unsaid,
 )
-from steptime.launch.shell_script import Command
+from steptime.launch.shell_script import Command, select_texts
 from steptime.planning.launch_facts import Served
 from steptime.planning.plan_result import Plan
 
+# Back end of the expert exchange that runs on any link.
+ALL_GATHER = "allgather_reducescatter"
 # First ports of a replica; replicas on one host count up, side channels by `STRIDE`.
 RPC_PORT, MASTER_PORT, SIDE_PORT, STRIDE = 29550, 29501, 5600, 128
 # Formats to which vLLM converts bf16 weights when it loads them, https://docs.vllm.ai/en/stable/features/quantization/online/
@@ -41,29 +41,17 @@ CACHE = {
 }  # fmt: skip
 # Packages that run vLLM on other chips.
 PLUGINS = {"Google": "vllm-tpu", "AWS": "vllm-neuron", "Apple": "vllm-metal"}
+VENDORS = (NVIDIA, AMD, "Intel", *PLUGINS)
+RUNS_ON = f"GPUs, and with plug-ins on chips of {', '.join(PLUGINS)}"
 # Default number of tokens from which vLLM overlaps two micro-batches.
 DBO_DECODE, DBO_PREFILL = 32, 512
 
 
-def refused(served: Served) -> str:
-    """Return the reason why vLLM cannot serve a plan.
-
-    Args:
-        served: Facts about the machine.
-
-    Returns:
-        The reason; "" if it can.
-    """
-    if served.vendor in ("", NVIDIA, AMD, "Intel", *PLUGINS):
-        return ""
-    return f"vLLM runs on GPUs, and with plug-ins on chips of {', '.join(PLUGINS)}, not on chips of {served.vendor}"
-
-
-def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Command:
+def server(args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Command:
     """Return the command of one host of a replica.
 
     Args:
-        serve_args: Requirements of the pool.
+        args: Requirements of the pool.
         replica: Placement of the replica.
         rank: Number of the host in the replica; None for `$NODE_RANK`.
         port: Port of the server.
@@ -71,54 +59,45 @@ def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int)
     Returns:
         The command with its environment and notes.
     """
-    m = serve_args.layout
-    axes = parallel_sizes(
-        {"--decode-context-parallel-size": m.cp, "--pipeline-parallel-size": m.pp, "--data-parallel-size": m.dp},
-    )
-    opening = opened(
-        serve_args,
-        "vllm",
-        "vllm serve",
-        axes=[f"--tensor-parallel-size {int(m.group)}", *axes, *_hosts(serve_args, replica, rank)],
-        weights=weights(serve_args.served),
-        experts=_experts(serve_args),
-        caches=CACHE,
-        room=_room(serve_args),
-        counted=_counted(serve_args),
-    )
-    words, environment = [], dict(opening.environment)
-    if serve_args.drafts:
-        words.append(f"""--speculative-config '{{"method":"mtp","num_speculative_tokens":{serve_args.drafts}}}'""")
+    m, served, parts = args.layout, args.served, args.parts
+    quantised, place, missing = _weights(served)
+    exchange, environment, notes = _experts(args)
     # Pools pass the KV cache on over NIXL, with one side channel per replica on a host.
-    if serve_args.role != "serve":
-        role = "kv_producer" if serve_args.role == "prefill" else "kv_consumer"
-        words.append(f"""--kv-transfer-config '{{"kv_connector":"NixlConnector","kv_role":"{role}"}}'""")
-        environment |= {
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": "$NODE_ADDRESS",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(SIDE_PORT + STRIDE * replica.slot),
-        }
-    if rank == 0:
-        words.append(f"--port {port}")
-    return replace(opening, words=(*opening.words, *words), environment=environment)
+    separate, role = args.role != "serve", "kv_producer" if args.role == "prefill" else "kv_consumer"
+    if separate:
+        side_port = str(SIDE_PORT + STRIDE * replica.slot)
+        environment |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": "$NODE_ADDRESS", "VLLM_NIXL_SIDE_CHANNEL_PORT": side_port}
+    batched_tokens = max(args.tokens, args.sequences * (args.drafts + 1))
+    words = select_texts(
+        (True, f"vllm serve {place}", f"--tensor-parallel-size {int(m.group)}"),
+        (m.cp > 1, f"--decode-context-parallel-size {int(m.cp)}"),
+        (m.pp > 1, f"--pipeline-parallel-size {parts}"),
+        (m.dp > 1, f"--data-parallel-size {int(m.dp)}"),
+        (True, *[*_hosts(args, replica, rank), *exchange, *quantised]),
+        (served.remote_code, "--trust-remote-code"),
+        (True, *cache_flag(served, CACHE)),
+        (True, f"--max-num-seqs {args.sequences}", f"--max-num-batched-tokens {batched_tokens}"),
+        (True, f"--max-model-len {args.length}"),
+        (args.memory_share, f"--gpu-memory-utilization {args.memory_share:g}"),
+        (args.cached, "--enable-prefix-caching"),
+        (args.drafts, f"""--speculative-config '{{"method":"mtp","num_speculative_tokens":{args.drafts}}}'"""),
+        (separate, f"""--kv-transfer-config '{{"kv_connector":"NixlConnector","kv_role":"{role}"}}'"""),
+        (rank == 0, f"--port {port}"),
+    )
+    plugin, pass_tokens = PLUGINS.get(served.vendor), f"{parts * args.tokens:,} prompt tokens"
+    stages = f"{parts} micro-batches of {args.tokens:,}, one per pipeline stage"
+    limits = select_texts(
+        (plugin, f"pip install {plugin}, which may not know every flag"),
+        (m.dp > 1, "--max-num-seqs and --max-num-batched-tokens count for one data-parallel rank"),
+        (parts > 1, f"--max-num-seqs counts for all {parts} micro-batches, --max-num-batched-tokens for one"),
+        (parts > 1 and args.role == "prefill", f"a pass of {pass_tokens} runs as {stages}"),
+    )
+    no_cache = f"vLLM has no KV cache in {served.kv}: expect a cache of another size"
+    unsupported = select_texts((served.kv not in CACHE, no_cache), (True, *unsaid(args, "vllm")))
+    return Command(words=tuple(words), environment=environment, notes=(*missing, *limits, *notes, *unsupported))
 
 
-def _counted(serve_args: ServeArgs) -> tuple[str, ...]:
-    """Return notes on plug-ins, and on limits that do not count for the whole server."""
-    plugin = PLUGINS.get(serve_args.served.vendor)
-    notes = [f"pip install {plugin}, which may not know every flag"] if plugin else []
-    if serve_args.layout.dp > 1:
-        notes.append("--max-num-seqs and --max-num-batched-tokens count for one data-parallel rank")
-    if serve_args.parts > 1:
-        notes.append(f"--max-num-seqs counts for all {serve_args.parts} micro-batches, --max-num-batched-tokens for one")
-        if serve_args.role == "prefill":
-            notes.append(
-                f"a pass of {serve_args.parts * serve_args.tokens:,} prompt tokens runs as {serve_args.parts} micro-batches of "
-                f"{serve_args.tokens:,}, one per pipeline stage"
-            )
-    return tuple(notes)
-
-
-def _hosts(serve_args: ServeArgs, replica: Replica, rank: int | None) -> list[str]:
+def _hosts(args: ServeArgs, replica: Replica, rank: int | None) -> list[str]:
     """Return the flags that join the hosts of a replica.
 
     Data-parallel ranks join the hosts if a rank fits on one host; otherwise one rank spans hosts.
@@ -127,9 +106,9 @@ def _hosts(serve_args: ServeArgs, replica: Replica, rank: int | None) -> list[st
         return []
 
     # A data-parallel rank that fits on one host needs no network inside itself.
-    ranks_per_host = int(serve_args.layout.group * serve_args.layout.pp)
+    ranks_per_host = int(args.layout.group * args.layout.pp)
     later = [] if rank == 0 else ["--headless"]
-    if serve_args.layout.dp > 1 and replica.chips % ranks_per_host == 0:
+    if args.layout.dp > 1 and replica.chips % ranks_per_host == 0:
         local = replica.chips // ranks_per_host
         start = f"$((NODE_RANK * {local}))" if rank is None else str(rank * local)
         words = [
@@ -150,116 +129,68 @@ def _hosts(serve_args: ServeArgs, replica: Replica, rank: int | None) -> list[st
 # --- experts ------------------------------------------------------------------------------------------------------------
 
 
-def _experts(serve_args: ServeArgs) -> Exchange:
-    """Return the flags of expert parallelism, exchange and balance.
-
-    The environment and notes follow.
-    """
-    m = serve_args.layout
-    if m.ep <= 1:
-        return [], {}, []
-    words, environment, notes = ["--enable-expert-parallel"], dict[str, str](), list[str]()
-
+def _experts(args: ServeArgs) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return the flags of expert parallelism, exchange and balance, their environment, and notes."""
+    m, backend, overlaps = args.layout, "", False
+    environment, notes = dict[str, str](), list[str]()
     # Without an exchange, every rank has all tokens, and needs no back end.
-    if serve_args.exchanges:
-        backend, environment, why = exchange(serve_args)
-        words.append(f"--all2all-backend {backend}")
-        notes += why
-        if serve_args.two_batches and (backend.startswith("deepep") or serve_args.served.vendor == AMD):
-            words += ["--enable-dbo", *_thresholds(serve_args)]
-        elif serve_args.two_batches:
-            notes.append(f"vLLM overlaps two micro-batches only with DeepEP, not with {backend}: expect slower steps")
-    if m.redundant_experts > 0:
-        extra = json.dumps({"num_redundant_experts": int(m.redundant_experts)}, separators=(",", ":"))
-        words += ["--enable-eplb", f"--eplb-config '{extra}'"]
+    if m.ep > 1 and args.exchanges:
+        backend, environment, why = _exchange(args)
+        overlaps = args.two_batches and (backend.startswith("deepep") or args.served.vendor == AMD)
+        alone = f"vLLM overlaps two micro-batches only with DeepEP, not with {backend}: expect slower steps"
+        notes = select_texts((why, why), (args.two_batches and not overlaps, alone))
+    # Thresholds of the overlap are given if the defaults exclude the plan's steps.
+    decoding = args.tokens - args.prompt_tokens
+    small_prefill = args.prompt_tokens > 0 and args.tokens < DBO_PREFILL
+    balanced = m.ep > 1 and m.redundant_experts > 0
+    words = select_texts(
+        (m.ep > 1, "--enable-expert-parallel"),
+        (backend, f"--all2all-backend {backend}"),
+        (overlaps, "--enable-dbo"),
+        (overlaps and 0 < decoding < DBO_DECODE, f"--dbo-decode-token-threshold {decoding}"),
+        (overlaps and small_prefill, f"--dbo-prefill-token-threshold {args.tokens}"),
+        (balanced, "--enable-eplb", f"""--eplb-config '{{"num_redundant_experts":{int(m.redundant_experts)}}}'"""),
+    )
     return words, environment, notes
 
 
-def _thresholds(serve_args: ServeArgs) -> list[str]:
-    """Return the thresholds of the overlap, if the defaults exclude the plan's steps."""
-    decoding, reads = serve_args.tokens - serve_args.prompt_tokens, serve_args.prompt_tokens > 0
-    words = [f"--dbo-decode-token-threshold {decoding}"] if 0 < decoding < DBO_DECODE else []
-    return words + ([f"--dbo-prefill-token-threshold {serve_args.tokens}"] if reads and serve_args.tokens < DBO_PREFILL else [])
-
-
-def exchange(serve_args: ServeArgs) -> tuple[str, dict[str, str], list[str]]:
-    """Return the back end of the expert exchange, its environment, and notes.
+def _exchange(args: ServeArgs) -> tuple[str, dict[str, str], str]:
+    """Return the back end of the expert exchange, its environment, and a note on an unexpected choice.
 
     Inside an NVLink rack, vLLM uses FlashInfer's kernels over multi-node NVLink, or DeepEP's for two micro-batches. On hosts
     with NVLink and InfiniBand, it uses DeepEP: low-latency kernels for a decode pool, throughput kernels for a prefill pool.
     Chips that do both use throughput kernels if the exchange leaves the host or overlaps; these have no CUDA graphs, so that
     all-gather replaces them otherwise. AMD uses MoRI. All other machines use all-gather and reduce-scatter, which run on any
     link.
-
-    Args:
-        serve_args: Requirements of the pool.
-
-    Returns:
-        Back end, environment by name, and notes on an unexpected choice.
     """
-    plain, served, stage = "allgather_reducescatter", serve_args.served, int(serve_args.layout.stage)
-
+    served, refusal = args.served, deepep_refusal(args)
     # The low-latency buffers must hold one step of all sequences.
-    low = serve_args.role == "decode" and serve_args.sequences <= LOW_LATENCY_TOKENS
-    if served.vendor == AMD and serve_args.two_batches:
-        return plain, {}, ["vLLM overlaps two micro-batches on AMD chips with all-gather, not with MoRI"]
+    low = args.role == "decode" and args.sequences <= LOW_LATENCY_TOKENS
+    if served.vendor == AMD and args.two_batches:
+        return ALL_GATHER, {}, "vLLM overlaps two micro-batches on AMD chips with all-gather, not with MoRI"
     if served.vendor == AMD:
-        return ("mori_low_latency" if low else "mori_high_throughput"), {}, []
-    if served.vendor != NVIDIA or served.fabric != "nvlink":
-        return (
-            plain,
-            {},
-            ["DeepEP needs NVLink between the chips of a host, which this machine does not have: vLLM uses all-gather instead"],
-        )
-    if served.domain_chips > served.host_chips and stage <= served.domain_chips:
-        return _in_a_rack(serve_args, low=low)
-    if not deepep_runs(served, stage):
-        return (
-            plain,
-            {},
-            [f"DeepEP has no kernels for {stage} ranks on hosts of {served.host_chips}: vLLM uses all-gather instead"],
-        )
-    if low:
-        return "deepep_low_latency", queues(serve_args.sequences), []
-    if serve_args.role == "serve" and serve_args.hosts == 1 and not serve_args.two_batches:
-        return plain, {}, []
-    note = "DeepEP's throughput kernels run without CUDA graphs; its low-latency kernels are too small for this prefill chunk"
-    return "deepep_high_throughput", {}, [note] if serve_args.role != "prefill" else []
-
-
-def _in_a_rack(serve_args: ServeArgs, *, low: bool) -> tuple[str, dict[str, str], list[str]]:
-    """Return the back end if one NVLink domain joins several hosts."""
-    if serve_args.two_batches:
+        return ("mori_low_latency" if low else "mori_high_throughput"), {}, ""
+    if refusal:
+        return ALL_GATHER, {}, f"{refusal}: vLLM uses all-gather instead"
+    if args.in_rack and args.two_batches:
         switch = "VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL" if low else "VLLM_DEEPEP_HIGH_THROUGHPUT_FORCE_INTRA_NODE"
-        return (
-            f"deepep_{'low_latency' if low else 'high_throughput'}",
-            {switch: "1"} | (queues(serve_args.sequences) if low else {}),
-            [RACK],
-        )
-    one_sided = serve_args.served.experts in ("bf16", "nvfp4", "mxfp8") or _in_blocks(serve_args.served)
-    return f"flashinfer_nvlink_{'one' if one_sided else 'two'}_sided", {}, []
+        environment = {switch: "1"} | (queues(args.sequences) if low else {})
+        return f"deepep_{'low_latency' if low else 'high_throughput'}", environment, RACK
+    if args.in_rack:
+        # vLLM's own conversion to fp8 has no blocks, unlike experts in fp8 of the checkpoint itself.
+        in_blocks = served.experts == served.checkpoint_experts == "fp8"
+        one_sided = served.experts in ("bf16", "nvfp4", "mxfp8") or in_blocks
+        return f"flashinfer_nvlink_{'one' if one_sided else 'two'}_sided", {}, ""
+    if low:
+        return "deepep_low_latency", queues(args.sequences), ""
+    if args.role == "serve" and args.layout.chips <= served.host_chips and not args.two_batches:
+        return ALL_GATHER, {}, ""
+    note = "DeepEP's throughput kernels run without CUDA graphs; its low-latency kernels are too small for this prefill chunk"
+    return "deepep_high_throughput", {}, note if args.role != "prefill" else ""
 
 
-def _in_blocks(served: Served) -> bool:
-    """Return whether the experts are fp8 blocks of the checkpoint itself.
-
-    vLLM's own conversion to fp8 has no blocks.
-    """
-    return served.experts == served.checkpoint_experts == "fp8"
-
-
-# --- formats and room ---------------------------------------------------------------------------------------------------
-
-
-def weights(served: Served) -> Flags:
-    """Return the flags of the weights' formats, the checkpoint, and notes.
-
-    Args:
-        served: Facts about the checkpoint.
-
-    Returns:
-        Flags, the word that names the checkpoint, and notes on it.
-    """
+def _weights(served: Served) -> tuple[list[str], str, list[str]]:
+    """Return the flags of the weights' formats, the word that names the checkpoint, and notes on it."""
     dense, routed = served.weights, served.experts
     same_dense, same_routed = dense == served.checkpoint_weights, routed == served.checkpoint_experts
     plain = {served.checkpoint_weights, served.checkpoint_experts} <= {"bf16", ""}
@@ -276,29 +207,13 @@ def weights(served: Served) -> Flags:
     return ([], *checkpoint(served, quantises=False))
 
 
-def _room(serve_args: ServeArgs) -> list[str]:
-    """Return the limits on sequences, tokens, lengths and memory."""
-    words = [
-        f"--max-num-seqs {serve_args.sequences}",
-        f"--max-num-batched-tokens {max(serve_args.tokens, serve_args.sequences * (serve_args.drafts + 1))}",
-        f"--max-model-len {serve_args.length}",
-    ]
-    if serve_args.memory_share:
-        words.append(f"--gpu-memory-utilization {serve_args.memory_share:g}")
-    return words + (["--enable-prefix-caching"] if serve_args.cached else [])
-
-
-# --- the router ---------------------------------------------------------------------------------------------------------
-
-
-def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int], port: int) -> Command:
+def router(plan: Plan, ports: Mapping[Replica, int], port: int) -> Command:
     """Return the command of `vllm-router` in front of several servers.
 
     For pools it passes the KV cache on over NIXL.
 
     Args:
         plan: The plan.
-        replicas: Placement of all replicas.
         ports: Ports by replica.
         port: Port of the clients.
 
@@ -306,5 +221,4 @@ def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int],
         The command.
     """
     pools = "--vllm-pd-disaggregation --kv-connector nixl"
-    command = routed(plan, replicas, ports, port, program="vllm-router", pools=pools, address_suffix={})
-    return replace(command, notes=("pip install vllm-router",))
+    return routed(plan, ports, port, program="vllm-router", pools=pools, package="vllm-router")

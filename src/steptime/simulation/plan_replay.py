@@ -24,13 +24,10 @@ from steptime.simulation.plan_as_traffic import (
     workload_prompts,
     workload_traffic,
 )
-from steptime.simulation.plan_vs_simulation import Compared, compare
 from steptime.simulation.run_metrics import Answers, Judged, at_percentile, judge
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate
 from steptime.units import in_digits
-
-__all__ = ["Compared", "Replay", "compare", "replay", "replay_pools"]
 
 # Factor on the rate where the limits are not met.
 LOWER = 0.9

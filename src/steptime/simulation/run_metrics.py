@@ -16,21 +16,7 @@ from steptime.errors import UnknownName
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.planning.workload import Slo
 from steptime.result_base import Result, unit
-from steptime.simulation.loop_state import (
-    BLOCK_SECONDS,
-    BUSY,
-    CLOCK,
-    DECODE_SECONDS,
-    DONE,
-    GAPS,
-    RECORDED,
-    REJECTED,
-    SEAT_SECONDS,
-    SHORTEST,
-    WIDTH,
-    Replicas,
-    Rules,
-)
+from steptime.simulation.loop_state import DONE, GAPS, REJECTED, SHORTEST, WIDTH, Replicas, Rules
 from steptime.simulation.traffic import Traffic
 from steptime.units import show
 
@@ -205,7 +191,7 @@ def answers(
     good = _meets_limits(done, ttft, tpot, slo)
     outputs, inputs = float(done["outputs"].sum()), float(done["inputs"].sum())
     replicas = [p for _, p in pools]
-    busy_seconds = [float(p.seconds[:, BUSY].sum()) for p in replicas]
+    busy_seconds = [float(p.state["busy"].sum()) for p in replicas]
     why_not = _why_rejected(rejected, pools)
     verdict, why = _verdict(traffic, done, pools) if len(done) else (OVERLOADED, f"no request can be served: {why_not}")
     decoders, rent = _decoders(pools), usd_per_second * seconds
@@ -227,11 +213,11 @@ def answers(
         output_tokens_per_second=outputs / seconds,
         goodput=float(good.sum()) / seconds,
         within_limits=float(good.sum()) / len(requests) if len(requests) else math.nan,
-        utilisation=sum(busy_seconds) / (seconds * sum(len(p.count) for p in replicas)),
-        pool_utilisation=tuple(busy / (seconds * len(p.count)) for busy, p in zip(busy_seconds, replicas, strict=True)),
-        batch=_mean_while_busy(decoders, lambda _, p: p.seconds[:, DECODE_SECONDS].sum()),
+        utilisation=sum(busy_seconds) / (seconds * sum(len(p.state) for p in replicas)),
+        pool_utilisation=tuple(busy / (seconds * len(p.state)) for busy, p in zip(busy_seconds, replicas, strict=True)),
+        batch=_mean_while_busy(decoders, lambda _, p: p.state["decode_seconds"].sum()),
         kv=_mean_while_busy(
-            decoders, lambda rules, p: p.seconds[:, BUSY].sum() - p.seconds[:, BLOCK_SECONDS].sum() / max(rules.blocks, 1)
+            decoders, lambda rules, p: p.state["busy"].sum() - p.state["block_seconds"].sum() / max(rules.blocks, 1)
         ),
         queue=float(wait.sum()) / seconds,
         usd_per_million_output_tokens=float(usd_per_million(rent, outputs)) if outputs else math.nan,
@@ -284,12 +270,12 @@ def latencies(requests: Any) -> dict[str, Any]:
 
 def _decoders(pools: list[tuple[Rules, Replicas]]) -> list[tuple[Rules, Replicas]]:
     """Return the pools that decode; the last pool if none does."""
-    return [(rules, p) for rules, p in pools if p.seconds[:, DECODE_SECONDS].any()] or pools[-1:]
+    return [(rules, p) for rules, p in pools if p.state["decode_seconds"].any()] or pools[-1:]
 
 
 def _mean_while_busy(pools: list[tuple[Rules, Replicas]], total: Callable[[Rules, Replicas], Any]) -> float:
     """Return the sum of `total` over pools per busy replica-second; 0 if idle."""
-    busy = sum(float(p.seconds[:, BUSY].sum()) for _, p in pools)
+    busy = sum(float(p.state["busy"].sum()) for _, p in pools)
     return sum(float(total(rules, p)) for rules, p in pools) / busy if busy else 0.0
 
 
@@ -383,7 +369,7 @@ def _verdict(traffic: Traffic, done: Any, pools: list[tuple[Rules, Replicas]]) -
     queue = done["scheduled"] - done["ready"] + np.nan_to_num(done["resumed"] - done["moved"])
     prefill_seconds, waits = float(np.median(done["first"] - done["scheduled"])), float(np.median(queue))
     if not traffic.clients:
-        seats = [rules.seats * len(p.count) for rules, p in pools]
+        seats = [rules.seats * len(p.state) for rules, p in pools]
         has_decode_pool = len(moved) > 0
         grows = _queue_growth(done["arrival"], done["scheduled"], seats[0] if has_decode_pool else sum(seats))
         grows = grows or (has_decode_pool and _queue_growth(moved["moved"], moved["resumed"], seats[-1])) or ""
@@ -406,15 +392,15 @@ def timeline(requests: Any, pools: list[tuple[Rules, Replicas]], points: int = 4
     Returns:
         Arrays: time [s], decoding sequences, share of the KV cache in use, waiting requests.
     """
-    end = max(float(p.seconds[:, CLOCK].max()) for _, p in pools)
+    end = max(float(p.state["clock"].max()) for _, p in pools)
     grid = np.linspace(0.0, end, points)
 
     # Only pools that decode have a KV cache that fills over time.
     decoding, used_blocks, room = np.zeros(points), np.zeros(points), 0.0
     for rules, p in _decoders(pools):
-        room += float(rules.blocks) * len(p.count)
-        for r in range(len(p.count)):
-            rows = p.records[r, : p.count[r, RECORDED]]
+        room += float(rules.blocks) * len(p.state)
+        for r in range(len(p.state)):
+            rows = p.records[r, : p.state["recorded"][r]]
             if len(rows):
                 rows_at = np.clip(np.searchsorted(rows[:, 0], grid, side="left"), 0, len(rows) - 1)
                 over = grid > rows[-1, 0]
@@ -439,7 +425,7 @@ def little(requests: Any, p: Replicas) -> tuple[float, float]:
         Sequence-seconds, counted by the loop and summed over requests.
     """
     done = served(requests)
-    return float(p.seconds[:, SEAT_SECONDS].sum()), float((done["finish"] - done["scheduled"]).sum())
+    return float(p.state["seat_seconds"].sum()), float((done["finish"] - done["scheduled"]).sum())
 
 
 PASSED, MISSED = "MET", "MISSED"

@@ -1,6 +1,6 @@
 """Comparison of a plan's steady state with its simulation at the same rate.
 
-TPOT, TTFT and cost are compared, without the warm-up and the end of the run.
+TPOT, TTFT and cost are compared, without the warm-up and the end of the run. `docs/replayed_plans.py` does it for sixty plans.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class Compared(Result):
     standard errors of the replay's means.
     """
 
-    SCHEMA: ClassVar[str] = "steptime.compared/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tpot_ratio": unit("", "mean TPOT that users see, replay over plan"),
         "made_tpot_ratio": unit("", "mean TPOT at the server, replay over plan"),
