@@ -38,7 +38,7 @@ from steptime.scaling.compute_optimal import least
 from steptime.scaling.law_forms import TRAINING_FLOP, bisect
 from steptime.scaling.lifetime_compute import SERVING_FLOP, Demand, total_parameters
 from steptime.scaling.scaling_laws import Law, tokens_for
-from steptime.training.infeasibility import NothingFits
+from steptime.training.training_alternatives import NothingFits
 from steptime.training.training_planner import train
 from steptime.units import DAY, MILLION, show
 
