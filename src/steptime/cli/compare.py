@@ -138,7 +138,7 @@ def compare(ctx: typer.Context, rivals: Rivals, formats: ModelFormats, requests:
     show.check(ctx, inputs=[*names, *([] if rivals.systems == ALL else _parts("systems", rivals.systems))])
     modes, chip_count, slo = read_modes(requests.mode), requests.chip_count(), requests.slo()
     machines = rivals.machines()
-    models = [formats.read(name, rivals.catalog) for name in names]
+    models = [formats.read_model(name, rivals.catalog) for name in names]
     if rivals.rent is not None and not any(_has_rent(machine, rivals.rent) for machine in machines):
         if len(machines) == 1:
             # The message of this error lists the known rents.

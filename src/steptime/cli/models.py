@@ -37,7 +37,7 @@ class ModelFormats:
     experts: str | None = declared(Subject, "experts")
     kv: str | None = declared(Subject, "kv")
 
-    def read(self, name: str, catalog: str | None) -> "Model":
+    def read_model(self, name: str, catalog: str | None) -> "Model":
         """Return a model in these number formats.
 
         Args:
@@ -109,7 +109,7 @@ def models(
     output.check(ctx, needs, requested_names)
     whole_number("--context", context, unit="token")
     model_names = requested_names or _matching_names(like, catalog)
-    loaded_models = [] if lists else [formats.read(name, catalog) for name in model_names]
+    loaded_models = [] if lists else [formats.read_model(name, catalog) for name in model_names]
     if has_media:
         output.print(image_cost(loaded_models[0], list(media.image), audio=list(media.audio)), "catalog_view.image_view")
     elif lists:

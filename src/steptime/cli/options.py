@@ -107,8 +107,8 @@ def _declared_option(name: str, declared: Input) -> Parameter:
         settings |= {"parser": partial(_read_optional_count, name=words), "metavar": declared.metavar or "N"}
     if declared.kind != SWITCH:
         is_hidden = declared.kind == TEXTS or default in ("", None)
-        shown = False if is_hidden else f"{default:,}" if isinstance(default, int) else str(default)
-        settings["show_default"] = declared.default_words or shown
+        default_text = False if is_hidden else f"{default:,}" if isinstance(default, int) else str(default)
+        settings["show_default"] = declared.default_words or default_text
     option_info = typer.Option(words, help=declared.help(), **settings)
     return _keyword(name, Annotated[kind, option_info], False if declared.kind == SWITCH else None)
 

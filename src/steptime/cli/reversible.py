@@ -79,7 +79,7 @@ def reversible(
         from steptime.describe.kv_tradeoff import cache_trade, summary
 
         system = read_system(arguments[1], set_, catalog)
-        models = [formats.read(name.strip(), catalog) for name in arguments[0].split(",")]
+        models = [formats.read_model(name.strip(), catalog) for name in arguments[0].split(",")]
         trade = cache_trade(models, system, [read_count(text.strip(), "--context") for text in context.split(",")])
         # Only the trade of a single cache has the answers of the question.
         output.print(trade, "reversible_view.cache_view", summary=summary if len(trade.caches) == 1 else None)

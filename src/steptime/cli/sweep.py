@@ -241,9 +241,9 @@ def design(
     plain = next((place for place, word in enumerate(words) if word.startswith("--")), len(words))
     if not plain:
         raise InputError("a design needs a model and a system; `steptime design --help` has examples")
-    # The question is a plan unless it is named.
-    named = words[0] in ("step", "plan") and plain != 2
-    question, subject, settings = read_question(ctx, words if named else ["plan", *words], "--over")
+    # The question is a plan unless it is has_question.
+    has_question = words[0] in ("step", "plan") and plain != 2
+    question, subject, settings = read_question(ctx, words if has_question else ["plan", *words], "--over")
     study.check(ctx, output, output.csv)
     axes, fixed_inputs = study.axes(
         question, settings, subject,
@@ -360,8 +360,8 @@ def read_question(ctx: typer.Context, words: list[str], several: str) -> "tuple[
     options = [param.opts[0].removeprefix("--") for param in ctx.command.params if param.opts[0].startswith("--")]
     for text in settings:
         option_name = text.partition("=")[0].lstrip("-")
-        known = option_name.replace("-", "_") in question.inputs or "." in option_name
-        if not known and did_you_mean(option_name, options, cutoff=0.75):
+        is_input = option_name.replace("-", "_") in question.inputs or "." in option_name
+        if not is_input and did_you_mean(option_name, options, cutoff=0.75):
             raise UnknownName("option", f"--{option_name}", [f"--{known_name}" for known_name in options])
     for key in subject:
         if key not in question.inputs:

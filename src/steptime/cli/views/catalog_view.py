@@ -437,7 +437,7 @@ def system_view(card: SystemCard) -> Answer:
     hbm, links, rent = card.memory[0], card.scale_up_links, card.rent_range
     total_rent = f", {show(card.chips * rent.typical, 'USD/s')}" if has_rent(rent) else ""
     days = "; ".join(f"{period.share:.2g} from {period.first} to {period.last}" for period in card.software)
-    others = [other for other in card.rents if other != rent]
+    other_rents = [other_rent for other_rent in card.rents if other_rent != rent]
     pairs = [
         ("Chip", f"{card.chip_title or card.chip}{f' ({vendor_year})' if vendor_year else ''}"),
         ("R: multiplies per weight read", _balance(card)),
@@ -447,7 +447,7 @@ def system_view(card: SystemCard) -> Answer:
             f"{card.up_over_out:.3g}" if math.isfinite(card.up_over_out) else "no network outside the box",
         ),
         ("Rent", _rent(rent)),
-        *((f"  --rent {other.kind}", _rent(other)) for other in others),
+        *((f"  --rent {other_rent.kind}", _rent(other_rent)) for other_rent in other_rents),
         ("Power", power_in_words(card.power) if math.isfinite(card.power.watts) else "not known"),
         ("Speed relative to the engine's usual", days),
         ("Rack", _rack(card)),
@@ -467,9 +467,15 @@ def system_view(card: SystemCard) -> Answer:
     rows = [
         *((path, figure.text, figure.grade, figure.date, figure.url) for path, figure in figures.items()),
         *(
-            (f"rent, {known.kind}", show(known.typical, "USD/s"), known.grade, known.date, known.url)
-            for known in (rent, *others)
-            if has_rent(known)
+            (
+                f"rent, {listed_rent.kind}",
+                show(listed_rent.typical, "USD/s"),
+                listed_rent.grade,
+                listed_rent.date,
+                listed_rent.url,
+            )
+            for listed_rent in (rent, *other_rents)
+            if has_rent(listed_rent)
         ),
         *((path, figure.text, figure.grade, figure.date, figure.url) for path, figure in rack.items()),
     ]

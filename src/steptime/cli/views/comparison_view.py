@@ -128,8 +128,8 @@ def _ranking_table(placed: Sequence[Standing], ranking: Ranking, *, full: bool) 
 
     def rent(row: Standing) -> str:
         kind = "on demand" if row.rent.kind == ON_DEMAND else row.rent.kind
-        known = has_rent(row.rent)
-        return f"{show(float(row.rent.typical), 'USD/s')} {kind} {row.rent.date}".rstrip() if known else "not known"
+        has_known_rent = has_rent(row.rent)
+        return f"{show(float(row.rent.typical), 'USD/s')} {kind} {row.rent.date}".rstrip() if has_known_rent else "not known"
 
     def hourly(row: Standing) -> str:
         mark = " o" if row.rent.kind == ON_DEMAND else ""
@@ -187,11 +187,11 @@ def contexts_view(limits: ContextWalls, *, width: int) -> Answer:
     Returns:
         The answer.
     """
-    asked = f"At most {counted(limits.chips, 'chip')}, {show(limits.tpot, 's')} per token, engine {limits.engine}"
+    limits_words = f"At most {counted(limits.chips, 'chip')}, {show(limits.tpot, 's')} per token, engine {limits.engine}"
     caveats = list(dict.fromkeys(text for wall in limits.walls for text in wall.caveats))
     return Answer(
         sentence=_context_sentence(limits),
-        conditions=f"{asked}, cache in {limits.kv_format}; decode only, without prefill.",
+        conditions=f"{limits_words}, cache in {limits.kv_format}; decode only, without prefill.",
         body=[]
         if limits.reason
         else [_context_table(limits), footnote(_context_meaning(limits)), _context_chart(limits, width)],

@@ -292,8 +292,8 @@ def _front_chart(plan: Plan, width: int) -> RenderableType:
     curves = [Curve(speed, output)]
     if plan.feasible:
         best = "the cheapest layout" if has_rent(plan) else "the layout of most output"
-        chosen = ([math.log10(plan.tokens_per_second_per_user)], [plan.tokens_per_second_per_chip])
-        curves.append(Curve(*chosen, best, "green", "◆", has_line=False))
+        plan_point = ([math.log10(plan.tokens_per_second_per_user)], [plan.tokens_per_second_per_chip])
+        curves.append(Curve(*plan_point, best, "green", "◆", has_line=False))
     if math.isfinite(plan.slo.tpot) and low < -math.log10(plan.slo.tpot) < high:
         limit = -math.log10(plan.slo.tpot)
         curves.append(Curve([limit, limit], [0, rows * step], "the speed asked for", "red", glyph="│"))

@@ -379,8 +379,8 @@ def _list(price_list: PriceList) -> Grid:
 def _estimates(inversion: PriceReading, *, full: bool) -> Grid:
     """Return the estimates; their basis stands below (`_reason`)."""
     has_truth = bool(inversion.true_values)
-    known, bits = (["Known"] if has_truth else []), (["Bits", "Range right", "Bound right"] if full else [])
-    heads = ["Estimate", "Value", "90 %", "At most", *known, *bits]
+    known_head, bits = (["Known"] if has_truth else []), (["Bits", "Range right", "Bound right"] if full else [])
+    heads = ["Estimate", "Value", "90 %", "At most", *known_head, *bits]
     going = (5 + has_truth, 6 + has_truth, 4 + has_truth) if full else ()
     grid = table(*heads, numbers=range(1, len(heads)), first_to_go=going)
     for estimate in inversion.readings:

@@ -157,7 +157,7 @@ def _rates(simulation: Simulation) -> Either:
         ("Preemptions", f"{a.preemptions:,}"),
         ("Chips", f"{simulation.chips:,}"),
     ]
-    pairs = [(*left, *right) for left, right in zip(cells[::2], cells[1::2], strict=True)]
+    pairs = [(*first_cells, *second_cells) for first_cells, second_cells in zip(cells[::2], cells[1::2], strict=True)]
     wide = table("", "", "", "", rows=pairs, numbers=(1, 3), header=False, first_to_go=(3, 2))
     return Either(wide, table("", "", rows=cells, numbers=(1,), header=False))
 

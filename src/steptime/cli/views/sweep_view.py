@@ -420,8 +420,8 @@ def sensitivity_view(sensitivity: Sensitivity, *, width: int, full: bool) -> Ans
     # Inputs beyond the rows are named in one line.
     matter = min(len(sensitivity.mattering), MAX_SWINGS)
     rows, minor = list(sensitivity.swings[:matter]), [swing.name for swing in sensitivity.swings[matter:]]
-    more = f" and {len(minor) - 6} more" if len(minor) > 6 else ""
-    smaller = f"Smaller swings: {', '.join(minor[:6])}{more}; --json and --csv have all."
+    remainder = f" and {len(minor) - 6} more" if len(minor) > 6 else ""
+    smaller = f"Smaller swings: {', '.join(minor[:6])}{remainder}; --json and --csv have all."
     return Answer(
         sentence=f"{name[0].upper()}{name[1:]}, {subject}: {base}. {sensitivity.text}",
         body=[
