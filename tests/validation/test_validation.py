@@ -92,6 +92,7 @@ def test_first_tokens_are_simulated_where_numba_is(monkeypatch):
     """A burst of 64 waits for the prompts before it; without numba a closed form answers, and the view says so."""
     from steptime.cli.views.validation_view import validation_view
     from steptime.validation import predictions as validate
+    from steptime.validation.validate_api import Validation
 
     rows = [one(concurrency="1"), one(concurrency="64")]
     if validate.can_simulate():
@@ -103,7 +104,8 @@ def test_first_tokens_are_simulated_where_numba_is(monkeypatch):
     plain = predict(rows)
     assert not plain.simulated
     assert np.all(plain.ttft > 0)
-    shown = validation_view(rows, plain, report(rows, plain), [], 120)
+    tables = {"ttft": None} | report(rows, plain)
+    shown = validation_view(Validation(rows=tuple(rows), predictions=plain, simulated=False, **tables), width=120)
     assert any("steptime[simulate]" in text for text in shown.warnings)
 
 

@@ -98,7 +98,9 @@ def _declared_option(name: str, declared: Input) -> Parameter:
     kind = TYPES.get(declared.kind, str | None)
     if declared.positional:
         argument: Any = typer.Argument(help=declared.help(), show_default=False)
-        return _keyword(name, Annotated[str if declared.required else str | None, argument], Parameter.empty)
+        return _keyword(
+            name, Annotated[str if declared.required else str | None, argument], Parameter.empty if declared.required else None
+        )
     words, default = f"--{name.strip('_').replace('_', '-')}", declared.default
     settings: dict[str, Any] = {"rich_help_panel": declared.group or None}
     if declared.metavar:
