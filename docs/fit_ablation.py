@@ -10,13 +10,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from engine_cross_validation import DEVIATIONS, USUAL, engine_from, fit, group_all
 from fit_engines import fitted_rows
 
 from steptime.number_checks import Array
 from steptime.physics.bias_correction import WITHIN
 from steptime.physics.engine_parameters import DESCRIPTIONS
-from steptime.validation.engine_fit import BETWEEN, DEVIATIONS, NAMES, SMALL_KV, USUAL, engine_from, fit, log_tpot
-from steptime.validation.predictions import Runs, grouped, predict_runs
+from steptime.validation.closed_loop import Runs
+from steptime.validation.engine_fit import BETWEEN, NAMES, log_tpot
+from steptime.validation.predictions import predict_runs
 from steptime.validation.run_table import read_runs
 
 HERE = Path(__file__).parent
@@ -92,7 +94,7 @@ def left_out(groups: list[Runs], target: Array, usual: Array, deviation: Array, 
 def main() -> None:
     """Fit with and without each constant, and write the table."""
     rows = fitted_rows([row for path in sys.argv[1:] for row in read_runs(path)[0]])
-    groups = grouped(rows, small_kv={name: kept > 0 for name, kept in SMALL_KV.items()})
+    groups = group_all(rows)
     target = log_tpot(rows)
     errors = left_out(groups, target, USUAL, DEVIATIONS, BETWEEN)
     own = own_runs(rows, errors)

@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from engine_cross_validation import LEFT_OUT as WHOLE
+from engine_cross_validation import Calibration, fit_all
 
 from steptime.catalog.hardware_loading import resolve_system
 from steptime.number_checks import Number
 from steptime.physics.engine import IDEAL, TYPICAL, Engine
 from steptime.physics.uncertainty import LEFT_OUT, REGIMES, factors
-from steptime.validation.cross_validation import LEFT_OUT as WHOLE
-from steptime.validation.cross_validation import Calibration, fit_all
 from steptime.validation.engine_fit import engine_file
 from steptime.validation.predictions import grouped, predict, predict_runs
-from steptime.validation.published_deployments import looks_rarely
+from steptime.validation.published_deployments import polls_rarely
 from steptime.validation.run_table import DRAFTED, LOOPS, MEASURED, POOLS, read_runs, run_kind
 
 HERE = Path(__file__).parent
@@ -194,7 +194,7 @@ def fitted_rows(rows: list[dict[str, str]]) -> list[dict[str, str]]:
 
 def _told(row: dict[str, str]) -> dict[str, str]:
     """Return a row without its TTFT if that depends on an unknown stream interval (`NOT_MODELLED`)."""
-    held = looks_rarely(row) and not row.get("stream_interval")
+    held = polls_rarely(row) and not row.get("stream_interval")
     return row | {"ttft_s": "", "ttft_median_s": ""} if held else row
 
 

@@ -81,7 +81,7 @@ def main() -> None:
     if sys.argv[1:] == ["costs"]:
         costs()
         return
-    from steptime.pricing.prior_calibration import priors_text
+    from price_priors import priors_text
 
     Path(FOLDER / "priors.toml").write_text(priors_text(), encoding="utf-8")
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from steptime.number_checks import Array
+from steptime.training.training_job import TrainingLayout
 from steptime.training.training_stack import IDEAL, TrainingEngine, decimal_year
 from steptime.validation.training_run_table import TrainingRun, read_training_runs
 from steptime.validation.training_validation import (
@@ -22,7 +24,6 @@ from steptime.validation.training_validation import (
     Runs,
     fit,
     from_free,
-    left_out,
     predicted,
     resolve_layout,
     validate_training,
@@ -83,6 +84,39 @@ def usable(run: TrainingRun | str) -> bool:
     )
 
 
+def left_out(
+    runs: Sequence[TrainingRun],
+    layouts: Sequence[TrainingLayout],
+    group: Callable[[TrainingRun], str],
+    start: Fitted,
+    *,
+    rounds: int = 3,
+) -> Array:
+    """Cross-validate: predict each run with a fit without its group.
+
+    Args:
+        runs: Runs.
+        layouts: Layout of each run.
+        group: Function from a run to its group.
+        start: Fit to start from.
+        rounds: Gauss-Newton iterations of each fit.
+
+    Returns:
+        log(predicted / measured) of step times, of shape (runs,).
+    """
+    errors = np.full(len(runs), np.nan)
+    labels = [group(run) for run in runs]
+    for value in sorted(set(labels)):
+        out = [place for place, label in enumerate(labels) if label == value]
+        training_places = [place for place, label in enumerate(labels) if label != value]
+        without = fit(
+            Runs([runs[i] for i in training_places], [layouts[i] for i in training_places], ARCHITECTURES), start, rounds=rounds
+        )
+        test = Runs([runs[i] for i in out], [layouts[i] for i in out], ARCHITECTURES)
+        errors[out] = predicted(test, without.free, without.differs, slopes=False)[0] - test.logs
+    return errors
+
+
 def quantiles(off: Array, tail: float) -> tuple[float, float]:
     """Return the factors on a prediction outside which a share of `tail` of measured times lies on each side."""
     low, high = np.quantile(-off, [tail, 1 - tail])
@@ -127,7 +161,7 @@ def main(path: str) -> None:
     off = predicted(data, found.free, found.differs, slopes=False)[0] - data.logs
     tables = {"fitted": table(off)}
     by = {"models": lambda run: run.model.name, "systems": lambda run: run.system.name, "sources": lambda run: run.source}
-    outs = {name: left_out(runs, layouts, ARCHITECTURES, group, found) for name, group in by.items()}
+    outs = {name: left_out(runs, layouts, group, found) for name, group in by.items()}
     kinds = ["experts" if run.experts else "dense" for run in runs]
     models, systems, alike = [run.model.name for run in runs], [run.system.name for run in runs], ["all"] * len(runs)
     tables["systems, constants alone"] = table(outs["systems"])

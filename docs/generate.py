@@ -27,7 +27,7 @@ from steptime.scaling.model_sizing import Budget
 from steptime.scaling.moe_vs_dense import MoeBoard
 from steptime.scaling.law_forms import Refit
 from steptime.scaling.rl_step import RlStep
-from steptime.scaling.law_comparison import Losses
+from steptime.scaling.compute_optimal import Losses
 from steptime.describe.kv_tradeoff import CacheTrade
 from steptime.describe.model_summary import ConfigCard
 from steptime.describe.system_summary import EngineCard, EngineTable
@@ -79,8 +79,8 @@ from steptime.sweeps.sweep_result import Sweep
 from steptime.sweeps.sensitivity_result import Sensitivity
 from steptime.training.training_memory import TrainingMemory
 from steptime.training.training_planner import Training
-from steptime.training.training_result import TrainingStep
-from steptime.training.chip_scaling import Scaling
+from steptime.training.training_planner import TrainingStep
+from steptime.training.training_alternatives import Scaling
 from tests.published import DIFFERENT, GOLDEN, KV, RATIOS, agrees, counted, ratios
 from lecture_page import page as lecture_page
 from training_page import page as training_page
@@ -135,7 +135,7 @@ ANSWERS: dict[type, str] = {
     SystemTable: "`steptime systems`.",
     Budget: "`steptime budget`, `st.budget`.",
     MoeBoard: "`steptime laws --moe`, `st.moe_board`.",
-    Losses: "`steptime laws --params --tokens` as CSV; `steptime.scaling.law_comparison.predict_losses`.",
+    Losses: "`steptime laws --params --tokens` as CSV; `steptime.scaling.compute_optimal.predict_losses`.",
     RlStep: "`steptime rl`, `st.rl_step`.",
     Refit: "`steptime.scaling.law_forms.refit`.",
     LawCard: "`steptime laws NAME`. With `--params` and `--tokens` the command adds `losses`, what laws say of that model.",

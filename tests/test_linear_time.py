@@ -60,7 +60,7 @@ def test_load_system_with_many_lines_is_refused_soon(repeated, tmp_path):
 def test_quantity_of_many_characters_is_read_soon(read, text):
     from steptime.hardware.energy import read_electricity
     from steptime.hardware.rental_prices import with_rent
-    from steptime.pricing.fast_tiers import read_margin
+    from steptime.pricing.price_estimate import read_margin
 
     system = st.load_system("hgx-h100")
     readers: dict[str, Callable[[], object]] = {

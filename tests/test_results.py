@@ -34,8 +34,7 @@ from steptime.result_base import Tabular, entries, in_words, json_key, plain, pr
 from steptime.reversible.avalanche import mixing
 from steptime.reversible.sboxes import sbox_card
 from steptime.reversible.stack_results import KINDS, ErrorPoint, StackPoint, Stacks
-from steptime.scaling.compute_optimal import optimal
-from steptime.scaling.law_comparison import predict_losses
+from steptime.scaling.compute_optimal import optimal, predict_losses
 from steptime.svg import curve, stacked
 
 ROOT = Path(__file__).parents[1]
@@ -87,7 +86,7 @@ def refitted():
 
 
 def scaled():
-    from steptime.training.chip_scaling import strong_and_weak_scaling
+    from steptime.training.training_alternatives import strong_and_weak_scaling
 
     found = st.train("llama-3.1-8b", "hgx-h100", chips=8, seq=4096, batch=64)
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -9,6 +10,8 @@ from contextlib import suppress
 from typing import Final
 
 INTERRUPTED: Final = 130
+# Imports make many objects and no garbage, so Python searches for it rarely.
+NEW_OBJECTS_BEFORE_SEARCH: Final = 100_000
 
 
 def main() -> None:
@@ -16,6 +19,7 @@ def main() -> None:
 
     This also holds while its modules are imported.
     """
+    gc.set_threshold(NEW_OBJECTS_BEFORE_SEARCH)
     try:
         from steptime.cli.main import main as run
 

@@ -94,7 +94,7 @@ def map_in_processes(work: Callable[[Item], Answer], items: Sequence[Item]) -> l
     >>> map_in_processes(abs, [-1, 2])
     [1, 2]
     """
-    if len(items) < 2 or not can_fork() or not _can_pickle((work, items)):
+    if len(items) < 2 or not can_fork() or not can_pickle((work, items)):
         return [work(item) for item in items]
     pool = process_pool(min(len(items), core_count()))
     try:
@@ -129,7 +129,15 @@ def hold_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _can_pickle(value: Any) -> bool:
+def can_pickle(value: Any) -> bool:
+    """Whether a value can go to another process.
+
+    Args:
+        value: Any value.
+
+    Returns:
+        True or false.
+    """
     try:
         pickle.dumps(value)
     # pickle raises any type of exception for values that it cannot write.

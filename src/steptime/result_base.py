@@ -279,6 +279,22 @@ def columns_by_key(kind: type, rows: Sequence[Any]) -> dict[str, list[Any]]:
     return {entry.key: [getattr(row, entry.name) for row in rows] for entry in entries(kind)}
 
 
+def range_columns(pairs: Sequence[tuple[float, float] | None]) -> tuple[list[float], list[float]]:
+    """Return the lower and the upper ends of ranges as two columns.
+
+    Args:
+        pairs: Ends of each range; None where there is none.
+
+    Returns:
+        Lower ends and upper ends, NaN where there is no range.
+
+    >>> range_columns([(1.0, 2.0), None])
+    ([1.0, nan], [2.0, nan])
+    """
+    ends = [(math.nan, math.nan) if pair is None else pair for pair in pairs]
+    return [low for low, _ in ends], [high for _, high in ends]
+
+
 def broadcast(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return figures as columns of one length.
 

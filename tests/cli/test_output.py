@@ -262,7 +262,10 @@ def test_a_file_that_is_no_table_is_not_written_over(tmp_path):
     [
         ("validate runs.csv --predictions runs.csv", "runs.csv: is an input of this command"),
         ("validate runs.csv --csv runs.csv", "runs.csv: is an input of this command"),
-        ("validate runs.csv --predictions a.csv --csv a.csv", "is also the file of --predictions"),
+        (
+            "validate runs.csv --predictions a.csv --csv a.csv",
+            "is also the file of --csv; give --predictions another file",
+        ),
         ("validate runs.csv --predictions none/a.csv", "its folder does not exist"),
         ("calibrate runs.csv --engine mine --out runs.csv --force", "runs.csv: is an input of this command"),
         ("calibrate runs.csv --engine mine --out none/mine.toml", "its folder does not exist"),

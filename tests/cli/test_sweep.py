@@ -133,7 +133,7 @@ def test_what_is_no_table_of_a_sweep_is_not_overwritten(tmp_path):
     place.write_text('{"hidden_size": 4096}')
     found = run(f"{STEP} --over batch=1,2 --out {place}")
     assert found.returncode == 2
-    assert "holds something else than a sweep writes" in found.stderr
+    assert "has content that --out does not write" in found.stderr
     assert place.read_text() == '{"hidden_size": 4096}'
 
 

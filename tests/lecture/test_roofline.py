@@ -12,7 +12,7 @@ import steptime as st
 from steptime.cli.main import app_for
 from steptime.errors import RangeError
 from steptime.lecture.current_figures import build_pair
-from steptime.lecture.pair_roofline import closed_form_seconds, price_of_speed, roofline
+from steptime.lecture.pair_roofline import price_of_speed, roofline
 
 # gb200-nvl72 by its data sheet: 72 chips of 5,000 TFLOP/s dense in FP8, 8 TB/s and 186 GB; DeepSeek-V3 by its config
 
@@ -44,8 +44,8 @@ def test_price_of_speed_keeps_the_law_of_steps():
     for speed in (1.5, 2.5):
         price = price_of_speed(pair, base, speed)
         batch = base / (price * speed)
-        assert closed_form_seconds(pair, batch) * speed == pytest.approx(closed_form_seconds(pair, base))
-    ceiling = closed_form_seconds(pair, base) / pair.floor
+        assert pair.step_seconds(batch) * speed == pytest.approx(pair.step_seconds(base))
+    ceiling = pair.step_seconds(base) / pair.floor
     assert price_of_speed(pair, base, ceiling * 1.001) == math.inf
 
 

@@ -10,9 +10,9 @@ from steptime.physics.time_ledger import Clock, Entry, accumulate
 
 def test_a_clock_adds_up_its_entries():
     clock = Clock(explained=True)
-    clock.record("a", 3.0, {"compute": 1.0, "weights": 2.0}, {"compute": 2.5, "memory": 2.0}, name="one")
-    clock.record("b", 4.0, {"kv": 4.0}, {"memory": 4.0}, name="two")
-    clock.record("a", 0.5, {"compute": 0.5}, {"compute": 0.5}, name="three")
+    clock.add({"a": 3.0}, {"compute": 1.0, "weights": 2.0}, {"compute": 2.5, "memory": 2.0}, name="one")
+    clock.add({"b": 4.0}, {"kv": 4.0}, {"memory": 4.0}, name="two")
+    clock.add({"a": 0.5}, {"compute": 0.5}, {"compute": 0.5}, name="three")
     assert clock.total == 7.5
     assert clock.terms == {"a": 3.5, "b": 4.0}
     assert clock.resources == {"compute": 1.5, "weights": 2.0, "kv": 4.0}
@@ -22,7 +22,7 @@ def test_a_clock_adds_up_its_entries():
 
 def test_a_clock_without_parts_keeps_the_sums():
     clock = Clock(parts=False)
-    clock.record("a", 3.0, {"compute": 3.0}, {"compute": 2.5, "memory": 2.0}, name="one")
+    clock.add({"a": 3.0}, {"compute": 3.0}, {"compute": 2.5, "memory": 2.0}, name="one")
     clock.wait("layer", 3, 0.25)
     assert (clock.total, clock.busy) == (3.75, {"compute": 2.5, "memory": 2.0, "overhead": 0.75})
     assert (clock.terms, clock.resources, clock.entries) == ({}, {}, [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steptime.physics.operator_time import compute_time, is_norm, memory_time, overlap, root, smaller_power
+from steptime.physics.operator_time import compute_time, memory_time, overlap, root, smaller_power
 
 
 def test_arithmetic_and_traffic_at_a_share_of_their_rates():
@@ -38,10 +38,3 @@ def test_short_ways_to_a_power_are_the_power(norm):
     ratios = np.array([0.0, 1e-9, 0.3, 1.0])
     np.testing.assert_allclose(smaller_power(ratios, 1.0, norm), ratios**norm, rtol=1e-12)
     np.testing.assert_allclose(root(1 + ratios, norm), (1 + ratios) ** (1 / norm), rtol=1e-14)
-
-
-def test_a_norm_has_a_short_way_only_as_one_number():
-    assert is_norm(4, 4)
-    assert is_norm(np.asarray(4.0), 4)
-    assert not is_norm(4, np.inf)
-    assert not is_norm(np.array([4.0]), 4)

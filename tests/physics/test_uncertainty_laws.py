@@ -167,7 +167,9 @@ def test_variance_of_a_sum_of_constants():
 def test_a_fit_says_what_its_runs_hold():
     """The mean variance over the fitted runs and the makers of their chips, which the ranges of other runs are measured by."""
     pytest.importorskip("scipy")
-    from steptime.validation.engine_fit import calibrated_engine, known_from
+    from engine_cross_validation import known_from
+
+    from steptime.validation.engine_fit import calibrated_engine
     from steptime.validation.predictions import grouped, predict
 
     row = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.cli.views.explain_view import explain_json
+from steptime.cli.views.plan_view import explain_json
 from steptime.models.model import Attention, Layer
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout

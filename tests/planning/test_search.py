@@ -15,7 +15,7 @@ from steptime.physics.layout import ENGINE, Layout, facts_of_engine
 from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal
 from steptime.planning import pd_matching
-from steptime.planning.pd_matching import batches
+from steptime.planning.batch_grids import batches
 from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, PlanProblem, evaluate_prefill, evaluate_state
 from steptime.planning.plan_search import PROMISING, chunk_sizes, fitting, ranked, search
 from steptime.planning.prefill_pool import first_token, prefill_pool, within_limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from steptime.models.model import active_parameters, total_parameters
 from steptime.models.model_loading import load_model
 from steptime.planning.workload import Slo, Workload
 from steptime.pricing.bundled_prices import FOLDER, table
-from steptime.pricing.open_model_market import families
 from steptime.pricing.price_inversion import read_prices
-from steptime.pricing.prior_calibration import known_tiers
 from steptime.pricing.serving_costs import CALIBRATED_MODES, cost_on
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+from price_priors import families, known_tiers
 
 HOPPER = ("hgx-h100", "hgx-h200")
 

@@ -18,7 +18,7 @@ from steptime.errors import Impossible, InputError, RangeError, UnknownName
 from steptime.planning.planner import MODES as EITHER
 from steptime.planning.workload import Workload, limits
 from steptime.pricing import genai_prices_package
-from steptime.pricing.bundled_prices import open_rows
+from steptime.pricing.bundled_prices import Row, open_rows
 from steptime.pricing.kv_storage_cost import holds, tiers
 from steptime.pricing.market import Market, Mix, family_named, market_caveats, rent_on, system_margins, uncounted
 from steptime.pricing.price_history import price_history
@@ -126,7 +126,8 @@ def test_a_request_is_priced_by_hand(llama):
     """Groq, 0.59 in and 0.79 out: 4,096 x 0.59 + 1,024 x 0.79 = 3,225.6 millionths of a dollar."""
     groq = next(at for at, one in enumerate(llama.offers) if one.provider == "groq" and not one.variant)
     assert llama.prices[groq] == pytest.approx(3225.6e-6)
-    assert Mix(cached_share=0.5).price(1.0, 2.0, 0.1) == pytest.approx((2048 + 204.8 + 2048) / 1e6)
+    row = Row(provider="a", model="m", input=1.0, output=2.0, cache_read=0.1)
+    assert Mix(cached_share=0.5).price(row) == pytest.approx((2048 + 204.8 + 2048) / 1e6)
 
 
 def test_one_row_of_each_seller_counts(llama):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -12,7 +13,17 @@ import typer
 import steptime as st
 from steptime.cli.options import grouped
 from steptime.errors import RangeError, UnknownName
-from steptime.questions.declaration import Input, bind, choice, count, inputs_from, question_of_result, read_value
+from steptime.questions.declaration import (
+    Answer,
+    Input,
+    bind,
+    count,
+    inputs_from,
+    question_of_result,
+    read_answers,
+    read_value,
+    text,
+)
 from steptime.questions.step_question import STEP, StepInputs
 from steptime.web.app import declaration
 
@@ -76,7 +87,7 @@ def test_read_value_count_takes_numbers_and_suffixes(words, value):
 def test_read_value_word_that_is_no_choice_is_refused():
     @dataclass(frozen=True, kw_only=True)
     class Form:
-        phase: str = choice("decode", ("decode", "prefill"), "phase")
+        phase: str = text("decode", "phase", choices=("decode", "prefill"))
 
     with pytest.raises(UnknownName):
         bind(Form, {"phase": "decod"}, "step")
@@ -87,12 +98,16 @@ def test_question_of_result_reads_wanted_answers_only():
     class Form:
         size: Any = count(1, "size")
 
-    from steptime.questions.declaration import Reader
-
     question = question_of_result(
-        "area", "an area", form=Form, solve=lambda values: values["size"], shows=("area",),
-        reads={"area": Reader(meaning="area", value=lambda size: size**2),
-               "side": Reader(meaning="side", value=lambda size: size)},
+        "area", "an area", inputs=inputs_from(Form), solve=lambda values: values["size"],
+        answers={"area": Answer(meaning="area", source=lambda size: size**2), "side": Answer(meaning="side", source="real")},
     )  # fmt: skip
     assert question.ask({"size": 3}, frozenset({"area"})) == {"area": 9}
-    assert question.ask({"size": 3}, frozenset()) == {"area": 9, "side": 3}
+    assert question.ask({"size": 3}, frozenset()) == question.read_result(3) == {"area": 9, "side": 3}
+    assert question.shows == ("area", "side")
+
+
+def test_read_answers_path_through_nothing_is_none():
+    answers = {"days": Answer(source="run.days"), "first": Answer(source="losses.0.loss")}
+    result = SimpleNamespace(run=None, losses=(SimpleNamespace(loss=2.5),))
+    assert read_answers(answers, result) == {"days": None, "first": 2.5}

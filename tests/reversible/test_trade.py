@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 
 from steptime import blackboard
-from steptime.errors import InputError
 from steptime.reversible import memory_tradeoff
 
 
 def test_one_more_forward_pass_is_a_third_more():
     """8 N D against 6 N D; a forward pass is a third of a step."""
-    for kind, ratio in (("none", 1.0), ("full", 4 / 3), ("reversible", 4 / 3)):
-        assert memory_tradeoff.arithmetic_ratio(memory_tradeoff.forward_passes(kind)) == pytest.approx(ratio)
-    assert memory_tradeoff.LAYER_BYTES == 0
+    for forwards, ratio in ((1, 1.0), (2, 4 / 3)):
+        assert memory_tradeoff.arithmetic_ratio(forwards) == pytest.approx(ratio)
 
 
 def test_depth_is_in_all_but_the_reversible_form():
@@ -47,8 +45,3 @@ def test_in_a_chips_own_memory_it_is_the_lectures_break_even():
 def test_reading_back_costs_time_too():
     found = memory_tradeoff.break_even_seconds(1e6, 1e12, 1e15, np.array([np.inf, 2e9, 1e9, 0.5e9]))
     np.testing.assert_allclose(found, [1000.0, 500.0, 0.0, 0.0])
-
-
-def test_an_unknown_kind_is_named():
-    with pytest.raises(InputError, match="unknown kind of recomputation 'reversable'; did you mean reversible"):
-        memory_tradeoff.forward_passes("reversable")

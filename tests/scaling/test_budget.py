@@ -9,12 +9,10 @@ import pytest
 
 import steptime as st
 from steptime.errors import Impossible, InputError, RangeError, UnitError, UnknownName
-from steptime.scaling.lifetime_compute import Demand, at_equal_loss, total_parameters
+from steptime.scaling.lifetime_compute import Demand, Target, at_equal_loss, read_served, read_target, total_parameters
 from steptime.scaling.model_sizing import budget
-from steptime.scaling.overtraining_data import open_models
 from steptime.scaling.scaling_laws import load_law, loss, tokens_for
-from steptime.scaling.size_cost import Target, read_served, read_target
-from steptime.scaling.sizing_plots import contours, cost_curve, frontier
+from steptime.scaling.sizing_plots import contours, cost_curve, frontier, open_models
 
 SPOKEN = Demand(served=200e12, lifetime=60 * 86400.0)  # lecture, section 12
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as some
 
 from steptime.blackboard.training_compute import cost_at_equality
 from steptime.catalog.data_files import files
-from steptime.scaling.compute_optimal import cheapest, cost_at, equivalent_dense, least, optimal
-from steptime.scaling.lifetime_compute import Demand, at_equal_loss, equality, lifetime_bill, own_tokens, within
+from steptime.scaling.compute_optimal import cheapest, cost_at, equivalent_dense, least, optimal, own_tokens
+from steptime.scaling.lifetime_compute import Demand, at_equal_loss, equality, lifetime_bill, within
 from steptime.scaling.scaling_laws import load_law, loss, tokens_for, with_constants
 
 LOSSES = [name for name in files("laws") if load_law(name).tells_loss]

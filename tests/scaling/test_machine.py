@@ -10,11 +10,10 @@ import pytest
 import steptime as st
 from steptime.errors import Impossible, InputError, RangeError
 from steptime.models.model import active_parameters, total_parameters
-from steptime.scaling.lifetime_compute import Demand
+from steptime.scaling.lifetime_compute import Demand, read_target
 from steptime.scaling.model_sizing import budget
 from steptime.scaling.scaling_laws import tokens_for
-from steptime.scaling.shape_rule import model_config, per_layer, shaped
-from steptime.scaling.size_cost import Serving, read_target, training_cost
+from steptime.scaling.sizing_on_system import Serving, model_config, per_layer, shaped, training_cost
 
 WORK = st.Workload(input_tokens=2048, output_tokens=512)
 SERVING = Serving(

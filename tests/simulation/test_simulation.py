@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 
+from engine_cross_validation import WAITS_DEVIATIONS, WAITS_USUAL, weights
+
 import steptime as st
 from steptime.errors import DataFileError, Impossible, InputError, RangeError
 from steptime.physics.chip_memory import memory_per_chip
@@ -20,7 +22,7 @@ from steptime.physics.engine import label_values, load_engine, with_constants
 from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.planning.steady_state import aggregated
 from steptime.simulation import event_loop
-from steptime.simulation.loop_state import DONE, REJECTED, TOKEN_STEPS
+from steptime.simulation.loop_state import BUSY, DONE, REJECTED, TOKEN_STEPS
 from steptime.simulation.max_rate import highest_rate, meets, rates
 from steptime.simulation.plan_replay import replay_pools
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
@@ -109,7 +111,7 @@ def test_littles_law_and_conservation(kind, kv):
     elif kind == "static":  # those who are done keep their seats until the batch is
         assert counted >= summed * (1 - 1e-9)
     if kind in ("continuous", "prefill-first"):  # work conservation: the server is idle only while nobody is there
-        span = found["finish"].max() - pool.seconds[0, 3]
+        span = found["finish"].max() - pool.seconds[0, BUSY]
         start = np.sort(found["arrival"])
         ends = np.sort(found["finish"])
         idle = start[0] + sum(max(0.0, start[k] - ends[k - 1]) for k in range(1, n) if start[k] > ends[k - 1])
@@ -631,8 +633,11 @@ def test_a_set_of_many_runs_counts_as_few(llama):
     says = [np.array([0.02, 3e-6, steps, 2.0, 1.0]) for steps in (2.0, *([8.0] * 20))]
     times = np.concatenate([part.ttft(constants) for part, constants in zip(parts, says, strict=True)])
     none = np.zeros(len(times), dtype=bool)
-    alike = fit_first_tokens(parts, times, none, pairs=["a", *(["b"] * 20)])
-    assert alike[2] < fit_first_tokens(parts, times, none)[2]
+    sets = np.repeat(["a", "b"], [len(parts[0].queued), sum(len(part.queued) for part in parts[1:])])
+    prior = WAITS_USUAL, WAITS_DEVIATIONS
+    alike = fit_first_tokens(parts, times, none, *prior, weights(sets))
+    assert alike[2] < fit_first_tokens(parts, times, none, *prior)[2]
+    np.testing.assert_allclose(weights(np.array(["a"] * 40 + ["b"]))[[0, 40]], [0.5, 1.0])
 
 
 def test_the_fit_of_first_tokens_finds_what_made_them(llama):
@@ -641,7 +646,7 @@ def test_the_fit_of_first_tokens_finds_what_made_them(llama):
     parts = [loops(*llama, st.load_engine("ideal"), st.Layout(tp=tp)) for tp in (1, 2, 4, 8)]
     times = np.concatenate([part.ttft(truth) for part in parts])
     times[::6] *= 10
-    found = fit_first_tokens(parts, times, np.zeros(len(times), dtype=bool))
+    found = fit_first_tokens(parts, times, np.zeros(len(times), dtype=bool), WAITS_USUAL, WAITS_DEVIATIONS)
     np.testing.assert_allclose(np.concatenate([p.ttft(found) for p in parts])[1:6], times[1:6], rtol=0.05)
 
 

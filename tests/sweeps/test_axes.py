@@ -10,8 +10,7 @@ from hypothesis import strategies as some
 from steptime.errors import InputError, RangeError, UnitError, UnknownName
 from steptime.questions.declaration import COUNT, RENT, TEXT, Input
 from steptime.questions.registry import find_question
-from steptime.sweeps.axes import made_axis, read_axes
-from steptime.sweeps.question_inputs import read_values
+from steptime.sweeps.axes import made_axis, read_axes, read_values
 
 BATCH, BANDWIDTH, NAME = Input(kind=COUNT), Input(unit="B/s"), Input(kind=TEXT)
 STEP = find_question("step")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from steptime.questions.declaration import Answer, Input, Question
-from steptime.sweeps.input_distribution import Unsure
+from steptime.sweeps.parameter_ranges import Unsure
 from steptime.sweeps.sensitivity import BEYOND, is_missed, reaches, sensitivity
 
 

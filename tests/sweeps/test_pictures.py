@@ -10,14 +10,15 @@ from steptime.errors import InputError, RangeError, UnknownName
 
 pytest.importorskip("matplotlib")
 
-from steptime.sweeps.plots import COLOURS, draw_figure
+from steptime.picture_files import COLOURS
+from steptime.sweeps.plots import draw_sweep
 
 ON = {"model": "llama-3.1-8b", "system": "hgx-h100"}
 
 
 def test_curves_with_their_ranges():
     found = st.sweep("step", {"batch": "1:4096:log2", "context": [1000, 8000]}, **ON)
-    place = draw_figure(found).axes[0]
+    place = draw_sweep(found).axes[0]
     assert place.get_xlabel() == "batch [sequences]"
     assert place.get_ylabel() == "USD per million tokens [USD]\n90 % range shaded"
     assert (place.get_xscale(), place.get_yscale()) == ("log", "log")
@@ -31,7 +32,7 @@ def test_curves_with_their_ranges():
 
 def test_a_map_of_two_long_axes_with_the_memory_that_is_full():
     found = st.sweep("step", {"batch": "1:1000:40", "context": "1000:100000:30"}, **ON)
-    figure = draw_figure(found)
+    figure = draw_sweep(found)
     assert figure.axes[0].get_xlabel() == "batch [sequences]"
     assert figure.axes[0].get_ylabel() == "context [tokens]"
     assert figure.axes[1].get_ylabel() == "USD per million tokens [USD]"
@@ -41,16 +42,16 @@ def test_a_map_of_two_long_axes_with_the_memory_that_is_full():
 
 def test_names_are_intervals_and_a_third_axis_is_panels():
     found = st.sweep("step", {"system": ["hgx-h100", "hgx-b200"]}, model="llama-3.1-8b", batch=64)
-    place = draw_figure(found).axes[0]
+    place = draw_sweep(found).axes[0]
     assert [text.get_text() for text in place.get_xticklabels()] == ["hgx-h100", "hgx-b200"]
     found = st.sweep("step", {"batch": [1, 2, 4, 8], "context": [1000, 2000, 4000], "tp": [1, 2]}, **ON)
-    titles = [place.get_title() for place in draw_figure(found).axes]
+    titles = [place.get_title() for place in draw_sweep(found).axes]
     assert titles == ["tp 1", "tp 2"]
 
 
 def test_the_front_of_two_answers_is_what_no_other_beats():
     found = st.sweep("step", {"batch": [1, 8, 64], "tp": [1, 2]}, **ON)
-    place = draw_figure(found, answer="usd_per_million_tokens", against="tokens_per_second_per_user").axes[0]
+    place = draw_sweep(found, answer="usd_per_million_tokens", against="tokens_per_second_per_user").axes[0]
     front = next(line for line in place.lines if line.get_label() == "Pareto front")
     cost, speed = (found.answers[name].values.ravel() for name in ("usd_per_million_tokens", "tokens_per_second_per_user"))
     best = [i for i in range(6) if not any(cost[j] < cost[i] and speed[j] >= speed[i] for j in range(6))]
@@ -71,20 +72,20 @@ def test_files(tmp_path):
 def test_what_has_no_picture_is_said():
     found = st.sweep("step", {"batch": [1, 8], "context": [1000, 2000]}, together=True, **ON)
     with pytest.raises(RangeError, match="together"):
-        draw_figure(found)
+        draw_sweep(found)
     found = st.sweep("step", {name: [1, 2] for name in ("batch", "context", "tp", "query")}, **ON)
     with pytest.raises(RangeError, match="three axes"):
-        draw_figure(found)
+        draw_sweep(found)
     with pytest.raises(UnknownName, match="did you mean time"):
-        draw_figure(found, answer="tim")
+        draw_sweep(found, answer="tim")
     words = st.sweep("step", {"batch": [1, 8]}, answers=["bound"], **ON)
     with pytest.raises(InputError, match="no answer is a number"):
-        draw_figure(words)
+        draw_sweep(words)
 
 
 def test_what_does_not_fit_is_on_no_front():
     found = st.sweep("step", {"batch": [1, 64, 4096]}, **ON)
-    place = draw_figure(found, answer="usd_per_million_tokens", against="tokens_per_second_per_user").axes[0]
+    place = draw_sweep(found, answer="usd_per_million_tokens", against="tokens_per_second_per_user").axes[0]
     front = next(line for line in place.lines if line.get_label() == "Pareto front")
     full = next(line for line in place.lines if line.get_label() == "memory full")
     speed = found.answers["tokens_per_second_per_user"].values

@@ -10,9 +10,8 @@ import steptime as st
 from steptime.errors import RangeError
 from steptime.questions.declaration import COUNT, Input
 from steptime.questions.step_question import STEP
-from steptime.sweeps import question_inputs
-from steptime.sweeps.axes import read_axes
-from steptime.sweeps.question_inputs import count_values, read_values
+from steptime.sweeps import axes
+from steptime.sweeps.axes import count_values, read_axes, read_values
 
 FIXED = {"model": "llama-3.1-8b", "system": "hgx-h100"}
 
@@ -21,7 +20,7 @@ FIXED = {"model": "llama-3.1-8b", "system": "hgx-h100"}
     "over", [["batch=1:1e9:100000000"], ["batch=1:1e9:40000000", "context=1:1e6:10000"], ["times.link=1:2:60000000"]]
 )
 def test_axes_with_too_many_points_are_refused_before_values_are_made(over, monkeypatch):
-    monkeypatch.setattr(question_inputs.np, "linspace", lambda *_: pytest.fail("an array was built"))
+    monkeypatch.setattr(axes.np, "linspace", lambda *_: pytest.fail("an array was built"))
     started = time.perf_counter()
     with pytest.raises(RangeError, match="fit in memory"):
         read_axes(STEP, over, [], FIXED)
@@ -29,7 +28,7 @@ def test_axes_with_too_many_points_are_refused_before_values_are_made(over, monk
 
 
 def test_sweep_of_texts_with_too_many_points_is_refused_before_values_are_made(monkeypatch):
-    monkeypatch.setattr(question_inputs.np, "linspace", lambda *_: pytest.fail("an array was built"))
+    monkeypatch.setattr(axes.np, "linspace", lambda *_: pytest.fail("an array was built"))
     with pytest.raises(RangeError, match="fit in memory"):
         st.sweep("step", {"batch": "1:1e9:40000000", "context": "1:1e6:10000"}, **FIXED)
 

@@ -14,7 +14,7 @@ from steptime.hardware.rental_prices import usd
 from steptime.hardware.what_if import in_force
 from steptime.physics.engine import load_engine
 from steptime.physics.uncertainty import step_range
-from steptime.sweeps.input_distribution import HALF_WIDTHS
+from steptime.sweeps.parameter_ranges import HALF_WIDTHS
 from steptime.sweeps.sensitivity import sensitivity
 from steptime.sweeps.sensitivity_result import Swing
 from steptime.units import GRADES

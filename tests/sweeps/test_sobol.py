@@ -9,8 +9,8 @@ from hypothesis import strategies as some
 
 pytest.importorskip("scipy")
 
-from steptime.sweeps import input_distribution, tornado_plot
-from steptime.sweeps.input_distribution import Unsure
+from steptime.sweeps import variance_shares
+from steptime.sweeps.parameter_ranges import Unsure
 from steptime.sweeps.sensitivity import sensitivity
 
 A, B = 7.0, 0.1
@@ -22,8 +22,8 @@ def ishigami(x1, x2, x3):
 
 
 def found_of(function, inputs, samples=4096, seed=0):
-    drawn = input_distribution.rows(samples, inputs, seed)
-    return input_distribution.indices(function(*np.moveaxis(drawn, -1, 0)), seed)
+    drawn = variance_shares.rows(samples, inputs, seed)
+    return variance_shares.indices(function(*np.moveaxis(drawn, -1, 0)), seed)
 
 
 def wide(function):
@@ -82,7 +82,7 @@ def test_what_is_always_the_same_has_no_indices():
 
 
 def test_the_same_seed_draws_the_same_and_another_does_not():
-    first, again, other = (input_distribution.rows(16, 2, seed) for seed in (1, 1, 2))
+    first, again, other = (variance_shares.rows(16, 2, seed) for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
     assert 0 < first.min() < first.max() < 1
@@ -90,7 +90,7 @@ def test_the_same_seed_draws_the_same_and_another_does_not():
 
 def test_values_have_the_points_that_their_range_states():
     rate = Unsure(name="rate", description="", low=1.0, base=2.0, high=8.0, basis="")
-    values = rate.values(input_distribution.rows(4096, 1, 0)[0, :, 0])
+    values = rate.values(variance_shares.rows(4096, 1, 0)[0, :, 0])
     assert np.quantile(values, [0.05, 0.5, 0.95]) == pytest.approx([1, 2, 8], rel=0.02)
     even = Unsure(name="rent", description="", low=1.0, base=3.0, high=3.0, basis="", even=True)
     assert even.values(np.array([0.0, 0.5, 1.0])).tolist() == [1.0, 2.0, 3.0]
@@ -102,11 +102,11 @@ def test_swings_of_a_sum_are_its_shares():
     inputs = [
         Unsure(name=n, description="", low=-w, base=0.0, high=w, basis="", even=True) for n, w in (("a", 3.0), ("b", 4.0))
     ]
-    points = tornado_plot.points(inputs)
+    points = variance_shares.points(inputs)
     answers = points["a"] + points["b"]
-    alone = tornado_plot.deviations(answers[1::2], answers[2::2], np.array([one.deviations for one in inputs]))
+    alone = variance_shares.deviations(answers[1::2], answers[2::2], np.array([one.deviations for one in inputs]))
     assert alone == pytest.approx([3 / 3**0.5, 4 / 3**0.5])
-    assert tornado_plot.shares(alone) == pytest.approx([0.36, 0.64])
+    assert variance_shares.shares(alone) == pytest.approx([0.36, 0.64])
 
 
 @pytest.mark.slow
@@ -123,9 +123,9 @@ class TestSalib:
         return analyze.analyze(problem, answers[order].T.ravel(), calc_second_order=False, seed=1)
 
     def test_the_same_answers_have_the_same_indices(self):
-        drawn = input_distribution.rows(2048, 3, 3)
+        drawn = variance_shares.rows(2048, 3, 3)
         answers = wide(ishigami)(*np.moveaxis(drawn, -1, 0))
-        mine, theirs = input_distribution.indices(answers, 3), self.theirs(["a", "b", "c"], answers)
+        mine, theirs = variance_shares.indices(answers, 3), self.theirs(["a", "b", "c"], answers)
         assert mine.first == pytest.approx(theirs["S1"], abs=1e-9)
         assert mine.total == pytest.approx(theirs["ST"], abs=1e-9)
         half = (mine.first_range[1] - mine.first_range[0]) / 2  # of 90 %; theirs of 95 %

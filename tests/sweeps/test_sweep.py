@@ -16,7 +16,7 @@ from hypothesis import strategies as some
 import steptime as st
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName
 from steptime.sweeps import point_grid
-from steptime.sweeps.question_inputs import duration
+from steptime.sweeps.axes import duration
 from steptime.sweeps.sweep import sweep
 
 ON = {"model": "llama-3.1-8b", "system": "hgx-h100"}
@@ -241,3 +241,13 @@ def test_odd_axes_from_python():
     for axes, words in (({1: [1]}, "name must be"), ({"batch": None}, "needs values"), ({"batch": [1.0, math.nan]}, "got nan")):
         with pytest.raises(InputError, match=words):
             sweep("step", axes, **ON)
+
+
+def test_sweep_fixed_count_stays_a_number():
+    assert sweep("step", {"batch": [1, 2]}, **ON, tp=2.0).fixed_inputs["tp"] == 2
+
+
+def test_sweep_over_a_list_of_texts_has_one_answer_per_text():
+    found = sweep("budget", {"law": ["epoch", "hoffmann"]}, match_quality="8B@15T")
+    assert found.answers["params"].values[0] == st.ask("budget", match_quality="8B@15T", law=["epoch"])["params"]
+    assert found.answers["params"].values[0] != found.answers["params"].values[1]

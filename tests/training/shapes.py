@@ -41,6 +41,36 @@ PUBLISHED_IN_FLIGHT: dict[str, Callable[[int, int, int], float]] = {
 }
 
 
+# Pairs of a forward and a backward pass on the device with most of them.
+PAIRS: dict[str, Callable[[Any, Any], Any]] = {"dualpipe": lambda p, m: m - p - 1, "dualpipev": lambda p, m: m - p - 0.5}
+# Schedules whose idle time assumes an optimizer that does not wait for all stages.
+POST_VALIDATED = ("zb-h2", "zbv")
+
+
+def closed_step(
+    schedule: Schedule,
+    p: Any,
+    m: Any,
+    v: Any,
+    f: Any,
+    b: Any,
+    w: Any,
+    fb: Any = None,
+    *,
+    mean_over_slowest: float = 1.0,
+    hop: float = 0.0,
+    waits: bool = True,
+) -> Any:
+    """Return the time of a step by the closed forms.
+
+    mean_over_slowest: mean time of the other devices over that of the slowest; waits: whether the optimizer waits for all
+    stages.
+    """
+    overlapped = 0.0 if fb is None else PAIRS[schedule.name](p, m) * (f + b - fb)
+    idle = schedule.idle(p, m, v, f, b, w, fb) + (schedule.stagger(p, v, f, b, w) if waits else 0.0)
+    return m * (f + b) - overlapped + mean_over_slowest * idle + hop * schedule.hops(p, m, v)
+
+
 def legal(name: str, shapes: tuple[tuple[int, int, int], ...] = SHAPES) -> list[tuple[int, int, int]]:
     """Return the shapes that a schedule can run, and at least one."""
     found = [shape for shape in shapes if known_schedules()[name].legal(*shape)]

@@ -60,8 +60,8 @@ def steps(draw):
 
 
 def seconds(name, asked, x, on, stack) -> float:
-    engine, slower = on_chip(training_engine(stack, on), on, experts=name in MODELS[1:3])
-    return float(step_seconds(model(name), asked, on, engine, x, slower=slower).total)
+    engine = on_chip(training_engine(stack, on), on, experts=name in MODELS[1:3])
+    return float(step_seconds(model(name), asked, on, engine, x).total)
 
 
 def better(what: str, times: float):

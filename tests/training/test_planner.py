@@ -9,19 +9,20 @@ import pytest
 
 import steptime as st
 from steptime.errors import DataFileError, UnknownName
-from steptime.training.chip_scaling import strong_and_weak_scaling
-from steptime.training.infeasibility import MIN_SPEEDUP
+from steptime.training.training_alternatives import MIN_SPEEDUP, strong_and_weak_scaling
 from steptime.training.training_job import AXES, show_training_layout
-from steptime.training.training_result import DEFAULT_RANGE, EXPOSED_TERMS, step_time_range
+from steptime.training.training_planner import EXPOSED_TERMS
 from steptime.training.training_runs import model_flops
 from steptime.training.training_stack import (
     CONSTANTS,
+    DEFAULT_RANGE,
     IDEAL,
     age_constants,
     cap_rates,
     constant_error,
     decimal_year,
     on_chip,
+    step_time_range,
     training_engine,
 )
 from steptime.training.training_step import step_seconds
@@ -187,12 +188,12 @@ def test_speed_and_age_are_factors_on_all_times():
     """A gain of 0.1 a year since mid-2024; none is counted beyond the newest run of the fit."""
     stack = replace(IDEAL, speed=2.0, fit={"until": 2026.0}, chips={"toy": {"speed": 0.5, "attention": 0.5}})
     stack = replace(stack, constants=replace(stack.constants, yearly_gain=0.1, expert_yearly_gain=0.3))
-    tuned, slower = on_chip(stack, CHIP, experts=False, date="2024-06")
+    tuned = on_chip(stack, CHIP, experts=False, date="2024-06")
     assert tuned.constants.attention_efficiency == 0.5
-    assert float(slower) == pytest.approx(np.exp(-0.1 * (decimal_year("2024-06") - 2024.5)))
+    assert float(tuned.speed) == pytest.approx(np.exp(0.1 * (decimal_year("2024-06") - 2024.5)))
     for date, years in (("2025-06", decimal_year("2025-06") - 2024.5), ("2030", 1.5), ("", 1.5)):
-        assert float(on_chip(stack, CHIP, experts=False, date=date)[1]) == pytest.approx(np.exp(-0.1 * years))
-        assert float(on_chip(stack, CHIP, experts=True, date=date)[1]) == pytest.approx(np.exp(-0.1 * years))
+        assert float(on_chip(stack, CHIP, experts=False, date=date).speed) == pytest.approx(np.exp(0.1 * years))
+        assert float(on_chip(stack, CHIP, experts=True, date=date).speed) == pytest.approx(np.exp(0.1 * years))
 
 
 def test_software_for_experts_gains_in_their_kernels_alone():

@@ -195,22 +195,19 @@ def test_measured_peaks_are_within_a_tenth(held, source):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["model", "system"])
-def test_errors_of_models_and_systems_left_out(group, monkeypatch):
+def test_errors_of_models_and_systems_left_out(group):
     """Fitted without each whole model, or system: median 10 %, 90th percentile 30 % at most, ranges hold 87 to 93 %."""
     if not SHARED.exists():
         pytest.skip("the measured training runs lie beside the repository and are not there")
-    from pathlib import Path
-
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
     import fit_training as page
 
-    from steptime.validation.training_validation import Runs, fit, left_out, resolve_layout
+    from steptime.validation.training_validation import Runs, fit, resolve_layout
 
     runs = [run for run in read_training_runs(SHARED)[0] if page.usable(run)]
     layouts = [resolve_layout(run, page.traits(run.stack)) for run in runs]
     start = fit(Runs(runs, layouts, page.ARCHITECTURES))
     of = {"model": lambda run: run.model.name, "system": lambda run: run.system.name}[group]
-    off = left_out(runs, layouts, page.ARCHITECTURES, of, start)
+    off = page.left_out(runs, layouts, of, start)
     groups = [of(run) for run in runs]
     if group == "system":
         off = page.centred(off, groups)

@@ -10,7 +10,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import Impossible, InputError, LayoutError, RangeError, UnknownName
-from steptime.training.infeasibility import NothingFits
+from steptime.training.training_alternatives import NothingFits
 from steptime.training.training_job import DTYPES, OPTIMIZERS
 from steptime.training.training_rules import nearest_divisors
 from tests.training.cases import SMALL, SPARSE, system

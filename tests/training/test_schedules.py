@@ -17,9 +17,12 @@ from steptime.training.schedules.work_order import BACKWARD, FORWARD, INPUT, PAI
 from tests.training.shapes import (
     FEW,
     NAMES,
+    PAIRS,
+    POST_VALIDATED,
     PUBLISHED_IDLE,
     PUBLISHED_IN_FLIGHT,
     SHAPES,
+    closed_step,
     enough,
     equal,
     legal,
@@ -73,7 +76,7 @@ def test_every_pass_of_every_micro_batch_is_done_once(name: str) -> None:
 def test_a_split_backward_pass_makes_gradients_of_weights_later(name: str) -> None:
     kinds = set(KNOWN[name].order(*legal(name)[-1]).kind.tolist())
     assert (WEIGHT in kinds) == (INPUT in kinds) == KNOWN[name].split
-    assert (PAIR in kinds) == KNOWN[name].overlapped
+    assert (PAIR in kinds) == (name in PAIRS)
 
 
 @pytest.mark.parametrize("name", PUBLISHED_IDLE)
@@ -84,7 +87,7 @@ def test_idle_time_is_as_published(name: str) -> None:
             continue
         tried += 1
         done = equal(schedule, p, m, v, 1.0, 2.0, 1.0)
-        step = done.period if schedule.post_validation else done.total
+        step = done.period if name in POST_VALIDATED else done.total
         expected = PUBLISHED_IDLE[name](p, m, v)
         assert step - 3 * m == pytest.approx(expected, abs=1e-9), (p, m, v)
         assert schedule.idle(p, m, v, 1.0, 2.0, 1.0) == pytest.approx(expected, abs=1e-9), (p, m, v)
@@ -116,13 +119,6 @@ def test_in_flight_of_every_device(name: str) -> None:
         assert (said >= walked - 1e-9).all()
         if enough(name, p, m):
             assert (said <= walked + (0.5 if name in ("v-half", "v-min") else 1e-9)).all(), (p, m, v)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_crossings_are_those_of_the_path(name: str) -> None:
-    for p, m, v in legal(name):
-        devices = KNOWN[name].order(p, m, v).paths[..., 0]
-        assert ((devices[:, 1:] != devices[:, :-1]).sum(axis=1) == KNOWN[name].crossings(p, v)).all()
 
 
 def test_a_step_that_is_too_long_to_walk_is_refused() -> None:
@@ -160,11 +156,11 @@ def test_closed_forms_are_the_walk_where_kinds_of_passes_differ(
     schedule = KNOWN[name]
     shapes = [(p, m, v) for p, m, v in legal(name) if m >= 2 * p]
     p, m, v = shapes[pick % len(shapes)]
-    pair = {"pair": gain * (f + inputs + w)} if schedule.overlapped else {}
+    pair = {"pair": gain * (f + inputs + w)} if name in PAIRS else {}
     done = equal(schedule, p, m, v, f, inputs + w, w, **pair)
-    steps = {False: done.total} | ({True: done.period} if schedule.post_validation else {})
-    for validated, step in steps.items():
-        said = schedule.step(p, m, v, f, inputs + w, w, pair.get("pair"), post_validation=validated)
+    steps = {True: done.total} | ({False: done.period} if name in POST_VALIDATED else {})
+    for waits, step in steps.items():
+        said = closed_step(schedule, p, m, v, f, inputs + w, w, pair.get("pair"), waits=waits)
         assert said == pytest.approx(float(step), rel=EXACT.get(name, 1e-9)), (p, m, v)
 
 
@@ -184,8 +180,8 @@ def test_closed_forms_broadcast_as_the_loop(name: str) -> None:
     schedule = KNOWN[name]
     p, m, v = (np.array(values) for values in zip(*legal(name), strict=True))
     f, b, w = np.linspace(1.0, 1.3, len(p)), np.linspace(2.5, 2.0, len(p)), np.linspace(0.9, 1.1, len(p))
-    together = schedule.step(p, m, v, f, b, w, mean_over_slowest=0.9, hop=0.01)
-    alone = [schedule.step(*values, mean_over_slowest=0.9, hop=0.01) for values in zip(p, m, v, f, b, w, strict=True)]
+    together = closed_step(schedule, p, m, v, f, b, w, mean_over_slowest=0.9, hop=0.01)
+    alone = [closed_step(schedule, *values, mean_over_slowest=0.9, hop=0.01) for values in zip(p, m, v, f, b, w, strict=True)]
     assert together == pytest.approx(np.array(alone), rel=1e-12)
     assert np.asarray(schedule.in_flight(p, m, v)) == pytest.approx([schedule.in_flight(*s) for s in zip(p, m, v, strict=True)])
     assert schedule.legal(p, m, v).all()
@@ -244,4 +240,4 @@ def test_lecture_four_micro_batches_fill_a_loop_of_four_stages(microbatches: int
 def test_one_stage_never_waits(name: str) -> None:
     done = equal(KNOWN[name], 1, 5, 1, 1.0, 2.0, 1.0)
     assert done.total == 15
-    assert KNOWN[name].step(1, 5, 1, 1.0, 2.0, 1.0, hop=0.1) == pytest.approx(15)
+    assert closed_step(KNOWN[name], 1, 5, 1, 1.0, 2.0, 1.0, hop=0.1) == pytest.approx(15)

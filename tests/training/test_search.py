@@ -28,9 +28,9 @@ def stack(**more):
 def found_by(name: str, chips: int, *, seq: int, batch: int, engine=None, fixed=None, dtype="bf16"):
     engine = stack() if engine is None else engine
     of = model(name)
-    tuned, slower = on_chip(engine, system(), experts=any(layer.routed for layer, _ in of.layers))
+    tuned = on_chip(engine, system(), experts=any(layer.routed for layer, _ in of.layers))
     asked = training_job(system(), engine, seq=seq, batch=batch, dtype=dtype)
-    return search(of, system(), asked, tuned, chips=chips, slower=float(slower), fixed=fixed)
+    return search(of, system(), asked, tuned, chips=chips, fixed=fixed)
 
 
 def every_layout(name: str, chips: int, *, seq: int, ways: tuple[int, ...] = (1, 2, 4, 8)):

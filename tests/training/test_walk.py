@@ -11,7 +11,7 @@ from steptime.errors import InputError
 from steptime.training.schedule_timeline import peak_in_flight, simulate_step
 from steptime.training.schedules.schedule import known_schedules
 from steptime.training.schedules.work_order import BACKWARD, FORWARD, interleaved_path, step_order
-from tests.training.shapes import NAMES, by_hand, equal, legal
+from tests.training.shapes import NAMES, by_hand, closed_step, equal, legal
 
 KNOWN = known_schedules()
 
@@ -97,7 +97,7 @@ def test_the_closed_form_of_unequal_stages_is_near_the_walk(name: str, number: i
     work = f.sum(axis=-1) / len(order.paths)  # with two paths each takes half of the micro-batches
     slow = work.max()
     rest = (work.sum() - slow) / (p - 1) / slow
-    said = schedule.step(p, m, v, slow, 2 * slow, 0.95 * slow, mean_over_slowest=rest)
+    said = closed_step(schedule, p, m, v, slow, 2 * slow, 0.95 * slow, mean_over_slowest=rest)
     assert said >= done.busy.max() * (1 - 1e-12)
     assert said == pytest.approx(float(done.total), rel=max(FAR[name][number], 1e-9))
 
@@ -115,7 +115,7 @@ def test_the_closed_form_of_a_last_stage_with_a_head(name: str, far: float, p: i
         f[*path[-1]] += 0.25
     work = f.sum(axis=-1) / len(order.paths)
     rest = (work.sum() - work.max()) / (p - 1) / work.max()
-    said = schedule.step(p, 8 * p, v, work.max(), 2 * work.max(), work.max(), mean_over_slowest=rest)
+    said = closed_step(schedule, p, 8 * p, v, work.max(), 2 * work.max(), work.max(), mean_over_slowest=rest)
     assert said == pytest.approx(float(simulate_step(order, f, 2 * f, f).total), rel=far)
 
 

@@ -12,7 +12,7 @@ import steptime as st
 from steptime.catalog.data_files import find
 from steptime.errors import DataFileError, InputError, UnknownName
 from steptime.validation import user_calibration
-from steptime.validation.predictions import grouped, predict, predict_runs
+from steptime.validation.predictions import predict, predict_runs
 from steptime.validation.run_table import read_runs
 from tests.validation.rows import SHARED, plain
 from tests.validation.test_load_generators import VLLM
@@ -195,11 +195,11 @@ def test_one_run_is_worth_something_on_models_left_out_of_the_fit():
     A run counts once, however many others were given for it.
     """
     pytest.importorskip("scipy")
-    from steptime.validation import engine_fit as fits
+    import engine_cross_validation as fits
 
     rows = [row for row in read_runs(SERVING)[0] if row["tpot_s"]]
     measured_at = np.log([float(row["tpot_s"]) for row in rows])
-    groups = grouped(rows, small_kv={name: kept > 0 for name, kept in fits.SMALL_KV.items()})
+    groups = fits.group_all(rows)
     labels = np.array([" ".join(row[name] for name in ("model", "system", "engine", "engine_version")) for row in rows])
     off = np.full(len(rows), np.nan)
     for left in {runs.model.name for runs in groups}:

@@ -127,8 +127,8 @@ def test_pools_that_decode_are_near_what_was_measured():
     kept = [row for row, doubt in zip(rows, predict(rows, by_simulation=False).reason, strict=True) if not doubt]
     assert len(kept) > 230
     errors = []
-    small = {name: bool(load_engine(name).room.small_kv) for name in {row["engine"] for row in kept}}
-    for runs in grouped(kept, small_kv=small):
-        took = predict_runs(runs, load_engine(runs.engine))[0]
+    engines = {name: load_engine(name) for name in {row["engine"] for row in kept}}
+    for runs in grouped(kept, engines):
+        took = predict_runs(runs, engines[runs.engine])[0]
         errors.append(np.abs(np.log(took / [float(kept[i]["tpot_s"]) for i in runs.index])))
     assert np.mean(np.concatenate(errors)) < 0.17

@@ -7,22 +7,30 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from steptime.catalog.hardware_loading import load_system
 from steptime.physics.engine import IDEAL, load_engine
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_step
-from steptime.validation.disaggregated_loop import build_pools, closed_pools, predict_pools
+from steptime.validation.disaggregated_loop import build_pools, closed_pools
 from steptime.validation.predictions import predict
+from steptime.validation.run_table import served_model
 from tests.validation.rows import apart
 
 
 def found(*rows, engine=IDEAL):
-    return predict_pools(list(rows), {"sglang": engine})
+    predictions = predict(list(rows), engine=engine)
+    return {name: getattr(predictions, name) for name in ("tpot", "ttft", "ttft_median", "output_tok_s")}
+
+
+def pools_of(row, engine=IDEAL):
+    system = load_system(row["system"])
+    return build_pools([row], served_model(row, system, engine, None), system)
 
 
 @pytest.mark.parametrize(("drafts", "gained"), [(0, 1.0), (2, 2.3)])
 def test_one_client_has_the_pools_for_itself(drafts, gained):
     told = {"drafted": str(drafts), "acceptance": str(gained)} if drafts else {}
-    pools = build_pools([apart(concurrency="1", **told)], IDEAL)
+    pools = pools_of(apart(concurrency="1", **told))
     given = {"drafts": drafts, "layout": Layout(tp=8), "engine": IDEAL}
     alone = closed_pools(pools, IDEAL)
     step = drafted_step(pools.model, pools.system, batch=1, context=1024 + 512, **given).total
@@ -46,7 +54,7 @@ def test_requests_in_flight_are_those_of_littles_law(engine):
 
 def test_the_pool_that_reads_sets_the_rate_where_it_is_the_slower():
     """Prompts of 30,000 tokens and ten tokens out: so many requests a second as the pool reads, and the others wait for it."""
-    pools = build_pools([apart(concurrency="200", input_tokens="30000", output_tokens="11")], IDEAL)
+    pools = pools_of(apart(concurrency="200", input_tokens="30000", output_tokens="11"))
     read = drafted_step(pools.model, pools.system, prompts=1, tokens=30000, layout=Layout(tp=8), engine=IDEAL).total
     busy = closed_pools(pools, IDEAL)
     assert busy["ttft_median"][0] == pytest.approx(200 * read, rel=0.02)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_cross_validation import USUAL, engine_from, fit_all
 
 from steptime.errors import DataFileError, InputError
 from steptime.physics.engine import Engine, constant, load_engine, with_constants
 from steptime.physics.engine_parameters import CONSTANTS, find_problem
 from steptime.validation import predictions as validate
 from steptime.validation import run_table as runs_of
-from steptime.validation.cross_validation import fit_all
-from steptime.validation.engine_fit import NAMES, engine_file, engine_from
+from steptime.validation.engine_fit import NAMES, engine_file
 from steptime.validation.error_summary import errors, report, write_predictions
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import COLUMNS, OPTIONAL, read_runs
@@ -92,6 +92,7 @@ def test_first_tokens_are_simulated_where_numba_is(monkeypatch):
     """A burst of 64 waits for the prompts before it; without numba a closed form answers, and the view says so."""
     from steptime.cli.views.validation_view import validation_view
     from steptime.validation import predictions as validate
+    from steptime.validation.validate_api import Validation
 
     rows = [one(concurrency="1"), one(concurrency="64")]
     if validate.can_simulate():
@@ -103,7 +104,8 @@ def test_first_tokens_are_simulated_where_numba_is(monkeypatch):
     plain = predict(rows)
     assert not plain.simulated
     assert np.all(plain.ttft > 0)
-    shown = validation_view(rows, plain, report(rows, plain), [], 120)
+    tables = {"ttft": None} | report(rows, plain)
+    shown = validation_view(Validation(rows=tuple(rows), predictions=plain, simulated=False, **tables), width=120)
     assert any("steptime[simulate]" in text for text in shown.warnings)
 
 
@@ -183,9 +185,8 @@ def test_each_name_of_the_catalogue_is_read_once(tmp_path, monkeypatch):
     def counted(load):
         return lambda name, *rest, **options: read.append(name) or load(name, *rest, **options)
 
-    for load in (validate.load_system, validate.load_model):
-        for module in (runs_of, validate):
-            monkeypatch.setattr(module, load.__name__, counted(load))
+    for module, load in ((runs_of, runs_of.load_system), (runs_of, runs_of.load_model), (validate, validate.load_system)):
+        monkeypatch.setattr(module, load.__name__, counted(load))
     path = written(tmp_path / "runs.csv", *(one(id=str(i), concurrency=str(i + 1), tp=str(2 ** (i % 4))) for i in range(40)))
     rows, _ = read_runs(path)
     assert sorted(read) == ["hgx-h100", "llama-3.1-8b"]
@@ -249,7 +250,6 @@ def test_a_broken_engine_file_is_named(tmp_path, old, new, says):
 
 def test_constants_may_be_arrays():
     """The fit evaluates many engines at once: each row of constants gives what it gives alone."""
-    from steptime.validation.engine_fit import USUAL
     from steptime.validation.predictions import grouped, predict_runs
 
     (runs,) = grouped([one(), one(concurrency="64")])
@@ -327,11 +327,10 @@ def test_shipped_engines_on_the_measured_runs():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not RUNS.is_file(), reason="the measured runs are not beside this checkout")
-def test_the_validation_page_says_what_a_new_fit_finds(monkeypatch):
+def test_the_validation_page_says_what_a_new_fit_finds():
     """docs/validation.md, written anew: the same words, and figures within what another machine's rounding moves."""
     pytest.importorskip("scipy")
     pytest.importorskip("numba")
-    monkeypatch.syspath_prepend(str(DOCS))
     from fit_engines import fitted_rows, page
 
     files = [RUNS, *(RUNS.parent / name for name in ("serving_models.csv", "serving_more.csv"))]

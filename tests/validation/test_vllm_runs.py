@@ -1,8 +1,8 @@
 """Two measured vLLM 0.19 runs of 300 ShareGPT requests at 10/s, replayed: constants of one predict the other, both ways.
 
 One RTX 4090 with Llama-3.1-8B is short of KV cache (about 190 preemptions); two RTX PRO 6000 with Qwen3-32B are short of seats.
-Constants are fitted by `simulate.fit` with the shipped vLLM as prior. The link of the two boards (no peer-to-peer copies:
-19.4 GB/s, of which vLLM reaches two thirds) is a figure of their system, found on the first 40 requests of their run.
+Constants are fitted by `docs/recorded_run_fit.py` with the shipped vLLM as prior. The link of the two boards (no peer-to-peer
+copies: 19.4 GB/s, of which vLLM reaches two thirds) is a figure of their system, found on the first 40 requests of their run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import pytest
 pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 pytest.importorskip("scipy")
 
+from recorded_run_fit import NOISE, PRIOR, Recorded, differences, fit, replay
+
 import steptime as st
 from steptime.physics.engine import load_engine, with_constants
 from steptime.simulation.replica_pools import serve
@@ -25,7 +27,6 @@ from steptime.simulation.run_metrics import timeline
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.step_time_model import sample_pace
 from steptime.simulation.traffic import Lengths, Traffic, open_loop
-from steptime.validation.validate_api import NOISE, PRIOR, Recorded, differences, fit, replay
 
 RUNS = Path(__file__).parents[3] / "shared/data/measured/vllm_runs"
 needs_runs = pytest.mark.skipif(not RUNS.is_dir(), reason="the measured vLLM runs are not beside this checkout")

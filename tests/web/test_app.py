@@ -22,7 +22,7 @@ from steptime.catalog.system_template import template
 from steptime.web.app import app_for
 from steptime.web.board import Shared, described, load_boards
 from steptime.web.page_export import along, grid
-from steptime.web.request_limits import Limits
+from steptime.web.server import Limits
 
 BOARDS = sorted(load_boards())
 CLIENT = TestClient(app_for(hosts=("*",)))

@@ -24,8 +24,7 @@ SERVER = """
 import re
 from steptime.web import app
 from steptime.web.board import Board, load_boards
-from steptime.web.request_limits import Limits
-from steptime.web.server import Patience, serve
+from steptime.web.server import Limits, Patience
 
 def frozen(inputs):
     # The matcher of regular expressions lets no other thread run.
@@ -39,7 +38,7 @@ boards = dict(load_boards())
 for name, answer in (("frozen", frozen), ("spinning", spinning)):
     boards[name] = Board(name=name, title=name, order=1, section=1, inputs=boards["step"].inputs, answer=answer)
 app.load_boards = lambda: boards
-serve(
+app.serve(
     "127.0.0.1", 0, browse=False, announce=lambda address: print(address, flush=True),
     patience=Patience(headers=0.6, idle=1, silence=1.5, restart=0.1), limits=Limits(seconds=0.3, stuck=1.0),
 )

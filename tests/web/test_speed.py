@@ -10,7 +10,6 @@ from fastapi.testclient import TestClient
 
 import steptime as st
 from steptime.lecture.current_figures import build_pair
-from steptime.lecture.pair_roofline import closed_form_seconds
 from steptime.web.app import app_for
 
 CLIENT = TestClient(app_for(hosts=("*",)))
@@ -33,7 +32,7 @@ def test_numbers_are_those_of_the_roofline():
     closed = found["tables"]["closed"]
     pair = build_pair(st.load_model("openai/gpt-oss-120b"), st.load_system("hgx-h100"), context=4096)
     for place in range(0, 60, 6):
-        assert 1 / closed["speed"][place] == pytest.approx(closed_form_seconds(pair, closed["batch"][place]), rel=1e-12)
+        assert 1 / closed["speed"][place] == pytest.approx(pair.step_seconds(closed["batch"][place]), rel=1e-12)
 
 
 def test_the_board_is_cheaper_than_the_full_model_and_speed_is_dear():

@@ -17,7 +17,7 @@ from steptime.web import board as boards
 from steptime.web import page_subject
 from steptime.web.app import app_for
 from steptime.web.board import LONGEST, LONGEST_NAME, described, load_boards
-from steptime.web.request_limits import Limits
+from steptime.web.server import Limits
 
 BOARDS = sorted(load_boards())
 CLIENT = TestClient(app_for(), base_url="http://localhost:8421")

@@ -1,24 +1,15 @@
-"""The ideal machine: multiplies per second, balance and drain time.
+"""The ideal machine and a decode step on it: balance, drain time, time of a step and its bound, wait for a batch.
 
-Lecture sections 0 and 4.
-
-Time of a decode step and its bound, memory or arithmetic.
-
-Lecture sections 1 and 4.
-
-Wait of a request for a batch that departs on a schedule. Lecture section 4.
-
-Cost of long contexts, and savings of sparse attention.
-
-Lecture sections 15 and 16.
+Lecture sections 0, 1 and 4. Sections 15 and 16: cost of long contexts, and savings of sparse attention.
 """
 
 from __future__ import annotations
 
+from numbers import Real
+
 import numpy as np
 
-from steptime.blackboard.input_checks import check_positive, check_size
-from steptime.number_checks import Number
+from steptime.number_checks import Number, at_least_zero, positive
 
 
 def multiplies(flops: Number) -> Number:
@@ -73,7 +64,7 @@ def drain_seconds(capacity: Number, bandwidth: Number) -> Number:
     >>> drain_seconds(288e9, 20e12)
     0.0144
     """
-    return check_size("capacity", capacity, "B") / check_positive("bandwidth", bandwidth, "B/s")
+    return check_positive("capacity", capacity, "B", or_zero=True) / check_positive("bandwidth", bandwidth, "B/s")
 
 
 def compute_seconds(batch: Number, active: Number, mac_rate: Number) -> Number:
@@ -325,3 +316,22 @@ def attention_equals_weights(active: Number, layers: Number, heads: Number, head
     54000.0
     """
     return active / (2 * layers * heads * head_dim)
+
+
+def check_positive(name: str, value: Number, unit: str, *, or_zero: bool = False) -> Number:
+    """Check that a divisor is above 0.
+
+    Args:
+        name: Name of the parameter.
+        value: Number or array; a symbolic cell of a spreadsheet passes unchecked.
+        unit: Unit of the value, for the message.
+        or_zero: Whether 0 is allowed.
+
+    Returns:
+        The value.
+
+    Raises:
+        RangeError: If a number is not above 0, or below 0 if 0 is allowed.
+    """
+    check = at_least_zero if or_zero else positive
+    return check(name, value, unit) if isinstance(value, Real | np.ndarray | list) else value

@@ -1,8 +1,6 @@
-"""Experts and chips that the tokens of a batch use, and the expert exchange.
+"""Experts and chips that the tokens of a batch use, and the cost of the expert exchange over racks.
 
-Lecture sections 1 and 7.
-
-Cost of communication outside a scale-up domain. Lecture sections 7, 9 and 11.
+Lecture sections 1, 7, 9 and 11.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Pipeline stages: memory per chip, latency per token, bubbles.
+"""Pipeline stages: memory per chip, latency per token, bubbles; and tokens per pass of speculative decoding.
 
-Lecture section 10.
-
-Speculative decoding: tokens per verification pass. Lecture section 17.
+Lecture sections 10 and 17.
 """
 
 from __future__ import annotations

@@ -1,28 +1,17 @@
-r"""Cost per token at its minimum and without batching. Lecture section 2.
+r"""Cost of a token: at its minimum, without batching, in a fast mode, and from a cache. Lecture sections 2, 5 and 15.
 
-The price of a fast mode also gives its batch. Lecture section 5.
-
-Hardware and model figures that follow from a price list.
-
-Lecture sections 13 and 14.
+The inverse forms give hardware and model figures that follow from a price list. Lecture sections 13 and 14.
 
 A decode step at context $L$ costs $\max(1, B^*/B + L/L^*)$ of its arithmetic. Section 13 takes the context of a price step
 as $L^*$ and neglects weights, so that shorter contexts are compute-bound. Section 14 takes a higher price of output than of
-input as memory-bound decode at usual contexts.
-
-One model cannot be both. The two sections together give $L^*$ and $B^*/B$.
-
-Cost of a cached token in each memory tier, and the break-even times.
-
-Lecture section 15.
+input as memory-bound decode at usual contexts. One model cannot be both. The two sections together give $L^*$ and $B^*/B$.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from steptime.blackboard.decode_latency import utilisation
-from steptime.blackboard.input_checks import check_positive
+from steptime.blackboard.decode_latency import check_positive, utilisation
 from steptime.number_checks import Number
 
 

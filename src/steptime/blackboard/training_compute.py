@@ -1,16 +1,13 @@
-r"""Training tokens at which pretraining, RL and serving cost the same.
+r"""Training tokens at which pretraining, RL and serving cost the same, and the balanced batch and context.
 
-Lecture section 12.
+Lecture sections 3 and 12.
 
 $C_{pre} = 6 N D_{pre}$, $C_{RL} = k N D_{RL} \eta$ with $k$ from 2 to 6, $C_{inf} = 2 N D_{inf} \eta$. $\eta$ is the cost
 of a decode FLOP over a training FLOP, about 3.
 
 The rule of thumb: the sum of a falling and a rising cost has its minimum near the point where both are equal. This is exact
-for $x + 1/x$; `steptime.scaling` computes the true minimum.
-
-Batch and context at which memory and arithmetic take equal time.
-
-Lecture section 3.
+for $x + 1/x$; `steptime.scaling` computes the true minimum. In the same way, a batch $B^*$ or a context $L^*$ is balanced
+where memory and arithmetic take equal time.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from typing import Any, Final, TypeGuard
 
 from steptime.errors import DataFileError, UnknownName, short_repr
 
+Key = tuple[str, ...]
 # Characters.
 LONGEST_NAME: Final = 200
-# The pattern ends with a lookahead because "$" allows a line end. It has no backslash because msgspec doubles backslashes.
-ENTRY_NAME: Final = f"^(?!-)(?!(.*/)?[.][.](/|$))[A-Za-z0-9._/+:@-]{{1,{LONGEST_NAME}}}(?!a|[^a])"
+ENTRY_NAME: Final = f"(?!-)(?!(.*/)?[.][.](/|$))[A-Za-z0-9._/+:@-]{{1,{LONGEST_NAME}}}"
 NAME_RULE: Final = f"1 to {LONGEST_NAME} letters, digits and . _ / + : @ -, no - at the start and no part '..'"
 
 
@@ -37,7 +37,7 @@ def is_entry_name(name: object) -> TypeGuard[str]:
     >>> is_entry_name("deepseek-ai/DeepSeek-V3"), is_entry_name("evil/$(touch x)"), is_entry_name("../x")
     (True, False, False)
     """
-    return isinstance(name, str) and re.search(ENTRY_NAME, name) is not None
+    return isinstance(name, str) and re.fullmatch(ENTRY_NAME, name) is not None
 
 
 def check_entry_name(name: object, path: object) -> str:
@@ -248,14 +248,15 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
     if path.suffix == suffix:
         raise DataFileError(short_repr(name).strip("'"), "no such file")
     paths = files(kind, catalog)
-
-    # Aliases are read from the files, so they are tried only after the names.
+    folded_name = folded(name)
     by_folded = {folded(key): path for key, path in paths.items()}
-    if folded(name) in by_folded:
-        return by_folded[folded(name)]
-    aliases = {folded(alias): path for path in paths.values() for alias in _aliases(path)}
-    if folded(name) in aliases:
-        return aliases[folded(name)]
+    if folded_name in by_folded:
+        return by_folded[folded_name]
+    # Aliases are read from the files. Most resemble the name of their file, so the files with similar names come first.
+    for path in sorted(paths.values(), key=lambda path: folded_name not in folded(path.stem)):
+        if folded_name in map(folded, _aliases(path)):
+            return path
+    aliases = [alias for path in paths.values() for alias in _aliases(path)]
     singular, command = LABEL_AND_COMMAND.get(kind, (kind.removesuffix("s"), kind))
     hint = f"`steptime {command}` lists them; a path to a file works too."
     if kind == "chips":
@@ -376,3 +377,58 @@ def read_file(path: Path) -> dict[str, Any]:
         return _parse_file(path, path.stat().st_mtime)
     except OSError as error:
         raise DataFileError(path, error.strerror or str(error)) from None
+
+
+def line_number(path: Path, place: str) -> int | None:
+    """Return the line of a place in a TOML file.
+
+    Args:
+        path: Path of the file.
+        place: Keys joined by dots. An entry of a list of tables has its number from 0, its name or its kind as key. A
+            file of a chip has no table "chip", so the "chip" at the start of a place may be missing there.
+
+    Returns:
+        Line number from 1, of the place or of the nearest table above it; None if the file has neither.
+    """
+    numbers, entries = _lines(path.read_text(encoding="utf-8-sig", errors="replace"))
+    keys = tuple(place.split("."))
+    while keys:
+        lines = []
+        for names in (keys, keys[1:]) if keys[0] == "chip" else (keys,):
+            alias, entry = next((pair for pair in entries.items() if names[: len(pair[0])] == pair[0]), ((), ()))
+            lines += [numbers[key] for key in (names, (*entry, *names[len(alias) :])) if key in numbers]
+        if lines:
+            return min(lines)
+        keys = keys[:-1]
+    return None
+
+
+def _lines(text: str) -> tuple[dict[Key, int], dict[Key, Key]]:
+    """Return the first line of each key and table, and the entries of lists of tables by name and kind."""
+    numbers: dict[Key, int] = {}
+    entries: dict[Key, Key] = {}
+    counts: dict[Key, int] = {}
+    table: Key = ()
+    entry_keys: set[str] = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        # The patterns run on untrusted text. No two repeats share a character, so the time stays linear.
+        if header := re.fullmatch(r"(\[{1,2})([^\[\]]+)\]{1,2}\s*(?:#.*)?", line.strip()):
+            table, entry_keys = _key_parts(header[2]), set()
+            if header[1] == "[[":
+                counts[table] = counts.get(table, -1) + 1
+                table, entry_keys = (*table, str(counts[table])), {"name", "kind"}
+            numbers.setdefault(table, number)
+            continue
+        key, equals, value = line.partition("=")
+        if equals and re.fullmatch(r"[\w.\"' -]+", key.strip()):
+            numbers.setdefault((*table, *_key_parts(key)), number)
+            if key.strip() in entry_keys:
+                # Only the first one counts, because a text block may repeat such a line many times.
+                entry_keys.remove(key.strip())
+                word = value.partition("#")[0].strip().strip("\"'").replace("-", "_" if key.strip() == "kind" else "-")
+                entries.setdefault((*table[:-2], word), table)
+    return numbers, entries
+
+
+def _key_parts(key: str) -> Key:
+    return tuple(part.strip().strip("\"'") for part in key.split("."))

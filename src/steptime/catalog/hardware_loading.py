@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from steptime.catalog.data_files import files, find, folded, is_file
+from steptime.catalog.data_files import files, find, folded, is_file, line_number
 from steptime.catalog.schema import (
     RACK_UNITS,
     ChipEntry,
@@ -22,7 +22,6 @@ from steptime.catalog.schema import (
     SourceEntry,
     SystemEntry,
     figure_entry,
-    line_number,
     validated,
 )
 from steptime.errors import DataFileError, InputError, RangeError, UnitError, UnknownName, did_you_mean, expect, short_repr
@@ -39,7 +38,7 @@ SystemLike = System | str | os.PathLike[str]
 class Reader:
     """Turns the figures of one file into numbers and keeps each with its path."""
 
-    def __init__(self, path: Path, sources: dict[str, SourceEntry]) -> None:
+    def __init__(self, path: Path, sources: Mapping[str, SourceEntry]) -> None:
         self.path, self.sources = path, sources
         self.figures: dict[str, Figure] = {}
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
-
-import msgspec
 
 from steptime.catalog.data_files import find
 from steptime.catalog.hardware_loading import entry_of_chip
-from steptime.catalog.schema import ChipEntry, FigureEntry, SourceEntry, SystemEntry, validated
+from steptime.catalog.schema import ChipEntry, FigureEntry, SourceEntry, SystemEntry, Table, validated
 
 HEAD: Final = """\
 # A machine for steptime: chip and system in one file. Change the figures, and give the path of the file in place of a name:
@@ -68,7 +66,10 @@ def template(name: str, catalog: str | os.PathLike[str] | None = None) -> str:
     lines += [NOTES["chip"], "[chip]", *_plain(chip, ("name", "title", "vendor", "year"))]
 
     # A source that the system has too is written once.
-    lines += _sources({key: value for key, value in chip.sources.items() if system.sources.get(key) != value}, "chip.sources")
+    written = {name: vars(source) for name, source in system.sources.items()}
+    lines += _sources(
+        {name: source for name, source in chip.sources.items() if written.get(name) != vars(source)}, "chip.sources"
+    )
     lines += [NOTES["peak"], "[chip.peak]", *_pairs(chip.peak)]
     lines += _tables("chip.memory", chip.memory, NOTES["memory"])
     for key, figures in (("power", chip.power), ("reached", chip.reached)):
@@ -92,17 +93,18 @@ def _sources(sources: Mapping[str, SourceEntry], place: str) -> list[str]:
     return lines
 
 
-def _tables(place: str, entries: list[Any], note: str) -> list[str]:
+def _tables(place: str, entries: Sequence[Any], note: str) -> list[str]:
     lines = [note] if entries else []
     for number, entry in enumerate(entries):
         lines += ([""] if number else []) + [f"[[{place}]]", *_pairs(_filled(entry))]
     return lines
 
 
-def _filled(entry: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of an entry that differ from their defaults."""
-    values = {field.name: (getattr(entry, field.name), field.default) for field in msgspec.structs.fields(entry)}
-    return {name: value for name, (value, default) in values.items() if value != default}
+def _filled(entry: Table) -> dict[str, Any]:
+    """Return the attributes of an entry that differ from their defaults."""
+    kind = type(entry)
+    values = {name: getattr(entry, name) for name in kind.forms}
+    return {name: value for name, value in values.items() if value != getattr(kind, name, None)}
 
 
 def _pairs(fields: Mapping[Any, Any]) -> Iterator[str]:

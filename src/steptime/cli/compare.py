@@ -1,35 +1,32 @@
-"""The command `steptime compare`."""
+"""The commands `steptime compare` and `steptime context`: alternatives next to each other."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steptime.cli.models import ModelFormats
 from steptime.cli.options import (
     CATALOG,
-    CSV,
-    EXPERTS,
-    FULL,
-    JSON,
-    KV,
-    LIMITS,
+    OUTPUT,
     RENT,
     SUBJECT,
-    WEIGHTS,
-    Load,
+    Output,
+    SubjectChanges,
+    declared,
     grouped,
     not_empty,
     option,
-    read_limits,
-    read_model,
-    read_modes,
     read_system,
     read_systems,
-    refuse_idle,
     with_rent,
 )
-from steptime.cli.output import check_outputs, patience, print_result
+from steptime.cli.output import patience, reported
 from steptime.errors import RangeError, UnknownName, short_repr
+from steptime.questions.declaration import text
+from steptime.questions.plan_question import LatencyLimits, PlanInputs, RequestSizes, read_modes
+from steptime.questions.subject import Subject
+from steptime.sweeps.context_limit import CONTEXT, ContextInputs, solve
 from steptime.units import count as read_count
 from steptime.units import counted
 
@@ -52,17 +49,7 @@ class Rivals:
     ] = ALL
     year: Annotated[str | None, option("Years of the chips: 2024, 2022..2024 or 2024.. .", SUBJECT, metavar="YEARS")] = None
     vendor: Annotated[str | None, option("Makers of the chips, such as NVIDIA,AMD.", SUBJECT)] = None
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="Engine of all systems: a name (`steptime engines`), a file of constants, or ideal (the physical bound).",
-            show_default="vllm on NVIDIA chips, typical on others",
-            rich_help_panel=SUBJECT,
-        ),
-    ] = None
-    weights: WEIGHTS = None
-    experts: EXPERTS = None
-    kv: KV = None
+    engine: str | None = declared(Subject, "engine")
     rent: RENT = None
     catalog: CATALOG = None
 
@@ -120,30 +107,15 @@ def _parts(name: str, text: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions(Load):
+class Requests(RequestSizes, LatencyLimits):
     """Requests, limits and deployment of each pair."""
 
-    sure: Annotated[
-        float | None,
-        option(
-            "Required probability that a plan meets each limit (0.5 to 0.99).",
-            LIMITS,
-            show_default="the predicted mean meets the limits, about 0.5",
-        ),
-    ] = None
-    chips: Annotated[
-        str | None,
-        option(
-            "Chips of each system; any: try 1, 2, 4, ... up to 64 or one scale-up domain, and keep the cheapest.",
-            "Deployment",
-            metavar="N",
-            show_default="a scale-up domain",
-        ),
-    ] = None
-    mode: Annotated[str, option("Deployment mode: aggregated, disaggregated, or any.", "Deployment")] = "any"
-    full: FULL = False
-    csv: CSV = None
-    json: JSON = False
+    sure: Any = declared(PlanInputs, "sure")
+    chips: str | None = text(
+        None, "chips of each system; any: try 1, 2, 4, ... up to 64 or one scale-up domain, and keep the cheapest",
+        group="Deployment", metavar="N", default_words="a scale-up domain",
+    )  # fmt: skip
+    mode: str = declared(PlanInputs, "mode")
 
     def chip_count(self) -> int | str | None:
         """Return the number of chips.
@@ -156,22 +128,21 @@ class CompareOptions(Load):
 
 
 @grouped
-def compare(ctx: typer.Context, rivals: Rivals, options: CompareOptions) -> None:
+def compare(ctx: typer.Context, rivals: Rivals, formats: ModelFormats, requests: Requests, show: Output) -> None:
     """Compare models and systems: the cheapest plan of each pair, ties, and changes that would reverse the order.
 
     Args:
         ctx: context of typer; the other arguments are options, described by their help.
     """
-    refuse_idle(ctx, {"text, not --json": (not options.json, "full")})
     names = _parts("models", rivals.models)
-    check_outputs({"--csv": options.csv}, [*names, *([] if rivals.systems == ALL else _parts("systems", rivals.systems))])
-    modes = read_modes(options.mode)
-    chip_count, limits = options.chip_count(), read_limits(options.speed, options.ttft)
+    show.check(ctx, inputs=[*names, *([] if rivals.systems == ALL else _parts("systems", rivals.systems))])
+    modes, chip_count, slo = read_modes(requests.mode), requests.chip_count(), requests.slo()
     machines = rivals.machines()
-    models = [read_model(name, rivals.weights, rivals.experts, rivals.kv, rivals.catalog) for name in names]
+    models = [formats.read_model(name, rivals.catalog) for name in names]
     if rivals.rent is not None and not any(_has_rent(machine, rivals.rent) for machine in machines):
         if len(machines) == 1:
-            with_rent(machines[0], rivals.rent, None)  # its message lists the known rents
+            # The message of this error lists the known rents.
+            with_rent(machines[0], rivals.rent, None)
         raise RangeError(
             f"none of the {len(machines)} systems has a rent of kind {rivals.rent}; leave --rent out, or give USD per "
             "chip-hour, such as --rent 2.10"
@@ -181,10 +152,10 @@ def compare(ctx: typer.Context, rivals: Rivals, options: CompareOptions) -> None
     pairs, seconds_per_pair = len(models) * len(machines), 2 if chip_count == ANY else 0.3
     with patience(f"steptime: planning {counted(pairs, 'pair')} of model and system, some {seconds_per_pair:g} s each ..."):
         ranking = rank(
-            models, machines, options.workload(), limits, chips=chip_count, engine=rivals.engine, catalog=rivals.catalog,
-            modes=modes, rent=rivals.rent, sure=options.sure,
+            models, machines, requests.workload(), slo, chips=chip_count, engine=rivals.engine, catalog=rivals.catalog,
+            modes=modes, rent=rivals.rent, sure=requests.sure,
         )  # fmt: skip
-    print_result(ranking, "ranking_view.ranking_view", csv=options.csv, json=options.json, full=options.full)
+    show.print(ranking, "comparison_view.ranking_view")
     if not any(standing.feasible for standing in ranking.standings):
         raise typer.Exit(1)
 
@@ -195,3 +166,30 @@ def _has_rent(system: "System", rent: str) -> bool:
     except RangeError:
         return False
     return True
+
+
+@grouped
+def context(
+    ctx: typer.Context,
+    inputs: ContextInputs,
+    changes: SubjectChanges,
+    output: Output,
+    plot: Annotated[
+        str | None, option("PNG, SVG or PDF file with cost against length of context, by technique.", OUTPUT, metavar="FILE")
+    ] = None,
+) -> None:
+    """Find the longest context for a speed and a price, and the effect of windows, latents or selection.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
+    output.check(ctx, inputs=changes.files(vars(inputs)), plot=plot)
+    values = changes.values(ctx, ContextInputs)
+    with patience("Trying layouts and batches for each length of context ..."):
+        walls = solve(values)
+    if plot is not None:
+        with reported(plot, "the picture of costs by length"):
+            walls.plot(plot)
+    output.print(walls, "comparison_view.contexts_view", summary=CONTEXT.read_result)
+    if walls.reason:
+        raise typer.Exit(1)

@@ -1,20 +1,26 @@
-"""The command `steptime lecture`."""
+"""The commands `steptime lecture`, `roofline` and `web`: the lecture behind the tool, for a real model, and as a page."""
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steptime.cli.options import CSV, FULL, JSON, option, refuse_idle
-from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
+from steptime.cli.options import SET, Output, count, grouped, option, typed_with_changes
+from steptime.cli.output import make_console
+from steptime.lecture.pair_roofline import ROOFLINE, RooflineInputs, solve
 
 if TYPE_CHECKING:
     from steptime.lecture.lecture_content import Card
 
-ACTION = "What to do"
+# Panels of `--help`.
+ACTION, HOW = "What to do", "Server"
+HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252})|\[[0-9a-fA-F:.]{2,45}\]")
 
 
+@grouped
 def lecture(
     ctx: typer.Context,
+    output: Output,
     section: Annotated[
         int | None, typer.Argument(help="Section to show, 1 to 18. Without it: the list of sections.", show_default=False)
     ] = None,
@@ -27,9 +33,6 @@ def lecture(
         ),
     ] = False,
     quiz: Annotated[bool, option("Ask you the question cards, all or those of the section.", ACTION, "--quiz")] = False,
-    csv: CSV = None,
-    full: FULL = False,
-    json: JSON = False,
 ) -> None:
     """Show the lecture behind the tool: sections with plots, a verdict on every number, question cards.
 
@@ -37,43 +40,28 @@ def lecture(
         ctx: context of typer; the other arguments are options, described by their help.
     """
     from steptime.errors import RangeError
-    from steptime.lecture.lecture_content import Lecture, Verdicts, contents
-    from steptime.lecture.lecture_content import check as checked
-    from steptime.lecture.lecture_content import section as section_of
+    from steptime.lecture import lecture_content
 
     if check and (quiz or section is not None):
         raise RangeError("--check is of the whole lecture; leave out the section and --quiz")
-    if quiz and json:
+    if quiz and output.json:
         raise RangeError("--quiz asks in words; leave out --json")
-    refuse_idle(
-        ctx,
-        {
-            "the list or --check": (not quiz and section is None, "csv"),
-            "text, not --json or --quiz": (not (json or quiz), "full"),
-        },
-    )
-    check_outputs({"--csv": csv}, ())
-    if section is not None:
-        section_of(section)
+    needs = {
+        "the list or --check": (not quiz and section is None, "csv"),
+        "text, not --json or --quiz": (not (output.json or quiz), "full"),
+    }
+    output.check(ctx, needs)
+    part = None if section is None else lecture_content.section(section)
     if quiz:
         _quiz(section)
-        return
-    report = checked() if check else contents() if section is None else section_of(section)
-    if csv is not None and isinstance(report, Verdicts | Lecture):
-        write_csv(csv, report)
-    if json:
-        print_json(report)
+    elif check:
+        report = lecture_content.check()
+        output.print(report, "lecture_view.check_view")
+        raise typer.Exit(int(bool(report.changed)))
+    elif part is not None:
+        output.print(part, "lecture_view.section_view")
     else:
-        from steptime.cli.views.lecture_view import check_view, lecture_view, section_view
-
-        console = make_console()
-        if isinstance(report, Verdicts):
-            show(check_view(report, width=console.width, full=full), console=console)
-        elif isinstance(report, Lecture):
-            show(lecture_view(report, full=full), console=console)
-        else:
-            show(section_view(report, width=console.width, full=full), console=console)
-    raise typer.Exit(int(isinstance(report, Verdicts) and bool(report.changed)))
+        output.print(lecture_content.contents(), "lecture_view.lecture_view")
 
 
 def _quiz(section: int | None) -> None:
@@ -96,7 +84,10 @@ def _ask(card: "Card", place: str) -> bool:
 
     from steptime.cli.views.lecture_view import card_view
 
-    show(Text.assemble((f"Card {card.number} ({place}): ", "bold"), card.question), Text(f"  {card.statement.name}?"))
+    console = make_console()
+    console.print(
+        Text.assemble((f"Card {card.number} ({place}): ", "bold"), card.question), f"  {card.statement.name}?", sep="\n"
+    )
     try:
         answer = input("> ").strip()
     except EOFError:
@@ -104,9 +95,8 @@ def _ask(card: "Card", place: str) -> bool:
     if answer.casefold() in ("q", "quit"):
         return False
     if answer:
-        show(Text(_judge_answer(card, answer)))
-    console = make_console()
-    show(card_view(card), Text(), console=console)
+        console.print(_judge_answer(card, answer))
+    console.print(card_view(card), "", sep="\n")
     return True
 
 
@@ -123,3 +113,69 @@ def _judge_answer(card: "Card", answer: str) -> str:
         return "Not a number; here is the answer."
     grades = {verdict([value], right, tolerance=0.1) for right in (statement.stated, *statement.computed)}
     return "Right." if HOLDS in grades else "Near: within a factor of two." if FACTOR in grades else "No."
+
+
+@grouped
+def roofline(ctx: typer.Context, inputs: RooflineInputs, output: Output, set_: SET = None) -> None:
+    """Compute the lecture's numbers for a real model on one scale-up domain, each closed form next to the full model.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
+    output.check(ctx, inputs=[inputs.model, inputs.system])
+    board = solve(typed_with_changes(ctx, RooflineInputs, set_))
+    output.print(board, "lecture_view.roofline_view", summary=ROOFLINE.read_result)
+
+
+def web(
+    host: Annotated[str, option("Address to listen on; others than loopback open the page to the network.", HOW)] = "127.0.0.1",
+    port: Annotated[int, count("--port", "Port; the next free one where it is taken.", HOW)] = 8421,
+    allow_host: Annotated[
+        list[str] | None,
+        option("Name or address that visitors type, where it is another than --host; repeatable.", HOW, metavar="NAME"),
+    ] = None,
+    no_browser: Annotated[bool, option("Do not open a browser.", HOW, "--no-browser")] = False,
+    export: Annotated[
+        str | None, option("Write a static copy with precomputed answers to a folder, and end.", HOW, metavar="DIR")
+    ] = None,
+) -> None:
+    """Open the lecture's blackboard as a page: interactive boards for real models and machines.
+
+    Args:
+        host: address to listen on; help texts describe all options.
+    """
+    from steptime.errors import InputError, RangeError, install_hint
+
+    if not 1 <= port <= 65_535:
+        raise RangeError(f"--port must be from 1 to 65,535, not {port}")
+    try:
+        import fastapi  # noqa: F401 - whether it is there
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise InputError(f"the page needs FastAPI and uvicorn: {install_hint('web')}") from None
+    if export is not None:
+        from steptime.cli.output import patience
+        from steptime.web.page_export import export_to
+
+        with patience("computing boards"):
+            answer_count = export_to(export)
+        typer.echo(f"{answer_count} answers in {export}; serve the folder with any file server")
+        return
+    from steptime.web.app import serve
+    from steptime.web.server import answered_hosts, is_loopback
+
+    allowed = tuple(allow_host or ())
+    for name in allowed:
+        if not HOST_NAME.fullmatch(name):
+            raise InputError(f"--allow-host: must be a host name or an address without a port, got {name!r}")
+    if not is_loopback(host):
+        answered = ", ".join(answered_hosts(host, allowed))
+        typer.echo(
+            f"Warning: --host {host} opens the page to the network, without a password. Requests are answered that name "
+            f"{answered}; --allow-host NAME adds a name.",
+            err=True,
+        )
+    serve(
+        host, port, browse=not no_browser, allowed=allowed,
+        announce=lambda address: typer.echo(f"steptime at {address} (Ctrl+C ends it)"),
+    )  # fmt: skip

@@ -13,14 +13,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from steptime.cli.output import drop, prepare, print_json, problem_json, say, unwritten
+from steptime.cli.output import drop, prepare, print_json, say, unwritten
 from steptime.errors import Impossible, InputError, short_repr
 
 ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
 # Commands that share the module of another.
 MODULES = {
-    "anchors": "calibrate", "rl": "budget", "laws": "budget", "systems": "models", "engines": "models",
-    "design": "context",
+    "anchors": "validate", "calibrate": "validate", "rl": "budget", "laws": "budget", "systems": "models", "engines": "models",
+    "context": "compare", "design": "sweep", "sensitivity": "sweep", "roofline": "lecture", "web": "lecture",
 }  # fmt: skip
 OPEN = ("sweep", "design", "sensitivity")  # commands that take the options of others too
 FREE: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
@@ -286,7 +286,9 @@ def _refused(problem: InputError) -> int:
     """Print the error of the input, under --json also as JSON."""
     if "--json" in sys.argv and sys.stdout is not None:
         try:
-            print_json(problem_json(problem))
+            from steptime.result_base import problem as as_data
+
+            print_json(as_data(problem))
         except OSError as error:
             # The message still goes to standard error.
             drop()

@@ -1,20 +1,21 @@
 """Options of a command: derived from the declared inputs of questions, or spelt out in dataclasses of typer options.
 
-Options that several commands share, and the functions that read their values.
-
-The text of `--anchor`: a file of measured runs, with settings that the file lacks.
+The order is: the derivation, options that several commands share with the functions that read their values, and the text of
+`--anchor`, which is a file of measured runs with settings that the file lacks.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import partial
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from steptime.cli.output import check_outputs, check_picture, print_result
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
 from steptime.questions.declaration import COUNT, NUMBER, SWITCH, TEXTS, Input
 from steptime.units import count as read_count
@@ -24,10 +25,20 @@ if TYPE_CHECKING:
     from steptime.models.model import Model
     from steptime.physics.bias_correction import Anchors
     from steptime.physics.engine import Engine
-    from steptime.planning.workload import Slo, Workload
-
+    from steptime.result_base import Result
 
 TYPES: dict[str, Any] = {COUNT: int | None, NUMBER: float | None, SWITCH: bool, TEXTS: list[str] | None}
+# Panels of `--help`.
+SUBJECT, LIMITS, LAYOUT, OUTPUT = "Model, machine and engine", "Limits", "Layout", "Output"
+WORKLOAD = "Requests"
+# Options whose text must not be empty, with what the error message asks for.
+NEEDED = {
+    "weights": "a number format, such as fp8", "experts": "a number format, such as fp8", "kv": "a number format, such as fp8",
+    "catalog": "a folder", "rent": "owned, contract, ondemand, or USD per chip-hour such as 2.10",
+}  # fmt: skip
+
+
+# --- options from declared inputs ---------------------------------------------------------------------------------------
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -54,7 +65,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     def spelt_out(**values: Any) -> None:
         for name, group in groups.items():
-            values[name] = group(**{field.name: _value(field, values.pop(field.name)) for field in fields(group)})
+            typed = {option.name: values.pop(option.name) for option in fields(group)}
+            # A declared input that was not typed has its default.
+            defaults = [f.name for f in fields(group) if "input" in f.metadata and f.default is not MISSING]
+            values[name] = group(**{key: value for key, value in typed.items() if value is not None or key not in defaults})
         command(**values)
 
     spelt_out.__name__, spelt_out.__doc__, spelt_out.__module__ = command.__name__, command.__doc__, command.__module__
@@ -65,21 +79,18 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return spelt_out
 
 
-def _value(field: Field[Any], value: Any) -> Any:
-    """Return the value of a field; a declared input that was not typed has its default."""
-    if "input" in field.metadata and value is None and field.default is not MISSING:
-        return field.default
-    return value
+def _keyword(name: str, annotation: Any, default: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _options(group: Any) -> Iterator[Parameter]:
     """Yield one parameter per field of a dataclass."""
     hints = get_type_hints(group, include_extras=True)
-    for field in fields(group):
-        if "input" in field.metadata:
-            yield _declared_option(field.name, field.metadata["input"])
+    for option in fields(group):
+        if "input" in option.metadata:
+            yield _declared_option(option.name, option.metadata["input"])
         else:
-            yield _keyword(field.name, hints[field.name], Parameter.empty if field.default is MISSING else field.default)
+            yield _keyword(option.name, hints[option.name], Parameter.empty if option.default is MISSING else option.default)
 
 
 def _declared_option(name: str, declared: Input) -> Parameter:
@@ -87,155 +98,57 @@ def _declared_option(name: str, declared: Input) -> Parameter:
     kind = TYPES.get(declared.kind, str | None)
     if declared.positional:
         argument: Any = typer.Argument(help=declared.help(), show_default=False)
-        return _keyword(name, Annotated[str if declared.required else str | None, argument], Parameter.empty)
+        return _keyword(
+            name, Annotated[str if declared.required else str | None, argument], Parameter.empty if declared.required else None
+        )
+    words, default = f"--{name.strip('_').replace('_', '-')}", declared.default
     settings: dict[str, Any] = {"rich_help_panel": declared.group or None}
     if declared.metavar:
         settings["metavar"] = declared.metavar
     if declared.kind == COUNT:
-        settings |= {"parser": _count_parser(f"--{option_name(name)}"), "metavar": declared.metavar or "N"}
+        settings |= {"parser": partial(_read_optional_count, name=words), "metavar": declared.metavar or "N"}
     if declared.kind != SWITCH:
-        settings["show_default"] = declared.default_words or (
-            _shown_default(declared) if declared.default is not None else False
-        )
-    option = typer.Option(f"--{option_name(name)}", help=declared.help(), **settings)
-    return _keyword(name, Annotated[kind, option], False if declared.kind == SWITCH else None)
+        is_hidden = declared.kind == TEXTS or default in ("", None)
+        default_text = False if is_hidden else f"{default:,}" if isinstance(default, int) else str(default)
+        settings["show_default"] = declared.default_words or default_text
+    option_info = typer.Option(words, help=declared.help(), **settings)
+    return _keyword(name, Annotated[kind, option_info], False if declared.kind == SWITCH else None)
 
 
-def _shown_default(declared: Input) -> str | bool:
-    if declared.kind == TEXTS or declared.default == "":
-        return False
-    return f"{declared.default:,}" if isinstance(declared.default, int) else str(declared.default)
-
-
-def option_name(name: str) -> str:
-    """Return the name of the option of an input.
-
-    Args:
-        name: name of the input.
-
-    Returns:
-        The option without dashes.
-
-    >>> option_name("max_sequences")
-    'max-sequences'
-    """
-    return name.strip("_").replace("_", "-")
-
-
-def _count_parser(name: str) -> Callable[[Any], Any]:
-    def parse(text: Any) -> Any:
-        return text if text is None else read_count(text, name)
-
-    return parse
+def _read_optional_count(text: Any, name: str) -> Any:
+    return text if text is None else read_count(text, name)
 
 
 def typed_values(ctx: typer.Context, form: type) -> dict[str, Any]:
     """Return the inputs of a question that were typed on the command line, by name.
 
     Args:
-        ctx: context of the command.
+        ctx: context of typer.
         form: dataclass of the inputs.
 
     Returns:
         Values by name.
     """
-    params: Mapping[str, Any] = ctx.params
-    names = [field.name for field in fields(form) if "input" in field.metadata]
-    return {name: params[name] for name in names if _is_typed(ctx, name)}
+    names = _typed_names(ctx)
+    return {f.name: ctx.params[f.name] for f in fields(form) if "input" in f.metadata and f.name in names}
 
 
-def _is_typed(ctx: typer.Context, name: str) -> bool:
-    return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
+def _typed_names(ctx: typer.Context) -> set[str]:
+    return {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
 
 
-def _keyword(name: str, annotation: Any, default: Any) -> Parameter:
-    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+def declared(form: Any, name: str) -> Any:
+    """Return a field of a dataclass that is declared like an input of a question.
 
+    Args:
+        form: Dataclass of the question's inputs.
+        name: Name of the input.
 
-# Panels of `--help`.
-SUBJECT, LIMITS, LAYOUT, OUTPUT = "Model, machine and engine", "Limits", "Layout", "Output"
-WORKLOAD = "Requests"
-# Options whose text must not be empty, with what the error message asks for.
-NEEDED = {
-    "weights": "a number format, such as fp8", "experts": "a number format, such as fp8", "kv": "a number format, such as fp8",
-    "catalog": "a folder", "rent": "owned, contract, ondemand, or USD per chip-hour such as 2.10",
-}  # fmt: skip
-
-JSON = Annotated[
-    bool, typer.Option("--json", help="Print JSON in SI units instead of text; errors too.", rich_help_panel=OUTPUT)
-]
-CSV = Annotated[
-    str | None,
-    typer.Option("--csv", metavar="FILE", help="Write the table to a CSV file in SI units as well.", rich_help_panel=OUTPUT),
-]
-FULL = Annotated[bool, typer.Option("--full", help="Print all tables, charts and notes.", rich_help_panel=OUTPUT)]
-SET = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Changed figure of the system, such as chip.hbm.bandwidth=16TB/s or rent='2 USD/h'. Repeatable.",
-        rich_help_panel=SUBJECT,
-    ),
-]
-CATALOG = Annotated[
-    str | None,
-    typer.Option(
-        "--catalog",
-        metavar="FOLDER",
-        help="Folder with chips/, systems/, rents/, models/ or engines/, searched before the packaged files.",
-        rich_help_panel=SUBJECT,
-    ),
-]
-RENT = Annotated[
-    str | None,
-    typer.Option(
-        "--rent",
-        metavar="KIND",
-        help="Rent: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10.",
-        show_default="contract or on demand, whichever source has the best grade and newest date",
-        rich_help_panel=SUBJECT,
-    ),
-]
-WEIGHTS = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FORMAT",
-        help="Number format of the weights: fp8, nvfp4, mxfp4, int4, bf16, ...; replaces the format in the config.",
-        rich_help_panel=SUBJECT,
-    ),
-]
-EXPERTS = Annotated[
-    str | None, typer.Option(metavar="FORMAT", help="Number format of the routed experts.", rich_help_panel=SUBJECT)
-]
-KV = Annotated[
-    str | None,
-    typer.Option(
-        "--kv",
-        metavar="FORMAT",
-        help="Number format of the KV cache: fp8, bf16, ... (fp8_ds_mla: the latent vector of MLA).",
-        rich_help_panel=SUBJECT,
-    ),
-]
-
-IMAGES = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--image",
-        metavar="SIZE",
-        help="Image in each prompt, WIDTHxHEIGHT in pixels such as 1024x768; 1024x768*4 for four. Repeatable.",
-        rich_help_panel=WORKLOAD,
-    ),
-]
-AUDIO = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--audio",
-        metavar="SECONDS",
-        help="Audio recording in each prompt, in s, such as 30; 30*2 for two. Repeatable.",
-        rich_help_panel=WORKLOAD,
-    ),
-]
+    Returns:
+        A dataclass field, from which `grouped` derives the option.
+    """
+    original = form.__dataclass_fields__[name]
+    return field(default=original.default, metadata=original.metadata)
 
 
 def count(name: str, words: str, panel: str | None = None, **settings: Any) -> Any:
@@ -250,11 +163,8 @@ def count(name: str, words: str, panel: str | None = None, **settings: Any) -> A
     Returns:
         The typer option.
     """
-
-    def parse(text: Any) -> Any:
-        return text if text is None else read_count(text, name)
-
-    return typer.Option(name, parser=parse, metavar="N", help=words, rich_help_panel=panel, **settings)
+    parser = partial(_read_optional_count, name=name)
+    return typer.Option(name, parser=parser, metavar="N", help=words, rich_help_panel=panel, **settings)
 
 
 def option(words: str, panel: str | None = None, *names: str, **settings: Any) -> Any:
@@ -272,85 +182,81 @@ def option(words: str, panel: str | None = None, *names: str, **settings: Any) -
     return typer.Option(*names, help=words, rich_help_panel=panel, **settings)
 
 
+# --- options that several commands share --------------------------------------------------------------------------------
+
+FULL = Annotated[bool, option("Print all tables, charts and notes.", OUTPUT, "--full")]
+JSON = Annotated[bool, option("Print JSON in SI units instead of text; errors too.", OUTPUT, "--json")]
+CSV = Annotated[str | None, option("Write the table to a CSV file in SI units as well.", OUTPUT, "--csv", metavar="FILE")]
+SET = Annotated[
+    list[str] | None,
+    option(
+        "Changed figure of the system, such as chip.hbm.bandwidth=16TB/s or rent='2 USD/h'. Repeatable.", SUBJECT, "--set",
+        metavar="KEY=VALUE",
+    ),
+]  # fmt: skip
+CATALOG = Annotated[
+    str | None,
+    option(
+        "Folder with chips/, systems/, rents/, models/ or engines/, searched before the packaged files.", SUBJECT, "--catalog",
+        metavar="FOLDER",
+    ),
+]  # fmt: skip
+RENT = Annotated[
+    str | None,
+    option(
+        "Rent: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10.", SUBJECT, "--rent",
+        metavar="KIND", show_default="contract or on demand, whichever source has the best grade and newest date",
+    ),
+]  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
-class Load:
-    """Identical requests, and the limits on their speed and first token."""
+class TextOutput:
+    """Options of the output of a command that writes no table."""
 
-    input_: Annotated[int, count("--input", "Prompt tokens of a request.", WORKLOAD)] = 1024
-    output: Annotated[int, count("--output", "Output tokens of a request.", WORKLOAD)] = 1024
-    cached: Annotated[float, option("Share of the prompt tokens that hit the prefix cache (0 to 1).", WORKLOAD)] = 0.0
-    speed: Annotated[float | None, option("Minimum output speed per user, in tok/s.", LIMITS)] = None
-    ttft: Annotated[float | None, option("Maximum mean time to first token, in s.", LIMITS)] = None
+    full: FULL = False
+    json: JSON = False
 
-    def workload(self) -> Workload:
-        """Return the workload of these requests.
+    def check(
+        self,
+        ctx: typer.Context,
+        needs: Mapping[str, tuple[bool, str]] | None = None,
+        inputs: Iterable[str] = (),
+        **files: str | None,
+    ) -> None:
+        """Check options and output files before any work.
 
-        Returns:
-            Input and output tokens of a request, and the cached share of its prompt.
+        Args:
+            ctx: Context of the command.
+            needs: For each requirement in words: whether it is met, and the parameters that need it, separated by spaces.
+            inputs: Names that may be input files or folders.
+            **files: Further output files by the name of their option.
         """
-        from steptime.planning.workload import Workload
+        refuse_idle(ctx, {**(needs or {}), "text, not --json": (not self.json, "full")})
+        outputs = {"csv": getattr(self, "csv", None)} | files
+        check_outputs({f"--{name.replace('_', '-')}": path for name, path in outputs.items()}, inputs)
+        check_picture(files.get("plot"))
 
-        return Workload(input_tokens=self.input_, output_tokens=self.output, cached_share=self.cached)
+    def print(
+        self, result: Result, view: str, *, summary: Callable[[Any], Mapping[str, Any]] | None = None, **settings: Any
+    ) -> None:
+        """Print a result as text or JSON, and write its table to the file of --csv.
 
-
-def read_limits(speed: float | None, ttft: float | None) -> Slo:
-    """Return the limits on speed and on the first token.
-
-    Args:
-        speed: Minimum output speed per user, in tok/s; None sets no limit.
-        ttft: Maximum time to first token, in s; None sets no limit.
-
-    Returns:
-        The limits as TPOT and TTFT, in s.
-    """
-    from steptime.number_checks import positive
-    from steptime.planning.workload import limits
-
-    return limits(
-        speed=None if speed is None else positive("--speed", speed, "tok/s"),
-        ttft=None if ttft is None else positive("--ttft", ttft, "s"),
-    )
+        Args:
+            result: The result.
+            view: Module and function of the text in `cli/views`.
+            summary: Returns the answers of the question from the result, which JSON has as well.
+            **settings: Further arguments of the view.
+        """
+        csv = getattr(self, "csv", None)
+        print_result(result, view, csv=csv, json=self.json, full=self.full, summary=summary, **settings)
 
 
-def read_modes(text: str) -> tuple[str, ...]:
-    """Return the modes of deployment in the text of --mode.
+@dataclass(frozen=True, kw_only=True)
+class Output(TextOutput):
+    """Options of the output of a command."""
 
-    Args:
-        text: Modes with commas between them, or "any" for every mode.
-
-    Returns:
-        Names of modes in the order of `planner.MODES`.
-    """
-    from steptime.errors import short_repr
-    from steptime.planning.planner import MODES
-
-    modes = MODES if text == "any" else tuple(name.strip() for name in text.split(","))
-    for name in modes:
-        if name == "any":
-            raise RangeError(f"--mode {short_repr(text)} combines any with other modes; any already means every mode")
-        if name not in MODES:
-            raise UnknownName("mode", name, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
-    return tuple(name for name in MODES if name in modes)
-
-
-def read_model(name: str, weights: str | None, experts: str | None, kv: str | None, catalog: str | None) -> Model:
-    """Return a model in the number formats that options set.
-
-    Args:
-        name: Name in the catalogue, or path of a config.
-        weights: Number format of the weights; None keeps that of the config.
-        experts: Number format of the routed experts.
-        kv: Number format of the KV cache.
-        catalog: Folder that is searched before the packaged catalogue.
-
-    Returns:
-        The model.
-    """
-    from steptime.models.model_loading import load_model
-
-    for option, text in (("--weights", weights), ("--experts", experts), ("--kv", kv)):
-        not_empty(option, text, "a number format, such as fp8")
-    return load_model(name, weights=weights or "", experts=experts or "", kv=kv or "", catalog=catalog)
+    csv: CSV = None
 
 
 def not_empty(name: str, text: str | None, content: str) -> None:
@@ -445,7 +351,7 @@ def refuse_idle(ctx: typer.Context, needs: Mapping[str, tuple[bool, str]]) -> No
         needs: For each requirement in words: whether it is met, and the parameters that need it, separated by spaces.
     """
     # Defaults never count: only options on the command line can be idle.
-    typed_names = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    typed_names = _typed_names(ctx)
     for requirement, (is_met, names) in needs.items():
         idle = [name for name in names.split() if name in typed_names]
         if idle and not is_met:
@@ -459,18 +365,13 @@ class SubjectChanges:
 
     anchor: Annotated[
         str | None,
-        typer.Option(
-            "--anchor",
-            metavar="RESULTS",
-            help="Benchmark results that correct the prediction. A result of `vllm bench serve` or SGLang's bench_serving, "
+        option(
+            "Benchmark results that correct the prediction. A result of `vllm bench serve` or SGLang's bench_serving, "
             "followed by settings that the file lacks (result.json,tp=4,weights=fp8), or a CSV file of runs.",
-            show_default="the runs that `steptime anchors` stores",
-            rich_help_panel=SUBJECT,
+            SUBJECT, "--anchor", metavar="RESULTS", show_default="the runs that `steptime anchors` stores",
         ),
-    ] = None
-    no_anchor: Annotated[
-        bool, typer.Option("--no-anchor", help="Ignore the runs that `steptime anchors` stores.", rich_help_panel=SUBJECT)
-    ] = False
+    ] = None  # fmt: skip
+    no_anchor: Annotated[bool, option("Ignore the runs that `steptime anchors` stores.", SUBJECT, "--no-anchor")] = False
     set_: SET = None
 
     def values(self, ctx: typer.Context, form: type) -> dict[str, Any]:
@@ -526,12 +427,8 @@ class SubjectChanges:
         Returns:
             Names of model, system, engine and runs, which may be paths.
         """
-        runs = anchor_path(self.anchor) if self.anchor else ""
-        return [
-            name
-            for name in (*(values.get(key) for key in ("model", "system", "engine")), runs)
-            if isinstance(name, str) and name
-        ]
+        names = [*(values.get(key) for key in ("model", "system", "engine")), anchor_path(self.anchor or "")]
+        return [name for name in names if isinstance(name, str) and name]
 
 
 def typed_with_changes(ctx: typer.Context, form: type, changes: list[str] | None) -> dict[str, Any]:
@@ -591,7 +488,7 @@ def anchor_settings(text: str) -> dict[str, str]:
     >>> anchor_settings("result.json,tp=4,weights=fp8")
     {'tp': '4', 'weights': 'fp8'}
     """
-    from steptime.validation.validate_api import SETTING_COLUMNS
+    from steptime.validation.bench_results import SETTING_COLUMNS
 
     settings: dict[str, str] = {}
     for part in filter(None, text.removeprefix(anchor_path(text)).split(",")):
@@ -621,9 +518,8 @@ def read_anchor(text: str, defaults: Mapping[str, str], engine: Engine, catalog:
     Raises:
         DataFileError: if a setting is missing.
     """
-    from steptime.validation.bench_results import NotTold
+    from steptime.validation.bench_results import SETTING_COLUMNS, NotTold
     from steptime.validation.user_calibration import in_own_words, load_anchor
-    from steptime.validation.validate_api import SETTING_COLUMNS
 
     if not text.strip():
         raise RangeError("--anchor needs a file of runs: a result of a load generator, or a CSV as of `steptime validate`")

@@ -1,9 +1,4 @@
-"""Print the result of a command: as CSV, as JSON, or as text for a terminal.
-
-Output of the commands: text, JSON, CSV, checks of output files, and messages during long work.
-
-Folders of files that the program writes: other files stay, its own earlier files are replaced.
-"""
+"""Output of the commands: text, JSON, CSV, checks of output files, folders of files, and messages during long work."""
 
 from __future__ import annotations
 
@@ -20,20 +15,39 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from steptime.atomic_files import write_text_atomically
-from steptime.errors import DataFileError, InputError, escape_controls, replace_controls
+from steptime.errors import DataFileError, InputError, escape_controls, install_hint, replace_controls
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from steptime.result_base import Result, Tabular
 
+# Minimum width of text, in columns, also on a narrower terminal.
+NARROWEST = 30
+# Time before a message about long work, in s.
+SOON = 2.0
+# Replacements for characters that an encoding such as ASCII lacks.
+GLYPHS = {
+    "█": "#", "▓": "%", "▒": "+", "░": ".", "━": "=", "─": "-", "│": "|", "■": "#", "◆": "*", "●": "o", "…": "...", "µ": "u",
+    "×": "x", "→": "->", "≤": "<=", "≥": ">=", "∞": "inf", "–": "-", "—": "-", "’": "'", "±": "+-", "╌": "-", "┄": "-",
+}  # fmt: skip
+# Eighths of a cell of a bar: seven by width, then seven by height.
+PARTS = "▏▎▍▌▋▊▉▁▂▃▄▅▆▇"
+# Header of a CSV file: plain names, after an optional byte order mark.
+TABLE = re.compile(rb"(\xef\xbb\xbf)?[\w.]+(,[\w.]+)*")
+# First bytes of PNG, SVG and PDF files.
+PICTURE = (b"\x89PNG", b"<?xml", b"<svg", b"%PDF")
+# Names and checksums of the files of the last call, as `sha256sum --check` reads them.
+WRITTEN = "steptime.sha256"
+
 
 def print_result(
-    result: Tabular | Result, view: str, *, csv: str | None = None, json: bool = False,
+    result: Tabular | Result, view: str, *, csv: str | None = None, json: bool = False, full: bool = False,
     summary: Callable[[Any], Mapping[str, Any]] | None = None, **settings: Any,
 ) -> None:  # fmt: skip
     """Print a result, and write it to a file if one is named.
@@ -43,33 +57,24 @@ def print_result(
         view: module and function of the text in `cli/views`; JSON does not import it.
         csv: file for the table.
         json: whether to print JSON instead of text.
+        full: whether to print all of the text.
         summary: returns the answers of the question from the result, which JSON has as well.
-        settings: arguments of the view.
+        settings: further arguments of the view.
     """
     if csv is not None:
         write_csv(csv, result)  # type: ignore[arg-type]
     if json:
         print_json(result if summary is None else result.to_dict(summary=summary(result)))
         return
-    # views import rich, numpy and plotille, which JSON does not need
+    # Views import rich, numpy and plotille, which JSON does not need.
     module, _, name = view.partition(".")
-    console = make_console()
     draw = getattr(import_module(f"steptime.cli.views.{module}"), name)
-    show(draw(result, width=console.width, **settings), console=console)
-
-
-# Minimum width of text, in columns, also on a narrower terminal.
-NARROWEST = 30
-# Time before a message about long work, in s.
-SOON = 2.0
-Value = TypeVar("Value")
-# Replacements for characters that an encoding such as ASCII lacks.
-GLYPHS = {
-    "█": "#", "▓": "%", "▒": "+", "░": ".", "━": "=", "─": "-", "│": "|", "■": "#", "◆": "*", "●": "o", "…": "...", "µ": "u",
-    "×": "x", "→": "->", "≤": "<=", "≥": ">=", "∞": "inf", "–": "-", "—": "-", "’": "'", "±": "+-", "╌": "-", "┄": "-",
-}  # fmt: skip
-# Eighths of a cell of a bar: seven by width, then seven by height.
-PARTS = "▏▎▍▌▋▊▉▁▂▃▄▅▆▇"
+    console = make_console()
+    # A view takes the width and `full` only where its text depends on them.
+    offered = {"width": console.width, "full": full}
+    answer = draw(result, **settings, **{name: value for name, value in offered.items() if name in signature(draw).parameters})
+    answer.full = answer.full or full
+    console.print(answer)
 
 
 # --- the stream ---------------------------------------------------------------------------------------------------------
@@ -104,11 +109,7 @@ def prepare() -> None:
     if reconfigure is not None:
         reconfigure(errors="steptime")
     # rich and typer read the width from the environment.
-    os.environ["COLUMNS"] = str(_columns())
-
-
-def _columns() -> int:
-    return max(NARROWEST, shutil.get_terminal_size((80, 24)).columns)
+    os.environ["COLUMNS"] = str(max(NARROWEST, shutil.get_terminal_size((80, 24)).columns))
 
 
 def unwritten() -> str:
@@ -143,7 +144,8 @@ def make_console() -> Console:
     """
     from steptime.cli.views.widgets import SafeConsole
 
-    return SafeConsole(highlight=False, width=_columns(), height=24)
+    width = max(NARROWEST, shutil.get_terminal_size((80, 24)).columns)
+    return SafeConsole(highlight=False, width=width, height=24)
 
 
 def show(*parts: RenderableType, console: Console | None = None) -> None:
@@ -198,20 +200,6 @@ def print_json(value: Any) -> None:
     sys.stdout.write(text + "\n")
 
 
-def problem_json(error: InputError) -> dict[str, Any]:
-    """Return the JSON object of an error.
-
-    Args:
-        error: The error.
-
-    Returns:
-        Fields of the error by key.
-    """
-    from steptime.result_base import problem
-
-    return problem(error)
-
-
 def write_csv(path: str, table: Tabular) -> None:
     """Write a table as CSV in SI units, and report it on standard error.
 
@@ -220,20 +208,12 @@ def write_csv(path: str, table: Tabular) -> None:
         table: A result with `to_csv`.
     """
     text = table.to_csv()
-    existed = os.path.exists(path)
-    with writing(path):
-        write_text_atomically(path, text)
     rows = text.count("\n") - 1
-    wrote(path, f"{rows:,} row{'' if rows == 1 else 's'}", replaced=existed)
+    with reported(path, f"{rows:,} row{'' if rows == 1 else 's'}"):
+        write_text_atomically(path, text)
 
 
 # --- files --------------------------------------------------------------------------------------------------------------
-
-
-# Header of a CSV file: plain names, after an optional byte order mark.
-TABLE = re.compile(rb"(\xef\xbb\xbf)?[\w.]+(,[\w.]+)*")
-# First bytes of PNG, SVG and PDF files.
-PICTURE = (b"\x89PNG", b"<?xml", b"<svg", b"%PDF")
 
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str]) -> None:
@@ -254,7 +234,7 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str]) -> N
             continue
         if not text.strip() or "\0" in text:
             raise InputError(f"{name} needs the name of a file")
-        if os.path.isdir(text):
+        if os.path.isdir(text) and not (text.endswith(".zarr") and os.path.exists(os.path.join(text, ".zgroup"))):
             raise DataFileError(text, f"is a folder; {name} needs a file")
 
         # Links and relative paths may name an input in another way.
@@ -280,17 +260,22 @@ def _foreign(name: str, place: Path) -> bool:
         return False
     try:
         with open(place, "rb") as file:
-            begins = file.readline(4096)
+            begins = file.read(4096)
     except OSError:
         # `writing` reports files that cannot be opened.
         return False
+    first_line = begins.partition(b"\n")[0]
     if not begins.strip():
         return False
     if name == "--chrome":
         return begins.lstrip()[:1] not in (b"{", b"[")
     if name == "--plot":
         return not begins.startswith(PICTURE)
-    return name != "--out" and not begins.startswith(b"PAR1") and not TABLE.fullmatch(begins.strip())
+    # Several kinds of files are results of a sweep.
+    if name.startswith("--out"):
+        marks = {".json": b"steptime.sweep/", ".csv": b","}
+        return marks.get(place.suffix.casefold(), b"") not in (begins if place.suffix.casefold() == ".json" else first_line)
+    return not begins.startswith(b"PAR1") and not TABLE.fullmatch(first_line.strip())
 
 
 def _try(place: Path) -> None:
@@ -318,6 +303,27 @@ def _inputs(names: Iterable[str]) -> Iterator[Path]:
             yield from (path.resolve() for path in Path(name).iterdir() if path.suffix in (".json", ".jsonl", ".csv"))
 
 
+def check_picture(path: str | None) -> None:
+    """Check, before any work, that a picture can be drawn.
+
+    Args:
+        path: file of --plot; None without one.
+
+    Raises:
+        InputError: if its ending is not one of a picture, or matplotlib is missing.
+    """
+    from importlib.util import find_spec
+
+    from steptime.picture_files import PICTURES
+
+    if path is None:
+        return
+    if not path.casefold().endswith(PICTURES):
+        raise InputError(f"--plot writes a picture, {', '.join(PICTURES)}, not {path or 'a file without a name'}")
+    if find_spec("matplotlib") is None:
+        raise InputError(f"a picture needs matplotlib: {install_hint('plot')}")
+
+
 @contextmanager
 def writing(path: str) -> Iterator[None]:
     """Turn an OSError of the block into a DataFileError.
@@ -335,6 +341,26 @@ def writing(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataFileError(path, f"cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def reported(path: str, content: str) -> Iterator[None]:
+    """Report the file that the block writes on standard error.
+
+    Args:
+        path: File that the block writes.
+        content: What it contains.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        DataFileError: The file cannot be written.
+    """
+    existed = os.path.exists(path)
+    with writing(path):
+        yield
+    wrote(path, content, replaced=existed)
 
 
 def wrote(path: str, content: str, *, replaced: bool = False) -> None:
@@ -390,7 +416,7 @@ def patience(words: str, seconds: float | None = None, *, unless: Any = None) ->
         signal.signal(signal.SIGALRM, before)
 
 
-WRITTEN = "steptime.sha256"  # names and checksums of the files of the last call, as `sha256sum --check` reads them
+# --- folders -----------------------------------------------------------------------------------------------------------
 
 
 def check_folder(name: str, text: str | None) -> None:

@@ -1,27 +1,13 @@
 """The command `steptime plan`."""
 
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.options import (
-    CSV,
-    FULL,
-    JSON,
-    LIMITS,
-    OUTPUT,
-    SubjectChanges,
-    grouped,
-    not_empty,
-    option,
-    read_systems,
-    refuse_idle,
-)
-from steptime.cli.output import check_folder, check_outputs, make_console, print_json, show, write_csv, write_folder, wrote
+from steptime.cli.options import LIMITS, OUTPUT, Output, SubjectChanges, grouped, not_empty, option, read_systems
+from steptime.cli.output import check_folder, make_console, print_json, reported, write_csv, write_folder
 from steptime.errors import InputError
-from steptime.picture_files import check_picture
 from steptime.planning.planner import DoesNotFit
 from steptime.questions.plan_question import PlanInputs, answers_from, bind_plan, solve
 
@@ -34,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOutput:
+class PlanOutput(Output):
     """Options of the plan's simulation, text and files."""
 
     percentile: Annotated[str, option("Percentile for --simulate: mean, p50, p90, p95 or p99.", LIMITS)] = "p90"
@@ -53,13 +39,10 @@ class PlanOutput:
     force: Annotated[
         bool, option("Overwrite scripts in the folder, and remove scripts of an earlier plan.", OUTPUT, "--force")
     ] = False
-    full: FULL = False
     plot: Annotated[
         str | None,
         option("Draw the Pareto front of speed and cost: .svg, .png or .pdf.", OUTPUT, "--plot", metavar="FILE"),
     ] = None
-    csv: CSV = None
-    json: JSON = False
 
     def launches(self) -> tuple[str, ...]:
         """Return the engines that --launch names.
@@ -81,6 +64,32 @@ class PlanOutput:
         return tuple(ENGINES) if self.launch == "all" else (self.launch,)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan with its subject, and its simulation with random arrivals if there is one."""
+
+    model: "Model"
+    system: "System"
+    engine: "Engine"
+    plan: "Plan"
+    replay: "Replay | None"
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the plan misses its limits in the simulation."""
+        return self.replay is not None and not self.replay.good
+
+    def explanation(self) -> dict[str, Any]:
+        """Return the explanation of the plan as data.
+
+        Returns:
+            Equations and passes by pool, and the sources of model and system.
+        """
+        from steptime.cli.views.plan_view import explain_json
+
+        return explain_json(self.model, self.system, self.plan, self.engine)
+
+
 @grouped
 def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output: PlanOutput) -> None:
     """Find the cheapest way to serve a model on a system within limits on speed and first token.
@@ -89,69 +98,60 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
         ctx: context of typer; the other arguments are options, described by their help.
     """
     # Wrong options are reported before the search, which takes seconds.
-    refuse_idle(
-        ctx,
-        {
-            "--simulate": (output.simulate, "percentile"),
-            "text, not --json, which has the commands of all engines": (not output.json, "launch"),
-            "text, not --json": (not output.json, "full"),
-            "--launch ENGINE": (output.launch is not None, "launch_dir"),
-            "--launch-dir FOLDER": (output.launch_dir is not None, "force"),
-        },
-    )
+    needs = {
+        "--simulate": (output.simulate, "percentile"),
+        "text, not --json, which has the commands of all engines": (not output.json, "launch"),
+        "--launch ENGINE": (output.launch is not None, "launch_dir"),
+        "--launch-dir FOLDER": (output.launch_dir is not None, "force"),
+    }
+    output.check(ctx, needs, changes.files(vars(inputs)), plot=output.plot)
     launches = output.launches()
     not_empty("--electricity", inputs.electricity, "USD per kWh, such as 0.08/kWh")
-    check_outputs({"--csv": output.csv, "--plot": output.plot}, changes.files(vars(inputs)))
-    if output.plot is not None:
-        check_picture(output.plot)
     check_folder("--launch-dir", output.launch_dir)
     if output.simulate:
-        from steptime.cli.simulate import check_percentile, need_numba
+        from steptime.cli.simulate import need_numba
+        from steptime.simulation.run_metrics import check_percentile
 
-        check_percentile(output.percentile)
         need_numba()
+        check_percentile(output.percentile)
     inputs.slo()
+    planned = _planned(changes.values(ctx, PlanInputs), launches, output)
 
-    # The search for the cheapest deployment, then its simulation.
-    values = changes.values(ctx, PlanInputs)
+    # Files come before text: a closed pipe must not keep them from being written.
+    deployment, starts = planned.plan, planned.plan.feasible and not planned.is_refused
+    if output.csv is not None:
+        write_csv(output.csv, deployment)
+    if output.plot is not None:
+        with reported(output.plot, "the Pareto front"):
+            deployment.plot(output.plot)
+    # Launch scripts would start a plan that misses its limits.
+    if output.launch_dir is not None and starts:
+        _write_launch(deployment, launches, output.launch_dir, force=output.force)
+    if output.json:
+        print_json(_data(planned, explain=output.explain))
+    else:
+        _print(planned, output, launches)
+    if not starts:
+        raise typer.Exit(1)
+
+
+def _planned(values: dict[str, Any], launches: tuple[str, ...], output: PlanOutput) -> Planned:
+    """Search for the cheapest deployment, and simulate it if that is asked for."""
     _, model, system, engine, _ = bind_plan(values)
     if launches and engine.name == "ideal":
         raise InputError("--launch cannot be used with --engine ideal")
     try:
         deployment = solve(values)
     except DoesNotFit as problem:
-        raise DoesNotFit(f"{problem}{_smallest_system_hint(model, inputs.catalog)}") from None
-    replayed = (
-        _replayed(model, system, deployment, engine, output.percentile) if output.simulate and deployment.feasible else None
-    )
+        raise DoesNotFit(f"{problem}{_smallest_system_hint(model, values.get('catalog'))}") from None
+    replayed = None
+    if output.simulate and deployment.feasible:
+        from steptime.cli.simulate import compiling
+        from steptime.simulation.plan_replay import replay
 
-    # Files come before text: a closed pipe must not keep them from being written.
-    if output.csv is not None:
-        write_csv(output.csv, deployment)
-    if output.plot is not None:
-        existed = os.path.exists(output.plot)
-        deployment.plot(output.plot)
-        wrote(output.plot, "the Pareto front", replaced=existed)
-    # Launch scripts would start a plan that misses its limits.
-    refused = replayed is not None and not replayed.good
-    if output.launch_dir is not None and deployment.feasible and not refused:
-        _write_launch(deployment, launches, output.launch_dir, force=output.force)
-    if output.json:
-        print_json(
-            _data(
-                model,
-                system,
-                deployment,
-                engine,
-                replayed,
-                explain=output.explain,
-                answers=answers_from(deployment, model, system),
-            )
-        )
-    else:
-        _print(model, system, deployment, engine, replayed, output, launches)
-    if refused or not deployment.feasible:
-        raise typer.Exit(1)
+        with compiling():
+            replayed = replay(deployment, model, system, engine, percentile=output.percentile)
+    return Planned(model=model, system=system, engine=engine, plan=deployment, replay=replayed)
 
 
 def _write_launch(deployment: "Plan", launches: tuple[str, ...], folder: str, *, force: bool) -> None:
@@ -167,95 +167,59 @@ def _write_launch(deployment: "Plan", launches: tuple[str, ...], folder: str, *,
 
 
 def _smallest_system_hint(model: "Model", catalog: str | None) -> str:
-    """Name the smallest system whose memory is enough for a model."""
+    """Name the smallest system whose memory is enough for a model, with its rent if that is known."""
+    from steptime.hardware.rental_prices import has_rent, kind_in_words
     from steptime.planning.plan_search import smallest_system
+    from steptime.units import show
 
     alternative = smallest_system(model, read_systems(catalog))
     if alternative is None:
         return ""
     system, chips = alternative
-    machine = f"{chips} x {system.chip.name}{_rent_words(system, chips)}"
+    rent = (
+        f", {show(float(chips * system.rent.typical), 'USD/s')}, {kind_in_words(system.rent)}" if has_rent(system.rent) else ""
+    )
+    machine = f"{chips} x {system.chip.name}{rent}"
     return f"; the smallest system of the catalogue with enough memory is {system.name} ({machine})"
 
 
-def _rent_words(system: "System", chips: int) -> str:
-    """Return the rent of some chips with its kind; empty if it is not known."""
-    from steptime.hardware.rental_prices import has_rent, kind_in_words
-    from steptime.units import show as in_units
-
-    if not has_rent(system.rent):
-        return ""
-    return f", {in_units(float(chips * system.rent.typical), 'USD/s')}, {kind_in_words(system.rent)}"
-
-
-def _replayed(model: "Model", system: "System", deployment: "Plan", engine: "Engine", percentile: str) -> "Replay":
-    """Simulate a plan with random arrivals."""
-    from steptime.cli.simulate import compiling
-    from steptime.simulation.plan_replay import replay
-
-    with compiling():
-        return replay(deployment, model, system, engine, percentile=percentile)
-
-
-def _data(
-    model: "Model",
-    system: "System",
-    deployment: "Plan",
-    engine: "Engine",
-    replayed: "Replay | None",
-    *,
-    explain: bool,
-    answers: dict[str, Any],
-) -> dict[str, Any]:
+def _data(planned: Planned, *, explain: bool) -> dict[str, Any]:
     """Return a plan as data, with launch commands, and with simulation and explanation if there are any.
 
     A plan that misses its limits in the simulation is not feasible. Its figures stay, the reason is the simulation's.
     """
-    from steptime.cli.views.explain_view import explain_json
     from steptime.launch.launch_commands import ENGINES, launch_commands
 
+    deployment, replayed = planned.plan, planned.replay
+    answers = answers_from(deployment, planned.model, planned.system)
     if replayed is not None and not replayed.good:
         deployment = replace(deployment, feasible=False, reason=replayed.reason)
-    extra_fields: dict[str, Any] = {
-        "launch": {name: launch_commands(deployment, name) for name in ENGINES} if deployment.feasible else {}
-    }
-    extra_fields["summary"] = answers
-    if replayed is not None:
-        extra_fields["simulated"] = replayed
-    if explain and deployment.feasible:
-        extra_fields["explanation"] = explain_json(model, system, deployment, engine)
-    return deployment.to_dict(**extra_fields)
+    return deployment.to_dict(
+        launch={name: launch_commands(deployment, name) for name in ENGINES} if deployment.feasible else {},
+        summary=answers,
+        **({} if replayed is None else {"simulated": replayed}),
+        **({"explanation": planned.explanation()} if explain and deployment.feasible else {}),
+    )
 
 
-def _print(
-    model: "Model",
-    system: "System",
-    deployment: "Plan",
-    engine: "Engine",
-    replayed: "Replay | None",
-    output: PlanOutput,
-    launches: tuple[str, ...],
-) -> None:
+def _print(planned: Planned, output: PlanOutput, launches: tuple[str, ...]) -> None:
     """Print a plan as text."""
-    from steptime.cli.views.plan_view import launch_view, plan_view
+    from steptime.cli.views.plan_view import explanation_view, launch_view, plan_view
     from steptime.cli.views.widgets import more_line
 
-    console = make_console()
-    lines = []
-    if replayed is not None:
+    console, lines = make_console(), []
+    if planned.replay is not None:
         from steptime.cli.views.simulation_view import replay_lines
 
-        lines = replay_lines(replayed, full=output.full)
-    show(plan_view(deployment, console.width, lines, full=output.full), console=console)
-    if not deployment.feasible or (replayed is not None and not replayed.good):
+        lines = replay_lines(planned.replay, full=output.full)
+    console.print(plan_view(planned.plan, console.width, lines, full=output.full))
+    if not planned.plan.feasible or planned.is_refused:
         return
     if output.explain:
-        from steptime.cli.views.explain_view import explain_plan
-
-        show(explain_plan(model, system, deployment, engine), console=console)
+        console.print(explanation_view(planned.explanation(), planned.system))
     if launches:
-        console.print(launch_view(deployment, launches), soft_wrap=True)
+        console.print(launch_view(planned.plan, launches), soft_wrap=True)
     # Readers who asked for more know the options already.
     if not (output.explain or launches):
-        tables = [] if output.full else ["--full (time, memory, Pareto front)"]
-        show(more_line(*tables, "--explain", "--launch all", "--plot FILE", "--json"), console=console)
+        tables = "" if output.full else "--full (time, memory, Pareto front)"
+        console.print(more_line(tables, "--explain", "--launch all", "--plot FILE", "--json"))

@@ -1,16 +1,15 @@
 """The command `steptime reversible`."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
-from steptime.cli.options import CATALOG, CSV, EXPERTS, FULL, JSON, KV, OUTPUT, SET, WEIGHTS, count, option, refuse_idle
-from steptime.cli.output import check_outputs, patience, print_result
+from steptime.cli.models import ModelFormats
+from steptime.cli.options import CATALOG, OUTPUT, SET, Output, count, grouped, option, read_system
+from steptime.cli.output import patience
 from steptime.errors import InputError, UnknownName
-
-if TYPE_CHECKING:
-    from steptime.result_base import Tabular
+from steptime.units import count as read_count
 
 STACKS, MIXING, CACHE = "Stacks", "Mixing", "Cache"
 TOPICS = ("stacks", "mixing", "sboxes", "cache")
@@ -27,8 +26,11 @@ WORDS = Annotated[
 ]
 
 
+@grouped
 def reversible(
     ctx: typer.Context,
+    formats: ModelFormats,
+    output: Output,
     words: WORDS = None,
     depth: Annotated[int, count("--depth", "Number of blocks of the deepest stack.", STACKS)] = 64,
     width: Annotated[int, count("--width", "Width of the activations, both streams together.", STACKS)] = 1024,
@@ -38,15 +40,9 @@ def reversible(
     repeats: Annotated[int, count("--repeats", "Repetitions of each measurement; the median is shown.", STACKS)] = 3,
     samples: Annotated[int, count("--samples", "Number of block pairs that differ in one bit.", MIXING)] = 4096,
     context: Annotated[str, option("Contexts in tokens, separated by commas (k is 1,000).", CACHE)] = "8k,128k",
-    weights: WEIGHTS = None,
-    experts: EXPERTS = None,
-    kv: KV = None,
     set_: SET = None,
     catalog: CATALOG = None,
     seed: Annotated[int, count("--seed", "Seed of random weights, keys and blocks.", OUTPUT)] = 0,
-    csv: CSV = None,
-    full: FULL = False,
-    json: JSON = False,
 ) -> None:
     """Trade memory for arithmetic: networks undone instead of stored, ciphers that mix alike, caches that do the reverse.
 
@@ -54,28 +50,39 @@ def reversible(
         ctx: context of typer; the other arguments are options, described by their help.
     """
     topic, arguments = _topic(words or [])
-    refuse_idle(
-        ctx,
-        {
-            f"stacks, not {topic}": (topic == "stacks", "depth width rows dtype device repeats"),
-            f"mixing, not {topic}": (topic == "mixing", "samples"),
-            f"cache, not {topic}": (topic == "cache", "context weights experts kv set_ catalog"),
-            f"stacks or mixing, not {topic}": (topic in ("stacks", "mixing"), "seed"),
-            "text, not --json": (not json, "full"),
-        },
-    )
-    check_outputs({"--csv": csv}, [])
+    needs = {
+        f"stacks, not {topic}": (topic == "stacks", "depth width rows dtype device repeats"),
+        f"mixing, not {topic}": (topic == "mixing", "samples"),
+        f"cache, not {topic}": (topic == "cache", "context weights experts kv set_ catalog"),
+        f"stacks or mixing, not {topic}": (topic in ("stacks", "mixing"), "seed"),
+    }
+    output.check(ctx, needs)
     if topic == "stacks":
-        table: Tabular = _stacks(
-            {"depth": depth, "width": width, "rows": rows, "dtype": dtype, "device": device, "repeats": repeats, "seed": seed}
-        )
+        from steptime.reversible.reversible_stacks import measure_stacks
+
+        with patience("Measuring stacks of several depths ..."):
+            stacks = measure_stacks(depth=depth, width=width, rows=rows, dtype=dtype, device=device, repeats=repeats, seed=seed)
+        output.print(stacks, "reversible_view.stacks_view")
     elif topic == "mixing":
-        table = _mixing(samples, seed)
+        from steptime.reversible.avalanche import mixing
+
+        with patience("Mixing, and training a small network ..."):
+            shares = mixing(samples=samples, seed=seed)
+        output.print(shares, "reversible_view.mixing_view")
     elif topic == "sboxes":
-        table = _sbox(arguments)
+        from steptime.reversible.sboxes import sbox_card
+
+        sbox = arguments[0] if arguments else "present"
+        values = [_value(text.strip()) for text in sbox.split(",")] if "," in sbox else sbox
+        output.print(sbox_card(values), "reversible_view.sbox_view")
     else:
-        table = _cache(arguments, context, {"weights": weights, "experts": experts, "kv": kv}, set_, catalog)
-    print_result(table, "reversible_view.result_view", csv=csv, json=json, summary=_summary(table), full=full)
+        from steptime.describe.kv_tradeoff import REVERSIBLE, cache_trade
+
+        system = read_system(arguments[1], set_, catalog)
+        models = [formats.read_model(name.strip(), catalog) for name in arguments[0].split(",")]
+        trade = cache_trade(models, system, [read_count(text.strip(), "--context") for text in context.split(",")])
+        # Only the trade of a single cache has the answers of the question.
+        output.print(trade, "reversible_view.cache_view", summary=REVERSIBLE.read_result if len(trade.caches) == 1 else None)
 
 
 def _topic(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -93,51 +100,9 @@ def _topic(words: Sequence[str]) -> tuple[str, list[str]]:
     return topic, arguments
 
 
-def _stacks(settings: dict[str, Any]) -> "Tabular":
-    from steptime.reversible.reversible_stacks import measure_stacks
-
-    with patience("Measuring stacks of several depths ..."):
-        return measure_stacks(**settings)
-
-
-def _mixing(samples: int, seed: int) -> "Tabular":
-    from steptime.reversible.avalanche import mixing
-
-    with patience("Mixing, and training a small network ..."):
-        return mixing(samples=samples, seed=seed)
-
-
-def _sbox(words: list[str]) -> "Tabular":
-    from steptime.reversible.sboxes import sbox_card
-
-    sbox = words[0] if words else "present"
-    if "," not in sbox:
-        return sbox_card(sbox)
-    return sbox_card([_value(text.strip()) for text in sbox.split(",")])
-
-
 def _value(text: str) -> int:
     """Return a whole number such as 12 or 0xc."""
     try:
         return int(text, 16) if text.startswith("0x") else int(text)
     except ValueError:
         raise InputError(f"an S-box is whole numbers such as 12 or 0xc with commas between, not {text!r}") from None
-
-
-def _cache(
-    words: list[str], context: str, formats: dict[str, str | None], changes: list[str] | None, catalog: str | None
-) -> "Tabular":
-    from steptime.cli.options import read_model, read_system
-    from steptime.describe.kv_tradeoff import cache_trade
-    from steptime.units import count as read_count
-
-    system = read_system(words[1], changes, catalog)
-    models = [read_model(name.strip(), catalog=catalog, **formats) for name in words[0].split(",")]
-    return cache_trade(models, system, [read_count(text.strip(), "--context") for text in context.split(",")])
-
-
-def _summary(result: "Tabular") -> Callable[[Any], Mapping[str, Any]] | None:
-    """Return what reads the answers of the question from a result; None except for the trade of one cache."""
-    from steptime.describe.kv_tradeoff import CacheTrade, summary
-
-    return summary if isinstance(result, CacheTrade) and len(result.caches) == 1 else None

@@ -1,21 +1,18 @@
-"""Checks and progress messages that the simulating commands share.
-
-The command `steptime simulate`.
-"""
+"""The command `steptime simulate`, and what all commands that simulate share: the check for numba and its compilation."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steptime.cli.options import CSV, FULL, JSON, OUTPUT, SubjectChanges, grouped, not_empty, option, refuse_idle
-from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, wrote
-from steptime.errors import NUMBA_MISSING, InputError, RangeError, UnknownName
-from steptime.questions.simulate_question import TRAFFIC, Setup, SimulateInputs, answers_from, setup
+from steptime.cli.options import OUTPUT, Output, SubjectChanges, grouped, not_empty, option
+from steptime.cli.output import make_console, patience, print_json, reported, write_csv, wrote
+from steptime.errors import NUMBA_MISSING, InputError, RangeError
+from steptime.questions.simulate_question import SIMULATE, TRAFFIC, Setup, SimulateInputs, setup
 
 if TYPE_CHECKING:
     from steptime.simulation.max_rate import HighestRate
@@ -23,21 +20,8 @@ if TYPE_CHECKING:
     from steptime.simulation.traffic import Traffic
 
 
-def check_percentile(percentile: str) -> None:
-    """Raise UnknownName for a percentile that limits do not support.
-
-    Args:
-        percentile: Text of --percentile.
-    """
-    percentiles = ("mean", "p50", "p90", "p95", "p99")
-    if percentile not in percentiles:
-        raise UnknownName("percentile", percentile, percentiles, f"Known: {', '.join(percentiles)}.")
-
-
 def need_numba() -> None:
     """Raise InputError, with the package to install, if numba is missing."""
-    from importlib.util import find_spec
-
     if find_spec("numba") is None:
         raise InputError(NUMBA_MISSING)
 
@@ -67,32 +51,8 @@ def compile_first() -> None:
         simulate("llama-3.1-8b", "hgx-h100", open_loop(1.0, 1, Lengths(mean=8), Lengths(mean=2)))
 
 
-def with_progress(total: int, quiet: bool, work: Callable[[Any], "Simulation"]) -> "Simulation":
-    """Run `work`, with a progress bar on standard error for long runs.
-
-    Args:
-        total: Number of requests.
-        quiet: Whether to leave the progress bar out.
-        work: Runs the simulation; takes a function of the number of finished requests, or None.
-
-    Returns:
-        The simulation.
-    """
-    from steptime.simulation.replica_pools import PORTION
-
-    # The simulator reports after each portion of requests; short runs need no bar.
-    if quiet or total < 4 * PORTION:
-        return work(None)
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("requests", total=total)
-        return work(lambda done: bar.update(task, completed=done))
-
-
 @dataclass(frozen=True, kw_only=True)
-class SimulateOutput:
+class SimulateOutput(Output):
     """Options of the search for the highest rate, of text and files."""
 
     find_rate: Annotated[
@@ -109,9 +69,6 @@ class SimulateOutput:
     ] = False
     export: Annotated[str | None, option("Write every request to a .csv or .parquet file.", OUTPUT, metavar="FILE")] = None
     chrome: Annotated[str | None, option("Write the timeline as a Chrome trace.", OUTPUT, metavar="FILE")] = None
-    full: FULL = False
-    csv: CSV = None
-    json: JSON = False
 
 
 @grouped
@@ -123,8 +80,12 @@ def simulate(ctx: typer.Context, inputs: SimulateInputs, changes: SubjectChanges
     """
     # Wrong options and files are reported before the run.
     _check_traffic(inputs, output)
-    refuse_idle(ctx, _needs(inputs, output))
-    _check_files(changes.files(vars(inputs)), inputs, output)
+    files = [*changes.files(vars(inputs)), inputs.trace or ""]
+    output.check(ctx, _needs(inputs, output), files, export=output.export, chrome=output.chrome)
+    if output.export is not None and not output.export.casefold().endswith((".csv", ".parquet")):
+        raise InputError(f"{output.export}: --export needs a file name that ends in .csv or .parquet")
+    if output.export is not None and output.export.casefold().endswith(".parquet") and find_spec("pyarrow") is None:
+        raise InputError("parquet files need pyarrow: pip install pyarrow, or write a .csv file")
     not_empty("--policy", inputs.policy, "continuous, prefill-first, static or train")
     need_numba()
     from steptime.physics.uncertainty import has_range
@@ -163,10 +124,7 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
         "random arrivals, or --prefixes": (is_synthetic or prefixes, "seed"),
         "--speed or --ttft (a limit for that percentile), or --find-rate": (limited or not once, "percentile"),
         "--find-rate; --export writes the requests of one run": (not once, "csv"),
-        "--rate, --find-rate or --trace; a client keeps its replica": (
-            inputs.concurrency is None,
-            "route",
-        ),
+        "--rate, --find-rate or --trace; a client keeps its replica": (inputs.concurrency is None, "route"),
         "--prefix-cache": (cached, "prefixes"),
         "--rate or --find-rate": (random, "arrivals burst fast_share"),
         "--trace": (not is_synthetic, "rate_scale"),
@@ -182,18 +140,7 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
         "--prefill-replicas": (inputs.prefill_replicas > 0, "prefill_tp"),
         "--fast-replicas": (inputs.fast_replicas > 0, "fast_sequences"),
         "--fast-share, their share of the requests": (inputs.fast_share > 0, "fast_replicas"),
-        "text, not --json": (not output.json, "full"),
     }
-
-
-def _check_files(sources: list[str], inputs: SimulateInputs, output: SimulateOutput) -> None:
-    """Raise InputError before the run for an output file that cannot be written."""
-    outputs = {"--export": output.export, "--chrome": output.chrome, "--csv": output.csv}
-    check_outputs(outputs, [*sources, inputs.trace or ""])
-    if output.export is not None and not output.export.casefold().endswith((".csv", ".parquet")):
-        raise InputError(f"{output.export}: --export needs a file name that ends in .csv or .parquet")
-    if output.export is not None and output.export.casefold().endswith(".parquet") and find_spec("pyarrow") is None:
-        raise InputError("parquet files need pyarrow: pip install pyarrow, or write a .csv file")
 
 
 def _find_rate(prepared: Setup, output: SimulateOutput) -> None:
@@ -243,18 +190,18 @@ def _print_rate(prepared: Setup, highest: "HighestRate") -> None:
     title += "" if prefill is None else f", {counted(int(prefill.replicas), 'prefill replica')}"
     played = "" if trace is None else f", {trace.name} of {len(trace):,} requests"
     limited = arguments["slo"] != Slo()
-    show(rate_answer(highest, limited), console=console)
-    console.print(f"{title}, {arguments['policy'].kind} batching{played}")
-    if trace is not None and arguments["cache"] is None:
-        show(*notes(uncached(trace)), console=console)
-    if engine.anchor is not None:
-        show(*own_runs(engine.anchor), console=console)
-    show(rate_view(highest, console.width), console=console)
+    shared = uncached(trace) if trace is not None and arguments["cache"] is None else []
+    console.print(
+        rate_answer(highest, limited), f"{title}, {arguments['policy'].kind} batching{played}",
+        *notes(shared), *own_runs(engine.anchor), rate_view(highest, console.width),
+        sep="\n",
+    )  # fmt: skip
 
 
 def _run(prepared: Setup, output: SimulateOutput) -> None:
     """Simulate the traffic, with --range also at both ends of the engine's range; write files and print the latencies."""
     from steptime.physics.uncertainty import distances, widening, widest
+    from steptime.simulation.run_metrics import MISSED, OVERLOADED
     from steptime.simulation.simulator import simulate as run_simulation
 
     model, system, arguments = prepared.model, prepared.system, prepared.arguments
@@ -262,7 +209,7 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
     assert traffic is not None
     once = partial(run_simulation, model, system, traffic, **arguments)
     with compiling():
-        run = with_progress(len(traffic), output.json, lambda progress: once(progress=progress))
+        run = _with_progress(len(traffic), output.json, once)
 
     # Step times of --range: both ends of the 90 % range, wider outside the measured runs.
     flags = distances(engine, system, arguments["layout"], arguments["prefill"]) if output.range_ else ()
@@ -271,41 +218,50 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
     _write(run, output)
     if output.json:
         ranges = [{"slowness": slowness, "answers": end.answers} for slowness, end in slower.items()]
-        print_json(run.to_dict(range=ranges, summary=answers_from(run)))
-        raise typer.Exit(_exit_code(run))
-    from steptime.cli.views.simulation_view import range_view, simulation_title, simulation_view
-    from steptime.cli.views.widgets import more_line
+        print_json(run.to_dict(range=ranges, summary=SIMULATE.read_result(run)))
+    else:
+        from steptime.cli.views.simulation_view import range_view, simulation_title, simulation_view
+        from steptime.cli.views.widgets import more_line
 
-    console = make_console()
-    title = simulation_title(model.name, system.chip.name, run, arguments["layout"], engine.name)
-    show(simulation_view(title, run, console.width, full=output.full), console=console)
-    if slower:
-        show(range_view(run, slower, [flag.words for flag, applies in flags if applies]), console=console)
-    if not output.full:
-        show(more_line("--full (distribution, timeline)", "--range", "--find-rate", "--export FILE", "--json"), console=console)
-    raise typer.Exit(_exit_code(run))
-
-
-def _exit_code(run: "Simulation") -> int:
-    """Return 1 if limits are missed, the queue grows without end or no request is served, else 0."""
-    from steptime.simulation.run_metrics import MISSED, OVERLOADED
-
+        console = make_console()
+        title = simulation_title(model.name, system.chip.name, run, arguments["layout"], engine.name)
+        console.print(simulation_view(title, run, console.width, full=output.full))
+        if slower:
+            console.print(range_view(run, slower, [flag.words for flag, applies in flags if applies]))
+        if not output.full:
+            pictures = "--full (distribution, timeline)"
+            console.print(more_line(pictures, "--range", "--find-rate", "--export FILE", "--json"))
+    # The exit code is 1 if limits are missed, the queue grows without end or no request is served.
     missed = run.limits is not None and run.limits.verdict == MISSED
-    return 1 if missed or run.answers.verdict == OVERLOADED else 0
+    raise typer.Exit(1 if missed or run.answers.verdict == OVERLOADED else 0)
+
+
+def _with_progress(total: int, quiet: bool, work: "Callable[..., Simulation]") -> "Simulation":
+    """Run a simulation of a number of requests, with a progress bar on standard error for long runs."""
+    from steptime.simulation.replica_pools import PORTION
+
+    # The simulator reports after each portion of requests; short runs need no bar.
+    if quiet or total < 4 * PORTION:
+        return work(progress=None)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("requests", total=total)
+        return work(progress=lambda done: bar.update(task, completed=done))
 
 
 def _write(run: "Simulation", output: SimulateOutput) -> None:
     """Write the files of --export and --chrome."""
     import os
 
-    from steptime.simulation import simulation_result
+    from steptime.simulation.simulation_result import write_chrome_trace, write_requests
 
     if output.export is not None:
-        existed = os.path.exists(output.export)
-        simulation_result.write_requests(output.export, run.requests)
-        wrote(output.export, f"{len(run.requests):,} requests; times in s, lengths in tokens", replaced=existed)
+        with reported(output.export, f"{len(run.requests):,} requests; times in s, lengths in tokens"):
+            write_requests(output.export, run.requests)
     if output.chrome is not None:
         existed = os.path.exists(output.chrome)
-        omitted_requests = simulation_result.write_chrome_trace(output.chrome, run)
+        omitted_requests = write_chrome_trace(output.chrome, run)
         note = f"; without the last {omitted_requests:,} requests" if omitted_requests else ""
         wrote(output.chrome, f"a timeline for chrome://tracing or ui.perfetto.dev{note}", replaced=existed)

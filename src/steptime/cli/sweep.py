@@ -1,217 +1,481 @@
-"""The command `steptime sweep`."""
+"""The commands `steptime sweep`, `design` and `sensitivity`: one question for many values of its inputs."""
 
 import os
-from typing import TYPE_CHECKING, Annotated
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.options import FULL, JSON, OUTPUT, not_empty, option, refuse_idle
-from steptime.cli.output import print_result, say, wrote
-from steptime.cli.question_args import read_question, report_progress, with_kept
+from steptime.cli.options import OUTPUT, Output, TextOutput, count, grouped, not_empty, option
+from steptime.cli.output import check_outputs, reported, say, wrote
 from steptime.cli.simulate import compile_first
-from steptime.errors import DataFileError, InputError, RangeError
+from steptime.errors import InputError, RangeError, UnknownName, did_you_mean, short_repr
 
 if TYPE_CHECKING:
     from steptime.questions.declaration import Question
+    from steptime.sweeps.axes import Axis
     from steptime.sweeps.sweep_result import Sweep
 
-AXES, EXECUTION = "Axes", "Execution"
-PLOT_OPTION = "--plot, the picture that it is drawn in"
-OPTIONS = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "full", "json")
+# Panels of `--help`.
+AXES, EXECUTION, INPUTS, INDICES = "Axes", "Execution", "Uncertain inputs", "Sobol's indices"
+# Points from which the remaining time is shown: several come at once from a process.
+MIN_POINTS_FOR_ETA = 8
 OVER = Annotated[
     list[str] | None,
-    typer.Option(
-        "--over",
-        metavar="NAME=VALUES",
-        help="An axis: batch=1:4096:log2 (doubling), context=1k,8k,64k, speed=20:80:7 (7 values), rent=1:10:20log (equal "
+    option(
+        "An axis: batch=1:4096:log2 (doubling), context=1k,8k,64k, speed=20:80:7 (7 values), rent=1:10:20log (equal "
         "ratios), chip.hbm.bandwidth=4TB/s:32TB/s:9, system=hgx-h100,hgx-b200. Repeatable: every combination is evaluated.",
-        rich_help_panel=AXES,
+        AXES, "--over", metavar="NAME=VALUES",
     ),
-]
-SET = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="Value of an input of the question, or of a number of the system. You may also use the options of that command: "
-        "--tp 8 is --set tp=8. Repeatable.",
-        rich_help_panel=AXES,
-    ),
-]
-WORDS = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="QUESTION [MODEL] [SYSTEM]",
-        help="QUESTION is step, plan, simulate, or blackboard.NAME (a formula of the lecture). MODEL and SYSTEM follow, unless "
-        "--over varies them.",
-        show_default=False,
-    ),
-]
-ANSWER = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--answer",
-        metavar="NAME",
-        help="Name of an answer to show. Repeatable.",
-        show_default="the main answers",
-        rich_help_panel=OUTPUT,
-    ),
-]
-OUT = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--out",
-        metavar="FILE",
-        help="Write the results: .csv, .parquet, .nc (netCDF), .zarr, .xlsx (closed forms as live formulas) or .json. "
-        "Repeatable. Finished plans and simulations are saved beside the first file: the same command resumes.",
-        rich_help_panel=OUTPUT,
-    ),
-]
+]  # fmt: skip
+SET_WORDS = (
+    "Value of an input of the question, or of a number of the system. You may also use the options of that command: "
+    "--tp 8 is --set tp=8. Repeatable."
+)
+WORKERS = Annotated[int | None, option("Number of processes.", EXECUTION, metavar="N", show_default="one per core")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Axes of a study, and its files and picture."""
+
+    over: OVER = None
+    set_: Annotated[list[str] | None, option(SET_WORDS, AXES, "--set", metavar="NAME=VALUE")] = None
+    out: Annotated[
+        list[str] | None,
+        option(
+            "Write the results: .csv, .parquet, .nc (netCDF), .zarr, .xlsx (closed forms as live formulas) or .json. "
+            "Repeatable. Finished plans and simulations are saved beside the first file: the same command resumes.",
+            OUTPUT, "--out", metavar="FILE",
+        ),
+    ] = None  # fmt: skip
+    plot: Annotated[
+        str | None, option("Picture file (.svg, .png, .pdf) of the main answer over the axes.", OUTPUT, metavar="FILE")
+    ] = None
+    against: Annotated[
+        str | None, option("Answer on the y axis of the picture, with the Pareto front.", OUTPUT, metavar="NAME")
+    ] = None
+    workers: WORKERS = None
+
+    def check(self, ctx: typer.Context, output: TextOutput, csv: str | None = None) -> None:
+        """Check options and files before the work.
+
+        Args:
+            ctx: Context of the command.
+            output: Options of the output.
+            csv: File of --csv.
+
+        Raises:
+            InputError: A file cannot be written.
+        """
+        from steptime.picture_files import PICTURES
+        from steptime.sweeps.export import ending
+
+        for name in self.out or []:
+            if name.casefold().endswith(PICTURES):
+                raise InputError(f"{name} is a picture: --plot draws it, and --out writes tables")
+            ending(name)
+        needs = {"--plot, the picture that it is drawn in": (self.plot is not None, "against")}
+        tables = {f"--out {number}" if number > 1 else "--out": name for number, name in enumerate(self.out or [], start=1)}
+        output.check(ctx, needs, plot=self.plot)
+        check_outputs({"--plot": self.plot, "--csv": csv, **tables}, ())
+
+    def axes(
+        self, question: "Question", settings: list[str], subject: Mapping[str, Any], example: str
+    ) -> "tuple[Any, dict[str, Any]]":
+        """Return the axes and the fixed inputs.
+
+        Args:
+            question: The question.
+            settings: Options of the question as NAME=VALUE.
+            subject: Model and system by name.
+            example: What is missing without an axis, for the message.
+
+        Returns:
+            Axes, and values by name with the engine corrected by stored runs.
+
+        Raises:
+            RangeError: There is no axis.
+        """
+        from steptime.sweeps.axes import read_axes
+
+        axes, fixed_inputs = read_axes(question, self.over or [], [*settings, *(self.set_ or [])], subject)
+        if not axes:
+            raise RangeError(example)
+        return axes, with_kept(question, fixed_inputs, axes)
+
+    def write(self, sweep: "Sweep", answer: str | None) -> None:
+        """Write the files after the first, which is written already, and the picture.
+
+        Args:
+            sweep: The sweep.
+            answer: Answer in the picture.
+        """
+        for name in (self.out or [])[1:]:
+            sweep.save(name)
+        for name in self.out or []:
+            wrote(name, f"{sweep.points:,} point{'s' * (sweep.points > 1)}")
+        if self.plot is not None:
+            with reported(self.plot, "the picture"):
+                sweep.plot(self.plot, answer=answer, against=self.against)
+
+
+@grouped
 def sweep(
     ctx: typer.Context,
-    words: WORDS = None,
-    over: OVER = None,
-    set_: SET = None,
+    study: Study,
+    output: TextOutput,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="QUESTION [MODEL] [SYSTEM]",
+            help="QUESTION is step, plan, simulate, or blackboard.NAME (a formula of the lecture). MODEL and SYSTEM follow, "
+            "unless --over varies them.",
+            show_default=False,
+        ),
+    ] = None,
     together: Annotated[
         bool, option("Step through all axes at once, instead of every combination.", AXES, "--together")
     ] = False,
-    answer: ANSWER = None,
-    out: OUT = None,
-    plot: Annotated[
-        str | None, option("Picture file (.svg, .png, .pdf) of the first --answer, or of the cost.", OUTPUT, metavar="FILE")
+    answer: Annotated[
+        list[str] | None,
+        option("Name of an answer to show. Repeatable.", OUTPUT, metavar="NAME", show_default="the main answers"),
     ] = None,
-    against: Annotated[
-        str | None, option("Answer on the y axis of the picture, with the Pareto front.", OUTPUT, metavar="NAME")
-    ] = None,
-    workers: Annotated[int | None, option("Number of processes.", EXECUTION, metavar="N", show_default="one per core")] = None,
     cluster: Annotated[
         str | None,
         option(
             "Address of a Dask cluster that computes the points, such as tcp://127.0.0.1:8786.", EXECUTION, metavar="ADDRESS"
         ),
     ] = None,
-    full: FULL = False,
-    json: JSON = False,
 ) -> None:
     """Run one question for many values of its inputs: tables, files and pictures of the answers.
 
     Args:
         ctx: context of typer; the other arguments are options, described by their help.
     """
-    from steptime.sweeps.axes import read_axes
     from steptime.sweeps.executor import SUFFIX, connect
     from steptime.sweeps.sweep import sweep_axes
 
-    question, subject, settings = read_question("sweep", words or [], "--over", OPTIONS)
-    refuse_idle(ctx, {"text, not --json": (not json, "full"), PLOT_OPTION: (plot is not None, "against")})
-    files, answer_names = check_files(out or [], plot), _answers(question, answer or [], against)
-    plotted_answer = answer[0].partition(",")[0].strip() if answer else None
-    axes, fixed_inputs = read_axes(question, over or [], [*settings, *(set_ or [])], subject)
-    if not axes:
-        raise RangeError("a sweep needs an axis: --over NAME=VALUES, such as --over batch=1:4096:log2")
-    fixed_inputs = with_kept(question, fixed_inputs, axes)
+    question, subject, settings = read_question(ctx, words or [], "--over")
+    study.check(ctx, output)
+    answers = [name.strip() for text in answer or [] for name in text.split(",")]
+    axes, fixed_inputs = study.axes(
+        question, settings, subject, "a sweep needs an axis: --over NAME=VALUES, such as --over batch=1:4096:log2"
+    )
     not_empty("--cluster", cluster, "an address, such as tcp://127.0.0.1:8786")
     if question.name == "simulate":
         compile_first()
     client = None if cluster is None else connect(cluster)
+    first_file = study.out[0] if study.out else None
     try:
         with report_progress() as progress:
-            study = sweep_axes(
-                question, axes, fixed_inputs, answers=answer_names, together=together, workers=workers, client=client,
-                out=files[0] if files else None, progress=progress, banded=True,
+            result = sweep_axes(
+                question, axes, fixed_inputs, answers=_answers(question, answers, study.against), together=together,
+                workers=study.workers, client=client, out=first_file, progress=progress, banded=True,
             )  # fmt: skip
     except KeyboardInterrupt:
-        if files and os.path.exists(files[0] + SUFFIX):
-            say(f"steptime: stopped; answers are kept in {files[0]}{SUFFIX}, and the same command continues from there")
+        if first_file and os.path.exists(first_file + SUFFIX):
+            say(f"steptime: stopped; answers are kept in {first_file}{SUFFIX}, and the same command continues from there")
         raise
     finally:
         if client is not None:
             client.close()
-    wrote_all(study, files, plot, plotted_answer, against)
-    print_result(study, "sweep_view.sweep_view", json=json, full=full)
-    share = study.answers.get("memory_share")
-    if len(study.reasons) == study.points or (share is not None and not (share.values <= 1).any()):
+    study.write(result, answers[0] if answers else None)
+    output.print(result, "sweep_view.sweep_view")
+    share = result.answers.get("memory_share")
+    if len(result.reasons) == result.points or (share is not None and not (share.values <= 1).any()):
         raise typer.Exit(1)
 
 
-def _answers(question: "Question", answers: list[str], against: str | None) -> tuple[str, ...]:
-    names = [name.strip() for text in answers for name in text.split(",")]
+def _answers(question: "Question", names: list[str], against: str | None) -> tuple[str, ...]:
+    """Return the answers to compute, with the memory that tells which points can run."""
     if against is not None:
         names = [*(names or question.shows), against]
-    if names and "memory_share" in question.answers:
-        names.append("memory_share")  # else the cheapest point may not fit in memory
-    return tuple(dict.fromkeys(names))
+    # Without it, the cheapest point may not fit in memory.
+    memory = ["memory_share"] if names and "memory_share" in question.answers else []
+    return tuple(dict.fromkeys([*names, *memory]))
 
 
-def check_files(out: list[str], plot: str | None, csv: str | None = None) -> list[str]:
-    """Check the files of results before the work.
+@grouped
+def design(
+    ctx: typer.Context,
+    study: Study,
+    output: Output,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[step|plan] MODEL SYSTEM",
+            help="Question for each design: one pass at a given batch and layout (step), or the cheapest deployment within "
+            "limits (plan, the default).",
+            show_default=False,
+        ),
+    ] = None,
+    within: Annotated[
+        str | None,
+        option(
+            "Fixed budget of the chip: more bandwidth, capacity or links cost FLOP/s. Value: power, or the share of each part "
+            "of an area or a price, such as bandwidth=0.3,capacity=0.1,link=0.1.",
+            AXES,
+            metavar="BUDGET",
+        ),
+    ] = None,
+    aim: Annotated[
+        list[str] | None,
+        option(
+            "Aim of the search, the most important first. Repeatable.", OUTPUT, metavar="NAME", show_default="cost and speed"
+        ),
+    ] = None,
+) -> None:
+    """Search models and chips that do not exist yet: heads, experts, depth; bandwidth against FLOP/s.
 
     Args:
-        out: files of tables.
-        plot: file of the picture.
-        csv: file of the table as CSV.
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
+    from steptime.sweeps.design import compare_designs
+
+    words = words or []
+    plain = next((place for place, word in enumerate(words) if word.startswith("--")), len(words))
+    if not plain:
+        raise InputError("a design needs a model and a system; `steptime design --help` has examples")
+    # The question is a plan unless it is has_question.
+    has_question = words[0] in ("step", "plan") and plain != 2
+    question, subject, settings = read_question(ctx, words if has_question else ["plan", *words], "--over")
+    study.check(ctx, output, output.csv)
+    axes, fixed_inputs = study.axes(
+        question, settings, subject,
+        "a design needs an axis, such as --over arch.kv_heads=1,2,4,8, --over arch.attention=grouped,latent or "
+        "--over times.bandwidth=1:4:7",
+    )  # fmt: skip
+    aims = [part.strip() for text in aim or [] for part in text.split(",")]
+    if study.against is not None and aims:
+        aims.append(study.against)
+    with report_progress() as progress:
+        result = compare_designs(
+            question, axes, fixed_inputs, aims=aims, within=within, workers=study.workers,
+            out=study.out[0] if study.out else None, progress=progress,
+        )  # fmt: skip
+    study.write(result.sweep, result.aims[0])
+    output.print(result, "sweep_view.design_view")
+
+
+@grouped
+def sensitivity(
+    ctx: typer.Context,
+    output: Output,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="QUESTION [MODEL] [SYSTEM]",
+            help="QUESTION is step or plan, whose ranges are known, or simulate or blackboard.NAME, which need --vary.",
+            show_default=False,
+        ),
+    ] = None,
+    answer: Annotated[
+        str | None, option("Name of the answer.", OUTPUT, "--of", metavar="ANSWER", show_default="the cost")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        option(
+            "Range with a uniform distribution: context=1k:16k, rent=1.5:3, chip.hbm.bandwidth=7TB/s:8TB/s, "
+            "memory_efficiency=0.7:0.9 (of the engine). Repeatable. It adds a range, or replaces the known range of that "
+            "input.",
+            INPUTS,
+            "--vary",
+            metavar="NAME=LOW:HIGH",
+        ),
+    ] = None,
+    set_: Annotated[list[str] | None, option(SET_WORDS, INPUTS, "--set", metavar="NAME=VALUE")] = None,
+    sobol: Annotated[
+        bool, option("Variance shares with all inputs varied together: Sobol's first and total indices.", INDICES, "--sobol")
+    ] = False,
+    samples: Annotated[
+        int | None,
+        count("--samples", "Samples, a power of two.", INDICES, show_default="4,096, or fewer if that takes over 2 minutes"),
+    ] = None,
+    seed: Annotated[int, option("Seed of the samples.", INDICES, metavar="S")] = 0,
+    workers: WORKERS = None,
+    plot: Annotated[str | None, option("Picture file (.svg, .png, .pdf) of the tornado chart.", OUTPUT, metavar="FILE")] = None,
+) -> None:
+    """Find which uncertain input changes an answer most, and which to measure first.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
+    from steptime.sweeps.axes import read_axes
+    from steptime.sweeps.sensitivity import compute_sensitivity
+
+    question, subject, settings = read_question(ctx, words or [], "--vary")
+    output.check(ctx, inputs=subject.values(), plot=plot)
+    ranges = [_range(text) for text in vary or []]
+    _, fixed_inputs = read_axes(question, [], [*settings, *(set_ or [])], subject)
+    fixed_inputs = with_kept(question, fixed_inputs)
+    if question.name == "simulate":
+        compile_first()
+    with report_progress() as progress:
+        study = compute_sensitivity(
+            question, fixed_inputs, answer=answer, ranges=ranges, sobol=sobol, samples=samples, seed=seed, workers=workers,
+            progress=progress, announce=lambda message: say(f"steptime: {message}"),
+        )  # fmt: skip
+    if plot is not None:
+        with reported(plot, "the tornado"):
+            study.plot(plot)
+    output.print(study, "sweep_view.sensitivity_view")
+    if not study.fits:
+        raise typer.Exit(1)
+
+
+def _range(text: str) -> tuple[str, str]:
+    name, equals, values = text.partition("=")
+    if not equals or not name.strip() or not values.strip():
+        raise RangeError(f"{short_repr(text)} is not NAME=LOW:HIGH, such as context=1k:16k")
+    return name.strip(), values.strip()
+
+
+# --- the words of a study -----------------------------------------------------------------------------------------------
+
+
+def read_question(ctx: typer.Context, words: list[str], several: str) -> "tuple[Question, dict[str, Any], list[str]]":
+    """Return the checked parts of the words of a command.
+
+    Args:
+        ctx: Context of the command.
+        words: The words.
+        several: Option that takes more than one value of an input.
 
     Returns:
-        The files of tables.
+        The question, model and system by name, and other options as NAME=VALUE.
 
     Raises:
-        InputError: if one cannot be written.
+        InputError: The question lacks an input that is named.
+        UnknownName: An option of the command is misspelt: it would count as an input of the question.
     """
-    from steptime.picture_files import PICTURES
-    from steptime.sweeps.export import ending
+    from steptime.questions.registry import find_question
 
-    pictures = [name for name in out if name.casefold().endswith(PICTURES)]
-    if pictures:
-        raise InputError(f"{pictures[0]} is a picture: --plot draws it, and --out writes tables")
-    if plot is not None and not plot.casefold().endswith(PICTURES):
+    name, subject, settings = _read_words(str(ctx.info_name), words, several)
+    question = find_question(name)
+    options = [param.opts[0].removeprefix("--") for param in ctx.command.params if param.opts[0].startswith("--")]
+    for text in settings:
+        option_name = text.partition("=")[0].lstrip("-")
+        is_input = option_name.replace("-", "_") in question.inputs or "." in option_name
+        if not is_input and did_you_mean(option_name, options, cutoff=0.75):
+            raise UnknownName("option", f"--{option_name}", [f"--{known_name}" for known_name in options])
+    for key in subject:
+        if key not in question.inputs:
+            raise InputError(f"{question.name} takes no {key}: its inputs are {', '.join(question.inputs)}")
+    return question, subject, settings
+
+
+def _read_words(command: str, words: list[str], several: str) -> tuple[str, dict[str, Any], list[str]]:
+    """Return the question, model and system by name, and other options as NAME=VALUE."""
+    plain = words[: next((i for i, word in enumerate(words) if word.startswith("--")), len(words))]
+    if not plain:
         raise InputError(
-            f"--plot writes a picture, {', '.join(PICTURES)}, not {plot or 'a file without a name'}; --out writes tables"
+            f"{command} needs a question: step, plan, simulate, or blackboard.NAME; `steptime {command} --help` has examples"
         )
-    paths = [*out, *(name for name in (plot, csv) if name is not None)]
-    for name in paths:
-        if name != csv:
-            ending(name)
-        place = os.path.dirname(os.path.realpath(name))
-        if not os.path.isdir(place):
-            raise DataFileError(name, "cannot be written: its folder does not exist")
-        if not os.access(place, os.W_OK) or (os.path.isfile(name) and not os.access(name, os.W_OK)):
-            raise DataFileError(name, "cannot be written: permission denied")
-        if os.path.isfile(name) and not _is_sweep_file(name):
-            raise DataFileError(name, "holds something else than a sweep writes; give another name, or remove it")
-        if os.path.isdir(name) and not (name.endswith(".zarr") and os.path.exists(os.path.join(name, ".zgroup"))):
-            raise DataFileError(name, "is a folder; give the results another name")
-    if len(set(paths)) < len(paths):
-        raise InputError("two files have one name; give each its own")
-    return out
+    if len(plain) > 3:
+        raise InputError(f"{plain[3]} is one word too many: {command} takes QUESTION [MODEL] [SYSTEM]")
+    remaining_words, settings = words[len(plain) :], []
+    while remaining_words:
+        name, equals, value = remaining_words.pop(0).partition("=")
+        if not name.startswith("--") or not name.strip("-"):
+            raise InputError(
+                f"{name} follows no option; options of the question are --name value, and the rest goes before them"
+            )
+        if not equals:
+            if not remaining_words:
+                raise InputError(f"{name} needs a value; {several} NAME=... gives several")
+            value = remaining_words.pop(0)
+        settings.append(f"{name}={value}")
+    return plain[0], dict(zip(("model", "system"), plain[1:], strict=False)), settings
 
 
-def _is_sweep_file(name: str) -> bool:
-    """Whether a file may be an older one of a sweep: of a table or of JSON, by its beginning; of others, by its ending."""
-    if not name.casefold().endswith((".csv", ".json")):
-        return True
-    with open(name, "rb") as file:
-        begins = file.read(4096)
-    if name.casefold().endswith(".json"):
-        return not begins.strip() or b"steptime.sweep/" in begins
-    return not begins.strip() or b"," in begins.partition(b"\n")[0]
-
-
-def wrote_all(study: "Sweep", files: list[str], plot: str | None, answer: str | None, against: str | None) -> None:
-    """Write the files after the first, and the picture.
+def with_kept(question: "Question", fixed_inputs: Mapping[str, Any], axes: "Sequence[Axis]" = ()) -> dict[str, Any]:
+    """Return fixed inputs, with the engine corrected by the runs that `steptime anchors` keeps.
 
     Args:
-        study: the sweep.
-        files: files of tables; the first is written already.
-        plot: file of the picture.
-        answer: answer in the picture.
-        against: answer on the other axis.
+        question: the question.
+        fixed_inputs: inputs that all points share.
+        axes: inputs that vary.
+
+    Returns:
+        The inputs; a line on standard error says whether runs correct them.
     """
-    for name in files[1:]:
-        study.save(name)
-    for name in files:
-        wrote(name, f"{study.points:,} point{'s' * (study.points > 1)}")
-    if plot is not None:
-        study.plot(plot, answer=answer, against=against)
-        wrote(plot, "the picture")
+    from steptime.catalog.data_files import files
+
+    if not question.figures or not files("anchors", fixed_inputs.get("catalog")):
+        return dict(fixed_inputs)
+    if {"model", "system", "engine"} & {axis.name for axis in axes} or any(a.name.startswith("arch.") for a in axes):
+        say("steptime: runs that `steptime anchors` keeps are left out, since model, system or engine is an axis")
+        return dict(fixed_inputs)
+    if any(name not in fixed_inputs for name in question.needs):
+        return dict(fixed_inputs)
+    from steptime.physics.engine import anchored
+    from steptime.physics.uncertainty import has_range
+    from steptime.questions.subject import read_subject
+    from steptime.validation.user_calibration import kept_anchor
+
+    model, system, engine = read_subject(fixed_inputs)
+    anchor = kept_anchor(model, system, engine, fixed_inputs.get("catalog")) if has_range(engine) else None
+    if anchor is None:
+        return dict(fixed_inputs)
+    say(f"steptime: anchored on your runs of {model.name} on {system.name} by {engine.name} (`steptime anchors`)")
+    return {**fixed_inputs, "engine": anchored(engine, anchor, model=model.name, system=system.name)}
+
+
+@contextmanager
+def report_progress() -> Iterator[Callable[[int, int], None]]:
+    """Provide a function that reports progress: a bar with the remaining time for long work on a terminal.
+
+    Yields:
+        A function of the number of answered points and of all points.
+    """
+    from steptime.sweeps.axes import duration
+
+    state = {"first": 0, "total": -1, "started": time.perf_counter()}
+    bar: Any = None
+
+    def progress(done: int, total: int) -> None:
+        nonlocal bar
+        # Work begins, perhaps after other work.
+        if total != state["total"]:
+            if bar:
+                bar.stop()
+            bar = None
+            state.update(first=done, total=total, started=time.perf_counter())
+            if done:
+                say(f"steptime: goes on from {done:,} of {total:,} points that were answered before")
+            return
+        passed = time.perf_counter() - state["started"]
+        if bar is None and passed > 1.5 and state["first"] + max(MIN_POINTS_FOR_ETA, total // 20) <= done < total:
+            remaining_seconds = passed / (done - state["first"]) * (total - done)
+            if sys.stderr is None or not sys.stderr.isatty():
+                bar = False
+                say(f"steptime: {done:,} of {total:,} points, some {duration(remaining_seconds)} left ...")
+            else:
+                bar = _bar(total)
+        if bar:
+            bar.update(bar.task_ids[0], completed=done)
+
+    try:
+        yield progress
+    finally:
+        if bar:
+            bar.stop()
+
+
+def _bar(total: int) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(), MofNCompleteColumn(), TextColumn("points, left"), TimeRemainingColumn(), TextColumn("of"),
+        TimeElapsedColumn(),
+    )  # fmt: skip
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.start()
+    bar.add_task("points", total=total)
+    return bar

@@ -1,20 +1,91 @@
-"""The command `steptime validate`: compare predictions with measured runs."""
+"""The commands `steptime validate`, `calibrate` and `anchors`: measured runs against predictions, a fit, and own runs."""
 
 import os
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 import typer
 
-from steptime.cli.calibrate import FILES, SKIP, RunSettings, training_file, validate_training_file
-from steptime.cli.options import CATALOG, CSV, FULL, JSON, grouped, not_empty, refuse_idle
-from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, writing, wrote
-from steptime.errors import RangeError
+from steptime.atomic_files import write_text_atomically
+from steptime.cli.options import CATALOG, FULL, Output, count, grouped, not_empty, option
+from steptime.cli.output import (
+    check_outputs,
+    make_console,
+    patience,
+    print_json,
+    print_result,
+    reported,
+    say,
+    write_csv,
+    writing,
+)
+from steptime.errors import DataFileError, InputError, RangeError, UnknownName
+
+FILES = (
+    "CSV of runs (`steptime validate --columns` lists its columns), result JSON of `vllm bench serve` or of SGLang's "
+    "bench_serving, or folders of them."
+)
+SKIP = Annotated[bool, typer.Option("--skip-bad", help="Leave out runs that cannot be read, and say which.")]
+PANEL = "Settings that a vLLM or SGLang result file lacks"
+ACTIONS = ("add", "remove")
+
+
+def _setting(words: str, name: str, metavar: str) -> Any:
+    return option(words, PANEL, name, metavar=metavar, show_default=False)
+
+
+def _count(words: str, name: str) -> Any:
+    return count(name, words, PANEL, show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Settings of the runs that the files lack."""
+
+    model: Annotated[
+        str,
+        _setting("Catalogue name or config, instead of the file's model_id (SGLang's may have none).", "--model", "NAME"),
+    ] = ""
+    system: Annotated[str, _setting("Measured system.", "--system", "NAME")] = ""
+    tp: Annotated[int | None, _count("Tensor-parallel size.", "--tp")] = None
+    pp: Annotated[int | None, _count("Pipeline stages. Default: 1.", "--pp")] = None
+    dp: Annotated[int | None, _count("Data-parallel ranks (DP attention); GPUs = tp x pp x dp. Default: 1.", "--dp")] = None
+    ep: Annotated[int | None, _count("Expert-parallel size. Default: 1.", "--ep")] = None
+    weights: Annotated[
+        str, _setting("Number format of all weights except routed experts: bf16, fp8, nvfp4, ...", "--weights", "FORMAT")
+    ] = ""
+    experts: Annotated[str, _setting("Number format of the routed experts. Default: as --weights.", "--experts", "FORMAT")] = ""
+    kv: Annotated[
+        str, _setting("Number format of the KV cache. Default: 8 bits if the weights have 8 or fewer.", "--kv", "FORMAT")
+    ] = ""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the settings that were typed.
+
+        Returns:
+            Values by the argument of `validate` and `calibrate`.
+        """
+        return {name: value for name, value in vars(self).items() if value not in ("", None)}
+
+
+def _is_training_file(files: Sequence[str]) -> bool:
+    """Return whether the only file is one of training runs; raise RangeError if other files are named as well."""
+    if not any(name.casefold().endswith(".csv") for name in files):
+        return False
+    from steptime.validation.training_run_table import is_training, read_header
+
+    training_tables = [name for name in files if name.casefold().endswith(".csv") and is_training(read_header(name))]
+    if training_tables and len(files) > 1:
+        raise RangeError(f"{training_tables[0]} holds training runs: give it alone")
+    return bool(training_tables)
 
 
 @grouped
 def validate(
     ctx: typer.Context,
     run_settings: RunSettings,
+    output: Output,
     files: Annotated[list[str] | None, typer.Argument(metavar="FILE...", help=FILES, show_default=False)] = None,
     predictions: Annotated[
         str | None,
@@ -29,55 +100,172 @@ def validate(
     skip_bad: SKIP = False,
     columns: Annotated[bool, typer.Option("--columns", help="List the columns of the file and exit.")] = False,
     catalog: CATALOG = None,
-    csv: CSV = None,
-    full: FULL = False,
-    json: JSON = False,
 ) -> None:
     """Compare predictions with measured serving or training runs: error, bias, coverage of the ranges.
 
     Args:
         ctx: context of typer; the other arguments are options, described by their help.
     """
-    from steptime.cli.views.validation_view import columns_view, validation_view
+    from steptime.cli.views.validation_view import columns_view
     from steptime.validation.error_summary import write_predictions
-    from steptime.validation.validate_api import validate as hold
+    from steptime.validation.validate_api import validate as compare_runs
 
-    refuse_idle(ctx, {"text, not --json": (not json, "full")})
     if columns:
-        if files or predictions or engine or csv or json:
+        if files or predictions or engine or output.csv or output.json:
             raise RangeError("--columns stands alone: it lists the columns and reads no file")
-        show(columns_view())
+        make_console().print(columns_view())
         return
     if not files:
         raise RangeError("give a CSV file of runs (--columns lists its columns) or result JSON of vLLM or SGLang")
     not_empty("--engine", engine, "the name of an engine")
-    if training_file(files):
-        validate_training_file(files[0], predictions, engine, catalog, csv, json=json)
+    inputs = [*files, engine or "", run_settings.model, run_settings.system]
+    output.check(ctx, inputs=inputs, predictions=predictions)
+    if _is_training_file(files):
+        _validate_training(files[0], predictions, engine, catalog, output)
         return
-    check_outputs({"--predictions": predictions, "--csv": csv}, [*files, engine or "", run_settings.model, run_settings.system])
     with patience(f"reading and predicting the runs of {', '.join(files[:3])}{' ...' if len(files) > 3 else ''}"):
-        validation = hold(files, engine=engine, skip_bad=skip_bad, catalog=catalog, **run_settings.arguments())
+        validation = compare_runs(files, engine=engine, skip_bad=skip_bad, catalog=catalog, **run_settings.arguments())
     if predictions:
-        existed = os.path.exists(predictions)
-        with writing(predictions):
+        with reported(predictions, f"times of {validation.runs:,} runs in s and tok/s, with 90 % ranges"):
             write_predictions(predictions, validation.rows, validation.predictions)
-        wrote(predictions, f"times of {validation.runs:,} runs in s and tok/s, with 90 % ranges", replaced=existed)
-    if csv is not None:
-        write_csv(csv, validation)
-    if json:
+    output.print(validation, "validation_view.validation_view")
+
+
+def _validate_training(path: str, predictions: str | None, engine: str | None, catalog: str | None, output: Output) -> None:
+    """Predict every row of a file of training runs, and print the errors."""
+    from steptime.validation.training_validation import validate_training, write_training_predictions
+
+    with patience(f"reading and predicting the training runs of {path}"):
+        validation = validate_training(path, engine=engine, catalog=catalog)
+    if predictions:
+        with reported(predictions, f"steps of {validation.runs:,} training runs in s, with 90 % ranges, and their memory"):
+            write_training_predictions(predictions, validation.predictions)
+    if output.csv is not None:
+        write_csv(output.csv, validation)
+    if output.json:
         print_json(validation)
+    else:
+        from steptime.cli.views.training_view import training_errors_view
+
+        make_console().print(training_errors_view(validation))
+
+
+@grouped
+def calibrate(
+    run_settings: RunSettings,
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help=FILES, show_default=False)],
+    engine: Annotated[str, typer.Option(help="Name of the engine to make.", show_default=False)],
+    prior: Annotated[
+        str | None,
+        typer.Option(help="Engine to start from, which few runs move little; by default that of the runs, or typical."),
+    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="Engine file to write; by default NAME.toml.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over an engine file that is there already.")] = False,
+    skip_bad: SKIP = False,
+    catalog: CATALOG = None,
+    full: FULL = False,
+) -> None:
+    """Fit an engine's physical constants to your own measured runs, with a shipped engine as prior.
+
+    Args:
+        run_settings: the first option; help texts describe this and the others.
+    """
+    from steptime.validation.error_summary import report
+    from steptime.validation.predictions import predict
+    from steptime.validation.training_validation import calibrate_training
+    from steptime.validation.validate_api import calibrate as fit
+
+    path = _place(engine, out, force)
+    not_empty("--prior", prior, "the name of an engine")
+    check_outputs({"--out": path}, [*files, prior or "", run_settings.model, run_settings.system])
+    if _is_training_file(files):
+        with patience(f"reading the runs and fitting {engine}"):
+            stack, text, runs = calibrate_training(files[0], name=engine, prior=prior, catalog=catalog)
+        with writing(path):
+            write_text_atomically(path, text)
+        speed = f"{float(stack.speed):.3g}"
+        typer.echo(f"{engine}: fitted to {runs:,} training runs; speed {speed} of the prior's constants")
+        typer.echo(f"Written to {path}: use it with `steptime train --engine {path}`")
         return
-    console = make_console()
-    show(
-        validation_view(
-            list(validation.rows),
-            validation.predictions,
-            validation.tables,
-            list(validation.left_out),
-            console.width,
-            scripted=validation.scripted,
-            unread=validation.unread,
-            full=full,
+    if prior is not None:
+        _check_prior(prior, catalog)
+    with patience(f"reading the runs and fitting {engine}; many runs take minutes"):
+        calibration = fit(files, name=engine, prior=prior, skip_bad=skip_bad, catalog=catalog, **run_settings.arguments())
+        rows, engines = list(calibration.rows), (calibration.prior, calibration.engine)
+        tables = {candidate.name: report(rows, predict(rows, engine=candidate, catalog=catalog)) for candidate in engines}
+    with writing(path):
+        write_text_atomically(path, calibration.toml)
+    print_result(calibration, "validation_view.calibration_view", full=full, tables=tables, path=path)
+
+
+def _place(engine: str, out: str | None, force: bool) -> str:
+    """Return where the engine file goes; a shipped engine's name, another folder and a file that is there are refused."""
+    from steptime.catalog.data_files import files
+
+    if not engine.strip() or engine in (".", "..") or engine != os.path.basename(engine) or not engine.isprintable():
+        raise InputError(f"--engine takes a plain name, not {engine!r}; name another folder with --out FILE")
+    if any(mark in engine for mark in '\\"'):
+        raise InputError(f"--engine takes a plain name without quotes and backslashes, not {engine!r}")
+    if engine.casefold() in ("ideal", *files("engines")):
+        raise InputError(f"--engine {engine} is an engine of the catalogue; give yours another name, such as {engine}-mine")
+    path = f"{engine}.toml" if out is None else out
+    if os.path.isfile(path) and not force:
+        raise DataFileError(path, "is there already; give --force to write over it, or another name with --out")
+    return path
+
+
+def _check_prior(name: str, catalog: str | None) -> None:
+    """Raise InputError for an engine without fitted constants."""
+    from steptime.physics.engine import load_engine
+    from steptime.physics.uncertainty import has_range
+
+    if not has_range(load_engine(name, catalog)):
+        raise InputError(f"--prior {name} has no fitted constants to start from; `steptime engines` lists those that have")
+
+
+@grouped
+def anchors(
+    ctx: typer.Context,
+    run_settings: RunSettings,
+    output: Output,
+    action: Annotated[
+        str | None,
+        typer.Argument(metavar="[add|remove]", help="Without it, kept runs are listed.", show_default=False),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE|NAME]",
+            help="add: result JSON of `vllm bench serve` or of SGLang's bench_serving, or a CSV of runs; remove: a name.",
+            show_default=False,
         ),
-        console=console,
-    )
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Keep them under this name.", show_default="that of the file")] = None,
+    catalog: CATALOG = None,
+) -> None:
+    """Keep your measured runs: plan, step and simulate correct predictions of the same model, system and engine.
+
+    Args:
+        ctx: context of typer; the other arguments are options, described by their help.
+    """
+    from steptime.validation import user_calibration
+
+    needs = {
+        "add FILE": (action == "add", " ".join(["name", *(setting.name for setting in fields(run_settings))])),
+        "the list of runs": (action is None, "csv"),
+    }
+    output.check(ctx, needs)
+    if action is None:
+        output.print(user_calibration.kept_anchors(catalog), "validation_view.anchors_view")
+        return
+    if action not in ACTIONS:
+        raise UnknownName("action", action, ACTIONS, "Known: add FILE, remove NAME; alone it lists them.")
+    if not target:
+        raise RangeError(f"anchors {action} needs {'a file of runs' if action == 'add' else 'the name of runs that are kept'}")
+    not_empty("--name", name, "a name for the runs")
+    if action == "remove":
+        say(f"Removed {user_calibration.remove(target, catalog=catalog)}.")
+        return
+    path, runs = user_calibration.keep(target, name=name or "", catalog=catalog, **run_settings.arguments())
+    say(f"Keeping {path}: plan, step and simulate use it for the same model, system and engine; --no-anchor leaves it out.")
+    output.print(runs, "validation_view.anchors_view")

@@ -1,25 +1,22 @@
-"""The KV cache as a trade of memory for arithmetic, by context and memory tier.
-
-The question `reversible`: the KV cache as a trade of memory for arithmetic.
-"""
+"""The KV cache as a trade of memory for arithmetic, by context and memory tier: the question `reversible`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import RangeError
 from steptime.hardware.number_formats import peak_rate
 from steptime.hardware.system import MemoryTier, System
 from steptime.models.model import Model, cache_bytes, decode_flops_per_token, pairs, prefill_flops
-from steptime.models.model_loading import ModelLike, load_model, resolve_model
+from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import whole_number
-from steptime.questions.declaration import Reader, bind_declared, count, question_of_result, read_answers, text
+from steptime.questions.declaration import Answer, bind, count, inputs_from, question_of_result, text
 from steptime.questions.subject import read_machine
-from steptime.result_base import Tabular, unit
+from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.reversible.memory_tradeoff import break_even_seconds, exchange_rate
 from steptime.units import show
 
@@ -91,18 +88,14 @@ class CacheTrade(Tabular):
             Columns by name, each with one value per row.
         """
         rows = [(cache, tier) for cache in self.caches for tier in cache.tiers]
+        columns = columns_by_key(HeldContext, [cache for cache, _ in rows])
+        tier_columns = columns_by_key(HeldTier, [tier for _, tier in rows])
+        cache_names = ("model", "context_tokens", "held_bytes", "flop_saved", "flop_per_byte", "recompute_s")
+        tier_names = ("read_s", "break_even_s", "drain_s", "contexts")
         return {
-            "model": [cache.model for cache, _ in rows],
-            "context_tokens": [cache.context for cache, _ in rows],
-            "held_bytes": [cache.held_bytes for cache, _ in rows],
-            "flop_saved": [cache.flop_saved for cache, _ in rows],
-            "flop_per_byte": [cache.flop_per_byte for cache, _ in rows],
-            "recompute_s": [cache.recompute_seconds for cache, _ in rows],
-            "tier": [tier.name for _, tier in rows],
-            "read_s": [tier.read_seconds for _, tier in rows],
-            "break_even_s": [tier.break_even_seconds for _, tier in rows],
-            "drain_s": [tier.drain_seconds for _, tier in rows],
-            "contexts": [tier.contexts for _, tier in rows],
+            **{name: columns[name] for name in cache_names},
+            "tier": tier_columns["name"],
+            **{name: tier_columns[name] for name in tier_names},
         }
 
 
@@ -172,20 +165,15 @@ def recompute_seconds(model: Model, system: System, context: int) -> float:
         Seconds.
     """
     peak, seconds = system.chip.peak, 0.0
-    for layer, layers in model.layers:
-        for op in layer.ops:
-            if op.rows in ("tokens", "routed", "outputs"):
-                tokens = 1 if op.rows == "outputs" else context
-                seconds += layers * tokens * op.flops_per_row * op.active / peak_rate(peak, op.format.arithmetic)
-        for a in layer.attention:
-            # Attention has no weights: it computes per pair of tokens.
-            flops = a.flops_per_pair_prefill * pairs(a, context, 0) + a.state_flops_per_token * context
-            seconds += layers * float(flops) / peak_rate(peak, a.arithmetic)
     # The stem is outside the layers: it counts once.
-    for op in model.stem:
+    for op, copies in [(op, n) for layer, n in model.layers for op in layer.ops] + [(op, 1) for op in model.stem]:
         if op.rows in ("tokens", "routed", "outputs"):
             tokens = 1 if op.rows == "outputs" else context
-            seconds += tokens * op.flops_per_row * op.active / peak_rate(peak, op.format.arithmetic)
+            seconds += copies * tokens * op.flops_per_row * op.active / peak_rate(peak, op.format.arithmetic)
+    # Attention has no weights: it computes per pair of tokens.
+    for a, copies in [(a, n) for layer, n in model.layers for a in layer.attention]:
+        flops = a.flops_per_pair_prefill * pairs(a, context, 0) + a.state_flops_per_token * context
+        seconds += copies * float(flops) / peak_rate(peak, a.arithmetic)
     return float(seconds)
 
 
@@ -207,42 +195,23 @@ def solve(values: Mapping[str, Any]) -> CacheTrade:
     Returns:
         Cache trade of one model at one context.
     """
-    inputs = bind_declared(CacheTradeInputs, values, "reversible")
-    model = load_model(inputs.model) if isinstance(inputs.model, str) else resolve_model(inputs.model)
-    return cache_trade([model], read_machine(values), (inputs.context,))
+    inputs = bind(CacheTradeInputs, values, "reversible")
+    return cache_trade([resolve_model(inputs.model)], read_machine(values), (inputs.context,))
 
 
-def _of_cache(name: str) -> Any:
-    return lambda trade: getattr(trade.caches[0], name)
-
-
-READS: Final[Mapping[str, Reader]] = {
-    "cache_bytes": Reader(meaning="KV cache and state of one sequence", unit="B", value=_of_cache("held_bytes")),
-    "flop_saved": Reader(meaning="FLOP of one prefill, which the cache saves", unit="FLOP", value=_of_cache("flop_saved")),
-    "flop_per_byte": Reader(meaning="FLOP saved per cached byte", value=_of_cache("flop_per_byte")),
-    "recompute_seconds": Reader(
-        meaning="time to recompute the cache at the peak rate of a chip", unit="s", value=_of_cache("recompute_seconds")
-    ),
-}
 REVERSIBLE = question_of_result(
     "reversible",
     "the KV cache as a trade of memory for arithmetic",
-    form=CacheTradeInputs,
+    inputs=inputs_from(CacheTradeInputs),
     solve=solve,
-    reads=READS,
-    shows=tuple(READS),
+    answers={
+        "cache_bytes": Answer(meaning="KV cache and state of one sequence", unit="B", source="caches.0.held_bytes"),
+        "flop_saved": Answer(meaning="FLOP of one prefill, which the cache saves", unit="FLOP", source="caches.0.flop_saved"),
+        "flop_per_byte": Answer(meaning="FLOP saved per cached byte", source="caches.0.flop_per_byte"),
+        "recompute_seconds": Answer(
+            meaning="time to recompute the cache at the peak rate of a chip", unit="s", source="caches.0.recompute_seconds"
+        ),
+    },
     figures=True,
     seconds=0.02,
 )
-
-
-def summary(trade: CacheTrade) -> dict[str, Any]:
-    """Return the answers of the question from its result.
-
-    Args:
-        trade: Result of `solve`.
-
-    Returns:
-        Answers by name.
-    """
-    return read_answers(READS, trade)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from steptime.describe import make_card
 from steptime.result_base import Result, Tabular, unit
 from steptime.scaling.scaling_laws import Law, fitted_to
 from steptime.units import Figure
@@ -85,25 +86,12 @@ def law_card(law: Law) -> LawCard:
     Returns:
         Form, constants, sources and fitted range.
     """
-    return LawCard(
-        name=law.name,
-        title=law.title,
-        year=law.year,
-        grade=law.grade,
-        default=law.default,
-        formula=law.kind.formula,
-        counts=law.counts,
-        takes=law.kind.takes,
-        lacks=law.lacks,
-        # Constants may be numpy scalars; JSON needs floats.
-        constants={name: float(np.asarray(value)) for name, value in law.constants.items()},
-        errors=dict(law.errors),
+    # Constants may be numpy scalars; JSON needs floats.
+    constants = {name: float(np.asarray(value)) for name, value in law.constants.items()}
+    return make_card(
+        LawCard, law, formula=law.kind.formula, takes=law.kind.takes, constants=constants, fitted_to=fitted_to(law),
         drawn_together=law.spread is not None,
-        fitted_to=fitted_to(law),
-        domain=dict(law.domain),
-        fixed=dict(law.fixed),
-        figures=dict(law.figures),
-    )
+    )  # fmt: skip
 
 
 def law_table(laws: Iterable[Law]) -> LawTable:

@@ -1,25 +1,27 @@
-"""Summary of an unknown config.json: layers, ignored fields and certainty.
+"""Summaries of models: parts, formats, KV cache and arithmetic.
 
-Summary of a model: parts, formats, KV cache and arithmetic.
+An unknown config.json has a summary of its own: layers, ignored fields, and the certainty of its family.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import load_system
+from steptime.describe import make_card
 from steptime.errors import InputError
 from steptime.hardware.rental_prices import deployment_rent
 from steptime.hardware.system import System
+from steptime.models.checkpoint import CheckpointSummary
 from steptime.models.config_coverage import Ignored, described, places, understand
-from steptime.models.dtype_assignment import CheckpointSummary
 from steptime.models.model import (
     Model,
+    Op,
     active_parameters,
     cache_bytes,
     cache_bytes_read,
@@ -121,35 +123,24 @@ def config_card(fields: Mapping[str, Any], *, name: str = "", folder: Path | Non
     # Headers of weight files add exact shapes where they are present.
     understanding = understand(fields, name=name, headers=None if folder is None else read_headers(folder))
     model = understanding.model
-    return ConfigCard(
-        name=model.name,
-        read_as=understanding.read_as,
-        sure=understanding.sure,
-        why=understanding.why,
-        alternatives=understanding.alternatives,
-        parameters=total_parameters(model),
-        active=active_parameters(model),
-        draft=draft_parameters(model),
-        weight_bytes=weight_bytes(model),
-        kv_bytes=kv_bytes_per_token(model),
-        state_bytes=state_bytes(model),
-        layers=tuple(
-            ConfigLayers(
-                # The indices of some groups of layers are not known.
-                layers=places(kind.layer_indices) if kind.layer_indices else "",
-                count=kind.count,
-                description=described(kind.layer),
-                parameters=sum(op.total_weights for op in kind.layer.ops),
-                active=sum(op.active_weights for op in kind.layer.ops),
-                kv_bytes=layer_kv_bytes(kind.layer),
-            )
-            for kind in understanding.kinds
-        ),
-        stem={op.name: op.total_weights for op in model.stem},
-        fields=understanding.fields,
-        ignored=understanding.ignored,
-        notes=model.notes,
+    layers = (
+        ConfigLayers(
+            # The indices of some groups of layers are not known.
+            layers=places(kind.layer_indices) if kind.layer_indices else "",
+            count=kind.count,
+            description=described(kind.layer),
+            parameters=sum(op.total_weights for op in kind.layer.ops),
+            active=sum(op.active_weights for op in kind.layer.ops),
+            kv_bytes=layer_kv_bytes(kind.layer),
+        )
+        for kind in understanding.kinds
     )
+    return make_card(
+        ConfigCard, understanding, name=model.name, parameters=total_parameters(model), active=active_parameters(model),
+        draft=draft_parameters(model), weight_bytes=weight_bytes(model), kv_bytes=kv_bytes_per_token(model),
+        state_bytes=state_bytes(model), layers=tuple(layers), stem={op.name: op.total_weights for op in model.stem},
+        notes=model.notes,
+    )  # fmt: skip
 
 
 # Contexts of the tables of a card [tokens].
@@ -368,39 +359,12 @@ class Comparison(Tabular):
         return columns_by_key(ComparisonRow, self.models)
 
 
-def parts(model: Model) -> dict[str, float]:
-    """Return the parameters by part: attention, experts, embedding, head, ...
-
-    Args:
-        model: The model.
-
-    Returns:
-        Parameters by part; empty parts are left out.
-    """
-    parameters_by_part: dict[str, float] = {}
-    for layer, n in model.layers:
-        for op in layer.ops:
-            parameters_by_part[op.term] = parameters_by_part.get(op.term, 0.0) + n * op.total_weights
-    for op in model.stem:
-        parameters_by_part[op.term] = parameters_by_part.get(op.term, 0.0) + op.total_weights
-    # Parts without weights, such as attention scores, are left out.
-    return {name: value for name, value in parameters_by_part.items() if value}
-
-
-def stored_formats(model: Model) -> dict[str, float]:
-    """Return the weight bytes by number format.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Bytes by number format.
-    """
-    bytes_by_format: dict[str, float] = {}
-    for op, n in [(op, n) for layer, n in model.layers for op in layer.ops] + [(op, 1) for op in model.stem]:
-        # Bytes of a weight include the scales of block formats.
-        bytes_by_format[op.format.name] = bytes_by_format.get(op.format.name, 0.0) + n * op.total_weights * op.format.bytes
-    return {name: float(round(value)) for name, value in bytes_by_format.items() if value}
+def _sum_by(model: Model, name: Callable[[Op], str], size: Callable[[Op], float]) -> dict[str, float]:
+    """Return the sum of a size over all operators, by name; names without a size are left out."""
+    sums: dict[str, float] = {}
+    for op, count in [(op, n) for layer, n in model.layers for op in layer.ops] + [(op, 1) for op in model.stem]:
+        sums[name(op)] = sums.get(name(op), 0.0) + count * size(op)
+    return {key: value for key, value in sums.items() if value}
 
 
 def context_of_equal_reads(model: Model) -> float:
@@ -434,93 +398,67 @@ def model_card(model: Model, *, context: int) -> ModelCard:
     Returns:
         Parameters, formats, KV cache, FLOP and the smallest system that fits.
     """
-    total, active = total_parameters(model), active_parameters(model)
+    figures = _figures(model, context)
+    total, active = figures["total_parameters"], figures["active_parameters"]
     # All systems of the catalogue are candidates.
-    holds = smallest_system(model, [load_system(name) for name in files("systems")])
-    # Some makers publish only one of both counts.
-    counted = {"total": total, "active": active}
-    return ModelCard(
-        name=model.name,
-        family=model.family,
+    smallest = smallest_system(model, [load_system(name) for name in files("systems")])
+    # Bytes of a weight include the scales of block formats.
+    bytes_by_format = _sum_by(model, lambda op: op.format.name, lambda op: op.total_weights * op.format.bytes)
+    contexts = [c for c in sorted({*CONTEXTS, context}) if c <= max(model.max_context, context)]
+    return make_card(
+        ModelCard,
+        model,
+        **{name: figure for name, figure in figures.items() if name in ModelCard.__dataclass_fields__},
         layers=tuple(
             LayerRow(kind=layer.name, count=n, parameters=sum(op.total_weights for op in layer.ops))
             for layer, n in model.layers
         ),
-        width=model.width,
-        heads=model.heads,
-        vocabulary=model.vocabulary,
-        max_context=model.max_context,
         parameters=ParameterCounts(total=total, active=active, active_share=active / total, draft=draft_parameters(model)),
-        published=dict(model.published),
+        # Some makers publish only one of both counts.
         counted_over_published={
-            kind: float(value / model.published[kind]) for kind, value in counted.items() if model.published.get(kind)
+            kind: float(value / model.published[kind])
+            for kind, value in (("total", total), ("active", active))
+            if model.published.get(kind)
         },
-        parts=parts(model),
-        weight_bytes=weight_bytes(model),
-        weight_bytes_by_format=stored_formats(model),
+        parts=_sum_by(model, lambda op: op.term, lambda op: op.total_weights),
+        weight_bytes_by_format={name: float(round(value)) for name, value in bytes_by_format.items()},
         draft_weight_bytes=draft_bytes(model),
         checkpoint_bytes=model.checkpoint.bytes,
         checkpoint=model.checkpoint.summary,
-        kv_format=model.kv_format,
-        kv_bytes_per_token=kv_bytes_per_token(model),
-        growing_kv_bytes_per_token=growing_kv_bytes_per_token(model),
-        state_bytes_per_sequence=state_bytes(model),
-        context=context,
-        cache_bytes_at_context=float(cache_bytes(model, context)),
-        cache_bytes=tuple(CacheRow(context=c, bytes=float(cache_bytes(model, c))) for c in _contexts(model, context)),
-        context_of_equal_reads=context_of_equal_reads(model),
+        cache_bytes=tuple(CacheRow(context=c, bytes=float(cache_bytes(model, c))) for c in contexts),
         flops_per_token=tuple(
             FlopsRow(context=c, decode=float(decode_flops_per_token(model, c)), prefill=float(prefill_flops(model, c)) / c)
-            for c in _contexts(model, context)
+            for c in contexts
         ),
-        smallest_system=None if holds is None else _smallest(*holds),
-        source=dict(model.source),
-        notes=tuple(model.notes),
+        smallest_system=None if smallest is None else _smallest(*smallest),
     )
 
 
 def _smallest(system: System, chips: int) -> SmallestSystem:
-    rent = system.rent
     # The rent is that of the chips in use, not of the whole system.
-    total_rent = float(deployment_rent(chips, rent.typical))
-    return SmallestSystem(
-        name=system.name, chips=chips, title=system.title, rent=total_rent, rent_kind=rent.kind, rent_term=rent.term
-    )
+    rent = float(deployment_rent(chips, system.rent.typical))
+    kind, term = system.rent.kind, system.rent.term
+    return make_card(SmallestSystem, system, chips=chips, rent=rent, rent_kind=kind, rent_term=term)
 
 
-def _contexts(model: Model, context: int) -> list[int]:
-    """Return the contexts of a card, up to the longest context of the model."""
-    return [c for c in sorted({*CONTEXTS, context}) if c <= max(model.max_context, context)]
+def _sizes(model: Model) -> dict[str, Any]:
+    """Return the figures of the list of models."""
+    return {
+        "total_parameters": total_parameters(model), "active_parameters": active_parameters(model),
+        "kv_bytes_per_token": kv_bytes_per_token(model), "weight_bytes": weight_bytes(model),
+    }  # fmt: skip
 
 
-def comparison_row(model: Model, *, context: int) -> ComparisonRow:
-    """Return one row of the comparison of models.
-
-    Args:
-        model: The model.
-        context: Context of the figures [tokens].
-
-    Returns:
-        Parameters, weights, KV cache and FLOP.
-    """
-    total, active = total_parameters(model), active_parameters(model)
-    return ComparisonRow(
-        name=model.name,
-        family=model.family,
-        total_parameters=total,
-        active_parameters=active,
-        active_share=active / total,
-        weight_bytes=weight_bytes(model),
-        kv_format=model.kv_format,
-        kv_bytes_per_token=kv_bytes_per_token(model),
-        growing_kv_bytes_per_token=growing_kv_bytes_per_token(model),
-        state_bytes_per_sequence=state_bytes(model),
-        context=context,
-        cache_bytes_at_context=float(cache_bytes(model, context)),
-        decode_flops_per_token=float(decode_flops_per_token(model, context)),
-        context_of_equal_reads=context_of_equal_reads(model),
-        max_context=model.max_context,
-    )
+def _figures(model: Model, context: int) -> dict[str, Any]:
+    """Return the figures of the comparison of models at a context."""
+    sizes = _sizes(model)
+    return {
+        **sizes, "active_share": sizes["active_parameters"] / sizes["total_parameters"], "context": context,
+        "growing_kv_bytes_per_token": growing_kv_bytes_per_token(model), "state_bytes_per_sequence": state_bytes(model),
+        "cache_bytes_at_context": float(cache_bytes(model, context)),
+        "decode_flops_per_token": float(decode_flops_per_token(model, context)),
+        "context_of_equal_reads": context_of_equal_reads(model),
+    }  # fmt: skip
 
 
 def compared(models: Iterable[Model], *, context: int) -> Comparison:
@@ -533,27 +471,7 @@ def compared(models: Iterable[Model], *, context: int) -> Comparison:
     Returns:
         One row per model.
     """
-    return Comparison(models=tuple(comparison_row(model, context=context) for model in models))
-
-
-def model_row(model: Model) -> ModelRow:
-    """Return one row of the list of models.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Parameters, weights and KV cache.
-    """
-    return ModelRow(
-        name=model.name,
-        family=model.family,
-        total_parameters=total_parameters(model),
-        active_parameters=active_parameters(model),
-        kv_bytes_per_token=kv_bytes_per_token(model),
-        weight_bytes=weight_bytes(model),
-        grade=model.source.get("grade", ""),
-    )
+    return Comparison(models=tuple(make_card(ComparisonRow, model, **_figures(model, context)) for model in models))
 
 
 def model_table(like: str = "", catalog: str | None = None) -> ModelTable:
@@ -572,7 +490,8 @@ def model_table(like: str = "", catalog: str | None = None) -> ModelTable:
     for name, path in files("models", catalog).items():
         if like.casefold() in name.casefold():
             try:
-                rows.append(model_row(load_model(str(path))))
+                model = load_model(str(path))
+                rows.append(make_card(ModelRow, model, **_sizes(model), grade=model.source.get("grade", ""), problem=""))
             # One bad file must not hide the rest of the list.
             except InputError as problem:
                 rows.append(ModelRow(name=name, problem=str(problem)))

@@ -1,19 +1,20 @@
-"""Summary of a system: balance, drain time, links, rack limits, sources.
+"""Summaries of systems and engines.
 
-Summary of an engine: its constants and its measured error.
+A system has balance, drain time, links, limits of its rack and sources; an engine has constants and a measured error.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
 from steptime.blackboard.decode_latency import balance, drain_seconds, multiplies
+from steptime.describe import make_card
 from steptime.hardware.rental_prices import KINDS, kind_asked, rents_by_kind, with_rent
-from steptime.hardware.system import Domain, MemoryTier, Power, Rent, Software, System
+from steptime.hardware.system import Power, Rent, Software, System
 from steptime.hardware.what_if import read_figure, settable
 from steptime.number_checks import Number
 from steptime.physics.engine import Engine, constant
@@ -171,22 +172,18 @@ def system_row(system: System) -> SystemRow:
     Returns:
         Chips, rates, memory, links and rent.
     """
-    hbm = system.chip.hbm
-    return SystemRow(
-        name=system.name,
-        chip=system.chip.name,
-        scale_up_size=system.scale_up.size,
-        chips=system.chips,
-        peak=dict(system.chip.peak),
-        hbm_capacity=hbm.capacity,
-        hbm_bandwidth=hbm.bandwidth,
-        scale_up_bandwidth=system.scale_up.link.bandwidth,
-        scale_out_bandwidth=math.nan if system.is_box else system.scale_out.link.bandwidth,
-        rent=system.rent.typical,
-        rent_kind=system.rent.kind,
-        rent_term=system.rent.term,
-        rent_date=system.rent.date,
-    )
+    return make_card(SystemRow, system, **_row_figures(system))
+
+
+def _row_figures(system: System) -> dict[str, Any]:
+    """Return the figures of the list of systems, which the card repeats."""
+    chip, rent = system.chip, system.rent
+    return {
+        "chip": chip.name, "peak": dict(chip.peak), "hbm_capacity": chip.hbm.capacity, "hbm_bandwidth": chip.hbm.bandwidth,
+        "scale_up_size": system.scale_up.size, "scale_up_bandwidth": system.scale_up.link.bandwidth,
+        "scale_out_bandwidth": math.nan if system.is_box else system.scale_out.link.bandwidth,
+        "rent": rent.typical, "rent_kind": rent.kind, "rent_term": rent.term, "rent_date": rent.date,
+    }  # fmt: skip
 
 
 def system_table(systems: Iterable[System], *, rent: str | None = None) -> SystemTable:
@@ -235,9 +232,10 @@ def scale_up_links(system: System) -> dict[str, Any]:
     return {"count": float(domain.size), "basis": "at least one per chip; the exact number is not known"}
 
 
-UNITS = {"power": "W", "weight": "kg", "cables": ""}
+# JSON keys of figures of a rack, which differ from the names in the catalogue by their unit.
 RACK_KEYS = {"power": "power_w", "weight": "weight_kg", "power_limit": "power_limit_w", "weight_limit": "weight_limit_kg"}
-LIMITS = {"power": ("power", "power_limit"), "weight": ("weight", "weight_limit"), "cables": ("cables", "cable_limit")}
+# Limit and unit of each limited figure of a rack.
+LIMITS = {"power": ("power_limit", "W"), "weight": ("weight_limit", "kg"), "cables": ("cable_limit", "")}
 
 
 def physical_limits(system: System) -> dict[str, Any]:
@@ -251,14 +249,14 @@ def physical_limits(system: System) -> dict[str, Any]:
         known).
     """
     used: dict[str, dict[str, Any]] = {}
-    for name, (has, limit) in LIMITS.items():
-        value, bound = system.rack.get(has), system.rack.get(limit)
+    for name, (limit, symbol) in LIMITS.items():
+        value, bound = system.rack.get(name), system.rack.get(limit)
         if value is not None or bound is not None:
             # A value without a limit, or a limit without a value, is shown without a share.
             share = value / bound if value is not None and bound is not None else None
-            used[name] = {"value": value, "limit": bound, "unit": UNITS[name], "share": share}
+            used[name] = {"value": value, "limit": bound, "unit": symbol, "share": share}
     shares = {name: entry["share"] for name, entry in used.items() if entry["share"] is not None}
-    return {"used": used, "nearest": max(shares, key=lambda name: shares[name]) if shares else None}
+    return {"used": used, "nearest": max(shares, key=shares.__getitem__, default=None)}
 
 
 def system_card(system: System) -> SystemCard:
@@ -270,59 +268,36 @@ def system_card(system: System) -> SystemCard:
     Returns:
         Rates, memory, links, rents, limits and figures with sources.
     """
-    hbm = system.chip.hbm
+    chip, figures = system.chip, _row_figures(system)
     # Bytes of a weight by arithmetic, without the scales of block formats.
     weights = {"fp4": 0.5, "fp8": 1.0, "int8": 1.0, "bf16": 2.0, "fp16": 2.0}
-    # The card repeats all columns of the list.
-    line = system_row(system)
-    return SystemCard(
-        **{f.name: getattr(line, f.name) for f in fields(line)},
-        title=system.title,
-        chip_title=system.chip.title,
-        vendor=system.chip.vendor,
-        year=system.chip.year,
-        power_w=system.chip.power_w,
-        power=system.power,
-        balance={
-            kind: balance(multiplies(rate), weights[kind], hbm.bandwidth)
-            for kind, rate in system.chip.peak.items()
-            if kind in weights
-        },
-        drain_seconds=drain_seconds(hbm.capacity, hbm.bandwidth),
-        memory=tuple(map(_tier_row, (*system.chip.memory, *system.tiers))),
-        domains=tuple(map(_domain_row, system.domains)),
-        up_over_out=math.nan if system.is_box else system.scale_up.link.bandwidth / system.scale_out.link.bandwidth,
-        scale_up_hbm=system.chips * hbm.capacity,
+    rates = {kind: multiplies(rate) for kind, rate in chip.peak.items() if kind in weights}
+    return make_card(
+        SystemCard,
+        system,
+        **figures,
+        chip_title=chip.title,
+        vendor=chip.vendor,
+        year=chip.year,
+        power_w=chip.power_w,
+        balance={kind: balance(rate, weights[kind], chip.hbm.bandwidth) for kind, rate in rates.items()},
+        drain_seconds=drain_seconds(chip.hbm.capacity, chip.hbm.bandwidth),
+        memory=tuple(
+            make_card(TierRow, tier, drain_seconds=drain_seconds(tier.capacity, tier.bandwidth))
+            for tier in (*chip.memory, *system.tiers)
+        ),
+        domains=tuple(
+            make_card(DomainRow, x, topology=x.link.topology, bandwidth=x.link.bandwidth, latency=x.link.latency)
+            for x in system.domains
+        ),
+        up_over_out=figures["scale_up_bandwidth"] / figures["scale_out_bandwidth"],
+        scale_up_hbm=system.chips * chip.hbm.capacity,
         rent_range=system.rent,
-        rents=system.rents,
         rack={RACK_KEYS.get(name, name): value for name, value in system.rack.items()},
-        software=system.chip.software,
+        software=chip.software,
         scale_up_links=Links(**scale_up_links(system)),
         physical_limits=physical_limits(system),
         settable={path: {"value": read_figure(system, path), "unit": symbol} for path, symbol in settable(system).items()},
-        figures=dict(system.figures),
-    )
-
-
-def _tier_row(tier: MemoryTier) -> TierRow:
-    return TierRow(
-        name=tier.name,
-        capacity=tier.capacity,
-        bandwidth=tier.bandwidth,
-        latency=tier.latency,
-        usd_per_byte=tier.usd_per_byte,
-        drain_seconds=drain_seconds(tier.capacity, tier.bandwidth),
-    )
-
-
-def _domain_row(domain: Domain) -> DomainRow:
-    return DomainRow(
-        name=domain.name,
-        kind=domain.kind,
-        size=domain.size,
-        topology=domain.link.topology,
-        bandwidth=domain.link.bandwidth,
-        latency=domain.link.latency,
     )
 
 
@@ -376,11 +351,8 @@ class EngineTable(Tabular):
         Returns:
             Columns by name, each with one value per engine.
         """
-        names_and_titles: dict[str, Any] = {
-            "name": [card.name for card in self.engines],
-            "title": [card.title for card in self.engines],
-        }
-        return names_and_titles | {name: [card.constants[name] for card in self.engines] for name in CONSTANTS}
+        names = {name: [getattr(card, name) for card in self.engines] for name in ("name", "title")}
+        return names | {name: [card.constants[name] for card in self.engines] for name in CONSTANTS}
 
 
 def engine_card(engine: Engine) -> EngineCard:
@@ -398,7 +370,7 @@ def engine_card(engine: Engine) -> EngineCard:
     # The covariance has one row per fitted constant; its diagonal holds the variances.
     variances = zip(engine.fit.get("names", ()), engine.fit.get("covariance", ()), strict=True)
     fit |= {"deviation": {name: math.sqrt(row[i]) for i, (name, row) in enumerate(variances)}} if fit else {}
-    return EngineCard(name=engine.name, title=engine.title, constants=constants, fit=fit, source=dict(engine.source))
+    return make_card(EngineCard, engine, constants=constants, fit=fit)
 
 
 def engine_table(engines: Iterable[Engine]) -> EngineTable:

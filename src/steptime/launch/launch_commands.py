@@ -72,12 +72,12 @@ def launch_commands(plan: Plan, engine: str) -> list[str]:
     replicas = place_replicas(plan)
     lines, ports = comments(_plan_notes(plan, engine, replicas)), _ports(replicas)
     for pool in plan.pools:
-        first, *others = (r for r in replicas if r.role == pool.role)
+        first, *remaining = (r for r in replicas if r.role == pool.role)
         sizes = f"{counted(int(pool.layout.replicas), 'replica')} of {counted(int(pool.layout.chips), 'chip')}"
         hosts_text = f" on {first.nodes} hosts of {first.chips}" if first.nodes > 1 else ""
         lines += [f"# {ROLE_WORDS[pool.role]}: {sizes}{hosts_text}"]
         lines += _replica_lines(engine, serve_args_for_pool(plan, pool), first, ports[first])
-        lines += [f"# {_other_replicas_text(first, others, ports)}"] if others else []
+        lines += [f"# {_other_replicas_text(first, remaining, ports)}"] if remaining else []
     return lines + (_router_lines(plan, engine, ports) if len(replicas) > 1 else [])
 
 
@@ -125,12 +125,12 @@ def _replica_lines(engine: str, args: ServeArgs, replica: Replica, port: int) ->
     # All hosts after the first run one command that depends only on NODE_RANK.
     worker = _server(engine, args, replica, None, port)
     own_devices = "$DEVICES" in worker.environment.values()
-    others = "s" if replica.nodes > 2 else ""
+    plural = "s" if replica.nodes > 2 else ""
     return [
         *lines,
         "# on the first host, whose address is HEAD_ADDRESS on all hosts:",
         *spoken(head),
-        f"# on the other host{others}, with NODE_RANK={in_words(range(1, replica.nodes))}:",
+        f"# on the other host{plural}, with NODE_RANK={in_words(range(1, replica.nodes))}:",
         *select_texts((own_devices, f"# DEVICES: chips of this host: {_devices_text(replica)}")),
         *spoken(worker),
     ]
@@ -160,17 +160,17 @@ def _devices_text(replica: Replica) -> str:
     return "; ".join(texts)
 
 
-def _other_replicas_text(first: Replica, others: Sequence[Replica], ports: Mapping[Replica, int]) -> str:
+def _other_replicas_text(first: Replica, remaining: Sequence[Replica], ports: Mapping[Replica, int]) -> str:
     """Return how the other replicas of a pool differ from the first, in words."""
-    last = len(others)
+    last = len(remaining)
     which = "replica 1" if last == 1 else f"replicas 1 to {last}"
-    hosts = sorted({host for r in others for host in r.hosts})
+    hosts = sorted({host for r in remaining for host in r.hosts})
     if hosts == list(first.hosts):
         difference = f"on other chips of the host{'s' if first.nodes > 1 else ''}, port"
-        difference += f" {ports[others[0]]}" if last == 1 else f"s up to {ports[others[-1]]}"
+        difference += f" {ports[remaining[0]]}" if last == 1 else f"s up to {ports[remaining[-1]]}"
     else:
         difference = f"on hosts {in_words(hosts)}" if len(hosts) > 1 else "on another host"
-        vary = len({(r.devices, ports[r]) for r in (first, *others)}) > 1
+        vary = len({(r.devices, ports[r]) for r in (first, *remaining)}) > 1
         difference += ", some with other chips and ports" if vary else ""
     return f"{which}: the same command {difference}; --launch-dir writes one script per host"
 
@@ -319,7 +319,7 @@ def _manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Map
     notes: list[str] = []
     for role, args in pools.items():
         # All replicas of a pool have one layout, so that the first stands for all.
-        first, *others = (r for r in replicas if r.role == role)
+        first, *remaining = (r for r in replicas if r.role == role)
         # The operator adds the flags of several hosts, so that the arguments are those of one host.
         command: Command = WRITERS[engine].server(args, replace(first, hosts=first.hosts[:1], slot=0), 0, 0)
         arguments, environment = _dynamo_arguments(engine, args, command)
@@ -328,7 +328,7 @@ def _manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Map
             container["env"] = [{"name": name, "value": value} for name, value in environment.items()]
         container["resources"] = {"limits": {"nvidia.com/gpu": str(first.chips)}}
         name = "worker" if role == "serve" else role
-        component = _component(name, name, 1 + len(others), container)
+        component = _component(name, name, 1 + len(remaining), container)
         if first.nodes > 1:
             component["multinode"] = {"nodeCount": first.nodes}
         components.append(component)

@@ -108,7 +108,7 @@ def _axes_cannot(run: Run) -> list[str]:
     sharding, experts = run.layout.sharding, run.shape.experts
     chips, slice_chips = run.chips, _slice(run)
     # Axes must fill whole slices, since each axis is inside or between slices.
-    whole = chips % slice_chips == 0
+    fills_slices = chips % slice_chips == 0
     return select_texts(
         (sharding == "zero2", "it shards gradients only together with weights; use zero1 or zero3"),
         (
@@ -122,11 +122,11 @@ def _axes_cannot(run: Run) -> list[str]:
         ),
         (experts and run.etp != run.tp, f"its tensor parallelism divides experts like all other weights; use etp {run.tp}"),
         (
-            not whole,
+            not fills_slices,
             f"{chips} chips are not a multiple of the slice of {slice_chips}; use {chips // slice_chips * slice_chips}",
         ),
         (
-            whole and _split(run) is None,
+            fills_slices and _split(run) is None,
             f"the parallel sizes do not fill slices of {slice_chips} chips from the innermost axis",
         ),
     )
@@ -138,10 +138,10 @@ def _pipeline_cannot(run: Run) -> list[str]:
             (run.pp == 1 and run.virtual > 1, "virtual stages need a pipeline; use vpp 1"),
             (run.pp > 1, f"it has no schedule {run.schedule}; its bubble equals that of {', '.join(SCHEDULES)}"),
         )
-    given, multiple = run.layout.layers, f"{run.shape.layers} layers are not a multiple of {run.chunks} chunks"
+    stage_layers, multiple = run.layout.layers, f"{run.shape.layers} layers are not a multiple of {run.chunks} chunks"
     # The pipeline is a loop over equal stages of one kind of layer.
     return select_texts(
-        (not run.even, "its stages must be equal: " + (f"layers={given} are not" if given else multiple)),
+        (not run.even, "its stages must be equal: " + (f"layers={stage_layers} are not" if stage_layers else multiple)),
         (len(run.model.layers) > 1, "its pipeline needs layers of one kind, and this model has several"),
         (
             run.micro_batches % run.pp,

@@ -137,8 +137,8 @@ def _experts(args: ServeArgs) -> tuple[list[str], dict[str, str], list[str]]:
     if m.ep > 1 and args.exchanges:
         backend, environment, why = _exchange(args)
         overlaps = args.two_batches and (backend.startswith("deepep") or args.served.vendor == AMD)
-        alone = f"vLLM overlaps two micro-batches only with DeepEP, not with {backend}: expect slower steps"
-        notes = select_texts((why, why), (args.two_batches and not overlaps, alone))
+        no_overlap = f"vLLM overlaps two micro-batches only with DeepEP, not with {backend}: expect slower steps"
+        notes = select_texts((why, why), (args.two_batches and not overlaps, no_overlap))
     # Thresholds of the overlap are given if the defaults exclude the plan's steps.
     decoding = args.tokens - args.prompt_tokens
     small_prefill = args.prompt_tokens > 0 and args.tokens < DBO_PREFILL

@@ -11,10 +11,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from steptime.blackboard.decode_latency import balance, drain_seconds, memory_over_compute, multiplies, weight_seconds
+from steptime.blackboard.decode_latency import (
+    balance,
+    drain_seconds,
+    memory_over_compute,
+    multiplies,
+    step_seconds,
+    weight_seconds,
+)
 from steptime.blackboard.expert_activation import pipeline_condition
 from steptime.blackboard.token_cost import ratio_below_step, recompute_cost, retrieve_cost
 from steptime.blackboard.training_compute import balanced_context, optimal_batch, overtraining, tokens_equal_to_serving
@@ -34,13 +42,13 @@ from steptime.models.model import (
     weight_bytes,
 )
 from steptime.models.model_loading import load_model
-from steptime.number_checks import Array
+from steptime.number_checks import Array, Number
 from steptime.reversible.avalanche import CIPHERS, cipher_curve, feistel_expected, known_times, network_curve
 from steptime.reversible.memory_tradeoff import plain_bytes, reversible_bytes
 from steptime.reversible.random_networks import trained_and_random
 from steptime.reversible.sboxes import sbox_card
 from steptime.scaling.compute_optimal import cheapest, equivalent_dense
-from steptime.scaling.scaling_laws import loss, tokens_for
+from steptime.scaling.scaling_laws import Law, loss, tokens_for
 from steptime.training.schedules.schedule import schedule_named
 from steptime.training.training_runs import forward_flops
 from steptime.units import DAY, HOUR, MILLION
@@ -106,6 +114,30 @@ class Pair:
     def floor(self) -> float:
         """Seconds to read every weight once."""
         return float(weight_seconds(self.total, self.bytes_of_weight, self.bandwidth))
+
+    @property
+    def best_batch(self) -> float:
+        """B* [sequences] at the context; infinite from L* on."""
+        return float(optimal_batch(self.balance, self.sparsity, self.context, self.knee))
+
+    @property
+    def room(self) -> float:
+        """Sequences whose caches fit the memory next to the weights."""
+        return (self.capacity - self.bytes_of_weight * self.total) / max(self.kv_bytes * self.context, 1e-9)
+
+    def step_seconds(self, batch: Any) -> Any:
+        """Return the step time of the closed form.
+
+        Args:
+            batch: Sequences, one number or an array.
+
+        Returns:
+            Seconds, with the shape of `batch`.
+        """
+        return step_seconds(
+            batch, self.context, active=self.active, total=self.total, weight_bytes=self.bytes_of_weight,
+            kv_bytes_per_token=self.kv_bytes, mac_rate=self.mac_rate, bandwidth=self.bandwidth,
+        )  # fmt: skip
 
 
 def domain_chips(system: System) -> int:
@@ -325,13 +357,25 @@ def best_overtraining(laws: Sequence[str], params: float, trained: float, served
     Returns:
         Training tokens over Chinchilla's, one value per law.
     """
-    ratios = []
-    for law in laws:
-        at_loss = loss(law, params, trained)
-        # The cheapest model has the loss of the given one, so the laws are compared at equal quality.
-        size = float(cheapest(law, at_loss, served))
-        ratios.append(float(overtraining(float(tokens_for(law, size, at_loss)), size)))
-    return np.array(ratios)
+    return np.array([float(cheapest_overtraining(law, params, trained, served)) for law in laws])
+
+
+def cheapest_overtraining(law: Law | str, params: float, trained: float, served: Number) -> Number:
+    """Return the overtraining of the cheapest model at the loss of a given model, by one scaling law.
+
+    Args:
+        law: Scaling law, or its name.
+        params: Parameters of the given model.
+        trained: Training tokens of the given model.
+        served: Served tokens, converted to tokens of forward passes in training.
+
+    Returns:
+        Training tokens over Chinchilla's, with the shape of `served`.
+    """
+    # The cheapest model has the loss of the given one, so the laws are compared at equal quality.
+    at_loss = loss(law, params, trained)
+    size = cheapest(law, at_loss, served)
+    return overtraining(tokens_for(law, size, at_loss), size)
 
 
 def dense_worth(laws: Sequence[str], active: float, experts: float) -> Array:

@@ -1,8 +1,7 @@
-"""Verdicts: whether a computed number confirms the number of the lecture.
+"""Sections, claims and question cards of the lecture, with verdicts on their numbers.
 
-Sections, claims and question cards of `data/lecture`, with computed numbers.
-
-Recompute the lecture's numbers and compare their verdicts with the stored ones.
+The text is in `data/lecture`. A verdict says whether a computed number confirms the number of the lecture; `check` computes
+all numbers again and compares the verdicts with the stored ones.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any, ClassVar, Final, TypeVar
 import numpy as np
 
 from steptime.catalog.data_files import PACKAGED
+from steptime.describe import make_card
 from steptime.errors import DataFileError, RangeError
 from steptime.result_base import Result, Tabular, columns_by_key, unit
 
@@ -67,12 +67,10 @@ def verdict(
 def _grade(value: float, stated: float, tolerance: float, factor: float, relation: str) -> str:
     if (relation == "at least" and value >= stated) or (relation == "at most" and value <= stated):
         return HOLDS
-    if abs(value - stated) <= tolerance * abs(stated) + 1e-12 * abs(stated):
+    if abs(value - stated) <= (tolerance + 1e-12) * abs(stated):
         return HOLDS
     # Numbers of opposite sign have no ratio.
-    if value * stated <= 0:
-        return FAILS
-    return FACTOR if max(value / stated, stated / value) <= factor else FAILS
+    return FACTOR if value * stated > 0 and max(value / stated, stated / value) <= factor else FAILS
 
 
 FOLDER: Final = PACKAGED / "lecture"
@@ -297,7 +295,7 @@ def claims() -> tuple[Claim, ...]:
     Returns:
         All claims of `data/lecture/claims.toml`.
     """
-    return tuple(_with_statement(Claim, *path_and_table) for path_and_table in _tables("claims"))
+    return tuple(_entries("claims", Claim))
 
 
 @lru_cache(maxsize=1)
@@ -307,17 +305,14 @@ def cards() -> tuple[Card, ...]:
     Returns:
         All cards of `data/lecture/cards.toml`.
     """
-    return tuple(_with_statement(Card, *path_and_table) for path_and_table in _tables("cards"))
+    return tuple(_entries("cards", Card))
 
 
-def _tables(kind: str) -> list[tuple[Path, dict[str, Any]]]:
-    path, data = _read_toml(f"{kind}.toml")
-    return [(path, table) for table in data[kind]]
-
-
-def _with_statement(kind: type[Record], path: Path, data: dict[str, Any]) -> Record:
-    place = f"number {data.get('number')}"
-    return _make(kind, path, place, data | {"statement": _statement(path, place, data["statement"])})
+def _entries(name: str, kind: type[Record]) -> Iterator[Record]:
+    path, data = _read_toml(f"{name}.toml")
+    for table in data[name]:
+        place = f"number {table.get('number')}"
+        yield _make(kind, path, place, table | {"statement": _statement(path, place, table["statement"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,13 +404,8 @@ class Lecture(Tabular):
         Returns:
             Columns by name, each with one value per section.
         """
-        every = self.sections
-        return {
-            "number": [section.number for section in every],
-            "title": [section.title for section in every],
-            "formula": [section.formula for section in every],
-            "verdicts": [", ".join(section.verdicts) for section in every],
-        }
+        verdicts = [", ".join(section.verdicts) for section in self.sections]
+        return columns_by_key(Title, self.sections) | {"verdicts": verdicts}
 
 
 def contents() -> Lecture:
@@ -424,12 +414,12 @@ def contents() -> Lecture:
     Returns:
         All sections.
     """
-    return Lecture(sections=tuple(_title(section) for section in sections()))
-
-
-def _title(section: Section) -> Title:
-    verdicts = tuple(statement.verdict for statement in section.statements)
-    return Title(number=section.number, title=section.title, formula=section.formula, verdicts=verdicts)
+    return Lecture(
+        sections=tuple(
+            make_card(Title, section, verdicts=tuple(statement.verdict for statement in section.statements))
+            for section in sections()
+        )
+    )
 
 
 def statements() -> Iterator[tuple[str, Statement]]:
@@ -454,9 +444,6 @@ def check() -> Verdicts:
 
 
 def _row(place: str, statement: Statement) -> Row:
-    computed = statement.computed
-    return Row(
-        place=place, check=statement.check, name=statement.name, stated=statement.stated, low=min(computed),
-        high=max(computed), verdict=statement.computed_verdict, stored=statement.verdict,
-        reason=statement.reason, source=statement.source, unit=statement.unit,
-    )  # fmt: skip
+    low, high = min(statement.computed), max(statement.computed)
+    verdicts = {"verdict": statement.computed_verdict, "stored": statement.verdict}
+    return make_card(Row, statement, place=place, low=low, high=high, **verdicts)

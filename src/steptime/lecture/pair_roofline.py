@@ -1,7 +1,4 @@
-"""The blackboard's questions for a model and a system: closed form and full model.
-
-The question `roofline`: the blackboard's answers for a model and a system.
-"""
+"""The question `roofline`: the blackboard's answers for a model and a system, by closed form and by the full model."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from steptime.blackboard.decode_latency import balance, drain_seconds, mean_wait, multiplies, step_seconds, worst_wait
+from steptime.blackboard.decode_latency import balance, drain_seconds, mean_wait, multiplies, worst_wait
 from steptime.blackboard.expert_activation import across_racks, pipeline_condition, weights_touched
 from steptime.blackboard.token_cost import cost_per_token
 from steptime.blackboard.training_compute import optimal_batch
@@ -28,7 +25,8 @@ from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout_space import legal
 from steptime.physics.step import decode_step
-from steptime.questions.declaration import Reader, bind_declared, count, question_of_result, read_answers
+from steptime.questions.declaration import Answer as QuestionAnswer
+from steptime.questions.declaration import bind, count, inputs_from, question_of_result
 from steptime.questions.subject import PricedSubject, read_subject
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import MILLION, show
@@ -43,7 +41,7 @@ STORED: Final = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
 NOTED: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """One question of the blackboard with its answers; a missing answer is NaN."""
 
@@ -159,8 +157,7 @@ def roofline(
         raise RangeError(f"{described.name} has a context of at most {described.max_context:,.0f} tokens, not {context:,}")
     used = engine_for(machine, engine)
     pair = build_pair(described, machine, context=context)
-    room = (pair.capacity - pair.bytes_of_weight * pair.total) / max(pair.kv_bytes * context, 1e-9)
-    if room < 1:
+    if pair.room < 1:
         raise RangeError(
             f"{described.name} and one sequence of {context:,} tokens need more than the {show(pair.capacity, 'B')} of the "
             f"{pair.chips} chips of a domain of {machine.name}; use a larger domain, smaller weights or a shorter context"
@@ -171,12 +168,12 @@ def roofline(
     answers = (
         *_balance(machine, pair),
         *_times(machine, pair, front),
-        *_money(pair, room, rent, front),
+        *_money(pair, rent, front),
         *_racks(machine, pair),
     )
     return Roofline(
         model=described.name, system=machine.name, engine=used.name, chips=pair.chips, context=context, active=pair.active,
-        total=pair.total, kv_bytes=pair.kv_bytes, answers=answers, notes=tuple(_notes(pair, room, front, rent)),
+        total=pair.total, kv_bytes=pair.kv_bytes, answers=answers, notes=tuple(_notes(pair, front, rent)),
     )  # fmt: skip
 
 
@@ -186,49 +183,23 @@ def _balance(system: System, pair: Pair) -> Iterator[Answer]:
     for name, stored in STORED.items():
         if name in chip.peak:
             ratio = balance(multiplies(float(chip.peak[name])), stored, float(chip.hbm.bandwidth))
-            yield Answer(name=f"R in {name}", section=3, formula=formula, spoken=SPOKEN_BALANCE, closed=float(ratio))
-    yield Answer(name="R as stored", section=3, formula=formula, spoken=SPOKEN_BALANCE, closed=pair.balance)
-    yield Answer(name="sparsity", section=3, formula="sigma = N_tot / N_act", closed=pair.sparsity)
+            yield Answer(f"R in {name}", 3, formula, SPOKEN_BALANCE, float(ratio))
+    yield Answer("R as stored", 3, formula, SPOKEN_BALANCE, pair.balance)
+    yield Answer("sparsity", 3, "sigma = N_tot / N_act", closed=pair.sparsity)
     best = float(optimal_batch(pair.balance, pair.sparsity))
-    spoken = SPOKEN_BALANCE * pair.sparsity
-    yield Answer(name="B*, cache left out", section=3, formula="B* = R sigma", spoken=spoken, closed=best)
-    with_kv = float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee))
-    yield Answer(name="B* at this context", section=3, formula="R sigma / (1 - L/L*)", closed=with_kv)
+    yield Answer("B*, cache left out", 3, "B* = R sigma", SPOKEN_BALANCE * pair.sparsity, best)
+    yield Answer("B* at this context", 3, "R sigma / (1 - L/L*)", closed=pair.best_batch)
 
 
 def _times(system: System, pair: Pair, front: Front) -> Iterator[Answer]:
     hbm = system.chip.hbm
     drain = float(drain_seconds(float(hbm.capacity), float(hbm.bandwidth)))
     fastest = float(np.min(front.seconds)) if front.seconds.size else math.nan
-    yield Answer(
-        name="L*, the knee", section=13, formula="b_w N_act / (R kappa)", spoken=200e3, closed=pair.knee, unit="tokens"
-    )
-    yield Answer(name="floor of a step", section=4, formula="b_w N_tot / W", closed=pair.floor, full=fastest, unit="s")
-    yield Answer(name="drain of the memory", section=4, formula="C / W", spoken=0.020, closed=drain, unit="s")
-    yield Answer(
-        name="mean wait of trains", section=4, formula="1.5 drains", spoken=0.030, closed=float(mean_wait(drain)), unit="s"
-    )
-    yield Answer(
-        name="worst wait of trains", section=4, formula="2 drains", spoken=0.040, closed=float(worst_wait(drain)), unit="s"
-    )
-
-
-def closed_form_seconds(pair: Pair, batch: float) -> float:
-    """Return the step time of the closed form.
-
-    Args:
-        pair: Model on one scale-up domain.
-        batch: Sequences.
-
-    Returns:
-        Seconds.
-    """
-    return float(
-        step_seconds(
-            batch, pair.context, active=pair.active, total=pair.total, weight_bytes=pair.bytes_of_weight,
-            kv_bytes_per_token=pair.kv_bytes, mac_rate=pair.mac_rate, bandwidth=pair.bandwidth,
-        )
-    )  # fmt: skip
+    yield Answer("L*, the knee", 13, "b_w N_act / (R kappa)", 200e3, pair.knee, unit="tokens")
+    yield Answer("floor of a step", 4, "b_w N_tot / W", closed=pair.floor, full=fastest, unit="s")
+    yield Answer("drain of the memory", 4, "C / W", 0.020, drain, unit="s")
+    yield Answer("mean wait of trains", 4, "1.5 drains", 0.030, float(mean_wait(drain)), unit="s")
+    yield Answer("worst wait of trains", 4, "2 drains", 0.040, float(worst_wait(drain)), unit="s")
 
 
 def price_of_speed(pair: Pair, batch: float, speed: float) -> float:
@@ -244,53 +215,36 @@ def price_of_speed(pair: Pair, batch: float, speed: float) -> float:
     Returns:
         Cost of a token over its cost at the base speed; infinite if the weights alone take too long.
     """
-    base = closed_form_seconds(pair, batch)
+    base = float(pair.step_seconds(batch))
     sequence_seconds = pair.context * pair.kv_bytes / pair.bandwidth
     cache_seconds = base / speed - pair.floor
-    return (
-        (base / speed) / (cache_seconds / sequence_seconds) / (base / batch)
-        if cache_seconds > 0 and sequence_seconds > 0
-        else math.inf
-    )
+    if cache_seconds <= 0 or sequence_seconds <= 0:
+        return math.inf
+    return (base / speed) / (cache_seconds / sequence_seconds) / (base / batch)
 
 
-def _money(pair: Pair, room: float, rent: float, front: Front) -> Iterator[Answer]:
+def _money(pair: Pair, rent: float, front: Front) -> Iterator[Answer]:
     """Yield costs, prices of speed and the greatest speed.
 
     The base of the closed form is B*, or the largest batch that fits the memory if that is smaller. The base of the
     full model is its cheapest point.
     """
-    base = min(float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee)), room)
+    base = min(pair.best_batch, pair.room)
     cheapest, is_single = front.cheapest(), front.batch == 1
     dear = float(np.min(front.chip_seconds[is_single])) * rent * MILLION if is_single.any() else math.nan
-    yield Answer(
-        name="batch that is cheapest",
-        section=2,
-        formula="min(B*, largest that fits)",
-        closed=base,
-        full=_figure_at(front.batch, cheapest),
-    )
-    for name, batch, full in (
-        ("cost at that batch", base, _figure_at(front.chip_seconds, cheapest) * rent * MILLION), ("cost at batch 1", 1.0, dear),
-    ):  # fmt: skip
-        cost = float(cost_per_token(closed_form_seconds(pair, batch), batch, pair.chips, rent)) * MILLION
-        yield Answer(name=name, section=2, formula="rent t / B", closed=cost, full=full, unit="USD/Mtok")
+    yield Answer("batch that is cheapest", 2, "min(B*, largest that fits)", closed=base, full=_figure_at(front.batch, cheapest))
+    usual = _figure_at(front.chip_seconds, cheapest)
+    for name, batch, full in (("cost at that batch", base, usual * rent * MILLION), ("cost at batch 1", 1.0, dear)):
+        cost = float(cost_per_token(pair.step_seconds(batch), batch, pair.chips, rent)) * MILLION
+        yield Answer(name, 2, "rent t / B", closed=cost, full=full, unit="USD/Mtok")
+    seconds = _figure_at(front.seconds, cheapest)
     for speed in SPEEDS:
-        faster = front.cheapest(speed / _figure_at(front.seconds, cheapest)) if cheapest >= 0 else -1
-        full = _figure_at(front.chip_seconds, faster) / _figure_at(front.chip_seconds, cheapest)
-        yield Answer(
-            name=f"price of {speed:g}x the speed", section=5, formula="(B/s) / B', t_w + u B' = t/s",
-            closed=price_of_speed(pair, base, speed), full=full, unit="x",
-        )  # fmt: skip
-    fastest = _figure_at(front.seconds, cheapest) / float(np.min(front.seconds)) if cheapest >= 0 else math.nan
-    yield Answer(
-        name="greatest speed",
-        section=5,
-        formula="t / t_w",
-        closed=closed_form_seconds(pair, base) / pair.floor,
-        full=fastest,
-        unit="x",
-    )
+        faster = front.cheapest(speed / seconds) if cheapest >= 0 else -1
+        price, full = price_of_speed(pair, base, speed), _figure_at(front.chip_seconds, faster) / usual
+        yield Answer(f"price of {speed:g}x the speed", 5, "(B/s) / B', t_w + u B' = t/s", closed=price, full=full, unit="x")
+    greatest = float(pair.step_seconds(base)) / pair.floor
+    fastest = seconds / float(np.min(front.seconds)) if cheapest >= 0 else math.nan
+    yield Answer("greatest speed", 5, "t / t_w", closed=greatest, full=fastest, unit="x")
 
 
 def _figure_at(values: Array, place: int) -> float:
@@ -302,11 +256,11 @@ def _racks(system: System, pair: Pair) -> Iterator[Answer]:
     if system.is_box:
         return
     ratio = float(system.scale_up.link.bandwidth) / float(system.scale_out.link.bandwidth)
-    yield Answer(name="links inside over outside", section=8, formula="beta", spoken=8.0, closed=ratio, unit="x")
+    yield Answer("links inside over outside", 8, "beta", 8.0, ratio, unit="x")
     if pair.experts > 1:
         two, hidden = float(across_racks(2, ratio)), float(pipeline_condition(pair.active_experts, 1, ratio))
-        yield Answer(name="experts over two racks", section=7, formula="max(1/2, beta/2)", spoken=4.0, closed=two, unit="x")
-        yield Answer(name="pipeline hidden from 1", section=9, formula="2 k l / beta", spoken=2.0, closed=hidden)
+        yield Answer("experts over two racks", 7, "max(1/2, beta/2)", 4.0, two, unit="x")
+        yield Answer("pipeline hidden from 1", 9, "2 k l / beta", 2.0, hidden)
 
 
 def full_model_front(model: Model, system: System, engine: Engine, pair: Pair) -> Front:
@@ -343,29 +297,25 @@ def full_model_front(model: Model, system: System, engine: Engine, pair: Pair) -
     return Front(*(np.concatenate(arrays) for arrays in parts))
 
 
-def _notes(pair: Pair, room: float, front: Front, rent: float) -> Iterator[str]:
+def _notes(pair: Pair, front: Front, rent: float) -> Iterator[str]:
     """Yield the differences between the closed forms and the full model."""
     if pair.attention_ratio > NOTED:
         knee = pair.knee_with_attention
-        yield (
-            f"the closed forms ignore the arithmetic of attention: {pair.attention_ratio:.2g} times that of the weights here; "
-            + ("it takes longer than reading the cache, so L* does not exist" if math.isinf(knee) else
-               f"with it, L* is {float(f'{knee:.3g}'):,.0f} tokens")
-        )  # fmt: skip
+        effect = "it takes longer than reading the cache, so L* does not exist"
+        if not math.isinf(knee):
+            effect = f"with it, L* is {float(f'{knee:.3g}'):,.0f} tokens"
+        ratio = f"{pair.attention_ratio:.2g} times that of the weights here"
+        yield f"the closed forms ignore the arithmetic of attention: {ratio}; {effect}"
     if pair.experts > 1:
-        share = (
-            float(weights_touched(1, pair.active, pair.total, experts=pair.experts, active_experts=pair.active_experts))
-            / pair.total
-        )
+        touched = weights_touched(1, pair.active, pair.total, experts=pair.experts, active_experts=pair.active_experts)
         yield (
-            f"a batch of one reads only {share:.1%} of the weights: the closed forms of the shortest step and of batch 1 are "
-            "too high"
+            f"a batch of one reads only {float(touched) / pair.total:.1%} of the weights: the closed forms of the shortest "
+            "step and of batch 1 are too high"
         )
-    best = float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee))
-    if math.isinf(best):
+    if math.isinf(pair.best_batch):
         yield "above L*, no batch is compute-bound (B*: none): the largest batch that fits is the cheapest"
-    elif room < best:
-        yield f"the memory fits {room:,.0f} sequences of this context, fewer than B*"
+    elif pair.room < pair.best_batch:
+        yield f"the memory fits {pair.room:,.0f} sequences of this context, fewer than B*"
     if not front.seconds.size:
         yield "the full model has no layout of one domain whose memory fits the model and one sequence"
     else:
@@ -390,36 +340,22 @@ def solve(values: Mapping[str, Any]) -> Roofline:
     Returns:
         Roofline with one answer per question.
     """
-    inputs = bind_declared(RooflineInputs, values, "roofline")
+    inputs = bind(RooflineInputs, values, "roofline")
     model, system, engine = read_subject(values)
     return roofline(model, system, context=inputs.context, engine=engine)
 
 
-READS: Final[Mapping[str, Reader]] = {
-    "active_parameters": Reader(meaning="active parameters", value=lambda board: board.active),
-    "total_parameters": Reader(meaning="total parameters", value=lambda board: board.total),
-    "kv_bytes_per_token": Reader(meaning="KV cache read per token of context", unit="B", value=lambda board: board.kv_bytes),
-    "chips": Reader(meaning="chips of the scale-up domain", unit="chips", value=lambda board: board.chips),
-}
 ROOFLINE = question_of_result(
     "roofline",
     "the lecture's numbers for a model on one scale-up domain",
-    form=RooflineInputs,
+    inputs=inputs_from(RooflineInputs),
     solve=solve,
-    reads=READS,
-    shows=tuple(READS),
+    answers={
+        "active_parameters": QuestionAnswer(meaning="active parameters", source="active"),
+        "total_parameters": QuestionAnswer(meaning="total parameters", source="total"),
+        "kv_bytes_per_token": QuestionAnswer(meaning="KV cache read per token of context", unit="B", source="kv_bytes"),
+        "chips": QuestionAnswer(meaning="chips of the scale-up domain", unit="chips"),
+    },
     figures=True,
     seconds=0.05,
 )
-
-
-def summary(board: Roofline) -> dict[str, Any]:
-    """Return the answers of the question from its result.
-
-    Args:
-        board: Result of `solve`.
-
-    Returns:
-        Answers by name.
-    """
-    return read_answers(READS, board)

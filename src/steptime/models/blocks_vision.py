@@ -21,7 +21,7 @@ from typing import Literal
 from steptime.errors import InputError
 from steptime.models.config import Config
 from steptime.models.image_tokens import Cut, Medium, Rule, native, read_images, read_recordings, rule
-from steptime.models.model import Attention, Layer, Model, Op, prefill_flops, total_parameters
+from steptime.models.model import Attention, Kinds, Layer, Model, Op, prefill_flops, total_parameters
 from steptime.number_checks import MOST_TOKENS, between
 from steptime.units import counted, show
 
@@ -225,7 +225,7 @@ def tower(
     *,
     width: int,
     heads: int = 1,
-    layers: tuple[tuple[Layer, int], ...] = (),
+    layers: Kinds = (),
     stem: tuple[Op, ...] = (),
 ) -> Tower:
     """Return a tower with its layers and the operators before and after them.
@@ -461,9 +461,7 @@ def bidirectional(
     )
 
 
-def conformer(
-    c: Config, *, width: int, heads: int, depth: int, kernel: int, chunk: int, past: int, future: int
-) -> tuple[tuple[Layer, int], ...]:
+def conformer(c: Config, *, width: int, heads: int, depth: int, kernel: int, chunk: int, past: int, future: int) -> Kinds:
     """Return the layers of a Conformer (arXiv 2303.01037).
 
     A layer is half a feed-forward block, attention in chunks, a convolution, and the other half. Queries of a chunk
@@ -542,18 +540,6 @@ def subsampling(c: Config, *, features: int, first: int, second: int, width: int
 
 # Most patches on a side.
 SIDE = 512
-
-
-def moonvit_heads(v: Config) -> int:
-    """Return the heads of a MoonViT.
-
-    Args:
-        v: Config of the tower.
-
-    Returns:
-        Number of heads.
-    """
-    return v.integer("vt_num_attention_heads", default=16)
 
 
 def moonvit_stem(v: Config, width: int, *, bias: bool) -> tuple[Op, ...]:

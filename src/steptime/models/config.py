@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from steptime.errors import ConfigError, InputError, did_you_mean, short_repr
 from steptime.hardware.number_formats import Format, number_format
-from steptime.models.dtype_assignment import stored
-from steptime.models.quantization import Quantization
+from steptime.models.quantization import Quantization, stored
 
 # Largest number in a config. Real models are far below; larger numbers are mistakes or fuzz tests.
 LARGEST: Final = 1e12
@@ -41,11 +40,7 @@ class Config:
         self.kv_name = kv_format
         # Full names of all fields that were looked up, present or not.
         self.lookups: set[str] = set() if lookups is None else lookups
-        self.quantization = Quantization(fields.get("quantization_config"), self._error)
-
-    def _error(self, field: str, problem: str) -> ConfigError:
-        place = f"{self.within}.{field}" if self.within else field
-        return ConfigError(f"config of {self.name or 'the model'}: {place!r} {problem}")
+        self.quantization = Quantization(fields.get("quantization_config"), self.error)
 
     def error(self, field: str, problem: str) -> ConfigError:
         """Return the error about a field, for the caller to raise.
@@ -57,7 +52,10 @@ class Config:
         Returns:
             The error, which names the model and the field.
         """
-        return self._error(field, problem)
+        return ConfigError(f"config of {self.name or 'the model'}: {self._full_name(field)!r} {problem}")
+
+    def _full_name(self, field: str) -> str:
+        return f"{self.within}.{field}" if self.within else field
 
     def has(self, field: str) -> bool:
         """Return whether a field is present and not null.
@@ -68,7 +66,7 @@ class Config:
         Returns:
             True if it has a value.
         """
-        self.lookups.add(f"{self.within}.{field}" if self.within else field)
+        self.lookups.add(self._full_name(field))
         return self.fields.get(field) is not None
 
     def raw(self, *names: str, default: Any = _MISSING) -> Any:
@@ -92,9 +90,9 @@ class Config:
         # A misspelt field is more likely than an absent one.
         near = did_you_mean(names[0], self.fields, max_names=1, cutoff=0.8)
         if names[0] in self.fields:
-            raise self._error(names[0], "is null")
+            raise self.error(names[0], "is null")
         hint = f"; it has {near[0]!r}" if near else ""
-        raise self._error(names[0], f"is missing{hint}")
+        raise self.error(names[0], f"is missing{hint}")
 
     def integer(self, *names: str, default: Any = _MISSING, least: int = 1, maximum: float = LARGEST) -> int:
         """Return a whole number.
@@ -116,10 +114,10 @@ class Config:
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self._error(names[0], f"must be a whole number, got {short_repr(value)}")
+            raise self.error(names[0], f"must be a whole number, got {short_repr(value)}")
         if not least <= value <= maximum:
             bounds = f"at least {least}" + ("" if value < least else f" and at most {maximum:g}")
-            raise self._error(names[0], f"must be {bounds}, got {short_repr(value)}")
+            raise self.error(names[0], f"must be {bounds}, got {short_repr(value)}")
         return value
 
     def number(self, *names: str, default: Any = _MISSING) -> float:
@@ -137,7 +135,7 @@ class Config:
         """
         value = self.raw(*names, default=default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST:
-            raise self._error(names[0], f"must be a number greater than 0, got {short_repr(value)}")
+            raise self.error(names[0], f"must be a number greater than 0, got {short_repr(value)}")
         return value
 
     def flag(self, *names: str, default: bool = False) -> bool:
@@ -155,7 +153,7 @@ class Config:
         """
         value = self.raw(*names, default=default)
         if not isinstance(value, bool):
-            raise self._error(names[0], f"must be true or false, got {short_repr(value)}")
+            raise self.error(names[0], f"must be true or false, got {short_repr(value)}")
         return value
 
     def text(self, *names: str, default: Any = _MISSING) -> str:
@@ -173,7 +171,7 @@ class Config:
         """
         value = self.raw(*names, default=default)
         if not isinstance(value, str):
-            raise self._error(names[0], f"must be a text, got {short_repr(value)}")
+            raise self.error(names[0], f"must be a text, got {short_repr(value)}")
         return value
 
     def items(self, *names: str, length: int | None = None, default: Any = _MISSING) -> list[Any]:
@@ -192,9 +190,9 @@ class Config:
         """
         value = self.raw(*names, default=default)
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise self._error(names[0], f"must be a list, got {short_repr(value)}")
+            raise self.error(names[0], f"must be a list, got {short_repr(value)}")
         if length is not None and len(value) < length:
-            raise self._error(names[0], f"must have at least {length} items, one per layer, got {len(value)}")
+            raise self.error(names[0], f"must have at least {length} items, one per layer, got {len(value)}")
         return list(value)
 
     def indices(self, *names: str, default: Any = _MISSING) -> list[int]:
@@ -213,7 +211,7 @@ class Config:
         layers = self.items(*names, default=default)
         for position, value in enumerate(layers):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise self._error(f"{names[0]}[{position}]", f"must be a layer number from 0, got {short_repr(value)}")
+                raise self.error(f"{names[0]}[{position}]", f"must be a layer number from 0, got {short_repr(value)}")
         return layers
 
     def choices(self, *names: str, valid_names: Sequence[str], length: int | None = None) -> list[str]:
@@ -233,8 +231,25 @@ class Config:
         values = self.items(*names, length=length)
         for position, value in enumerate(values):
             if value not in valid_names:
-                raise self._error(f"{names[0]}[{position}]", f"is {short_repr(value)}; known: {', '.join(valid_names)}")
+                raise self.error(f"{names[0]}[{position}]", f"is {short_repr(value)}; known: {', '.join(valid_names)}")
         return values
+
+    def layer_kind(self, index: int, valid_names: Sequence[str], *names: str) -> str:
+        """Return the kind of a layer from a list with one name per layer.
+
+        Args:
+            index: Layer number, from 0.
+            valid_names: Allowed items of the list.
+            names: Names of the field with the list, tried in turn; none: "layer_types".
+
+        Returns:
+            The name; "" if the config has no such list.
+
+        Raises:
+            ConfigError: The list is too short or has another name.
+        """
+        names = names or ("layer_types",)
+        return self.choices(*names, valid_names=valid_names, length=index + 1)[index] if any(map(self.has, names)) else ""
 
     def marked(self, name: str, index: int) -> bool:
         """Return whether item `index` of a list of 0 and 1 is 1.
@@ -251,7 +266,7 @@ class Config:
         """
         mark = self.items(name, length=index + 1)[index]
         if mark not in (0, 1):
-            raise self._error(f"{name}[{index}]", f"must be 0 or 1, got {short_repr(mark)}")
+            raise self.error(f"{name}[{index}]", f"must be 0 or 1, got {short_repr(mark)}")
         return bool(mark)
 
     def inner(self, field: str) -> Config:
@@ -270,7 +285,7 @@ class Config:
         """
         value = self.raw(field)
         if not isinstance(value, Mapping):
-            raise self._error(field, f"must be a table of fields, got {short_repr(value)}")
+            raise self.error(field, f"must be a table of fields, got {short_repr(value)}")
 
         # Vision-language configs often state these fields only at the top.
         fields = dict(value)
@@ -279,8 +294,7 @@ class Config:
         for key in ("torch_dtype", "dtype", "tie_word_embeddings"):
             if self.has(key) and fields.get(key) is None:
                 fields[key] = self.fields[key]
-        within = f"{self.within}.{field}".lstrip(".")
-        return Config(fields, name=self.name, kv_format=self.kv_name, within=within, lookups=self.lookups)
+        return Config(fields, name=self.name, kv_format=self.kv_name, within=self._full_name(field), lookups=self.lookups)
 
     def for_layer(self, index: int) -> Config:
         """Return the config for one layer, with its fields of `per_layer_config`.
@@ -298,7 +312,7 @@ class Config:
             return self
         layer_tables = self.raw("per_layer_config")
         if not isinstance(layer_tables, Mapping):
-            raise self._error("per_layer_config", f"must be a table of layers, got {short_repr(layer_tables)}")
+            raise self.error("per_layer_config", f"must be a table of layers, got {short_repr(layer_tables)}")
 
         # Keys may have leading zeros, such as "007".
         layer_fields = next(
@@ -307,12 +321,17 @@ class Config:
         if layer_fields is None:
             return self
         if not isinstance(layer_fields, Mapping):
-            raise self._error(f"per_layer_config.{index}", f"must be a table of fields, got {short_repr(layer_fields)}")
+            raise self.error(f"per_layer_config.{index}", f"must be a table of fields, got {short_repr(layer_fields)}")
         fields = {key: value for key, value in self.fields.items() if key != "per_layer_config"}
 
         return Config(
             fields | dict(layer_fields), name=self.name, kv_format=self.kv_name, within=self.within, lookups=self.lookups
         )
+
+    @property
+    def language(self) -> Config:
+        """Config of the language part, which vision-language models nest."""
+        return self.inner("text_config") if self.has("text_config") else self
 
     @property
     def depth(self) -> int:
@@ -334,7 +353,7 @@ class Config:
         """Number of key and value heads."""
         kv_heads = self.integer("num_key_value_heads", default=self.heads)
         if self.heads % kv_heads:
-            raise self._error("num_key_value_heads", f"must divide the {self.heads} query heads, got {kv_heads}")
+            raise self.error("num_key_value_heads", f"must divide the {self.heads} query heads, got {kv_heads}")
         return kv_heads
 
     @property
@@ -345,7 +364,7 @@ class Config:
         # Without head_dim, the heads share the width equally.
         if self.width % self.heads:
             problem = f"must divide the width {self.width}, got {self.heads}; or give 'head_dim'"
-            raise self._error("num_attention_heads", problem)
+            raise self.error("num_attention_heads", problem)
         return self.width // self.heads
 
     @property
@@ -358,7 +377,7 @@ class Config:
         """Format of all weights that are not quantized."""
         value = self.raw("torch_dtype", "dtype", default="bfloat16")
         if not isinstance(value, str):
-            raise self._error("torch_dtype", f"must be a text, got {short_repr(value)}")
+            raise self.error("torch_dtype", f"must be a text, got {short_repr(value)}")
         format = number_format(value.removeprefix("torch."))
         # Engines serve FP32 checkpoints in BF16.
         return number_format("bf16") if format.name == "fp32" else format

@@ -24,7 +24,7 @@ from steptime.models.model import Layer, Model, total_parameters
 from steptime.models.model_loading import find_family, model_kind, read_model
 from steptime.models.safetensors_header import Headers
 from steptime.result_base import unit
-from steptime.units import show
+from steptime.units import counted, show
 
 EXACT, LIKELY, GUESS = "exact", "likely", "guess"
 TRIFLES: Final = {
@@ -170,7 +170,11 @@ def _known_or_guessed(fields: Mapping[str, Any], name: str) -> Understanding:
         alternatives = tuple(f"{guess.read_as} ({show(total_parameters(guess.model))})" for guess in close_guesses)
         kind = short_repr(fields.get("model_type"))
         why = f"{kind} is an unknown kind of model; its fields fit {best.read_as!r}"
-        why += f", with {_count(len(best.doubtful))} unread that may be part of the architecture" if best.doubtful else ""
+        why += (
+            f", with {counted(len(best.doubtful), 'field')} unread that may be part of the architecture"
+            if best.doubtful
+            else ""
+        )
         return replace(best, sure=GUESS, why=why, alternatives=alternatives)
 
 
@@ -203,7 +207,7 @@ def _understood_fields(fields: Mapping[str, Any], name: str) -> Understanding:
     elif doubtful:
         sure, why = (
             LIKELY,
-            f"{_count(doubtful)} that may be part of the architecture {'was' if doubtful == 1 else 'were'} not read",
+            f"{counted(doubtful, 'field')} that may be part of the architecture {'was' if doubtful == 1 else 'were'} not read",
         )
     elif unseen:
         sure, why = LIKELY, f"no compared config of {kind!r} {unseen}"
@@ -237,7 +241,7 @@ def _family_guesses(fields: Mapping[str, Any], name: str) -> Iterator[Understand
 
 def _kinds(family: Family, c: Config, model: Model) -> tuple[Kind, ...]:
     """Return the kinds of layers in order, with layer numbers if they are known."""
-    inner = family.text(c)
+    inner = c.language
     try:
         layers = list(family.iter_layers(inner))
     except (InputError, NotImplementedError):
@@ -371,10 +375,6 @@ def _facts() -> dict[str, Any]:
     text = (resources.files("steptime") / "data" / "config_fields.json").read_text(encoding="utf-8")
     facts: dict[str, Any] = json.loads(text)
     return facts
-
-
-def _count(number: int) -> str:
-    return f"{number} field" + ("" if number == 1 else "s")
 
 
 # --- words --------------------------------------------------------------------------------------------------------------

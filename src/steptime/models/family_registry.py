@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import pkgutil
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from steptime.errors import short_repr
 from steptime.models import blocks, families
-from steptime.models.blocks_vision import Tower, tower_op
 from steptime.models.config import Config
-from steptime.models.model import Layer, Op
+from steptime.models.model import Kinds, Layer, Op
+
+if TYPE_CHECKING:
+    from steptime.models.blocks_vision import Tower
 
 ENCODER: Final = "is an encoder without a KV cache; steptime supports decoders only"
 BOTH: Final = "is an encoder-decoder with cross-attention to a second sequence; steptime supports decoders only"
@@ -72,7 +73,15 @@ class Family(ABC):
     model_types: ClassVar[tuple[str, ...]]
     # For configs without a model_type.
     architectures: ClassVar[tuple[str, ...]] = ()
+    # Kind of a nested config without a model_type; empty: the first of `model_types`.
+    default_kind: ClassVar[str] = ""
+    # Fields that say whether embedding and head share one matrix; empty: they never do.
+    tie_fields: ClassVar[tuple[str, ...]] = ("tie_word_embeddings",)
+    # Kinds that share it if no field says so.
+    tied_kinds: ClassVar[tuple[str, ...]] = ()
+    # Whether the final norm and the head have biases.
     norm_bias: ClassVar[bool] = False
+    head_bias: ClassVar[bool] = False
 
     @abstractmethod
     def layer(self, c: Config, index: int) -> Layer:
@@ -119,21 +128,19 @@ class Family(ABC):
         """
         return (self.layer(c.for_layer(index), index) for index in range(self.depth(c)))
 
-    def layers(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the kinds of layers with their counts.
+    def kind(self, c: Config) -> str:
+        """Return the `model_type` of a config.
 
         Args:
             c: Config of the language model.
 
         Returns:
-            Pairs of layer and count, in order of first appearance.
+            The kind; `default_kind` or the first of `model_types` if the config does not state it.
         """
-        return grouped(self.iter_layers(c))
+        return c.text("model_type", default=self.default_kind or self.model_types[0])
 
     def tied(self, c: Config) -> bool:
         """Return whether the embedding and the head share one matrix.
-
-        The default for a config without `tie_word_embeddings` depends on the family.
 
         Args:
             c: Config of the language model.
@@ -141,7 +148,7 @@ class Family(ABC):
         Returns:
             True if the matrix is stored once, by the head.
         """
-        return c.flag("tie_word_embeddings", default=False)
+        return c.flag(*self.tie_fields, default=self.kind(c) in self.tied_kinds)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return the operators before and after the layers.
@@ -155,10 +162,10 @@ class Family(ABC):
         return (
             blocks.embedding(c, tied=self.tied(c)),
             blocks.norm(c, "final_norm", c.width, bias=self.norm_bias),
-            blocks.head(c),
+            blocks.head(c, bias=self.head_bias),
         )
 
-    def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:  # noqa: ARG002 - most families have none
+    def draft(self, c: Config) -> Kinds:  # noqa: ARG002 - most families have none
         """Return the multi-token-prediction layers.
 
         Args:
@@ -169,19 +176,30 @@ class Family(ABC):
         """
         return ()
 
-    def text(self, c: Config) -> Config:
-        """Return the config of the language part, which vision-language models nest.
+    def image_tower(self, c: Config) -> Tower | None:  # noqa: ARG002 - most families have none
+        """Return the tower for images of a config with a `vision_config`.
 
         Args:
             c: Config of the whole model.
 
         Returns:
-            Config of the language model.
+            The tower with its own model; None if the family does not describe it.
         """
-        return c.inner("text_config") if c.has("text_config") else c
+        return None
 
-    def towers(self, c: Config) -> tuple[Tower, ...]:  # noqa: ARG002 - most families have none
-        """Return the towers for images and sound, each with its own model.
+    def audio_tower(self, c: Config) -> Tower | None:  # noqa: ARG002 - most families have none
+        """Return the tower for sound of a config with an `audio_config`.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The tower with its own model; None if the family does not describe it.
+        """
+        return None
+
+    def towers(self, c: Config) -> tuple[Tower, ...]:
+        """Return the towers for images and sound.
 
         Args:
             c: Config of the whole model.
@@ -189,18 +207,9 @@ class Family(ABC):
         Returns:
             The towers; empty without any.
         """
-        return ()
-
-    def vision(self, c: Config) -> tuple[Op, ...]:
-        """Return the parameters of the towers as operators that do not run for text.
-
-        Args:
-            c: Config of the whole model.
-
-        Returns:
-            One operator per tower.
-        """
-        return tuple(tower_op(tower) for tower in self.towers(c))
+        builders = {"vision_config": self.image_tower, "audio_config": self.audio_tower}
+        towers = (builder(c) for field, builder in builders.items() if c.fields.get(field) is not None)
+        return tuple(tower for tower in towers if tower is not None)
 
     def notes(self, c: Config) -> tuple[str, ...]:  # noqa: ARG002 - most families have none
         """Return remarks that a reader of the figures needs.
@@ -214,18 +223,6 @@ class Family(ABC):
         return ()
 
 
-def grouped(layers: Iterable[Layer]) -> tuple[tuple[Layer, int], ...]:
-    """Count equal layers, in order of first appearance.
-
-    Args:
-        layers: The layers of a model.
-
-    Returns:
-        Pairs of layer and count.
-    """
-    return tuple(Counter(layers).items())
-
-
 @cache
 def known_families() -> dict[str, Family]:
     """Return every family by each `model_type` that it reads.
@@ -235,10 +232,8 @@ def known_families() -> dict[str, Family]:
     Returns:
         The families by kind of model.
     """
-    families_by_kind: dict[str, Family] = {}
-    for module in pkgutil.iter_modules(families.__path__):
-        families_by_kind |= _families_in(module.name)
-    return families_by_kind
+    modules = (_families_in(module.name) for module in pkgutil.iter_modules(families.__path__))
+    return {kind: family for families_by_kind in modules for kind, family in families_by_kind.items()}
 
 
 @cache
@@ -269,8 +264,7 @@ def family_named(kind: str) -> Family | None:
 @cache
 def _families_in(module: str) -> dict[str, Family]:
     """Return the families of one module, by the kinds that they read."""
-    families_by_kind: dict[str, Family] = {}
-    for value in vars(import_module(f"{families.__name__}.{module}")).values():
-        if isinstance(value, type) and issubclass(value, Family) and value is not Family and value.__module__.endswith(module):
-            families_by_kind |= dict.fromkeys((*value.model_types, *value.architectures), value())
-    return families_by_kind
+    name = f"{families.__name__}.{module}"
+    values = vars(import_module(name)).values()
+    classes = [v for v in values if isinstance(v, type) and issubclass(v, Family) and v.__module__ == name]
+    return {kind: family for family in (cls() for cls in classes) for kind in (*family.model_types, *family.architectures)}

@@ -174,7 +174,6 @@ def _common(m: Meta) -> Fields:
         "tie_word_embeddings": "output.weight" not in m.tensors,
         "attention_bias": m.any("attn_q.bias", "attn_qkv.bias"),
         "mlp_bias": m.any("ffn_up.bias"),
-        "torch_dtype": "float16",
     }
     if m.has("context_length"):
         fields["max_position_embeddings"] = m.integer("context_length")
@@ -193,49 +192,51 @@ def _common(m: Meta) -> Fields:
 
 def _experts(m: Meta, count: str, *, width: str = "moe_intermediate_size") -> Fields:
     """Return the fields of routed experts; `count` is the field of their number."""
-    hidden = m.rows(_first(m, "ffn_up_exps.weight"), m.integer("expert_feed_forward_length", 0))
+    hidden = _expert_width(m, "ffn_up_exps", m.integer("expert_feed_forward_length", 0))
     return {count: m.integer("expert_count"), "num_experts_per_tok": m.integer("expert_used_count"), width: hidden}
 
 
-def _first(m: Meta, name: str) -> str:
-    """Return the first tensor of a name; the first layers of many models are dense."""
-    ending = f".{name}"
-    return next((tensor for tensor in m.tensors if tensor.endswith(ending)), name)
+def _expert_width(m: Meta, name: str, default: int | None = 0) -> int:
+    """Return the hidden width of experts from the first tensor of a name.
+
+    The first layers of many models are dense.
+    """
+    ending = f".{name}.weight"
+    return m.rows(next((tensor for tensor in m.tensors if tensor.endswith(ending)), ending[1:]), default)
 
 
-def _plain(kind: str, **fields: Any) -> Callable[[Meta], Fields]:
-    return lambda _: {"model_type": kind, **fields}
+def _routed(kind: str, count: str = "num_local_experts") -> Callable[[Meta], Fields]:
+    """Return a reader of models whose only hidden width is that of the experts."""
+    return lambda m: {"model_type": kind, **_experts(m, count, width="intermediate_size")}
 
 
 def _llama(m: Meta) -> Fields:
-    if not m.integer("expert_count", 0):
-        return {"model_type": "llama"}
-    return {"model_type": "mixtral", **_experts(m, "num_local_experts", width="intermediate_size")}
+    return _routed("mixtral")(m) if m.integer("expert_count", 0) else {"model_type": "llama"}
 
 
 def _qwen_moe(kind: str) -> Callable[[Meta], Fields]:
     def fields(m: Meta) -> Fields:
-        shared = m.rows(_first(m, "ffn_up_shexp.weight"), 0)
+        shared = _expert_width(m, "ffn_up_shexp")
         return {"model_type": kind, **_experts(m, "num_experts"), "shared_expert_intermediate_size": shared}
 
     return fields
 
 
-def _moe(kind: str, count: str = "n_routed_experts") -> Callable[[Meta], Fields]:
+def _moe(kind: str) -> Callable[[Meta], Fields]:
     """Return a reader of leading dense layers, then shared and routed experts.
 
     Multi-token-prediction layers come last in the file.
     """
 
     def fields(m: Meta) -> Fields:
-        experts = _experts(m, count)
-        shared, hidden = m.rows(_first(m, "ffn_up_shexp.weight"), 0), experts["moe_intermediate_size"]
+        experts = _experts(m, "n_routed_experts")
+        hidden = experts["moe_intermediate_size"]
         # The block count of llama.cpp includes the multi-token-prediction layers.
         draft_layers = m.integer("nextn_predict_layers", 0)
         return {
             **experts,
             "model_type": kind,
-            "n_shared_experts": shared // hidden if hidden else 0,
+            "n_shared_experts": _expert_width(m, "ffn_up_shexp") // hidden if hidden else 0,
             "first_k_dense_replace": m.integer("leading_dense_block_count", 0),
             "n_group": m.integer("expert_group_count", 1) or 1,
             "topk_group": m.integer("expert_group_used_count", 1) or 1,
@@ -266,10 +267,6 @@ def _deepseek(m: Meta) -> Fields:
     }
 
 
-def _gpt_oss(m: Meta) -> Fields:
-    return {"model_type": "gpt_oss", **_experts(m, "num_local_experts", width="intermediate_size")}
-
-
 def _falcon(m: Meta) -> Fields:
     kv_heads = m.integer("attention.head_count_kv", 1)
     newer, hidden = m.any("attn_norm_2.weight"), m.integer("feed_forward_length", 4 * m.integer("embedding_length"))
@@ -293,50 +290,40 @@ def _gpt2(kind: str) -> Callable[[Meta], Fields]:
 
 def _ernie(m: Meta) -> Fields:
     experts = _experts(m, "moe_num_experts")
-    shared = m.rows(_first(m, "ffn_up_shexp.weight"), 0)
+    hidden = experts["moe_intermediate_size"]
     return {
         **experts,
         "model_type": "ernie4_5_moe",
         "moe_k": experts["num_experts_per_tok"],
-        "moe_num_shared_experts": shared // experts["moe_intermediate_size"] if experts["moe_intermediate_size"] else 0,
+        "moe_num_shared_experts": _expert_width(m, "ffn_up_shexp") // hidden if hidden else 0,
         "moe_layer_start_index": m.integer("leading_dense_block_count", 0),
         "moe_layer_interval": m.integer("interleave_moe_layer_step", 1) or 1,
     }
 
 
 def _hunyuan(m: Meta) -> Fields:
-    shared, experts = m.rows(_first(m, "ffn_up_shexp.weight")), _experts(m, "num_experts")
+    shared, experts = _expert_width(m, "ffn_up_shexp", None), _experts(m, "num_experts")
     shared_expert = {"moe_topk": experts["num_experts_per_tok"], "num_shared_expert": 1, "intermediate_size": shared}
     return {**experts, "model_type": "hunyuan_v1_moe", "use_qk_norm": m.any("attn_q_norm.weight"), **shared_expert}
 
 
-def _olmo(m: Meta) -> Fields:
-    return {"model_type": "olmo3" if m.integer("attention.sliding_window", 0) else "olmo2"}
-
-
-def _cohere(m: Meta) -> Fields:
-    return {"model_type": "cohere", "use_qk_norm": m.any("attn_q_norm.weight")}
-
-
-ARCHITECTURES: Final[dict[str, Callable[[Meta], Fields]]] = {
-    "llama": _llama, "mistral3": _plain("mistral"), "granite": _plain("granite"), "smollm3": _plain("smollm3"),
-    "granitemoe": lambda m: {"model_type": "granitemoe", **_experts(m, "num_local_experts", width="intermediate_size")},
-    "internlm2": _plain("internlm2"),
-    "seed_oss": lambda m: {"model_type": "seed_oss", "attention_out_bias": m.any("attn_output.bias")},
-    "qwen2": lambda m: {"model_type": "qwen2", "qkv_bias": m.any("attn_q.bias")}, "qwen2moe": _qwen_moe("qwen2_moe"),
-    "qwen3": _plain("qwen3"), "qwen3moe": _qwen_moe("qwen3_moe"), "gemma": _plain("gemma"), "gemma2": _plain("gemma2"),
-    "gemma3": _plain("gemma3_text"), "phi3": _plain("phi3"), "deepseek": _moe("deepseek"), "deepseek2": _deepseek,
-    "glm4": _plain("glm4"), "chatglm": _plain("glm"), "glm4moe": _moe("glm4_moe"), "gpt-oss": _gpt_oss,
-    "starcoder2": _plain("starcoder2"), "starcoder": _gpt2("gpt_bigcode"), "gpt2": _gpt2("gpt2"),
-    "gptneox": _plain("gpt_neox"), "command-r": _cohere, "cohere2": _plain("cohere2"), "olmo": _plain("olmo"), "olmo2": _olmo,
-    "olmoe": lambda m: {"model_type": "olmoe", **_experts(m, "num_experts", width="intermediate_size")},
-    "falcon": _falcon, "stablelm": _stablelm, "exaone4": _plain("exaone4"), "dots1": _moe("dots1"),
-    "ernie4_5": _plain("ernie4_5"), "ernie4_5-moe": _ernie, "hunyuan-moe": _hunyuan, "nemotron": _plain("nemotron"),
-    "arcee": _plain("arcee"), "minimax-m2": lambda m: {
-        "model_type": "minimax_m2", **_experts(m, "num_local_experts", width="intermediate_size"),
+ARCHITECTURES: Final[dict[str, str | Callable[[Meta], Fields]]] = {
+    "llama": _llama, "mistral3": "mistral", "granite": "granite", "smollm3": "smollm3", "granitemoe": _routed("granitemoe"),
+    "internlm2": "internlm2", "seed_oss": lambda m: {
+        "model_type": "seed_oss", "attention_out_bias": m.any("attn_output.bias"),
     },
+    "qwen2": lambda m: {"model_type": "qwen2", "qkv_bias": m.any("attn_q.bias")}, "qwen2moe": _qwen_moe("qwen2_moe"),
+    "qwen3": "qwen3", "qwen3moe": _qwen_moe("qwen3_moe"), "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text",
+    "phi3": "phi3", "deepseek": _moe("deepseek"), "deepseek2": _deepseek, "glm4": "glm4", "chatglm": "glm",
+    "glm4moe": _moe("glm4_moe"), "gpt-oss": _routed("gpt_oss"), "starcoder2": "starcoder2",
+    "starcoder": _gpt2("gpt_bigcode"), "gpt2": _gpt2("gpt2"), "gptneox": "gpt_neox",
+    "command-r": lambda m: {"model_type": "cohere", "use_qk_norm": m.any("attn_q_norm.weight")}, "cohere2": "cohere2",
+    "olmo": "olmo", "olmo2": lambda m: {"model_type": "olmo3" if m.integer("attention.sliding_window", 0) else "olmo2"},
+    "olmoe": _routed("olmoe", "num_experts"), "falcon": _falcon, "stablelm": _stablelm, "exaone4": "exaone4",
+    "dots1": _moe("dots1"), "ernie4_5": "ernie4_5", "ernie4_5-moe": _ernie, "hunyuan-moe": _hunyuan, "nemotron": "nemotron",
+    "arcee": "arcee", "minimax-m2": _routed("minimax_m2"),
 }  # fmt: skip
-"""The `model_type` of each GGUF architecture, with its further fields."""
+"""The `model_type` of each GGUF architecture, or a reader of it and of further fields."""
 
 
 def config_fields(meta: Meta) -> Fields:
@@ -356,12 +343,12 @@ def config_fields(meta: Meta) -> Fields:
         dtype_values[tensor.dtype] = dtype_values.get(tensor.dtype, 0) + tensor.values
 
     # The type of most values counts as the quantization of the model.
-    main_dtype = {"F32": "fp32", "F16": "fp16"}.get(
-        kind := max(dtype_values, key=lambda name: dtype_values[name]), kind.lower()
-    )
-    quantised = {} if kind in ("F32", "F16", "BF16") else {"quantization_config": {"quant_method": "gguf", "type": main_dtype}}
-    dtype = {"BF16": "bfloat16"}.get(kind, "float16")
-    return {**_common(meta), "torch_dtype": dtype, **ARCHITECTURES[meta.architecture](meta), **quantised}
+    main = max(dtype_values, key=lambda name: dtype_values[name])
+    quantized = main not in ("F32", "F16", "BF16")
+    quantization = {"quantization_config": {"quant_method": "gguf", "type": main.lower()}} if quantized else {}
+    reader = ARCHITECTURES[meta.architecture]
+    further_fields = {"model_type": reader} if isinstance(reader, str) else reader(meta)
+    return {**_common(meta), "torch_dtype": "bfloat16" if main == "BF16" else "float16", **further_fields, **quantization}
 
 
 def _meta(path: Path) -> tuple[Meta, int]:

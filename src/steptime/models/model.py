@@ -11,7 +11,7 @@ query at context $L$ costs `flops_per_pair` for each cached token that it reads,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -24,7 +24,7 @@ from steptime.units import show
 
 if TYPE_CHECKING:
     from steptime.models.blocks_vision import Media, Tower
-    from steptime.models.dtype_assignment import CheckpointSummary
+    from steptime.models.checkpoint import CheckpointSummary
 
 Rows = Literal["tokens", "outputs", "routed", "lookup", "none"]
 """Rows of an operator's input.
@@ -150,6 +150,10 @@ class Layer(Result):
         return f"Layer {self.name}: {size} parameters, {len(self.ops)} operators, {len(self.attention)} token mixers", {}
 
 
+Kinds = tuple[tuple[Layer, int], ...]
+"""Kinds of layers with their counts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """The location of a model's weights, and their stored formats.
@@ -175,10 +179,10 @@ class Model(Result):
 
     name: str
     family: str = ""
-    layers: tuple[tuple[Layer, int], ...]
+    layers: Kinds
     stem: tuple[Op, ...] = ()
     # Multi-token-prediction layers, stored but not run in a plain step.
-    draft: tuple[tuple[Layer, int], ...] = ()
+    draft: Kinds = ()
     width: int
     vocabulary: int
     heads: int = 1
@@ -288,6 +292,17 @@ def pairs(attention: Attention, tokens: Number, prefix: Number) -> Number:
     return (growing * prefix + growing * (growing + 1) / 2) / attention.stride + flat
 
 
+def _ops(layers: Kinds, stem: tuple[Op, ...] = ()) -> Iterator[tuple[int, Op]]:
+    """Yield the operators of all kinds of layers and of a stem, each with its count."""
+    yield from ((n, op) for layer, n in layers for op in layer.ops)
+    yield from ((1, op) for op in stem)
+
+
+def _mixers(model: Model) -> Iterator[tuple[int, Attention]]:
+    """Yield the token mixers of all kinds of layers, each with its count."""
+    return ((n, a) for layer, n in model.layers for a in layer.attention)
+
+
 def total_parameters(model: Model) -> float:
     """Return the stored parameters without the multi-token-prediction layers.
 
@@ -297,9 +312,7 @@ def total_parameters(model: Model) -> float:
     Returns:
         Parameters.
     """
-    return sum(n * sum(op.total_weights for op in layer.ops) for layer, n in model.layers) + sum(
-        op.total_weights for op in model.stem
-    )
+    return sum(n * op.total_weights for n, op in _ops(model.layers, model.stem))
 
 
 def active_parameters(model: Model) -> float:
@@ -313,9 +326,7 @@ def active_parameters(model: Model) -> float:
     Returns:
         Parameters.
     """
-    return sum(n * sum(op.active_weights for op in layer.ops) for layer, n in model.layers) + sum(
-        op.active_weights for op in model.stem
-    )
+    return sum(n * op.active_weights for n, op in _ops(model.layers, model.stem))
 
 
 def draft_parameters(model: Model) -> float:
@@ -327,7 +338,7 @@ def draft_parameters(model: Model) -> float:
     Returns:
         Parameters.
     """
-    return sum(n * sum(op.total_weights for op in layer.ops) for layer, n in model.draft)
+    return sum(n * op.total_weights for n, op in _ops(model.draft))
 
 
 def weight_bytes(model: Model) -> float:
@@ -339,8 +350,7 @@ def weight_bytes(model: Model) -> float:
     Returns:
         Bytes, rounded to an integer.
     """
-    layers = sum(n * sum(op.total_weights * op.format.bytes for op in layer.ops) for layer, n in model.layers)
-    return float(round(layers + sum(op.total_weights * op.format.bytes for op in model.stem)))
+    return float(round(sum(n * op.total_weights * op.format.bytes for n, op in _ops(model.layers, model.stem))))
 
 
 def draft_bytes(model: Model) -> float:
@@ -352,7 +362,7 @@ def draft_bytes(model: Model) -> float:
     Returns:
         Bytes, rounded to an integer.
     """
-    return float(round(sum(n * sum(op.total_weights * op.format.bytes for op in layer.ops) for layer, n in model.draft)))
+    return float(round(sum(n * op.total_weights * op.format.bytes for n, op in _ops(model.draft))))
 
 
 def kv_bytes_per_token(model: Model) -> float:
@@ -395,9 +405,7 @@ def growing_kv_bytes_per_token(model: Model) -> float:
     Returns:
         Bytes per token and sequence.
     """
-    return sum(
-        n * a.kv_bytes / a.stride * a.stored * math.isinf(a.window) for layer, n in model.layers for a in layer.attention
-    ) * 1.0  # fmt: skip
+    return sum(n * a.kv_bytes / a.stride * a.stored for n, a in _mixers(model) if math.isinf(a.window)) * 1.0
 
 
 def state_bytes(model: Model) -> float:
@@ -409,7 +417,7 @@ def state_bytes(model: Model) -> float:
     Returns:
         Bytes per sequence.
     """
-    return sum(n * a.state_bytes for layer, n in model.layers for a in layer.attention) * 1.0
+    return sum(n * a.state_bytes for n, a in _mixers(model)) * 1.0
 
 
 def cache_bytes(model: Model, context: Number) -> Number:
@@ -422,11 +430,7 @@ def cache_bytes(model: Model, context: Number) -> Number:
     Returns:
         Bytes, with the shape of `context`.
     """
-    return sum(
-        n * (a.kv_bytes * cache_entries(a, context) * a.stored + a.state_bytes)
-        for layer, n in model.layers
-        for a in layer.attention
-    )
+    return sum(n * (a.kv_bytes * cache_entries(a, context) * a.stored + a.state_bytes) for n, a in _mixers(model))
 
 
 def cache_bytes_read(model: Model, context: Number) -> Number:
@@ -439,9 +443,7 @@ def cache_bytes_read(model: Model, context: Number) -> Number:
     Returns:
         Bytes, with the shape of `context`.
     """
-    return sum(
-        n * (a.kv_bytes * entries_read(a, context) + a.state_bytes) for layer, n in model.layers for a in layer.attention
-    )
+    return sum(n * (a.kv_bytes * entries_read(a, context) + a.state_bytes) for n, a in _mixers(model))
 
 
 def matmul_flops_per_token(model: Model, *, logits: bool = True) -> float:
@@ -461,8 +463,7 @@ def matmul_flops_per_token(model: Model, *, logits: bool = True) -> float:
     """
     # Lookups do no arithmetic, and "none" does not run.
     counted = ("tokens", "routed", "outputs") if logits else ("tokens", "routed")
-    layers = sum(n * op.flops_per_row * op.active for layer, n in model.layers for op in layer.ops if op.rows in counted)
-    return (layers + sum(op.flops_per_row * op.active for op in model.stem if op.rows in counted)) * 1.0
+    return sum(n * op.flops_per_row * op.active for n, op in _ops(model.layers, model.stem) if op.rows in counted) * 1.0
 
 
 def decode_flops_per_token(model: Model, context: Number) -> Number:
@@ -476,9 +477,7 @@ def decode_flops_per_token(model: Model, context: Number) -> Number:
         FLOPs, with the shape of `context`.
     """
     attention = sum(
-        n * (a.flops_per_pair_decode * entries_read(a, context) + a.state_flops_per_token)
-        for layer, n in model.layers
-        for a in layer.attention
+        n * (a.flops_per_pair_decode * entries_read(a, context) + a.state_flops_per_token) for n, a in _mixers(model)
     )
     return matmul_flops_per_token(model) + attention
 
@@ -497,8 +496,7 @@ def prefill_flops(model: Model, tokens: Number, prefix: Number = 0.0) -> Number:
     head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
     attention = sum(
         n * (a.flops_per_pair_prefill * pairs(a, tokens, prefix) + a.expand_flops * prefix + a.state_flops_per_token * tokens)
-        for layer, n in model.layers
-        for a in layer.attention
+        for n, a in _mixers(model)
     )
     return matmul_flops_per_token(model, logits=False) * tokens + attention + head
 
@@ -537,7 +535,7 @@ def with_kv(model: Model, format: Format) -> Model:
         keeps_format = a.name == "buffer" or a.kv_format or not a.kv_bytes
         return a if keeps_format else in_format(a, old_format, format)
 
-    def changed(layers: tuple[tuple[Layer, int], ...]) -> tuple[tuple[Layer, int], ...]:
+    def changed(layers: Kinds) -> Kinds:
         return tuple((replace(layer, attention=tuple(map(with_format, layer.attention))), n) for layer, n in layers)
 
     return replace(model, layers=changed(model.layers), draft=changed(model.draft), kv_format=format.name)
@@ -580,7 +578,7 @@ def with_formats(model: Model, *, weights: Format | None = None, experts: Format
         # An operator already in this format keeps the scales of its checkpoint.
         return op if new is None or new.name == op.format.name else replace(op, format=new)
 
-    def changed(layers: tuple[tuple[Layer, int], ...]) -> tuple[tuple[Layer, int], ...]:
+    def changed(layers: Kinds) -> Kinds:
         return tuple((replace(layer, ops=tuple(stored(op) for op in layer.ops)), n) for layer, n in layers)
 
     return replace(model, layers=changed(model.layers), draft=changed(model.draft))

@@ -5,24 +5,27 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steptime.catalog.data_files import check_entry_name, find, is_dir, is_entry_name, is_file, looks_like, read_file
 from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.number_formats import number_format
 from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family_registry import Family, family_named, known_families, refuse
-from steptime.models.model import Checkpoint, Model, stored_formats, with_formats
-from steptime.models.safetensors_header import INDEX, Headers, read_headers, signature
+from steptime.models.model import Model, stored_formats, with_formats
 from steptime.units import counted
+
+if TYPE_CHECKING:
+    from steptime.models.safetensors_header import Headers
 
 ModelLike = Model | str | os.PathLike[str] | Mapping[str, Any]
 
-GGUF, SAFETENSORS = ".gguf", ".safetensors"
+
 # Hugging Face ids: owner and model.
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 # Prefix of a name: read the model from the code of transformers.
@@ -69,28 +72,23 @@ def read_model(
 
     # The headers give the formats, so an unreadable quantization in the config does not matter.
     fields, doubts = _reliable_fields(fields, name, headers)
-    outer = Config(fields, name=name, kv_format="" if kv_format == LATENT_FP8_MIXED else kv_format, lookups=lookups)
-    outer.kv_name = kv_format
+    outer = Config(fields, name=name, kv_format=kv_format, lookups=lookups)
     family = find_family(outer)
 
     # Vision-language models nest the config of the language part.
-    c = family.text(outer)
-    plain_layers = () if headers is None else tuple(family.iter_layers(c))
-    layers = family.layers(c) if headers is None else ()
-    stem, draft, checkpoint, notes = (*family.stem(c), *family.vision(outer)), family.draft(c), Checkpoint(), family.notes(c)
+    c = outer.language
+    plain_layers, towers = tuple(family.iter_layers(c)), family.towers(outer)
+    stem, draft = family.stem(c), family.draft(c)
 
-    # Import late: most models come from the catalogue, without files of weights.
-    if headers is not None:
-        from steptime.models.checkpoint import fitted
+    # Import late: most models have no towers, and come from the catalogue without files of weights.
+    if towers:
+        from steptime.models.blocks_vision import tower_op
 
-        fit = fitted(plain_layers, stem, draft, headers, vocabulary=c.vocabulary, bits=_bits(c), rename=renamed)
-        layers, stem, draft, notes = fit.layers, fit.stem, fit.draft, (*notes, *doubts, *fit.notes)
-        checkpoint = Checkpoint(bytes=0 if headers.missing else fit.summary.bytes, summary=fit.summary)
-
+        stem += tuple(map(tower_op, towers))
     model = Model(
         name=name,
         family=c.text("model_type", default=outer.text("model_type", default=type(family).__name__)),
-        layers=layers,
+        layers=tuple(Counter(plain_layers).items()),
         stem=stem,
         draft=draft,
         width=c.width,
@@ -99,13 +97,17 @@ def read_model(
         max_context=c.integer(*CONTEXTS) if any(c.has(field) for field in CONTEXTS) else math.inf,
         kv_format=kv_format or c.quantization.kv_format or "bf16",
         kv_told=bool(kv_format or c.quantization.kv_format),
-        notes=notes,
-        towers=family.towers(outer),
+        notes=(*family.notes(c), *doubts),
+        towers=towers,
     )
+    if headers is not None:
+        from steptime.models.checkpoint import with_files
+
+        model = with_files(model, plain_layers, headers, bits=_bits(c), rename=renamed)
     dense, routed = stored_formats(model)
     kv, code = c.quantization.kv_format or "bf16", "auto_map" in fields
 
-    return replace(model, checkpoint=replace(checkpoint, weights=dense, experts=routed, kv=kv, remote_code=code))
+    return replace(model, checkpoint=replace(model.checkpoint, weights=dense, experts=routed, kv=kv, remote_code=code))
 
 
 def _bits(c: Config) -> int:
@@ -125,11 +127,10 @@ def _reliable_fields(
     if headers is None or headers.missing:
         return fields, ()
     inner = fields.get("text_config")
+    notes: tuple[str, ...] = ()
     if isinstance(inner, Mapping):
         believed, notes = _reliable_fields(inner, name, headers)
         fields = {**fields, "text_config": believed} if notes else fields
-    else:
-        notes = ()
     try:
         Config(fields, name=name)
     except ConfigError as problem:
@@ -167,19 +168,16 @@ def model_kind(c: Config) -> str:
         ConfigError: The config names neither, or an architecture that is not a decoder.
         UnknownName: No family reads the kind.
     """
-    kinds = (
-        [c.fields.get("model_type"), *(c.fields.get("architectures") or ())]
-        if isinstance(c.fields.get("architectures"), list | None)
-        else [c.fields.get("model_type")]
-    )
+    architectures = c.fields.get("architectures")
+    names = [c.fields.get("model_type"), *(architectures if isinstance(architectures, list) else ())]
+    kinds = [name for name in names if isinstance(name, str) and name]
     for kind in kinds:
-        if isinstance(kind, str) and (family_named(kind) is not None or kind in known_families()):
+        if family_named(kind) is not None or kind in known_families():
             return kind
 
     families = known_families()
-    if not any(isinstance(kind, str) and kind for kind in kinds):
+    if not kinds:
         raise c.error("model_type", "is missing or not a text; it selects the family; known: " + ", ".join(sorted(families)))
-    kind = next(kind for kind in kinds if isinstance(kind, str) and kind)
 
     # An encoder gets a better message than an unknown architecture.
     refuse(c)
@@ -187,7 +185,7 @@ def model_kind(c: Config) -> str:
         f"Known: {len(families)} architectures. Put 'transformers:' before the path or id to read others from code, "
         "or use `steptime models --new` for a guess."
     )
-    raise UnknownName("architecture", kind[:60], families, hint)
+    raise UnknownName("architecture", kinds[0][:60], families, hint)
 
 
 def load_model(
@@ -240,11 +238,8 @@ def load_model(
 
     # The formats of the user replace those of the config.
     if weights or experts:
-        model = with_formats(
-            model,
-            weights=number_format(weights) if weights else None,
-            experts=number_format(experts or weights),
-        )
+        dense = number_format(weights) if weights else None
+        model = with_formats(model, weights=dense, experts=number_format(experts or weights))
 
     return model
 
@@ -257,53 +252,48 @@ def _from_path(name: str | os.PathLike[str], kv_format: str, catalog: str | os.P
     path = Path(name)
     if _is_gguf(path):
         from steptime.models.gguf_config import gguf_path, model_of_file
+        from steptime.models.safetensors_header import signature
 
         gguf_file = gguf_path(path)
         return model_of_file(gguf_file, signature(gguf_file), kv_format)
-
-    direct = _holds_weights(path)
     config = _config_at(path)
     is_given = is_file(config)
     config = config if is_given else _config_path_by_name(str(name), catalog)
-    in_folder = config.name == "config.json"
-    weights = path if direct else config.parent
+    if config.name != "config.json":
+        return _load(config, config.stat().st_mtime, kv_format, config.parent, ())
 
-    # The cache of `_load` is keyed by these, so changed files are read again.
-    file_stats = signature(weights) if in_folder else ()
-    model = _load(config, config.stat().st_mtime, kv_format, weights, file_stats)
-    if not is_given and in_folder:
-        # The cache of Hugging Face names the folder by a hash, so the id is used as the name.
-        model = _with_place(replace(model, name=str(name)), str(name))
+    # The cache of `_load` is keyed by the state of the files of weights, so changed files are read again.
+    from steptime.models.safetensors_header import signature
 
-    return model
+    weights = path if _holds_weights(path) else config.parent
+    model = _load(config, config.stat().st_mtime, kv_format, weights, signature(weights))
+    # The cache of Hugging Face names the folder by a hash, so the id is used as the name.
+    return model if is_given else _with_place(replace(model, name=str(name)), str(name))
 
 
 def _is_gguf(path: Path) -> bool:
     """Return whether a path is a GGUF file, or a folder without a config.json."""
-    return not is_file(path / "config.json") if is_dir(path) else path.suffix == GGUF
+    return not is_file(path / "config.json") if is_dir(path) else path.suffix == ".gguf"
 
 
 def _holds_weights(path: Path) -> bool:
     """Return whether a path is a file of weights or their index."""
-    return not is_dir(path) and path.name.endswith((SAFETENSORS, INDEX))
+    return not is_dir(path) and path.name.endswith((".safetensors", ".safetensors.index.json"))
 
 
 def _config_at(path: Path) -> Path:
-    """Return the config of a folder, of a file of weights, or the path itself."""
-    return path / "config.json" if is_dir(path) else _config_path(path) if _holds_weights(path) else path
-
-
-def _config_path(weights: Path) -> Path:
-    """Return the config.json in the folder of a file of weights.
+    """Return the config of a folder, of a file of weights, or the path itself.
 
     Raises:
-        DataFileError: The file of weights or the config is missing.
+        DataFileError: A file of weights or its config is missing.
     """
-    if not is_file(weights):
-        raise DataFileError(weights, "no such file")
-    config = weights.parent / "config.json"
+    if not _holds_weights(path):
+        return path / "config.json" if is_dir(path) else path
+    config = path.parent / "config.json"
+    if not is_file(path):
+        raise DataFileError(path, "no such file")
     if not is_file(config):
-        raise DataFileError(weights, "has no config.json in its folder; the config is needed to assign the tensors")
+        raise DataFileError(path, "has no config.json in its folder; the config is needed to assign the tensors")
     return config
 
 
@@ -448,7 +438,11 @@ def _load(path: Path, _modified: float, kv_format: str, weights: Path, file_stat
     # A plain config.json, not a file of the catalogue.
     if "config" not in data:
         in_folder = path.name == "config.json"
-        headers = read_headers(weights, file_stats) if file_stats else None
+        headers: Headers | None = None
+        if file_stats:
+            from steptime.models.safetensors_header import read_headers
+
+            headers = read_headers(weights, file_stats)
         read_fields: set[str] = set()
         name = path.parent.name if in_folder else path.stem
         model = read_model(data, name=name, kv_format=kv_format, headers=headers, lookups=read_fields)
@@ -517,19 +511,20 @@ def fetch(name: str) -> Path | str:
             "after `pip install '.[hub]'` (in a checkout; else 'steptime[hub]') and with a network, any Hugging Face id works"
         )
 
-    hint = "any Hugging Face id works, but"
+    # Special kinds of errors come before their base classes.
+    reasons = {
+        errors.GatedRepoError: "this one is gated: request access from its owner, and log in with `hf auth login`",
+        errors.RepositoryNotFoundError: (
+            "Hugging Face has no public repository of this name; for a private one, log in with `hf auth login`"
+        ),
+        errors.LocalEntryNotFoundError: "Hugging Face did not answer",
+        errors.EntryNotFoundError: "this one has no config.json",
+        errors.HFValidationError: "this name is not a valid id",
+    }
     try:
         return Path(hf_hub_download(name, "config.json"))
-    except errors.GatedRepoError:
-        return f"{hint} this one is gated: request access from its owner, and log in with `hf auth login`"
-    except errors.RepositoryNotFoundError:
-        return f"{hint} Hugging Face has no public repository of this name; for a private one, log in with `hf auth login`"
-    except errors.LocalEntryNotFoundError:
-        return f"{hint} Hugging Face did not answer"
-    except errors.EntryNotFoundError:
-        return f"{hint} this one has no config.json"
-    except errors.HFValidationError:
-        return f"{hint} this name is not a valid id"
     except Exception as error:
         # A network, a proxy or a full disk may raise many kinds of errors.
-        return f"{hint} the request for this one failed with {type(error).__name__}"
+        failure = f"the request for this one failed with {type(error).__name__}"
+        reason = next((text for kind, text in reasons.items() if isinstance(error, kind)), failure)
+        return f"any Hugging Face id works, but {reason}"

@@ -144,11 +144,7 @@ def _load_variant(base: Model, config: Mapping[str, Any], changes: Mapping[str, 
     It has the name of the original model, so its measured acceptance lengths apply.
     """
     change_text = ", ".join(f"{key} {value}" for key, value in sorted(changes.items()))
-    return replace(
-        load_model(config, **formats),
-        name=base.name,
-        notes=(f"variant with {change_text}",) if change_text else (),
-    )
+    return replace(load_model(config, **formats), name=base.name, notes=(f"variant with {change_text}",) if change_text else ())
 
 
 def _key(config: Mapping[str, Any], field: str) -> str:
@@ -232,10 +228,7 @@ def _latent(config: dict[str, Any], name: str) -> dict[str, Any]:
             f"{', '.join((*DENSE, *SPARSE))} and DeepSeek's, not for {name}"
         )
 
-    latent_fields: dict[str, Any] = {
-        "model_type": "deepseek_v3",
-        "architectures": ["DeepseekV3ForCausalLM"],
-    }
+    latent_fields: dict[str, Any] = {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}
     if sparse:
         latent_fields |= {"first_k_dense_replace": 0, "n_routed_experts": config["num_experts"], "n_shared_experts": 0}
     else:

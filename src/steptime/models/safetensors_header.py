@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -103,14 +103,9 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
     except OSError as error:
         raise DataFileError(path, error.strerror or str(error)) from None
 
-    return _tensors(path, _entries(path, text), size - 8 - length)
-
-
-def _entries(path: Path, text: bytes) -> dict[str, Any]:
-    """Return the fields of a header without its metadata."""
     fields = _json(path, text, "has a header that ", skipped=8, max_values=MOST_JSON_VALUES)
     fields.pop("__metadata__", None)
-    return fields
+    return _tensors(path, fields, size - 8 - length)
 
 
 class _Twice(ValueError):
@@ -346,16 +341,12 @@ def read_headers(path: Path, _signature: tuple[tuple[str, int, int], ...] = ()) 
         if len(by_name) > MOST_TENSORS:
             raise DataFileError(file, f"has, with the shards before it, more than {MOST_TENSORS:,} tensors, which is the limit")
 
-    _check_index(present, by_name, places)
-
-    return Headers(kind="safetensors", tensors=tuple(by_name.values()), files=len(present), missing=missing, total=total)
-
-
-def _check_index(files: Iterable[Path], by_name: Mapping[str, Tensor], places: Mapping[str, str]) -> None:
-    by_file = {file.name: file for file in files}
+    by_file = {file.name: file for file in present}
     for name, shard in places.items():
         if shard in by_file and name not in by_name:
             raise DataFileError(by_file[shard], f"lacks the tensor {short_repr(name)}, but the index lists it in this file")
+
+    return Headers(kind="safetensors", tensors=tuple(by_name.values()), files=len(present), missing=missing, total=total)
 
 
 def signature(path: Path) -> tuple[tuple[str, int, int], ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from steptime.blackboard.expert_activation import distinct_hit
@@ -41,15 +43,18 @@ def run_network(clock: Clock, model: Model, work: Work, system: System, layout: 
     sparse = sum(n for layer, n in model.layers if layer.routed)
     blocks = sum(n * (bool(layer.attention) + any(op.term == "feed-forward" for op in layer.ops)) for layer, n in model.layers)
     reductions = blocks + sparse * (1 - has_dp_ranks)
+    phase, reached = engine.overheads.seconds_per_collective, engine.kernels.network_efficiency
+    all_reduce = partial(network_time.all_reduce, system, overhead=phase, efficiency=reached)
     if np.any(np.asarray(layout.group) > 1):
-        _all_reduce(clock, layout.group, row_bytes, reductions, system, engine)
+        traffic = all_reduce(layout.group, row_bytes) * reductions
+        run_collective(clock, "all-reduce", traffic, system, engine, count=reductions)
 
     # Norms over all heads need values from every tensor-parallel rank.
     if np.any(np.asarray(layout.tp) > 1):
         for attention, n in ledger(model, merged=True).mixers:
             if attention.summed:
                 squares = rows * attention.summed * SUM_BYTES
-                _all_reduce(clock, layout.tp, squares, n, system, engine, name=NORMS)
+                run_collective(clock, "all-reduce", all_reduce(layout.tp, squares) * n, system, engine, name=NORMS, count=n)
             if attention.gathered:
                 values = rows * attention.gathered * ACTIVATION_BYTES
                 # One all-gather for the queries and one for the keys.
@@ -126,16 +131,7 @@ def run_collective(
         blame["overhead"] = traffic.calls * engine.overheads.seconds_per_collective
         waiting = waiting + blame["overhead"]
     line = {"name": name, "count": count, "traffic": traffic, "at_once": pipelined}
-    clock.record(term, moving + waiting, blame, {**busy, "latency": waiting}, **line)
-
-
-def _all_reduce(
-    clock: Clock, size: Number, bytes_: Number, count: Number, system: System, engine: Engine, *, name: str = ""
-) -> None:
-    """Add `count` all-reduces of `bytes_` [B per chip] over groups of `size` chips."""
-    phase, reached = engine.overheads.seconds_per_collective, engine.kernels.network_efficiency
-    once = network_time.all_reduce(system, size, bytes_, overhead=phase, efficiency=reached)
-    run_collective(clock, "all-reduce", once * count, system, engine, name=name, count=count)
+    clock.add({term: moving + waiting}, blame, {**busy, "latency": waiting}, **line)
 
 
 def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) -> Traffic:

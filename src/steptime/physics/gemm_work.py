@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
+from steptime.hardware.number_formats import peak_rate
 from steptime.models.model import Model, Op
 from steptime.number_checks import Array, Number, has_nonzero
 from steptime.physics.chip_memory import ACTIVATION_BYTES
@@ -41,8 +42,8 @@ class Products:
     """Products with weights as columns: arrays of shape (products,).
 
     ops: Operators, each with the number of instances in the model for which it stands.
-    stored, splits: Distinct arithmetic of stored weights, and distinct maximum numbers of shards.
-    rate, split: Index of each product into `stored` and `splits`.
+    computed, splits: Distinct arithmetic of the products, best first, and distinct maximum numbers of shards.
+    rate, split: Index of each product into `computed` and `splits`.
     flops: FLOP per row.
     weights: Bytes.
     unsharded_values, sharded_values: Values that a row reads and writes on every chip, and values divided among
@@ -56,7 +57,7 @@ class Products:
     """
 
     ops: tuple[tuple[Op, int], ...]
-    stored: tuple[tuple[str, ...], ...]
+    computed: tuple[tuple[str, ...], ...]
     splits: tuple[float, ...]
     rate: Array
     split: Array
@@ -101,7 +102,7 @@ class Products:
         return places
 
 
-COLUMNS = tuple(f.name for f in fields(Products) if f.name not in ("ops", "stored", "splits"))
+COLUMNS = tuple(f.name for f in fields(Products) if f.name not in ("ops", "computed", "splits"))
 
 
 def is_product(op: Op) -> bool:
@@ -152,9 +153,9 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
     """
     # Distinct values are stored once and found by position: a model has dozens of products and few formats.
     ops, rules = tuple(ops), tuple(rules)
-    stored = tuple(dict.fromkeys(op.format.arithmetic for op, _ in ops))
+    arithmetic = [computed_in(rules, op.format.arithmetic, peak, vendor) for op, _ in ops]
+    computed, kinds = tuple(dict.fromkeys(arithmetic)), [best_first[0] for best_first in arithmetic]
     splits = tuple(dict.fromkeys(_split(op) for op, _ in ops))
-    kinds = [computed_in(rules, op.format.arithmetic, peak, vendor)[0] for op, _ in ops]
 
     def column(values: Iterable[Any]) -> Array:
         return np.array(list(values))
@@ -169,9 +170,9 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
 
     return Products(
         ops=ops,
-        stored=stored,
+        computed=computed,
         splits=splits,
-        rate=column(stored.index(op.format.arithmetic) for op, _ in ops),
+        rate=column(map(computed.index, arithmetic)),
         split=column(splits.index(_split(op)) for op, _ in ops),
         flops=column(0.0 if op.rows == "lookup" else op.flops_per_row for op, _ in ops),
         weights=column(0.0 if op.rows == "lookup" else op.weights * op.format.bytes for op, _ in ops),
@@ -203,8 +204,8 @@ def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
     """
     chip, kernels = context.system.chip, context.engine.kernels
     bandwidth = chip.hbm.bandwidth
-    peaks = [context.rate(stored)[1] for stored in products.stored]
-    shards = [shard_count(parts, context.layout.group) for parts in products.splits]
+    peaks = [*map(partial(peak_rate, chip.peak), products.computed)]
+    shards = [*map(partial(shard_count, chips=context.layout.group), products.splits)]
     constants = (
         kernels.fp4_efficiency, kernels.block_efficiency, kernels.fill_bytes, kernels.narrow_efficiency, kernels.unpack_rate,
         kernels.activation_traffic, kernels.roofline_norm,

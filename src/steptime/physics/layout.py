@@ -6,9 +6,8 @@ are not enough heads: each chip keeps every cp-th token, queries are gathered an
 vLLM's decode context parallelism. Routed experts are spread over all chips of a stage, `ep` ways. The `tp * cp * dp / ep`
 chips that share an expert divide it. Neighbours in tp are neighbours in the machine, then neighbours in cp, dp and pp.
 
-Layout constraints: the facts of a model, system and engine that rules check.
-
-A `Rule` is one condition on layouts; `layout_rules` has all of them.
+A `Rule` is one condition on layouts, which `layout_rules` lists; `Facts` are what rules check of a model, system and
+engine.
 """
 
 from __future__ import annotations

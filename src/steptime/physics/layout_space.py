@@ -1,15 +1,12 @@
-"""Layout space: the layouts that a search considers, which break no rule.
+"""Layout space: the layouts that a search considers, the default layout, and places of replicas in domains.
 
-The default layout of a replica: the smallest conventional layout that fits.
+**Default.** The default layout is the smallest conventional layout that fits: one chip where the model fits on one chip. A
+conventional layout is the layout of `vllm serve --tensor-parallel-size N`: tensor parallelism inside the scale-up domain,
+experts over all chips, and pipeline stages beyond the domain. Sizes are powers of two.
 
-This is one chip where the model fits on one chip. A conventional layout is the layout of `vllm serve --tensor-parallel-size
-N`: tensor parallelism inside the scale-up domain, experts over all chips, and pipeline stages beyond the domain. Sizes are
-powers of two.
-
-Replica placement: numbers of replicas of one or two sizes in scale-up domains.
-
-A replica that fits into a domain is inside one domain. A larger replica starts where another replica ended, so that it uses
-the minimum number of domains. Its data-parallel ranks divide the domain, so that no rank spans two domains.
+**Placement.** Replicas of one or two sizes share scale-up domains. A replica that fits into a domain is inside one domain.
+A larger replica starts where another replica ended, so that it uses the minimum number of domains. Its data-parallel ranks
+divide the domain, so that no rank spans two domains.
 """
 
 from __future__ import annotations

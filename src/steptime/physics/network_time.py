@@ -121,9 +121,9 @@ def all_reduce(
     Returns:
         Traffic in seconds at full bandwidth.
     """
-    two = _reduce_and_gather(system, size, bytes_, stride)
+    members, *beyond = by_level = members_by_level(system.domains, size, stride)
+    two = _reduce_and_gather(system, by_level, bytes_)
     link = system.domains[0].link
-    members, *beyond = members_by_level(system.domains, size, stride)
     if link.topology in ("ring", "torus"):
         return two
 
@@ -141,12 +141,12 @@ def all_reduce(
     return Traffic(busy, np.where(direct, traffic.latency, two.latency), np.where(direct, traffic.calls, two.calls))
 
 
-def _reduce_and_gather(system: System, size: Number, bytes_: Number, stride: Number) -> Traffic:
+def _reduce_and_gather(system: System, by_level: tuple[Number, ...], bytes_: Number) -> Traffic:
     """Return an all-reduce in two phases at each level: twice the time of one phase."""
     busy: list[Number] = []
     latency: Number = 0.0
     calls: Number = 0.0
-    for domain, members in zip(system.domains, members_by_level(system.domains, size, stride), strict=True):
+    for domain, members in zip(system.domains, by_level, strict=True):
         if not np.any(members > 1):
             busy.append(0.0)
             continue
@@ -170,7 +170,7 @@ def all_gather(system: System, size: Number, bytes_: Number, stride: Number = 1)
     Returns:
         Traffic in seconds at full bandwidth.
     """
-    return _reduce_and_gather(system, size, bytes_, stride) * 0.5
+    return _reduce_and_gather(system, members_by_level(system.domains, size, stride), bytes_) * 0.5
 
 
 def exchange(

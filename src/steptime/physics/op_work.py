@@ -1,11 +1,8 @@
-"""MoE kernels: kernel launches and memory traffic of routed experts.
-
-Both depend on the format of the weights and on the vendor of the chip.
-
-Operator work: the rows, FLOPs, bytes and kernel launches of a pass on one chip.
+"""Operator work: the rows, FLOPs, bytes and kernel launches of a pass on one chip.
 
 Demand is work, not time. Two kinds of engine constants change the work itself and are used here: the imbalance of experts
-with the tiles that pad their rows, and the share of activations that passes through memory.
+with the tiles that pad their rows, and the share of activations that passes through memory. Kernel launches and memory
+traffic of routed experts depend on the format of the weights and on the vendor of the chip (`Chain`).
 """
 
 from __future__ import annotations
@@ -326,22 +323,6 @@ class Pass:
         self.compute = engine.kernels.compute_efficiency * chip_factor(system, "compute", engine)
         self.memory = engine.kernels.memory_efficiency * chip_factor(system, "memory", engine)
         self.fills = has_nonzero(engine.kernels.fill_bytes)
-        self._rates: dict[tuple[str, ...], tuple[tuple[str, ...], Any]] = {}
-
-    def rate(self, stored: tuple[str, ...]) -> tuple[tuple[str, ...], Any]:
-        """Return the arithmetic in which stored weights are multiplied, and its peak rate.
-
-        Args:
-            stored: Arithmetic that can multiply the stored format, best first.
-
-        Returns:
-            Names of arithmetic, and FLOP/s.
-        """
-        if stored not in self._rates:
-            peak = self.system.chip.peak
-            computed = computed_in(self.engine.arithmetic, stored, peak, self.system.chip.vendor)
-            self._rates[stored] = computed, peak_rate(peak, computed)
-        return self._rates[stored]
 
 
 def computed_in(rules: Iterable[Computed], stored: tuple[str, ...], peak: Collection[str], vendor: str) -> tuple[str, ...]:
@@ -384,7 +365,7 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
         context.engine.kernels,
         context.engine.experts,
     )
-    computed, peak = context.rate(op.format.arithmetic)
+    computed = computed_in(context.engine.arithmetic, op.format.arithmetic, system.chip.peak, system.chip.vendor)
     slots, sharing = expert_slots(op, layout), layout.stage / layout.ep
 
     # Weights: the busiest chip reads each expert that at least one of its tokens activates.
@@ -425,6 +406,7 @@ def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
         moved = moved_values(op, sharing, instances, kernel_chain(op.format.arithmetic[0], kind, system.chip.vendor))
         activations = rows * (moved * ACTIVATION_BYTES * kernels.activation_traffic)
     flops, weights = rows * (op.flops_per_row / sharing), touched * op.weights * (op.format.bytes / sharing)
+    peak = peak_rate(system.chip.peak, computed)
     return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
 
 

@@ -1,4 +1,4 @@
-r"""Roofline: the time of one operator on one chip, from its FLOPs and bytes.
+r"""Operator time: the roofline of operators on one chip, and who waits for what.
 
 An ideal chip computes and streams memory at once: $t = \max(F / P, Q / W)$ for $F$ FLOPs at peak rate $P$ and $Q$ bytes at
 bandwidth $W$. A real chip overlaps them imperfectly, which a $p$-norm of the two times describes: $p = \infty$ is ideal, $p
@@ -6,8 +6,6 @@ bandwidth $W$. A real chip overlaps them imperfectly, which a $p$-norm of the tw
 
 References:
     Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
-
-Operator time: overlapped arithmetic and traffic, divided between resources.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -92,23 +91,10 @@ def overlap(compute: Number, memory: Number, norm: Number = np.inf) -> Number:
     (4.0, 5.0, 7.0)
     """
     larger = np.maximum(compute, memory)
-    if is_norm(norm, np.inf):
+    if np.ndim(norm) == 0 and norm == np.inf:
         return larger
     seconds: Number = larger * root(1 + smaller_power(compute, memory, norm), norm)
     return seconds
-
-
-def is_norm(norm: Number, value: float) -> bool:
-    """Whether a norm is the single number `value`, which has a faster formula.
-
-    Args:
-        norm: p of the p-norm, or an array.
-        value: The special value.
-
-    Returns:
-        True or false; the general formula is valid in both cases.
-    """
-    return bool(np.ndim(norm) == 0 and norm == value)
 
 
 def smaller_power(compute: Number, memory: Number, norm: Number) -> Number:
@@ -153,7 +139,7 @@ def root(value: Number, norm: Number) -> Number:
     (2.0, 3.0)
     """
     # exp and log are twice as fast as a power.
-    value_root: Number = value if is_norm(norm, 1) else np.exp(np.log(value) / norm)
+    value_root: Number = value if np.ndim(norm) == 0 and norm == 1 else np.exp(np.log(value) / norm)
     return value_root
 
 
@@ -296,13 +282,36 @@ def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Eng
         compute_time(operator.scaled(operator.demand.flops), operator.demand.peak, operator.demand.efficiency)
         for operator in operators
     ]
-    traffic = [_traffic(operator, system, engine) for operator in operators]
+    traffic = [*map(partial(_traffic, system=system, engine=engine), operators)]
     memory = [_sum(list(parts.values())) for parts in traffic]
     shape = np.broadcast_shapes(np.shape(norm), *map(np.shape, compute), *map(np.shape, memory))
     rows_at_once = max(1, AT_ONCE // max(1, math.prod(shape)))
     for first in range(0, len(operators), rows_at_once):
         rows = slice(first, first + rows_at_once)
-        _run(clock, operators[rows], _rows(compute[rows], shape), _rows(memory[rows], shape), traffic[rows], norm)
+        to_compute, to_memory = _rows(compute[rows], shape), _rows(memory[rows], shape)
+        busy = {"compute": _sum(to_compute), "memory": _sum(to_memory)}
+        if not clock.parts:
+            clock.add({"": _sum(np.asarray(overlap(to_compute, to_memory, norm)))}, {}, busy)
+            continue
+
+        # The part of traffic is divided by kind of data in proportion to its seconds.
+        seconds, waits_compute, waits_memory = map(np.asarray, overlapped(to_compute, to_memory, norm))
+        terms: dict[str, Number] = {}
+        blame: dict[str, Number] = {"compute": _sum(waits_compute)}
+        for row, (operator, delivered) in enumerate(zip(operators[rows], traffic[rows], strict=True)):
+            accumulate(terms, {operator.term: seconds[row]})
+            for resource, part in delivered.items():
+                share = part / np.maximum(to_memory[row], TINY) if len(delivered) > 1 else 1.0
+                accumulate(blame, {resource: waits_memory[row]}, share)
+        clock.add(terms, blame, busy)
+        if clock.explained:
+            clock.entries += [
+                Entry(
+                    term=operator.term, name=operator.name, seconds=seconds[row], count=operator.instances,
+                    compute=to_compute[row], memory=to_memory[row], demand=operator.demand, times=operator.count,
+                )
+                for row, operator in enumerate(operators[rows])
+            ]  # fmt: skip
 
 
 def _rows(values: Sequence[Number], shape: tuple[int, ...]) -> Array:
@@ -335,39 +344,6 @@ def _traffic(operator: Operator, system: System, engine: Engine) -> dict[str, Nu
     return traffic
 
 
-def _run(
-    clock: Clock,
-    operators: Sequence[Operator],
-    compute: Array,
-    memory: Array,
-    traffic: Sequence[dict[str, Number]],
-    norm: Number,
-) -> None:
-    """Add operators with the times `compute` and `memory` [s], one row each."""
-    busy = {"compute": _sum(compute), "memory": _sum(memory)}
-    if not clock.parts:
-        clock.add({"": _sum(np.asarray(overlap(compute, memory, norm)))}, {}, busy)
-        return
-    parts: list[Array] = [np.asarray(part) for part in overlapped(compute, memory, norm)]
-    seconds, to_compute, to_memory = parts
-    terms: dict[str, Number] = {}
-    blame: dict[str, Number] = {"compute": _sum(to_compute)}
-    for row, (operator, delivered) in enumerate(zip(operators, traffic, strict=True)):
-        accumulate(terms, {operator.term: seconds[row]})
-        for resource, part in delivered.items():
-            share = part / np.maximum(memory[row], TINY) if len(delivered) > 1 else 1.0
-            accumulate(blame, {resource: to_memory[row]}, share)
-    clock.add(terms, blame, busy)
-    if clock.explained:
-        clock.entries += [
-            Entry(
-                term=operator.term, name=operator.name, seconds=seconds[row], count=operator.instances,
-                compute=compute[row], memory=memory[row], demand=operator.demand, times=operator.count,
-            )
-            for row, operator in enumerate(operators)
-        ]  # fmt: skip
-
-
 def overlapped(compute: Number, memory: Number, norm: Number) -> tuple[Number, Number, Number]:
     """Return the seconds of an operator, and the parts of arithmetic and of traffic.
 
@@ -383,7 +359,7 @@ def overlapped(compute: Number, memory: Number, norm: Number) -> tuple[Number, N
     ([4.0, 0.0, 4.0], [7.0, 3.0, 4.0])
     """
     larger = np.maximum(compute, memory)
-    if is_norm(norm, np.inf):
+    if np.ndim(norm) == 0 and norm == np.inf:
         seconds, to_memory = larger, memory * (memory > compute)
     else:
         # The formula of `roofline.overlap`; the powers are reused for the shares.

@@ -101,12 +101,20 @@ def drafted_step(
     """
     sizes: dict[str, Any] = {"batch": batch, "context": context, "prompts": prompts, "tokens": tokens, "prefix": prefix}
     step = mixed_step(model, system, **sizes, query=drafts + 1, layout=layout, engine=engine, parts=parts, legal=legal)
-    passes = draft_passes(model, system, sizes, drafts=drafts, layout=layout, engine=engine, parts=parts)
+    passes = draft_passes(model, system, sizes, drafts=drafts, layout=layout, engine=engine, parts=parts, legal=legal)
     return add_passes(step, passes, TERM if has_draft_term else None) if passes else step
 
 
 def draft_passes(
-    model: Model, system: System, sizes: dict[str, Any], *, drafts: int, layout: Layout, engine: Engine, parts: bool = True
+    model: Model,
+    system: System,
+    sizes: dict[str, Any],
+    *,
+    drafts: int,
+    layout: Layout,
+    engine: Engine,
+    parts: bool = True,
+    legal: bool = False,
 ) -> list[tuple[float, Step]]:
     """Return the passes of the draft layers in a step.
 
@@ -118,6 +126,7 @@ def draft_passes(
         layout: Parallel degrees; fields may be arrays.
         engine: The engine.
         parts: Whether the steps have terms and resources.
+        legal: Whether the sizes and the layout are already checked, as in a search.
 
     Returns:
         Pairs of a number of passes and the step of one pass.
@@ -133,20 +142,18 @@ def draft_passes(
     # The host works once per step, which the pass of the model contains already.
     overheads = replace(engine.overheads, seconds_per_step=0.0)
     bare = replace(engine, overheads=overheads)
-
-    def draft_pass(**pass_sizes: Any) -> Step:
-        sizes_per_turn = {name: pass_sizes[name] / turns for name in ("batch", "prompts") if name in pass_sizes}
-        return scale_step(
-            mixed_step(small, system, **pass_sizes | sizes_per_turn, layout=one_stage, engine=bare, parts=parts), turns
-        )
-
     decodes, reads = bool(np.any(np.asarray(sizes["batch"]) > 0)), bool(np.any(np.asarray(sizes["prompts"]) > 0))
 
     # The first draft pass also runs the prompts; the other passes have decode rows only.
-    weighted_passes = [(1.0, draft_pass(**sizes))] if reads else []
-    repeats = drafts - len(weighted_passes)
-    if decodes and repeats:
-        weighted_passes.append((float(repeats), draft_pass(batch=sizes["batch"], context=sizes["context"])))
+    first = [(1, sizes)] if reads else []
+    further = [(drafts - len(first), {name: sizes[name] for name in ("batch", "context")})] if decodes else []
+    weighted_passes = []
+    for repeats, pass_sizes in first + further:
+        if not repeats:
+            continue
+        arguments = {name: size / turns if name in ("batch", "prompts") else size for name, size in pass_sizes.items()}
+        step = mixed_step(small, system, **arguments, layout=one_stage, engine=bare, parts=parts, legal=legal)
+        weighted_passes.append((float(repeats), scale_step(step, turns)))
     return weighted_passes
 
 

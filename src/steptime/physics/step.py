@@ -1,33 +1,31 @@
-r"""Micro-batch pipeline: the period and the latency of a step over pipeline stages.
+r"""One step (forward pass): decode, prefill, or both, as named terms.
 
-Let $c$, $s$ and $n$ be the seconds of one micro-batch in all stages together: on operators of layers, on the stem
-(embedding and head) and on collectives. Let $h$ be its seconds on hops between stages, and $\varphi$ the share of the
-layers in the stage with the most layers. A stage must process all $m$ micro-batches, on its arithmetic and on its links. A
-micro-batch must pass all stages before its next token:
+**Work.** A replica decodes `batch` sequences of `context` tokens, each with `query` new tokens. It also prefills `prompts`
+prompts of `tokens` new tokens after a cached `prefix`. The batch is split into $m$ micro-batches, and each data-parallel
+rank takes its part.
+
+**Operators** overlap their arithmetic and memory traffic (`operator_time.overlap`). They run one after another, because each
+needs the result of the previous one. **Collectives** follow the alpha-beta model (`network_time`) and wait for the
+operators of their micro-batch.
+
+**A cycle** joins the micro-batches and stages (`cycle`). The terms are those of the limit that sets the cycle, so that they
+add up to it: collectives that overlap with operators are not included.
+
+**Bounds.** `lower` is the time of the busiest resource, with full overlap. `upper` is the sum, with no overlap.
+
+**Images.** Prompts may contain images or recordings. The passes of the vision or audio towers are then added as separate
+terms (`vision_encoder`).
+
+**Cycle of micro-batches.** Let $c$, $s$ and $n$ be the seconds of one micro-batch in all stages together: on operators of
+layers, on the stem (embedding and head) and on collectives. Let $h$ be its seconds on hops between stages, and $\varphi$
+the share of the layers in the stage with the most layers. A stage must process all $m$ micro-batches, on its arithmetic and
+on its links. A micro-batch must pass all stages before its next token:
 
 $$ t = \max(m (\varphi c + s),\; m \varphi n,\; c + s + n + h) $$
 
 One micro-batch on one stage takes $c + s + n$. With two, the collectives of one overlap with the operators of the other
 (two-batch overlap), at the cost of reading the weights twice. With $P$ micro-batches on $P$ stages it is the looped
 pipeline of lecture section 10.
-
-One step (forward pass): decode, prefill, or both, as named terms.
-
-**Work.** A replica decodes `batch` sequences of `context` tokens, each with `query` new tokens. It also prefills `prompts`
-prompts of `tokens` new tokens after a cached `prefix`. The batch is split into $m$ micro-batches, and each data-parallel
-rank takes its part.
-
-**Operators** overlap their arithmetic and memory traffic (`roofline.overlap`). They run one after another, because each
-needs the result of the previous one. **Collectives** follow the alpha-beta model (`network_time`) and wait for the
-operators of their micro-batch.
-
-**A cycle** joins the micro-batches and stages (`microbatch_pipeline`). The terms are those of the limit that sets the
-cycle, so that they add up to it: collectives that overlap with operators are not included.
-
-**Bounds.** `lower` is the time of the busiest resource, with full overlap. `upper` is the sum, with no overlap.
-
-**Images.** Prompts may contain images or recordings. The passes of the vision or audio towers are then added as separate
-terms (`vision_encoder`).
 
 Not included:
 

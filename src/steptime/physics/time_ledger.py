@@ -61,34 +61,23 @@ class Clock:
         self.explained, self.parts = explained, parts
         self.entries: list[Entry] = []
 
-    def add(self, terms: Mapping[str, Number], blame: Mapping[str, Number], busy: Mapping[str, Number]) -> None:
+    def add(self, terms: Mapping[str, Number], blame: Mapping[str, Number], busy: Mapping[str, Number], **line: Any) -> None:
         """Add seconds.
 
         Args:
             terms: Seconds by term.
             blame: The same seconds by resource.
             busy: Busy seconds of each resource.
+            line: Further fields of an `Entry` in the ledger, for seconds of one term.
         """
-        for seconds in terms.values():
+        for term, seconds in terms.items():
             self.total = self.total + seconds
+            if self.explained and line:
+                self.entries.append(Entry(term=term, seconds=seconds, **line))
         accumulate(self.busy, busy)
         if self.parts:
             accumulate(self.terms, terms)
             accumulate(self.resources, blame)
-
-    def record(self, term: str, seconds: Number, blame: Mapping[str, Number], busy: Mapping[str, Number], **line: Any) -> None:
-        """Add the seconds of one term, with a line in the ledger.
-
-        Args:
-            term: Name of the term.
-            seconds: Seconds.
-            blame: The same seconds by resource.
-            busy: Busy seconds of each resource.
-            line: Further fields of the `Entry`.
-        """
-        self.add({term: seconds}, blame, busy)
-        if self.explained:
-            self.entries.append(Entry(term=term, seconds=seconds, **line))
 
     def wait(self, name: str, count: Number, seconds_each: Number) -> None:
         """Add an overhead of the engine.
@@ -98,10 +87,8 @@ class Clock:
             count: Number of occurrences.
             seconds_each: Seconds of one.
         """
-        seconds = count * seconds_each
-        self.record(
-            "overhead", seconds, {"overhead": seconds}, {"overhead": seconds}, name=name, count=count, seconds_each=seconds_each
-        )
+        seconds = {"overhead": count * seconds_each}
+        self.add(seconds, seconds, seconds, name=name, count=count, seconds_each=seconds_each)
 
 
 def accumulate(sums: dict[str, Number], values: Mapping[str, Number], times: Number = 1.0) -> None:

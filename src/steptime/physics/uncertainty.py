@@ -1,22 +1,6 @@
-r"""Extrapolation: distance of a layout from measured runs, and wider ranges.
+r"""Uncertainty: the 90 % range of a predicted time.
 
-The shipped engines are fitted to closed-loop runs on one node: replicas of up to eight chips, one pool, no pipeline stages.
-Layouts beyond were compared with 398 public disaggregated runs (InferenceX, DeepSeek-R1 on hgx-b200, gb200-nvl72 and
-mi355x-8, 140 of them with speculative tokens). Ratios of measured to predicted time per token, for nine runs in ten:
-
-- NVIDIA, pools of up to eight chips: 0.8 to 1.5. Wider pools: 0.7 to 1.3.
-- AMD without data-parallel ranks: 0.7 to 1.3. With data-parallel ranks (MoRI's exchange, in no other run): 1.0 to 3.5.
-- 144 runs with speculative tokens in one pool: 0.9 to 2.2 (SGLang on hgx-b200 is the slowest).
-
-First tokens of pools took 2.1 times the predicted time at the median. They wait in routers and queues that no column of the
-tables describes. Three in four are in the range given here, not nine in ten.
-
-Each kind of distance widens the range by its observed error, as an independent error: logarithms add in
-quadrature.
-
-Uncertainty: the 90 % range of a predicted time.
-
-The range has two sources.
+The range has three sources.
 
 **Scatter.** Runs are predicted with their model-system pair left out of a fit. For 90 % of them the measured time divided
 by the prediction is between two factors $e^{-q_-}$ and $e^{q_+}$. An engine file contains the factors by regime, for time
@@ -32,6 +16,20 @@ A step like the measured steps gets the interval of left-out runs. A step that d
 interval. On chips of a vendor without fitted runs, and for an engine without a fit, the range is at least `WIDE`. Your own
 runs (`anchor`) narrow the scatter. They do not narrow the part of a step's constants or of its distance from measured runs.
 The ideal engine is a bound and not a prediction: it has no range.
+
+**Distance.** The shipped engines are fitted to closed-loop runs on one node: replicas of up to eight chips, one pool, no
+pipeline stages. Layouts beyond were compared with 398 public disaggregated runs (InferenceX, DeepSeek-R1 on hgx-b200,
+gb200-nvl72 and mi355x-8, 140 of them with speculative tokens). Ratios of measured to predicted time per token, for nine
+runs in ten:
+
+- NVIDIA, pools of up to eight chips: 0.8 to 1.5. Wider pools: 0.7 to 1.3.
+- AMD without data-parallel ranks: 0.7 to 1.3. With data-parallel ranks (MoRI's exchange, in no other run): 1.0 to 3.5.
+- 144 runs with speculative tokens in one pool: 0.9 to 2.2 (SGLang on hgx-b200 is the slowest).
+
+First tokens of pools took 2.1 times the predicted time at the median. They wait in routers and queues that no column of the
+tables describes. Three in four are in the range given here, not nine in ten.
+
+Each kind of distance widens the range by its observed error, as an independent error: logarithms add in quadrature.
 """
 
 from __future__ import annotations

@@ -18,16 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steptime.models.blocks_vision import Media, Tower
 from steptime.models.model import Model
 from steptime.number_checks import Number
 from steptime.physics.layout import Layout
 from steptime.physics.op_work import Work, build_work, busiest
 from steptime.physics.time_ledger import Entry
+
+if TYPE_CHECKING:
+    from steptime.models.blocks_vision import Media, Tower
 
 
 @dataclass(frozen=True, slots=True)

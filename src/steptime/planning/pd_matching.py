@@ -12,8 +12,18 @@ from steptime.number_checks import Array, Number, distinct
 from steptime.pareto import pareto
 from steptime.physics.layout import Layout, select_layouts, shaped, stacked
 from steptime.physics.layout_space import pairs
+from steptime.planning.batch_grids import batch_grid, batches
 from steptime.planning.batch_queue import PassTime, passes
-from steptime.planning.plan_problem import DISAGGREGATED, PlanProblem, Table, decoding, joined, moving, pass_limit, runs
+from steptime.planning.plan_problem import (
+    DISAGGREGATED,
+    PlanProblem,
+    Table,
+    joined,
+    moving,
+    pass_limit,
+    runs,
+    steady_state,
+)
 from steptime.planning.prefill_pool import Prefill, first_token, prefill_pool, within_limit
 from steptime.planning.slo_probability import effective_targets
 from steptime.planning.steady_state import (
@@ -31,41 +41,8 @@ from steptime.planning.steady_state import (
 UNKNOWN = 0.03
 # Tokens of one prefill pass of a data-parallel rank, unless one prompt is longer.
 LARGEST_PASS = 16384
-MOST_SEQUENCES = 65536
 # Pairs of pools that are matched in one step: about what the cache of a CPU core holds.
 AT_ONCE = 1 << 16
-
-
-def batches(maximum: float, per_octave: int = 2) -> Array:
-    """Return batch sizes to try, evenly spaced in their logarithm.
-
-    Args:
-        maximum: Largest batch that must be covered.
-        per_octave: Batch sizes per factor of two.
-
-    Returns:
-        Whole numbers from 1 to at least `maximum`.
-
-    >>> batches(8).tolist()
-    [1, 2, 3, 4, 6, 8]
-    """
-    count = int(np.ceil(np.log2(max(maximum, 1)) * per_octave)) + 1
-    return distinct(np.ceil(2 ** (np.arange(count) / per_octave) - 1e-9)).astype(np.int64)
-
-
-def batch_grid(wide: Layout) -> Array:
-    """Return batch sizes to try for each layout.
-
-    The minimum is one sequence per micro-batch and data-parallel rank.
-
-    Args:
-        wide: Layouts, of shape (n, 1).
-
-    Returns:
-        Sequences per replica, of shape (n, batches).
-    """
-    grid: Array = np.maximum(batches(MOST_SEQUENCES)[None, :], wide.dp * wide.microbatches)
-    return grid
 
 
 def search_disaggregated(case: PlanProblem, layouts: list[Layout], decode: State) -> Table:
@@ -161,8 +138,7 @@ def best_readers(case: PlanProblem, table: Layout) -> list[Reader]:
     prompts = batches(maximum, per_octave=1)
     prompts = prompts[prompts <= maximum]
     wide = shaped(table, 1)
-    arguments: dict[str, Any] = {"layout": wide, "engine": case.engine, "speculation": case.speculation, "legal": True}
-    pool = prefill_pool(case.model, case.system, case.workload, prompts=prompts[None, :], **arguments)
+    pool = prefill_pool(case.model, case.system, case.workload, layout=wide, prompts=prompts[None, :], **case.settings)
     shape = np.shape(pool.rate)
 
     # The decode pool is not chosen yet: assume the limit on TPOT, or a usual TPOT.
@@ -283,7 +259,7 @@ def _best_decoders(case: PlanProblem, table: Layout, coarse: State) -> list[_Dec
     grid = batch_grid(wide)
     load = load_shares(coarse.tpot, grid)
     top, top_load = _largest(case, wide, grid, coarse, load)
-    fine = decoding(case, wide, top)
+    fine = steady_state(case, DISAGGREGATED, wide, top)
 
     def both(first: Number, second: Number) -> Array:
         return np.concatenate([np.broadcast_to(first, grid.shape), np.broadcast_to(second, top.shape)], axis=1)

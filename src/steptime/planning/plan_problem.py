@@ -1,12 +1,10 @@
-"""The problem of a plan, its candidates, and tables of candidates.
+"""The problem of a plan, its candidates, tables of candidates, and the occupancy of their slots.
 
-Slots and occupancy: how many requests are in flight in the replicas of a pool.
-
-A replica normally keeps more slots than requests ever need. Then no arrival waits for a slot, and a token is
+**Slots.** A replica normally keeps more slots than requests ever need. Then no arrival waits for a slot, and a token is
 made among one more request than the mean number in flight (`steady_state.in_flight`).
 
-Requests queue for a slot in two cases. With few slots in all, it is better to fill them, as far as the TTFT
-limit allows. Where memory has no room for spare slots, the slots that fit are all there are.
+Requests queue for a slot in two cases. With few slots in all, it is better to fill them, as far as the TTFT limit allows.
+Where memory has no room for spare slots, the slots that fit are all there are.
 """
 
 from __future__ import annotations
@@ -85,6 +83,11 @@ class PlanProblem:
     def rent(self) -> Number:
         """Rent of all chips [USD/s]."""
         return deployment_rent(self.chips, self.system.rent.typical)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of all evaluations of a steady state, whose layouts the search has checked."""
+        return {"engine": self.engine, "speculation": self.speculation, "legal": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,32 +209,29 @@ def evaluate_state(case: PlanProblem, candidate: Candidate, batch: Number, chunk
 
     # Only single points are stored: grids differ in each call.
     key = (candidate.mode, candidate.layout, batch, chunk) if np.ndim(batch) == np.ndim(chunk) == 0 else None
-    if candidate.mode == DISAGGREGATED:
-        return memoize(case, key, decoding, case, candidate.layout, batch)
-    arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk, "legal": True}
-    arguments |= {"engine": case.engine, "speculation": case.speculation}
-    return memoize(case, key, aggregated, case.model, case.system, case.workload, **arguments)
+    return memoize(case, key, steady_state, case, candidate.mode, candidate.layout, batch, chunk)
 
 
-def decoding(case: PlanProblem, layout: Layout, batch: Number) -> State:
-    """Return the steady state of a replica that only decodes.
+def steady_state(
+    case: PlanProblem, mode: str, layout: Layout, batch: Number, chunk: Number = 1, *, quick: bool = False
+) -> State:
+    """Return the steady states of replicas that decode, with prefill beside it where pools are not separate.
 
     Args:
         case: Plan problem.
-        layout: Layout of a replica.
+        mode: "aggregated", or "disaggregated" for a pool that only decodes.
+        layout: Layouts of a replica; fields may be arrays.
         batch: Sequences per replica.
+        chunk: Prompt tokens per data-parallel rank in a mixed step; has no effect on a decode pool.
+        quick: Approximate the number of chunks in a mixed step, as a search does.
 
     Returns:
-        The steady state.
+        The steady states, in the broadcast shape of the arguments.
     """
-    arguments: dict[str, Any] = {
-        "layout": layout,
-        "batch": batch,
-        "engine": case.engine,
-        "speculation": case.speculation,
-        "legal": True,
-    }
-    return decode_pool(case.model, case.system, case.workload, **arguments)
+    subject = case.model, case.system, case.workload
+    if mode == DISAGGREGATED:
+        return decode_pool(*subject, layout=layout, batch=batch, **case.settings)
+    return aggregated(*subject, layout=layout, batch=batch, chunk=chunk, quick=quick, **case.settings)
 
 
 def memoize(
@@ -272,9 +272,8 @@ def evaluate_prefill(case: PlanProblem, candidate: Candidate, tpot: Number = 0.0
     if candidate.prefill_layout is None:
         return None
     layout, prompts = candidate.prefill_layout, candidate.prompts
-    arguments: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "speculation": case.speculation}
-    arguments["legal"] = True
-    pool = memoize(case, ("prefill", layout, prompts), prefill_pool, case.model, case.system, case.workload, **arguments)
+    settings: dict[str, Any] = {"layout": layout, "prompts": prompts} | case.settings
+    pool = memoize(case, ("prefill", layout, prompts), prefill_pool, case.model, case.system, case.workload, **settings)
     limit = pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft)
     key = ("within", layout, prompts, float(limit)) if np.ndim(limit) == 0 else None
     return memoize(case, key, within_limit, pool, limit, layout.replicas)

@@ -1,9 +1,7 @@
 """Search over every legal layout and batch for the candidates of a deployment.
 
-`search` evaluates all promising candidates as arrays and returns them as tables. `refinement.refined` tunes
-the batch of one candidate.
-
-The smallest system on which a model fits: what a person would rent for it.
+`search` evaluates all promising candidates as arrays and returns them as tables. `refinement.refined` tunes the batch of
+one candidate. `smallest_system` is what a person would rent for a model.
 """
 
 from __future__ import annotations
@@ -23,7 +21,8 @@ from steptime.physics.engine import engine_for
 from steptime.physics.layout import Layout, collect_facts, select_layouts, shaped, stacked
 from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal, not_tried
-from steptime.planning.pd_matching import LARGEST_PASS, batch_grid, search_disaggregated
+from steptime.planning.batch_grids import batch_grid
+from steptime.planning.pd_matching import LARGEST_PASS, search_disaggregated
 from steptime.planning.plan_problem import (
     AGGREGATED,
     DISAGGREGATED,
@@ -31,17 +30,16 @@ from steptime.planning.plan_problem import (
     PlanProblem,
     Table,
     capped_occupancy,
-    decoding,
     joined,
     memoize,
     most_seats,
+    steady_state,
 )
 from steptime.planning.slo_probability import effective_targets
 from steptime.planning.steady_state import (
     MOST_LOADED,
     MOST_UTILISED,
     State,
-    aggregated,
     fresh_tokens,
     in_flight,
     load_shares,
@@ -193,7 +191,7 @@ def search(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> 
     """
     table = stacked(layouts)
     wide = shaped(table, 1)
-    decode = decoding(case, wide, batch_grid(wide))
+    decode = steady_state(case, DISAGGREGATED, wide, batch_grid(wide))
     disaggregated = search_disaggregated(case, layouts, decode) if DISAGGREGATED in modes else None
     if AGGREGATED not in modes:
         return [disaggregated] if disaggregated is not None else []
@@ -273,18 +271,7 @@ def _read_beside(
     taken_up = in_flight(batch, np.asarray(table.replicas)[m])[:, None]
 
     # All layouts, batches and chunk sizes of the selection are evaluated in one call.
-    state = aggregated(
-        case.model,
-        case.system,
-        workload,
-        layout=layouts_taken,
-        batch=batch[:, None],
-        chunk=sizes[None, :],
-        engine=case.engine,
-        speculation=case.speculation,
-        quick=True,
-        legal=True,
-    )
+    state = steady_state(case, AGGREGATED, layouts_taken, batch[:, None], sizes[None, :], quick=True)
     loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], load[m, b][:, None], np.asarray(layouts_taken.dp))
     loaded = loaded * taken_up
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -282,7 +283,7 @@ def _planned(
     )
     deployment = replace(
         deployment,
-        alternatives=by_saving([evaluate_alternative(case, candidate, modes, choice) for choice in choices]),
+        alternatives=by_saving([*map(partial(evaluate_alternative, case, candidate, modes), choices)]),
         elasticities={name: figure() for name, figure in figures.items()},
     )
     return replace(deployment, why=why(case, deployment) + alternative_sentence(deployment) if case.diagnostics else "")

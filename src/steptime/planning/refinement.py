@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from steptime.number_checks import Array, Number, as_whole, distinct
+from steptime.number_checks import Array, Number, as_whole
 from steptime.physics.layout import Layout, shaped, stacked
+from steptime.planning.batch_grids import batches_around, closer_batches, nearby_batches, with_less
 from steptime.planning.pd_matching import UNKNOWN
 from steptime.planning.plan_problem import (
     AGGREGATED,
@@ -23,11 +25,11 @@ from steptime.planning.plan_problem import (
     Occupancy,
     PlanProblem,
     capped_occupancy,
-    decoding,
     evaluate_prefill,
     evaluate_state,
     moving,
     pass_limit,
+    steady_state,
     uncapped_occupancy,
 )
 from steptime.planning.plan_search import AS_CHEAP, chunk_sizes, readable
@@ -37,7 +39,6 @@ from steptime.planning.steady_state import (
     MOST_LOADED,
     MOST_UTILISED,
     State,
-    aggregated,
     delivered,
     in_flight,
     load_shares,
@@ -50,22 +51,6 @@ CONTENDERS = 64
 FINALISTS = 3
 # Most candidates that are evaluated at closer batches, and how near to the best rate they must be.
 CLOSER, NEAR = 16, 0.03
-# Factor around the batch of a search within which the best batch is sought.
-AROUND = 1.5
-# Factors on the batch of a search, which estimates the load of a pool less accurately.
-FAR = (*np.geomspace(0.25, 0.9, 16), 1.25, 1.3, 1.4, AROUND)
-# Closer factors, since the largest batch within a limit may lie between two batches of a search.
-CLOSE = np.linspace(0.96, 1.2, 13)
-# Below this number of sequences per rank and micro-batch, fractional batches are tried, in steps of 1 / PARTS.
-FEW_SEQUENCES, PARTS = 4, 8
-# Sequences that are subtracted from a batch of several ranks.
-HALF = 0.5
-# From this batch on, a single rank varies by whole sequences; below it, by 1 / FINEST of the batch or 1 / PARTS.
-FINEST = 128
-# Includes the batch itself.
-BATCH_FACTORS = np.sort([*FAR, *CLOSE])
-# Whole sequences per rank around a batch that is evaluated more closely.
-NEXT = np.arange(-3.0, 7.0)
 
 
 def within(case: PlanProblem, state: State, seats: Occupancy, layout: Layout, reader: Layout | None) -> Number:
@@ -110,8 +95,8 @@ def refined(case: PlanProblem, candidate: Candidate) -> Peak:
         The tuned candidate; the given one where no batch meets the limits.
     """
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
-    batches_around = _around(candidate.batch, unit)
-    batch = batches_around if unit == 1 else _with_less(batches_around, unit)
+    whole_batches = batches_around(candidate.batch, unit)
+    batch = whole_batches if unit == 1 else with_less(whole_batches, unit)
     sizes = np.zeros(1, dtype=np.int64)
     if candidate.mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
@@ -123,12 +108,8 @@ def refined(case: PlanProblem, candidate: Candidate) -> Peak:
     if prefill is not None:
         rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
     occupied = in_flight(batch[:, None], candidate.layout.replicas)
-    steady = (
-        _load(np.moveaxis(state.tpot, 0, -1), batches_around).T * occupied <= MOST_LOADED
-        if len(batches_around) > 1
-        else np.True_
-    )
-    steady = np.logical_or(steady, seats.capped)
+    load = _load(np.moveaxis(state.tpot, 0, -1), whole_batches).T if len(whole_batches) > 1 else 0.0
+    steady = np.logical_or(load * occupied <= MOST_LOADED, seats.capped)
     is_feasible = np.logical_and(within(case, state, seats, candidate.layout, candidate.prefill_layout), steady) & (rate > 0)
     rate = np.where(is_feasible, rate, -np.inf)
     best_rate = np.max(rate)
@@ -138,85 +119,19 @@ def refined(case: PlanProblem, candidate: Candidate) -> Peak:
 
     # Among equal costs, prefer the fastest, and a whole number of sequences per rank.
     as_cheap = rate >= best_rate * (1 - AS_CHEAP / 2)
-    full = as_cheap & (np.arange(len(batch)) < len(batches_around))[:, None]
+    full = as_cheap & (np.arange(len(batch)) < len(whole_batches))[:, None]
     i, j = np.unravel_index(int(np.argmin(np.where(full if np.any(full) else as_cheap, state.tpot, np.inf))), rate.shape)
     tuned = replace(candidate, batch=as_whole(batch[i]), chunk=int(sizes[j]))
     return Peak(float(rate[i, j]), float(np.broadcast_to(state.tpot, rate.shape)[i, j]), tuned)
 
 
-def _around(middle: float, unit: int) -> Array:
-    """Return the batches to evaluate around one.
-
-    They are whole numbers of sequences per data-parallel rank and micro-batch, and fractions where these are
-    few. `unit` is the number of ranks times micro-batches. A single rank varies between two whole numbers, so
-    that its mean lies between them. With several ranks, the busiest one has no more than a whole number.
-
-    >>> _around(8, 8).tolist()[:5], _around(64, 8).tolist()
-    ([8.0, 9.0, 10.0, 11.0, 12.0], [40.0, 48.0, 56.0, 64.0, 72.0, 80.0, 88.0, 96.0, 104.0])
-    >>> [_around(middle, 1).tolist()[:3] for middle in (8.0, 70.0, 400.0)]
-    [[5.0, 5.125, 5.25], [46.0, 46.25, 46.5], [266.0, 267.0, 268.0]]
-    """
-    near = max(1, round(middle / unit))
-    low, high = max(1, int(near / AROUND)), int(near * AROUND) + 1
-    batches = np.linspace(low, high, min(256, high - low + 1)).astype(np.int64)
-    parts = FINE[(low <= FINE) & (high >= FINE)] if unit == 1 else np.arange(low, min(high, FEW_SEQUENCES), 1 / PARTS)
-    return unit * distinct(np.concatenate([batches, parts])).astype(np.float64)
-
-
-def _with_less(batch: Array, unit: Number) -> Array:
-    """Append batches with half a sequence less, which a limit may just allow.
-
-    A single rank with one micro-batch already has fractions between its batches.
-
-    >>> _with_less(np.array([[8.0, 16.0]]), 8).tolist(), _with_less(np.array([[8.0, 16.0]]), 1).tolist()
-    ([[8.0, 16.0, 7.5, 15.5]], [[8.0, 16.0, 8.0, 16.0]])
-    """
-    return np.concatenate([batch, batch - np.where(np.asarray(unit) == 1, 0.0, HALF)], axis=-1)
-
-
 def _load(tpot: Array, batch: Array) -> Array:
     """Return `load_shares` of the batches of the last axis.
 
-    If `tpot` [s] includes batches from `_with_less`, they have the load of the whole ones.
+    If `tpot` [s] includes batches from `with_less`, they have the load of the whole ones.
     """
     load = load_shares(tpot[..., : batch.shape[-1]], batch)
     return load if tpot.shape[-1] == batch.shape[-1] else np.concatenate([load, load], axis=-1)
-
-
-def _part(batch: Number) -> Number:
-    """Return the spacing of batches of one rank: about a hundredth, from 1/8 to 1.
-
-    >>> _part(np.array([1.0, 16.0, 32.0, 127.0, 128.0, 999.0])).tolist()
-    [0.125, 0.125, 0.25, 0.5, 1.0, 1.0]
-    """
-    return np.clip(2.0 ** np.floor(np.log2(batch)) / FINEST, 1 / PARTS, 1.0)
-
-
-FINE = np.concatenate([np.arange(2**n, 2 ** (n + 1), float(_part(2.0**n))) for n in range(FINEST.bit_length() - 1)])
-
-
-def _about(middle: Array, unit: Array) -> Array:
-    """Return a row of batches around each batch of a search.
-
-    Near batches are as close as in `_around`, others are whole numbers. Only whole numbers can fill all slots
-    (`admission`).
-    """
-    batches = middle / unit * BATCH_FACTORS
-    near = np.where(np.isin(BATCH_FACTORS, CLOSE) & (unit == 1), _part(batches), 1.0)
-    part = np.where(batches < FEW_SEQUENCES, 1 / PARTS, near)
-    rounded: Array = unit * np.maximum(1, np.round(batches / part) * part)
-    return rounded
-
-
-def _closer(middle: Array, unit: Array) -> Array:
-    """Return a row of batches that are closer to a batch than those of `_about`.
-
-    >>> [row.tolist()[::3] for row in _closer(np.array([[64.0], [10.0]]), np.array([[8], [1]]))]
-    [[40.0, 64.0, 88.0, 112.0], [9.625, 10.0, 10.375, 10.75]]
-    """
-    part = np.where(unit == 1, _part(middle), 1.0)
-    rounded: Array = unit * np.maximum((np.round(middle / unit / part) + NEXT) * part, 1.0)
-    return rounded
 
 
 def planned_prefill(case: PlanProblem, candidate: Candidate, tpot: Number) -> Prefill | None:
@@ -378,7 +293,7 @@ def best(case: PlanProblem, candidates: list[Candidate], finalists: int = FINALI
     by_layout: dict[object, Candidate] = {}
     for _, candidate in sorted(promise, key=lambda entry: -entry[0]):
         by_layout.setdefault(candidate.same, candidate)
-    finalists_found = [refined(case, contender) for contender in [*by_layout.values()][:finalists]]
+    finalists_found = [*map(partial(refined, case), [*by_layout.values()][:finalists])]
 
     # Rates within a quarter of a percent count as equal: the faster one comes first.
     enough = max(peak.rate for peak in finalists_found) * (1 - AS_CHEAP / 2)
@@ -403,29 +318,28 @@ def _peaks(case: PlanProblem, mode: str, candidates: Iterable[Candidate], *, clo
     wide = shaped(layout, 1)
     unit = np.asarray(wide.dp * wide.microbatches)
     middle = np.array([candidate.batch for candidate in candidates_of_mode], dtype=np.float64)[:, None]
-    batches = _closer(middle, unit) if closer else _about(middle, unit)
-    batch = _with_less(batches, unit) if closer else batches
-    arguments: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
-    arguments |= {"speculation": case.speculation, "legal": True}
+    batches = closer_batches(middle, unit) if closer else nearby_batches(middle, unit)
+    batch = with_less(batches, unit) if closer else batches
 
     # Aggregated arrays have a chunk axis, disaggregated ones have not.
     if mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
-        state = aggregated(**arguments, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
+        state = steady_state(case, mode, shaped(layout, 2), batch[:, :, None], sizes[None, None, :])
         replicas = shaped(layout, 2).replicas
         aim = effective_targets(case, shaped(layout, 2), None, state.input_share)[1]
         seats = capped_occupancy(case, state, batch[:, :, None], shaped(layout, 2), aim)
         rate = state.rate * replicas * seats.share
         rate = np.where(readable(case.workload, sizes[None, None, :], shaped(layout, 2)), rate, 0.0)
     else:
-        state = decoding(case, wide, batch)
+        state = steady_state(case, mode, wide, batch)
         seats = uncapped_occupancy(state, batch, wide.replicas)
         readers = stacked(
             [candidate.prefill_layout for candidate in candidates_of_mode if candidate.prefill_layout is not None]
         )
         prompts = np.array([candidate.prompts for candidate in candidates_of_mode])
         limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), effective_targets(case, layout, readers)[1])
-        prefill = within_limit(prefill_pool(**arguments, layout=readers, prompts=prompts), limit, readers.replicas)
+        pool = prefill_pool(case.model, case.system, case.workload, layout=readers, prompts=prompts, **case.settings)
+        prefill = within_limit(pool, limit, readers.replicas)
         can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).max_rate) * readers.replicas
         served = delivered(state.rate, batch, wide.replicas, moving(case, wide).max_rate)
         rate = np.minimum(served, np.asarray(can)[:, None])

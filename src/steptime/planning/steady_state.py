@@ -29,6 +29,7 @@ number in flight has a Poisson distribution, so a chip needs memory for more tha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -229,9 +230,7 @@ def aggregated(
     }  # fmt: skip
     decode_only = drafted_step(model, system, **arguments)
 
-    def slow(reads: Number) -> Step:
-        prefix = longest_prefix(workload, tokens, reads)
-        return drafted_step(model, system, prompts=reads, tokens=tokens, prefix=prefix, **arguments, parts=np.ndim(coming) == 0)
+    mixed = partial(drafted_step, model, system, tokens=tokens, **arguments, parts=np.ndim(coming) == 0)
 
     def single_slot_load(mixed_step: Step) -> tuple[Array, Array]:
         """Return the shares of steps with prefill where one prompt is prefilled at a time.
@@ -259,7 +258,7 @@ def aggregated(
     # A search uses one evaluation of the mixed step; otherwise a second one gives the time per further chunk.
     if quick or not np.any(np.asarray(slots) > 1):
         reads = np.clip(coming / -np.expm1(-coming), 1.0, slots)
-        first = slow(reads)
+        first = mixed(prompts=reads, prefix=longest_prefix(workload, tokens, reads))
         # Several data-parallel ranks prefill in parallel, so that a further chunk adds no time.
         extra_per_chunk = np.where(np.asarray(layout.dp) == 1, (first.total - decode_only.total) / reads, 0.0)
         observed, load = single_slot_load(first)
@@ -274,16 +273,18 @@ def aggregated(
         )
         seconds = mixed_stats.slow
     else:
-        is_single = slow(1.0)
-        observed, load = single_slot_load(is_single)
-        mixed_stats = mixed_step_stats(load, slots, chunks, decode_only.total, is_single.total, 0.0, replicas=layout.replicas)
+        one_chunk = mixed(prompts=1.0, prefix=longest_prefix(workload, tokens, 1.0))
+        observed, load = single_slot_load(one_chunk)
+        mixed_stats = mixed_step_stats(load, slots, chunks, decode_only.total, one_chunk.total, 0.0, replicas=layout.replicas)
         reads = np.minimum(mixed_stats.chunks_per_mixed_step, slots)
-        extra_per_chunk = np.where(reads > 1, (slow(reads).total - is_single.total) / np.maximum(reads - 1, 1e-9), 0.0)
+        several = mixed(prompts=reads, prefix=longest_prefix(workload, tokens, reads))
+        extra_per_chunk = np.where(reads > 1, (several.total - one_chunk.total) / np.maximum(reads - 1, 1e-9), 0.0)
         mixed_stats = mixed_step_stats(
-            load, slots, chunks, decode_only.total, is_single.total, extra_per_chunk, replicas=layout.replicas
+            load, slots, chunks, decode_only.total, one_chunk.total, extra_per_chunk, replicas=layout.replicas
         )
         # Every chunk that arrives is prefilled: reads x slow steps.
-        first = slow(np.minimum(mixed_stats.chunks_per_mixed_step, slots))
+        reads = np.minimum(mixed_stats.chunks_per_mixed_step, slots)
+        first = mixed(prompts=reads, prefix=longest_prefix(workload, tokens, reads))
         seconds = first.total
 
     # With one slot, tokens meet another share of mixed steps than the share of all steps.

@@ -1,7 +1,4 @@
-"""The workload of a deployment, and the limits (SLO) that it must meet.
-
-Speculative decoding: tokens drafted per step, acceptance length and its source.
-"""
+"""The workload of a deployment, the limits (SLO) that it must meet, and its speculative tokens."""
 
 from __future__ import annotations
 

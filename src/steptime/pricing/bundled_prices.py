@@ -1,9 +1,10 @@
-"""Model names: sellers' model ids, converted to one spelling and matched as a whole, never by a prefix.
+"""Bundled prices: the shipped rows of prices and other facts about sellers, and the names of their models.
 
-For example, "glm-4.5" is not glm-4.5-air, and "qwen3-coder" is not coder-next. A dated release, a faster mode and another
-quantization are variants: separate products of a model.
+`data/prices/README.md` lists the sources of the rows.
 
-Bundled prices: the shipped rows of prices and other facts about sellers; `data/prices/README.md` lists their sources.
+Sellers' model ids are converted to one spelling and matched as a whole, never by a prefix. For example, "glm-4.5" is not
+glm-4.5-air, and "qwen3-coder" is not coder-next. A dated release, a faster mode and another quantization are variants: separate
+products of a model.
 """
 
 from __future__ import annotations
@@ -12,12 +13,130 @@ import csv
 import math
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from typing import Any, Final
 
 from steptime.catalog.data_files import PACKAGED
+
+FOLDER: Final = PACKAGED / "prices"
+RESELLER, FIRST_PARTY = "reseller", "first-party"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One shipped row: a seller's rates for a model [USD per million tokens]; NaN if missing.
+
+    family, catalogue and weights describe a model with open weights. family: name in this package. catalogue: name in the
+    catalogue of models. weights: format that hosts use ("native": as in its config). variant: separate product of the family,
+    such as turbo or @0528.
+    """
+
+    provider: str
+    model: str
+    family: str = ""
+    catalogue: str = ""
+    weights: str = ""
+    role: str = FIRST_PARTY
+    variant: str = ""
+    service: str = "standard"
+    above_tokens: float = 0.0
+    input: float = math.nan
+    output: float = math.nan
+    cache_read: float = math.nan
+    cache_write: float = math.nan
+    cache_write_long: float = math.nan
+    since: str = ""
+    retrieval_date: str = ""
+    source: str = ""
+    agreeing: int = 1
+    disagreeing: str = ""
+    grade: str = "reported"
+
+
+# Columns of the files whose names differ from the fields of a row.
+RENAMED: Final = {"sources_agreeing": "agreeing", "price_since": "since", "date": "since"}
+
+
+def _cells(file_name: str) -> Iterator[dict[str, str]]:
+    with open(FOLDER / file_name, encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file)
+
+
+def _rows(file_name: str, model_column: str = "model") -> Iterator[Row]:
+    """Yield the rows of a file, from the columns that a row has."""
+    blank = Row(provider="", model="")
+    kinds = {row_field.name: type(getattr(blank, row_field.name)) for row_field in fields(Row)}
+    for cells in _cells(file_name):
+        texts = {RENAMED.get(column, column): text for column, text in cells.items()} | {"model": cells[model_column]}
+        # An empty price is unknown.
+        values: dict[str, Any] = {
+            name: math.nan if kind is float and not texts[name] else kind(texts[name])
+            for name, kind in kinds.items()
+            if name in texts
+        }
+        yield Row(**values)
+
+
+@lru_cache(maxsize=1)
+def open_rows() -> tuple[Row, ...]:
+    """Return the price rows of models with open weights.
+
+    Returns:
+        Rows.
+    """
+    return tuple(_rows("open_models.csv", model_column="family"))
+
+
+@lru_cache(maxsize=1)
+def closed_rows() -> tuple[Row, ...]:
+    """Return the price rows of models with closed weights.
+
+    Returns:
+        Rows.
+    """
+    return tuple(_rows("closed_models.csv"))
+
+
+@lru_cache(maxsize=1)
+def dated_rows() -> tuple[Row, ...]:
+    """Return first prices and price changes, the oldest first.
+
+    Returns:
+        Rows, with the day of the price in `since`.
+    """
+    rows = (replace(row, retrieval_date=row.since) for row in _rows("price_history.csv"))
+    return tuple(sorted(rows, key=lambda row: row.since))
+
+
+@lru_cache(maxsize=1)
+def costs_by_model() -> Mapping[tuple[str, str], Mapping[str, Mapping[str, str]]]:
+    """Return the costs of models on plausible systems, which `docs/fit_prices.py` wrote.
+
+    Returns:
+        Rows of the file, as texts by column, by (catalogue, weights) and system.
+    """
+    costs: dict[tuple[str, str], dict[str, Mapping[str, str]]] = defaultdict(dict)
+    for row in _cells("model_costs.csv"):
+        costs[row["catalogue"], row["weights"]][row["system"]] = row
+    return costs
+
+
+@cache
+def table(name: str) -> dict[str, Any]:
+    """Return a shipped TOML file.
+
+    Args:
+        name: "facts", "names", "priors" or "tier_models".
+
+    Returns:
+        Content of the file.
+    """
+    with open(FOLDER / f"{name}.toml", "rb") as file:
+        return tomllib.load(file)
+
 
 NOISE: Final = ("instruct", "it", "chat", "hf", "fp8", "bf16", "base", "maas", "tee", "versatile", "free")
 """Endings that do not change the product: the kind of fine-tuning, and the format that most hosts use."""
@@ -108,131 +227,3 @@ def match_family(name: str) -> tuple[str, str]:
     text, variant = spelled(name)
     family = known_names().get(text, "")
     return (family, variant) if family else ("", "")
-
-
-FOLDER: Final = PACKAGED / "prices"
-RESELLER, FIRST_PARTY = "reseller", "first-party"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One shipped row: a seller's rates for a model [USD per million tokens]; NaN if missing.
-
-    family, catalogue and weights describe a model with open weights. family: name in this package. catalogue: name in the
-    catalogue of models. weights: format that hosts use ("native": as in its config). variant: separate product of the family,
-    such as turbo or @0528.
-    """
-
-    provider: str
-    model: str
-    family: str = ""
-    catalogue: str = ""
-    weights: str = ""
-    role: str = FIRST_PARTY
-    variant: str = ""
-    service: str = "standard"
-    above_tokens: float = 0.0
-    input: float = math.nan
-    output: float = math.nan
-    cache_read: float = math.nan
-    cache_write: float = math.nan
-    cache_write_long: float = math.nan
-    long_hold: str = ""
-    since: str = ""
-    retrieval_date: str = ""
-    source: str = ""
-    agreeing: int = 1
-    disagreeing: str = ""
-    grade: str = "reported"
-
-
-def _number(text: str) -> float:
-    return float(text) if text else math.nan
-
-
-def _rows(name: str) -> Iterator[dict[str, str]]:
-    with open(FOLDER / name, encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(file)
-
-
-def _row(cells: Mapping[str, str], **extra: Any) -> Row:
-    """Convert the cells of a file to a row; all files use the same column names."""
-    numbers = ("input", "output", "cache_read", "cache_write", "cache_write_long", "above_tokens")
-    texts = (
-        "provider",
-        "service",
-        "source",
-        "grade",
-        "family",
-        "catalogue",
-        "weights",
-        "role",
-        "variant",
-        "long_hold",
-        "retrieval_date",
-    )
-    values: dict[str, Any] = {name: _number(cells[name]) for name in numbers if name in cells}
-    values |= {name: cells[name] for name in texts if name in cells}
-    return Row(**(values | extra))
-
-
-@lru_cache(maxsize=1)
-def open_rows() -> tuple[Row, ...]:
-    """Return the price rows of models with open weights.
-
-    Returns:
-        Rows.
-    """
-    return tuple(_row(c, model=c["family"], **_source_fields(c)) for c in _rows("open_models.csv"))
-
-
-@lru_cache(maxsize=1)
-def closed_rows() -> tuple[Row, ...]:
-    """Return the price rows of models with closed weights.
-
-    Returns:
-        Rows.
-    """
-    return tuple(_row(c, model=c["model"], **_source_fields(c)) for c in _rows("closed_models.csv"))
-
-
-def _source_fields(cells: Mapping[str, str]) -> dict[str, Any]:
-    agreeing = int(cells["sources_agreeing"])
-    return {"since": cells["price_since"], "agreeing": agreeing, "disagreeing": cells["disagreeing"]}
-
-
-@lru_cache(maxsize=1)
-def dated_rows() -> tuple[Row, ...]:
-    """Return first prices and price changes, the oldest first.
-
-    Returns:
-        Rows, with the day of the price in `since`.
-    """
-    rows = (_row(c, model=c["model"], since=c["date"], retrieval_date=c["date"]) for c in _rows("price_history.csv"))
-    return tuple(sorted(rows, key=lambda row: row.since))
-
-
-@lru_cache(maxsize=1)
-def model_costs() -> tuple[dict[str, str], ...]:
-    """Return the costs of models on plausible systems.
-
-    `docs/fit_prices.py` wrote the file.
-
-    Returns:
-        Rows of the file, as texts by column.
-    """
-    return tuple(_rows("model_costs.csv"))
-
-
-@cache
-def table(name: str) -> dict[str, Any]:
-    """Return a shipped TOML file.
-
-    Args:
-        name: "facts", "names", "priors" or "tier_models".
-
-    Returns:
-        Content of the file.
-    """
-    with open(FOLDER / f"{name}.toml", "rb") as file:
-        return tomllib.load(file)

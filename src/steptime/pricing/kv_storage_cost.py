@@ -1,16 +1,4 @@
-r"""KV price step: KV bytes per token from a price that increases above a context length, in dollars.
-
-Above the threshold, an output token costs $\Delta P$ more because it reads $\Delta L$ more tokens of KV cache:
-
-$$ \kappa = \frac{\Delta P}{\Delta L \, c_{byte} \, G} $$
-
-with $c_{byte}$ the dollars per byte read and $G$ the seller's margin. Only the first step is used: later steps have other
-reasons (the last steps of Alibaba are up to twelve times higher). Mean contexts below and above the step are drawn from the
-range of public traces. At $G = 1$ the result is an upper bound that needs neither batch nor model size. An FP8 KV cache has
-half the bytes of a BF16 cache. Estimate and bound are in BF16.
-
-KV storage cost: break-even times of cached prompts by memory tier, and what the cache prices of a list allow.
-"""
+"""KV storage cost: memory tiers, break-even times of cached prompts, and what the cache prices of a list allow."""
 
 from __future__ import annotations
 
@@ -18,98 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from steptime.blackboard.token_cost import break_even_hits, hold_price, hold_seconds, kv_bytes_from_step, usd_per_byte_read
-from steptime.catalog.hardware_loading import load_system
-from steptime.errors import UnknownName, short_repr
-from steptime.number_checks import Array, positive
+from steptime.blackboard.token_cost import break_even_hits, hold_price, hold_seconds
+from steptime.errors import RangeError, UnknownName, short_repr
+from steptime.number_checks import positive
 from steptime.pricing.bundled_prices import table
-from steptime.pricing.fast_tiers import Draws, Margin, assumed
 from steptime.pricing.price_estimate import Reading, unidentifiable
-from steptime.pricing.price_list import STANDARD, PriceList
-from steptime.pricing.serving_costs import HOPPER
+from steptime.pricing.price_list import PriceList
 from steptime.result_base import unit
 from steptime.units import HOUR, MILLION, show
-
-
-def usd_per_byte(share: float | Array) -> Array:
-    """Return the cost of reading a byte on the calibration systems.
-
-    Args:
-        share: Share of the memory bandwidth in use; a number or an array.
-
-    Returns:
-        USD per byte, of the shape of `share` plus an axis of systems.
-    """
-    machines = [load_system(name) for name in HOPPER]
-    rents = np.array([float(machine.rent.typical) for machine in machines])
-    widths = np.array([float(machine.chip.hbm.bandwidth) for machine in machines])
-    return np.asarray(usd_per_byte_read(rents, widths, np.asarray(share)[..., None]))
-
-
-def has_step(price_list: PriceList) -> bool:
-    """Check whether output costs more above the first threshold.
-
-    Args:
-        price_list: Price list.
-
-    Returns:
-        True with such a step.
-    """
-    tiers = price_list.service_rates(STANDARD)
-    return len(tiers) > 1 and tiers[1].output > tiers[0].output
-
-
-def drawn_bytes(price_list: PriceList, draws: Draws, random: np.random.Generator) -> Array:
-    """Draw the KV bytes per token at margin 1.
-
-    Args:
-        price_list: Price list with a step.
-        draws: Draws.
-        random: Generator.
-
-    Returns:
-        Bytes per token of context, of shape (draws,).
-    """
-    tiers = price_list.service_rates(STANDARD)
-    dearer = (tiers[1].output - tiers[0].output) / MILLION
-    first = tiers[1].above_tokens
-    end = (
-        tiers[2].above_tokens / first
-        if len(tiers) > 2
-        else price_list.longest / first
-        if math.isfinite(price_list.longest)
-        else math.inf
-    )
-
-    # Contexts above the step end at the next threshold, or at the longest context for sale.
-    low, high = assumed("context_above")
-    below = draws.log_uniform(random, *assumed("context_below"))
-    above = draws.log_uniform(random, min(low, end), min(high, end))
-    dollars = draws.choice(random, usd_per_byte(1.0)) / draws.log_uniform(random, *assumed("memory_share"))
-    return np.asarray(kv_bytes_from_step(dearer, (above - below) * first, dollars))
-
-
-def calibrated(price_list: PriceList, margin: Margin, draws: Draws) -> tuple[Array, Array]:
-    """Draw the KV bytes per token in BF16.
-
-    Args:
-        price_list: Price list with a step.
-        margin: Prior of the margin.
-        draws: Draws.
-
-    Returns:
-        Bytes per token with the margin prior, and at margin 1 (upper bound), of shape (draws,).
-    """
-    random = draws.generator()
-    bytes_read = drawn_bytes(price_list, draws, random)
-
-    # A seller with an FP8 cache reads half the bytes that a BF16 cache has.
-    halves = random.random(draws.count // 2) < assumed("fp8_cache")[0]
-    wide = np.where(np.concatenate([halves, halves]), 2.0, 1.0)
-    return bytes_read * wide / margin.at_scores(draws.scores(random)), bytes_read * wide
-
 
 GB = 1e9
 # Limitation of the estimate of memory tiers.
@@ -201,8 +105,10 @@ def holds(
     )
 
 
-def asked_per_hour(price_list: PriceList) -> dict[str, float]:
-    """Return the storage prices of a list.
+def paid_per_hour(price_list: PriceList) -> dict[str, float]:
+    """Return the positive storage prices of a list.
+
+    A cache write at or below the input price contains no charge for storage.
 
     Args:
         price_list: Price list.
@@ -210,8 +116,12 @@ def asked_per_hour(price_list: PriceList) -> dict[str, float]:
     Returns:
         USD per million tokens and hour, by kind: lifetimes, storage.
     """
-    base = price_list.base
-    hold_prices = {}
+    return {words: value for words, value in _storage_prices(price_list).items() if value > 0}
+
+
+def _storage_prices(price_list: PriceList) -> dict[str, float]:
+    """Return the storage prices of a list by kind [USD per million tokens and hour]; 0 or less: a write has no surcharge."""
+    base, hold_prices = price_list.base, {}
     for words, write, hold in (
         ("short", base.cache_write, price_list.hold),
         ("long", base.cache_write_long, price_list.hold_long),
@@ -222,20 +132,6 @@ def asked_per_hour(price_list: PriceList) -> dict[str, float]:
     if math.isfinite(price_list.storage):
         hold_prices["storage"] = price_list.storage
     return hold_prices
-
-
-def paid_per_hour(price_list: PriceList) -> dict[str, float]:
-    """Return the positive storage prices of a list.
-
-    A cache write at or below the input price contains no charge for storage.
-
-    Args:
-        price_list: Price list.
-
-    Returns:
-        USD per million tokens and hour, by kind.
-    """
-    return {words: value for words, value in asked_per_hour(price_list).items() if value > 0}
 
 
 def cache_readings(price_list: PriceList, kv: Reading, memory: tuple[Tier, ...]) -> list[Reading]:
@@ -249,7 +145,8 @@ def cache_readings(price_list: PriceList, kv: Reading, memory: tuple[Tier, ...])
     Returns:
         Break-even hits, storage prices, and the tiers that the prices do not exclude.
     """
-    return [*_hits(price_list), *_per_hour(price_list), _tiers(price_list, kv, memory)]
+    hold_prices = [_hold_price(words, value) for words, value in _storage_prices(price_list).items()]
+    return [*_hits(price_list), *hold_prices, _tiers(price_list, kv, memory)]
 
 
 def _hits(price_list: PriceList) -> list[Reading]:
@@ -258,20 +155,14 @@ def _hits(price_list: PriceList) -> list[Reading]:
         if not math.isfinite(write):
             continue
         quantity = f"cache hits after which a cache write with the {name} lifetime saves money"
-        if base.effective_cache_read >= base.input:
+        hit_price = base.effective_cache_read
+        if hit_price >= base.input:
             readings.append(unidentifiable(f"hits_{name}", quantity, "no discount: a cache hit costs as much as new input"))
             continue
-        hits = max(0.0, float(break_even_hits(write, base.input, base.effective_cache_read)))
-        reason = (
-            f"write {write:g}, input {base.input:g}, hit {base.effective_cache_read:g} USD/M; "
-            f"rounded up: {math.ceil(hits - 1e-12)}"
-        )
+        hits = max(0.0, float(break_even_hits(write, base.input, hit_price)))
+        reason = f"write {write:g}, input {base.input:g}, hit {hit_price:g} USD/M; rounded up: {math.ceil(hits - 1e-12)}"
         readings.append(Reading(name=f"hits_{name}", quantity=quantity, value=hits, reason=reason))
     return readings
-
-
-def _per_hour(price_list: PriceList) -> list[Reading]:
-    return [_hold_price(words, value) for words, value in asked_per_hour(price_list).items()]
 
 
 def _hold_price(words: str, value: float) -> Reading:
@@ -330,7 +221,5 @@ def read_holds(texts: list[str] | None) -> dict[str, float]:
         except ValueError:
             equals = ""
         if not equals:
-            from steptime.errors import RangeError
-
             raise RangeError(f"--hold: must be TIER=USD per GB-hour, such as DRAM=0.0005, got {short_repr(text)}")
     return hold_costs

@@ -6,34 +6,41 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from steptime.catalog.hardware_loading import quotes
-from steptime.errors import InputError, RangeError, UnknownName, short_repr
+from steptime.errors import InputError, RangeError, UnknownName, did_you_mean, short_repr
 from steptime.hardware.rental_prices import RENTED, usd
 from steptime.hardware.system import System
-from steptime.models.model import active_parameters, cache_bytes_read, total_parameters
+from steptime.models.model import Model, active_parameters, cache_bytes_read, total_parameters
 from steptime.models.model_loading import load_model
 from steptime.number_checks import positive
 from steptime.planning.planner import MODES
 from steptime.planning.workload import Workload, limits
-from steptime.pricing.bundled_prices import FIRST_PARTY, RESELLER, closed_rows, dated_rows, match_family, open_rows, spelled
-from steptime.pricing.fast_tiers import assumed
+from steptime.pricing.bundled_prices import (
+    FIRST_PARTY,
+    RESELLER,
+    Row,
+    closed_rows,
+    dated_rows,
+    match_family,
+    open_rows,
+    spelled,
+)
 from steptime.pricing.kv_storage_cost import Hold, holds, tiers
-from steptime.pricing.open_model_market import CURRENT, LEAST_SELLERS, mean_of_hopper
-from steptime.pricing.price_estimate import prior_coverage
-from steptime.pricing.price_lookup import Offer, find_offers
-from steptime.pricing.price_validity import NEWEST, read_time
-from steptime.pricing.serving_costs import TokenCost, cheapest, plausible, scaled, token_costs
+from steptime.pricing.price_estimate import assumed, prior_coverage
+from steptime.pricing.price_list import have_same_prices
+from steptime.pricing.price_lookup import NEWEST, Offer, find_offers, read_time
+from steptime.pricing.serving_costs import TokenCost, cheapest, mean_of_hopper, plausible, scaled, token_costs
 from steptime.result_base import Tabular, columns_by_key, unit
-from steptime.units import MILLION, counted
+from steptime.units import MILLION, count, counted
 
-if TYPE_CHECKING:
-    from steptime.pricing.price_lookup import Offer
-
-
+# Rows collected after this month belong to the current market.
+CURRENT = "2026-06"
+# Minimum number of sellers of a model in calibrations.
+LEAST_SELLERS = 3
 # Maximum number of sellers that a note names.
 MAX_NAMED_SELLERS = 3
 
@@ -62,7 +69,7 @@ def market_caveats(market: Market) -> list[str]:
     # Equal prices are not independent evidence of a market price.
     makers = [offer for offer in offers if offer.role == FIRST_PARTY]
     hosts = [offer for offer in offers if offer.role != FIRST_PARTY]
-    same = [offer for offer in hosts if any(_has_same_price(offer, maker) for maker in makers)]
+    same = [offer for offer in hosts if any(have_same_prices(offer, maker, rel_tol=0.01) for maker in makers)]
     if same:
         notes.append(
             f"{len(same)} of {counted(len(hosts), 'host')} have the maker's price; sellers copy each other, so "
@@ -87,9 +94,8 @@ def _load_note(market: Market) -> str:
         return (
             f"costs assume chips that are always busy; real chips are busy {span} (reported), so multiply price / cost by that"
         )
-    places = [(best.system, ratios[best.system])]
-    places += [("H100 and H200", ratios["hopper"])] if "hopper" in ratios else []
-    lines = " and ".join(f"{low * ratio:.1f} to {high * ratio:.1f} on {name}" for name, ratio in places)
+    places = {best.system: best.system} | ({"hopper": "H100 and H200"} if "hopper" in ratios else {})
+    lines = " and ".join(f"{low * ratios[key]:.1f} to {high * ratios[key]:.1f} on {name}" for key, name in places.items())
     return f"full load is chips that are always busy; at the reported {span}, price / cost is {lines}"
 
 
@@ -119,13 +125,6 @@ def uncounted(market: Market) -> list[str]:
     return [f"sellers outside the median: {'; '.join(reason_clauses)}"] if reason_clauses else []
 
 
-def _has_same_price(offer: Offer, other_offer: Offer) -> bool:
-    """Check whether two offers have the same prices within 1 %."""
-    return math.isclose(offer.input, other_offer.input, rel_tol=0.01) and math.isclose(
-        offer.output, other_offer.output, rel_tol=0.01
-    )
-
-
 # Context at which KV bytes per token are computed for storage [tokens].
 FAR = 32_768
 
@@ -138,19 +137,19 @@ class Mix:
     output_tokens: float = field(default=1024, metadata=unit("tokens", "output length"))
     cached_share: float = field(default=0.0, metadata=unit("", "share of the prompt that is in a cache"))
 
-    def price(self, input_: float, output: float, cache_read: float) -> float:
+    def price(self, offer: Offer | Row) -> float:
         """Return the price of the request.
 
         Args:
-            input_: Input price [USD per million tokens].
-            output: Output price [USD per million tokens].
-            cache_read: Price of cached input [USD per million tokens].
+            offer: Prices of a seller; without a discount, cached input costs as much as input.
 
         Returns:
             USD.
         """
         cached = self.input_tokens * self.cached_share
-        return ((self.input_tokens - cached) * input_ + cached * cache_read + self.output_tokens * output) / MILLION
+        cache_read = offer.cache_read if math.isfinite(offer.cache_read) else offer.input
+        new_input = (self.input_tokens - cached) * offer.input
+        return (new_input + cached * cache_read + self.output_tokens * offer.output) / MILLION
 
     def workload(self) -> Workload:
         """Return the request as a workload.
@@ -161,11 +160,11 @@ class Mix:
         return Workload(input_tokens=self.input_tokens, output_tokens=self.output_tokens, cached_share=self.cached_share)
 
 
-def read_mix(text: str) -> Mix:
+def read_mix(text: str | Mix | None) -> Mix:
     """Parse a request such as "4096:1024:0.5": prompt, output, cached share.
 
     Args:
-        text: Text.
+        text: Text, a request, or None for the default request.
 
     Returns:
         Request.
@@ -176,16 +175,14 @@ def read_mix(text: str) -> Mix:
     >>> read_mix("4k:1k").input_tokens
     4000.0
     """
-    from steptime.units import count
-
+    if not isinstance(text, str):
+        return text or Mix()
     parts = text.split(":")
     try:
         if not 2 <= len(parts) <= 3:
             raise ValueError
-        share = float(parts[2]) if len(parts) == 3 else 0.0
-        mix = Mix(
-            input_tokens=float(count(parts[0], "--mix")), output_tokens=float(count(parts[1], "--mix")), cached_share=share
-        )
+        tokens = [float(count(part, "--mix")) for part in parts[:2]]
+        mix = Mix(input_tokens=tokens[0], output_tokens=tokens[1], cached_share=float(parts[2]) if parts[2:] else 0.0)
     except ValueError:
         raise RangeError(
             f"--mix: must be prompt, output and cached share such as 4096:1024:0.5, got {short_repr(text)}"
@@ -378,8 +375,9 @@ def survey_prices(
     Raises:
         InputError: No seller of the model is known.
     """
-    family, weights, catalogue, variant = family_named(model)
-    request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
+    product = family_named(model)
+    family = product.family
+    request = read_mix(mix)
 
     # Offers at the time of the prices; a seller filter applies after the note on undated sellers.
     offers = find_offers(family, price_time, update=update)
@@ -390,18 +388,18 @@ def survey_prices(
         offers = _of_seller(offers, provider, family)
 
     # Costs of the same request on each plausible system, at the rents of that time.
-    loaded = load_model(catalogue, weights="fp8" if weights == "fp8" else "", catalog=catalog)
+    loaded = product.load(catalog)
     machines, excluded_systems = plausible(catalog)
     slo = limits(speed=positive("--speed", speed, "tok/s"))
     costs = list(token_costs(loaded, machines, request.workload(), slo, modes=mode, front=False, aggregated=True))
-    notes = [] if weights == "native" else ["weights are assumed to be in FP8, the format of most hosts"]
+    notes = [] if product.weights == "native" else ["weights are assumed to be in FP8, the format of most hosts"]
     costs, rent_notes = _at_rents(costs, machines, read_time(price_time), catalog)
-    prices = tuple(request.price(offer.input, offer.output, offer.effective_cache_read) for offer in offers)
+    prices = tuple(request.price(offer) for offer in offers)
     bytes_ = float(cache_bytes_read(loaded, float(FAR))) / FAR
     best = cheapest(costs)
     market = Market(
-        model=loaded.name, family=family, variant=variant, provider=offers[0].provider if provider else "",
-        weights=weights, mix=request, speed=speed, price_time="" if price_time is None else str(price_time),
+        model=loaded.name, family=family, variant=product.variant, provider=offers[0].provider if provider else "",
+        weights=product.weights, mix=request, speed=speed, price_time="" if price_time is None else str(price_time),
         offers=offers, prices=prices, costs=tuple(costs), margins=(), left_out=excluded_systems,
         active=active_parameters(loaded), total=total_parameters(loaded), kv_bytes=bytes_,
     )  # fmt: skip
@@ -439,6 +437,17 @@ class SoldModel(NamedTuple):
     weights: str
     catalogue: str
     variant: str = ""
+
+    def load(self, catalog: str | None) -> Model:
+        """Load the model in the weight format of most hosts.
+
+        Args:
+            catalog: Folder of additional catalogue entries.
+
+        Returns:
+            Model.
+        """
+        return load_model(self.catalogue, weights="fp8" if self.weights == "fp8" else "", catalog=catalog)
 
 
 def family_named(model: str) -> SoldModel:
@@ -489,8 +498,6 @@ def family_named(model: str) -> SoldModel:
     family, _ = match_family(loaded.name)
     rows = [row for row in open_rows() if row.family == family]
     if not rows:
-        from steptime.errors import did_you_mean
-
         near = " or ".join(did_you_mean(loaded.name.rpartition("/")[2], names))
         raise InputError(
             f"{loaded.name} is in the catalogue, but no seller of it is known"
@@ -517,20 +524,15 @@ def system_margins(market: Market) -> list[Margins]:
         Margins; systems that cannot serve the model are missing.
     """
     prices = [market.prices[index] for index in market.counted]
-    able = [token_cost for token_cost in market.costs if token_cost.feasible]
-    costs = {token_cost.system: token_cost.usd_per_request for token_cost in able}
-    ends = {token_cost.system: token_cost.usd_per_request_range or (token_cost.usd_per_request,) * 2 for token_cost in able}
-    aggregated_costs = {
-        token_cost.system: token_cost.aggregated_usd_per_request
-        for token_cost in able
-        if math.isfinite(token_cost.aggregated_usd_per_request)
-    }
-    aggregated_costs["hopper"] = mean_of_hopper(aggregated_costs)
-    rows = [("hopper", mean_of_hopper(costs), tuple(mean_of_hopper({k: v[end] for k, v in ends.items()}) for end in (0, 1)))]
-    rows += [
-        (token_cost.system, token_cost.usd_per_request, ends[token_cost.system])
-        for token_cost in sorted(able, key=lambda token_cost: token_cost.usd_per_request)
-    ]
+    feasible = sorted((cost for cost in market.costs if cost.feasible), key=lambda cost: cost.usd_per_request)
+
+    # Cost of a request by system, with the ends of its range, and in aggregated mode.
+    figures = {
+        cost.system: (cost.usd_per_request, *(cost.usd_per_request_range or (cost.usd_per_request,) * 2),
+                      cost.aggregated_usd_per_request)
+        for cost in feasible
+    }  # fmt: skip
+    hopper = [mean_of_hopper({name: values[position] for name, values in figures.items()}) for position in range(4)]
 
     # The range of the margin comes from the cost; prices are exact.
     middle = float(np.median(prices))
@@ -538,12 +540,12 @@ def system_margins(market: Market) -> list[Margins]:
         Margins(
             system=name,
             median=middle / cost,
-            aggregated=middle / aggregated_costs.get(name, math.nan),
-            range=(middle / both[1], middle / both[0]),
+            aggregated=middle / aggregated,
+            range=(middle / high, middle / low),
             lowest=min(prices) / cost,
             highest=max(prices) / cost,
         )
-        for name, cost, both in rows
+        for name, (cost, low, high, aggregated) in {"hopper": hopper, **figures}.items()
         if math.isfinite(cost)
     ]
 

@@ -7,18 +7,14 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, ClassVar
 
-import numpy as np
-
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError, short_repr
-from steptime.models.model_loading import load_model
 from steptime.number_checks import positive
 from steptime.planning.workload import limits
 from steptime.pricing.bundled_prices import Row, dated_rows, match_family, open_rows
 from steptime.pricing.market import Mix, family_named, read_mix, rent_on
-from steptime.pricing.open_model_market import mean_of_hopper
 from steptime.pricing.price_lookup import find_list
-from steptime.pricing.serving_costs import HOPPER, token_costs
+from steptime.pricing.serving_costs import HOPPER, mean_of_hopper, token_costs
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import counted, show
 
@@ -114,7 +110,7 @@ def price_history(
     Raises:
         InputError: No dated price is known.
     """
-    request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
+    request = read_mix(mix)
     family, _ = match_family(model)
     if family:
         # Raises for a variant that nobody sells.
@@ -148,17 +144,14 @@ def price_history(
 
 def _cost(family: str, mix: Mix, speed: float, catalog: str | None) -> float:
     """Return the cost of the request on Hopper at current rents [USD]."""
-    _, weights, catalogue, _ = family_named(family)
-    loaded = load_model(catalogue, weights="fp8" if weights == "fp8" else "", catalog=catalog)
     machines = [load_system(name, catalog) for name in HOPPER]
     slo = limits(speed=positive("--speed", speed, "tok/s"))
-    costs = token_costs(loaded, machines, mix.workload(), slo, front=False)
+    costs = token_costs(family_named(family).load(catalog), machines, mix.workload(), slo, front=False)
     return mean_of_hopper({cost.system: cost.usd_per_request for cost in costs if cost.feasible})
 
 
 def _dated(row: Row, mix: Mix, cost: float, now: float, catalog: str | None) -> Dated:
-    cache_read = row.cache_read if np.isfinite(row.cache_read) else row.input
-    price = mix.price(row.input, row.output, cache_read)
+    price = mix.price(row)
     rent, listed = rent_on(CHIP, date.fromisoformat(row.since), catalog)
     return Dated(
         day=row.since, provider=row.provider, model=row.model, input=row.input, output=row.output, usd_per_request=price,

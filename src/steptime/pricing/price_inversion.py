@@ -1,10 +1,20 @@
-"""Size estimates from a price list: active and total parameters, and KV bytes per token from a price step over context.
-
-Price inversion: infers model size, KV bytes and cache storage from one price list, and lists what cannot be inferred.
+r"""Price inversion: infers model size, KV bytes and cache storage from one price list, and lists what cannot be inferred.
 
 Quantities that cannot be inferred were tested on models with known values, and the inference failed. Rank correlations and
 shares refer to models with open weights at 91 sellers (`docs/fit_prices.py`). Each estimate also has the result of the
 lecture's formula for an ideal machine that sells at cost.
+
+**KV bytes per token.** Above a threshold, an output token costs $\Delta P$ more because it reads $\Delta L$ more tokens of KV
+cache:
+
+$$ \kappa = \frac{\Delta P}{\Delta L \, c_{byte} \, G} $$
+
+with $c_{byte}$ the dollars per byte read and $G$ the seller's margin. Only the first step is used: later steps have other
+reasons (the last steps of Alibaba are up to twelve times higher). Mean contexts below and above the step are drawn from the
+range of public traces. At $G = 1$ the result is an upper bound that needs neither batch nor model size. An FP8 KV cache has
+half the bytes of a BF16 cache. Estimate and bound are in BF16.
+
+**Fast modes.** Their prices are compared with the Pareto front of speed and cost of known models.
 """
 
 from __future__ import annotations
@@ -13,146 +23,55 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from steptime.blackboard.token_cost import active_from_input, decode_utilisation, kv_bytes_from_step, kv_bytes_from_tier
-from steptime.errors import RangeError, expect
-from steptime.number_checks import positive
-from steptime.pricing.bundled_prices import match_family, table
-from steptime.pricing.fast_tiers import BASE_SPEED, DRAWS, FAST, Z90, Draws, Margin, fast_modes, interval, read_margin
-from steptime.pricing.kv_storage_cost import Tier, cache_readings, calibrated, has_step, tiers, usd_per_byte
+from steptime.blackboard.token_cost import (
+    active_from_input,
+    batch_ratio,
+    decode_utilisation,
+    kv_bytes_from_step,
+    kv_bytes_from_tier,
+    kv_over_weights,
+    speed_ceiling,
+    usd_per_byte_read,
+)
+from steptime.catalog.hardware_loading import load_system
+from steptime.errors import RangeError, UnknownName, expect
+from steptime.number_checks import Array, positive, whole_number
+from steptime.pricing.bundled_prices import costs_by_model, match_family, open_rows, table
+from steptime.pricing.kv_storage_cost import Tier, cache_readings, tiers
 from steptime.pricing.lecture_inversion import Ideal, IdealReading, read_ideal
-from steptime.pricing.open_model_market import known_figures
-from steptime.pricing.price_estimate import Reading, prior_coverage, unidentifiable
+from steptime.pricing.price_estimate import (
+    Z90,
+    Coverage,
+    Margin,
+    Reading,
+    assumed,
+    interval,
+    prior_coverage,
+    read_margin,
+    unidentifiable,
+)
 from steptime.pricing.price_list import PER_MILLION, PriceList, checked, list_from
 from steptime.pricing.price_lookup import find_list
-from steptime.pricing.prior_calibration import HALF_BUSY
 from steptime.pricing.serving_costs import HOPPER
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import MILLION
 
-# Machine of the lecture in FP8: balance R, and bytes per weight.
-BALANCE, WEIGHT_BYTES = 300.0, 1.0
+DRAWS: Final = 20_000
+LARGEST_SEED: Final = 2**63 - 1
 # Share of memory bandwidth, for values without draws.
 MEMORY_SHARE = 0.77
-
-
-def information_bits(name: str) -> float:
-    """Return the information in the prices about a quantity.
-
-    Args:
-        name: Name of the prior.
-
-    Returns:
-        log2 of the spread without prices over the scatter with them [bits], at least 0.
-    """
-    prior = table("priors")[name]
-    return max(0.0, math.log2(prior["spread"] / prior["scatter"]))
-
-
-def size(price_list: PriceList, which: str, quantity: str) -> Reading:
-    """Estimate active or total parameters by a fit to open models.
-
-    Args:
-        price_list: Price list.
-        which: "active" or "total".
-        quantity: Description of the quantity.
-
-    Returns:
-        Estimate with a 90 % range; active parameters also have an upper bound.
-    """
-    base, fit = price_list.base, table("priors")[which]
-    if not (base.input > 0 and base.output > 0):
-        return unidentifiable(f"{which}_parameters", quantity, "a price of 0 contains no information", measure="parameters")
-    constant, power_in, power_out = fit["log10"]
-    centre = constant + power_in * math.log10(base.input) + power_out * math.log10(base.output)
-    half = Z90 * fit["scatter"]
-
-    # Upper bound: the seller spends the whole input price on arithmetic.
-    bound = math.nan
-    if which == "active":
-        bound = float(active_from_input(base.input / MILLION, table("priors")["dollars"]["usd_per_flop"]))
-    return Reading(
-        name=f"{which}_parameters",
-        quantity=quantity,
-        measure="parameters",
-        value=10**centre,
-        interval=(10 ** (centre - half), 10 ** (centre + half)),
-        bound=bound,
-        bound_held=prior_coverage(which, "bound_held") if which == "active" else None,
-        bits=information_bits(which),
-        interval_held=prior_coverage(which),
-        reason=(
-            "median of models with open weights at that input price"
-            if which == "active"
-            else f"fit to models with open weights: input price to the power {power_in:.2g}, output price {power_out:.2g}"
-        )
-        + (
-            f"; at the bound, arithmetic at {HALF_BUSY:.0%} of FP8 peak costs the whole input price".replace("%", " %")
-            if which == "active"
-            else ""
-        ),
-    )
-
-
-def kv_bytes(price_list: PriceList, margin: Margin, draws: Draws, active: float, balance: float = BALANCE) -> Reading:
-    """Estimate KV bytes per token from the first step of output prices.
-
-    Args:
-        price_list: Price list.
-        margin: Prior of the margin.
-        draws: Draws.
-        active: Active parameters, for the lecture's formula.
-        balance: Machine balance R, for the lecture's formula.
-
-    Returns:
-        Estimate with a 90 % range and an upper bound; without a value if there is no step.
-    """
-    name, quantity = "kv_bytes_per_token", "KV bytes per token"
-    tiers = price_list.service_rates()
-    if not has_step(price_list):
-        rising = len(tiers) > 1 and tiers[1].input > tiers[0].input
-        why = (
-            "only the input price increases at the step, and prefill is compute-bound"
-            if rising
-            else "the list has no price step"
-        )
-        return unidentifiable(
-            name, quantity, f"{why}; KV bytes can only be inferred from output prices that increase with context", measure="B"
-        )
-
-    # The lecture's formula, the draws, and one value at margin 1 for comparison.
-    ideal = float(kv_bytes_from_tier(active, tiers[1].above_tokens, balance, WEIGHT_BYTES))
-    values, bounds = calibrated(price_list, margin, draws)
-    at_one = float(
-        kv_bytes_from_step(
-            (tiers[1].output - tiers[0].output) / MILLION, tiers[1].above_tokens, float(usd_per_byte(MEMORY_SHARE)[0])
-        )
-    )
-
-    # KV reads belong to decode, so a steeper input price has another reason.
-    rises = tiers[1].input / tiers[0].input > tiers[1].output / tiers[0].output if tiers[0].input and tiers[0].output else False
-    steeper = "; the input price increases more than the output price, which KV reads do not explain" if rises else ""
-    return Reading(
-        name=name,
-        quantity=quantity,
-        measure="B",
-        value=float(np.median(values)),
-        interval=interval(values),
-        bound=float(np.quantile(bounds, 0.95)),
-        bound_held=prior_coverage("step", "bound_held"),
-        bits=information_bits("step"),
-        interval_held=prior_coverage("step") if margin.values else None,
-        reason=f"output costs {tiers[1].output - tiers[0].output:g} USD/M more above {tiers[1].above_tokens:,.0f} tokens. "
-        f"Price / cost: {margin.median:.2g} ({margin.low:.2g} to {margin.high:.2g}; {margin.basis}). At exactly "
-        f"{tiers[1].above_tokens:,.0f} tokens and price / cost of 1, the value is {at_one / 1e3:,.0f} kB. The upper bound "
-        f"assumes price / cost of at least 1 and USD per byte of {' and '.join(HOPPER)}. Range and bound are in BF16{steeper}",
-        ideal=ideal,
-        ideal_from=f"section 13: memory time equals compute time at the threshold; "
-        f"{active / 1e9:,.0f} B active, R = {balance:g}",
-    )
+# Share of the peak FP8 rate in DeepSeek's prefill (reported); other sources report up to 0.60.
+HALF_BUSY: Final = 0.45
+# Default speed of the standard service [tok/s].
+BASE_SPEED = 40.0
+# Minimum active parameters: sellers have no fast mode of smaller models.
+LEAST_ACTIVE = 10e9
+FAST = ("fast", "ultrafast", "priority")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -176,8 +95,6 @@ class PriceReading(Tabular):
     def __getitem__(self, name: str) -> Reading:
         readings = {reading.name: reading for reading in self.readings}
         if name not in readings:
-            from steptime.errors import UnknownName
-
             raise UnknownName("estimate", name, readings, f"Known: {', '.join(readings)}.")
         return readings[name]
 
@@ -286,24 +203,276 @@ def read_prices(
         price_list = replace(price_list, speeds={**price_list.speeds, **dict.fromkeys(services, times)})
 
     # Draws come in mirrored pairs, so their number is even.
-    sampler = Draws(seed=seed, count=max(2, draws - draws % 2))
+    whole_number("seed", seed, minimum=0, maximum=LARGEST_SEED)
+    draws = max(2, draws - draws % 2)
     prior, memory, ideal_machine = read_margin(margin), tiers(hold), ideal or Ideal()
-    kv = kv_bytes(price_list, prior, sampler, ideal_machine.active, ideal_machine.balance)
+    kv = kv_bytes(price_list, prior, ideal_machine, seed, draws)
 
     # Estimates first; quantities that no list determines are last.
+    fast_services = dict.fromkeys(line.service for line in price_list.rates if line.service in FAST)
+    base_speed = positive("speed", speed, "tok/s")
     readings = [
-        size(price_list, "active", "active parameters"),
-        size(price_list, "total", "total parameters"),
+        size(price_list, "active"),
+        size(price_list, "total"),
         kv,
-        *fast_modes(price_list, positive("speed", speed, "tok/s")),
+        *(fast_mode(price_list, service, base_speed) for service in fast_services),
         *cache_readings(price_list, kv, memory),
         *not_identifiable(price_list),
     ]
     return PriceReading(
         list=price_list, readings=tuple(readings), ideal=read_ideal(price_list, ideal_machine), margin=prior, memory=memory,
-        true_values=known_figures(match_family(price_list.model)[0]), seed=seed,
-        draws=sampler.count,
+        true_values=_known_figures(match_family(price_list.model)[0]), seed=seed, draws=draws,
     )  # fmt: skip
+
+
+def _known_figures(family: str) -> dict[str, float]:
+    """Return parameters and KV bytes of a model with open weights, by name of the estimate; empty for an unknown family."""
+    row = next((row for row in open_rows() if row.family == family), None)
+    costs = costs_by_model().get((row.catalogue, row.weights)) if row is not None else None
+    if not costs:
+        return {}
+    figures = next(iter(costs.values()))
+    columns = ("active_parameters", "total_parameters", "kv_bytes_read_per_token")
+    names = ("active_parameters", "total_parameters", "kv_bytes_per_token")
+    return {name: float(figures[column]) for name, column in zip(names, columns, strict=True)}
+
+
+def information_bits(name: str) -> float:
+    """Return the information in the prices about a quantity.
+
+    Args:
+        name: Name of the prior.
+
+    Returns:
+        log2 of the spread without prices over the scatter with them [bits], at least 0.
+    """
+    prior = table("priors")[name]
+    return max(0.0, math.log2(prior["spread"] / prior["scatter"]))
+
+
+def size(price_list: PriceList, which: str) -> Reading:
+    """Estimate active or total parameters by a fit to open models.
+
+    Args:
+        price_list: Price list.
+        which: "active" or "total".
+
+    Returns:
+        Estimate with a 90 % range; active parameters also have an upper bound.
+    """
+    base, priors = price_list.base, table("priors")
+    name, quantity = f"{which}_parameters", f"{which} parameters"
+    if not (base.input > 0 and base.output > 0):
+        return unidentifiable(name, quantity, "a price of 0 contains no information", measure="parameters")
+    constant, power_in, power_out = priors[which]["log10"]
+    centre = constant + power_in * math.log10(base.input) + power_out * math.log10(base.output)
+    half = Z90 * priors[which]["scatter"]
+    estimate = Reading(
+        name=name,
+        quantity=quantity,
+        measure="parameters",
+        value=10**centre,
+        interval=(10 ** (centre - half), 10 ** (centre + half)),
+        bits=information_bits(which),
+        interval_held=prior_coverage(which),
+        reason=f"fit to models with open weights: input price to the power {power_in:.2g}, output price {power_out:.2g}",
+    )
+    if which == "total":
+        return estimate
+
+    # Upper bound: the seller spends the whole input price on arithmetic.
+    return replace(
+        estimate,
+        bound=float(active_from_input(base.input / MILLION, priors["dollars"]["usd_per_flop"])),
+        bound_held=prior_coverage(which, "bound_held"),
+        reason="median of models with open weights at that input price; at the bound, arithmetic at "
+        f"{100 * HALF_BUSY:.0f} % of FP8 peak costs the whole input price",
+    )
+
+
+def kv_bytes(price_list: PriceList, margin: Margin, ideal: Ideal, seed: int, draws: int) -> Reading:
+    """Estimate KV bytes per token from the first step of output prices.
+
+    Args:
+        price_list: Price list.
+        margin: Prior of the margin.
+        ideal: Machine and model size of the lecture's formula.
+        seed: Random seed.
+        draws: Number of draws, even.
+
+    Returns:
+        Estimate with a 90 % range and an upper bound; without a value if there is no step.
+    """
+    name, quantity = "kv_bytes_per_token", "KV bytes per token"
+    tiers = price_list.service_rates()
+    if len(tiers) < 2 or tiers[1].output <= tiers[0].output:
+        why = "the list has no price step"
+        if len(tiers) > 1 and tiers[1].input > tiers[0].input:
+            why = "only the input price increases at the step, and prefill is compute-bound"
+        why += "; KV bytes can only be inferred from output prices that increase with context"
+        return unidentifiable(name, quantity, why, measure="B")
+
+    # The draws, and one value at margin 1 for comparison.
+    low, high = tiers[:2]
+    values, bounds = calibrated(price_list, margin, seed, draws)
+    step_usd = (high.output - low.output) / MILLION
+    at_one = float(kv_bytes_from_step(step_usd, high.above_tokens, _usd_per_byte()[0] / MEMORY_SHARE))
+
+    # KV reads belong to decode, so a steeper input price has another reason.
+    rises = low.input and low.output and high.input / low.input > high.output / low.output
+    steeper = "; the input price increases more than the output price, which KV reads do not explain" if rises else ""
+    return Reading(
+        name=name,
+        quantity=quantity,
+        measure="B",
+        value=float(np.median(values)),
+        interval=interval(values),
+        bound=float(np.quantile(bounds, 0.95)),
+        bound_held=prior_coverage("step", "bound_held"),
+        bits=information_bits("step"),
+        interval_held=prior_coverage("step") if margin.values else None,
+        reason=f"output costs {high.output - low.output:g} USD/M more above {high.above_tokens:,.0f} tokens. "
+        f"Price / cost: {margin.median:.2g} ({margin.low:.2g} to {margin.high:.2g}; {margin.basis}). At exactly "
+        f"{high.above_tokens:,.0f} tokens and price / cost of 1, the value is {at_one / 1e3:,.0f} kB. The upper bound "
+        f"assumes price / cost of at least 1 and USD per byte of {' and '.join(HOPPER)}. Range and bound are in BF16{steeper}",
+        # One byte per weight, as the lecture's machine has.
+        ideal=float(kv_bytes_from_tier(ideal.active, high.above_tokens, ideal.balance, 1.0)),
+        ideal_from=f"section 13: memory time equals compute time at the threshold; "
+        f"{ideal.active / 1e9:,.0f} B active, R = {ideal.balance:g}",
+    )
+
+
+def _usd_per_byte() -> Array:
+    """Return the cost of reading a byte at full bandwidth on each calibration system [USD]."""
+    machines = [load_system(name) for name in HOPPER]
+    rents, widths = np.array([(machine.rent.typical, machine.chip.hbm.bandwidth) for machine in machines], dtype=float).T
+    return np.asarray(usd_per_byte_read(rents, widths))
+
+
+def calibrated(price_list: PriceList, margin: Margin, seed: int = 0, draws: int = DRAWS) -> tuple[Array, Array]:
+    """Draw the KV bytes per token in BF16.
+
+    Margins are drawn in mirrored pairs: one is as far above the median as the other is below. Both have the same other draws,
+    so a wider prior widens the range for any seed.
+
+    Args:
+        price_list: Price list with a step.
+        margin: Prior of the margin.
+        seed: Random seed.
+        draws: Number of draws, even.
+
+    Returns:
+        Bytes per token with the margin prior, and at margin 1 (upper bound), of shape (draws,).
+    """
+    random, pairs = np.random.default_rng(seed), draws // 2
+
+    def log_uniform(low: float, high: float) -> Array:
+        return np.asarray(low * (high / low) ** random.random(pairs))
+
+    # Contexts above the step end at the next threshold, or at the longest context for sale.
+    low, high, *further = price_list.service_rates()
+    end = further[0].above_tokens if further else price_list.longest
+    end = end / high.above_tokens if math.isfinite(end) else math.inf
+    below = log_uniform(*assumed("context_below"))
+    above = log_uniform(*(min(bound, end) for bound in assumed("context_above")))
+    usd_per_byte = _usd_per_byte()[random.integers(len(HOPPER), size=pairs)] / log_uniform(*assumed("memory_share"))
+    bytes_read = kv_bytes_from_step((high.output - low.output) / MILLION, (above - below) * high.above_tokens, usd_per_byte)
+
+    # A seller with an FP8 cache reads half the bytes that a BF16 cache has.
+    bytes_read = bytes_read * np.where(random.random(pairs) < assumed("fp8_cache")[0], 2.0, 1.0)
+    scores = random.standard_normal(pairs)
+    bounds = np.tile(bytes_read, 2)
+    return bounds / margin.at_scores(np.concatenate([scores, -scores])), bounds
+
+
+@lru_cache(maxsize=1)
+def fronts() -> tuple[Array, Array, Array]:
+    """Return the Pareto fronts of speed and cost of large models.
+
+    Returns:
+        Speeds [tok/s], of shape (speeds,); costs, of shape (rows, speeds), NaN if a system does not reach the speed; and the
+        number of the model of each row.
+    """
+    numbered_rows = [(number, row) for number, systems in enumerate(costs_by_model().values()) for row in systems.values()]
+    numbered_rows = [(number, row) for number, row in numbered_rows if float(row["active_parameters"]) >= LEAST_ACTIVE]
+    names = [name for name in numbered_rows[0][1] if name.startswith("usd_at_")]
+    speeds = np.array([float(name.removeprefix("usd_at_")) for name in names])
+    costs = np.array([[float(row[name] or math.nan) for name in names] for _, row in numbered_rows])
+    return speeds, costs, np.array([number for number, _ in numbered_rows])
+
+
+def cost_ratios_at_speed(times: float, base: float) -> tuple[Array, Coverage]:
+    """Return the cost ratio of tokens at a higher speed.
+
+    Args:
+        times: Speed over the base speed.
+        base: Base speed [tok/s].
+
+    Returns:
+        Cost at the higher speed over cost at the base speed, one per model and system that reach it; and the number of ratios
+        inside the 90 % range of the other models.
+    """
+    speeds, costs, models = fronts()
+
+    # Speeds and costs span orders of magnitude, so interpolate in logarithms.
+    ends = np.log([base, base * times])
+    logs = np.array([np.interp(ends, np.log(speeds), row, left=math.nan, right=math.nan) for row in np.log(costs)])
+    ratios = np.exp(logs[:, 1] - logs[:, 0])
+    models, ratios = models[np.isfinite(ratios)], ratios[np.isfinite(ratios)]
+    hits = 0
+    for model in np.unique(models):
+        is_mine = models == model
+        if not is_mine.all():
+            low, high = interval(ratios[~is_mine])
+            hits += int(np.sum((ratios[is_mine] >= low) & (ratios[is_mine] <= high)))
+    return ratios, Coverage(hits=hits, trials=len(ratios))
+
+
+def fast_mode(price_list: PriceList, service: str, base: float) -> Reading:
+    """Return the estimate from a faster service of a price list.
+
+    Args:
+        price_list: Price list.
+        service: Faster service.
+        base: Speed of the standard service [tok/s].
+
+    Returns:
+        Cost of its speed on known models, compared with its price.
+    """
+    standard_output = price_list.base.output
+    price_ratio = price_list.service_rates(service)[0].output / standard_output if standard_output else math.nan
+    times, name = price_list.speeds.get(service, math.nan), f"{service}_mode"
+
+    # Without a promised speed, or at the price of the standard service, the list contains no information.
+    if not math.isfinite(times) or not price_ratio > 1:
+        why = "the seller promises no speed" if price_ratio > 1 else "it is not more expensive than standard"
+        quantity = f"cost of a token in the {service} mode over standard"
+        return unidentifiable(name, quantity, f"{why} (price ratio {price_ratio:.3g}); give its speed as --fast-speed 2.5")
+    quantity = f"cost of a token at {times:g} times the speed, from {base:g} tok/s, over standard"
+    ratios, coverage = cost_ratios_at_speed(times, base)
+    if not ratios.size:
+        return unidentifiable(name, quantity, "no known model reaches that speed on any system")
+    ends = interval(ratios)
+    judged = "this speed costs more on every system"
+    if price_ratio >= np.median(ratios):
+        judged = "the price covers the cost of the speed on most systems"
+    elif price_ratio >= ends[0]:
+        judged = (
+            "this speed costs more on most systems: the seller may use speculative tokens, other chips or a slower standard"
+        )
+    return Reading(
+        name=name,
+        quantity=quantity,
+        value=float(np.median(ratios)),
+        interval=ends,
+        interval_held=coverage,
+        reason=f"the price is {price_ratio:.3g} times standard for {times:g} times the speed: {judged} "
+        f"({len(ratios)} pairs of model and system, each compared with the other models)",
+        ideal=float(batch_ratio(price_ratio, times)),
+        ideal_from="section 5: the batch is smaller by this factor; KV bytes over weight bytes "
+        f"{float(kv_over_weights(price_ratio, times)):.3g}, "
+        f"ceiling {float(speed_ceiling(price_ratio, times)):.3g} times the speed at any price",
+    )
 
 
 def not_identifiable(price_list: PriceList) -> list[Reading]:
@@ -330,7 +499,7 @@ def not_identifiable(price_list: PriceList) -> list[Reading]:
             f"{facts['at_four']} models have a ratio of exactly 4",
             ideal=1 - 1 / ratio if ratio >= 1 else math.nan,
             ideal_from="section 14: 1 - 1/r"
-            + (f" with r = {ratio:.3g}, MFU of decode {_mfu(ratio):.2g}" if ratio >= 1 else ""),
+            + (f" with r = {ratio:.3g}, MFU of decode {float(decode_utilisation(ratio)):.2g}" if ratio >= 1 else ""),
         ),
         unidentifiable(
             "kv_bytes_from_levels",
@@ -360,7 +529,3 @@ def not_identifiable(price_list: PriceList) -> list[Reading]:
             + (f"; this list has {tiers[1].output / tiers[0].output:.3g}" if len(tiers) > 1 and tiers[0].output else ""),
         ),
     ]
-
-
-def _mfu(ratio: float) -> float:
-    return float(decode_utilisation(ratio))

@@ -10,17 +10,24 @@ note has both prices.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, ClassVar, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
 
+from steptime.catalog.data_files import read_file
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.rental_prices import usd
 from steptime.pricing.bundled_prices import Row
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import parse
+
+if TYPE_CHECKING:
+    from steptime.pricing.price_lookup import Offer
+
+TokenPrices: TypeAlias = "Rates | Row | Offer"
+PricesT = TypeVar("PricesT", "Rates", Row)
 
 STANDARD: Final = "standard"
 PER_MILLION, PER_THOUSAND, PER_TOKEN = "USD per million tokens", "USD per thousand tokens", "USD per token"
@@ -58,6 +65,11 @@ class Rates:
     cache_write: float = price("cache_write", "price of prompt tokens written to a cache with the shorter lifetime")
     cache_write_long: float = price("cache_write_long", "price of prompt tokens written to a cache with the longer lifetime")
     source: str = field(default="", metadata=unit("", "source of the line; empty: source of the list"))
+
+    @property
+    def name(self) -> str:
+        """Service and tier."""
+        return self.service + (f" above {self.above_tokens:,.0f} tokens" if self.above_tokens else "")
 
     @property
     def effective_cache_read(self) -> float:
@@ -140,10 +152,11 @@ class PriceList(Tabular):
         Returns:
             Title, and text by tier.
         """
-        rows = {}
-        for line in self.service_rates():
-            tier_name = f"above {line.above_tokens:,.0f} tokens" if line.above_tokens else "standard"
-            rows[tier_name] = f"{usd(line.input)} in, {usd(line.output)} out per million tokens"
+        rows = {
+            # Tiers of the standard service need no other name.
+            line.name.removeprefix("standard "): f"{usd(line.input)} in, {usd(line.output)} out per million tokens"
+            for line in self.service_rates()
+        }
         return f"Price list of {self.name}" + (f", {self.price_time}" if self.price_time else ""), rows
 
     def columns(self) -> dict[str, Any]:
@@ -171,61 +184,42 @@ def checked(price_list: PriceList, *, written_in: str = "") -> PriceList:
     if not price_list.service_rates():
         raise RangeError(f"{price_list.name}: standard rates are missing; give input and output in USD per million tokens")
     for line in price_list.rates:
-        _check_line(price_list.name, line, asks=not written_in)
+        _check_line(f"{price_list.name}, {line.name}", line, is_unit_known=bool(written_in))
     for service in dict.fromkeys(line.service for line in price_list.rates):
-        tiers = price_list.service_rates(service)
-        for low, high in pairwise(tiers):
-            if high.above_tokens <= low.above_tokens:
-                raise RangeError(
-                    f"{price_list.name}, {service}: tiers must ascend; {short_repr(high.above_tokens)} tokens occurs twice"
-                )
-    for name, value in (("storage", price_list.storage), ("hold", price_list.hold), ("hold_long", price_list.hold_long)):
-        if value < 0:
-            raise RangeError(f"{price_list.name}: {name} must not be below 0, got {short_repr(value)}")
+        thresholds = [line.above_tokens for line in price_list.service_rates(service)]
+        for low, high in pairwise(thresholds):
+            if high <= low:
+                raise RangeError(f"{price_list.name}, {service}: tiers must ascend; {short_repr(high)} tokens occurs twice")
+    for name in ("storage", "hold", "hold_long"):
+        if getattr(price_list, name) < 0:
+            raise RangeError(f"{price_list.name}: {name} must not be below 0, got {short_repr(getattr(price_list, name))}")
     return price_list
 
 
-def in_order(thresholds: Iterable[float], place: str) -> None:
-    """Check that the thresholds of tiers ascend in the order of a file.
-
-    Args:
-        thresholds: Thresholds [tokens].
-        place: Place of the tiers, for the message.
-
-    Raises:
-        RangeError: The thresholds do not ascend.
-    """
-    for low, high in pairwise(thresholds):
-        if not low < high:
-            raise RangeError(f"{place}: tiers must ascend; {short_repr(high)} follows {short_repr(low)}")
-
-
-def _check_line(name: str, line: Rates, *, asks: bool) -> None:
-    tier_name = f"{name}, {line.service}" + (f" above {line.above_tokens:,.0f} tokens" if line.above_tokens else "")
+def _check_line(place: str, line: Rates, *, is_unit_known: bool) -> None:
+    token_prices = {"input": line.input, "output": line.output}
     for price_name in PRICES:
         value = getattr(line, price_name)
-        if price_name in ("input", "output") and math.isnan(value):
-            raise RangeError(f"{tier_name}: {price_name} is missing or not a number; give it in USD per million tokens")
+        if price_name in token_prices and math.isnan(value):
+            raise RangeError(f"{place}: {price_name} is missing or not a number; give it in USD per million tokens")
         if value < 0 or math.isinf(value):
             raise RangeError(
-                f"{tier_name}: {price_name} must be a price of 0 or more USD per million tokens, got {short_repr(value)}"
+                f"{place}: {price_name} must be a price of 0 or more USD per million tokens, got {short_repr(value)}"
             )
     if line.input == 0 and line.output == 0:
-        raise RangeError(f"{tier_name}: input and output are 0; a free tier contains no information on costs. Give paid prices")
+        raise RangeError(f"{place}: input and output are 0; a free tier contains no information on costs. Give paid prices")
 
     # Without a stated unit, a price far from the market's is probably per token or per thousand.
-    if asks:
-        for price_name in ("input", "output"):
-            value = getattr(line, price_name)
-            if 0 < value < LEAST or value > MOST_USD:
-                raise RangeError(
-                    f"{tier_name}: {price_name} {value:g} is outside the prices of sellers per million tokens "
-                    f"({LEAST:g} to {MOST_USD:g}); "
-                    f"give the unit: unit = {PER_TOKEN!r}, {PER_THOUSAND!r} or {PER_MILLION!r}"
-                )
+    for price_name, value in token_prices.items():
+        if not is_unit_known and (0 < value < LEAST or value > MOST_USD):
+            raise RangeError(
+                f"{place}: {price_name} {value:g} is outside the prices of sellers per million tokens "
+                f"({LEAST:g} to {MOST_USD:g}); "
+                f"give the unit: unit = {PER_TOKEN!r}, {PER_THOUSAND!r} or {PER_MILLION!r}"
+            )
     if line.cache_read > line.input:
         raise RangeError(
-            f"{tier_name}: a cached token at {usd(line.cache_read)} is more expensive than a new one at {usd(line.input)}"
+            f"{place}: a cached token at {usd(line.cache_read)} is more expensive than a new one at {usd(line.input)}"
         )
 
 
@@ -247,11 +241,12 @@ def joined(listed: PriceList, shipped: PriceList, dated: list[Row]) -> PriceList
     Returns:
         One list, with notes on differences.
     """
-    if _token_prices(listed.base) == _token_prices(shipped.base):
+    if have_same_prices(listed.base, shipped.base):
         return _filled(listed, shipped)
     # Base prices differ, so the lists may be from different days and are not mixed.
     lead, secondary = (shipped, listed) if shipped_leads(listed, shipped, dated) else (listed, shipped)
-    return replace(lead, notes=(*listed.notes, *shipped.notes, _differ(lead, secondary)))
+    difference = _difference(lead, lead.base, secondary, secondary.base)
+    return replace(lead, notes=(*listed.notes, *shipped.notes, f"sources disagree: {difference}"))
 
 
 def shipped_leads(listed: PriceList, shipped: PriceList, dated: list[Row]) -> bool:
@@ -268,11 +263,12 @@ def shipped_leads(listed: PriceList, shipped: PriceList, dated: list[Row]) -> bo
     Returns:
         True if the shipped rows have priority.
     """
-    newest = dated[-1] if dated else None
-    current = newest is not None and (newest.input, newest.output) == _token_prices(shipped.base)
-    replaced = any(_near(row, listed.base) for row in dated[:-1])
-    documented = newest is not None and newest.grade == DOCUMENTED
-    return (current and (documented or replaced)) or listed.model.casefold() != shipped.model.casefold()
+    if listed.model.casefold() != shipped.model.casefold():
+        return True
+    if not dated or not have_same_prices(dated[-1], shipped.base):
+        return False
+    is_documented = dated[-1].grade == DOCUMENTED
+    return is_documented or any(have_same_prices(row, listed.base, rel_tol=NEAR) for row in dated[:-1])
 
 
 def completed(lines: tuple[Rates, ...], rows: list[Row]) -> tuple[Rates, ...]:
@@ -285,83 +281,74 @@ def completed(lines: tuple[Rates, ...], rows: list[Row]) -> tuple[Rates, ...]:
     Returns:
         Rates; a rate gets cache prices from a row with equal input and output prices.
     """
-    return tuple(_with(line, [row for row in rows if _same(line, row.service, row.above_tokens)])[0] for line in lines)
+    return tuple(_with(line, _same_tier(line, rows))[0] for line in lines)
+
+
+def have_same_prices(first: TokenPrices, second: TokenPrices, rel_tol: float = 0.0) -> bool:
+    """Check whether two offers have the same input and output prices.
+
+    Args:
+        first: Offer.
+        second: Other offer.
+        rel_tol: Relative difference that counts as equal.
+
+    Returns:
+        True for equal prices.
+    """
+    pairs = (first.input, second.input), (first.output, second.output)
+    return all(math.isclose(*pair, rel_tol=rel_tol) for pair in pairs)
 
 
 def _filled(lead: PriceList, secondary: PriceList) -> PriceList:
     """Return the first list with the lines and cache prices that only the second has; both have equal base prices."""
-    lines, lacked, differ = list[Rates](), dict[str, list[str]](), list[str]()
+    lines, gaps, differences = list[Rates](), dict[str, list[str]](), list[str]()
     for line in lead.rates:
         # Lines with equal input and output prices are the same offer, so the cache prices may be added.
-        twins = [rate_line for rate_line in secondary.rates if _same(line, rate_line.service, rate_line.above_tokens)]
+        twins = _same_tier(line, secondary.rates)
         completed_rates, names = _with(line, twins)
         lines.append(completed_rates)
         for name in names:
-            lacked.setdefault(f"{WORDS.get(name, name)} ({twins[0].source})", []).append(line.service)
-        if twins and _token_prices(twins[0]) != _token_prices(line):
-            differ.append(_differ(lead, secondary, line.service, line, twins[0]))
-    extra_rates = [
-        rate_line
-        for rate_line in secondary.rates
-        if not any(_same(rate_line, line.service, line.above_tokens) for line in lead.rates)
-    ]
-    source_notes = [f"{name} for {', '.join(dict.fromkeys(services))}" for name, services in lacked.items()]
-    source_notes += dict.fromkeys(_line_name(rate_line) for rate_line in extra_rates)
-    notes = (
-        [f"prices that {lead.source} lacks come from steptime's own table: {'; '.join(source_notes)}"] if source_notes else []
-    )
+            gaps.setdefault(f"{WORDS.get(name, name)} ({twins[0].source})", []).append(line.service)
+        if twins and not have_same_prices(line, twins[0]):
+            differences.append(f"sources disagree on {line.service}: {_difference(lead, line, secondary, twins[0])}")
 
     # Tiers that only one source has are a disagreement, not a gap.
-    lead_only = [
-        rate_line
-        for rate_line in lead.service_rates()
-        if rate_line.above_tokens and not any(_same(rate_line, r.service, r.above_tokens) for r in secondary.service_rates())
+    differences += [
+        f"{secondary.source} has no tier above {line.above_tokens:,.0f} tokens, {lead.source} has"
+        for line in lead.service_rates()
+        if line.above_tokens and not _same_tier(line, secondary.rates)
     ]
-    differ += [
-        f"{secondary.source} has no tier above {rate_line.above_tokens:,.0f} tokens, {lead.source} has"
-        for rate_line in lead_only
-    ]
-    rates = sorted(
-        (*lines, *extra_rates), key=lambda rate_line: (rate_line.service != STANDARD, rate_line.service, rate_line.above_tokens)
-    )
-    return replace(lead, rates=tuple(rates), notes=(*lead.notes, *secondary.notes, *differ, *notes))
+    extra_rates = [line for line in secondary.rates if not _same_tier(line, lead.rates)]
+    source_notes = [f"{name} for {', '.join(dict.fromkeys(services))}" for name, services in gaps.items()]
+    source_notes += dict.fromkeys(line.name + (f" ({line.source})" if line.source else "") for line in extra_rates)
+    notes = [f"prices that {lead.source} lacks come from steptime's own table: {'; '.join(source_notes)}"]
+    rates = sorted((*lines, *extra_rates), key=lambda line: (line.service != STANDARD, line.service, line.above_tokens))
+    all_notes = (*lead.notes, *secondary.notes, *differences, *(notes if source_notes else ()))
+    return replace(lead, rates=tuple(rates), notes=all_notes)
 
 
-def _with(line: Rates, twins: list[Rates] | list[Row]) -> tuple[Rates, list[str]]:
-    """Return a line with prices added from the first row with equal input and output prices, and the names of these prices."""
+def _with(line: Rates, twins: list[PricesT]) -> tuple[Rates, list[str]]:
+    """Return a line with prices added from the first twin with equal input and output prices, and the names of these prices."""
     for twin in twins:
         lacks = [name for name in PRICES if math.isnan(getattr(line, name)) and math.isfinite(getattr(twin, name))]
-        if lacks and (twin.input, twin.output) == _token_prices(line):
+        if lacks and have_same_prices(line, twin):
             source = "; ".join(filter(None, (line.source, f"{', '.join(WORDS.get(n, n) for n in lacks)}: {twin.source}")))
             return replace(line, source=source, **{name: getattr(twin, name) for name in lacks}), lacks
     return line, []
 
 
-def _same(line: Rates, service: str, above: float) -> bool:
-    """Check whether a line has a service and a tier; thresholds of two sources may differ by one token."""
-    return line.service == service and abs(line.above_tokens - above) <= 1
+def _same_tier(line: Rates, offers: Iterable[PricesT]) -> list[PricesT]:
+    """Return the offers with the service and tier of a line; thresholds of two sources may differ by one token."""
+    return [o for o in offers if o.service == line.service and abs(o.above_tokens - line.above_tokens) <= 1]
 
 
-def _line_name(line: Rates) -> str:
-    above = f" above {line.above_tokens:,.0f} tokens" if line.above_tokens else ""
-    return f"{line.service}{above} ({line.source})" if line.source else f"{line.service}{above}"
-
-
-def _token_prices(line: Rates) -> tuple[float, float]:
-    return line.input, line.output
-
-
-def _near(row: Row, line: Rates) -> bool:
-    return math.isclose(row.input, line.input, rel_tol=NEAR) and math.isclose(row.output, line.output, rel_tol=NEAR)
-
-
-def _differ(lead: PriceList, secondary: PriceList, service: str = "", *lines: Rates) -> str:
-    """Return the note on two sources that disagree, with their dates; the source in use is first."""
-    differences = [
-        f"{price_list.source} of {price_list.retrieval_date} says {line.input:g}/{line.output:g}"
-        for price_list, line in zip((lead, secondary), lines or (lead.base, secondary.base), strict=True)
+def _difference(lead: PriceList, line: Rates, secondary: PriceList, other_line: Rates) -> str:
+    """Return the prices of two sources that disagree, with their dates; the source in use is first."""
+    texts = [
+        f"{price_list.source} of {price_list.retrieval_date} says {rates.input:g}/{rates.output:g}"
+        for price_list, rates in ((lead, line), (secondary, other_line))
     ]
-    return f"sources disagree{f' on {service}' if service else ''}: {differences[0]} USD/M (used), {differences[1]}"
+    return f"{texts[0]} USD/M (used), {texts[1]}"
 
 
 KEYS: Final = ("provider", "model", "unit", "currency", "tiers", "services", "hold", "hold_long", "storage", "longest", *PRICES)
@@ -385,13 +372,7 @@ def read_list(path: str) -> PriceList:
     Raises:
         DataFileError: The file cannot be read, is not TOML, or is not a valid list.
     """
-    try:
-        with open(path, "rb") as file:
-            data = tomllib.load(file)
-    except OSError as problem:
-        raise DataFileError(path, f"cannot be read: {problem.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise DataFileError(path, f"is not valid TOML: {problem}") from None
+    data = read_file(Path(path))
     try:
         return list_from(data)
     except InputError as problem:
@@ -426,10 +407,10 @@ def list_from(data: Mapping[str, Any]) -> PriceList:
 
     # Standard rates first, then context tiers, then services, each of which may have its own prices.
     tiers, services = _tables(data, "tiers", TIER_KEYS), _tables(data, "services", SERVICE_KEYS)
-    in_order(
-        [_amount(service, "above_tokens", "tiers") for service in tiers if service.get("service", STANDARD) == STANDARD],
-        "tiers",
-    )
+    standard_tiers = [tier for tier in tiers if tier.get("service", STANDARD) == STANDARD]
+    for low, high in pairwise(_amount(tier, "above_tokens", "tiers") for tier in standard_tiers):
+        if not low < high:
+            raise RangeError(f"tiers: tiers must ascend; {short_repr(high)} follows {short_repr(low)}")
     lines = [_line(data, factor, STANDARD)]
     lines += [_line(service, factor, str(service.get("service", STANDARD))) for service in tiers]
     for service in services:

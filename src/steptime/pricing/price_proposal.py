@@ -8,7 +8,7 @@ plans of the same model on the same system.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, takewhile
@@ -24,9 +24,9 @@ from steptime.number_checks import positive
 from steptime.planning.planner import MODES as EITHER
 from steptime.planning.workload import Slo, Workload, limits
 from steptime.pricing.bundled_prices import match_family
-from steptime.pricing.fast_tiers import assumed
 from steptime.pricing.kv_storage_cost import Tier, tiers
 from steptime.pricing.market import Mix, family_named, read_mix
+from steptime.pricing.price_estimate import assumed
 from steptime.pricing.price_list import PriceList, Rates
 from steptime.pricing.serving_costs import TokenCost, cost_on
 from steptime.processes import map_in_processes
@@ -45,7 +45,7 @@ LONGEST: Final = 262_144
 LIVES: Final = ((300.0, "5 minutes"), (3600.0, "an hour"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Line:
     """One proposed price."""
 
@@ -140,7 +140,7 @@ def propose_prices(
         Impossible: The system cannot serve the model at that speed.
     """
     positive("target margin", margin)
-    request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
+    request = read_mix(mix)
     machine, loaded = resolve_system(system), _loaded(model, catalog)
     if not has_rent(machine.rent):
         raise InputError(
@@ -150,31 +150,31 @@ def propose_prices(
     # Geometric mean of the reported range of utilization.
     low, high = assumed("utilisation")
     busy = math.sqrt(low * high)
-    work = _works(request, loaded)
-    ask = partial(_cost, machine, loaded, limits(speed=positive("--speed", speed, "tok/s")), mode)
-    base, *longer = map_in_processes(ask, work)
+    works = _works(request, loaded)
+    slo = limits(speed=positive("--speed", speed, "tok/s"))
+    base, *longer = map_in_processes(partial(_cost, machine, loaded, slo, mode), works)
     if not base.feasible:
         raise Impossible(f"{machine.name} cannot serve {loaded.name} at {speed:g} tok/s: {base.reason}")
-    maker = _Maker(margin=margin, busy=busy, base=base, machine=machine, model=loaded, request=request)
-    lines, rates = maker.plain(tiers(hold))
+    maker = _Maker(margin=margin, busy=busy, speed=speed, base=base, machine=machine, model=loaded, request=request)
+    lines, rates = maker.base_prices(tiers(hold))
 
-    # Longer contexts cost more; plans at doubled prompt lengths give the tiers.
-    points = context_points(work[1:], longer)
-    steps_ = maker.long(points, rates)
-    refused_tokens = next((workload.input_tokens for workload in work[1 + len(points) :]), math.nan)
-    lines += maker.long_lines(points, steps_, refused_tokens, speed)
+    # Longer contexts cost more; plans at doubled prompt lengths, up to the first that is not served, give the tiers.
+    served = takewhile(lambda pair: pair[1].feasible, zip(works[1:], longer, strict=True))
+    points = [_point(float(work.input_tokens), cost) for work, cost in served]
+    refused_tokens = next((work.input_tokens for work in works[1 + len(points) :]), math.nan)
+    steps_ = [(step, maker.tier_rates(step, rates)) for step in steps(maker.base_point, points)]
+    lines += maker.tier_lines(steps_, points, refused_tokens)
 
     # Each tier has a fast and a batch service.
     services = list[Rates]()
     for cost, paid_rates in ((base, rates), *((step.cost, paid_rates) for step, paid_rates in steps_)):
-        mode_lines, mode_rates = maker.modes(cost, paid_rates, speed, services)
-        lines += mode_lines
-        services += mode_rates
+        service_lines, service_rates = maker.services(cost, paid_rates, services)
+        lines += service_lines
+        services += service_rates
     listed = PriceList(
         provider="proposed", model=loaded.name, rates=(rates, *(paid_rates for _, paid_rates in steps_), *services),
-        hold=LIVES[0][0], hold_long=LIVES[1][0],
-        longest=points[-1].tokens if points else math.nan, speeds={"fast": FASTER}, source="computed",
-        grade="given",
+        hold=LIVES[0][0], hold_long=LIVES[1][0], longest=points[-1].tokens if points else math.nan, speeds={"fast": FASTER},
+        source="computed", grade="given",
     )  # fmt: skip
     notes = (
         f"prices cover idle time: chips of standard and fast service are assumed busy {100 * busy:.0f} % of the day "
@@ -193,20 +193,19 @@ def _loaded(model: ModelLike, catalog: str | None) -> Model:
     if not isinstance(model, str):
         return resolve_model(model)
     try:
-        _, weights, catalogue, _ = family_named(model)
+        return family_named(model).load(catalog)
     except InputError:
         # Nobody sells this variant of a known family.
         if match_family(model)[0]:
             raise
         return load_model(model, catalog=catalog)
-    return load_model(catalogue, weights="fp8" if weights == "fp8" else "", catalog=catalog)
 
 
 def _works(request: Mix, model: Model) -> list[Workload]:
-    """Return the request, and the same request with doubled prompts up to the longest prompt of the model."""
-    max_prompt_tokens = longest_prompt(model, request)
-    doublings = takewhile(lambda size: size < max_prompt_tokens, (request.input_tokens * 2**power for power in count(1)))
-    longer = [*doublings, max_prompt_tokens] if max_prompt_tokens > request.input_tokens else []
+    """Return the request, and the same request with doubled prompts up to the longest that leaves room for the output."""
+    longest = model.max_context - request.output_tokens if math.isfinite(model.max_context) else float(LONGEST)
+    doublings = takewhile(lambda size: size < longest, (request.input_tokens * 2**power for power in count(1)))
+    longer = [*doublings, longest] if longest > request.input_tokens else []
     return [request.workload(), *(Workload(input_tokens=size, output_tokens=request.output_tokens) for size in longer)]
 
 
@@ -220,138 +219,120 @@ class _Maker:
 
     margin: float
     busy: float
+    speed: float
     base: TokenCost
     machine: System
     model: Model
     request: Mix
 
     @property
-    def fresh(self) -> float:
-        """Cost of a million uncached prompt tokens [USD].
+    def times(self) -> float:
+        """Price over the cost of a busy chip."""
+        return self.margin / self.busy
 
-        A plan divides the cost by all prompt tokens, cached ones included.
-        """
-        return self.base.input_usd_per_million / (1 - self.request.cached_share)
+    @property
+    def base_point(self) -> Point:
+        """Token costs of the request."""
+        # A plan divides the cost of prefill by all prompt tokens, cached ones included.
+        point = _point(self.request.input_tokens, self.base)
+        return point._replace(input=point.input / (1 - self.request.cached_share))
 
-    def plain(self, memory: tuple[Tier, ...]) -> tuple[list[Line], Rates]:
+    def base_prices(self, memory: tuple[Tier, ...]) -> tuple[list[Line], Rates]:
         """Return the prices of input, output, cached input, cache writes and storage."""
-        times = self.margin / self.busy
         multiplier = f"x {self.margin:g} / {100 * self.busy:.0f} % busy"
+        costs = {"input": self.base_point.input, "output": self.base_point.output}
+        lines = [
+            Line(name, cost * self.times, f"chip time of {name} tokens: {usd(cost)} {multiplier}")
+            for name, cost in costs.items()
+        ]
+        input_price, output_price = (line.usd for line in lines)
 
         # A cache hit costs the transfer of KV bytes from host memory, plus their storage.
         bytes_ = float(cache_bytes_read(self.model, 32_768.0)) / 32_768
         host = self.machine.tiers[0] if self.machine.tiers else None
         width = float(host.bandwidth) if host is not None else float(self.machine.scale_up.link.bandwidth)
         load = bytes_ / width * float(self.machine.rent.typical) * MILLION
-        prices = {"input": self.fresh, "output": self.base.output_usd_per_million}
-        lines = [
-            Line(name=name, usd=cost * times, reason=f"chip time of {name} tokens: {usd(cost)} {multiplier}")
-            for name, cost in prices.items()
-        ]
         stays = hold_cost_by_life(memory)
 
         # Storage is busy all day, so its price does not include idle time.
         hold_prices = [self.margin * bytes_ * usd_per_byte * MILLION for usd_per_byte, _ in stays]
         back = self.margin * load + hold_prices[0]
-        hit = min(back, lines[0].usd)
-        load_words = (
+        hit = min(back, input_price)
+        reason = (
             f"transfer of {show(bytes_, 'B')} per token to the chip at {show(width, 'B/s')}, charged as chip time, "
             f"plus storage for {stays[0][1]}"
         )
-        dearer = f"same as input: {load_words} cost {usd(back)}"
-        lines.append(Line(name="cached input", usd=hit, reason=load_words if hit == back else dearer))
-        writes = [lines[0].usd + hold_price for hold_price in hold_prices]
-        for (_, name), price, hold_price, (_, place_words) in zip(LIVES, writes, hold_prices, stays, strict=True):
-            lines.append(
-                Line(name=f"cache write, {name}", usd=price, reason=f"input plus storage for {place_words} ({usd(hold_price)})")
-            )
+        lines.append(Line("cached input", hit, reason if hit == back else f"same as input: {reason} cost {usd(back)}"))
+        writes = [input_price + hold_price for hold_price in hold_prices]
+        for (_, name), write, hold_price, (_, place) in zip(LIVES, writes, hold_prices, stays, strict=True):
+            lines.append(Line(f"cache write, {name}", write, f"input plus storage for {place} ({usd(hold_price)})"))
         for tier in memory:
             hourly = self.margin * bytes_ * tier.usd_per_byte_second * HOUR * MILLION
-            lines.append(
-                Line(
-                    name=f"hold in {tier.name}, Mtok-hour",
-                    usd=hourly,
-                    reason=f"{show(bytes_, 'B')} per token x {self.margin:g}; {tier.grade}",
-                )
-            )
-        rates = Rates(
-            input=lines[0].usd, output=lines[1].usd, cache_read=hit, cache_write=writes[0],
-            cache_write_long=writes[1],
-        )  # fmt: skip
-        return lines, rates
+            reason = f"{show(bytes_, 'B')} per token x {self.margin:g}; {tier.grade}"
+            lines.append(Line(f"hold in {tier.name}, Mtok-hour", hourly, reason))
+        return lines, Rates(
+            input=input_price, output=output_price, cache_read=hit, cache_write=writes[0], cache_write_long=writes[1]
+        )
 
-    def long(self, points: list[Point], base: Rates) -> list[tuple[Step, Rates]]:
-        """Return the tiers of long contexts, each at the price of its most expensive context."""
-        times = self.margin / self.busy
-        step_rates = []
-        for step in steps(Point(self.request.input_tokens, self.fresh, self.base.output_usd_per_million, self.base), points):
-            input_price = step.input * times
-            rates = Rates(
-                above_tokens=step.above,
-                input=input_price,
-                output=step.output * times,
-                cache_read=min(base.cache_read, input_price),
-                cache_write=input_price + base.cache_write - base.input,
-                cache_write_long=input_price + base.cache_write_long - base.input,
-            )
-            step_rates.append((step, rates))
-        return step_rates
+    def tier_rates(self, step: Step, base: Rates) -> Rates:
+        """Return the rates of a tier of long contexts, from its most expensive context."""
+        input_price = step.input * self.times
+        return Rates(
+            above_tokens=step.above,
+            input=input_price,
+            output=step.output * self.times,
+            cache_read=min(base.cache_read, input_price),
+            cache_write=input_price + base.cache_write - base.input,
+            cache_write_long=input_price + base.cache_write_long - base.input,
+        )
 
-    def long_lines(self, points: list[Point], step_rates: list[tuple[Step, Rates]], refused: float, speed: float) -> list[Line]:
+    def tier_lines(self, step_rates: list[tuple[Step, Rates]], points: list[Point], refused: float) -> list[Line]:
         """Return the prices of long contexts with reasons, and the limit of the context."""
         lines = []
         for step, rates in step_rates:
             ratio = step.output / self.base.output_usd_per_million
-            name, context_words = f"above {step.above:,.0f} tokens", f"at contexts up to {step.end:,.0f} tokens"
+            name, contexts = f"above {step.above:,.0f} tokens", f"at contexts up to {step.end:,.0f} tokens"
             lines += [
-                Line(name=f"input {name}", usd=rates.input, reason=f"chip time of prefill {context_words}"),
-                Line(
-                    name=f"output {name}",
-                    usd=rates.output,
-                    reason=f"{context_words}, an output token costs {ratio:.2f} times the base",
-                ),
+                Line(f"input {name}", rates.input, f"chip time of prefill {contexts}"),
+                Line(f"output {name}", rates.output, f"{contexts}, an output token costs {ratio:.2f} times the base"),
             ]
-        longest_tokens = points[-1].tokens if points else self.request.input_tokens
+        longest = points[-1].tokens if points else self.request.input_tokens
         if not step_rates:
             percent = 100 * (FLAT_PRICE_RATIO - 1)
-            flat_reason = f"up to {longest_tokens:,.0f} tokens, the cost per token is equal within {percent:.0f} %"
-            lines.append(Line(name="long contexts", usd=math.nan, reason=flat_reason))
+            reason = f"up to {longest:,.0f} tokens, the cost per token is equal within {percent:.0f} %"
+            lines.append(Line("long contexts", math.nan, reason))
         if math.isfinite(refused):
-            why = f"the system cannot serve prompts of {refused:,.0f} tokens at {speed:g} tok/s"
-            lines.append(Line(name=f"above {longest_tokens:,.0f} tokens", usd=math.nan, reason=why))
+            reason = f"the system cannot serve prompts of {refused:,.0f} tokens at {self.speed:g} tok/s"
+            lines.append(Line(f"above {longest:,.0f} tokens", math.nan, reason))
         return lines
 
-    def modes(self, cost: TokenCost, base_rates: Rates, speed: float, shorter: list[Rates]) -> tuple[list[Line], list[Rates]]:
+    def services(self, cost: TokenCost, base: Rates, shorter: list[Rates]) -> tuple[list[Line], list[Rates]]:
         """Return a fast and a batch service; the price factor never falls with the context."""
-        least = {rates.service: rates.output / base_rates.output for rates in shorter}
-        base_cost = float(cost.at_speed(speed))
-        fast = float(cost.at_speed(speed * FASTER)) / base_cost
-        slow = min(usd_ for _, usd_ in cost.front) / base_cost if cost.front else math.nan
-        top = max((fastest for fastest, _ in cost.front), default=math.nan)
-        sold = math.isfinite(fast)
-        why = f"cost at this speed: {fast:.2f} times standard" if sold else f"the maximum speed of a plan is {top:,.0f} tok/s"
-        if sold and least.get("fast", 0.0) > fast:
-            fast, why = least["fast"], f"{why}; raised to the price of shorter contexts"
+        least = {rates.service: rates.output / base.output for rates in shorter}
+        base_cost = float(cost.at_speed(self.speed))
+        fast = float(cost.at_speed(self.speed * FASTER)) / base_cost
+        slow = min((usd_ for _, usd_ in cost.front), default=math.nan) / base_cost
+        is_sold = math.isfinite(fast)
+        reason = f"cost at this speed: {fast:.2f} times standard"
+        if not is_sold:
+            reason = f"the maximum speed of a plan is {max((top for top, _ in cost.front), default=math.nan):,.0f} tok/s"
+        elif least.get("fast", 0.0) > fast:
+            fast, reason = least["fast"], f"{reason}; raised to the price of shorter contexts"
 
         # Batch runs in the idle time of interactive chips, so it pays for a busy chip only.
         share = max(slow * self.busy, least.get("batch", 0.0))
         filled = (
             f"no promised speed (x {slow:.2f} of the cost), and batch work fills the idle time of chips (x {self.busy:.2f})"
         )
-        above = f", above {base_rates.above_tokens:,.0f} tokens" if base_rates.above_tokens else ""
+        above = f", above {base.above_tokens:,.0f} tokens" if base.above_tokens else ""
         lines = [
-            Line(name=f"output, fast ({FASTER:g} times {speed:g} tok/s){above}", usd=base_rates.output * fast, reason=why),
-            Line(name=f"output, batch{above}", usd=base_rates.output * share, reason=filled),
+            Line(f"output, fast ({FASTER:g} times {self.speed:g} tok/s){above}", base.output * fast, reason),
+            Line(f"output, batch{above}", base.output * share, filled),
         ]
-        services = {"fast": fast, "batch": share} if sold else {"batch": share}
+        factors = {"fast": fast, "batch": share} if is_sold else {"batch": share}
         rates = [
-            Rates(
-                service=name,
-                above_tokens=base_rates.above_tokens,
-                input=base_rates.input * factor,
-                output=base_rates.output * factor,
-            )
-            for name, factor in services.items()
+            Rates(service=name, above_tokens=base.above_tokens, input=base.input * factor, output=base.output * factor)
+            for name, factor in factors.items()
         ]
         return lines, rates
 
@@ -389,6 +370,10 @@ class Point(NamedTuple):
     cost: TokenCost
 
 
+def _point(tokens: float, cost: TokenCost) -> Point:
+    return Point(tokens, cost.input_usd_per_million, cost.output_usd_per_million, cost)
+
+
 class Step(NamedTuple):
     """A tier: its lower and upper context, and the highest token costs in it [USD per million tokens]."""
 
@@ -403,7 +388,8 @@ def steps(base: Point, points: list[Point]) -> list[Step]:
     """Divide contexts above the base into price tiers.
 
     A tier ends at the first context with `TURNED` times the cost of its first context. Its price is that of its most expensive
-    context, so every request in it earns the margin. The base rates apply while the cost is the same within `FLAT_PRICE_RATIO`.
+    context, so every request in it earns the margin, and never below that of the tier before. The base rates apply while the
+    cost is the same within `FLAT_PRICE_RATIO`.
 
     Args:
         base: Costs of the base request.
@@ -415,46 +401,18 @@ def steps(base: Point, points: list[Point]) -> list[Step]:
     price_steps: list[Step] = []
     above, first = base.tokens, base
     for point in points:
-        open_ = price_steps[-1] if price_steps else None
-        if open_ is None and point.input <= FLAT_PRICE_RATIO * base.input and point.output <= FLAT_PRICE_RATIO * base.output:
-            above = point.tokens
-        elif open_ is None or max(point.input / first.input, point.output / first.output) >= TURNED:
-            # A new tier never costs less than the tier below it.
-            first = point
-            lower = (0.0, 0.0) if open_ is None else (open_.input, open_.output)
-            price_steps.append(Step(above, point.tokens, max(point.input, lower[0]), max(point.output, lower[1]), point.cost))
-            above = point.tokens
-        else:
-            dearest = max(point.input, open_.input), max(point.output, open_.output)
-            price_steps[-1] = Step(open_.above, point.tokens, *dearest, point.cost)
-            above = point.tokens
+        ratios = point.input / first.input, point.output / first.output
+        if price_steps or max(ratios) > FLAT_PRICE_RATIO:
+            last = price_steps[-1] if price_steps else Step(above, above, 0.0, 0.0, base.cost)
+            is_new = not price_steps or max(ratios) >= TURNED
+            step = Step(
+                above if is_new else last.above, point.tokens, max(point.input, last.input), max(point.output, last.output),
+                point.cost,
+            )  # fmt: skip
+            if is_new:
+                first = point
+                price_steps.append(step)
+            else:
+                price_steps[-1] = step
+        above = point.tokens
     return price_steps
-
-
-def longest_prompt(model: Model, request: Mix) -> float:
-    """Return the longest prompt that leaves room for the output.
-
-    Args:
-        model: Model.
-        request: Request.
-
-    Returns:
-        Tokens; `LONGEST` for a model without a limit.
-    """
-    return model.max_context - request.output_tokens if math.isfinite(model.max_context) else float(LONGEST)
-
-
-def context_points(works: Sequence[Workload], costs: Sequence[TokenCost]) -> list[Point]:
-    """Return the costs of contexts, up to the first that is not served.
-
-    Args:
-        works: Workloads, with ascending prompts.
-        costs: Their costs.
-
-    Returns:
-        Costs by context.
-    """
-    served = takewhile(lambda pair: pair[1].feasible, zip(works, costs, strict=True))
-    return [
-        Point(float(work.input_tokens), cost.input_usd_per_million, cost.output_usd_per_million, cost) for work, cost in served
-    ]

@@ -14,7 +14,7 @@ models cost a third to a half of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from functools import partial
@@ -272,6 +272,19 @@ def cheapest(costs: Iterable[TokenCost]) -> TokenCost | None:
     """
     able = [cost for cost in costs if cost.feasible and math.isfinite(cost.usd_per_request)]
     return min(able, key=lambda cost: cost.usd_per_request, default=None)
+
+
+def mean_of_hopper(costs: Mapping[str, float]) -> float:
+    """Return the geometric mean of costs on Hopper.
+
+    Args:
+        costs: Costs by system.
+
+    Returns:
+        Mean of the known costs on `HOPPER`; NaN without any.
+    """
+    known_costs = [costs[name] for name in HOPPER if math.isfinite(costs.get(name, math.nan))]
+    return math.exp(math.fsum(map(math.log, known_costs)) / len(known_costs)) if known_costs else math.nan
 
 
 def scaled(cost: TokenCost, factor: float) -> TokenCost:

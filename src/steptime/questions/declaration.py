@@ -1,7 +1,7 @@
 """How a question is declared: its inputs with unit, bounds, default and help, and its answers with unit and meaning.
 
-A question has one frozen dataclass of inputs. The functions `count`, `number`, `choice`, `text`, `rent`, `switch` and `texts`
-make its fields and keep the declaration in the metadata of the field:
+A question has one frozen dataclass of inputs. The functions `count`, `number`, `text`, `texts`, `switch` and `rent` make its
+fields and keep the declaration in the metadata of the field:
 
     @dataclass(frozen=True, kw_only=True)
     class StepInputs:
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -26,6 +26,8 @@ from steptime.units import parse
 
 # Kinds of inputs.
 COUNT, NUMBER, TEXT, RENT, SWITCH, TEXTS = "count", "number", "text", "rent", "switch", "texts"
+# Inputs of a machine without a dot in their name: its power, and the budget that a design keeps.
+POWER, WITHIN = "power", "within"
 # Largest count that an input accepts if its declaration has no maximum.
 LARGEST_COUNT: Final = 10**18
 Form = TypeVar("Form")
@@ -85,11 +87,16 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer of a question: its meaning and unit ("" for a share, count or text)."""
+    """One answer of a question: its meaning, its unit ("" for a share, count or text), and where the result has it.
+
+    `source` is a path of attributes and positions such as "losses.0.best_loss", or a function of the result. An empty path is
+    the name of the answer.
+    """
 
     meaning: str = ""
     unit: str = ""
     text: bool = False
+    source: str | Callable[[Any], Any] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +114,6 @@ class Question:
         figures: Whether figures of the machine ("chip.hbm.bandwidth") are inputs too.
         vectorised: Whether `ask` accepts arrays.
         threads: Whether several threads may call `ask` at the same time.
-        needs: Inputs without a default.
         shows: Answers that a front end shows by default.
         bands: Names of the answers with the lower and upper end of the 90 % range, by answer.
         seconds: Approximate time of one evaluation [s].
@@ -124,32 +130,48 @@ class Question:
     figures: bool = False
     vectorised: bool = False
     threads: bool = False
-    needs: tuple[str, ...] = ()
     shows: tuple[str, ...] = ()
     bands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     seconds: float = 1.0
     written: Callable[..., Any] | None = None
     limits: tuple[str, ...] = ()
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Inputs without a default."""
+        return tuple(name for name, declared in self.inputs.items() if declared.required)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
-    """One answer of a question with a result object: its meaning, and how to read it."""
+    def check_answer(self, name: str) -> None:
+        """Raise an error for an answer that does not exist; a Python function has declared none.
 
-    meaning: str
-    unit: str = ""
-    value: Callable[[Any], Any]
-    text: bool = False
+        Args:
+            name: Name of the answer.
+
+        Raises:
+            UnknownName: If the question has no such answer; the message names the nearest.
+        """
+        if self.answers and name not in self.answers:
+            raise UnknownName(f"answer of {self.name}", name, self.answers, f"It has {', '.join(self.answers)}.")
+
+    def read_result(self, result: Any) -> dict[str, Any]:
+        """Return all answers of the question from its result.
+
+        Args:
+            result: Result of `solve`.
+
+        Returns:
+            Answers by name, in base units.
+        """
+        return read_answers(self.answers, result)
 
 
 def question_of_result(
     name: str,
     meaning: str,
     *,
-    form: Any,
+    inputs: Mapping[str, Input],
     solve: Callable[[Mapping[str, Any]], Any],
-    reads: Mapping[str, Reader],
-    shows: tuple[str, ...],
+    answers: Mapping[str, Answer],
     **properties: Any,
 ) -> Question:
     """Return a question whose answers are read from the result of `solve`.
@@ -157,147 +179,89 @@ def question_of_result(
     Args:
         name: Name of the question.
         meaning: One line.
-        form: Dataclass of the inputs.
+        inputs: Inputs by name.
         solve: Function of values by input name that returns the result.
-        reads: Answers by name.
-        shows: Answers that a front end shows by default.
+        answers: Answers by name, with their sources; a front end shows all of them unless `shows` names some.
         **properties: Other fields of `Question`.
 
     Returns:
         The question.
     """
-
-    def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, Any]:
-        return read_answers(reads, solve(values), answer_names)
-
-    return Question(
-        name=name,
-        meaning=meaning,
-        inputs=inputs_from(form),
-        answers={key: Answer(meaning=reader.meaning, unit=reader.unit, text=reader.text) for key, reader in reads.items()},
-        ask=ask,
-        solve=solve,
-        needs=required_inputs(form),
-        shows=shows,
-        **properties,
-    )
+    # A partial function can go to another process, which a nested function cannot.
+    ask = partial(_ask_result, solve, answers)
+    properties = {"shows": tuple(answers), **properties}
+    return Question(name=name, meaning=meaning, inputs=inputs, answers=answers, ask=ask, solve=solve, **properties)
 
 
-def read_answers(reads: Mapping[str, Reader], result: Any, answer_names: frozenset[str] = frozenset()) -> dict[str, Any]:
+def _ask_result(
+    solve: Callable[[Mapping[str, Any]], Any],
+    answers: Mapping[str, Answer],
+    values: Mapping[str, Any],
+    answer_names: frozenset[str],
+) -> dict[str, Any]:
+    return read_answers(answers, solve(values), answer_names)
+
+
+def read_answers(answers: Mapping[str, Answer], result: Any, answer_names: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return the answers of a question from its result.
 
     Args:
-        reads: How to read each answer, by name.
+        answers: Answers with their sources, by name.
         result: Result object of the question.
         answer_names: Names of the answers; empty for all.
 
     Returns:
-        Answers by name.
+        Answers by name; None if a part on the path of an answer is None.
     """
-    return {name: reader.value(result) for name, reader in reads.items() if not answer_names or name in answer_names}
+    values: dict[str, Any] = {}
+    for name, answer in answers.items():
+        if answer_names and name not in answer_names:
+            continue
+        if callable(answer.source):
+            value = answer.source(result)
+        else:
+            value = result
+            for part in (answer.source or name).split("."):
+                if value is not None:
+                    value = value[int(part)] if part.isdecimal() else getattr(value, part)
+        # An array without axes is one number.
+        values[name] = value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+    return values
 
 
-def _declared(default: Any, **declaration: Any) -> Any:
+def declare(kind: str, default: Any, meaning: str, **declaration: Any) -> Any:
+    """Declare an input as a field of a dataclass.
+
+    Args:
+        kind: Kind of the input.
+        default: Value if the user gives none; MISSING if the input is required.
+        meaning: Noun phrase for the help.
+        **declaration: Other fields of `Input`.
+
+    Returns:
+        A dataclass field.
+    """
     required = default is MISSING
-    metadata = {"input": Input(default=None if required else default, required=required, **declaration)}
+    default_value = None if required else default
+    metadata = {"input": Input(kind=kind, default=default_value, required=required, meaning=meaning, **declaration)}
     return field(metadata=metadata) if required else field(default=default, metadata=metadata)
 
 
-def count(default: Any, meaning: str, **declaration: Any) -> Any:
-    """Declare a whole number, such as 8192 or 8k.
-
-    Args:
-        default: Value if the user gives none; MISSING if the input is required.
-        meaning: Noun phrase for the help.
-        **declaration: Other fields of `Input`; `minimum` is 1 by default.
-
-    Returns:
-        A dataclass field.
-    """
-    return _declared(default, meaning=meaning, kind=COUNT, **{"minimum": 1, **declaration})
-
-
-def number(default: Any, meaning: str, **declaration: Any) -> Any:
-    """Declare a number; a value without a unit is in `unit`.
-
-    Args:
-        default: Value if the user gives none; MISSING if the input is required.
-        meaning: Noun phrase for the help.
-        **declaration: Other fields of `Input`.
-
-    Returns:
-        A dataclass field.
-    """
-    return _declared(default, meaning=meaning, kind=NUMBER, bare=True, **declaration)
-
-
-def choice(default: Any, choices: tuple[str, ...], meaning: str, **declaration: Any) -> Any:
-    """Declare a text with a fixed list of values.
-
-    Args:
-        default: Value if the user gives none.
-        choices: All legal values.
-        meaning: Noun phrase for the help.
-        **declaration: Other fields of `Input`.
-
-    Returns:
-        A dataclass field.
-    """
-    return _declared(default, meaning=meaning, kind=TEXT, choices=choices, **declaration)
-
-
-def text(default: Any, meaning: str, **declaration: Any) -> Any:
-    """Declare a name, a path, or an object in place of a name.
-
-    Args:
-        default: Value if the user gives none; MISSING if the input is required.
-        meaning: Noun phrase for the help.
-        **declaration: Other fields of `Input`.
-
-    Returns:
-        A dataclass field.
-    """
-    return _declared(default, meaning=meaning, kind=TEXT, **declaration)
-
-
-def rent(default: Any, meaning: str, **declaration: Any) -> Any:
-    """Declare a rent: a kind of rent, or USD per chip-hour.
-
-    Args:
-        default: Value if the user gives none.
-        meaning: Noun phrase for the help.
-        **declaration: Other fields of `Input`.
-
-    Returns:
-        A dataclass field.
-    """
-    return _declared(default, meaning=meaning, kind=RENT, **declaration)
-
-
-def switch(meaning: str, **declaration: Any) -> Any:
-    """Declare a truth value that is False by default.
-
-    Args:
-        meaning: Noun phrase for the help.
-        **declaration: Other fields of `Input`.
-
-    Returns:
-        A dataclass field.
-    """
-    return _declared(False, meaning=meaning, kind=SWITCH, **declaration)
-
-
-def texts(meaning: str, **declaration: Any) -> Any:
-    """Declare a list of texts, empty by default.
-
-    Args:
-        meaning: Noun phrase for the help.
-        **declaration: Other fields of `Input`.
-
-    Returns:
-        A dataclass field.
-    """
-    return _declared((), meaning=meaning, kind=TEXTS, **declaration)
+# A whole number, such as 8192 or 8k.
+count = partial(declare, COUNT, minimum=1)
+# A number; without a unit it is in the unit of the input.
+number = partial(declare, NUMBER, bare=True)
+# A name, a path, or an object in place of a name; `choices` lists the only legal values.
+text = partial(declare, TEXT)
+# A list of texts, empty by default.
+texts = partial(declare, TEXTS, ())
+# A truth value, False by default.
+switch = partial(declare, SWITCH, False)
+# The rent of a chip: a kind of rent, or USD per chip-hour.
+rent = partial(
+    declare, RENT, None, "rent: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10", unit="USD/s",
+    default_words="the newest known of contract and on demand", metavar="KIND",
+)  # fmt: skip
 
 
 @cache
@@ -315,16 +279,16 @@ def inputs_from(form: Any) -> Mapping[str, Input]:
     return dict(sorted(declared.items(), key=lambda pair: not pair[1].required))
 
 
-def required_inputs(form: Any) -> tuple[str, ...]:
-    """Return the names of the inputs without a default.
+def is_figure(name: str) -> bool:
+    """Return whether a name is a figure of the machine, or an input of a design, which forms do not declare.
 
     Args:
-        form: Dataclass of the inputs.
+        name: Name of an input.
 
     Returns:
-        Names in the order of declaration.
+        True for paths such as "chip.hbm.bandwidth", and for the power and the budget of a chip.
     """
-    return tuple(name for name, declared in inputs_from(form).items() if declared.required)
+    return "." in name or name in (POWER, WITHIN)
 
 
 def bind(form: type[Form], values: Mapping[str, Any], question: str) -> Form:
@@ -332,7 +296,8 @@ def bind(form: type[Form], values: Mapping[str, Any], question: str) -> Form:
 
     Args:
         form: Dataclass of the inputs.
-        values: Values by input name: numbers, arrays, texts such as "8k", objects.
+        values: Values by input name: numbers, arrays, texts such as "8k", objects. Figures of the machine are left to
+            `subject.read_machine`.
         question: Name of the question, for messages.
 
     Returns:
@@ -346,30 +311,16 @@ def bind(form: type[Form], values: Mapping[str, Any], question: str) -> Form:
     declared = inputs_from(form)  # type: ignore[arg-type]
     bound_values: dict[str, Any] = {}
     for name, value in values.items():
-        if name not in declared:
+        if name in declared:
+            # None counts as not given, so that a required input with the value None is missing too.
+            if value is not None:
+                bound_values[name] = read_value(name, value, declared[name])
+        elif not is_figure(name):
             raise UnknownName(f"input of {question}", name, list(declared), f"Its inputs are {', '.join(declared)}.")
-        if value is not None:
-            bound_values[name] = read_value(name, value, declared[name])
-    # None counts as not given, so that a required input with the value None is missing too.
-    missing = [name for name in required_inputs(form) if name not in bound_values]
+    missing = [name for name, spec in declared.items() if spec.required and name not in bound_values]
     if missing:
         raise InputError(f"{question} needs {' and '.join(missing)}")
     return form(**bound_values)
-
-
-def bind_declared(form: type[Form], values: Mapping[str, Any], question: str) -> Form:
-    """Return the inputs that a form declares; ignore figures of the machine.
-
-    Args:
-        form: Dataclass of the inputs.
-        values: Values by input name, and figures of the machine by path.
-        question: Name of the question, for messages.
-
-    Returns:
-        An instance of `form`.
-    """
-    declared = inputs_from(form)  # type: ignore[arg-type]
-    return bind(form, {name: value for name, value in values.items() if name in declared}, question)
 
 
 def read_value(name: str, value: Any, declared: Input) -> Any:
@@ -389,10 +340,8 @@ def read_value(name: str, value: Any, declared: Input) -> Any:
     if declared.kind == COUNT:
         # A count may be written with a suffix (8k); bounds are checked on the number.
         number_read = read_count(value, name) if isinstance(value, str) else value
-        least = 1 if declared.minimum is None else declared.minimum
-        return whole_number(
-            name, number_read, minimum=least, maximum=LARGEST_COUNT if declared.maximum is None else declared.maximum
-        )
+        low = 1 if declared.minimum is None else declared.minimum
+        return whole_number(name, number_read, minimum=low, maximum=declared.maximum or LARGEST_COUNT)
     if declared.kind == NUMBER:
         return _read_number(name, value, declared)
     if declared.kind == SWITCH:
@@ -435,3 +384,24 @@ def listed(names: Iterable[str], limit: int = 12) -> str:
     several = list(names)
     suffix = f" and {len(several) - limit} more" if len(several) > limit else ""
     return ", ".join(several[:limit]) + suffix
+
+
+# Prefixes of answers that are better if lower.
+LOWER_IS_BETTER_PREFIXES: Final = (
+    "usd", "time", "ttft", "tpot", "seconds", "memory_share", "joules", "kv_bytes", "end_to_end", "chips", "wait",
+)  # fmt: skip
+
+
+def lower_is_better(name: str) -> bool:
+    """Return whether a lower value of an answer is better, as for times and costs.
+
+    Args:
+        name: Name of the answer.
+
+    Returns:
+        True for times, costs, memory and chips.
+
+    >>> lower_is_better("usd_per_million_tokens"), lower_is_better("tokens_per_second_per_chip")
+    (True, False)
+    """
+    return name.startswith(LOWER_IS_BETTER_PREFIXES) or "usd_per" in name

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from steptime.errors import InputError
-from steptime.models.blocks_vision import Reading, media_tokens, read_media, tower_flops, tower_parameters, with_media
 from steptime.models.model import Model, prefill_flops
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_TOKENS, positive
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import counted, show
+
+if TYPE_CHECKING:
+    from steptime.models.blocks_vision import Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,8 @@ def image_cost(model: ModelLike, images: str | Iterable[str] = (), *, audio: str
     >>> image_cost("qwen3-vl-8b-instruct", "1024x1024").tokens
     1024
     """
+    from steptime.models.blocks_vision import read_media
+
     loaded_model = resolve_model(model)
     readings = read_media(loaded_model, images, audio)
     if not readings:
@@ -111,6 +115,8 @@ def with_images(model: ModelLike, images: str | Iterable[str] = (), *, text: flo
     >>> with_images("qwen3-vl-8b-instruct", "1024x1024", text=500).media.tokens
     1524
     """
+    from steptime.models.blocks_vision import read_media, with_media
+
     loaded_model = resolve_model(model)
     positive("text", text, "token", maximum=MOST_TOKENS)
     return with_media(loaded_model, read_media(loaded_model, images, audio), text)
@@ -126,12 +132,14 @@ def media_cost(model: Model, readings: tuple[Reading, ...]) -> ImageCost:
     Returns:
         Rows, tokens and FLOPs.
     """
+    from steptime.models.blocks_vision import media_tokens, tower_flops, tower_parameters
+
     tokens = media_tokens(readings)
     # The language model is counted without a prefix: attention to earlier text depends on the prompt.
     flops, language = sum(tower_flops(reading) for reading in readings), float(prefill_flops(model, tokens))
     return ImageCost(
         model=model.name,
-        media=tuple(_row(reading) for reading in readings),
+        media=tuple(_row(reading, tower_flops(reading)) for reading in readings),
         rows=sum(reading.medium.count * reading.cut.rows for reading in readings),
         tokens=tokens,
         tower_parameters=tower_parameters(readings),
@@ -142,7 +150,7 @@ def media_cost(model: Model, readings: tuple[Reading, ...]) -> ImageCost:
     )
 
 
-def _row(reading: Reading) -> MediumRow:
+def _row(reading: Reading, flops: float) -> MediumRow:
     return MediumRow(
         kind=reading.medium.kind,
         size=reading.medium.size_text,
@@ -150,5 +158,5 @@ def _row(reading: Reading) -> MediumRow:
         sequences=sum(count for count, _ in reading.cut.sequences),
         rows=reading.cut.rows,
         tokens=reading.cut.tokens,
-        tower_flop=tower_flops(reading) / reading.medium.count,
+        tower_flop=flops / reading.medium.count,
     )

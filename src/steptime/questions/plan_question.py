@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from steptime.physics.engine import Engine
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, plan
 from steptime.planning.workload import Slo, Workload, limits
-from steptime.questions.declaration import Answer, Question, bind_declared, count, inputs_from, number, text
+from steptime.questions.declaration import Answer, Question, bind, count, inputs_from, number, read_answers, text
 from steptime.questions.subject import (
     DESIGN,
     DESIGN_ANSWERS,
@@ -119,37 +120,49 @@ class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
     )
 
 
-INPUTS = {**inputs_from(PlanInputs), **DESIGN}
-# Fields of `Plan` that are answers of the question; their meanings are in the metadata of `Plan`.
+# Fields and properties of `Plan` that are answers of the question; their meanings are in the metadata of `Plan`.
 PLAN_FIELDS = (
     COST, "prefill_usd_per_million_tokens", "decode_usd_per_million_tokens", "usd_per_request", TPOT, TTFT,
-    "requests_per_second", "utilisation", "concurrency", "chips", "mode", "layout_text", "reason",
+    "requests_per_second", "utilisation", "concurrency", "chips", "mode", "layout_text", "reason", SPEED, OUTPUT,
+    "joules_per_output_token",
 )  # fmt: skip
-RANGES = {
-    COST: "cost_range", TPOT: "tpot_range", TTFT: "ttft_range", OUTPUT: "throughput_range",
-}  # fmt: skip
+# Fields of `Plan` with the ends of 90 % ranges, by answer.
+RANGES = {COST: "cost_range", TPOT: "tpot_range", TTFT: "ttft_range", OUTPUT: "throughput_range"}
+BANDS = {name: (f"{name}_low", f"{name}_high") for name in RANGES}
 
 
-def _answers() -> dict[str, Answer]:
+def _range_end(name: str, side: int, deployment: Plan) -> float:
+    """Return an end of a 90 % range; NaN for the ideal engine, which has no ranges."""
+    ends: tuple[float, float] = getattr(deployment, name) or (math.nan, math.nan)
+    return ends[side]
+
+
+def _decode_batch(deployment: Plan) -> float:
+    return deployment.pools[-1].batch
+
+
+def _plan_answers() -> dict[str, Answer]:
     # Meanings and units come from `Plan`, so that question and result cannot disagree.
-    metadata = {plan_field.name: plan_field.metadata for plan_field in fields(Plan)} | {
-        name: Plan.DERIVED[name] for name in (SPEED, OUTPUT, "joules_per_output_token")
-    }
+    metadata = {**{plan_field.name: plan_field.metadata for plan_field in fields(Plan)}, **Plan.DERIVED}
     answers = {
         name: Answer(
             meaning=metadata[name]["meaning"], unit=metadata[name]["unit"], text=name in ("mode", "layout_text", "reason")
         )
-        for name in (*PLAN_FIELDS, SPEED, OUTPUT, "joules_per_output_token")
+        for name in PLAN_FIELDS
     }
-    for name in (COST, TPOT, TTFT, OUTPUT):
-        for side, word in (("low", "lower"), ("high", "upper")):
-            answers[f"{name}_{side}"] = Answer(meaning=f"{word} end of its 90 % range", unit=answers[name].unit)
-    answers["batch"] = Answer(meaning="decode batch: sequences in flight in one replica", unit="sequences")
-    return answers | DESIGN_ANSWERS
+    for name, range_name in RANGES.items():
+        for side, word in enumerate(("lower", "upper")):
+            answers[BANDS[name][side]] = Answer(
+                meaning=f"{word} end of its 90 % range", unit=answers[name].unit, source=partial(_range_end, range_name, side)
+            )
+    answers["batch"] = Answer(
+        meaning="decode batch: sequences in flight in one replica", unit="sequences", source=_decode_batch
+    )
+    return answers
 
 
-ANSWERS = _answers()
-BANDS = {name: (f"{name}_low", f"{name}_high") for name in (COST, TPOT, TTFT, OUTPUT)}
+PLAN_ANSWERS = _plan_answers()
+ANSWERS = PLAN_ANSWERS | DESIGN_ANSWERS
 
 
 def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, Any]:
@@ -174,19 +187,14 @@ def answers_from(deployment: Plan, model: Model, system: System, answer_names: f
         deployment: The plan.
         model: The model that it serves.
         system: The machine that it runs on.
-        answer_names: Names of the answers; empty for all.
+        answer_names: Names of the answers about model and machine; empty for all.
 
     Returns:
         Answers by name, in base units; only `reason` if the plan does not meet the limits.
     """
     if not deployment.feasible:
         return {"reason": deployment.reason}
-    answers = {name: getattr(deployment, name) for name in (*PLAN_FIELDS, SPEED, OUTPUT, "joules_per_output_token")}
-    # The ideal engine has no ranges: their ends are NaN.
-    for name in BANDS:
-        low, high = getattr(deployment, RANGES[name]) or (math.nan, math.nan)
-        answers |= {f"{name}_low": low, f"{name}_high": high}
-    return {**answers, "batch": deployment.pools[-1].batch, **design_answers(model, system, answer_names or frozenset(ANSWERS))}
+    return read_answers(PLAN_ANSWERS, deployment) | design_answers(model, system, answer_names or frozenset(ANSWERS))
 
 
 def bind_plan(values: Mapping[str, Any]) -> tuple[PlanInputs, Model, System, Engine, Workload]:
@@ -198,7 +206,7 @@ def bind_plan(values: Mapping[str, Any]) -> tuple[PlanInputs, Model, System, Eng
     Returns:
         Checked inputs, model, system, engine, and workload.
     """
-    inputs = bind_declared(PlanInputs, values, "plan")
+    inputs = bind(PlanInputs, values, "plan")
     model, system, engine = read_subject(values)
     model, gained = with_prompt_media(model, inputs, inputs.input)
     return inputs, model, system, engine, inputs.workload(gained)
@@ -274,12 +282,11 @@ def read_drafts(value: Any) -> int | str | None:
 PLAN = Question(
     name="plan",
     meaning="the cheapest deployment within limits",
-    inputs=INPUTS,
+    inputs={**inputs_from(PlanInputs), **DESIGN},
     answers=ANSWERS,
     ask=ask,
     solve=solve,
     figures=True,
-    needs=("model", "system"),
     shows=(COST, *BANDS[COST], SPEED, OUTPUT, TTFT, "batch", "layout_text", "reason"),
     bands=BANDS,
     seconds=0.4,

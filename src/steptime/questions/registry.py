@@ -1,7 +1,4 @@
-"""The closed forms of the lecture as questions, and any Python function as a question.
-
-The questions that front ends and sweeps can ask: steps, plans, simulations, closed forms, and any Python function.
-"""
+"""The questions that front ends and sweeps can ask, by name: steps, plans, simulations, ..., closed forms, Python functions."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Any, Final, get_type_hints
 from steptime import blackboard
 from steptime.errors import InputError, UnknownName, expect
 from steptime.number_checks import Number
-from steptime.questions.declaration import COUNT, TEXT, Answer, Input, Question, listed
+from steptime.questions.declaration import COUNT, NUMBER, TEXT, Answer, Input, Question, listed
 from steptime.questions.subject import settable_figures
 
 # Units of the inputs of closed forms, by name. An input that is missing here is a count, a ratio or a share.
@@ -49,37 +46,30 @@ def closed_form(name: str) -> Question:
     """
     function = getattr(blackboard, name)
     hints = get_type_hints(function)
-    inputs, needs = {}, []
-    for parameter in inspect.signature(function).parameters.values():
-        # Only parameters that the function declares as `Number` accept arrays.
-        every = hints[parameter.name] == Number
-        unit = UNITS.get(parameter.name, "")
-        inputs[parameter.name] = Input(
+    # Only parameters that the function declares as `Number` accept arrays.
+    inputs = {
+        parameter.name: Input(
             meaning=parameter.name.replace("_", " "),
-            unit=unit,
-            kind=COUNT if hints[parameter.name] is int else "number",
-            broadcasts=every,
+            unit=UNITS.get(parameter.name, ""),
+            kind=COUNT if hints[parameter.name] is int else NUMBER,
+            broadcasts=hints[parameter.name] == Number,
+            required=parameter.default is parameter.empty,
         )
-        if parameter.default is parameter.empty:
-            needs.append(parameter.name)
+        for parameter in inspect.signature(function).parameters.values()
+    }
     answer = Answer(meaning=_first_line(function), unit=ANSWERED.get(name, ""))
     return Question(
         name=f"{PREFIX}{name}",
         meaning=answer.meaning,
         inputs=inputs,
         answers={name: answer},
-        ask=partial(_apply, function, name),
+        ask=partial(_call_function, function),
         vectorised=True,
         threads=True,
-        needs=tuple(needs),
         shows=(name,),
         seconds=1e-8,
         written=function,
     )
-
-
-def _apply(function: Callable[..., Any], name: str, values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, Any]:  # noqa: ARG001 - all questions have one signature
-    return {name: function(**values)}
 
 
 def _first_line(function: Callable[..., Any]) -> str:
@@ -116,14 +106,19 @@ def of_function(function: Callable[..., Any], *, vectorised: bool = False) -> Qu
     keywords = [
         parameter for parameter in parameters if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
+    inputs = {
+        parameter.name: Input(
+            meaning=parameter.name, kind=TEXT, broadcasts=vectorised, required=parameter.default is parameter.empty
+        )
+        for parameter in keywords
+    }
     return Question(
         name=_name(function),
         meaning=_first_line(function),
-        inputs={parameter.name: Input(meaning=parameter.name, kind=TEXT, broadcasts=vectorised) for parameter in keywords},
+        inputs=inputs,
         answers={},
         ask=partial(_call_function, function),
         vectorised=vectorised,
-        needs=tuple(parameter.name for parameter in keywords if parameter.default is parameter.empty),
         seconds=0.0,
     )
 
@@ -149,10 +144,10 @@ HOMES: Final = {
     "plan": "questions.plan_question PLAN",
     "simulate": "questions.simulate_question SIMULATE",
     "train": "questions.train_question TRAIN",
-    "budget": "questions.budget_question BUDGET",
-    "laws": "questions.laws_question LOSS",
-    "rl": "questions.rl_question RL",
-    "prices": "questions.prices_question PRICES",
+    "budget": "questions.economics_questions BUDGET",
+    "laws": "questions.economics_questions LOSS",
+    "rl": "questions.economics_questions RL",
+    "prices": "questions.economics_questions PRICES",
     "reversible": "describe.kv_tradeoff REVERSIBLE",
     "roofline": "lecture.pair_roofline ROOFLINE",
     "context": "sweeps.context_limit CONTEXT",
@@ -286,12 +281,9 @@ def ask(question: str, **values: Any) -> Mapping[str, Any]:
     """
     # A wrong name is reported before any work, with the nearest name.
     declaration = find_question(question)
-    unknown = [name for name in values if name not in declaration.inputs and "." not in name and name != "power"]
-    if unknown:
-        raise UnknownName(
-            f"input of {question}", unknown[0], list(declaration.inputs), f"It takes {listed(declaration.inputs, 40)}."
-        )
     missing = [name for name in declaration.needs if values.get(name) is None]
+    for name in values:
+        find_input(declaration, name, values)
     if missing:
         raise InputError(f"{question} needs {listed(missing)}")
 

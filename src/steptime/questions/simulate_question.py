@@ -13,12 +13,11 @@ from steptime.models.model import Model
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import default_layout
-from steptime.questions.declaration import Answer, Question, bind_declared, choice, count, inputs_from, number, text
+from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, text
 from steptime.questions.plan_question import LatencyLimits
 from steptime.questions.subject import (
     DESIGN,
     LAYOUT_GROUP,
-    SIZES,
     ParallelSizes,
     PricedSubject,
     PromptMedia,
@@ -30,7 +29,7 @@ from steptime.units import parse
 if TYPE_CHECKING:
     from steptime.simulation.prefix_cache import Cache
     from steptime.simulation.scheduling_policy import Policy
-    from steptime.simulation.traffic import Lengths, Traffic
+    from steptime.simulation.traffic import Traffic
 
 TRAFFIC, POLICY, LIMITS_GROUP = "Traffic", "Scheduler", "Limits"
 PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
@@ -51,18 +50,16 @@ class TrafficInputs:
     )
     input: Any = count(1024, "mean prompt tokens per request", unit="tokens", group=TRAFFIC)
     output: Any = count(256, "mean output tokens per request", unit="tokens", group=TRAFFIC)
-    lengths: str = choice(
-        "fixed",
-        ("fixed", "uniform", "lognormal"),
-        "distribution of prompt and output lengths: fixed, uniform or lognormal",
-        group=TRAFFIC,
-    )
+    lengths: str = text(
+        "fixed", "distribution of prompt and output lengths: fixed, uniform or lognormal",
+        choices=("fixed", "uniform", "lognormal"), group=TRAFFIC,
+    )  # fmt: skip
     spread: Any = number(
         0.0, "spread of lengths: half the range (uniform) or the standard deviation (lognormal), divided by the mean",
         group=TRAFFIC,
     )  # fmt: skip
-    arrivals: str = choice(
-        "poisson", ("poisson", "gamma", "constant"), "arrival process: poisson, gamma or constant", group=TRAFFIC
+    arrivals: str = text(
+        "poisson", "arrival process: poisson, gamma or constant", choices=("poisson", "gamma", "constant"), group=TRAFFIC
     )
     burst: Any = number(4.0, "squared coefficient of variation of gamma inter-arrival times", group=TRAFFIC)
     rate_scale: Any = number(1.0, "factor on the arrival rate of a trace", group=TRAFFIC)
@@ -70,19 +67,6 @@ class TrafficInputs:
     prefixes: Any = count(0, "number of shared prompt prefixes", minimum=0, group=TRAFFIC)
     prefix_tokens: Any = count(512, "tokens per shared prefix", unit="tokens", group=TRAFFIC)
     seed: Any = count(0, "random seed of the traffic", minimum=0, group=TRAFFIC)
-
-    def sizes(self) -> tuple[Lengths, Lengths]:
-        """Return the distributions of prompt and output lengths.
-
-        Returns:
-            Lengths of prompts, and lengths of outputs.
-        """
-        from steptime.simulation.traffic import Lengths
-
-        return (
-            Lengths(mean=self.input, shape=self.lengths, spread=self.spread),
-            Lengths(mean=self.output, shape=self.lengths, spread=self.spread),
-        )
 
     def traffic(self, gained: int = 0) -> Traffic:
         """Return the requests, from a trace or drawn at random.
@@ -94,54 +78,41 @@ class TrafficInputs:
             Arrival times and lengths of all requests.
 
         Raises:
-            RangeError: If not exactly one of trace, rate and concurrency is given.
+            RangeError: If not exactly one of trace, rate and concurrency is given, or a trace has its own prefixes.
         """
         from steptime.simulation.trace_files import read_trace
-        from steptime.simulation.traffic import draw_traffic, longer, scaled
+        from steptime.simulation.traffic import Lengths, draw_traffic, longer, scaled, with_sessions
 
+        # A run has one source of requests.
         kinds = [name for name in ("trace", "rate", "concurrency") if getattr(self, name) is not None]
         if len(kinds) != 1:
             raise RangeError(f"simulate: needs one of trace, rate and concurrency, got {' and '.join(kinds) or 'none of them'}")
         if self.trace is not None:
             requests = scaled(read_trace(self.trace, max_requests=self.requests), self.rate_scale)
         else:
+            prompts, outputs = (
+                Lengths(mean=mean, shape=self.lengths, spread=self.spread) for mean in (self.input, self.output)
+            )
             requests = draw_traffic(
-                *self.sizes(), rate=self.rate, clients=self.concurrency, requests=self.requests, fast_share=self.fast_share,
+                prompts, outputs, rate=self.rate, clients=self.concurrency, requests=self.requests, fast_share=self.fast_share,
                 kind=self.arrivals, burst=self.burst, seed=self.seed,
             )  # fmt: skip
-        return longer(self.with_prefixes(requests), gained) if gained else self.with_prefixes(requests)
-
-    def with_prefixes(self, requests: Traffic) -> Traffic:
-        """Return the requests with shared prompt prefixes, if there are any.
-
-        Args:
-            requests: Requests without shared prefixes.
-
-        Returns:
-            The requests; unchanged if the number of prefixes is 0.
-
-        Raises:
-            RangeError: If the trace has its own prefixes.
-        """
-        from steptime.simulation.traffic import with_sessions
-
-        if self.prefixes and len(requests.starts):
-            raise RangeError(
-                f"prefixes: {self.trace} already has shared prefixes (hash_ids), got {self.prefixes}; leave prefixes out"
-            )
-        if not self.prefixes:
-            return requests
-        return with_sessions(requests, prefixes=self.prefixes, prefix_tokens=self.prefix_tokens, seed=self.seed)
+        if self.prefixes:
+            if len(requests.starts):
+                raise RangeError(
+                    f"prefixes: {self.trace} already has shared prefixes (hash_ids), got {self.prefixes}; leave prefixes out"
+                )
+            requests = with_sessions(requests, prefixes=self.prefixes, prefix_tokens=self.prefix_tokens, seed=self.seed)
+        return longer(requests, gained) if gained else requests
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerInputs:
     """Inputs that describe how a replica schedules requests."""
 
-    policy: str | None = choice(
-        None, ("continuous", "prefill-first", "static", "train"),
-        "scheduling policy: continuous, prefill-first, static or train (a batch starts at fixed intervals)",
-        group=POLICY, default_words="the engine's",
+    policy: str | None = text(
+        None, "scheduling policy: continuous, prefill-first, static or train (a batch starts at fixed intervals)",
+        choices=("continuous", "prefill-first", "static", "train"), group=POLICY, default_words="the engine's",
     )  # fmt: skip
     max_sequences: Any = count(256, "maximum number of sequences in one replica at a time (max_num_seqs)", group=POLICY)
     token_budget: Any = count(
@@ -150,12 +121,10 @@ class SchedulerInputs:
     kv_tokens: Any = count(
         None, "capacity of the KV cache of one replica in tokens", group=POLICY, default_words="the free memory of the chips"
     )
-    when_full: str = choice(
-        "recompute",
-        ("recompute", "queue"),
-        "action when the KV cache is full: recompute (preempt a request) or queue",
-        group=POLICY,
-    )
+    when_full: str = text(
+        "recompute", "action when the KV cache is full: recompute (preempt a request) or queue",
+        choices=("recompute", "queue"), group=POLICY,
+    )  # fmt: skip
     interval: Any = number(
         None,
         "time in seconds between the starts of two batches (policy train)",
@@ -168,9 +137,9 @@ class SchedulerInputs:
     acceptance: Any = number(
         None, "acceptance length: output tokens per step, from 1 to drafted + 1 (a count, not a share)", group=POLICY
     )
-    route: str = choice(
-        "round-robin", ("round-robin", "least-loaded", "prefix-aware"),
-        "routing of requests to replicas: round-robin, least-loaded or prefix-aware", group=POLICY,
+    route: str = text(
+        "round-robin", "routing of requests to replicas: round-robin, least-loaded or prefix-aware",
+        choices=("round-robin", "least-loaded", "prefix-aware"), group=POLICY,
     )  # fmt: skip
     prefix_cache: str = text(
         "",
@@ -269,32 +238,28 @@ class SimulateInputs(PricedSubject, PromptMedia, TrafficInputs, SchedulerInputs,
         group=LIMITS_GROUP,
     )  # fmt: skip
     ttft: Any = number(None, "maximum time to first token in seconds, at --percentile", unit="s", group=LIMITS_GROUP)
-    percentile: str = choice(
-        "p99", PERCENTILES, "statistic that the limits apply to: mean, p50, p90, p95 or p99", group=LIMITS_GROUP
+    percentile: str = text(
+        "p99", "statistic that the limits apply to: mean, p50, p90, p95 or p99", choices=PERCENTILES, group=LIMITS_GROUP
     )
 
 
-# A simulation can also vary models and machines that are not built.
-INPUTS = {**inputs_from(SimulateInputs), **DESIGN}
-POINTS = ("mean", "p50", "p90", "p99")
 TIMES = {"ttft": "time to first token", "tpot": "time per output token", "end_to_end": "time to the last token"}
-RUN_ANSWERS = {
-    "requests_per_second": Answer(meaning="throughput in requests", unit="requests/s"),
-    "output_tokens_per_second": Answer(meaning="output throughput", unit="tok/s"),
-    "goodput": Answer(meaning="goodput: throughput of requests within the limits", unit="requests/s"),
-    "within_limits": Answer(meaning="share of all requests that are within the limits"),
-    "utilisation": Answer(meaning="utilization: share of time in which a replica runs steps"),
-    "batch": Answer(meaning="mean decode batch of a replica", unit="sequences"),
-    "usd_per_million_output_tokens": Answer(meaning="total rent, divided by output tokens, per million", unit="USD"),
-    "verdict": Answer(meaning="stability of the queue: STABLE, SATURATED or OVERLOADED", text=True),
-}
 ANSWERS = {
-    **{
-        f"{name}_{point}": Answer(meaning=f"{point} of {meaning}", unit="s")
-        for name, meaning in TIMES.items()
-        for point in POINTS
-    },
-    **RUN_ANSWERS,
+    f"{name}_{point}": Answer(meaning=f"{point} of {meaning}", unit="s", source=f"answers.{name}.{point}")
+    for name, meaning in TIMES.items()
+    for point in ("mean", "p50", "p90", "p99")
+} | {
+    name: Answer(meaning=meaning, unit=unit, text=name == "verdict", source=f"answers.{name}")
+    for name, unit, meaning in (
+        ("requests_per_second", "requests/s", "throughput in requests"),
+        ("output_tokens_per_second", "tok/s", "output throughput"),
+        ("goodput", "requests/s", "goodput: throughput of requests within the limits"),
+        ("within_limits", "", "share of all requests that are within the limits"),
+        ("utilisation", "", "utilization: share of time in which a replica runs steps"),
+        ("batch", "sequences", "mean decode batch of a replica"),
+        ("usd_per_million_output_tokens", "USD", "total rent, divided by output tokens, per million"),
+        ("verdict", "", "stability of the queue: STABLE, SATURATED or OVERLOADED"),
+    )
 }
 
 
@@ -325,7 +290,7 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     """
     if find_spec("numba") is None:
         raise RangeError(NUMBA_MISSING)
-    inputs = bind_declared(SimulateInputs, values, "simulate")
+    inputs = bind(SimulateInputs, values, "simulate")
     model, system, engine = read_subject(values)
     model, gained = with_prompt_media(model, inputs, inputs.input)
 
@@ -341,7 +306,11 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     longest = float(inputs.input + gained if traffic is None else max(traffic.inputs))
     policy = inputs.schedule(engine, system, longest)
     context = longest + (inputs.output if traffic is None else max(traffic.outputs))
-    layout = _layout(inputs, model, system, engine, context)
+    sizes = inputs.given_sizes()
+    if sizes:
+        layout = Layout(**sizes, microbatches=sizes.get("pp", 1), replicas=inputs.replicas)
+    else:
+        layout = replace(default_layout(model, system, engine=engine, batch=1, context=context), replicas=inputs.replicas)
 
     # The prefill pool takes the tensor-parallel size of the decode pool by default.
     tp = layout.tp if inputs.prefill_tp is None else inputs.prefill_tp
@@ -356,15 +325,6 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
         slots = policy.max_num_seqs if inputs.fast_sequences is None else inputs.fast_sequences
         arguments |= {"fast": replace(policy, max_num_seqs=slots), "fast_replicas": inputs.fast_replicas}
     return Setup(inputs=inputs, model=model, system=system, traffic=traffic, gained_tokens=gained, arguments=arguments)
-
-
-def _layout(inputs: SimulateInputs, model: Model, system: System, engine: Engine, context: float) -> Layout:
-    """Return the layout that is given, or the smallest conventional one that holds the model."""
-    sizes = {name: value for name in SIZES if (value := getattr(inputs, name)) is not None}
-    if sizes:
-        return Layout(**sizes, microbatches=sizes.get("pp", 1), replicas=inputs.replicas)
-    layout = default_layout(model, system, engine=engine, batch=1, context=context)
-    return replace(layout, replicas=inputs.replicas)
 
 
 def solve(values: Mapping[str, Any]) -> Any:
@@ -384,44 +344,14 @@ def solve(values: Mapping[str, Any]) -> Any:
     return simulate(prepared.model, prepared.system, prepared.traffic, **prepared.arguments)
 
 
-def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, Any]:  # noqa: ARG001 - all questions have one signature
-    """Return the answers about one run.
-
-    Args:
-        values: Values of `SimulateInputs` by name, and figures of the machine by path.
-        answer_names: Names of the answers; ignored, since one run gives all of them.
-
-    Returns:
-        Answers by name, in base units.
-    """
-    return answers_from(solve(values))
-
-
-def answers_from(run: Any) -> dict[str, Any]:
-    """Return the answers of the question from a finished run.
-
-    Args:
-        run: Result of `solve`.
-
-    Returns:
-        Answers by name, in base units.
-    """
-    metrics = run.answers
-    answers = {name: getattr(metrics, name) for name in RUN_ANSWERS}
-    for name in TIMES:
-        answers |= {f"{name}_{point}": getattr(getattr(metrics, name), point) for point in POINTS}
-    return answers
-
-
-SIMULATE = Question(
-    name="simulate",
-    meaning="requests served one by one: latencies for users, and cost of a token",
-    inputs=INPUTS,
+# A simulation can also vary models and machines that are not built.
+SIMULATE = question_of_result(
+    "simulate",
+    "requests served one by one: latencies for users, and cost of a token",
+    inputs={**inputs_from(SimulateInputs), **DESIGN},
     answers=ANSWERS,
-    ask=ask,
     solve=solve,
     figures=True,
-    needs=("model", "system"),
     shows=(
         "ttft_mean",
         "ttft_p90",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -22,79 +23,57 @@ from steptime.physics.layout import Layout, show_layout
 from steptime.physics.layout_space import default_layout
 from steptime.physics.step import Step, mixed_step
 from steptime.physics.uncertainty import distances, has_range, step_and_range, step_range
-from steptime.questions.declaration import Answer, Question, bind_declared, choice, count, inputs_from
-from steptime.questions.image_cost import ImageCost, media_cost
+from steptime.questions.declaration import WITHIN, Answer, Question, bind, count, inputs_from, text
 from steptime.questions.subject import (
     DESIGN,
     DESIGN_ANSWERS,
     FORMATS,
-    LAYOUT_GROUP,
     SIZES,
-    WITHIN,
     ParallelSizes,
     PricedSubject,
     PromptMedia,
     design_answers,
+    parallel_size,
     read_subject,
     with_prompt_media,
 )
 from steptime.result_base import broadcast, json_key, unit
 
+if TYPE_CHECKING:
+    from steptime.questions.image_cost import ImageCost
+
 PHASES = ("decode", "prefill", "mixed")
 PASS_GROUP = "The pass"
 TIME, LOW, HIGH = "time", "time_low", "time_high"
 COST = "usd_per_million_tokens"
+# A size of the pass, in tokens unless the declaration has another unit.
+_size = partial(count, unit="tokens", broadcasts=True, maximum=MOST_TOKENS, group=PASS_GROUP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepInputs(PricedSubject, ParallelSizes, PromptMedia):
     """Inputs of `step`: model, machine, layout, and the sizes of one forward pass."""
 
-    phase: str = choice("decode", PHASES, "phase of the pass: decode, prefill or mixed", group=PASS_GROUP)
-    batch: Any = count(
-        1, "decode batch: sequences in one replica", unit="sequences", broadcasts=True, maximum=MOST_SEQUENCES, group=PASS_GROUP
-    )
-    context: Any = count(
-        4096,
-        "context of each decoding sequence in tokens; 4k is 4,000",
-        unit="tokens",
-        broadcasts=True,
-        maximum=MOST_TOKENS,
-        group=PASS_GROUP,
-    )
-    query: Any = count(
-        1, "query tokens per sequence: 1, or 1 more than the speculative tokens to verify", unit="tokens",
-        broadcasts=True, maximum=MOST_TOKENS, group=PASS_GROUP,
-    )  # fmt: skip
-    prompts: Any = count(
-        None, "number of prompts in the pass", unit="prompts", broadcasts=True, maximum=MOST_SEQUENCES, group=PASS_GROUP,
-        default_words="one per data-parallel rank",
-    )  # fmt: skip
-    tokens: Any = count(
-        8192, "prompt tokens to prefill, per prompt", unit="tokens", broadcasts=True, maximum=MOST_TOKENS, group=PASS_GROUP
-    )
-    prefix: Any = count(
-        0,
-        "cached tokens (prefix-cache hit) before the prompt tokens of each prompt",
-        unit="tokens",
-        broadcasts=True,
-        minimum=0,
-        maximum=MOST_TOKENS,
-        group=PASS_GROUP,
-    )
-    microbatches: Any = count(
+    phase: str = text("decode", "phase of the pass: decode, prefill or mixed", choices=PHASES, group=PASS_GROUP)
+    batch: Any = _size(1, "decode batch: sequences in one replica", unit="sequences", maximum=MOST_SEQUENCES)
+    context: Any = _size(4096, "context of each decoding sequence in tokens; 4k is 4,000")
+    query: Any = _size(1, "query tokens per sequence: 1, or 1 more than the speculative tokens to verify")
+    prompts: Any = _size(
         None,
-        "number of micro-batches in flight",
-        broadcasts=True,
-        separate=True,
-        group=LAYOUT_GROUP,
-        default_words="one per stage",
+        "number of prompts in the pass",
+        unit="prompts",
+        maximum=MOST_SEQUENCES,
+        default_words="one per data-parallel rank",
     )
+    tokens: Any = _size(8192, "prompt tokens to prefill, per prompt")
+    prefix: Any = _size(0, "cached tokens (prefix-cache hit) before the prompt tokens of each prompt", minimum=0)
+    microbatches: Any = parallel_size("number of micro-batches in flight", default_words="one per stage")
 
 
 # Inputs without a meaning in a phase.
 IDLE = {"decode": ("prompts", "tokens", "prefix", "image", "audio"), "prefill": ("batch", "context", "query"), "mixed": ()}
-SIZES_OF_PASS = ("batch", "context", "query", "prompts", "tokens", "prefix")
+# Sizes of a pass without decode and without prefill.
+NO_PASS = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0}
 Range = tuple[Number, Number]
 
 
@@ -154,11 +133,13 @@ class StepSummary(Step):
         """
         names = [f"{kind}_tokens_per_second_per_chip" for kind in ("output", "prompt")]
         values = {name: getattr(self, name) for name in ("tokens_per_second_per_user", *names)}
-        return {name: (value, self._ends(value)) for name, value in values.items() if value > 0}
-
-    def _ends(self, rate: Number) -> Range | None:
-        """Return a rate at the slow and at the fast end of the step's range."""
-        return None if self.range is None else (rate * self.total / self.range[1], rate * self.total / self.range[0])
+        if self.range is None:
+            return {name: (value, None) for name, value in values.items() if value > 0}
+        # The slow end of the step gives the low end of a rate.
+        low, high = self.range
+        return {
+            name: (value, (value * self.total / high, value * self.total / low)) for name, value in values.items() if value > 0
+        }
 
     def columns(self) -> dict[str, Any]:
         """Return one row: inputs, rates and memory, then the terms of the step.
@@ -167,7 +148,7 @@ class StepSummary(Step):
             Columns by name; several rows if the inputs are arrays.
         """
         subject = {"model": self.model, "system": self.system, "engine": self.engine, "layout": show_layout(self.layout)}
-        sizes = {json_key(f.name, f.metadata): getattr(self, f.name) for f in fields(self) if f.name in SIZES_OF_PASS}
+        sizes = {json_key(f.name, f.metadata): getattr(self, f.name) for f in fields(self) if f.name in NO_PASS}
         low, high = self.range or (np.nan, np.nan)
         came = {
             "low_s": low, "high_s": high,
@@ -178,25 +159,6 @@ class StepSummary(Step):
         }  # fmt: skip
         row: dict[str, Any] = broadcast({**subject, "phase": self.phase, **sizes, **came, **Step.columns(self)})
         return row
-
-
-def check_pass(values: Mapping[str, Any]) -> None:
-    """Raise an error for an input without a meaning in the phase.
-
-    Args:
-        values: Values of `StepInputs` by name; None if not given.
-
-    Raises:
-        RangeError: If the phase does not use an input that is given.
-    """
-    phase = values.get("phase") or "decode"
-    for name in IDLE.get(phase, ()):
-        value = values.get(name)
-        if value is not None and np.size(value):
-            other_phase = "prefill" if phase == "decode" else "decode"
-            raise RangeError(
-                f"{name}: has no meaning in phase {phase}; give phase={other_phase} or phase=mixed, or leave it out"
-            )
 
 
 def pass_sizes(inputs: StepInputs, layout: Layout) -> dict[str, Any]:
@@ -213,7 +175,7 @@ def pass_sizes(inputs: StepInputs, layout: Layout) -> dict[str, Any]:
         RangeError: If a sequence has more query tokens than context.
         LayoutError: If the batch is smaller than the number of micro-batches.
     """
-    sizes: dict[str, Any] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0}
+    sizes: dict[str, Any] = dict(NO_PASS)
     if inputs.phase != "prefill":
         sizes |= {"batch": inputs.batch, "context": inputs.context, "query": inputs.query}
         if np.any(np.asarray(inputs.query) > np.asarray(inputs.context)):
@@ -256,18 +218,6 @@ def pass_memory(model: Model, system: System, sizes: Mapping[str, Any], *, layou
     )  # fmt: skip
 
 
-def _notes(model: Model, sizes: Mapping[str, Number], unlike: Iterable[str]) -> tuple[str, ...]:
-    reach = np.max(np.maximum(sizes["context"], sizes["tokens"] + sizes["prefix"]))
-    beyond = (
-        (f"a context of {reach:,} tokens exceeds the {model.max_context:,.0f} of the model",)
-        if reach > model.max_context
-        else ()
-    )
-    differences = ", ".join(unlike)
-    wider = (f"wider range, because the measured runs differ from this step: {differences}",) if differences else ()
-    return (*beyond, *wider, *model.notes)
-
-
 def step_summary(
     model: ModelLike,
     system: SystemLike,
@@ -293,11 +243,22 @@ def step_summary(
     model, system = resolve_model(model), resolve_system(system)
     layout = layout or Layout()
     engine = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
-    work: dict[str, Any] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0, **sizes}
+    work: dict[str, Any] = {**NO_PASS, **sizes}
     step, limits = step_and_range(model, system, **work, layout=layout, engine=engine)
 
+    notes = []
+    reach = np.max(np.maximum(work["context"], work["tokens"] + work["prefix"]))
+    if reach > model.max_context:
+        notes.append(f"a context of {reach:,} tokens exceeds the {model.max_context:,.0f} of the model")
     # The ideal engine is a bound without a range, so that no distance from measured runs applies.
     flags = () if limits is None else distances(engine, system, layout)
+    if differences := [flag.words for flag, applies in flags if np.any(applies)]:
+        notes.append(f"wider range, because the measured runs differ from this step: {', '.join(differences)}")
+    images = None
+    if model.media is not None:
+        from steptime.questions.image_cost import media_cost
+
+        images = media_cost(model, model.media.readings)
     decodes, prefills = bool(np.any(work["batch"] > 0)), bool(np.any(work["prompts"] * work["tokens"] > 0))
 
     # A `StepSummary` is a `Step` with more fields, so that all terms are copied.
@@ -315,8 +276,8 @@ def step_summary(
         anchor=engine.anchor,
         unanchored=mixed_step(model, system, **work, layout=layout, engine=bare(engine)) if engine.anchor else None,
         memory=pass_memory(model, system, work, layout=layout, engine=engine),
-        notes=_notes(model, work, [flag.words for flag, applies in flags if np.any(applies)]),
-        images=None if model.media is None else media_cost(model, model.media.readings),
+        notes=(*notes, *model.notes),
+        images=images,
     )
 
 
@@ -328,16 +289,25 @@ def bind_pass(values: Mapping[str, Any]) -> tuple[StepInputs, Model, System, Eng
 
     Returns:
         Checked inputs, model, system, engine, and layout.
+
+    Raises:
+        RangeError: If the phase does not use an input that is given.
     """
-    check_pass(values)
-    inputs = bind_declared(StepInputs, values, "step")
+    phase = values.get("phase") or "decode"
+    for name in IDLE.get(phase, ()):
+        if (value := values.get(name)) is not None and np.size(value):
+            other_phase = "prefill" if phase == "decode" else "decode"
+            raise RangeError(
+                f"{name}: has no meaning in phase {phase}; give phase={other_phase} or phase=mixed, or leave it out"
+            )
+    inputs = bind(StepInputs, values, "step")
     model, system, engine = read_subject(values)
     # Images and recordings are part of the prompts, and lengthen their prefill.
     if inputs.phase != "decode":
         model, gained = with_prompt_media(model, inputs, float(np.mean(inputs.tokens)))
         inputs = replace(inputs, tokens=inputs.tokens + gained) if gained else inputs
-    sizes: dict[str, Any] = {name: 1 if (value := getattr(inputs, name)) is None else value for name in SIZES}
-    layout = Layout(**sizes, microbatches=sizes["pp"] if inputs.microbatches is None else inputs.microbatches)
+    sizes = inputs.given_sizes()
+    layout = Layout(**sizes, microbatches=sizes.get("pp", 1) if inputs.microbatches is None else inputs.microbatches)
     return inputs, model, system, engine, layout
 
 
@@ -354,7 +324,6 @@ def solve(values: Mapping[str, Any]) -> StepSummary:
     return step_summary(model, system, layout=layout, engine=engine, **pass_sizes(inputs, layout))
 
 
-INPUTS = {**inputs_from(StepInputs), **DESIGN}
 ANSWERS = {
     TIME: Answer(meaning="time of the pass", unit="s"),
     LOW: Answer(meaning="lower end of its 90 % range", unit="s"),
@@ -425,16 +394,11 @@ def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any
     Returns:
         The inputs, with tp, pp and ep if the model does not fit on one chip.
     """
-    values = {
-        name: value for name, value in {**fixed, **{axis.name: axis.values for axis in axes}}.items() if value is not None
-    }
+    values = {**fixed, **{axis.name: axis.values for axis in axes}}
+    values = {name: value for name, value in values.items() if value is not None}
+    has_layout = "tp" not in question.inputs or not values.keys().isdisjoint(SIZES)
     is_subject_varied = any(axis.name in ("model", "system", *FORMATS) for axis in axes)
-    if (
-        is_subject_varied
-        or "tp" not in question.inputs
-        or set(SIZES) & values.keys()
-        or not {"model", "system"} <= values.keys()
-    ):
+    if has_layout or is_subject_varied or not {"model", "system"} <= values.keys():
         return dict(fixed)
     try:
         model, system, engine = read_subject({name: value for name, value in fixed.items() if name != WITHIN})
@@ -457,14 +421,13 @@ def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any
 STEP = Question(
     name="step",
     meaning="one forward pass: its time, rates, cost and memory",
-    inputs=INPUTS,
+    inputs={**inputs_from(StepInputs), **DESIGN},
     answers=ANSWERS,
     ask=ask,
     solve=solve,
     figures=True,
     vectorised=True,
     threads=True,
-    needs=("model", "system"),
     shows=(TIME, "tokens_per_second_per_user", "tokens_per_second_per_chip", COST, "memory_share"),
     bands={TIME: (LOW, HIGH), COST: (f"{COST}_low", f"{COST}_high")},
     seconds=4e-7,

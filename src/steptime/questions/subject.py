@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,17 +21,48 @@ from steptime.models.model_loading import load_model, resolve_model
 from steptime.models.model_variants import KEYS, variant
 from steptime.number_checks import positive, share
 from steptime.physics.engine import Engine, engine_for, with_imbalance
-from steptime.questions.declaration import COUNT, TEXT, Answer, Input, count, inputs_from, number, rent, text, texts
+from steptime.questions.declaration import (
+    COUNT,
+    POWER,
+    TEXT,
+    WITHIN,
+    Answer,
+    Input,
+    count,
+    inputs_from,
+    is_figure,
+    number,
+    rent,
+    text,
+    texts,
+)
 from steptime.units import parse
 
 FORMATS = ("weights", "experts", "kv")
-POWER, SCALE_UP = "power", "scale_up.bandwidth"
+SCALE_UP = "scale_up.bandwidth"
 # Headings of the help.
 SUBJECT_GROUP, LAYOUT_GROUP, REQUESTS_GROUP = "Model, machine and engine", "Layout", "Requests"
 
 
+# The folder that every question with a system takes.
+catalog_folder = partial(
+    text, None, "folder with subfolders chips/, systems/, rents/, models/ or engines/, searched before the packaged catalogue",
+    group=SUBJECT_GROUP, metavar="FOLDER",
+)  # fmt: skip
+_number_format = partial(text, None, group=SUBJECT_GROUP, metavar="FORMAT")
+parallel_size = partial(count, None, broadcasts=True, separate=True, group=LAYOUT_GROUP)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class ModelOnSystem:
+    """Inputs that name a model by its config, and a machine."""
+
+    model: Any = text(MISSING, "model: catalogue name, Hugging Face id, or path to a config.json", positional=True)
+    system: Any = text(MISSING, "system: catalogue name, or path to a TOML file", positional=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject(ModelOnSystem):
     """Inputs that name a model, a machine and an engine."""
 
     model: Any = text(
@@ -39,29 +70,18 @@ class Subject:
         "model: catalogue name, Hugging Face id, or path (a config.json or its folder, a checkpoint file, a .gguf)",
         positional=True,
     )
-    system: Any = text(MISSING, "system: catalogue name, or path to a TOML file", positional=True)
     engine: Any = text(
         None,
         "serving engine: a name (`steptime engines`), a file of constants, or ideal (the physical bound)",
         default_words="vllm on NVIDIA chips, typical on others",
         group=SUBJECT_GROUP,
     )
-    weights: str | None = text(
-        None,
-        "number format of the weights, such as fp8, nvfp4, mxfp4, int4 or bf16",
-        default_words="as in the config",
-        group=SUBJECT_GROUP,
-        metavar="FORMAT",
+    weights: str | None = _number_format(
+        "number format of the weights, such as fp8, nvfp4, mxfp4, int4 or bf16", default_words="as in the config"
     )
-    experts: str | None = text(
-        None, "number format of the routed experts", default_words="as the weights", group=SUBJECT_GROUP, metavar="FORMAT"
-    )
-    kv: str | None = text(
-        None,
-        "number format of the KV cache, such as fp8 or bf16 (fp8_ds_mla: the latent of MLA)",
-        default_words="the engine's",
-        group=SUBJECT_GROUP,
-        metavar="FORMAT",
+    experts: str | None = _number_format("number format of the routed experts", default_words="as the weights")
+    kv: str | None = _number_format(
+        "number format of the KV cache, such as fp8 or bf16 (fp8_ds_mla: the latent of MLA)", default_words="the engine's"
     )
     imbalance: Any = number(
         None,
@@ -77,50 +97,35 @@ class Subject:
         group=SUBJECT_GROUP,
         metavar="DATE",
     )
-    catalog: str | None = text(
-        None,
-        "folder with subfolders chips/, systems/, rents/, models/ or engines/, searched before the packaged catalogue",
-        group=SUBJECT_GROUP,
-        metavar="FOLDER",
-    )
+    catalog: str | None = catalog_folder()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PricedSubject(Subject):
     """Inputs that name a model, a machine and an engine, with the rent of a chip."""
 
-    rent: Any = rent(
-        None,
-        "rent: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10",
-        unit="USD/s",
-        broadcasts=True,
-        default_words="the newest known of contract and on demand",
-        group=SUBJECT_GROUP,
-        metavar="KIND",
-    )
+    rent: Any = rent(broadcasts=True, group=SUBJECT_GROUP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSizes:
     """Parallel sizes of one replica."""
 
-    tp: Any = count(
-        None, "tensor-parallel size", broadcasts=True, separate=True, group=LAYOUT_GROUP,
-        default_words="1; the smallest layout that holds the model if no size is given",
-    )  # fmt: skip
-    pp: Any = count(
-        None, "pipeline-parallel size: number of stages", broadcasts=True, separate=True, group=LAYOUT_GROUP, default_words="1"
+    tp: Any = parallel_size(
+        "tensor-parallel size", default_words="1; the smallest layout that holds the model if no size is given"
     )
-    dp: Any = count(
-        None,
-        "data-parallel size: number of ranks (DP attention)",
-        broadcasts=True,
-        separate=True,
-        group=LAYOUT_GROUP,
-        default_words="1",
-    )
-    ep: Any = count(None, "expert-parallel size", broadcasts=True, separate=True, group=LAYOUT_GROUP, default_words="1")
-    cp: Any = count(None, "context-parallel size", broadcasts=True, separate=True, group=LAYOUT_GROUP, default_words="1")
+    pp: Any = parallel_size("pipeline-parallel size: number of stages", default_words="1")
+    dp: Any = parallel_size("data-parallel size: number of ranks (DP attention)", default_words="1")
+    ep: Any = parallel_size("expert-parallel size", default_words="1")
+    cp: Any = parallel_size("context-parallel size", default_words="1")
+
+    def given_sizes(self) -> dict[str, int]:
+        """Return the parallel sizes that the user gave.
+
+        Returns:
+            Sizes by name, without those that have their default.
+        """
+        return {name: value for name in SIZES if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +166,7 @@ def with_prompt_media(model: Model, inputs: PromptMedia, text_tokens: float) -> 
 # Names that other questions share: parallel sizes, inputs of the subject, and prefixes of inputs of a design.
 SIZES = tuple(inputs_from(ParallelSizes))
 SUBJECT = inputs_from(PricedSubject)
-ARCH, TIMES, WITHIN = "arch.", "times.", "within"
+ARCH, TIMES = "arch.", "times."
 # Inputs of models and machines that are not built: fields of the architecture, and parts of the chip traded within a budget.
 DESIGN = {
     **{
@@ -171,10 +176,15 @@ DESIGN = {
     f"{ARCH}attention": Input(meaning="kind of attention: grouped or latent, in place of the config's", kind=TEXT),
     f"{ARCH}equal": Input(meaning="number of parameters to keep constant: total or active", kind=TEXT),
     f"{ARCH}by": Input(meaning="field that compensates a change of the number of parameters", kind=TEXT),
-    f"{TIMES}flops": Input(meaning="factor on the FLOP/s of the chip", broadcasts=True),
-    f"{TIMES}bandwidth": Input(meaning="factor on the bandwidth of the chip's fastest memory", broadcasts=True),
-    f"{TIMES}capacity": Input(meaning="factor on the capacity of the chip's fastest memory", broadcasts=True),
-    f"{TIMES}link": Input(meaning="factor on the bandwidth of the scale-up links", broadcasts=True),
+    **{
+        f"{TIMES}{part}": Input(meaning=f"factor on the {words}", broadcasts=True)
+        for part, words in (
+            (FLOPS, "FLOP/s of the chip"),
+            (BANDWIDTH, "bandwidth of the chip's fastest memory"),
+            (CAPACITY, "capacity of the chip's fastest memory"),
+            (LINK, "bandwidth of the scale-up links"),
+        )
+    },
     WITHIN: Input(
         meaning="budget of the chip: power, or shares such as bandwidth=0.3,link=0.1; the FLOP/s take the rest", kind=TEXT
     ),
@@ -256,16 +266,19 @@ def read_machine(values: Mapping[str, Any]) -> System:
         The system.
     """
     system, rate = read_system(values), values.get("rent")
-    # Figures have a dot or are the power; inputs of a design have a dot too, and change other things.
     changes = {
-        name: value for name, value in values.items() if ("." in name and not name.startswith((ARCH, TIMES))) or name == "power"
+        name: value
+        for name, value in values.items()
+        if is_figure(name) and name != WITHIN and not name.startswith((ARCH, TIMES))
     }
     # A text names a kind of rent; a number is a rate, and one of the figures that may be an array.
     if isinstance(rate, str):
         system = with_rent(system, rate)
     elif rate is not None:
         changes["rent"] = rate
-    return _scaled(vary(system, changes) if changes else system, values)
+    system = vary(system, changes) if changes else system
+    times = {name.removeprefix(TIMES): value for name, value in values.items() if name.startswith(TIMES)}
+    return _scaled(system, times, values) if times or values.get(WITHIN) is not None else system
 
 
 def _varied(name: str, arch: Mapping[str, Any], formats: Mapping[str, str], catalog: str | None) -> Model:
@@ -278,9 +291,8 @@ def _varied(name: str, arch: Mapping[str, Any], formats: Mapping[str, str], cata
         raise RangeError(str(problem)) from None
 
 
-def _scaled(system: System, values: Mapping[str, Any]) -> System:
+def _scaled(system: System, times: dict[str, Any], values: Mapping[str, Any]) -> System:
     """Return a system with scaled FLOP/s, bandwidth, capacity and links."""
-    times = {name.removeprefix(TIMES): value for name, value in values.items() if name.startswith(TIMES)}
     for part, value in times.items():
         positive(f"{TIMES}{part}", value)
     within = values.get(WITHIN)
@@ -322,13 +334,13 @@ def design_answers(model: Model, system: System, answer_names: frozenset[str]) -
     Returns:
         Those of `DESIGN_ANSWERS` that are in `answer_names`.
     """
-    computations: dict[str, Callable[[], Any]] = {
-        "parameters": lambda: total_parameters(model),
-        "active_parameters": lambda: active_parameters(model),
-        "kv_bytes_per_token": lambda: kv_bytes_per_token(model),
-        "flops": lambda: system.chip.peak.get("bf16", np.nan),
+    of_model = {
+        "parameters": total_parameters,
+        "active_parameters": active_parameters,
+        "kv_bytes_per_token": kv_bytes_per_token,
     }
-    return {name: compute() for name, compute in computations.items() if name in answer_names}
+    answers = {name: function(model) for name, function in of_model.items() if name in answer_names}
+    return answers | ({"flops": system.chip.peak.get("bf16", np.nan)} if "flops" in answer_names else {})
 
 
 def _as_it_is(values: Mapping[str, Any], within: str) -> System:

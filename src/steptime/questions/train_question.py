@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
+from functools import partial
 from typing import Any, Final
 
 from steptime.errors import RangeError
@@ -12,19 +13,18 @@ from steptime.models.model import Model
 from steptime.models.model_loading import load_model, resolve_model
 from steptime.number_checks import MOST_CHIPS
 from steptime.questions.declaration import (
-    Reader,
-    bind_declared,
+    Answer,
+    bind,
     count,
     inputs_from,
     number,
     question_of_result,
-    read_answers,
     rent,
     switch,
     text,
     texts,
 )
-from steptime.questions.subject import SUBJECT_GROUP, read_machine
+from steptime.questions.subject import SUBJECT_GROUP, ModelOnSystem, catalog_folder, read_machine
 from steptime.training.training_job import show_training_layout
 from steptime.training.training_planner import Training, train
 from steptime.training.training_runs import FAILURES_PER_CHIP_SECOND, Phase, Reliability
@@ -39,11 +39,9 @@ SUFFIXES: Final = {"T": 1e12, "B": 1e9, "M": 1e6, "k": 1e3}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainInputs:
+class TrainInputs(ModelOnSystem):
     """Inputs of `train`: model, machine, training job, layout and run."""
 
-    model: Any = text(MISSING, "model: catalogue name, Hugging Face id, or path to a config.json", positional=True)
-    system: Any = text(MISSING, "system: catalogue name, or path to a TOML file", positional=True)
     chips: Any = count(MISSING, "number of chips", maximum=MOST_CHIPS, group=JOB_GROUP)
     batch: Any = count(MISSING, "global batch: sequences per step, all chips together", unit="sequences", group=JOB_GROUP)
     seq: Any = count(4096, "sequence length in tokens; 8k is 8,000", unit="tokens", group=JOB_GROUP)
@@ -102,14 +100,8 @@ class TrainInputs:
         600.0, "time from a failure to the next step in seconds", unit="s", minimum=0.0, maximum=1e6, group=RUN_GROUP
     )
     spares: Any = count(0, "number of spare chips, rented in addition", minimum=0, maximum=MOST_CHIPS, group=RUN_GROUP)
-    rent: Any = rent(
-        None, "rent: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10", unit="USD/s",
-        default_words="the newest known of contract and on demand", group=SUBJECT_GROUP, metavar="KIND",
-    )  # fmt: skip
-    catalog: str | None = text(
-        None, "folder with subfolders chips/, systems/, rents/, models/ or engines/, searched before the packaged catalogue",
-        group=SUBJECT_GROUP, metavar="FOLDER",
-    )  # fmt: skip
+    rent: Any = rent(group=SUBJECT_GROUP)
+    catalog: str | None = catalog_folder()
 
     def axes(self) -> dict[str, Any]:
         """Return the parallel sizes and other layout inputs that the user gave.
@@ -206,7 +198,7 @@ def bind_train(values: Mapping[str, Any]) -> tuple[TrainInputs, Model, System, A
     Returns:
         Checked inputs, model, system, and training stack.
     """
-    inputs = bind_declared(TrainInputs, values, "train")
+    inputs = bind(TrainInputs, values, "train")
     system = read_machine(values)
     model = load_model(inputs.model, catalog=inputs.catalog) if isinstance(inputs.model, str) else resolve_model(inputs.model)
     return inputs, model, system, training_engine(inputs.engine, system, inputs.catalog)
@@ -230,54 +222,36 @@ def solve(values: Mapping[str, Any], *, changes: bool = True) -> Training:
     )  # fmt: skip
 
 
-def _of_run(name: str) -> Any:
-    return lambda training: None if training.run is None else getattr(training.run, name)
+def _days(training: Training) -> float | None:
+    return None if training.run is None else training.run.seconds / 86_400
 
 
-READS: Final[Mapping[str, Reader]] = {
-    "step_time": Reader(meaning="time of a step", unit="s", value=lambda training: float(training.step.total)),
-    "step_time_low": Reader(meaning="lower end of its 90 % range", unit="s", value=lambda training: float(training.step.low)),
-    "step_time_high": Reader(meaning="upper end of its 90 % range", unit="s", value=lambda training: float(training.step.high)),
-    "tokens_per_second_per_chip": Reader(
-        meaning="training throughput per chip",
-        unit="tok/s",
-        value=lambda training: float(training.step.tokens_per_second_per_chip),
-    ),
-    "mfu": Reader(
-        meaning="MFU: model FLOPs utilization with causal attention", value=lambda training: float(training.step.mfu_causal)
-    ),
-    "days": Reader(
-        meaning="duration of the run in days",
-        value=lambda training: None if training.run is None else training.run.seconds / 86_400,
-    ),
-    "goodput": Reader(meaning="share of time in useful steps", value=_of_run("goodput")),
-    "usd": Reader(meaning="rent of the run", unit="USD", value=_of_run("usd")),
-    "usd_low": Reader(meaning="lower end of its 90 % range", unit="USD", value=_of_run("usd_low")),
-    "usd_high": Reader(meaning="upper end of its 90 % range", unit="USD", value=_of_run("usd_high")),
-    "layout_text": Reader(
-        meaning="layout in words", value=lambda training: show_training_layout(training.step.layout), text=True
-    ),
-}
+def _layout_text(training: Training) -> str:
+    return show_training_layout(training.step.layout)
+
+
 TRAIN = question_of_result(
     "train",
     "the fastest layout of a training run that fits, its step, days and dollars",
-    form=TrainInputs,
-    solve=lambda values: solve(values, changes=False),
-    reads=READS,
+    inputs=inputs_from(TrainInputs),
+    solve=partial(solve, changes=False),
+    answers={
+        "step_time": Answer(meaning="time of a step", unit="s", source="step.total"),
+        "step_time_low": Answer(meaning="lower end of its 90 % range", unit="s", source="step.low"),
+        "step_time_high": Answer(meaning="upper end of its 90 % range", unit="s", source="step.high"),
+        "tokens_per_second_per_chip": Answer(
+            meaning="training throughput per chip", unit="tok/s", source="step.tokens_per_second_per_chip"
+        ),
+        "mfu": Answer(meaning="MFU: model FLOPs utilization with causal attention", source="step.mfu_causal"),
+        "days": Answer(meaning="duration of the run in days", source=_days),
+        "goodput": Answer(meaning="share of time in useful steps", source="run.goodput"),
+        "usd": Answer(meaning="rent of the run", unit="USD", source="run.usd"),
+        "usd_low": Answer(meaning="lower end of its 90 % range", unit="USD", source="run.usd_low"),
+        "usd_high": Answer(meaning="upper end of its 90 % range", unit="USD", source="run.usd_high"),
+        "layout_text": Answer(meaning="layout in words", source=_layout_text, text=True),
+    },
     shows=("step_time", "mfu", "tokens_per_second_per_chip", "days", "usd", "layout_text"),
     bands={"step_time": ("step_time_low", "step_time_high"), "usd": ("usd_low", "usd_high")},
     figures=True,
     seconds=0.3,
 )
-
-
-def summary(training: Training) -> dict[str, Any]:
-    """Return the answers of the question from a training result.
-
-    Args:
-        training: Result of `solve`.
-
-    Returns:
-        Answers by name, in base units.
-    """
-    return read_answers(READS, training)

@@ -1,4 +1,4 @@
-r"""Dependency patterns: rounds until every output depends on every input.
+r"""How ciphers and networks mix: dependency patterns, and the avalanche of one flipped bit.
 
 Lecture section 18. A pattern gives one square boolean matrix per round: entry (i, j) is true where output i reads
 input j. Patterns show the structure that ciphers and networks share:
@@ -103,10 +103,8 @@ def grid(rows: int, columns: int) -> Pattern:
     >>> mixing_time(grid(8, 16))
     2
     """
-    row_identity, column_identity = (
-        np.eye(whole_number("a side", side, maximum=MOST_WIDE), dtype=bool) for side in (rows, columns)
-    )
-    both = np.kron(row_identity, np.ones_like(column_identity)), np.kron(np.ones_like(row_identity), column_identity)
+    of_rows, of_columns = (np.eye(whole_number("a side", side, maximum=MOST_WIDE), dtype=bool) for side in (rows, columns))
+    both = np.kron(of_rows, np.ones_like(of_columns)), np.kron(np.ones_like(of_rows), of_columns)
     return lambda number: both[number % 2]
 
 
@@ -284,11 +282,10 @@ class Curve(Tabular):
         Returns:
             Columns by name, each with one value per round.
         """
-        expected = self.expected or (math.nan,) * len(self.shares)
-        rounds = list(range(1, len(self.shares) + 1))
+        count = len(self.shares)
         return {
-            "name": [self.name] * len(rounds), "round": rounds, "share": list(self.shares), "standard_error": list(self.errors),
-            "expected_share": list(expected),
+            "name": [self.name] * count, "round": list(range(1, count + 1)), "share": list(self.shares),
+            "standard_error": list(self.errors), "expected_share": list(self.expected or [math.nan] * count),
         }  # fmt: skip
 
 
@@ -454,12 +451,14 @@ def network_curve(name: str, *, depth: int = DEPTH, width: int = WIDTH, samples:
     Raises:
         UnknownName: The name is not in `random_networks.KINDS`.
     """
-    residual, normed = networks.network_features(name)
+    if name not in networks.KINDS:
+        raise UnknownName("kind of network", name, networks.KINDS, "Known: " + "; ".join(networks.KINDS) + ".")
+    residual, normed = networks.KINDS[name]
     draw, shares = np.random.default_rng(seed), []
     for _ in range(NETWORKS):
         weights = networks.random_weights(draw, depth, width)
-        x, flipped = networks.pairs(draw, max(2, samples // NETWORKS), width)
-        both = (networks.layers(inputs, weights, residual=residual, normed=normed) for inputs in (x, flipped))
+        inputs = networks.pairs(draw, max(2, samples // NETWORKS), width)
+        both = (networks.layers(x, weights, residual=residual, normed=normed) for x in inputs)
         shares.append(np.stack([((first > 0) != (second > 0)).mean(axis=1) for first, second in zip(*both, strict=True)]))
     expected = networks.expected_shares(depth, width, residual=residual, normed=normed)
     return _curve(name, width, list(np.concatenate(shares, axis=1)), expected)
@@ -477,7 +476,6 @@ def mixing(*, samples: int = 4096, depth: int = DEPTH, width: int = WIDTH, seed:
     Returns:
         Avalanche curves, the trained network, and mixing times of the known patterns.
     """
-
     samples = whole_number("samples", samples, minimum=100, maximum=MOST_SAMPLES)
     seed = int(whole_number("seed", seed, minimum=0))
     ciphers = [cipher_curve(name, samples=samples, seed=seed) for name in CIPHERS]

@@ -209,9 +209,8 @@ def couple(x: Any, y: Any, f: Function, g: Function, how: Joining = ADD) -> tupl
     >>> uncouple(21, 443, lambda y: 10 * y, lambda x: x * x)
     (1, 2)
     """
-    _same_shape(x, y)
-    x = how.join(x, _fitting(f(y), x, 1))
-    return x, how.join(y, _fitting(g(x), y, 2))
+    # Two exchanges of the halves cancel.
+    return forward(x, y, (f, g), how)
 
 
 def uncouple(x: Any, y: Any, f: Function, g: Function, how: Joining = ADD) -> tuple[Any, Any]:
@@ -230,9 +229,7 @@ def uncouple(x: Any, y: Any, f: Function, g: Function, how: Joining = ADD) -> tu
     References:
         RevNet, arXiv 1707.04585, equation 7.
     """
-    _same_shape(x, y)
-    y = how.part(y, _fitting(g(x), y, 2))
-    return how.part(x, _fitting(f(y), x, 1)), y
+    return inverse(x, y, (f, g), how)
 
 
 def encrypt(block: int, width: int, rounds: Sequence[Function]) -> int:
@@ -337,8 +334,8 @@ def _masked(rounds: Sequence[Function], width: int) -> list[Function]:
 def _same_shape(left_half: Any, right_half: Any) -> None:
     if _shape(left_half) != _shape(right_half):
         raise InputError(f"both halves must have the same shape, not {_shape(left_half)} and {_shape(right_half)}")
-    for name, half in (("left", left_half), ("right", right_half)):
-        _no_nan(f"the {name} half", half)
+    _no_nan("the left half", left_half)
+    _no_nan("the right half", right_half)
 
 
 def _fitting(output: Any, half: Any, number: int) -> Any:

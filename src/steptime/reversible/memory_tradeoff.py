@@ -11,18 +11,9 @@ step. All functions broadcast; units are bytes, FLOP and seconds.
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
-from steptime.errors import UnknownName
 from steptime.number_checks import Number
-
-FORWARDS: Final = {"none": 1, "full": 2, "reversible": 2}
-"""Forward passes of a layer in a training step, by recomputation: none, full, or reversible layers."""
-
-LAYER_BYTES: Final = 0.0
-"""Bytes of activations that a reversible layer keeps, in addition to the two streams that all layers share."""
 
 
 def arithmetic_ratio(forwards: Number, backward: Number = 2.0) -> Number:
@@ -44,23 +35,6 @@ def arithmetic_ratio(forwards: Number, backward: Number = 2.0) -> Number:
     1.3333
     """
     return (forwards + backward) / (1 + backward)
-
-
-def forward_passes(recompute: str) -> int:
-    """Return the forward passes of a layer in a training step.
-
-    Args:
-        recompute: Kind of recomputation: none, full or reversible.
-
-    Returns:
-        Forward passes.
-
-    Raises:
-        UnknownName: The kind is unknown.
-    """
-    if recompute not in FORWARDS:
-        raise UnknownName("kind of recomputation", recompute, FORWARDS, "Known here: " + ", ".join(FORWARDS) + ".")
-    return FORWARDS[recompute]
 
 
 def plain_bytes(layers: Number, layer_bytes: Number) -> Number:

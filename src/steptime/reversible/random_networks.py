@@ -23,7 +23,6 @@ from typing import Final
 
 import numpy as np
 
-from steptime.errors import UnknownName
 from steptime.number_checks import Array, whole_number
 from steptime.result_base import unit
 
@@ -42,23 +41,6 @@ NODES = 64
 DEEPEST, WIDEST = 1000, 4096
 
 
-def network_features(name: str) -> tuple[bool, bool]:
-    """Return the features of a kind of network.
-
-    Args:
-        name: Key of `KINDS`.
-
-    Returns:
-        Whether it has residual paths, and whether it has layer norms.
-
-    Raises:
-        UnknownName: The name is not in `KINDS`.
-    """
-    if name not in KINDS:
-        raise UnknownName("kind of network", name, KINDS, "Known: " + "; ".join(KINDS) + ".")
-    return KINDS[name]
-
-
 def random_weights(draw: np.random.Generator, depth: int, width: int, gain: float = GAIN) -> list[Array]:
     """Draw a square weight matrix for each layer.
 
@@ -73,10 +55,8 @@ def random_weights(draw: np.random.Generator, depth: int, width: int, gain: floa
     Returns:
         Matrices [width x width], one per layer.
     """
-    depth, width = (
-        whole_number("depth", depth, maximum=DEEPEST, unit="layer"),
-        whole_number("width", width, minimum=2, maximum=WIDEST),
-    )
+    depth = whole_number("depth", depth, maximum=DEEPEST, unit="layer")
+    width = whole_number("width", width, minimum=2, maximum=WIDEST)
     return [draw.normal(0, (gain if layer else 1.0) / math.sqrt(width), (width, width)) for layer in range(depth)]
 
 
@@ -194,7 +174,7 @@ def trained_and_random(*, steps: int = STEPS, seed: int = 0) -> Trained:
         x = draw.choice((-1.0, 1.0), size=(SAMPLES, inputs))
         for number, slope in enumerate(_slopes(x, weights)):
             # Adam: moving averages of the gradient and of its square.
-            first, second = (0.9 * moments[number][0] + 0.1 * slope, 0.999 * moments[number][1] + 0.001 * slope**2)
+            first, second = 0.9 * moments[number][0] + 0.1 * slope, 0.999 * moments[number][1] + 0.001 * slope**2
             moments[number] = first, second
             weights[number] -= RATE * first / (1 - 0.9**step) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
     x = draw.choice((-1.0, 1.0), size=(4096, inputs))

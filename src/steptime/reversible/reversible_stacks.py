@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ import numpy as np
 from steptime.errors import InputError, UnknownName
 from steptime.number_checks import whole_number
 from steptime.reversible.feistel import half_width
-from steptime.reversible.memory_tradeoff import arithmetic_ratio, forward_passes, reversible_bytes, stream_bytes
+from steptime.reversible.memory_tradeoff import arithmetic_ratio, reversible_bytes, stream_bytes
 from steptime.reversible.reversible_blocks import ReversibleBlock, ReversibleSequence, halves
 from steptime.reversible.stack_results import KINDS, ErrorPoint, StackPoint, Stacks
 from steptime.reversible.torch_extra import load, torch
-from steptime.reversible.torch_memory import FlopCount, LiveBytes, SavedBytes
+from steptime.reversible.torch_memory import LiveBytes, SavedBytes, flop_counter
 
 DTYPES = ("float64", "float32", "bfloat16")
 DEEPEST, WIDEST, MOST_ROWS = 4096, 1 << 16, 1 << 20
@@ -76,7 +77,8 @@ def measure_stacks(
     streams = float(reversible_bytes(stream_bytes(rows, width // 2, x.element_size())))
     return Stacks(
         depth=depth, width=width, rows=rows, dtype=dtype, device=device, torch=str(torch.__version__), streams=streams,
-        arithmetic=float(arithmetic_ratio(forward_passes("reversible"))), points=tuple(points),
+        # Reversible layers need a second forward pass.
+        arithmetic=float(arithmetic_ratio(2)), points=tuple(points),
         error_width=min(width, ERROR_WIDTH), errors=errors,
     )  # fmt: skip
 
@@ -148,7 +150,7 @@ def _points(blocks: Sequence[ReversibleBlock], x: Any, repeats: int) -> list[Sta
     for kind in KINDS:
         gradients[kind] = _gradients(blocks, x, kind)
         saved, peak, allocated, flops[kind] = _memory_and_flops(blocks, x, kind)
-        seconds[kind] = _seconds(lambda kind=kind: _step(blocks, x, kind), repeats, x.device)  # type: ignore[misc]
+        seconds[kind] = _seconds(partial(_step, blocks, x, kind), repeats, x.device)
         points.append(
             StackPoint(
                 depth=len(blocks), kind=kind, saved=saved, peak=peak, allocated=allocated, flop=flops[kind],
@@ -187,7 +189,7 @@ def _memory_and_flops(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> t
     peak = live.peak([*grads, x.grad])
     del grads
     # The counters run in separate steps, so that one does not count the work of another.
-    with FlopCount() as count:
+    with flop_counter() as flops:
         _step(blocks, x, kind)
     allocated = None
     if x.device.type == "cuda":
@@ -197,7 +199,7 @@ def _memory_and_flops(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> t
         before = torch.cuda.memory_allocated()
         _step(blocks, x, kind)
         allocated = int(torch.cuda.max_memory_allocated() - before)
-    return saved_bytes, peak, allocated, count.flops()
+    return saved_bytes, peak, allocated, int(flops.get_total_flops())
 
 
 def _seconds(step: Callable[[], Any], repeats: int, device: Any) -> float:

@@ -1,11 +1,9 @@
-"""Ciphers on many blocks at once: a toy Feistel cipher, Speck32/64 and AES-128.
+"""Ciphers on many blocks at once (a toy Feistel cipher, Speck32/64 and AES-128), and S-boxes with their tables.
 
-Lecture section 18. Each function yields the blocks after every round, as bytes, so that mixing is visible. The code
-is for analysis only: it has no protection against timing attacks or reads of memory.
+Lecture section 18. Each function of a cipher yields the blocks after every round, as bytes, so that mixing is visible. The
+code is for analysis only: it has no protection against timing attacks or reads of memory.
 
-S-boxes: difference distribution and linear approximation tables.
-
-Lecture section 18. The tables are the derivatives of a cipher over GF(2). The difference distribution table counts
+The tables of an S-box are the derivatives of a cipher over GF(2). The difference distribution table counts
 the output differences of each input difference, over all inputs. The linear approximation table counts how often a
 sum of input bits equals a sum of output bits; here as Walsh values, the inputs that agree minus the others. An S-box
 without a large entry in either table is hard to attack.
@@ -337,10 +335,9 @@ class SboxCard(Tabular):
         Returns:
             Columns by name, each with one value per pair.
         """
-        size = len(self.values)
-        input_differences, output_differences = np.divmod(np.arange(size * len(self.differences[0])), len(self.differences[0]))
+        inputs, outputs = np.indices(np.shape(self.differences))
         return {
-            "input": input_differences, "output": output_differences, "inputs_of_difference": np.ravel(self.differences),
+            "input": inputs.ravel(), "output": outputs.ravel(), "inputs_of_difference": np.ravel(self.differences),
             "walsh_value": np.ravel(self.approximations),
         }  # fmt: skip
 
@@ -361,12 +358,12 @@ def sbox_card(sbox: str | Sequence[int]) -> SboxCard:
     >>> sbox_card("aes").nonlinearity
     112
     """
-    if isinstance(sbox, str) and sbox not in ("aes", "present"):
-        raise UnknownName("S-box", sbox, ("aes", "present"), "Known: aes, present; or your outputs, separated by commas.")
-    name = sbox if isinstance(sbox, str) else "own"
-    values = _checked(sbox if not isinstance(sbox, str) else aes_sbox() if sbox == "aes" else PRESENT)
+    boxes: dict[str, Any] = {"aes": aes_sbox(), "present": PRESENT}
+    if isinstance(sbox, str) and sbox not in boxes:
+        raise UnknownName("S-box", sbox, boxes, "Known: aes, present; or your outputs, separated by commas.")
+    values = _checked(boxes[sbox] if isinstance(sbox, str) else sbox)
     return SboxCard(
-        name=name, bits=values.size.bit_length() - 1, values=tuple(values.tolist()),
+        name=sbox if isinstance(sbox, str) else "own", bits=values.size.bit_length() - 1, values=tuple(values.tolist()),
         bijective=len(set(values.tolist())) == values.size, uniformity=differential_uniformity(values),
         walsh=largest_walsh(values), nonlinearity=nonlinearity(values),
         differences=tuple(map(tuple, difference_table(values).tolist())),

@@ -127,26 +127,10 @@ def _tensors(tree: Any) -> list[Any]:
     return [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
 
 
-class FlopCount:
-    """FLOP of the operations inside the context, with those of backward passes.
+def flop_counter() -> Any:
+    """Return PyTorch's counter of the FLOP of matrix products and similar operations, with those of backward passes.
 
-    PyTorch's own counter counts them: matrix products and similar operations.
+    Returns:
+        Context manager; `get_total_flops()` gives the FLOP so far.
     """
-
-    def __init__(self) -> None:
-        self._counter = load("torch.utils.flop_counter").FlopCounterMode(display=False)
-
-    def __enter__(self) -> FlopCount:
-        self._counter.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._counter.__exit__(*error)
-
-    def flops(self) -> int:
-        """Return the FLOP so far.
-
-        Returns:
-            FLOP.
-        """
-        return int(self._counter.get_total_flops())
+    return load("torch.utils.flop_counter").FlopCounterMode(display=False)

@@ -1,24 +1,26 @@
-"""Optimal model sizes: by compute, by loss at minimum cost, dense equivalents.
+"""Optimal model sizes: by compute, by loss at minimum cost, dense equivalents; and comparisons of laws.
 
 All functions broadcast, also over the constants of a law. Sizes are searched on a logarithmic grid and then by
 golden-section search, which suits any form of law. The additive form has a closed form.
 
 `over_errors` and `over_laws` give the range of an optimal size over the errors of one law and over several laws.
+`predict_losses` gives the loss of one model by several laws, and its distance from the optimum of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from steptime.blackboard.training_compute import overtraining
 from steptime.errors import InputError
-from steptime.number_checks import Array, Number, positive
-from steptime.result_base import Result, in_words, unit
-from steptime.scaling.law_forms import clark_equivalent, split_of_compute
-from steptime.scaling.scaling_laws import Law, LawLike, load_law, loss, sample_constants, tokens_for
+from steptime.number_checks import LARGEST, Array, Number, positive
+from steptime.result_base import Result, Tabular, columns_by_key, in_words, unit
+from steptime.scaling.law_forms import TRAINING_FLOP, bisect, clark_equivalent, split_of_compute
+from steptime.scaling.scaling_laws import Law, LawLike, beyond, load_law, loss, sample_constants, tokens_for
 from steptime.units import show
 
 # Range of the search [parameters].
@@ -26,10 +28,10 @@ SMALLEST, LARGEST_SIZE = 1e3, 1e15
 # Sizes of the grid, 16 per factor of 10.
 GRID: Final = 193
 GOLDEN: Final = (5**0.5 - 1) / 2
+# Step of a logarithm for numerical slopes.
+STEP: Final = 1e-4
 # Iterations of the golden-section search; they reduce a grid step to a relative error of 1e-10.
 TURNS: Final = 48
-# FLOP per parameter and token: 2 forward, 4 backward.
-TRAINING_FLOP: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -160,13 +162,11 @@ def size_for(law: LawLike, at_loss: Number, tokens: Number, **inputs: Number) ->
     """
     scaling_law = load_law(law)
     shape = np.broadcast(at_loss, tokens, *scaling_law.constants.values(), *inputs.values()).shape
-    low, high = np.full(shape, np.log(SMALLEST)), np.full(shape, np.log(LARGEST_SIZE))
-    for _ in range(60):
-        middle = (low + high) / 2
-        # Bisection in the logarithm of the size: a larger size has a smaller loss.
-        enough = np.asarray(loss(scaling_law, np.exp(middle), tokens, **inputs)) <= at_loss
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    return np.where(np.asarray(loss(scaling_law, LARGEST_SIZE, tokens, **inputs)) <= at_loss, np.exp(high), np.inf)
+
+    def is_enough(params: Number) -> Array:
+        return np.asarray(loss(scaling_law, params, tokens, **inputs)) <= at_loss
+
+    return np.where(is_enough(LARGEST_SIZE), bisect(is_enough, SMALLEST, LARGEST_SIZE, shape), np.inf)
 
 
 def equivalent_dense(
@@ -250,6 +250,34 @@ def cheapest(law: LawLike, at_loss: Number, served: Number, **inputs: Number) ->
     return least(lambda n: cost_at(scaling_law, at_loss, n, served, **inputs), shape)
 
 
+def own_tokens(law: Law, params: Number, **inputs: Number) -> Array:
+    """Return the tokens for which a size is the optimal split of compute.
+
+    At the optimum, a small increase of either gains the same.
+
+    Args:
+        law: Scaling law.
+        params: Active parameters.
+        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
+
+    Returns:
+        Training tokens.
+
+    >>> from steptime.scaling.scaling_laws import load_law
+    >>> round(float(own_tokens(load_law("hoffmann-tex"), 40.3e9) / 40.3e9))
+    59
+    """
+    shape = np.broadcast(params, *law.constants.values()).shape
+
+    # Enough tokens: more parameters and fewer tokens at the same compute reduce the loss.
+    def is_enough(tokens: Array) -> Array:
+        wider = loss(law, np.asarray(params) * np.exp(STEP), tokens * np.exp(-STEP), **inputs)
+        narrower = loss(law, np.asarray(params) * np.exp(-STEP), tokens * np.exp(STEP), **inputs)
+        return np.asarray(np.asarray(wider) <= narrower)
+
+    return bisect(is_enough, 1.0, LARGEST, shape)
+
+
 # Sets of constants that are drawn from the errors of a law.
 DRAWS: Final = 400
 QUANTILES: Final = (0.05, 0.95)
@@ -295,3 +323,105 @@ def over_laws(values: list[float]) -> tuple[float, float] | None:
     """
     finite_values = [value for value in values if np.isfinite(value)]
     return (min(finite_values), max(finite_values)) if len(finite_values) > 1 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawPrediction:
+    """Loss of a model by one law."""
+
+    law: str = field(metadata=unit("", "scaling law"))
+    grade: str = field(metadata=unit("", "grade of the sources of its constants"))
+    loss: float = field(metadata=unit("", "loss in nats per token; null if the law has none"))
+    over_chinchilla: float = field(metadata=unit("", "training tokens over 20 N"))
+    over_own: float = field(
+        metadata=unit("", "training tokens over the compute-optimal tokens of this law; null if it has no loss")
+    )
+    best_params: float = field(metadata=unit("", "compute-optimal parameters of the law for the same compute"))
+    best_tokens: float = field(metadata=unit("tokens", "compute-optimal tokens of the law for the same compute"))
+    best_loss: float = field(metadata=unit("", "loss at the optimum"))
+    beyond: Mapping[str, float] = field(metadata=unit("", "factor of extrapolation beyond the runs of the law, by input"))
+    reason: str = field(metadata=unit("", "reason why the law has no loss"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Losses(Tabular):
+    """Loss of a dense model by several laws; one row per law."""
+
+    SCHEMA: ClassVar[str] = "steptime.losses/2"
+
+    params: float = field(metadata=unit("", "parameters of the model"))
+    tokens: float = field(metadata=unit("tokens", "training tokens"))
+    losses: tuple[LawPrediction, ...] = field(metadata=unit("", "loss by each law"))
+
+    @property
+    def words(self) -> str:
+        """The losses as a sentence."""
+        losses = [prediction.loss for prediction in self.losses if np.isfinite(prediction.loss)]
+        model = f"{show(self.params)} parameters on {show(self.tokens)} tokens"
+        if not losses:
+            return f"No loss of {model} by {', '.join(prediction.law for prediction in self.losses)}"
+        if len(losses) == 1:
+            law = next(prediction.law for prediction in self.losses if np.isfinite(prediction.loss))
+            return f"{model} have a loss of {losses[0]:.4f} nats per token by {law}"
+        return f"{model} have a loss of {min(losses):.2f} to {max(losses):.2f} nats per token, by {len(losses)} laws"
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the losses as a sentence, and the loss of each law.
+
+        Returns:
+            Title, and lines by law.
+        """
+        return self.words, {
+            prediction.law: f"{prediction.loss:.4f} nats/token" for prediction in self.losses if np.isfinite(prediction.loss)
+        }
+
+    def columns(self) -> dict[str, Any]:
+        """Return one row per law.
+
+        Returns:
+            Values by column name.
+        """
+        columns = columns_by_key(LawPrediction, self.losses)
+        columns.pop("beyond")
+        return columns
+
+
+def predict_losses(laws: Iterable[Law], params: float, tokens: float) -> Losses:
+    """Return the loss of a dense model by each law.
+
+    Args:
+        laws: Scaling laws.
+        params: Parameters.
+        tokens: Training tokens.
+
+    Returns:
+        Loss, and distance from the optimum, by law.
+
+    >>> from steptime.scaling.scaling_laws import load_law
+    >>> prediction = predict_losses([load_law("epoch")], 70e9, 1.4e12).losses[0]
+    >>> round(prediction.loss, 3), round(prediction.over_own, 2)
+    (1.974, 1.09)
+    """
+    size, token_count = float(positive("parameters", params)), float(positive("tokens", tokens))
+    return Losses(params=size, tokens=token_count, losses=tuple(_predict_loss(law, size, token_count) for law in laws))
+
+
+def _predict_loss(law: Law, params: float, tokens: float) -> LawPrediction:
+    # A law without a loss still has a row, with the reason.
+    figures = dict.fromkeys(("loss", "over_own", "best_params", "best_tokens", "best_loss"), np.nan)
+    far = beyond(law, params=params, tokens=tokens)
+    reason = "only the optimal split of compute" if law.form == "split" else ""
+    try:
+        if law.form == "split" or law.tells_loss:
+            best = optimal(law, TRAINING_FLOP * params * tokens)
+            figures |= {"best_params": float(best.params), "best_tokens": float(best.tokens), "best_loss": float(best.loss)}
+        # A law that has only the split has no loss to compare.
+        if law.tells_loss:
+            figures["over_own"] = tokens / float(own_tokens(law, params))
+        if law.form != "split":
+            figures["loss"] = float(np.asarray(loss(law, params, tokens)))
+    except InputError as problem:
+        reason = "it lacks constants" if law.lacks else str(problem).removeprefix(f"{law.name} ").partition(":")[0]
+        far = {}
+    over_chinchilla = float(overtraining(tokens, params))
+    return LawPrediction(law=law.name, grade=law.grade, over_chinchilla=over_chinchilla, beyond=far, reason=reason, **figures)

@@ -1,7 +1,8 @@
-"""Forms of scaling laws: loss from parameters $N$ and tokens $D$, and reverse.
+r"""Forms of scaling laws: loss from parameters $N$ and tokens $D$, and reverse; and the fit of a law to measured losses.
 
 Each form is a pair of functions. `FORMS` has them by name, with the constants and the further inputs of each form.
 Constants come by name (`Law.constants`), as numbers or arrays, and all functions broadcast. Losses are in nats per token.
+In most forms the loss is a sum of terms of size and tokens, which give both functions (`_loss_and_tokens`).
 
 An input that a law does not have is left out, and never guessed: `experts` 1, `sparsity` 0, `bits` and `unique` infinite
 are the plain model.
@@ -9,16 +10,14 @@ are the plain model.
 For mixtures of experts, parameters are the active ones per token, even if the law counts all. A form that counts all
 parameters converts them by `total_of_active` or by the sparsity.
 
-Fit of an additive scaling law to measured losses, with bootstrap errors.
-
-The method is that of Hoffmann et al. (arXiv 2203.15556, section 3.3) and Besiroglu et al. (arXiv 2404.10102). It minimizes
-the Huber loss of the difference of logarithms by L-BFGS from a grid of starts. Standard errors come from resampled points.
-It needs scipy.
+`refit` fits the additive form with bootstrap errors, by the method of Hoffmann et al. (arXiv 2203.15556, section 3.3) and
+Besiroglu et al. (arXiv 2404.10102). It minimizes the Huber loss of the difference of logarithms by L-BFGS from a grid of
+starts. Standard errors come from resampled points. It needs scipy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, ClassVar, Final, TypeAlias
@@ -33,7 +32,9 @@ from steptime.units import in_digits
 Constants: TypeAlias = Mapping[str, Number]
 # Largest number of tokens of a search.
 MAX_TOKENS: Final = 1e30
-# Bisection steps over the logarithm of that range, down to the last digits.
+# FLOP per parameter and token: 2 forward, 4 backward.
+TRAINING_FLOP: Final = 6.0
+# Steps of a bisection over a logarithm, down to the last digits.
 HALVINGS: Final = 60
 ADDITIVE: Final = ("E", "A", "B", "alpha", "beta")
 
@@ -52,7 +53,15 @@ class LawInputs:
     bits: Number = np.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+LossOfTokens: TypeAlias = Callable[[Constants, Number, Number, LawInputs], Number]
+"""Loss from constants, parameters, tokens and further inputs; or tokens from constants, parameters, loss and inputs."""
+
+
+Terms: TypeAlias = tuple[Number, Number, Number, Number]
+r"""Loss without limits of size and tokens, term of the size, and $B$ and $\beta$ of the term $B / D^\beta$ of the tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """A form: its formula, constants, further inputs and functions.
 
@@ -63,8 +72,31 @@ class Form:
     formula: str
     constants: tuple[str, ...]
     takes: tuple[str, ...] = ()
-    loss: Callable[[Constants, Number, Number, LawInputs], Number] | None = None
-    tokens: Callable[[Constants, Number, Number, LawInputs], Number] | None = None
+    loss: LossOfTokens | None = None
+    tokens: LossOfTokens | None = None
+
+
+def bisect(is_enough: Callable[[Array], Any], low: float, high: float, shape: tuple[int, ...] = ()) -> Array:
+    """Return the smallest sizes that are enough, by bisection over the logarithm.
+
+    Args:
+        is_enough: Function of the sizes, of shape `shape`; true above the result.
+        low: Lower bound.
+        high: Upper bound, which is assumed to be enough.
+        shape: Shape of the result.
+
+    Returns:
+        Sizes.
+
+    >>> float(f"{bisect(lambda size: size**2 >= 2, 1e-3, 1e3):.6g}")
+    1.41421
+    """
+    low_log, high_log = np.full(shape, np.log(low)), np.full(shape, np.log(high))
+    for _ in range(HALVINGS):
+        middle = (low_log + high_log) / 2
+        enough = is_enough(np.exp(middle))
+        low_log, high_log = np.where(enough, low_log, middle), np.where(enough, middle, high_log)
+    return np.asarray(np.exp(high_log))
 
 
 def power_term(scale: Number, size: Number, exponent: Number) -> Number:
@@ -104,12 +136,25 @@ def left_for_tokens(scale: Number, exponent: Number, term: Number) -> Array:
         return np.where(room, (np.asarray(scale) / np.where(room, term, 1.0)) ** (1 / np.asarray(exponent)), np.inf)
 
 
-def _additive(c: Constants, params: Number, tokens: Number, _: LawInputs) -> Number:
-    return c["E"] + power_term(c["A"], params, c["alpha"]) + power_term(c["B"], tokens, c["beta"])
+def _loss_and_tokens(terms: Callable[[Constants, Number, LawInputs], Terms]) -> tuple[LossOfTokens, LossOfTokens]:
+    """Return the functions of a form whose loss is a sum of `Terms`."""
+
+    def loss_from_tokens(c: Constants, params: Number, tokens: Number, inputs: LawInputs) -> Number:
+        floor, size, scale, exponent = terms(c, params, inputs)
+        return floor + size + power_term(scale, tokens, exponent)
+
+    def tokens_from_loss(c: Constants, params: Number, loss: Number, inputs: LawInputs) -> Number:
+        floor, size, scale, exponent = terms(c, params, inputs)
+        return left_for_tokens(scale, exponent, loss - floor - size)
+
+    return loss_from_tokens, tokens_from_loss
 
 
-def _additive_tokens(c: Constants, params: Number, loss: Number, _: LawInputs) -> Number:
-    return left_for_tokens(c["B"], c["beta"], loss - c["E"] - power_term(c["A"], params, c["alpha"]))
+def _additive_terms(c: Constants, params: Number, _: LawInputs) -> Terms:
+    return c["E"], power_term(c["A"], params, c["alpha"]), c["B"], c["beta"]
+
+
+_additive, _additive_tokens = _loss_and_tokens(_additive_terms)
 
 
 def effective(unique: Number, total: Number, half: Number) -> Array:
@@ -162,18 +207,14 @@ def _repeated_tokens(c: Constants, params: Number, loss: Number, inputs: LawInpu
 
     In these cases the effective tokens or parameters decay, which has no closed form.
     """
-    plain = _additive_tokens(c, params, loss, inputs)
+    plain = np.asarray(_additive_tokens(c, params, loss, inputs))
     # The plain form is exact while no token repeats and the parameters are below their optimum.
     none = np.isinf(plain)
     if np.all(none | ((plain <= inputs.unique) & (params <= _best_for(c, np.where(none, 1.0, plain))))):
         return plain
     shape = np.broadcast(params, loss, inputs.unique, *c.values()).shape
-    low, high = np.zeros(shape), np.full(shape, np.log(MAX_TOKENS))
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        enough = _repeated(c, params, np.exp(middle), inputs) <= loss
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    return np.where(_repeated(c, params, MAX_TOKENS, inputs) <= loss, np.exp(high), np.inf)
+    tokens = bisect(lambda total: _repeated(c, params, total, inputs) <= loss, 1.0, MAX_TOKENS, shape)
+    return np.where(_repeated(c, params, MAX_TOKENS, inputs) <= loss, tokens, np.inf)
 
 
 def _kaplan(c: Constants, params: Number, tokens: Number, _: LawInputs) -> Number:
@@ -189,38 +230,26 @@ def _kaplan_tokens(c: Constants, params: Number, loss: Number, _: LawInputs) -> 
 
 
 def _overtrained(c: Constants, params: Number, tokens: Number, _: LawInputs) -> Number:
-    ratio = tokens / params
-    compute = 6.0 * params * tokens
+    ratio, compute = tokens / params, TRAINING_FLOP * params * tokens
     return c["E"] + (c["a"] * ratio ** c["eta"] + c["b"] * ratio ** -c["eta"]) * compute ** -c["eta"]
 
 
-def _overtrained_tokens(c: Constants, params: Number, loss: Number, _: LawInputs) -> Number:
-    """Return the tokens, from the equivalent additive form.
-
-    Both exponents are 2 eta, and the terms are (a, b) over 6 to the eta.
-    """
-    scale = 6.0 ** -c["eta"]
-    data_term = loss - c["E"] - power_term(c["a"] * scale, params, 2 * c["eta"])
-    return left_for_tokens(c["b"] * scale, 2 * c["eta"], data_term)
+def _overtrained_tokens(c: Constants, params: Number, loss: Number, inputs: LawInputs) -> Number:
+    """Return the tokens, from the equivalent additive form: both exponents are 2 eta, with (a, b) over 6 to the eta."""
+    scale, exponent = TRAINING_FLOP ** -c["eta"], 2 * c["eta"]
+    additive = {"E": c["E"], "A": c["a"] * scale, "B": c["b"] * scale, "alpha": exponent, "beta": exponent}
+    return _additive_tokens(additive, params, loss, inputs)
 
 
-def _narrow_params(c: Constants, params: Number, bits: Number) -> Number:
-    r"""Return effective parameters at $P$ bits for weights, activations and KV cache.
+def _precision_terms(c: Constants, params: Number, inputs: LawInputs) -> Terms:
+    r"""Return the terms at $P$ bits for weights, activations and KV cache.
 
-    Each of the three has a factor $1 - e^{-P/\gamma}$.
+    Each of the three multiplies the effective parameters by $1 - e^{-P/\gamma}$.
     """
     share: Number = 1.0
     for name in ("gamma_w", "gamma_a", "gamma_kv"):
-        share = share * -np.expm1(-np.asarray(bits) / c[name])
-    return params * share
-
-
-def _precision(c: Constants, params: Number, tokens: Number, inputs: LawInputs) -> Number:
-    return _additive(c, _narrow_params(c, params, inputs.bits), tokens, inputs)
-
-
-def _precision_tokens(c: Constants, params: Number, loss: Number, inputs: LawInputs) -> Number:
-    return _additive_tokens(c, _narrow_params(c, params, inputs.bits), loss, inputs)
+        share = share * -np.expm1(-np.asarray(inputs.bits) / c[name])
+    return _additive_terms(c, params * share, inputs)
 
 
 def reward(c: Constants, compute: Number) -> Number:
@@ -259,41 +288,6 @@ def split_of_compute(c: Constants, compute: Number) -> tuple[Number, Number]:
     """
     tokens = c["d"] * np.asarray(compute, dtype=float) ** c["e"]
     return compute / (6 * tokens), tokens
-
-
-DENSE: Final[dict[str, Form]] = {
-    "additive": Form(formula="L = E + A / N^alpha + B / D^beta", constants=ADDITIVE, loss=_additive, tokens=_additive_tokens),
-    "repeated": Form(
-        formula="L = E + A / N'^alpha + B / D'^beta, D' = U + U R_D (1 - exp(-(D/U - 1)/R_D)), N' likewise with R_N",
-        constants=(*ADDITIVE, "R_D", "R_N"),
-        takes=("unique",),
-        loss=_repeated,
-        tokens=_repeated_tokens,
-    ),
-    "kaplan": Form(
-        formula="L = ((N_c/N)^(alpha_N/alpha_D) + D_c/D)^alpha_D",
-        constants=("N_c", "D_c", "alpha_N", "alpha_D"),
-        loss=_kaplan,
-        tokens=_kaplan_tokens,
-    ),
-    "overtrained": Form(
-        formula="L = E + (a M^eta + b M^-eta) C^-eta, M = D/N, C = 6ND",
-        constants=("E", "a", "b", "eta"),
-        loss=_overtrained,
-        tokens=_overtrained_tokens,
-    ),
-    "precision": Form(
-        formula="L = E + A / N_eff^alpha + B / D^beta, N_eff = N times 1 - exp(-P/gamma) for gamma_w, gamma_a, gamma_kv",
-        constants=(*ADDITIVE, "gamma_w", "gamma_a", "gamma_kv"),
-        takes=("bits",),
-        loss=_precision,
-        tokens=_precision_tokens,
-    ),
-    "split": Form(formula="D = d C^e, N = C / (6 D): the optimal split of compute, no loss", constants=("d", "e")),
-    "reward": Form(
-        formula="R = R_0 + (A - R_0) / (1 + (C_mid/C)^B): pass rate after RL, no loss", constants=("R_0", "A", "B", "C_mid")
-    ),
-}
 
 
 def saturated(experts: Number, start: Number, maximum: Number) -> Array:
@@ -369,26 +363,13 @@ def vanishing_point(c: Constants) -> Number:
     return 10.0 ** (-np.asarray(c["b"]) / c["c"])
 
 
-def _granular_terms(c: Constants, params: Number, inputs: LawInputs) -> tuple[Number, Number, Number]:
-    """Return the size term, and scale and exponent of the token term.
-
-    The constants are those of a mixture, or of a dense model at one expert.
-    """
+def _granular_terms(c: Constants, params: Number, inputs: LawInputs) -> Terms:
+    """Return the terms with the constants of a mixture, or of a dense model at one expert."""
     mixed = np.asarray(inputs.experts) > 1
     total = params * np.where(mixed, c["total_of_active"], 1.0)
     scale = np.where(mixed, c["g"] / np.asarray(inputs.granularity, dtype=float) ** c["gamma"] + c["a"], c["a_dense"])
     size = power_term(scale, total, np.where(mixed, c["alpha"], c["alpha_dense"]))
-    return size, np.where(mixed, c["b"], c["b_dense"]), np.where(mixed, c["beta"], c["beta_dense"])
-
-
-def _granular(c: Constants, params: Number, tokens: Number, inputs: LawInputs) -> Number:
-    size, scale, exponent = _granular_terms(c, params, inputs)
-    return c["c"] + size + power_term(scale, tokens, exponent)
-
-
-def _granular_tokens(c: Constants, params: Number, loss: Number, inputs: LawInputs) -> Number:
-    size, scale, exponent = _granular_terms(c, params, inputs)
-    return left_for_tokens(scale, exponent, loss - c["c"] - size)
+    return c["c"], size, np.where(mixed, c["b"], c["b_dense"]), np.where(mixed, c["beta"], c["beta_dense"])
 
 
 def reduced(c: Constants, experts: Number) -> tuple[Number, Number, Number, Number]:
@@ -413,66 +394,72 @@ def reduced(c: Constants, experts: Number) -> tuple[Number, Number, Number, Numb
     return *size, c["b"] * effective_experts ** c["omega"], c["beta"] + c["zeta"] * np.log(effective_experts)
 
 
-def _joint(c: Constants, params: Number, tokens: Number, inputs: LawInputs) -> Number:
+def _joint_terms(c: Constants, params: Number, inputs: LawInputs) -> Terms:
     m, mu, n, nu = reduced(c, inputs.experts)
-    return c["c"] + power_term(m, params, -np.asarray(mu)) + power_term(n, tokens, -np.asarray(nu))
+    return c["c"], power_term(m, params, -np.asarray(mu)), n, -np.asarray(nu)
 
 
-def _joint_tokens(c: Constants, params: Number, loss: Number, inputs: LawInputs) -> Number:
-    m, mu, n, nu = reduced(c, inputs.experts)
-    return left_for_tokens(n, -np.asarray(nu), loss - c["c"] - power_term(m, params, -np.asarray(mu)))
-
-
-def _sparse_floor(c: Constants, params: Number, inputs: LawInputs) -> Number:
-    """Return the loss with endless tokens.
-
-    The form counts all parameters: active ones over 1 - S.
-    """
+def _sparse_terms(c: Constants, params: Number, inputs: LawInputs) -> Terms:
+    """Return the terms; the form counts all parameters: active ones over 1 - S."""
     active_share = 1 - np.asarray(inputs.sparsity, dtype=float)
     total = params / active_share
     mixed = c["c"] / active_share ** c["lam"] + power_term(c["d"] / active_share ** c["delta"], total, c["gamma"])
-    return c["e"] + power_term(c["a"], total, c["alpha"]) + mixed
+    floor = c["e"] + power_term(c["a"], total, c["alpha"]) + mixed
+    return floor, 0.0, c["b"], c["beta"]
 
 
-def _sparse(c: Constants, params: Number, tokens: Number, inputs: LawInputs) -> Number:
-    return _sparse_floor(c, params, inputs) + power_term(c["b"], tokens, c["beta"])
-
-
-def _sparse_tokens(c: Constants, params: Number, loss: Number, inputs: LawInputs) -> Number:
-    return left_for_tokens(c["b"], c["beta"], loss - _sparse_floor(c, params, inputs))
-
-
-MIXED: Final[dict[str, Form]] = {
+FORMS: Final[dict[str, Form]] = {
+    "additive": Form("L = E + A / N^alpha + B / D^beta", ADDITIVE, (), _additive, _additive_tokens),
+    "repeated": Form(
+        "L = E + A / N'^alpha + B / D'^beta, D' = U + U R_D (1 - exp(-(D/U - 1)/R_D)), N' likewise with R_N",
+        (*ADDITIVE, "R_D", "R_N"),
+        ("unique",),
+        _repeated,
+        _repeated_tokens,
+    ),
+    "kaplan": Form(
+        "L = ((N_c/N)^(alpha_N/alpha_D) + D_c/D)^alpha_D", ("N_c", "D_c", "alpha_N", "alpha_D"), (), _kaplan, _kaplan_tokens
+    ),
+    "overtrained": Form(
+        "L = E + (a M^eta + b M^-eta) C^-eta, M = D/N, C = 6ND",
+        ("E", "a", "b", "eta"),
+        (),
+        _overtrained,
+        _overtrained_tokens,
+    ),
+    "precision": Form(
+        "L = E + A / N_eff^alpha + B / D^beta, N_eff = N times 1 - exp(-P/gamma) for gamma_w, gamma_a, gamma_kv",
+        (*ADDITIVE, "gamma_w", "gamma_a", "gamma_kv"),
+        ("bits",),
+        *_loss_and_tokens(_precision_terms),
+    ),
+    "split": Form("D = d C^e, N = C / (6 D): the optimal split of compute, no loss", ("d", "e")),
+    "reward": Form("R = R_0 + (A - R_0) / (1 + (C_mid/C)^B): pass rate after RL, no loss", ("R_0", "A", "B", "C_mid")),
     "routed": Form(
-        formula="log10 L = a log10 N + b log10 Ê + c log10 N log10 Ê + d, Ê from E between E_start and E_max; no tokens",
-        constants=("a", "b", "c", "d", "E_start", "E_max"),
-        takes=("experts",),
-        loss=_clark,
+        "log10 L = a log10 N + b log10 Ê + c log10 N log10 Ê + d, Ê from E between E_start and E_max; no tokens",
+        ("a", "b", "c", "d", "E_start", "E_max"),
+        ("experts",),
+        _clark,
     ),
     "granular": Form(
-        formula="L = c + (g / G^gamma + a) / N^alpha + b / D^beta, N total; dense models: without g, by the _dense constants",
-        constants=("c", "a", "alpha", "b", "beta", "g", "gamma", "a_dense", "alpha_dense", "b_dense", "beta_dense",
-                   "total_of_active"),
-        takes=("experts", "granularity"),
-        loss=_granular,
-        tokens=_granular_tokens,
+        "L = c + (g / G^gamma + a) / N^alpha + b / D^beta, N total; dense models: without g, by the _dense constants",
+        ("c", "a", "alpha", "b", "beta", "g", "gamma", "a_dense", "alpha_dense", "b_dense", "beta_dense", "total_of_active"),
+        ("experts", "granularity"),
+        *_loss_and_tokens(_granular_terms),
     ),
     "joint": Form(
-        formula="L = a Ê^delta N^(alpha + gamma ln Ê) + b Ê^omega D^(beta + zeta ln Ê) + c",
-        constants=("a", "alpha", "delta", "gamma", "b", "beta", "omega", "zeta", "E_start", "E_max", "c"),
-        takes=("experts",),
-        loss=_joint,
-        tokens=_joint_tokens,
+        "L = a Ê^delta N^(alpha + gamma ln Ê) + b Ê^omega D^(beta + zeta ln Ê) + c",
+        ("a", "alpha", "delta", "gamma", "b", "beta", "omega", "zeta", "E_start", "E_max", "c"),
+        ("experts",),
+        *_loss_and_tokens(_joint_terms),
     ),
     "sparse": Form(
-        formula="L = a / N^alpha + b / D^beta + c / (1-S)^lam + d / ((1-S)^delta N^gamma) + e, N total",
-        constants=("a", "alpha", "b", "beta", "c", "lam", "d", "delta", "gamma", "e"),
-        takes=("sparsity",),
-        loss=_sparse,
-        tokens=_sparse_tokens,
+        "L = a / N^alpha + b / D^beta + c / (1-S)^lam + d / ((1-S)^delta N^gamma) + e, N total",
+        ("a", "alpha", "b", "beta", "c", "lam", "d", "delta", "gamma", "e"),
+        ("sparsity",),
+        *_loss_and_tokens(_sparse_terms),
     ),
-}  # fmt: skip
-FORMS: Final[dict[str, Form]] = DENSE | MIXED
+}
 """Every form by its name."""
 
 
@@ -559,22 +546,29 @@ def refit(
     middle = logs.mean(axis=1)
     # Centered logarithms decouple each scale from its exponent: L-BFGS takes a tenth of the steps.
     logs[:2] -= middle[:2, None]
-    starts = _starts(logs, middle) if start is None else iter([_shifted(_of_constants(start), middle)])
-    fitted, least = _least(logs, starts)
-    bootstrap_fits = list(_resampled(logs, fitted, bootstraps, np.random.default_rng(seed)))
+    if start is None:
+        grid = _shifted(np.array(list(product(*GRID)), dtype=float).T, middle).T
+        starts = grid[np.argsort([_value_and_slope(node, logs)[0] for node in grid])[:BEST_STARTS]]
+    else:
+        near = [*np.log([start[name] for name in NAMES[:3]]), *(start[name] for name in NAMES[3:])]
+        starts = _shifted(np.array(near), middle)[None]
+    best = min((_minimise(logs, node) for node in starts), key=lambda minimum: float(minimum.fun))
+
+    # Each fit to resampled points starts from the fit to all points.
+    random, points = np.random.default_rng(seed), observations[0].size
+    resamples = [_minimise(logs[:, random.integers(0, points, points)], best.x).x for _ in range(bootstraps)]
 
     # Shift the constants back to the original parameters and tokens.
-    estimate = _shifted(fitted, -middle)
-    bootstrap_estimates = _shifted(np.array(bootstrap_fits).reshape(bootstraps, len(NAMES)).T, -middle).T
+    bootstrap_estimates = _shifted(np.array(resamples).reshape(bootstraps, len(NAMES)).T, -middle).T
     every = _constants(bootstrap_estimates.T)
     ends = {name: np.quantile(values, QUANTILES) if bootstraps else np.full(2, np.nan) for name, values in every.items()}
     return Refit(
-        constants={name: float(value) for name, value in _constants(estimate).items()},
+        constants={name: float(value) for name, value in _constants(_shifted(best.x, -middle)).items()},
         errors={name: float(np.std(values, ddof=1)) if bootstraps > 1 else np.nan for name, values in every.items()},
         low={name: float(pair[0]) for name, pair in ends.items()},
         high={name: float(pair[1]) for name, pair in ends.items()},
-        huber=least,
-        points=observations[0].size,
+        huber=float(best.fun),
+        points=points,
         bootstraps=bootstraps,
         deviations=tuple(np.std(bootstrap_estimates, axis=0, ddof=1).tolist()) if bootstraps > 1 else (),
         correlations=tuple(map(tuple, np.corrcoef(bootstrap_estimates.T).tolist())) if bootstraps > len(NAMES) else (),
@@ -624,10 +618,6 @@ def _constants(fitted: Array) -> dict[str, Array]:
     return dict(zip(NAMES, (*np.exp(fitted[:3]), *fitted[3:]), strict=True))
 
 
-def _of_constants(constants: Mapping[str, float]) -> Array:
-    return np.array([*np.log([constants[name] for name in NAMES[:3]]), *(constants[name] for name in NAMES[3:])])
-
-
 def _value_and_slope(fitted: Array, logs: Array) -> tuple[float, Array]:
     """Return the summed Huber loss over points and its gradient."""
     a, b, e, alpha, beta = fitted
@@ -649,20 +639,6 @@ def _shifted(fitted: Array, shift: Array) -> Array:
     return np.stack([a - alpha * shift[0], b - beta * shift[1], e, alpha, beta])
 
 
-def _starts(logs: Array, middle: Array) -> Iterator[Array]:
-    """Yield the best starts of the grid."""
-    grid = _shifted(np.array(list(product(*GRID)), dtype=float).T, middle).T
-    values = np.array([_value_and_slope(start, logs)[0] for start in grid])
-    yield from grid[np.argsort(values)[:BEST_STARTS]]
-
-
-def _least(logs: Array, starts: Iterator[Array]) -> tuple[Array, float]:
-    """Return the lowest minimum over all starts, and its value."""
-    minima = [_minimise(logs, start) for start in starts]
-    best = min(minima, key=lambda minimum: minimum.fun)
-    return np.asarray(best.x), float(best.fun)
-
-
 def _minimise(logs: Array, start: Array) -> Any:
     try:
         from scipy.optimize import minimize
@@ -670,11 +646,3 @@ def _minimise(logs: Array, start: Array) -> Any:
         raise InputError(f"a fit needs scipy: {install_hint('calibrate')}") from None
     options = {"maxiter": 5000, "maxfun": 20_000, "ftol": 1e-14, "gtol": 1e-10, "maxcor": 20}
     return minimize(_value_and_slope, start, args=(logs,), jac=True, method="L-BFGS-B", options=options)
-
-
-def _resampled(logs: Array, fitted: Array, count: int, random: np.random.Generator) -> Iterator[Array]:
-    """Yield the fits to resampled points, each started from the fit to all points."""
-    points = logs.shape[1]
-    for _ in range(count):
-        sample = logs[:, random.integers(0, points, points)]
-        yield _minimise(sample, fitted).x

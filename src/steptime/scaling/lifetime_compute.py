@@ -1,4 +1,6 @@
-r"""Lifetime compute of a model by the lecture: training, RL and serving.
+r"""Lifetime compute of a model by the lecture: training, RL and serving; with the target and the demand of a sizing.
+
+`Target` is a loss, or the minimum loss within FLOP or USD. The loss may be that of a given model on given tokens.
 
 Training takes $6 N D$, RL $k N D_{RL} \eta$ and serving $2 N D_{inf} \eta$, all as training-equivalent FLOP. `Demand` has
 the served tokens and the RL. Serving counts with the probability that a model is served at all; training and RL are paid in
@@ -9,19 +11,23 @@ All functions broadcast over the constants of laws, so that a law with a hundred
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from steptime.errors import Impossible, RangeError
+from steptime.errors import Impossible, InputError, RangeError, UnitError, short_repr
+from steptime.models.model import Model, active_parameters
+from steptime.models.model import total_parameters as model_parameters
+from steptime.models.model_loading import load_model
 from steptime.number_checks import LARGEST, Array, Number, between, positive, share
 from steptime.result_base import unit
-from steptime.scaling.compute_optimal import LARGEST_SIZE, SMALLEST, TRAINING_FLOP, cheapest, least, size_for
-from steptime.scaling.law_forms import LawInputs
+from steptime.scaling.compute_optimal import LARGEST_SIZE, SMALLEST, cheapest, least, size_for
+from steptime.scaling.law_forms import TRAINING_FLOP, LawInputs
 from steptime.scaling.scaling_laws import Law, loss, tokens_for
-from steptime.units import show
+from steptime.units import count, parse, show
 
 # FLOP per parameter and token.
 SERVING_FLOP: Final = 2.0
@@ -29,11 +35,146 @@ SERVING_FLOP: Final = 2.0
 RL_FLOP: Final = 3.0
 # Cost of a decode FLOP over a training FLOP: one over about a third of the rate (lecture, section 12).
 ETA: Final = 3.0
+# Feed-forward share of a layer with 4 h^2 parameters in attention and 8 h^2 in the feed-forward block.
+FEED_FORWARD: Final = 2 / 3
+MOST_FLOP = 1e32
+# Nats per token; a random guess among 128,256 tokens has 11.8.
+MOST_LOSS = 12.0
+# Below these values, laws do not describe language models.
+LEAST_PARAMS, LEAST_TOKENS, LEAST_FLOP = 1e4, 1e5, 1e10
+# Largest number of parameters or tokens of a reference model.
+MOST_COUNT = 1e18
 # Largest number of served tokens that is accepted.
 MOST_SERVED: Final = 1e20
-HALVINGS: Final = 60
-# Step of a logarithm for numerical slopes.
-STEP: Final = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One target of a model sizing.
+
+    It is one of: parameters and tokens of a reference model, whose loss each law computes itself; a loss; FLOP; or USD.
+    """
+
+    params: float = field(default=math.nan, metadata=unit("", "parameters of the reference model"))
+    tokens: float = field(default=math.nan, metadata=unit("tokens", "training tokens of the reference model"))
+    loss: float = field(default=math.nan, metadata=unit("", "target loss, in nats per token"))
+    compute: float = field(default=math.nan, metadata=unit("FLOP", "lifetime cost, in training-equivalent FLOP"))
+    usd: float = field(default=math.nan, metadata=unit("USD", "lifetime cost"))
+    model: str = field(default="", metadata=unit("", "name of the reference model in the catalogue"))
+    note: str = field(default="", metadata=unit("", "warning about the reference model"))
+
+    def __post_init__(self) -> None:
+        values = {"params and tokens": self.params, "loss": self.loss, "compute": self.compute, "usd": self.usd}
+        aims = [name for name, value in values.items() if not math.isnan(value)]
+        if len(aims) != 1 or math.isnan(self.params) != math.isnan(self.tokens):
+            raise RangeError(
+                f"target: give one of params with tokens, loss, compute or usd, got {' and '.join(aims) or 'none of them'}"
+            )
+
+    @property
+    def words(self) -> str:
+        """The target as text."""
+        if not math.isnan(self.params):
+            model_text = f"{self.model}, " if self.model else ""
+            return f"the loss of {model_text}{show(self.params)} parameters on {show(self.tokens)} tokens"
+        if not math.isnan(self.loss):
+            return f"a loss of {self.loss:g}"
+        if not math.isnan(self.compute):
+            return f"the minimum loss for {self.compute:.3g} FLOP in total"
+        return f"the minimum loss for ${self.usd:,.0f} in total"
+
+    def loss_by(self, law: Law, **dense: Number) -> Number:
+        """Return the target loss by a law.
+
+        With a reference model, the law computes the loss of a dense model.
+
+        Args:
+            law: Scaling law.
+            **dense: Further inputs of the reference model, such as `bits`.
+
+        Returns:
+            Loss [nats per token].
+        """
+        return self.loss if math.isnan(self.params) else loss(law, self.params, self.tokens, **dense)
+
+
+def read_target(
+    quality: str | tuple[float, float] | None = None,
+    loss: float | None = None,
+    compute: float | None = None,
+    usd: float | None = None,
+    *,
+    load: Callable[[str], Model] = load_model,
+) -> Target:
+    """Return the target from exactly one of its options.
+
+    Args:
+        quality: "MODEL@TOKENS", such as 100B@200T or llama-3.1-8b@15T, or parameters and tokens.
+        loss: Target loss [nats per token].
+        compute: Lifetime cost [training-equivalent FLOP].
+        usd: Lifetime cost [USD].
+        load: Function that returns the model of a name.
+
+    Returns:
+        Target.
+
+    Raises:
+        RangeError: If no option or several are given, or a value is out of its range.
+        InputError: If the quality cannot be read.
+
+    >>> read_target("100B@200T").words
+    'the loss of 100 B parameters on 200 T tokens'
+    """
+    values = {"--match-quality": quality, "--loss": loss, "--compute": compute, "--usd": usd}
+    aims = [name for name, value in values.items() if value is not None]
+    if len(aims) != 1:
+        names = " and ".join(aims) or "nothing"
+        raise RangeError(
+            f"a budget has one target, and {names} {'are' if len(aims) > 1 else 'is'} given; give one of "
+            "--match-quality 100B@200T, --loss 1.9, --compute 1e25 or --usd 100M"
+        )
+    if quality is not None:
+        return _of_quality(quality, load)
+    if loss is not None:
+        return Target(loss=positive("loss", loss, maximum=MOST_LOSS))
+    if compute is not None:
+        return Target(compute=positive("compute", compute, "FLOP", minimum=LEAST_FLOP, maximum=MOST_FLOP))
+    return Target(usd=positive("usd", float(usd or 0.0), "USD", maximum=LARGEST))
+
+
+def _of_quality(quality: str | tuple[float, float], load: Callable[[str], Model]) -> Target:
+    if not isinstance(quality, str):
+        try:
+            params, tokens = quality
+        except (TypeError, ValueError):
+            raise InputError(f"quality: it is MODEL@TOKENS, or parameters and tokens, got {short_repr(quality)}") from None
+        return Target(
+            params=positive("parameters", params, minimum=LEAST_PARAMS, maximum=MOST_COUNT),
+            tokens=positive("tokens", tokens, minimum=LEAST_TOKENS, maximum=MOST_COUNT),
+        )
+
+    name, separator, written = quality.partition("@")
+    if not separator or not name.strip() or not written.strip():
+        raise InputError(f"quality: it is MODEL@TOKENS, such as 100B@200T or llama-3.1-8b@15T, got {short_repr(quality)}")
+    tokens = positive("tokens", count(written.strip(), "tokens", maximum=MOST_COUNT), minimum=LEAST_TOKENS)
+    try:
+        size = float(count(name.strip(), "parameters", maximum=MOST_COUNT))
+    except (UnitError, RangeError):
+        # Not a number, so it is the name of a model.
+        pass
+    else:
+        return Target(params=positive("parameters", size, minimum=LEAST_PARAMS), tokens=tokens)
+
+    # Laws of dense models have no experts: a mixture counts with its active parameters.
+    model = load(name.strip())
+    active, total = float(active_parameters(model)), float(model_parameters(model))
+    note = ""
+    if total > 1.2 * active:
+        note = (
+            f"{model.name} counts as a dense model of its {show(active)} active parameters, of {show(total)}: "
+            "its real loss is lower"
+        )
+    return Target(params=active, tokens=tokens, model=model.name, note=note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +209,44 @@ class Demand:
         """Tokens of serving and RL, as serving tokens at the cost of training."""
         rolled = self.rl_flop / SERVING_FLOP * self.rl_tokens
         return self.eta * (self.served * (1 - self.discard) + rolled)
+
+
+def read_served(text: str, lifetime: str | None = None) -> tuple[float, float]:
+    """Return the served tokens and the lifetime from texts.
+
+    Args:
+        text: Tokens per time, such as "50M/s", or in total, such as "200T".
+        lifetime: Time with a unit, such as "60d"; a rate needs it.
+
+    Returns:
+        Served tokens, and lifetime [s] (nan if not given).
+
+    Raises:
+        InputError: If a rate has no lifetime.
+        RangeError: If the tokens are below 0.
+
+    >>> read_served("50M/s", "60d")
+    (259200000000000.0, 5184000.0)
+    """
+    seconds = math.nan
+    if lifetime is not None:
+        try:
+            seconds = float(parse(lifetime, "s"))
+        except UnitError:
+            raise UnitError(f"--lifetime needs a time with a unit, such as 60d or 24h, got {short_repr(lifetime)}") from None
+        positive("lifetime", seconds, "s")
+    number, slash, per = text.strip().partition("/")
+    number = number.strip()
+    for word in ("tokens", "token", "tok"):
+        number = number.removesuffix(word).strip()
+    served = float(count(number, "tokens served", maximum=MOST_SERVED))
+    if served < 0:
+        raise RangeError(f"tokens served must be at least 0, got {short_repr(text)}")
+    if not slash:
+        return served, seconds
+    if math.isnan(seconds) and served:
+        raise InputError(f"{short_repr(text)} is a rate, which needs a --lifetime, such as 60d")
+    return served * (0.0 if math.isnan(seconds) else seconds) / parse(f"1 {per.strip()}", "s"), seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,36 +377,6 @@ def equality(law: Law, demand: Demand, at_loss: Number, **inputs: Number) -> Bil
     return lifetime_bill(demand, np.where(np.isfinite(params), params, np.nan), tokens, at_loss)
 
 
-def own_tokens(law: Law, params: Number, **inputs: Number) -> Array:
-    """Return the tokens for which a size is the optimal split of compute.
-
-    At the optimum, a small increase of either gains the same.
-
-    Args:
-        law: Scaling law.
-        params: Active parameters.
-        **inputs: Further inputs of the law: `experts`, `granularity`, `sparsity`, `unique`, `bits`.
-
-    Returns:
-        Training tokens.
-
-    >>> from steptime.scaling.scaling_laws import load_law
-    >>> round(float(own_tokens(load_law("hoffmann-tex"), 40.3e9) / 40.3e9))
-    59
-    """
-    shape = np.broadcast(params, *law.constants.values()).shape
-    low, high = np.zeros(shape), np.full(shape, np.log(LARGEST))
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        tokens = np.exp(middle)
-        wider = loss(law, np.asarray(params) * np.exp(STEP), tokens * np.exp(-STEP), **inputs)
-        narrower = loss(law, np.asarray(params) * np.exp(-STEP), tokens * np.exp(STEP), **inputs)
-        # True if more parameters and fewer tokens at the same compute reduce the loss.
-        enough = np.asarray(wider) <= narrower
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    return np.asarray(np.exp((low + high) / 2))
-
-
 def total_parameters(law: Law, active: Number, inputs: Mapping[str, Number]) -> Number:
     """Return the total parameters of a model, as built in the runs of a law.
 
@@ -254,7 +403,3 @@ def total_parameters(law: Law, active: Number, inputs: Mapping[str, Number]) -> 
         return active * np.where(np.asarray(law_inputs.experts) > 1, law.constants["total_of_active"], 1.0)
     routed = {"routed": FEED_FORWARD / 2, "joint": FEED_FORWARD}.get(law.form, 0.0)
     return active * (1 + routed * (np.asarray(law_inputs.experts) - 1.0))
-
-
-# Feed-forward share of a layer with 4 h^2 parameters in attention and 8 h^2 in the feed-forward block.
-FEED_FORWARD: Final = 2 / 3

@@ -19,20 +19,20 @@ from steptime.errors import Impossible, InputError, RangeError
 from steptime.hardware.system import System
 from steptime.number_checks import Number, positive, share
 from steptime.result_base import Tabular, columns_by_key, unit
-from steptime.scaling.compute_optimal import TRAINING_FLOP, over_errors, over_laws
+from steptime.scaling.compute_optimal import over_errors, over_laws, own_tokens
 from steptime.scaling.lifetime_compute import (
     Bill,
     Demand,
+    Target,
     at_equal_loss,
     equality,
     lifetime_bill,
-    own_tokens,
+    read_target,
     total_parameters,
     within,
 )
 from steptime.scaling.scaling_laws import DOMAINS, Law, LawLike, beyond, in_beyond, load_laws, tokens_for
-from steptime.scaling.size_cost import Serving, Target, read_target
-from steptime.scaling.sizing_on_system import MachineBudget, by_machine
+from steptime.scaling.sizing_on_system import MachineBudget, Serving, by_machine
 from steptime.units import DAY, in_digits, show
 
 # Llama 3 405B on 8,192 H100 in bf16 (arXiv 2407.21783, Table 4).
@@ -356,20 +356,9 @@ def _choice(law: Law, aim: Target, demand: Demand, price: _Price, inputs: Mappin
         training_chips=float(np.asarray(bill.training)) / price.rate / price.seconds,
         serving_chips=float(np.asarray(bill.serving)) / (1 - demand.discard or math.nan) / price.rate / demand.lifetime,
         ranges=over_errors(law, lambda sampled_law: _ratios(sampled_law, _solve(sampled_law, aim, demand, inputs), inputs)),
-        beyond=_beyond(law, params, figures["tokens"], inputs),
+        beyond=beyond(law, params=params, tokens=figures["tokens"], **inputs),
         **figures,
     )
-
-
-def _beyond(law: Law, params: float, tokens: float, inputs: Mapping[str, Number]) -> dict[str, float]:
-    """Return the factors by which a choice is beyond the runs of a law."""
-    domain_inputs: dict[str, Number] = {
-        "params": params,
-        "tokens": tokens,
-        "ratio": tokens / params,
-        "compute": TRAINING_FLOP * params * tokens,
-    }
-    return beyond(law, **domain_inputs, **{name: value for name, value in inputs.items() if name != "unique"})
 
 
 def _warnings(target: Target, demand: Demand, choices: Sequence[Choice], price: _Price) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from steptime.hardware.number_formats import number_format, peak_rate
 from steptime.hardware.system import System
 from steptime.number_checks import Number, between, positive
 from steptime.result_base import Tabular, columns_by_key, unit
-from steptime.scaling.compute_optimal import TRAINING_FLOP, equivalent_dense
+from steptime.scaling.compute_optimal import equivalent_dense
 from steptime.scaling.law_forms import vanishing_point
 from steptime.scaling.lifetime_compute import total_parameters
 from steptime.scaling.scaling_laws import Law, LawLike, beyond, fitted_to, load_laws
@@ -224,14 +224,5 @@ def _rows(
             chips=float(np.ceil(total * width / float(system.chip.hbm.capacity))),
             usd_per_million_tokens=float(cost),
             cost_over_dense=float(cost / dense),
-            beyond=_beyond(law, active, tokens, inputs),
+            beyond=beyond(law, params=active, tokens=tokens, **inputs),
         )
-
-
-def _beyond(law: Law, active: float, tokens: float, inputs: Mapping[str, float]) -> dict[str, float]:
-    """Return the factors by which a mixture is beyond the runs of a law.
-
-    The laws of Clark et al. have no tokens.
-    """
-    trained: dict[str, Number] = {"tokens": tokens, "compute": TRAINING_FLOP * active * tokens} if law.kind.tokens else {}
-    return beyond(law, params=active, **trained, **inputs)

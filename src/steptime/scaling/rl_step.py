@@ -32,7 +32,7 @@ from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout, check_ways
 from steptime.physics.step import decode_step, prefill_step
 from steptime.result_base import Result, unit
-from steptime.scaling.compute_optimal import TRAINING_FLOP
+from steptime.scaling.law_forms import TRAINING_FLOP, bisect
 from steptime.training.training_planner import train
 from steptime.units import counted, show
 
@@ -43,7 +43,6 @@ POINTS: Final = 49
 # FLOP per parameter and token of a forward pass.
 FORWARD_FLOP: Final = 2.0
 BF16_BYTES: Final = 2.0
-HALVINGS: Final = 60
 # Training sequences are padded to a multiple of these tokens.
 PACKED: Final = 64
 
@@ -250,13 +249,11 @@ def answer_lengths(mean: float, longest: float, spread: float, count: int) -> Ar
     """
     between("spread", spread, 0.0, 5.0)
     scores = np.array([NormalDist().inv_cdf((i + 0.5) / count) for i in range(count)])[::-1]
-    low, high = np.log(1e-3 * mean), np.log(1e6 * longest)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        # Bisection over the logarithm of the median.
-        short = np.minimum(np.exp(middle + spread * scores), longest).mean() < mean
-        low, high = (middle, high) if short else (low, middle)
-    return np.asarray(np.minimum(np.exp(high + spread * scores), longest))
+
+    def lengths(median: Array) -> Array:
+        return np.asarray(np.minimum(median * np.exp(spread * scores), longest))
+
+    return lengths(bisect(lambda median: lengths(median).mean() >= mean, 1e-3 * mean, 1e6 * longest))
 
 
 def _rollout(

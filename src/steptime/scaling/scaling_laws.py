@@ -24,7 +24,7 @@ from steptime.catalog.schema import LawEntry, SpreadEntry, validated
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName, did_you_mean, expect, short_repr
 from steptime.number_checks import LARGEST, Number, between, positive, share
 from steptime.result_base import Result
-from steptime.scaling.law_forms import FORMS, Form, LawInputs
+from steptime.scaling.law_forms import FORMS, TRAINING_FLOP, Form, LawInputs
 from steptime.units import GRADES, Figure, in_digits, show
 
 DOMAINS: Final = {
@@ -269,7 +269,8 @@ def beyond(law: Law, **inputs: Number) -> dict[str, float]:
 
     Args:
         law: Scaling law.
-        **inputs: Values by the names of the domain: params, tokens, ratio, compute, or a further input.
+        **inputs: Values by the names of the domain: params, tokens, or a further input. Parameters and tokens also give the
+            ratio and the compute.
 
     Returns:
         Factor above 1 by name, only for inputs beyond the runs.
@@ -277,6 +278,10 @@ def beyond(law: Law, **inputs: Number) -> dict[str, float]:
     >>> {name: round(far, 2) for name, far in beyond(load_law("hoffmann"), params=100e9, tokens=1e11).items()}
     {'params': 6.25}
     """
+    if {"params", "tokens"} <= inputs.keys():
+        params, tokens = inputs["params"], inputs["tokens"]
+        compute = TRAINING_FLOP * params * tokens
+        inputs = {"params": params, "tokens": tokens, "ratio": tokens / params, "compute": compute} | inputs
     factors = {}
     for name, value in inputs.items():
         if name not in law.domain or np.ndim(value):

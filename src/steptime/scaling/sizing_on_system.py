@@ -1,35 +1,60 @@
 """Model sizing with the costs of steptime's own planners, on a named system.
 
-The family of models is the rule of `shape_rule`. A few sizes are planned for serving (`st.plan`: the largest batch within
-the speed limit, prefill and decode, cache hits, KV cache by context). They are also planned for training (`st.train`: the
-fastest layout that fits, on chips that take the given days, with failures).
+**Family of models.** The rule of `model_config` follows the three sizes of Llama 3: heads of 128 values, 8 KV heads, a gated
+feed-forward block of 3.5 times the width, a vocabulary of 128,256. There is about one layer per 128 of width (8 B: 4,096 and 32
+layers; 70 B: 8,192 and 80; 405 B: 16,384 and 126). The width is 1,024 times a number of three bits (1 to 8, then 10, 12, 14,
+16, 20 ...). With this, KV heads divide the heads, and wide models divide over many chips. The number of layers makes up the
+difference. A mixture has the same number of layers with the same attention. Each expert has 1/granularity of the block, and a
+token uses `granularity` experts.
 
-Between two sizes, the cost of a request, of an output token and of a training token is a power of the size. More sizes are
-planned around the minimum, so that the result is a planned size.
+**Costs.** A few sizes are planned for serving (`st.plan`: the largest batch within the speed limit, prefill and decode, cache
+hits, KV cache by context). They are also planned for training (`st.train`: the fastest layout that fits, on chips that take the
+given days, with failures). Between two sizes, the cost of a request, of an output token and of a training token is a power of
+the size. More sizes are planned around the minimum, so that the result is a planned size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import resolve_system
-from steptime.errors import Impossible, InputError
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
+from steptime.errors import Impossible, InputError, RangeError
 from steptime.hardware.system import System
 from steptime.models.model import Model, active_parameters
-from steptime.models.model import total_parameters as parameters_of
-from steptime.number_checks import Array, Number, whole_number
+from steptime.models.model import total_parameters as model_parameters
+from steptime.models.model_loading import load_model
+from steptime.number_checks import MOST_CHIPS, Array, Number, positive, whole_number
+from steptime.physics.engine import Engine
+from steptime.planning.planner import DoesNotFit, plan
+from steptime.planning.workload import Slo, Workload
 from steptime.result_base import Tabular, columns_by_key, unit
-from steptime.scaling.compute_optimal import TRAINING_FLOP, least
+from steptime.scaling.compute_optimal import least
+from steptime.scaling.law_forms import TRAINING_FLOP, bisect
 from steptime.scaling.lifetime_compute import SERVING_FLOP, Demand, total_parameters
 from steptime.scaling.scaling_laws import Law, tokens_for
-from steptime.scaling.shape_rule import LARGEST, SMALLEST, shaped
-from steptime.scaling.size_cost import Serving, SizeServed, chips_for, served_size, training_cost
-from steptime.units import DAY, show
+from steptime.training.training_alternatives import NothingFits
+from steptime.training.training_planner import train
+from steptime.units import DAY, MILLION, show
 
+# Head width, KV heads, feed-forward over width, tokens: Llama 3, arXiv 2407.21783, Table 3.
+HEAD, KV_HEADS, FEED_FORWARD, VOCABULARY = 128, 8, 3.5, 128_256
+WIDTHS: Final = tuple(1024 * mantissa << exponent for exponent in range(6) for mantissa in range(1 if not exponent else 5, 9))
+# Width per layer of Llama 3.
+LAYERS_TO_WIDTH: Final = 128
+# Range of the rule [parameters].
+SMALLEST, LARGEST = 0.3e9, 30e12
+POSITIONS: Final = 1_048_576
+# Scale-up domains to try; the smallest number with enough memory serves the model.
+DOMAIN_COUNTS: Final = (1, 2, 4, 8)
+# Share of the rate of a chip for the estimate of training chips, and its number format.
+USUAL_SHARE: Final = 0.4
+FORMAT: Final = "bf16"
 # Sizes that are planned first.
 SIZES: Final = 7
 # Rounds that plan the size of minimum cost itself.
@@ -38,9 +63,167 @@ ROUNDS: Final = 4
 SPAN: Final = 8.0
 # Factor below which two sizes count as the same.
 LITTLE: Final = 1.03
-HALVINGS: Final = 50
 # Range of the loss of a budget [nats per token]; a random guess among 128,256 tokens has 11.8.
 LOSSES: Final = (1e-3, 12.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How models are served and trained: system, workload, limits, formats and engine."""
+
+    system: SystemLike = field(metadata=unit("", "serving system", kind="text"))
+    workload: Workload = field(metadata=unit("", "workload of identical requests"))
+    slo: Slo = field(default=Slo(), metadata=unit("", "limits on the latency of requests"))
+    weights: str = field(default="", metadata=unit("", "number format of the served weights; empty for bf16"))
+    kv: str = field(default="", metadata=unit("", "number format of the KV cache; empty for bf16"))
+    engine: str | Engine | None = field(default=None, metadata=unit("", "serving engine; null for the system's default"))
+    training_system: SystemLike | None = field(default=None, metadata=unit("", "training system; null for the serving system"))
+    training_chips: int | None = field(default=None, metadata=unit("", "training chips; null to meet training_days"))
+    training_days: float = field(default=60.0, metadata=unit("", "days of training, if no training chips are given"))
+    training_seq: int = field(default=8192, metadata=unit("tokens", "training sequence"))
+    training_batch: int = field(default=2048, metadata=unit("", "sequences per training step"))
+    training_format: str = field(default="bf16", metadata=unit("", "number format of the products of training"))
+
+    def __post_init__(self) -> None:
+        if self.training_chips is not None:
+            whole_number("training chips", self.training_chips, maximum=MOST_CHIPS)
+        positive("training days", self.training_days)
+        whole_number("training sequence", self.training_seq)
+        whole_number("training batch", self.training_batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeServed:
+    """One model size with its serving and training cost."""
+
+    params: float = field(metadata=unit("", "active parameters of the planned model"))
+    total_params: float = field(metadata=unit("", "total parameters of the planned model"))
+    width: int = field(metadata=unit("", "width of the residual stream"))
+    layers: int = field(metadata=unit("", "layers"))
+    chips: int = field(metadata=unit("", "chips of the plan"))
+    usd_per_request: float = field(
+        metadata=unit("USD", "rent per request; null if no plan meets the limits", key="usd_per_request")
+    )
+    usd_per_output_token: float = field(
+        metadata=unit("USD", "rent per output token, without prefill", key="usd_per_output_token")
+    )
+    batch: float = field(metadata=unit("", "decode batch per replica, in sequences"))
+    training_chips: int = field(metadata=unit("", "training chips"))
+    training_seconds: float = field(metadata=unit("s", "wall-clock time of training; null if no layout fits"))
+    usd_per_training_token: float = field(
+        metadata=unit("USD", "rent per training token; null if no layout fits", key="usd_per_training_token")
+    )
+    mfu: float = field(metadata=unit("", "MFU of training"))
+    tokens: float = field(default=np.nan, metadata=unit("tokens", "training tokens for the loss; null if out of reach"))
+    training_usd: float = field(default=np.nan, metadata=unit("USD", "cost of training"))
+    rl_usd: float = field(default=np.nan, metadata=unit("USD", "cost of RL"))
+    serving_usd: float = field(default=np.nan, metadata=unit("USD", "cost of serving over the lifetime"))
+    reason: str = field(default="", metadata=unit("", "reason why there is no plan"))
+
+
+def chips_for(params: float, tokens: float, system: System, serving: Serving) -> int:
+    """Return the number of training chips for a size.
+
+    It is the given number, or systems in a power of two that take about the given days. The size of the system limits it.
+
+    Args:
+        params: Active parameters.
+        tokens: Training tokens.
+        system: Training system.
+        serving: How the model is served and trained.
+
+    Returns:
+        Chips; 0 for tokens that are not finite.
+
+    >>> from steptime.catalog.hardware_loading import load_system
+    >>> from steptime.planning.workload import Workload
+    >>> serving = Serving(system="hgx-h100", workload=Workload(input_tokens=1, output_tokens=1), training_days=60)
+    >>> chips_for(405e9, 15.6e12, load_system("hgx-h100"), serving)
+    16384
+    """
+    if not np.isfinite(tokens):
+        return 0
+    if serving.training_chips is not None:
+        return serving.training_chips
+    rate = float(system.chip.peak.get(FORMAT, max(system.chip.peak.values()))) * USUAL_SHARE
+    units = TRAINING_FLOP * params * tokens / rate / (serving.training_days * DAY) / system.chips
+    max_systems = 1.0 if system.is_box else MOST_CHIPS / system.chips
+    return int(system.chips * min(2.0 ** max(0, round(np.log2(units))), 2.0 ** np.floor(np.log2(max_systems))))
+
+
+def training_cost(model: Model, system: System, serving: Serving, *, chips: int, tokens: float) -> tuple[float, float, float]:
+    """Return the cost of a training token, the MFU and the time of training.
+
+    The run includes failures and restarts. It is the fastest layout on the chips that fits (`st.train`).
+
+    Args:
+        model: Model.
+        system: Training system.
+        serving: How the model is served and trained.
+        chips: Training chips.
+        tokens: Training tokens.
+
+    Returns:
+        USD per token, MFU, and seconds; nan where no layout fits.
+    """
+    none = (np.nan, np.nan, np.nan)
+    if not chips:
+        return none
+    try:
+        training_plan = train(model, system, chips=chips, seq=serving.training_seq, batch=serving.training_batch, tokens=tokens,
+                              changes=False, dtype=serving.training_format)  # fmt: skip
+    except NothingFits:
+        return none
+    if training_plan.run is None:
+        return none
+    return (
+        float(training_plan.run.usd) / tokens,
+        float(np.asarray(training_plan.step.mfu_causal)),
+        float(training_plan.run.seconds),
+    )
+
+
+def served_size(model: Model, training_figures: dict[str, float], serving: Serving, system: System) -> SizeServed:
+    """Return a size with its serving cost.
+
+    It takes as few scale-up domains as have room for the model.
+
+    Args:
+        model: Model.
+        training_figures: Fields of `SizeServed` about training.
+        serving: How the model is served and trained.
+        system: Serving system.
+
+    Returns:
+        Size; with a reason if no plan meets the limits.
+    """
+    size_figures: dict[str, Any] = {
+        **training_figures,
+        "width": int(model.width),
+        "layers": int(sum(count for _, count in model.layers)),
+    }
+    reason = ""
+    for domains in DOMAIN_COUNTS:
+        try:
+            best_plan = plan(model, system, serving.workload, serving.slo, chips=system.chips * domains, engine=serving.engine,
+                             alternatives=False, elasticities=False)  # fmt: skip
+        except DoesNotFit:
+            reason = f"{show(training_figures['params'])} parameters do not fit {system.chips * domains} chips"
+            continue
+        if best_plan.feasible:
+            batch = max(pool.batch for pool in best_plan.pools)
+            return SizeServed(
+                **size_figures,
+                chips=best_plan.chips,
+                usd_per_request=float(best_plan.usd_per_request),
+                usd_per_output_token=float(best_plan.decode_usd_per_million_tokens) / MILLION,
+                batch=float(batch),
+            )
+        # The smallest number of domains with enough memory decides, even if its plan misses the limits.
+        reason = best_plan.reason
+        break
+    nothing: Any = {"usd_per_request": np.nan, "usd_per_output_token": np.nan, "batch": np.nan}
+    return SizeServed(**size_figures, chips=0, **nothing, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -116,18 +299,22 @@ def by_machine(
     """
     system = resolve_system(serving.system)
     trainer = system if serving.training_system is None else resolve_system(serving.training_system)
-    _check(law, system, trainer, inputs)
-    family = _Family(law, at_loss, serving, system, trainer, inputs)
+    for machine in (system, trainer):
+        if not np.isfinite(float(machine.rent.typical)):
+            raise InputError(f"{machine.name}: no rent is known; give one, such as --rent 2.10")
+    if "sparsity" in inputs:
+        raise InputError(f"{law.name} has a sparsity and no number of experts, which a system needs; take a law with experts")
+    family = _Family(law, at_loss, demand, serving, system, trainer, inputs)
     low, high = max(SMALLEST, around / SPAN), min(LARGEST, around * SPAN)
     for params in np.geomspace(low, high, SIZES):
         family.add(float(params))
-    optimum = _best(family, demand, at_loss, usd, around)
+    costs, best = _best(family, usd, around)
     # Plan the interpolated optimum itself until it is a planned size.
     for _ in range(ROUNDS):
-        if not family.add(optimum.params):
+        if not family.add(best):
             break
-        optimum = _best(family, demand, at_loss, usd, around)
-    return _machine_budget(family, demand, optimum)
+        costs, best = _best(family, usd, around)
+    return _machine_budget(costs, best)
 
 
 @dataclass(slots=True)
@@ -136,6 +323,7 @@ class _Family:
 
     law: Law
     at_loss: float
+    demand: Demand
     serving: Serving
     system: System
     trainer: System
@@ -147,7 +335,7 @@ class _Family:
         model = self._shaped(target_params, self.serving.weights, self.serving.kv)
         params = float(active_parameters(model))
         # The rule has discrete shapes, so that a new target may give a known size.
-        if any(max(params / size, size / params) < LITTLE for size in self.sizes):
+        if any(_is_near(params, size) for size in self.sizes):
             return False
 
         tokens = float(np.asarray(tokens_for(self.law, params, self.at_loss, **self.inputs)))
@@ -155,7 +343,7 @@ class _Family:
         usd, mfu, seconds = training_cost(self._shaped(target_params), self.trainer, self.serving, chips=chips, tokens=tokens)
         training_figures = {
             "params": params,
-            "total_params": float(parameters_of(model)),
+            "total_params": float(model_parameters(model)),
             "training_chips": chips,
             "training_seconds": seconds,
             "usd_per_training_token": usd,
@@ -175,36 +363,23 @@ class _Family:
 
 
 @dataclass(frozen=True, slots=True)
-class _Best:
-    """Size of minimum lifetime cost, with the prices of planned sizes and the loss."""
-
-    prices: _Prices
-    demand: Demand
-    at_loss: float
-    params: float
-
-    def bill(self, params: Number) -> tuple[Array, Array, Array, Array]:
-        """Return tokens, and USD of training, RL and serving."""
-        return self.prices.bill(self.demand, self.at_loss, params)
-
-
-@dataclass(frozen=True, slots=True)
-class _Prices:
-    """Cost of a request, an output token and a training token by size."""
+class _Costs:
+    """Lifetime costs at a loss by size, from the prices of planned sizes."""
 
     family: _Family
     sizes: list[SizeServed]
+    at_loss: float
 
-    def bill(self, demand: Demand, at_loss: float, params: Number) -> tuple[Array, Array, Array, Array]:
+    def bill(self, params: Number) -> tuple[Array, Array, Array, Array]:
         """Return tokens, and USD of training, RL and serving.
 
         Rollouts of RL cost as much as output tokens, the rest of RL as much as training.
         """
-        workload, law = self.family.serving.workload, self.family.law
+        demand, law = self.family.demand, self.family.law
         token_usd = self._price(params, "usd_per_training_token")
-        tokens = np.asarray(tokens_for(law, params, at_loss, **self.family.inputs))
+        tokens = np.asarray(tokens_for(law, params, self.at_loss, **self.family.inputs))
         training = np.asarray(token_usd * tokens)
-        requests = demand.served * (1 - demand.discard) / (workload.input_tokens + workload.output_tokens)
+        requests = self.requests
         served = self._price(params, "usd_per_request") * requests if requests else np.zeros_like(training)
         rl = np.zeros_like(training)
         if demand.rl_tokens:
@@ -215,20 +390,24 @@ class _Prices:
             rl = rl + (training + served) * demand.rl_share / (1 - demand.rl_share)
         return tokens, training, np.asarray(rl), served
 
-    def cheapest(self, demand: Demand, at_loss: float) -> tuple[float, float]:
-        """Return the size of minimum lifetime cost at a loss, and this cost.
+    @property
+    def requests(self) -> float:
+        """Served requests over the lifetime."""
+        demand, workload = self.family.demand, self.family.serving.workload
+        return float(demand.served * (1 - demand.discard) / (workload.input_tokens + workload.output_tokens))
 
-        The cost is infinite where all sizes are too small.
-        """
+    def total(self, params: Number) -> Array:
+        """Return the lifetime cost [USD]."""
+        return np.asarray(sum(self.bill(params)[1:]))
 
-        def total(params: Array) -> Array:
-            return np.asarray(sum(self.bill(demand, at_loss, params)[1:]))
-
-        best = float(least(total, low=self.sizes[0].params, high=self.sizes[-1].params))
-        # Take a planned size if one is close enough.
+    def cheapest(self) -> tuple[float, float]:
+        """Return the size of minimum lifetime cost, and this cost; the cost is infinite where all sizes are too small."""
         nodes = [size.params for size in self.sizes]
-        best = min(nodes, key=lambda size: abs(np.log(size / best))) if _near(best, nodes) else best
-        return best, float(total(np.asarray(best)))
+        best = float(least(self.total, low=nodes[0], high=nodes[-1]))
+        # Take a planned size if one is close enough.
+        nearest = min(nodes, key=lambda size: abs(np.log(size / best)))
+        best = nearest if _is_near(nearest, best) else best
+        return best, float(self.total(best))
 
     def _price(self, params: Number, name: str) -> Array:
         """Return a price by size: a power law between planned sizes, infinite beyond."""
@@ -238,60 +417,57 @@ class _Prices:
         return np.where(inside, np.exp(np.interp(log_params, nodes, logs)), np.inf)
 
 
-def _near(size: float, nodes: Sequence[float]) -> bool:
-    return any(max(size / node, node / size) < LITTLE for node in nodes)
+def _is_near(size: float, other_size: float) -> bool:
+    return max(size / other_size, other_size / size) < LITTLE
 
 
-def _best(family: _Family, demand: Demand, at_loss: float, usd: float, around: float) -> _Best:
-    """Return the size of minimum cost at a loss, or of minimum loss for USD."""
-    prices = _Prices(family, _priced_sizes(family, around))
+def _best(family: _Family, usd: float, around: float) -> tuple[_Costs, float]:
+    """Return the size of minimum cost at the loss of the family, or of minimum loss for USD, with the costs at that loss."""
+    costs = _Costs(family, _priced_sizes(family, around), family.at_loss)
     if np.isnan(usd):
-        params, bill = prices.cheapest(demand, at_loss)
-        if not np.isfinite(bill):
-            raise Impossible(f"all planned sizes, up to {show(prices.sizes[-1].params)} parameters, are too small for the loss")
-        return _Best(prices, demand, at_loss, params)
+        params, total = costs.cheapest()
+        if not np.isfinite(total):
+            raise Impossible(f"all planned sizes, up to {show(costs.sizes[-1].params)} parameters, are too small for the loss")
+        return costs, params
 
-    # Bisection over the loss: a lower loss costs more.
-    low, high = np.log(LOSSES)
-    if prices.cheapest(demand, LOSSES[1])[1] > usd:
-        raise Impossible(f"usd: serving takes more than ${usd:,.0f} at any size from {show(prices.sizes[0].params)} parameters")
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if prices.cheapest(demand, float(np.exp(middle)))[1] > usd else (low, middle)
-    bought = float(np.exp(high))
-    return _Best(prices, demand, bought, prices.cheapest(demand, bought)[0])
+    # A lower loss costs more.
+    def is_affordable(at_loss: Number) -> bool:
+        return replace(costs, at_loss=float(at_loss)).cheapest()[1] <= usd
+
+    if not is_affordable(LOSSES[1]):
+        raise Impossible(f"usd: serving takes more than ${usd:,.0f} at any size from {show(costs.sizes[0].params)} parameters")
+    bought = replace(costs, at_loss=float(bisect(is_affordable, *LOSSES)))
+    return bought, bought.cheapest()[0]
 
 
-def _machine_budget(family: _Family, demand: Demand, optimum: _Best) -> MachineBudget:
+def _machine_budget(costs: _Costs, params: float) -> MachineBudget:
     """Return the result for the optimal size."""
-    serving, priced_sizes = family.serving, optimum.prices.sizes
-    tokens, training, rl, served = (float(part) for part in optimum.bill(optimum.params))
+    family, demand, serving = costs.family, costs.family.demand, costs.family.serving
+    tokens, training, rl, served = (float(part) for part in costs.bill(params))
     total = training + rl + served
     # Figures without an interpolation come from the nearest planned size.
-    nearest = _with_bill(min(priced_sizes, key=lambda size: abs(np.log(size.params / optimum.params))), optimum)
-    a_request = serving.workload.input_tokens + serving.workload.output_tokens
-    requests = demand.served * (1 - demand.discard) / a_request
-    request_usd = served / requests if requests else nearest.usd_per_request
-    half, double = (float(sum(optimum.bill(np.asarray(optimum.params * factor))[1:])) / total for factor in (0.5, 2.0))
+    nearest = _with_bill(min(costs.sizes, key=lambda size: abs(np.log(size.params / params))), costs)
+    request_usd = served / costs.requests if costs.requests else nearest.usd_per_request
+    half, double = (float(costs.total(params * factor)) / total for factor in (0.5, 2.0))
     trained = f"{nearest.training_chips:,} chips of {family.trainer.name} in {serving.training_format} for "
     return MachineBudget(
         law=family.law.name,
         system=family.system.name,
         training_system=family.trainer.name,
-        params=optimum.params,
+        params=params,
         total_params=nearest.total_params,
         tokens=tokens,
-        loss=optimum.at_loss,
+        loss=costs.at_loss,
         training_usd=training,
         rl_usd=rl,
         serving_usd=served,
         total_usd=total,
-        eta=_eta(optimum.params, tokens, demand, training, served),
-        usd_per_million_tokens=1e6 * request_usd / a_request,
+        eta=_eta(params, tokens, demand, training, served),
+        usd_per_million_tokens=MILLION * request_usd / (serving.workload.input_tokens + serving.workload.output_tokens),
         serving_chips=served / (1 - demand.discard or np.nan) / float(family.system.rent.typical) / demand.lifetime,
         half_cost=half,
         double_cost=double,
-        sizes=tuple(_with_bill(size, optimum) for size in family.planned),
+        sizes=tuple(_with_bill(size, costs) for size in family.planned),
         mfu=nearest.mfu,
         training_chips=nearest.training_chips,
         training_seconds=nearest.training_seconds,
@@ -340,21 +516,116 @@ def _eta(params: float, tokens: float, demand: Demand, training: float, served: 
     return served / flop / (training / (TRAINING_FLOP * params * tokens)) if flop else np.nan
 
 
-def _check(law: Law, system: System, trainer: System, inputs: dict[str, float]) -> None:
-    for machine in (system, trainer):
-        if not np.isfinite(float(machine.rent.typical)):
-            raise InputError(f"{machine.name}: no rent is known; give one, such as --rent 2.10")
-    if "sparsity" in inputs:
-        raise InputError(f"{law.name} has a sparsity and no number of experts, which a system needs; take a law with experts")
-
-
-def _with_bill(size: SizeServed, optimum: _Best) -> SizeServed:
+def _with_bill(size: SizeServed, costs: _Costs) -> SizeServed:
     """Return a size with its lifetime cost, if it can be served and trained."""
     if not (np.isfinite(size.usd_per_request) and np.isfinite(size.usd_per_training_token)):
         return size
-    tokens, training, rl, served = (float(part) for part in optimum.bill(size.params))
+    tokens, training, rl, served = (float(part) for part in costs.bill(size.params))
     # The training time was computed for the tokens of the loss of the family; scale it to the tokens here.
-    family = optimum.prices.family
+    family = costs.family
     timed = float(np.asarray(tokens_for(family.law, size.params, family.at_loss, **family.inputs)))
     seconds = size.training_seconds * tokens / timed
     return replace(size, tokens=tokens, training_seconds=seconds, training_usd=training, rl_usd=rl, serving_usd=served)
+
+
+def per_layer(width: int) -> float:
+    """Return the active parameters of a layer.
+
+    They are queries and outputs, keys and values, and three matrices of the feed-forward block.
+
+    Args:
+        width: Width of the residual stream.
+
+    Returns:
+        Parameters.
+
+    >>> per_layer(8192)
+    855638016.0
+    """
+    return 2 * width**2 + 2 * width * KV_HEADS * HEAD + 3 * FEED_FORWARD * width**2
+
+
+def width_and_layers(active: float) -> tuple[int, int]:
+    """Return the width and the number of layers for a number of parameters.
+
+    The proportion is close to that of Llama 3. The head counts.
+
+    Args:
+        active: Active parameters.
+
+    Returns:
+        Width, and layers.
+
+    >>> width_and_layers(70e9), width_and_layers(8e9), width_and_layers(0.4e9)
+    ((8192, 81), (4096, 34), (1024, 18))
+    """
+    shapes = [(width, max(1, round((active - VOCABULARY * width) / per_layer(width)))) for width in WIDTHS]
+    return min(shapes, key=lambda shape: abs(math.log(shape[0] / (LAYERS_TO_WIDTH * shape[1]))))
+
+
+def model_config(active: float, experts: int = 1, granularity: int = 1) -> dict[str, Any]:
+    """Return the config of a model with about the given active parameters.
+
+    Above one expert, the feed-forward block exists `experts` times.
+
+    Args:
+        active: Active parameters.
+        experts: Feed-forward blocks, of which a token uses one.
+        granularity: Experts per token; each has 1/granularity of a feed-forward block.
+
+    Returns:
+        Config by key, as in config.json.
+
+    Raises:
+        RangeError: If the parameters are out of the range of the rule.
+
+    >>> config = model_config(70e9)
+    >>> config["hidden_size"], config["num_hidden_layers"]
+    (8192, 81)
+    """
+    if not SMALLEST <= active <= LARGEST:
+        raise RangeError(f"parameters: must be from {SMALLEST / 1e9:g} B to {LARGEST / 1e12:g} T, got {active:,.0f}")
+    width, layers = width_and_layers(active)
+    block = round(FEED_FORWARD * width)
+    config: dict[str, Any] = {
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": block,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // HEAD,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": POSITIONS,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+    if experts > 1:
+        config |= {
+            "model_type": "qwen3_moe",
+            "num_experts": experts * granularity,
+            "num_experts_per_tok": granularity,
+            # Multiples of 64 keep the expert width divisible over chips.
+            "moe_intermediate_size": max(64, round(block / granularity / 64) * 64),
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "norm_topk_prob": True,
+        }
+    return config
+
+
+@lru_cache(maxsize=256)
+def shaped(active: float, experts: int = 1, granularity: int = 1, weights: str = "", kv: str = "") -> Model:
+    """Return the model of the rule.
+
+    Args:
+        active: Active parameters.
+        experts: Feed-forward blocks, of which a token uses one.
+        granularity: Experts per token; each has 1/granularity of a feed-forward block.
+        weights: Number format of the weights; bf16 if empty.
+        kv: Number format of the KV cache; bf16 if empty.
+
+    Returns:
+        Model.
+    """
+    return load_model(model_config(active, experts, granularity), weights=weights, kv=kv)

@@ -1,24 +1,31 @@
-"""Plots of a model sizing, and the curves that they show.
+"""Plots of a model sizing, with the curves and the open models that they show.
 
-The plots are the lifetime cost by size at equal loss, contours of the loss, open models, experts, and the frontier of equal
-loss.
+The plots are the lifetime cost by size at equal loss, contours of the loss, open models with their published training tokens,
+experts, and the frontier of equal loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from steptime import picture_files
+from steptime.blackboard.training_compute import overtraining
+from steptime.catalog.data_files import files
+from steptime.catalog.hardware_loading import Reader
+from steptime.catalog.schema import TrainedListEntry, validated
 from steptime.errors import InputError, UnknownName, install_hint
+from steptime.models.model import active_parameters, total_parameters
+from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
+from steptime.result_base import unit
 from steptime.scaling.lifetime_compute import Bill, Demand, lifetime_bill
 from steptime.scaling.model_sizing import Budget
 from steptime.scaling.moe_vs_dense import MoeBoard, moe_board
-from steptime.scaling.overtraining_data import open_models
 from steptime.scaling.scaling_laws import LawLike, load_law, loss, tokens_for
 from steptime.units import show
 
@@ -105,6 +112,61 @@ def frontier(law: LawLike, at_loss: float, around: float, **inputs: float) -> tu
     best = int(np.argmin(np.where(is_finite, training, np.inf)))
     on_frontier = is_finite & (np.arange(training.size) <= best)
     return training[on_frontier], 2 * np.asarray(curve.params)[on_frontier]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """An open model: active and total parameters, and published training tokens."""
+
+    model: str = field(metadata=unit("", "model"))
+    active: float = field(metadata=unit("", "active parameters"))
+    total: float = field(metadata=unit("", "total parameters"))
+    tokens: float = field(metadata=unit("tokens", "training tokens"))
+    over_chinchilla: float = field(metadata=unit("", "training tokens over 20 per active parameter"))
+    url: str = field(metadata=unit("", "source of the training tokens"))
+    grade: str = field(metadata=unit("", "grade of the source"))
+
+
+def open_models(catalog: str | os.PathLike[str] | None = None) -> tuple[Trained, ...]:
+    """Return the open models with published training tokens, most overtrained first.
+
+    Args:
+        catalog: Folder of the catalog; the one of the package if None.
+
+    Returns:
+        Models.
+
+    >>> llama = next(one for one in open_models() if one.model == "meta-llama/Meta-Llama-3-8B")
+    >>> round(llama.over_chinchilla)
+    93
+    """
+    return tuple(sorted(_every(catalog), key=lambda model: -model.over_chinchilla))
+
+
+def _every(catalog: str | os.PathLike[str] | None) -> Iterator[Trained]:
+    names: set[str] = set()
+    for path in files("trained", catalog).values():
+        entry = validated(TrainedListEntry, path)
+        reader = Reader(path, entry.sources)
+        for position, published in enumerate(entry.trained):
+            place = f"trained.{position}.tokens"
+            tokens = reader.number(place, published.tokens, "")
+            model = load_model(published.model, catalog=catalog)
+            # Several files may list the same model; the first one counts.
+            if model.name in names:
+                continue
+            names.add(model.name)
+            active = float(active_parameters(model))
+            figure = reader.figures[place]
+            yield Trained(
+                model=model.name,
+                active=active,
+                total=float(total_parameters(model)),
+                tokens=tokens,
+                over_chinchilla=float(overtraining(tokens, active)),
+                url=figure.url,
+                grade=figure.grade,
+            )
 
 
 MARKS: Final = ("o", "s", "^", "D", "v", "P")

@@ -1,14 +1,8 @@
-"""The result of `context`: the longest context of a model by KV cache technique.
-
-Plot of `context`: the cost of decode over the length of context, one curve per technique.
-
-The longest context within a time per token and a price, by KV cache technique. Lecture, section 16.
+"""The longest context of a model within a time per token and a price, by KV cache technique. Lecture, section 16.
 
 For each technique (`models.kv_compression`) and each length, the search tries the layouts of one replica. Each layout gets the
 largest batch that memory and the time per token allow. The cheapest layout is the result at that length. The longest context
 that meets the limits is the wall. Costs are those of decode; prefill is not part of them.
-
-The question `context`: the longest context within a speed and a price, by KV cache technique.
 """
 
 from __future__ import annotations
@@ -16,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, ClassVar, Final
+from functools import cached_property, partial
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -37,7 +31,7 @@ from steptime.models.model import (
     weight_bytes,
 )
 from steptime.models.model_loading import ModelLike, resolve_model
-from steptime.number_checks import MOST_CHIPS, Array, limit, positive, single, whole_number
+from steptime.number_checks import MOST_CHIPS, Array, Number, limit, positive, single, whole_number
 from steptime.physics.chip_memory import memory_per_chip, sequences_that_fit
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.kv_dtype import as_served
@@ -45,22 +39,13 @@ from steptime.physics.layout import Layout, select_layouts, shaped, show_layout,
 from steptime.physics.layout_space import legal
 from steptime.physics.step import decode_step
 from steptime.physics.uncertainty import step_range
-from steptime.picture_files import COLOURS, save_picture
+from steptime.picture_files import save_picture
 from steptime.processes import map_in_processes
-from steptime.questions.declaration import (
-    Reader,
-    bind_declared,
-    count,
-    number,
-    question_of_result,
-    read_answers,
-    texts,
-)
+from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, texts
 from steptime.questions.subject import PricedSubject, read_subject
-from steptime.result_base import Tabular, columns_by_key, unit
-from steptime.sweeps.plots import DASHES
-from steptime.sweeps.tornado_plot import STYLE
-from steptime.units import MILLION, counted, in_digits, show
+from steptime.result_base import Tabular, columns_by_key, range_columns, unit
+from steptime.sweeps.plots import draw_contexts
+from steptime.units import MILLION, counted, show
 
 # Longest context of the search [tokens].
 LONGEST: Final = 2**29
@@ -175,16 +160,19 @@ class ContextWalls(Tabular):
         Returns:
             Columns by name, one value per technique.
         """
-        table = {
-            name: values
-            for name, values in columns_by_key(ContextWall, self.walls).items()
-            if not name.endswith(("_range_s", "_range_tokens", "_range")) and name != "caveats"
-        }
-        for name, key in (("step_range", "step_{}_s"), ("longest_range", "longest_{}_tokens")):
-            for side, end in enumerate(("low", "high")):
-                pairs = [getattr(wall, name) for wall in self.walls]
-                table[key.format(end)] = [math.nan if pair is None else pair[side] for pair in pairs]
+        table = columns_by_key(ContextWall, self.walls)
+        del table["caveats"]
+        for name, key in (("step_range_s", "step_{}_s"), ("longest_range_tokens", "longest_{}_tokens")):
+            table[key.format("low")], table[key.format("high")] = range_columns(table.pop(name))
         return table
+
+    def plot(self, path: str) -> None:
+        """Write a plot of the costs over the length of context to a file.
+
+        Args:
+            path: File with the ending .svg, .png or .pdf.
+        """
+        save_picture(path, lambda: draw_contexts(self))
 
 
 def tokens(value: float) -> str:
@@ -207,65 +195,6 @@ def tokens(value: float) -> str:
         return f"over {LONGEST // MILLION:,.0f} M tokens"
     rounded = float(f"{value:.3g}")
     return f"{rounded / MILLION:,.4g} M tokens" if rounded >= MILLION else f"{rounded:,.0f} tokens"
-
-
-def plot(limits: ContextWalls, path: str) -> None:
-    """Write a plot of the costs to a file.
-
-    Args:
-        limits: Result of `context_walls`.
-        path: File with the ending .svg, .png or .pdf.
-    """
-    save_picture(path, lambda: draw_figure(limits))
-
-
-def draw_figure(limits: ContextWalls) -> Any:
-    """Draw the costs over the length of context.
-
-    Args:
-        limits: Result of `context_walls`.
-
-    Returns:
-        A matplotlib figure.
-
-    Raises:
-        InputError: If no length meets the limits.
-    """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    if not any(len(lengths) for lengths, _ in limits.curves):
-        raise InputError("plot: no context meets the limits, so that there is nothing to draw; relax speed or price")
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.5, 5.4))
-        axes = figure.subplots()
-        for index, (wall, (lengths, cost)) in enumerate(zip(limits.walls, limits.curves, strict=True)):
-            colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
-            name = wall.technique or "unchanged"
-            axes.loglog(lengths, cost, color=colour, ls=dash, lw=2.4 if not wall.technique else 1.5, label=name)
-
-            # A mark ends each curve at the limit of memory or time.
-            if len(lengths) and math.isfinite(wall.longest):
-                axes.plot(lengths[-1], cost[-1], marker="|", ms=11, mew=2, color=colour)
-        if math.isfinite(limits.usd_per_million):
-            axes.axhline(limits.usd_per_million, color="#888888", lw=0.8, ls=":")
-            axes.annotate(
-                usd(limits.usd_per_million), (axes.get_xlim()[0], limits.usd_per_million), fontsize=8, color="#666666"
-            )
-        if math.isfinite(limits.max_context):
-            axes.axvline(limits.max_context, color="#888888", lw=0.8, ls=":")
-            at_foot = (limits.max_context, axes.get_ylim()[0])
-            axes.annotate(
-                " maximum context of the model", at_foot, fontsize=8, color="#666666", rotation=90, va="bottom", ha="right"
-            )
-        axes.set_xlabel("context [tokens]")
-        axes.set_ylabel("USD per million output tokens (decode only)")
-        axes.grid(alpha=0.25, which="major")
-        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        speed = f"{in_digits(1 / limits.tpot, 3)} tok/s"
-        title = f"{limits.model} on {limits.system}, at least {speed}; | marks the limit of memory or time"
-        figure.suptitle(title, fontsize=10.5, x=0.01, ha="left")
-    return figure
 
 
 # Default context at which techniques are compared [tokens].
@@ -296,20 +225,6 @@ USUAL: Final = (
     "kv=fp8", "kv=int4", "window=4096@5of6", "share=2", "kv_heads=1", "latent=512", "rank=0.5", "keep=8192", "topk=2048",
     "blocks=128x16", "kv_heads=1+window=1024@5of6+share=3+kv=int8",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """Conditions for all techniques: machine, engine, and limits."""
-
-    system: System
-    engine: Engine
-    chips: int
-    context: int
-    tpot: float
-    # USD per million tokens; None: the cost of the unchanged model at `context`.
-    usd: float | None
-    rent: float
 
 
 def context_walls(
@@ -345,7 +260,7 @@ def context_walls(
     """
     resolved_model, resolved_system = resolve_model(model), resolve_system(system)
     techniques = [techniques] if isinstance(techniques, str) else techniques
-    if techniques is not None and "" in techniques:
+    if techniques is not None and not all(words.strip() for words in techniques):
         raise InputError("technique: is empty; the unchanged model comes first in any case")
     single(context=context, tpot=tpot, usd_per_million=usd_per_million, chips=chips)
     context = whole_number("the context", context, minimum=LEAST, maximum=LONGEST, unit="token")
@@ -364,22 +279,21 @@ def context_walls(
 
     # The engine may store the cache in another format than the checkpoint; techniques change the served model.
     served = as_served(resolved_model, resolved_system, runs_on)
-    scenario = Scenario(resolved_system, runs_on, chips, context, tpot, usd_per_million, rent)
+    search = _Search(served, resolved_system, runs_on, chips, context, tpot, usd_per_million)
     variants, left_out = _variants(served, techniques)
 
     # The unchanged model comes first: its cost is the price limit of the others by default.
-    base, curve = _wall(AS_IS, served, scenario)
+    base, curve = search.wall(AS_IS)
     price_limit = usd_per_million
     if price_limit is None:
         price_limit = math.inf if math.isnan(base.usd_per_million) else base.usd_per_million
-    scenario = replace(scenario, usd=price_limit)
-    walls_and_curves = [(base, curve), *map_in_processes(partial(_named_wall, scenario=scenario), variants)]
+    searches = [(name, replace(search, model=variant, usd=price_limit)) for name, variant in variants]
+    walls, curves = zip((base, curve), *map_in_processes(_wall, searches), strict=True)
     return ContextWalls(
         model=resolved_model.name, system=resolved_system.name, engine=runs_on.name, kv_format=served.kv_format,
         chips=chips, context=context, tpot=tpot, usd_per_million=price_limit, priced=usd_per_million is not None,
-        max_context=resolved_model.max_context, reason="" if base.longest else _reason(served, scenario),
-        walls=tuple(wall for wall, _ in walls_and_curves),
-        left_out=left_out, curves=tuple(curve for _, curve in walls_and_curves),
+        max_context=resolved_model.max_context, reason="" if base.longest else search.reason(),
+        walls=walls, left_out=left_out, curves=curves,
     )  # fmt: skip
 
 
@@ -414,13 +328,8 @@ def _variants(model: Model, techniques: Sequence[str] | None) -> tuple[list[tupl
 # --- one technique ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Best:
-    """The cheapest point at each length.
-
-    cost: USD per million tokens, infinite without a point. batch: sequences. seconds: time of the step.
-    row: row of the layout.
-    """
+class _Best(NamedTuple):
+    """The cheapest point at each length: USD per million tokens (infinite without a point), batch, time, row of the layout."""
 
     cost: Array
     batch: Array
@@ -428,58 +337,172 @@ class Best:
     row: Array
 
 
-def _named_wall(variant: tuple[str, Model], scenario: Scenario) -> tuple[ContextWall, tuple[Array, Array]]:
-    return _wall(*variant, scenario)
+def _wall(named_search: tuple[str, _Search]) -> tuple[ContextWall, tuple[Array, Array]]:
+    name, search = named_search
+    return search.wall(name)
 
 
-def _wall(name: str, model: Model, scenario: Scenario) -> tuple[ContextWall, tuple[Array, Array]]:
-    every = _layouts(model, scenario)
+@dataclass(frozen=True)
+class _Search:
+    """A search over layouts, batches and lengths for one model."""
 
-    # A coarse search over all layouts keeps the few that are cheapest somewhere; the fine search tries only those.
-    octaves = round(math.log2(LONGEST / LEAST))
-    coarse = np.unique(np.append(np.geomspace(LEAST, LONGEST, octaves + 1).round(), scenario.context))
-    first = _cheapest(model, scenario, every, coarse, scenario.tpot, looks=1)
-    layouts = select_layouts(every, _promising_rows(model, scenario, every, coarse, first))
-    lengths = np.unique(np.append(np.geomspace(LEAST, LONGEST, octaves * OCTAVE + 1).round(), scenario.context))
+    model: Model
+    system: System
+    engine: Engine
+    # Chips of one replica.
+    chips: int
+    # Length at which techniques are compared [tokens].
+    context: int
+    # Limit on the time per output token [s].
+    tpot: float
+    # USD per million tokens; None: the cost of this model at `context`.
+    usd: float | None
 
-    def cheapest(contexts: Array, slower: float = 1.0) -> Best:
-        return _cheapest(model, scenario, layouts, contexts, scenario.tpot / slower)
+    @cached_property
+    def rent(self) -> float:
+        """Rent of a chip [USD/s]; NaN if unknown."""
+        return float(np.asarray(self.system.rent.typical))
 
-    best = cheapest(lengths)
-    context_index = int(np.searchsorted(lengths, scenario.context))
-    end = partial(_end, beyond=float(LONGEST) if growing_kv_bytes_per_token(model) else math.inf)
-    longest = end(cheapest, lengths, best, math.inf)
-    rented = math.isfinite(scenario.rent)
-    price_limit = scenario.usd if scenario.usd is not None else float(best.cost[context_index]) if rented else math.inf
-
-    # Rounding must not exclude the point whose own cost is the limit.
-    priced = end(cheapest, lengths, best, price_limit * (1 + 1e-9))
-    common: dict[str, Any] = {
-        "technique": name, "words": describe_technique(name) if name else "unchanged", "parameters": total_parameters(model),
-        "kv_bytes": kv_bytes_per_token(model), "cache": float(cache_bytes(model, scenario.context)),
-        "read_bytes": float(cache_bytes_read(model, scenario.context)), "longest": longest,
-        "longest_priced": min(priced, longest),
-        "caveats": technique_caveats(name) if name else (), "binds": _binds(model, scenario, layouts, longest),
-    }  # fmt: skip
-    curve = (lengths[np.isfinite(best.cost)], best.cost[np.isfinite(best.cost)])
-    if 0 < longest < LONGEST:
-        factors = _factors(model, scenario, layouts, longest, cheapest(np.array([longest])), 0)
-
-        # A step that is slower or faster by the ends of its range moves the wall.
-        if factors is not None:
-            fast, slow = (
-                end(partial(cheapest, slower=factor), lengths, cheapest(lengths, factor), math.inf) for factor in factors
+    @cached_property
+    def layouts(self) -> Layout:
+        """The layouts of one replica without pipeline stages."""
+        every = legal(self.model, self.system, self.chips, microbatches=(1,), engine=self.engine)
+        without_stages = [replace(layout, replicas=1) for layout in every if layout.pp == 1]
+        if not without_stages:
+            raise RangeError(
+                f"chips: {self.model.name} has no layout on {counted(self.chips, 'chip')} of {self.system.name}; give more"
             )
-            common["longest_range"] = (min(slow, longest), max(fast, longest))
-    if not np.isfinite(best.cost[context_index]):
-        return ContextWall(**common), curve
-    layout, seconds = _layout_at_row(layouts, int(best.row[context_index])), float(best.seconds[context_index])
-    limits = _factors(model, scenario, layouts, scenario.context, best, context_index)
-    return ContextWall(
-        **common, batch=int(best.batch[context_index]), layout=show_layout(layout), chips=int(layout.chips), step=seconds,
-        step_range=None if limits is None else (seconds * limits[0], seconds * limits[1]),
-        usd_per_million=float(best.cost[context_index]) if rented else math.nan,
-    ), curve  # fmt: skip
+        return stacked(without_stages)
+
+    def room(self, contexts: Number, layouts: Layout) -> Array:
+        """Return the largest batch that fits in memory."""
+        return np.asarray(sequences_that_fit(self.model, self.system, context=contexts, layout=layouts, engine=self.engine))
+
+    def step_seconds(self, batch: Number, contexts: Number, layouts: Layout) -> Array:
+        """Return the time of a decode step."""
+        step = decode_step(self.model, self.system, batch=batch, context=contexts, layout=layouts, engine=self.engine)
+        return np.asarray(step.total)
+
+    def wall(self, name: str) -> tuple[ContextWall, tuple[Array, Array]]:
+        """Return the cost and the longest context of this model, and its costs by length.
+
+        Args:
+            name: Technique that the model has.
+
+        Returns:
+            The wall; lengths, and costs at these lengths.
+        """
+        # A coarse search over all layouts keeps the few that are cheapest somewhere; the fine search tries only those.
+        octaves = round(math.log2(LONGEST / LEAST))
+        coarse = np.unique(np.append(np.geomspace(LEAST, LONGEST, octaves + 1).round(), self.context))
+        layouts = select_layouts(self.layouts, self.promising_rows(coarse))
+        lengths = np.unique(np.append(np.geomspace(LEAST, LONGEST, octaves * OCTAVE + 1).round(), self.context))
+
+        def cheapest(contexts: Array, slower: float = 1.0) -> _Best:
+            return self.cheapest(layouts, contexts, self.tpot / slower)
+
+        best = cheapest(lengths)
+        index = int(np.searchsorted(lengths, self.context))
+        end = partial(_end, lengths=lengths, beyond=float(LONGEST) if growing_kv_bytes_per_token(self.model) else math.inf)
+        longest = end(cheapest, best, math.inf)
+        rented = math.isfinite(self.rent)
+        price_limit = self.usd if self.usd is not None else float(best.cost[index]) if rented else math.inf
+        figures: dict[str, Any] = {}
+        if 0 < longest < LONGEST:
+            # A step that is slower or faster by the ends of its range moves the wall.
+            factors = self.range_factors(layouts, longest, cheapest(np.array([longest])), 0)
+            if factors is not None:
+                fast, slow = (end(partial(cheapest, slower=x), cheapest(lengths, x), math.inf) for x in factors)
+                figures["longest_range"] = (min(slow, longest), max(fast, longest))
+        if np.isfinite(best.cost[index]):
+            layout, seconds = _layout_at_row(layouts, int(best.row[index])), float(best.seconds[index])
+            limits = self.range_factors(layouts, self.context, best, index)
+            figures |= {
+                "batch": int(best.batch[index]), "layout": show_layout(layout), "chips": int(layout.chips), "step": seconds,
+                "step_range": None if limits is None else (seconds * limits[0], seconds * limits[1]),
+                "usd_per_million": float(best.cost[index]) if rented else math.nan,
+            }  # fmt: skip
+        has_cost = np.isfinite(best.cost)
+        return ContextWall(
+            technique=name, words=describe_technique(name) if name else "unchanged", parameters=total_parameters(self.model),
+            kv_bytes=kv_bytes_per_token(self.model), cache=float(cache_bytes(self.model, self.context)),
+            read_bytes=float(cache_bytes_read(self.model, self.context)), longest=longest,
+            # Rounding must not exclude the point whose own cost is the limit.
+            longest_priced=min(end(cheapest, best, price_limit * (1 + 1e-9)), longest),
+            caveats=technique_caveats(name) if name else (), binds=self.binds(layouts, longest), **figures,
+        ), (lengths[has_cost], best.cost[has_cost])  # fmt: skip
+
+    def range_factors(self, layouts: Layout, context: float, best: _Best, index: int) -> tuple[float, float] | None:
+        """Return the 90 % range of a step, divided by the step; None for the ideal engine."""
+        layout = _layout_at_row(layouts, int(best.row[index]))
+        limits = step_range(
+            self.model, self.system, batch=int(best.batch[index]), context=context, layout=layout, engine=self.engine
+        )
+        if limits is None:
+            return None
+        low, high = (float(np.asarray(value)) / float(best.seconds[index]) for value in limits)
+        return low, high
+
+    def promising_rows(self, lengths: Array) -> Array:
+        """Return the rows of layouts worth a fine search.
+
+        These are the cheapest at some length, and near the longest context the roomiest and the fastest.
+        """
+        first = self.cheapest(self.layouts, lengths, self.tpot, looks=1)
+        fits = np.flatnonzero(np.isfinite(first.cost))
+        last = fits[-1] if len(fits) else 0
+        about, wide = lengths[last : last + 2], shaped(self.layouts, 1)
+        room = self.room(about, wide)
+        seconds = np.where(room >= 1, self.step_seconds(1, about, wide), np.inf)
+        roomy, fast = np.argsort(-room, axis=0)[:ENDS], np.argsort(seconds, axis=0)[:ENDS]
+        return np.unique(np.concatenate([first.row[fits], roomy.ravel(), fast.ravel()]))
+
+    def cheapest(self, layouts: Layout, contexts: Array, tpot: float, looks: int = LOOKS) -> _Best:
+        """Return the cheapest layout at each length, with a batch within memory and time.
+
+        Each evaluation tries `GRID` batches between 1 and the memory limit, then as many around the largest that is fast
+        enough.
+        """
+        # Axes of the arrays: layouts, lengths, batches.
+        wide, context_grid = shaped(layouts, 2), contexts[None, :, None]
+        room = self.room(context_grid, wide)
+        max_batch = np.clip(np.broadcast_to(room, (np.size(layouts.tp), len(contexts), 1)), 1.0, MOST_BATCH)
+        low, high = np.ones_like(max_batch), max_batch
+        steps, rows = np.linspace(0.0, 1.0, GRID), np.arange(len(contexts))
+        for _ in range(looks):
+            batch = np.floor(low * (high / low) ** steps + 1e-9)
+            seconds = self.step_seconds(batch, context_grid, wide)
+            good = (seconds <= tpot) & (room >= 1)
+            last = np.maximum(GRID - 1 - np.argmax(good[..., ::-1], axis=-1), 0)[..., None]
+
+            # The next evaluation refines the interval between the last batch that meets the limits and the next one.
+            low = np.take_along_axis(batch, last, axis=-1)
+            high = np.take_along_axis(batch, np.minimum(last + 1, GRID - 1), axis=-1)
+        # Without a rent, cost is in chip time, which has the same order.
+        rent = self.rent if math.isfinite(self.rent) else 1.0
+        cost = np.where(good, np.asarray(cost_per_token(seconds, batch, wide.chips, rent)) * MILLION, np.inf)
+        cheap = np.argmin(cost, axis=-1)[..., None]
+        cost, batch, seconds = (np.take_along_axis(x, cheap, axis=-1)[..., 0] for x in (cost, batch, seconds))
+        row = np.argmin(cost, axis=0)
+        return _Best(cost[row, rows], batch[row, rows], seconds[row, rows], row)
+
+    def reason(self) -> str:
+        """Return why no length is reached: the size of the weights, or the fastest step."""
+        layouts, lengths = shaped(self.layouts, 1), np.array([float(LEAST)])
+        fits = memory_per_chip(self.model, self.system, batch=1, context=lengths, layout=layouts, engine=self.engine)
+        if not fits.fits.any():
+            room = self.chips * float(np.max(np.asarray(fits.capacity - fits.reserved)))
+            weights = show(weight_bytes(self.model), "B")
+            return f"its weights take {weights}, and {counted(self.chips, 'chip')} have {show(room, 'B')}; give more chips"
+        fastest = float(np.min(np.where(fits.fits, self.step_seconds(1, lengths, layouts), np.inf)))
+        return f"a single sequence gets at most {1 / fastest:,.3g} tok/s"
+
+    def binds(self, layouts: Layout, longest: float) -> str:
+        """Return "memory" if memory limits the longest context, "time" if a step does."""
+        if longest >= LONGEST:
+            return ""
+        # Just beyond the wall, either no layout has room for one sequence, or all are too slow.
+        return "memory" if np.max(self.room(max(longest, LEAST) * 1.02, layouts)) < 1 else "time"
 
 
 def _layout_at_row(layouts: Layout, row: int) -> Layout:
@@ -487,69 +510,7 @@ def _layout_at_row(layouts: Layout, row: int) -> Layout:
     return Layout(**{key: int(getattr(layout, key)) for key in ("tp", "dp", "ep", "cp", "redundant_experts")})
 
 
-def _factors(
-    model: Model, scenario: Scenario, layouts: Layout, context: float, best: Best, index: int
-) -> tuple[float, float] | None:
-    """Return the 90 % range of a step, divided by the step; None for the ideal engine."""
-    limits = step_range(
-        model, scenario.system, batch=int(best.batch[index]), context=context,
-        layout=_layout_at_row(layouts, int(best.row[index])), engine=scenario.engine,
-    )  # fmt: skip
-    if limits is None:
-        return None
-    low, high = (float(np.asarray(value)) / float(best.seconds[index]) for value in limits)
-    return low, high
-
-
-def _promising_rows(model: Model, scenario: Scenario, layouts: Layout, lengths: Array, first: Best) -> Array:
-    """Return the rows of layouts worth a fine search.
-
-    These are the cheapest at some length, and near the longest context the roomiest and the fastest.
-    """
-    fits = np.flatnonzero(np.isfinite(first.cost))
-    last = fits[-1] if len(fits) else 0
-    about = lengths[last : last + 2]
-    wide = shaped(layouts, 1)
-    room = np.asarray(sequences_that_fit(model, scenario.system, context=about, layout=wide, engine=scenario.engine))
-    step = decode_step(model, scenario.system, batch=1, context=about, layout=wide, engine=scenario.engine)
-    roomy, fast = np.argsort(-room, axis=0)[:ENDS], np.argsort(np.where(room >= 1, step.total, np.inf), axis=0)[:ENDS]
-    return np.unique(np.concatenate([first.row[fits], roomy.ravel(), fast.ravel()]))
-
-
-def _cheapest(model: Model, scenario: Scenario, layouts: Layout, contexts: Array, tpot: float, looks: int = LOOKS) -> Best:
-    """Return the cheapest layout at each length, with a batch within memory and time.
-
-    Each evaluation tries `GRID` batches between 1 and the memory limit, then as many around the largest that is fast enough.
-    """
-    # Axes of the arrays: layouts, lengths, batches.
-    wide = shaped(layouts, 2)
-    context_grid = contexts[None, :, None]
-    room = np.asarray(sequences_that_fit(model, scenario.system, context=context_grid, layout=wide, engine=scenario.engine))
-    max_batch = np.clip(np.broadcast_to(room, (np.size(layouts.tp), len(contexts), 1)), 1.0, MOST_BATCH)
-
-    # Without a rent, cost is in chip time, which has the same order.
-    rent = scenario.rent if math.isfinite(scenario.rent) else 1.0
-    low, high = np.ones_like(max_batch), max_batch
-    steps, rows = np.linspace(0.0, 1.0, GRID), np.arange(len(contexts))
-    for _ in range(looks):
-        batch = np.floor(low * (high / low) ** steps + 1e-9)
-        step = decode_step(model, scenario.system, batch=batch, context=context_grid, layout=wide, engine=scenario.engine)
-        seconds = np.asarray(step.total)
-        good = (seconds <= tpot) & (room >= 1)
-        last = np.maximum(GRID - 1 - np.argmax(good[..., ::-1], axis=-1), 0)[..., None]
-
-        # The next evaluation refines the interval between the last batch that meets the limits and the next one.
-        low = np.take_along_axis(batch, last, axis=-1)
-        high = np.take_along_axis(batch, np.minimum(last + 1, GRID - 1), axis=-1)
-    cost = np.asarray(cost_per_token(seconds, batch, wide.chips, rent)) * MILLION
-    cost = np.where(good, cost, np.inf)
-    cheap = np.argmin(cost, axis=-1)[..., None]
-    cost, batch, seconds = (np.take_along_axis(x, cheap, axis=-1)[..., 0] for x in (cost, batch, seconds))
-    row = np.argmin(cost, axis=0)
-    return Best(cost[row, rows], batch[row, rows], seconds[row, rows], row)
-
-
-def _end(cheapest: Callable[[Array], Best], lengths: Array, best: Best, price_limit: float, *, beyond: float) -> float:
+def _end(cheapest: Callable[[Array], _Best], best: _Best, price_limit: float, *, lengths: Array, beyond: float) -> float:
     """Return the longest context within a price limit [USD per million tokens].
 
     It is 0 if no length meets the limit, and `beyond` if all do.
@@ -569,38 +530,7 @@ def _end(cheapest: Callable[[Array], Best], lengths: Array, best: Best, price_li
     return float(lengths[last])
 
 
-def _reason(model: Model, scenario: Scenario) -> str:
-    """Return why no length is reached: the size of the weights, or the fastest step."""
-    layouts = shaped(_layouts(model, scenario), 1)
-    lengths = np.array([float(LEAST)])
-    fits = memory_per_chip(model, scenario.system, batch=1, context=lengths, layout=layouts, engine=scenario.engine)
-    if not fits.fits.any():
-        room = scenario.chips * float(np.max(np.asarray(fits.capacity - fits.reserved)))
-        weights = show(weight_bytes(model), "B")
-        return f"its weights take {weights}, and {counted(scenario.chips, 'chip')} have {show(room, 'B')}; give more chips"
-    step = decode_step(model, scenario.system, batch=1, context=lengths, layout=layouts, engine=scenario.engine)
-    fastest = float(np.min(np.where(fits.fits, step.total, np.inf)))
-    return f"a single sequence gets at most {1 / fastest:,.3g} tok/s"
-
-
-def _layouts(model: Model, scenario: Scenario) -> Layout:
-    """Return the layouts of one replica without pipeline stages."""
-    layouts = [x for x in legal(model, scenario.system, scenario.chips, microbatches=(1,), engine=scenario.engine) if x.pp == 1]
-    if not layouts:
-        raise RangeError(
-            f"chips: {model.name} has no layout on {counted(scenario.chips, 'chip')} of {scenario.system.name}; give more"
-        )
-    return stacked([replace(x, replicas=1) for x in layouts])
-
-
-def _binds(model: Model, scenario: Scenario, layouts: Layout, longest: float) -> str:
-    """Return "memory" if memory limits the longest context, "time" if a step does."""
-    if longest >= LONGEST:
-        return ""
-    # Just beyond the wall, either no layout has room for one sequence, or all are too slow.
-    beyond = max(longest, LEAST) * 1.02
-    room = np.asarray(sequences_that_fit(model, scenario.system, context=beyond, layout=layouts, engine=scenario.engine))
-    return "memory" if np.max(room) < 1 else "time"
+# --- the question -------------------------------------------------------------------------------------------------------
 
 
 CACHE_GROUP, LIMITS_GROUP = "Cache", "Limits"
@@ -643,9 +573,7 @@ def solve(values: Mapping[str, Any]) -> ContextWalls:
     Returns:
         One wall per technique.
     """
-    inputs = bind_declared(ContextInputs, values, "context")
-    if not all(words.strip() for words in inputs.technique):
-        raise InputError("technique: is empty; the unchanged model comes first in any case")
+    inputs = bind(ContextInputs, values, "context")
     model, system, engine = read_subject(values)
     return context_walls(
         model, system, techniques=inputs.technique or None, context=inputs.context, tpot=1 / inputs.speed,
@@ -653,43 +581,22 @@ def solve(values: Mapping[str, Any]) -> ContextWalls:
     )  # fmt: skip
 
 
-READS: Final[Mapping[str, Reader]] = {
-    "longest_context": Reader(
-        meaning="longest context of the unchanged model", unit="tokens", value=lambda walls: walls.walls[0].longest
-    ),
-    "longest_context_in_price": Reader(
-        meaning="longest context of the unchanged model within the price",
-        unit="tokens",
-        value=lambda walls: walls.walls[0].longest_priced,
-    ),
-    "cache_bytes": Reader(
-        meaning="cache of one sequence at the compared length", unit="B", value=lambda walls: walls.walls[0].cache
-    ),
-    "batch": Reader(
-        meaning="decode batch of a replica at the compared length", unit="sequences", value=lambda walls: walls.walls[0].batch
-    ),
-    "step_time": Reader(meaning="time of a step at the compared length", unit="s", value=lambda walls: walls.walls[0].step),
-    "reason": Reader(meaning="why no length is reached", value=lambda walls: walls.reason, text=True),
-}
 CONTEXT = question_of_result(
     "context",
     "the longest context within a speed and a price",
-    form=ContextInputs,
+    inputs=inputs_from(ContextInputs),
     solve=solve,
-    reads=READS,
+    answers={
+        "longest_context": Answer(meaning="longest context of the unchanged model", unit="tokens", source="base.longest"),
+        "longest_context_in_price": Answer(
+            meaning="longest context of the unchanged model within the price", unit="tokens", source="base.longest_priced"
+        ),
+        "cache_bytes": Answer(meaning="cache of one sequence at the compared length", unit="B", source="base.cache"),
+        "batch": Answer(meaning="decode batch of a replica at the compared length", unit="sequences", source="base.batch"),
+        "step_time": Answer(meaning="time of a step at the compared length", unit="s", source="base.step"),
+        "reason": Answer(meaning="why no length is reached", text=True),
+    },
     shows=("longest_context", "longest_context_in_price", "batch", "step_time", "reason"),
     figures=True,
     seconds=1.0,
 )
-
-
-def summary(walls: ContextWalls) -> dict[str, Any]:
-    """Return the answers of the question from its result.
-
-    Args:
-        walls: Result of `solve`.
-
-    Returns:
-        Answers by name, in base units.
-    """
-    return read_answers(READS, walls)

@@ -22,14 +22,13 @@ from steptime.models.model_loading import ModelLike
 from steptime.models.model_variants import BALANCE_KEY, EQUAL
 from steptime.number_checks import Array
 from steptime.pareto import pareto
-from steptime.questions.declaration import Question
-from steptime.questions.registry import find_input, find_question, plain_name
+from steptime.questions.declaration import WITHIN, Question, lower_is_better
+from steptime.questions.registry import find_question
 from steptime.questions.step_question import with_layout
-from steptime.questions.subject import ARCH, DESIGN_ANSWERS, TIMES, WITHIN
+from steptime.questions.subject import ARCH, DESIGN_ANSWERS, TIMES
 from steptime.result_base import Tabular, unit
-from steptime.sweeps.axes import Axis, in_base_units, made_axis, read_held
+from steptime.sweeps.axes import Axis, read_inputs
 from steptime.sweeps.executor import Progress
-from steptime.sweeps.question_inputs import lower_is_better
 from steptime.sweeps.sweep import sweep_axes
 from steptime.sweeps.sweep_result import Sweep, column_name
 from steptime.units import counted
@@ -83,10 +82,11 @@ class Design(Tabular):
         change_note = f"{abs(change):.0%} {'less' if change < 0 else 'more'} than today"
         than = f", {change_note if abs(change) >= 0.005 else 'the same as today'} ({now:,.4g})" if np.isfinite(change) else ""
         least = "lowest" if lower_is_better(aim) else "highest"
-        designs = counted(self.sweep.points - len(self.sweep.reasons), "design")
-        tie_note = (
-            f"; {counted(self.ties, 'other design')} {'is' if self.ties == 1 else 'are'} equally good" if self.ties else ""
+        designs, other_designs = (
+            counted(self.sweep.points - len(self.sweep.reasons), "design"),
+            counted(self.ties, "other design"),
         )
+        tie_note = f"; {other_designs} {'is' if self.ties == 1 else 'are'} equally good" if self.ties else ""
         return f"{least} {words} of {designs}: {value:,.4g}{than}, with {self.called(self.best)}{tie_note}"
 
     @property
@@ -114,11 +114,10 @@ class Design(Tabular):
             Text such as "kv_heads 8, times.bandwidth 3".
         """
         values = [grid.ravel()[position] for grid in self.sweep.grid()]
-        parts = [
-            f"{axis.name.removeprefix(ARCH)} {value:,.4g}" if axis.numeric else f"{axis.name.removeprefix(ARCH)} {value}"
+        return ", ".join(
+            f"{axis.name.removeprefix(ARCH)} {f'{value:,.4g}' if axis.numeric else value}"
             for axis, value in zip(self.sweep.axes, values, strict=True)
-        ]
-        return ", ".join(parts)
+        )
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return a title, and the number of designs on the front.
@@ -186,10 +185,7 @@ def design(
     'times.bandwidth 3'
     """
     declaration = find_question(question)
-    fixed = {"model": model, "system": system, **{plain_name(declaration, name): value for name, value in fixed_inputs.items()}}
-    fixed, axes = in_base_units(declaration, fixed), in_base_units(declaration, axes)
-    design_axes = [made_axis(name, values, find_input(declaration, name, fixed)) for name, values in axes.items()]
-    fixed = read_held(declaration, fixed, fixed)
+    design_axes, fixed = read_inputs(declaration, axes, {"model": model, "system": system, **fixed_inputs})
     return compare_designs(
         declaration, design_axes, fixed, aims=aims, within=within, workers=workers, out=out, progress=progress
     )
@@ -272,7 +268,7 @@ def _front(sweep: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
 
     The best in the first aim comes first.
     """
-    gains = [(-1.0 if lower_is_better(name) else 1.0) * sweep.column(name).values.ravel().astype(float) for name in aims]
+    gains = _gains(sweep, aims)
     feasible = (_memory_shares(sweep) <= 1) & np.all(np.isfinite(gains), axis=0)
     if not feasible.any():
         answered = sweep.points - len(sweep.reasons)
@@ -284,7 +280,7 @@ def _front(sweep: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
             "give more chips (tp, dp, ep), a smaller batch or a shorter context"
         )
     places = np.flatnonzero(feasible)
-    table = np.array(gains)[:, places]
+    table = gains[:, places]
     if len(aims) == 1:
         return (int(places[np.argmax(table[0])]),)
     if len(aims) == 2:
@@ -301,6 +297,12 @@ def _front(sweep: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
         best = np.array([column for column in np.sort(first) if not _beaten(table, int(column))])
         best = best[np.argsort(-table[0][best], kind="stable")]
     return tuple(int(place) for place in places[best])
+
+
+def _gains(sweep: Sweep, aims: Sequence[str]) -> Array:
+    """Return values that are larger for better designs, of shape (aims, designs)."""
+    signs = [-1.0 if lower_is_better(name) else 1.0 for name in aims]
+    return np.array([sign * sweep.column(name).values.ravel() for sign, name in zip(signs, aims, strict=True)], dtype=float)
 
 
 def _memory_shares(sweep: Sweep) -> Array:
@@ -324,31 +326,22 @@ def _today(question: Question, axes: Sequence[Axis], fixed: Mapping[str, Any], a
     idle = (WITHIN, f"{ARCH}{EQUAL}", f"{ARCH}{BALANCE_KEY}")
     plain = {name: value for name, value in fixed.items() if name not in idle}
     plain_axes = [axis for axis in axes if not is_design(axis.name)]
-    names = tuple(dict.fromkeys([*aims, *DESIGN_ANSWERS, *(["memory_share"] if "memory_share" in question.answers else [])]))
+    # A sweep needs an axis: without one, the model is an axis with one value.
+    swept_axes = plain_axes or [Axis(name="model", values=(plain.pop("model"),))]
+    names = dict.fromkeys([*aims, *DESIGN_ANSWERS, *(["memory_share"] if "memory_share" in question.answers else [])])
     try:
-        if plain_axes:
-            answers = {
-                name: column.values for name, column in sweep_axes(question, plain_axes, plain, answers=names).answers.items()
-            }
-        else:
-            answers = {
-                name: np.asarray(value) for name, value in question.ask(plain, frozenset(names)).items() if name in names
-            }
+        sweep = sweep_axes(question, swept_axes, plain, answers=names)
     except InputError:
         return {}
-    if aims[0] not in answers:
+    if aims[0] not in sweep.answers:
         return {}
-    first = (-1.0 if lower_is_better(aims[0]) else 1.0) * answers[aims[0]].astype(float)
-    fits = answers["memory_share"] <= 1 if "memory_share" in answers else np.ones(first.shape, dtype=bool)
-    first = np.where(np.broadcast_to(fits, first.shape) & np.isfinite(first), first, -np.inf)
-    if not np.isfinite(first).any():
+    gains = _gains(sweep, aims[:1])[0]
+    able = (_memory_shares(sweep) <= 1) & np.isfinite(gains)
+    if not able.any():
         return {}
-    best = int(np.argmax(first))
-    places = (
-        dict(zip((axis.name for axis in plain_axes), np.unravel_index(best, first.shape), strict=True)) if plain_axes else {}
-    )
-    stood = {axis.name: axis.labels[int(places[axis.name])] for axis in plain_axes}
-    return stood | {name: np.broadcast_to(answers[name], first.shape).ravel()[best] for name in names if name in answers}
+    best = int(np.argmax(np.where(able, gains, -np.inf)))
+    coordinates = dict(zip((axis.name for axis in plain_axes), (values.ravel()[best] for values in sweep.grid()), strict=False))
+    return coordinates | {name: column.values.ravel()[best] for name, column in sweep.answers.items()}
 
 
 def columns_in_short(designs: Design) -> dict[str, str]:

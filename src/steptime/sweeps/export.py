@@ -1,9 +1,7 @@
-"""Spreadsheet formulas of closed forms, traced from the functions themselves.
+"""Files of a sweep by their ending: tables, labelled arrays, a spreadsheet with formulas, and plots.
 
-A function is called with cells in place of numbers. Its operators and numpy functions are recorded as a formula. A function
-that does anything else raises `Untraceable`.
-
-Files of a sweep by their ending: tables, labelled arrays, a spreadsheet with formulas, and plots.
+Spreadsheet formulas are traced from the closed forms themselves. A function is called with cells in place of numbers. Its
+operators and numpy functions are recorded as a formula. A function that does anything else raises `Untraceable`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,22 @@
-r"""The uncertain inputs of a step and of a plan: figures of the machine, the engine, rents, and the user's traffic.
+r"""The uncertain inputs of a question: the range of each, the basis of the range, and how to learn the value.
 
-**Figures** of the machine have the range of their grade (`input_distribution.HALF_WIDTHS`). A figure that the caller sets is
-certain. All peak rates of a chip follow one clock, and err together: `chip.peak` is a factor on them.
+A step and a plan have uncertain inputs by default (`unsure_inputs`): figures of the machine, the engine, rents, and the user's
+traffic. Any other input becomes uncertain if the user gives a range (`with_ranges`).
+
+**Log-normal.** For most inputs the base is the median, and low and high are the 5 % and 95 % points. Each side of the range is
+half of a log-normal distribution, as everywhere in steptime. With the standard normal $z$ and $Z = 1.645$
+
+$$ x = b \, e^{w z / Z}, \qquad w = \log(b / l) \text{ below}, \quad \log(h / b) \text{ above} $$
+
+**Uniform.** If only the ends are known, every value between them is equally likely (JCGM 100:2008, 4.3.7). This holds for rents
+between dated quotes, and for ranges that the user gives.
+
+**Figures** of the machine have the range of their grade (`HALF_WIDTHS`). A figure that the caller sets is certain. All peak
+rates of a chip follow one clock, and err together: `chip.peak` is a factor on them.
 
 **Constants** of the engine that were fitted have the (marginal) standard deviation of their logarithm from the covariance of
-the fit. Correlations between them are left out; `tornado.correlated` gives their effect. Constants that were fixed during the
-fit are part of the scatter.
+the fit. Correlations between them are left out; `variance_shares.correlated` gives their effect. Constants that were fixed
+during the fit are part of the scatter.
 
 **Scatter** is the error that remains in runs left out of the fit, in addition to the constants. It is a factor $x$ on the time
 of every step, whose 90 % range is $e^{-s_-}$ to $e^{s_+}$ with
@@ -13,14 +24,9 @@ of every step, whose 90 % range is $e^{-s_-}$ to $e^{s_+}$ with
 $$ s_\pm^2 = q_\pm^2 - Z^2 \bar v + d_\pm^2 $$
 
 Here $q$ is the interval of the left-out runs. The mean variance $\bar v$ that the constants made in these runs reduces it. The
-distance $d$ of a layout from the measured ones widens it (`physics/uncertainty`, `physics/extrapolation`). Scatter and
-constants together give the range of a plan, and of a step whose layout is similar to the measured ones. Errors of data sheets
-of measured machines are part of that scatter too, so that figures count slightly twice there.
-
-The uncertain inputs of a question, with their ranges and the basis of each range.
-
-`HOMES` names a function per question that returns its uncertain inputs. Another package adds its questions there. Any other
-input becomes uncertain if the user gives a range.
+distance $d$ of a layout from the measured ones widens it (`physics/uncertainty`). Scatter and constants together give the range
+of a plan, and of a step whose layout is similar to the measured ones. Errors of data sheets of measured machines are part of
+that scatter too, so that figures count slightly twice there.
 """
 
 from __future__ import annotations
@@ -28,9 +34,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
@@ -42,7 +47,7 @@ from steptime.hardware.rental_prices import has_rent, kind_in_words
 from steptime.hardware.system import System
 from steptime.hardware.what_if import in_force, settable
 from steptime.models.model import Model
-from steptime.number_checks import Number
+from steptime.number_checks import Array, Number
 from steptime.physics.engine import Engine, constant, engine_for, with_constants
 from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, SHARE, find_problem
 from steptime.physics.layout import Layout
@@ -52,10 +57,197 @@ from steptime.planning.plan_result import Pool
 from steptime.planning.workload import choose_speculation
 from steptime.questions.declaration import COUNT, RENT, TEXT, Input, Question
 from steptime.questions.registry import find_input, plain_name
-from steptime.questions.subject import FORMATS, SIZES, SUBJECT, read_subject, read_system
-from steptime.sweeps.input_distribution import ASSUMED, HALF_WIDTHS, InputValues, Unsure, in_words, put, spread
-from steptime.sweeps.question_inputs import read_values
+from steptime.questions.subject import FORMATS, SIZES, SUBJECT, read_subject, read_system, settable_figures
+from steptime.sweeps.axes import read_values
 from steptime.sweeps.sensitivity_result import written
+
+# Half-width of the user's forecasts of traffic, about which nothing is known: 25 % more, or 20 % less. An assumption.
+ASSUMED: Final = 0.25
+# Factor within which a guess is right, as for the times of an engine that was never measured (`uncertainty.WIDE`).
+GUESSED: Final = 2.0
+
+# Pairs of independent figures of one quantity, from two sources of the same grade, as in the notes of the catalogue.
+# measured: shares of bandwidth and of arithmetic that GEMMs reach on B200 and on GB200, which have the same die.
+# vendor: HBM of B200, of B300 and of TPU7x [TB/s].
+# reported: FP4 of B300 [PFLOP/s]; all-in power of GB200, H100 and B200 [kW], of a GB300 rack [kW] and of VR200 [W].
+SEEN_TWICE: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {
+    "measured": ((0.724, 0.741), (0.693, 0.686)),
+    "vendor": ((8.0, 7.7), (8.0, 7.75), (7.38, 7.37)),
+    "reported": ((13.5, 14.0), (13.5, 13.1), (1.87, 2.10), (1.37, 1.73), (1.71, 2.17), (120.0, 136.0), (1800.0, 2300.0)),
+}
+
+
+def half_width(pairs: Sequence[tuple[float, float]]) -> float:
+    r"""Return half of the 90 % range of a figure, as a logarithm, from pairs.
+
+    $w = Z \sqrt{\overline{d^2} / 2}$ with the difference $d$ of the logarithms of a pair, whose variance is twice that of one
+    figure. Valid for differences well below 1.
+
+    Args:
+        pairs: Independent figures of the same quantity, in one unit per pair.
+
+    Returns:
+        Half-width of the logarithm.
+
+    >>> round(half_width([(1.0, 1.1)]), 4), half_width([(8.0, 8.0)])
+    (0.1109, 0.0)
+    """
+    differences = [math.log(a / b) for a, b in pairs]
+    return Z90 * math.sqrt(math.fsum(d * d for d in differences) / len(differences) / 2)
+
+
+# Half of the 90 % range of a figure by grade, as a logarithm: measured 2 %, vendor 3 %, reported and recalled 22 %, guess a
+# factor of two. Recalled figures are as good as reported ones: of eleven that were looked up since, none was wrong
+# (docs/models.md).
+HALF_WIDTHS: Final[Mapping[str, float]] = {
+    **{grade: half_width(pairs) for grade, pairs in SEEN_TWICE.items()},
+    "recalled": half_width(SEEN_TWICE["reported"]),
+    "guess": math.log(GUESSED),
+}
+
+# Names of the grades in texts.
+GRADE_WORDS: Final[Mapping[str, str]] = {
+    "measured": "measured", "vendor": "data sheet", "reported": "reported", "recalled": "recalled", "guess": "a guess",
+}  # fmt: skip
+
+
+def in_words(grade: str) -> str:
+    """Return the basis of the range of a figure, in words.
+
+    Args:
+        grade: Grade of the source.
+
+    Returns:
+        Text with the grade and the half-width.
+
+    >>> in_words("vendor"), in_words("guess")
+    ('data sheet, 3 %', 'a guess, a factor of 2')
+    """
+    width = HALF_WIDTHS[grade]
+    return f"{GRADE_WORDS[grade]}, " + (
+        f"{math.expm1(width):.0%}".replace("%", " %") if width < 0.5 else f"a factor of {GUESSED:g}"
+    )
+
+
+# Inputs of a question by name, and the function that sets one of them.
+InputValues = Mapping[str, Any]
+Place = Callable[[InputValues, str, Any], InputValues]
+
+
+def put(input_values: InputValues, name: str, value: Any) -> InputValues:
+    """Return the inputs of a question with one of them set.
+
+    Args:
+        input_values: Inputs by name.
+        name: Name of the input to set.
+        value: Its value in base units.
+
+    Returns:
+        A copy with the new value.
+    """
+    return {**input_values, name: value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsure:
+    """An uncertain input with its range.
+
+    Attributes:
+        name: Name of the input.
+        description: Noun phrase, such as "the rent".
+        unit: Unit of low, base and high.
+        low: Low end of the range.
+        base: Value without uncertainty.
+        high: High end of the range.
+        basis: Basis of the range, in words.
+        learn: How to learn the value, in words.
+        even: Whether every value of the range is equally likely; else the ends are the 5 % and 95 % points.
+        place: Sets a value in the inputs of a question.
+        minimum: Smallest possible value.
+        maximum: Largest possible value.
+        is_count: Whether the value is a count.
+        broadcasts: Whether the value may be an array.
+    """
+
+    name: str
+    description: str
+    unit: str = ""
+    low: float
+    base: float
+    high: float
+    basis: str
+    learn: str = ""
+    even: bool = False
+    place: Place = put
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    is_count: bool = False
+    broadcasts: bool = True
+
+    def checked(self, values: Number) -> Array:
+        """Return values within the possible bounds; round counts.
+
+        Args:
+            values: Values in base units, of any shape.
+
+        Returns:
+            Array of the same shape.
+        """
+        within = np.clip(np.asarray(values, dtype=np.float64), self.minimum, self.maximum)
+        return np.maximum(np.round(within), 1.0) if self.is_count else within
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Low and high value, within bounds and rounded if the input is a count."""
+        low, high = self.checked(np.array([self.low, self.high])).tolist()
+        return low, high
+
+    @property
+    def deviations(self) -> float:
+        """Standard deviations in half of the range: 1.645, or sqrt(3) for a uniform one."""
+        return math.sqrt(3.0) if self.even else Z90
+
+    def values(self, shares: Array) -> Array:
+        """Return the quantiles of the input.
+
+        Args:
+            shares: Probabilities between 0 and 1, both excluded, of any shape.
+
+        Returns:
+            Values below which these shares of all cases lie.
+
+        >>> rent = Unsure(name="rent", description="the rent", low=1.0, base=2.0, high=3.0, basis="quotes", even=True)
+        >>> rent.values(np.array([0.25, 0.5])).tolist()
+        [1.5, 2.0]
+        >>> rate = Unsure(name="rate", description="a rate", low=1.0, base=2.0, high=8.0, basis="guess")
+        >>> rate.values(np.array([0.05, 0.5, 0.95])).round(3).tolist()
+        [1.0, 2.0, 7.999]
+        """
+        if self.even:
+            return self.checked(self.low + shares * (self.high - self.low))
+        from scipy.special import ndtri
+
+        # Each side has its own width, so that the median stays at the base.
+        z = ndtri(shares) / Z90
+        below, above = math.log(self.base / self.low), math.log(self.high / self.base)
+        return self.checked(self.base * np.exp(np.where(z < 0, below, above) * z))
+
+
+def spread(name: str, base: float, width: float | tuple[float, float], **attributes: Any) -> Unsure:
+    """Return an input whose logarithm has a symmetric or two-sided 90 % range.
+
+    Args:
+        name: Name of the input.
+        base: Median, in base units.
+        width: Half-width of the logarithm, or the widths below and above.
+        **attributes: Other fields of `Unsure`.
+
+    Returns:
+        The uncertain input.
+    """
+    below, above = width if isinstance(width, tuple) else (width, width)
+    return Unsure(name=name, base=base, low=base * math.exp(-below), high=base * math.exp(above), **attributes)
+
 
 # Names of the two inputs that are factors: on all peak rates, and on the time of every step.
 CLOCK, SCATTER = "chip.peak", "scatter"
@@ -63,36 +255,18 @@ CLOCK, SCATTER = "chip.peak", "scatter"
 MICROBENCHMARK = "a microbenchmark of the machine, then --set FIGURE=VALUE"
 OWN_RUNS = "your own runs (`steptime anchors`, `steptime calibrate`)"
 TRAFFIC = "your own traffic"
-# Defaults of the inputs of a step that depend on traffic, by phase (`step_question.ask`).
-LENGTHS: Final = {
-    "decode": {"batch": 1, "context": 4096},
-    "prefill": {"tokens": 8192, "prefix": 0},
-    "mixed": {"batch": 1, "context": 4096, "tokens": 8192, "prefix": 0},
-}
+# Inputs of a step that depend on traffic, by phase.
+DECODE, PREFILL = ("batch", "context"), ("tokens", "prefix")
+LENGTHS: Final = {"decode": DECODE, "prefill": PREFILL, "mixed": (*DECODE, *PREFILL)}
 # Names of figures in descriptions; other figures keep their own name.
 NOUNS: Final = {
     "bandwidth": "the bandwidth", "latency": "the latency", "capacity": "the capacity", "usd_per_byte": "the price",
 }  # fmt: skip
-
-
-def settled(input_values: InputValues) -> tuple[dict[str, Any], Model, System, Engine]:
-    """Return the inputs of a question with model, system and engine loaded.
-
-    Everything that the user set of them is applied, and no longer an input.
-
-    Args:
-        input_values: Inputs by name.
-
-    Returns:
-        Inputs, model, system and engine.
-    """
-    model, system, engine = read_subject(input_values)
-    other_inputs = {
-        name: value
-        for name, value in input_values.items()
-        if name not in (*FORMATS, *SUBJECT) and "." not in name and name != "power"
-    }
-    return {**other_inputs, "model": model, "system": system, "engine": engine}, model, system, engine
+# Names of the parts of a machine in descriptions; other parts keep their own name.
+PLACES: Final = {
+    "": "a chip with its share of host and network", "hbm": "HBM", "scale-up": "the scale-up domain",
+    "scale-out": "the scale-out network",
+}  # fmt: skip
 
 
 def put_constant(input_values: InputValues, name: str, value: Any) -> InputValues:
@@ -106,10 +280,14 @@ def put_constant(input_values: InputValues, name: str, value: Any) -> InputValue
     Returns:
         Inputs with a changed engine.
     """
+    return {**input_values, "engine": with_constants(_engine(input_values), {name: value})}
+
+
+def _engine(input_values: InputValues) -> Engine:
     engine = input_values.get("engine")
-    if not isinstance(engine, Engine):
-        engine = engine_for(read_system(input_values), engine, input_values.get("catalog"))
-    return {**input_values, "engine": with_constants(engine, {name: value})}
+    if isinstance(engine, Engine):
+        return engine
+    return engine_for(read_system(input_values), engine, input_values.get("catalog"))
 
 
 def put_clock(input_values: InputValues, name: str, value: Any) -> InputValues:
@@ -152,63 +330,54 @@ def put_scatter(input_values: InputValues, name: str, value: Any) -> InputValues
     return {**input_values, "system": replace(system, chip=chip), "engine": engine}
 
 
-def of_step(input_values: InputValues, answer: str) -> tuple[InputValues, list[Unsure]]:
-    """Return the inputs of a step, and the uncertain ones among them.
+def unsure_inputs(question: Question, input_values: InputValues, answer: str) -> tuple[InputValues, list[Unsure]]:
+    """Return the inputs of a question with names loaded, and the uncertain inputs.
+
+    Everything that the user set of model, system and engine is applied, and no longer an input.
 
     Args:
+        question: The question.
         input_values: Inputs by name.
-        answer: Name of the answer; money and energy depend on more inputs.
+        answer: Answer whose uncertainty matters: money and energy depend on more inputs.
 
     Returns:
-        Inputs with names loaded, and the uncertain inputs.
+        The inputs, and the uncertain ones; none unless the question is a step or a plan.
     """
-    inputs, model, system, engine = settled(input_values)
-    phase = inputs.get("phase", "decode")
-    lengths = LENGTHS.get(phase, LENGTHS["decode"])
-
-    # Errors of decode and of prefill were fitted separately.
-    regime = REGIMES[0] if phase == "decode" else REGIMES[1]
-    degrees = {name: float(np.max(inputs.get(name, 1))) for name in SIZES}
-    layout = Layout(**degrees)
-    far = widening(distances(engine, system, layout))
-    parameters = [
-        *_figures(system, answer, float(layout.chips)),
-        *_constants(model, system, engine),
-        *_scatter(engine, system, regime, far),
-    ]
-    parameters += [*_imbalance(model, engine, input_values), *_rent(system, answer)]
-    for name, usual in lengths.items():
-        base = inputs.get(name, usual)
-
-        # An array is an axis of the user, and certain.
-        if np.ndim(base) == 0 and base > 0:
-            parameters.append(_assumed(name, float(base), f"the {name}", is_count=True))
-    return inputs, parameters
-
-
-def of_plan(input_values: InputValues, answer: str) -> tuple[InputValues, list[Unsure]]:
-    """Return the inputs of a plan, and the uncertain ones among them.
-
-    Args:
-        input_values: Inputs by name.
-        answer: Name of the answer; money and energy depend on more inputs.
-
-    Returns:
-        Inputs with names loaded, and the uncertain inputs.
-    """
-    inputs, model, system, engine = settled(input_values)
-    chips = float(inputs.get("chips") or system.chips)
+    if question.name not in ("step", "plan"):
+        return input_values, []
+    model, system, engine = read_subject(input_values)
+    dropped = (*FORMATS, *SUBJECT, "power")
+    inputs = {name: value for name, value in input_values.items() if name not in dropped and "." not in name}
+    inputs |= {"model": model, "system": system, "engine": engine}
+    if question.name == "step":
+        layout = Layout(**{name: float(np.max(inputs.get(name, 1))) for name in SIZES})
+        chips = float(layout.chips)
+        phase = inputs.get("phase", "decode")
+        # Errors of decode and of prefill were fitted separately.
+        regime = REGIMES[0] if phase == "decode" else REGIMES[1]
+        scatter = _scatter(engine, system, regime, widening(distances(engine, system, layout)))
+        lengths = {name: f"the {name}" for name in LENGTHS.get(phase, DECODE)}
+    else:
+        chips = float(inputs.get("chips") or system.chips)
+        scatter = _planned_scatter(inputs, engine, system)
+        lengths = {"input": "the prompt length", "output": "the output length"}
     parameters = [
         *_figures(system, answer, chips),
         *_constants(model, system, engine),
-        *_planned_scatter(inputs, engine, system),
+        *scatter,
+        *_imbalance(model, engine, input_values),
+        *_rent(system, answer),
     ]
-    parameters += [*_imbalance(model, engine, input_values), *_rent(system, answer)]
-    for name, description in (("input", "the prompt length"), ("output", "the output length")):
-        parameters.append(_assumed(name, float(inputs.get(name, 1024)), description, is_count=True))
-    if inputs.get("cached"):
-        parameters.append(_assumed("cached", float(inputs["cached"]), "the cached share of prompts", maximum=0.99))
-    return inputs, [*parameters, *_acceptance(inputs, model)]
+    for name, description in lengths.items():
+        base = inputs.get(name, question.inputs[name].default)
+        # An array is an axis of the user, and certain.
+        if np.ndim(base) == 0 and base > 0:
+            parameters.append(_assumed(name, float(base), description, is_count=True))
+    if question.name == "plan":
+        if inputs.get("cached"):
+            parameters.append(_assumed("cached", float(inputs["cached"]), "the cached share of prompts", maximum=0.99))
+        parameters += _acceptance(inputs, model)
+    return inputs, parameters
 
 
 def _assumed(name: str, base: float, description: str, **attributes: Any) -> Unsure:
@@ -242,16 +411,12 @@ def _figures(system: System, answer: str, chips: float) -> Iterator[Unsure]:
         value = in_force(system, path)
         if np.ndim(value) == 0 and 0 < value < math.inf and not path.endswith("size"):
             head, _, key = path.rpartition(".")
-            place = head.removeprefix("chip.").replace("_", "-") if head else "a chip with its share of host and network"
+            place = head.removeprefix("chip.").replace("_", "-")
             yield spread(
                 path, float(value), HALF_WIDTHS[figure.grade],
-                description=f"{NOUNS.get(key, 'the ' + key)} of {_place_name(place)}",
+                description=f"{NOUNS.get(key, 'the ' + key)} of {PLACES.get(place, place)}",
                 unit=unit, basis=in_words(figure.grade), learn=MICROBENCHMARK,
             )  # fmt: skip
-
-
-def _place_name(place: str) -> str:
-    return {"hbm": "HBM", "scale-up": "the scale-up domain", "scale-out": "the scale-out network"}.get(place, place)
 
 
 def _idle(model: Model, system: System, engine: Engine) -> set[str]:
@@ -262,17 +427,12 @@ def _idle(model: Model, system: System, engine: Engine) -> set[str]:
     """
     together = ("seconds_per_collective", "network_efficiency")
     # A constant without an effect on these passes, such as one of experts in a dense model, has no row in the result.
-    passes: list[dict[str, Any]] = [
-        {"batch": 1, "context": 2**17},
-        {"batch": 1024, "context": 1024},
-        {"prompts": 1, "tokens": 8192},
-    ]
+    passes = ({"batch": 1, "context": 2**17}, {"batch": 1024, "context": 1024}, {"prompts": 1, "tokens": 8192})
     moved = np.zeros(len(engine.fit["names"]), dtype=bool)
     for work in passes:
         moved |= log_gradient(partial(_seconds, model, system, work), engine) != 0
-    return {
-        name for name, has_effect in zip(engine.fit["names"], moved, strict=True) if not has_effect and name not in together
-    }
+    fitted = zip(engine.fit["names"], moved, strict=True)
+    return {name for name, has_effect in fitted if not has_effect and name not in together}
 
 
 def _seconds(model: Model, system: System, work: Mapping[str, Any], engine: Engine) -> Number:
@@ -395,29 +555,6 @@ def _acceptance(input_values: Mapping[str, Any], model: Model) -> Iterator[Unsur
         )  # fmt: skip
 
 
-# Module and name of the function that returns the uncertain inputs of a question.
-# It takes inputs and the name of the answer, and returns the settled inputs and the uncertain ones.
-HOMES: Final = {"step": "parameter_ranges of_step", "plan": "parameter_ranges of_plan"}
-
-
-def unsure_inputs(question: Question, input_values: Mapping[str, Any], answer: str) -> tuple[Mapping[str, Any], list[Unsure]]:
-    """Return the inputs of a question with names loaded, and the uncertain inputs.
-
-    Args:
-        question: The question.
-        input_values: Inputs by name.
-        answer: Answer whose uncertainty matters.
-
-    Returns:
-        The inputs, and the uncertain ones; none for a closed form.
-    """
-    if question.name not in HOMES:
-        return input_values, []
-    module, _, name = HOMES[question.name].partition(" ")
-    tells: Callable[..., tuple[Mapping[str, Any], list[Unsure]]] = getattr(import_module(f"steptime.sweeps.{module}"), name)
-    return tells(input_values, answer)
-
-
 def with_ranges(
     question: Question, input_values: Mapping[str, Any], parameters: Sequence[Unsure], ranges: Iterable[tuple[str, Any]]
 ) -> list[Unsure]:
@@ -440,7 +577,9 @@ def with_ranges(
     by_name = {parameter.name: parameter for parameter in parameters}
     ranged_names: set[str] = set()
     for typed, values in ranges:
-        name = _name(question, by_name, typed)
+        name = typed.strip().lstrip("-").replace("-", "_")
+        if name not in by_name and name not in CONSTANTS:
+            name = plain_name(question, typed)
         if name in ranged_names:
             raise InputError(f"{name}: has two ranges; keep one of them")
         ranged_names.add(name)
@@ -461,25 +600,17 @@ def with_ranges(
                 f"{name}"
             )
 
-        # A range of the user says nothing about its middle, so that all values are equally likely.
-        attributes: dict[str, Any] = {"low": low, "base": float(middle), "high": high, "basis": basis, "even": True}
-        if base is not None:
-            by_name[name] = Unsure(
-                name=name, description=base.description, unit=base.unit, learn=base.learn, place=base.place,
-                is_count=base.is_count, broadcasts=base.broadcasts, **attributes,
+        if base is None:
+            base = Unsure(
+                name=name, description=f"the {spec.meaning}" if spec.meaning else name, unit=spec.unit, low=low, base=middle,
+                high=high, basis=basis, place=put_constant if name in CONSTANTS else put, is_count=spec.kind == COUNT,
+                broadcasts=spec.broadcasts,
             )  # fmt: skip
-        else:
-            by_name[name] = Unsure(
-                name=name, description=f"the {spec.meaning}" if spec.meaning else name, unit=spec.unit,
-                is_count=spec.kind == COUNT, place=put_constant if name in CONSTANTS else put, broadcasts=spec.broadcasts,
-                **attributes,
-            )  # fmt: skip
+        # A range of the user says nothing about its middle, so that all values are equally likely, and has its own bounds.
+        by_name[name] = replace(
+            base, low=low, base=float(middle), high=high, basis=basis, even=True, minimum=-math.inf, maximum=math.inf
+        )
     return list(by_name.values())
-
-
-def _name(question: Question, parameters: Mapping[str, Unsure], name: str) -> str:
-    under = name.strip().lstrip("-").replace("-", "_")
-    return under if under in parameters or under in CONSTANTS else plain_name(question, name)
 
 
 def _input(question: Question, input_values: Mapping[str, Any], parameter: Unsure | None, name: str) -> Input:
@@ -503,21 +634,15 @@ def _input(question: Question, input_values: Mapping[str, Any], parameter: Unsur
         return find_input(question, name, input_values)
     except UnknownName:
         figures = [CLOCK, *CONSTANTS] if "engine" in question.inputs else []
+        has_system = question.figures and input_values.get("system") is not None
+        paths = settable_figures(input_values) if has_system else {}
         raise UnknownName(
-            f"input of {question.name}", name, [*question.inputs, *figures, *_paths(question, input_values)],
+            f"input of {question.name}", name, [*question.inputs, *figures, *paths],
             f"Known: {', '.join(question.inputs)}" + (
                 ", figures of the system (`steptime systems NAME`) and constants of the engine (`steptime engines NAME`)."
                 if figures else "."
             ),
         ) from None  # fmt: skip
-
-
-def _paths(question: Question, input_values: Mapping[str, Any]) -> list[str]:
-    if not question.figures or input_values.get("system") is None:
-        return []
-    from steptime.questions.subject import settable_figures
-
-    return list(settable_figures(input_values))
 
 
 def _ends(name: str, values: Any, spec: Input) -> tuple[float, float]:
@@ -554,11 +679,7 @@ def _base_value(question: Question, input_values: Mapping[str, Any], name: str) 
     # Values that the user did not give come from the engine, the machine, or the default of the closed form.
     system = input_values.get("system")
     if name in CONSTANTS:
-        engine = input_values.get("engine")
-        engine = (
-            engine if isinstance(engine, Engine) else engine_for(read_system(input_values), engine, input_values.get("catalog"))
-        )
-        value = float(constant(engine, name))
+        value = float(constant(_engine(input_values), name))
         return value if math.isfinite(value) else None
     if question.figures and system is not None and ("." in name or name in ("rent", "power")):
         figure = float(in_force(read_system(input_values), name))

@@ -1,6 +1,7 @@
-"""Evaluate an array function over millions of points in blocks, so that intermediate arrays stay in a core's cache.
+"""A grid of points cut into parts: blocks of an array function, and regions of a question over axes.
 
-A question over axes, cut into regions: one point, or a block of arrays if the question takes them.
+Blocks are so small that intermediate arrays stay in a core's cache. A region is one point, or a block of arrays if the question
+takes them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ def in_blocks(
     [1.0, 2.0, 3.0, 4.0, 5.0]
     """
     arrays = {name: np.asarray(values) for name, values in points.items()}
-    total = _length(arrays)
+    shapes = {values.shape for values in arrays.values()}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+        words = ", ".join(f"{name} {values.shape}" for name, values in arrays.items())
+        raise RangeError(f"points: must be arrays of one axis and one length, got {words or 'no array'}")
+    ((total,),) = shapes
     size, threads = whole_number("block", block), None if workers is None else whole_number("workers", workers)
 
     # Threads finish in any order, so that each block writes into its own slice of the whole.
@@ -73,17 +78,8 @@ def in_blocks(
     return assembly.arrays.get(None, assembly.arrays)
 
 
-def _length(arrays: Mapping[str, Array]) -> int:
-    """Return the length of all arrays; raise RangeError if there is not one length."""
-    shapes = {values.shape for values in arrays.values()}
-    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
-        listed = ", ".join(f"{name} {values.shape}" for name, values in arrays.items())
-        raise RangeError(f"points: must be arrays of one axis and one length, got {listed or 'no array'}")
-    return int(next(iter(shapes))[0])
-
-
 # Points per evaluation of lists and of grids: intermediate arrays stay in a core's cache.
-SCATTERED, GRID = (chunked_evaluation.BLOCK, chunked_evaluation.GRID)
+SCATTERED, GRID = chunked_evaluation.BLOCK, chunked_evaluation.GRID
 # Largest number of halves of a block that are tried after an error in the block.
 MOST_REFUSED: Final = 2_000
 # Start and stop position on each axis.

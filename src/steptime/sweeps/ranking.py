@@ -1,9 +1,4 @@
-"""Changes of rent, number format or engine that reverse the order of the two cheapest entries of a ranking.
-
-The result of `compare`: the cheapest plan of each pair of model and system, ordered by cost.
-
-A ranking of models and systems for one workload and one SLO: the cheapest plan of each pair, and what reverses the order.
-"""
+"""A ranking of models and systems for one workload and one SLO: the cheapest plan of each pair, and what reverses the order."""
 
 from __future__ import annotations
 
@@ -29,133 +24,8 @@ from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, check_limits, plan
 from steptime.planning.workload import Slo, Workload
 from steptime.processes import map_in_processes
-from steptime.result_base import Tabular, columns_by_key, unit
+from steptime.result_base import Tabular, columns_by_key, range_columns, unit
 from steptime.units import counted, show
-
-# Options that change a number format.
-FORMATS: Final = ("--weights", "--experts", "--kv")
-Job = tuple[Model, System, int, dict[str, Any]]
-# Serving engines by the vendor of the chip.
-ENGINES_BY_VENDOR: Final = {
-    "NVIDIA": ("vllm", "sglang", "trtllm"),
-    "AMD": ("vllm", "sglang"),
-}
-
-
-def flips(ranking: Ranking, pairs: list[tuple[Model, System, str]], plan_options: dict[str, Any]) -> Iterator[str]:
-    """Yield sentences on the rent, format or engine that would reverse the order.
-
-    Args:
-        ranking: Ranking whose first two entries are compared.
-        pairs: Model, system and label of each entry.
-        plan_options: Options of the plans of the ranking.
-
-    Yields:
-        One sentence per rent, format and engine.
-    """
-    if len(ranking.priced) < 2:
-        return
-    first, second = ranking.priced[:2]
-    both = (first, second)
-    by_name = {(model.name, system.name, label): (model, system) for model, system, label in pairs}
-    subjects = [by_name[standing.model, standing.system, standing.label] for standing in both]
-    if subjects[0][1] != subjects[1][1]:
-        yield from _rent_flips(ranking, first, second, [system for _, system in subjects])
-
-    # The plans of both entries name their cheaper formats only with alternatives.
-    with_levers = plan_options | {"alternatives": True}
-    jobs: list[Job] = [(*subject, standing.chips, with_levers) for subject, standing in zip(subjects, both, strict=True)]
-    engines = [name for name in _common(first, second) if name != first.engine or name != second.engine]
-
-    # An engine that the user chose is not in question.
-    if plan_options["engine"] is None:
-        jobs += [(*job[:3], plan_options | {"engine": name}) for name in engines for job in jobs[:2]]
-    else:
-        engines = []
-    find_plan = partial(_feasible_plan, workload=ranking.workload, slo=ranking.slo)
-
-    # All plans are found in one call, so that processes share the work.
-    plans = map_in_processes(find_plan, jobs)
-    yield from _format_flips(jobs[:2], plans[:2], find_plan)
-    for name, first_plan, second_plan in zip(engines, plans[2::2], plans[3::2], strict=True):
-        yield from _both(f"engine: with {name}", first_plan, second_plan)
-    if plan_options["engine"] is None and first.engine != second.engine and not engines:
-        yield (
-            f"engine: {first.engine} for the first and {second.engine} for {ranking.called(second)}; "
-            "no engine of this comparison serves both"
-        )
-
-
-def _rent_flips(ranking: Ranking, first: Standing, second: Standing, systems: Sequence[System]) -> Iterator[str]:
-    """Yield the break-even rents, and the costs of both with each common kind of rent."""
-    # Cost is proportional to rent, so that the break-even rent is the rent times the ratio of costs.
-    a, b = first.usd_per_million_output_tokens, second.usd_per_million_output_tokens
-    first_rent, second_rent = float(first.rent.typical), float(second.rent.typical)
-    yield (
-        f"rent: both cost the same if {ranking.called(second)} rents for {show(second_rent * a / b, 'USD/s')} per chip instead "
-        f"of {show(second_rent, 'USD/s')}, or the first for {show(first_rent * b / a, 'USD/s')} "
-        f"instead of {show(first_rent, 'USD/s')}"
-    )
-    kinds = [rents_by_kind(system) for system in systems]
-    for kind in kinds[0]:
-        if kind in kinds[1] and (first.rent.kind, second.rent.kind) != (kind, kind):
-            x, y = a * float(kinds[0][kind].typical) / first_rent, b * float(kinds[1][kind].typical) / second_rent
-            order = "stays" if x <= y else "reverses"
-            yield (
-                f"rent: both at the kind {kind_in_words(kinds[0][kind])!r}: {ranking.called(first)} costs {usd(x)} and "
-                f"{ranking.called(second)} {usd(y)}; the order {order}"
-            )
-
-
-def _both(words: str, first: Plan | None, second: Plan | None) -> Iterator[str]:
-    """Yield the costs of both with one choice; nothing if neither has a plan with it."""
-    x, y = (math.nan if candidate is None else candidate.usd_per_million_output_tokens for candidate in (first, second))
-    if math.isfinite(x) and math.isfinite(y):
-        yield f"{words} on both: first {usd(x)}, second {usd(y)}; the order {'stays' if x <= y else 'reverses'}"
-    elif math.isfinite(x) or math.isfinite(y):
-        which, cost = ("first", x) if math.isfinite(x) else ("second", y)
-        yield f"{words}: only the {which} has a plan, at {usd(cost)}"
-
-
-def _common(first: Standing, second: Standing) -> list[str]:
-    return [name for name in ENGINES_BY_VENDOR.get(first.vendor, ()) if name in ENGINES_BY_VENDOR.get(second.vendor, ())]
-
-
-def _feasible_plan(job: Job, *, workload: Workload, slo: Slo) -> Plan | None:
-    model, system, chips, options = job
-    try:
-        candidate = plan(model, system, workload, slo, chips=chips, **options)
-    except InputError:
-        return None
-    return candidate if candidate.feasible else None
-
-
-def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], find_plan: Callable[[Job], Plan | None]) -> Iterator[str]:
-    """Yield the costs of both with each number format that makes one of them cheaper."""
-    # Only formats that are an alternative of at least one of the two plans are tried.
-    options = [
-        lever.option
-        for candidate in plans
-        if candidate is not None
-        for lever in candidate.alternatives
-        if lever.option.startswith(FORMATS)
-    ]
-    option_jobs = [(option, job) for option in dict.fromkeys(options) for job in jobs]
-    new_plans = map_in_processes(
-        find_plan, [(_stored(job[0], option), *job[1:3], job[3] | {"alternatives": False}) for option, job in option_jobs]
-    )
-    for row in range(0, len(option_jobs), 2):
-        yield from _both(f"format: with {option_jobs[row][0]}", new_plans[row], new_plans[row + 1])
-
-
-def _stored(model: Model, option: str) -> Model:
-    """Return a model in the format of a lever's option."""
-    name, stored = option.split()
-    if name == "--kv":
-        return with_small_cache(model)
-    stored_format = number_format(stored)
-    return with_formats(model, weights=stored_format if name == "--weights" else None, experts=stored_format)
-
 
 COST: Final = "usd_per_million_output_tokens"
 
@@ -212,6 +82,11 @@ class Standing:
     rests_on: str = field(default="", metadata=unit("", "basis of the range"))
     plan: Plan | None = field(default=None, metadata=unit("", "the plan itself", left_out=True))
 
+    @property
+    def cost(self) -> float:
+        """Cost [USD per million output tokens]; NaN if unknown."""
+        return self.usd_per_million_output_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Ranking(Tabular):
@@ -233,11 +108,7 @@ class Ranking(Tabular):
     @property
     def priced(self) -> tuple[Standing, ...]:
         """Standings with a plan and a cost, the cheapest first."""
-        return tuple(
-            standing
-            for standing in self.standings
-            if standing.feasible and math.isfinite(standing.usd_per_million_output_tokens)
-        )
+        return tuple(standing for standing in self.standings if standing.feasible and math.isfinite(standing.cost))
 
     @property
     def text(self) -> str:
@@ -255,12 +126,10 @@ class Ranking(Tabular):
                 f"No rent is known. {self.called(first)} has the highest output: "
                 f"{show(first.tokens_per_second_per_chip, 'tok/s')} per chip."
             )
-        ties = sum(standing.tied for standing in priced[1:])
-        tie_note = (
-            f"; {ties} of {counted(len(priced) - 1, 'other pair')} may cost the same, since the ranges overlap" if ties else ""
-        )
+        ties, other_pairs = sum(standing.tied for standing in priced[1:]), counted(len(priced) - 1, "other pair")
+        tie_note = f"; {ties} of {other_pairs} may cost the same, since the ranges overlap" if ties else ""
         span = "" if first.cost_range is None else f" (90 % range {usd(first.cost_range[0])} to {usd(first.cost_range[1])})"
-        cost = f"{usd(first.usd_per_million_output_tokens)} per million output tokens, prefill included{span}"
+        cost = f"{usd(first.cost)} per million output tokens, prefill included{span}"
         return f"{self.called(first)} is the cheapest: {cost}{tie_note}."
 
     @property
@@ -270,11 +139,10 @@ class Ranking(Tabular):
         if not near:
             return ()
         first, kinds = near[0], dict.fromkeys(kind_in_words(standing.rent) for standing in near)
-        notes = (
-            [f"{self.called(first)}: {first.rests_on.replace('runs on other', 'the range comes from runs on other', 1)}"]
-            if first.rests_on.startswith(("no run", "runs on other"))
-            else []
-        )
+        notes = []
+        if first.rests_on.startswith(("no run", "runs on other")):
+            basis = first.rests_on.replace("runs on other", "the range comes from runs on other", 1)
+            notes.append(f"{self.called(first)}: {basis}")
         if len(kinds) > 1:
             notes.append(
                 f"the first rows have rents of several kinds ({', '.join(kinds)}); compare like with like by --rent contract"
@@ -301,9 +169,7 @@ class Ranking(Tabular):
             The title, and costs or reasons in words by pair.
         """
         figures = {
-            f"{standing.model} on {standing.system}": usd(standing.usd_per_million_output_tokens)
-            if standing.feasible
-            else standing.reason[:100]
+            f"{standing.model} on {standing.system}": usd(standing.cost) if standing.feasible else standing.reason[:100]
             for standing in self.standings[:5]
         }
         return f"Ranking of {len(self.standings):,} pairs of model and system", figures
@@ -314,17 +180,18 @@ class Ranking(Tabular):
         Returns:
             Columns by name, one value per pair.
         """
-        table = {
-            name: values
-            for name, values in columns_by_key(Standing, self.standings).items()
-            if name not in ("rent", f"{COST}_range")
-        }
-        for end, name in enumerate((f"{COST}_low", f"{COST}_high")):
-            table[name] = [math.nan if standing.cost_range is None else standing.cost_range[end] for standing in self.standings]
+        table = columns_by_key(Standing, self.standings)
+        del table["rent"]
+        table[f"{COST}_low"], table[f"{COST}_high"] = range_columns(table.pop(f"{COST}_range"))
         table["rent_usd_per_s"] = [float(standing.rent.typical) for standing in self.standings]
         return table | {"rent": [kind_and_date(standing.rent) for standing in self.standings]}
 
 
+# Fields of a standing that are those of its plan.
+FROM_PLAN: Final = (
+    "engine", "chips", "layout_text", COST, "cost_range", "prefill_usd_per_million_tokens", "decode_usd_per_million_tokens",
+    "tokens_per_second_per_user", "ttft", "tokens_per_second_per_chip",
+)  # fmt: skip
 # Value of `chips` for the cheapest number of chips.
 ANY: Final = "any"
 # Bounds of the largest number of chips that the search for the cheapest number tries.
@@ -383,13 +250,8 @@ def compare(
     machines = [_rented(system, rent) for system in distinct_systems]
 
     # Alternatives cost time: they are computed later, and only for the first two.
-    plan_options: dict[str, Any] = {
-        "engine": engine,
-        "modes": modes,
-        "sure": sure,
-        "alternatives": False,
-        "elasticities": False,
-    }
+    plan_options: dict[str, Any] = {"engine": engine, "modes": modes, "sure": sure}
+    plan_options |= {"alternatives": False, "elasticities": False}
     pairs = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
     stand = partial(_standing, workload=workload, slo=slo, chips=chips, plan_options=plan_options)
     standings = tuple(_placed(map_in_processes(stand, pairs)))
@@ -410,9 +272,8 @@ def _told_apart(candidates: Iterable[SystemLike]) -> tuple[list[System], list[st
         if system in systems:
             continue
         has_namesake = any(earlier.name == system.name for earlier in systems)
-        labels.append(
-            f"{system.name} ({candidate if isinstance(candidate, str) else len(systems) + 1})" if has_namesake else ""
-        )
+        mark = candidate if isinstance(candidate, str) else len(systems) + 1
+        labels.append(f"{system.name} ({mark})" if has_namesake else "")
         systems.append(system)
     return systems, labels
 
@@ -465,22 +326,13 @@ def _standing(
     runs, rests = _rests_on(best, system, plan_options["engine"])
     return Standing(
         feasible=True,
-        engine=best.engine,
-        chips=best.chips,
-        layout_text=best.layout_text,
-        usd_per_million_output_tokens=best.usd_per_million_output_tokens,
-        cost_range=best.cost_range,
-        prefill_usd_per_million_tokens=best.prefill_usd_per_million_tokens,
-        decode_usd_per_million_tokens=best.decode_usd_per_million_tokens,
-        tokens_per_second_per_user=best.tokens_per_second_per_user,
-        ttft=best.ttft,
-        tokens_per_second_per_chip=best.tokens_per_second_per_chip,
         tokens_per_second_per_kilowatt=1e3 * best.tokens_per_second_per_chip / watts,
         power_basis=best.power.basis,
         runs=runs,
         rests_on=rests,
         plan=best,
         **identity,
+        **{name: getattr(best, name) for name in FROM_PLAN},
     )
 
 
@@ -512,7 +364,7 @@ def _placed(standings: Iterable[Standing]) -> Iterator[Standing]:
     """Yield standings in order, each with its place and whether it ties the first."""
     ordered = sorted(standings, key=_order)
     able = [standing for standing in ordered if standing.feasible]
-    priced = [standing for standing in able if math.isfinite(standing.usd_per_million_output_tokens)]
+    priced = [standing for standing in able if math.isfinite(standing.cost)]
     # Places count either costs or, if no rent is known at all, output per chip.
     counted = priced or able
     for standing in ordered:
@@ -525,6 +377,121 @@ def _placed(standings: Iterable[Standing]) -> Iterator[Standing]:
 
 
 def _order(standing: Standing) -> tuple[bool, bool, float, str]:
-    cost = standing.usd_per_million_output_tokens
     fallback = -standing.tokens_per_second_per_chip if standing.feasible else 0.0
-    return not standing.feasible, not math.isfinite(cost), cost if math.isfinite(cost) else fallback, standing.system
+    is_priced = math.isfinite(standing.cost)
+    return not standing.feasible, not is_priced, standing.cost if is_priced else fallback, standing.system
+
+
+# --- what reverses the order --------------------------------------------------------------------------------------------
+
+# Options that change a number format.
+FORMATS: Final = ("--weights", "--experts", "--kv")
+Job = tuple[Model, System, int, dict[str, Any]]
+# Serving engines by the vendor of the chip.
+ENGINES_BY_VENDOR: Final = {"NVIDIA": ("vllm", "sglang", "trtllm"), "AMD": ("vllm", "sglang")}
+
+
+def flips(ranking: Ranking, pairs: list[tuple[Model, System, str]], plan_options: dict[str, Any]) -> Iterator[str]:
+    """Yield sentences on the rent, format or engine that would reverse the order.
+
+    Args:
+        ranking: Ranking whose first two entries are compared.
+        pairs: Model, system and label of each entry.
+        plan_options: Options of the plans of the ranking.
+
+    Yields:
+        One sentence per rent, format and engine.
+    """
+    if len(ranking.priced) < 2:
+        return
+    first, second = both = ranking.priced[:2]
+    by_name = {(model.name, system.name, label): (model, system) for model, system, label in pairs}
+    subjects = [by_name[standing.model, standing.system, standing.label] for standing in both]
+    if subjects[0][1] != subjects[1][1]:
+        yield from _rent_flips(ranking, first, second, [system for _, system in subjects])
+
+    # The plans of both entries name their cheaper formats only with alternatives.
+    with_levers = plan_options | {"alternatives": True}
+    jobs: list[Job] = [(*subject, standing.chips, with_levers) for subject, standing in zip(subjects, both, strict=True)]
+    engines: list[str] = []
+    # An engine that the user chose is not in question.
+    if plan_options["engine"] is None:
+        choices = [ENGINES_BY_VENDOR.get(standing.vendor, ()) for standing in both]
+        engines = [name for name in choices[0] if name in choices[1] and (name != first.engine or name != second.engine)]
+    jobs += [(*job[:3], plan_options | {"engine": name}) for name in engines for job in jobs[:2]]
+    find_plan = partial(_feasible_plan, workload=ranking.workload, slo=ranking.slo)
+
+    # All plans are found in one call, so that processes share the work.
+    plans = map_in_processes(find_plan, jobs)
+    yield from _format_flips(jobs[:2], plans[:2], find_plan)
+    for name, first_plan, second_plan in zip(engines, plans[2::2], plans[3::2], strict=True):
+        yield from _both(f"engine: with {name}", first_plan, second_plan)
+    if plan_options["engine"] is None and first.engine != second.engine and not engines:
+        yield (
+            f"engine: {first.engine} for the first and {second.engine} for {ranking.called(second)}; "
+            "no engine of this comparison serves both"
+        )
+
+
+def _rent_flips(ranking: Ranking, first: Standing, second: Standing, systems: Sequence[System]) -> Iterator[str]:
+    """Yield the break-even rents, and the costs of both with each common kind of rent."""
+    # Cost is proportional to rent, so that the break-even rent is the rent times the ratio of costs.
+    a, b = first.cost, second.cost
+    first_rent, second_rent = float(first.rent.typical), float(second.rent.typical)
+    yield (
+        f"rent: both cost the same if {ranking.called(second)} rents for {show(second_rent * a / b, 'USD/s')} per chip instead "
+        f"of {show(second_rent, 'USD/s')}, or the first for {show(first_rent * b / a, 'USD/s')} "
+        f"instead of {show(first_rent, 'USD/s')}"
+    )
+    kinds = [rents_by_kind(system) for system in systems]
+    for kind in kinds[0]:
+        if kind in kinds[1] and (first.rent.kind, second.rent.kind) != (kind, kind):
+            x, y = a * float(kinds[0][kind].typical) / first_rent, b * float(kinds[1][kind].typical) / second_rent
+            order = "stays" if x <= y else "reverses"
+            yield (
+                f"rent: both at the kind {kind_in_words(kinds[0][kind])!r}: {ranking.called(first)} costs {usd(x)} and "
+                f"{ranking.called(second)} {usd(y)}; the order {order}"
+            )
+
+
+def _both(words: str, first: Plan | None, second: Plan | None) -> Iterator[str]:
+    """Yield the costs of both with one choice; nothing if neither has a plan with it."""
+    x, y = (math.nan if candidate is None else candidate.usd_per_million_output_tokens for candidate in (first, second))
+    if math.isfinite(x) and math.isfinite(y):
+        yield f"{words} on both: first {usd(x)}, second {usd(y)}; the order {'stays' if x <= y else 'reverses'}"
+    elif math.isfinite(x) or math.isfinite(y):
+        which, cost = ("first", x) if math.isfinite(x) else ("second", y)
+        yield f"{words}: only the {which} has a plan, at {usd(cost)}"
+
+
+def _feasible_plan(job: Job, *, workload: Workload, slo: Slo) -> Plan | None:
+    model, system, chips, options = job
+    try:
+        candidate = plan(model, system, workload, slo, chips=chips, **options)
+    except InputError:
+        return None
+    return candidate if candidate.feasible else None
+
+
+def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], find_plan: Callable[[Job], Plan | None]) -> Iterator[str]:
+    """Yield the costs of both with each number format that makes one of them cheaper."""
+    # Only formats that are an alternative of at least one of the two plans are tried.
+    levers = [lever for candidate in plans if candidate is not None for lever in candidate.alternatives]
+    options = list(dict.fromkeys(lever.option for lever in levers if lever.option.startswith(FORMATS)))
+    new_jobs = [
+        (_stored(model, option), system, chips, plan_options | {"alternatives": False})
+        for option in options
+        for model, system, chips, plan_options in jobs
+    ]
+    new_plans = map_in_processes(find_plan, new_jobs)
+    for option, first_plan, second_plan in zip(options, new_plans[::2], new_plans[1::2], strict=True):
+        yield from _both(f"format: with {option}", first_plan, second_plan)
+
+
+def _stored(model: Model, option: str) -> Model:
+    """Return a model in the format of a lever's option."""
+    name, stored = option.split()
+    if name == "--kv":
+        return with_small_cache(model)
+    stored_format = number_format(stored)
+    return with_formats(model, weights=stored_format if name == "--weights" else None, experts=stored_format)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from steptime.hardware.rental_prices import usd
-from steptime.result_base import Tabular, columns_by_key
+from steptime.picture_files import save_picture
+from steptime.result_base import Tabular, columns_by_key, range_columns
 from steptime.result_base import unit as of
 from steptime.units import in_digits, show
 
@@ -227,13 +228,12 @@ class Sensitivity(Tabular):
             Columns by name, one value per input.
         """
         table = columns_by_key(Swing, self.swings)
-        for name in ("feasible_range", "at_met"):
-            pairs = table.pop(name)
-            table |= {f"{name}_low": [low for low, _ in pairs], f"{name}_high": [high for _, high in pairs]}
-        for name in ("first_index", "total_index"):
-            ends = [pair or (math.nan, math.nan) for pair in table.pop(f"{name}_range")]
-            table[name] = [math.nan if value is None else value for value in table[name]]
-            table |= {f"{name}_low": [low for low, _ in ends], f"{name}_high": [high for _, high in ends]}
+        for key in ("feasible_range", "at_met", "first_index_range", "total_index_range"):
+            name = key.replace("index_range", "index")
+            ends = range_columns(table.pop(key))
+            if name in table:
+                table[name] = [math.nan if value is None else value for value in table[name]]
+            table[f"{name}_low"], table[f"{name}_high"] = ends
         return table
 
     def plot(self, path: str) -> None:
@@ -242,9 +242,9 @@ class Sensitivity(Tabular):
         Args:
             path: File with the ending .svg, .png or .pdf.
         """
-        from steptime.sweeps.tornado_plot import plot
+        from steptime.sweeps.plots import draw_tornado
 
-        plot(self, path)
+        save_picture(path, lambda: draw_tornado(self))
 
 
 def _verb(swing: Swing) -> str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
-
-from steptime.errors import InputError, RangeError, UnknownName, expect
-from steptime.questions.declaration import COUNT, Question
-from steptime.questions.registry import find_input, find_question, plain_name
+from steptime.errors import InputError, RangeError, expect
+from steptime.questions.declaration import Question
+from steptime.questions.registry import find_question
 from steptime.questions.step_question import with_layout
-from steptime.sweeps.axes import Axis, check_needs, check_texts, in_base_units, made_axis, read_held
+from steptime.sweeps.axes import Axis, check_needs, check_points, grid_shape, read_inputs
 from steptime.sweeps.executor import Journal, Progress, run
 from steptime.sweeps.point_grid import Job
-from steptime.sweeps.question_inputs import check_points
 from steptime.sweeps.sweep_result import Sweep, answer_columns
 
 # Largest number of points whose ranges come without a request.
@@ -66,44 +66,11 @@ def sweep(
     """
     declaration = find_question(question, vectorised=vectorised)
     expect("axes", axes, Mapping, 'a dict of values by input, such as {"batch": [1, 64]}')
-    fixed_inputs = in_base_units(declaration, {plain_name(declaration, name): value for name, value in fixed.items()})
-    axis_values = in_base_units(declaration, {plain_name(declaration, name): values for name, values in axes.items()})
-
-    # The first system of an axis stands for all: its figures are the inputs of the sweep.
-    known_inputs = {**fixed_inputs, **({"system": _first(axis_values["system"])} if "system" in axis_values else {})}
-    check_texts(declaration, {name: values for name, values in axis_values.items() if isinstance(values, str)}, known_inputs)
-    grid_axes = [
-        made_axis(name, _values(values), find_input(declaration, name, known_inputs)) for name, values in axis_values.items()
-    ]
-    fixed_inputs = read_held(declaration, fixed_inputs, known_inputs)
-    for name, value in fixed_inputs.items():
-        spec = find_input(declaration, name, known_inputs)
-        if spec.kind == COUNT and isinstance(value, int | float | np.number) and not isinstance(value, bool):
-            fixed_inputs[name] = made_axis(name, [value], spec).values[0]
+    grid_axes, fixed_inputs = read_inputs(declaration, axes, fixed)
     return sweep_axes(
-        declaration,
-        grid_axes,
-        fixed_inputs,
-        answers=answers,
-        together=together,
-        workers=workers,
-        client=client,
-        out=out,
+        declaration, grid_axes, fixed_inputs, answers=answers, together=together, workers=workers, client=client, out=out,
         progress=progress,
-    )
-
-
-def _values(values: Any) -> Any:
-    if values is None or isinstance(values, Mapping):
-        raise InputError(f"axes: an axis needs values, such as [1, 64], got {values!r}")
-    return values if isinstance(values, str | np.ndarray) else list(np.atleast_1d(values) if np.isscalar(values) else values)
-
-
-def _first(values: Any) -> Any:
-    if isinstance(values, str):
-        return values.partition(",")[0].strip()
-    several = list(values) if isinstance(values, Sequence) else [values]
-    return several[0] if several else None
+    )  # fmt: skip
 
 
 def sweep_axes(
@@ -145,82 +112,42 @@ def sweep_axes(
         raise InputError("axes: a sweep needs an axis, which is an input with its values; give one, such as batch=1:64:log2")
     check_needs(question, axes, fixed)
     fixed = with_layout(question, fixed, axes)
-    if workers is not None and (not isinstance(workers, int) or workers < 1):
-        raise RangeError(f"workers: must be a whole number of at least 1, got {workers}")
     if together and len({len(axis.values) for axis in axes}) > 1:
         lengths = ", ".join(f"{axis.name} {len(axis.values):,}" for axis in axes)
         raise RangeError(f"axes: must have one length to advance together, got {lengths}")
-    answer_names = select_answers(question, tuple(answers))
+    choice = tuple(answers)
+    answer_names = choice or question.shows
+    for name in answer_names:
+        question.check_answer(name)
+    check_points(grid_shape(axes, together=together), question.seconds)
     job = Job(question=question, axes=tuple(axes), fixed=fixed, answer_names=frozenset(answer_names), together=together)
-    check_points(job.shape, question.seconds)
-    if (not answers if banded is None else banded) and job.points <= BANDED:
-        answer_names = with_bands(question, answer_names)
-        job = Job(question=question, axes=tuple(axes), fixed=fixed, answer_names=frozenset(answer_names), together=together)
+    if (not choice if banded is None else banded) and job.points <= BANDED:
+        # Each answer is followed by the ends of its 90 % range if it has one.
+        with_ends = [(name, *question.bands.get(name, ())) for name in answer_names]
+        answer_names = tuple(dict.fromkeys(itertools.chain.from_iterable(with_ends)))
+        job = replace(job, answer_names=frozenset(answer_names))
 
     # A log costs time for each region: questions that take arrays are faster without one.
-    slow = out is not None and not any(job.inner)
-    journal = Journal(out, job) if out is not None and slow else None
-    try:
+    logs = out is not None and not any(job.inner)
+    with Journal(out, job) if out is not None and logs else nullcontext() as journal:
         gathered = run(job, workers=workers, client=client, journal=journal, progress=progress)
-    except BaseException:
-        if journal is not None:
-            journal.close(finished=not journal.kept)
-        raise
+        sweep_table = Sweep(
+            question=question.name,
+            meaning=question.meaning,
+            axes=job.axes,
+            fixed=dict(fixed),
+            answers=answer_columns(question, gathered.arrays, answer_names),
+            reasons=gathered.reasons,
+            together=together,
+            seconds=time.perf_counter() - started,
+            declaration=question,
+        )
+        is_answered = bool(gathered.arrays) or len(gathered.reasons) < job.points
+        if out is not None and is_answered:
+            sweep_table.save(out)
 
-    # A sweep without any answer is an error, and its log is of no use.
-    if len(gathered.reasons) == job.points and not gathered.arrays:
-        if journal is not None:
-            journal.close(finished=True)
+    # A sweep without any answer is an error.
+    if not is_answered:
         reasons = list(dict.fromkeys(gathered.reasons.values()))
         raise InputError(f"every point is refused{'; the first reason' if len(reasons) > 1 else ''}: {reasons[0]}")
-    sweep_table = Sweep(
-        question=question.name,
-        meaning=question.meaning,
-        axes=tuple(axes),
-        fixed=dict(fixed),
-        answers=answer_columns(question, gathered.arrays, answer_names),
-        reasons=gathered.reasons,
-        together=together,
-        seconds=time.perf_counter() - started,
-        declaration=question,
-    )
-    if out is not None:
-        sweep_table.save(out)
-    if journal is not None:
-        journal.close(finished=True)
     return sweep_table
-
-
-def select_answers(question: Question, answers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the answers to show.
-
-    Args:
-        question: The question.
-        answers: Names that the caller chose; empty for the main ones.
-
-    Returns:
-        Names in order.
-
-    Raises:
-        UnknownName: If an answer does not exist.
-    """
-    for name in answers:
-        if question.answers and name not in question.answers:
-            raise UnknownName(f"answer of {question.name}", name, question.answers, f"It has {', '.join(question.answers)}.")
-    return answers or question.shows
-
-
-def with_bands(question: Question, answer_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return answers, each followed by the ends of its 90 % range if it has one.
-
-    Args:
-        question: The question.
-        answer_names: Names of the answers.
-
-    Returns:
-        Names in order, each once.
-    """
-    names: list[str] = []
-    for name in answer_names:
-        names += [name, *(question.bands.get(name, ()))]
-    return tuple(dict.fromkeys(names))

@@ -11,6 +11,7 @@ import numpy as np
 
 from steptime.errors import InputError, UnknownName, install_hint
 from steptime.number_checks import Array
+from steptime.picture_files import save_picture
 from steptime.questions.declaration import Answer, Question
 from steptime.result_base import Tabular, json_key, unit
 from steptime.sweeps.axes import Axis, grid_shape, label
@@ -225,9 +226,9 @@ class Sweep(Tabular):
             answer: Answer to plot; the cost by default.
             against: Answer on the horizontal axis, with the Pareto front of both.
         """
-        from steptime.sweeps.plots import plot
+        from steptime.sweeps.plots import draw_sweep
 
-        plot(self, path, answer=answer, against=against)
+        save_picture(path, lambda: draw_sweep(self, answer=answer, against=against))
 
 
 def column_name(name: str, unit_symbol: str) -> str:

@@ -395,6 +395,27 @@ def deal_layers(depth: int, x: TrainingLayout) -> LayerCounts:
                  np.where(np.asarray(x.pp) == 1, depth, last))  # fmt: skip
 
 
+def pick_largest(sizes: Sequence[Number], options: Sequence[Sequence[Number]]) -> list[Number]:
+    """Return the option with the largest size, point by point; of equal ones the first.
+
+    Args:
+        sizes: Size of each option; may be arrays that broadcast.
+        options: Numbers of each option, such as the times of a stage.
+
+    Returns:
+        Numbers of the largest option.
+
+    >>> [part.tolist() for part in pick_largest([np.array([1, 5]), 3], [(10, 11), (20, 21)])]
+    [[20, 10], [21, 11]]
+    """
+    largest, largest_option = sizes[0], list(options[0])
+    for size, option in zip(sizes[1:], options[1:], strict=True):
+        is_larger = np.asarray(size > largest)
+        largest = np.where(is_larger, size, largest)
+        largest_option = [np.where(is_larger, new_part, part) for new_part, part in zip(option, largest_option, strict=True)]
+    return largest_option
+
+
 def max_chunks(model: Model) -> int:
     """Return the largest number of chunks of a model.
 

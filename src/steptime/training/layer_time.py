@@ -82,10 +82,8 @@ class Passes:
         Returns:
             Seconds.
         """
-        seconds: Number = 0.0
-        for value in getattr(self, direction).values():
-            seconds = seconds + value
-        return seconds
+        terms: Terms = getattr(self, direction)
+        return sum(terms.values(), 0.0)
 
 
 def recomputed_modules(recompute: str) -> tuple[str, ...]:
@@ -332,12 +330,9 @@ def _add_recompute(
 ) -> None:
     """Add the operators that the backward pass computes again."""
     if x.recompute in ("full", "reversible"):
-        seconds: Number = 0.0
-        for value in forward.values():
-            seconds = seconds + value
-        backward["recompute"] = seconds
+        backward["recompute"] = sum(forward.values(), 0.0)
         return
-    seconds = 0.0
+    seconds: Number = 0.0
     if x.recompute == ALTERNATE:
         seconds = (forward.get("matrices", 0.0) + forward.get("experts", 0.0)) / 2 + forward["element-wise"]
     for module in recomputed_modules(x.recompute) if x.recompute != ALTERNATE else ():
@@ -403,9 +398,13 @@ def sharding_ranks(x: TrainingLayout) -> Number:
     Returns:
         Ranks.
     """
-    every = x.dp * x.cp
+    return _ranks_in_group(x, x.dp * x.cp)
+
+
+def _ranks_in_group(x: TrainingLayout, ranks: Number) -> Number:
+    """Return the ranks, or those of them in a sharding group."""
     group = np.asarray(x.sharding_group)
-    return np.where(group > 0, np.minimum(np.maximum(group, 1), every), every) * 1.0
+    return np.where(group > 0, np.minimum(np.maximum(group, 1), ranks), ranks) * 1.0
 
 
 def exposed_exchange_seconds(
@@ -427,9 +426,9 @@ def exposed_exchange_seconds(
     Returns:
         Seconds per step that no pass hides.
     """
-    constants = engine.constants
+    overlap = engine.constants.data_overlap
     gradient_bytes = job.gradient_bytes
-    gradients = _trained_parameters(parameters, job)
+    gradients = ChipParameters(job.trained * parameters.dense, job.trained * parameters.experts)
     replica_ranks = x.dp * x.cp * 1.0
     ranks, expert_ranks = sharding_ranks(x), expert_sharding_ranks(x)
 
@@ -444,9 +443,9 @@ def exposed_exchange_seconds(
     if x.sharding == "zero3":
         weight_gather = gather_seconds(parameters.dense * ACTIVATION_BYTES, parameters.experts * ACTIVATION_BYTES, ranks)
         scatter = gather_seconds(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, ranks)
-        exposed_gather = np.maximum(weight_gather - constants.data_overlap * forward, 0.0)
-        seconds_per_microbatch = exposed_gather + np.maximum(weight_gather + scatter - constants.data_overlap * backward, 0.0)
-        pipeline_seconds = exposed_gather + np.maximum(scatter - constants.data_overlap * backward, 0.0)
+        exposed_gather = np.maximum(weight_gather - overlap * forward, 0.0)
+        seconds_per_microbatch = exposed_gather + np.maximum(weight_gather + scatter - overlap * backward, 0.0)
+        pipeline_seconds = exposed_gather + np.maximum(scatter - overlap * backward, 0.0)
         # A pipeline keeps the weights of its stage gathered for a whole step.
         seconds = np.where(np.asarray(x.pp) > 1, pipeline_seconds, seconds_per_microbatch * microbatches)
 
@@ -454,32 +453,25 @@ def exposed_exchange_seconds(
         groups = replica_ranks / ranks
         if np.any(groups > 1):
             seconds = seconds + np.maximum(
-                2 * gather_seconds(gradients.all * gradient_bytes / ranks, 0.0, groups, ranks)
-                - constants.data_overlap * backward,
+                2 * gather_seconds(gradients.all * gradient_bytes / ranks, 0.0, groups, ranks) - overlap * backward,
                 0.0,
             ) * (groups > 1)
         return seconds
 
     # Without sharded weights: one reduction of gradients and one gather of weights per step.
     reduce = gather_seconds(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, replica_ranks)
-    gather = (
-        reduce
-        if x.sharding == "none"
-        else gather_seconds(gradients.dense * ACTIVATION_BYTES, gradients.experts * ACTIVATION_BYTES, replica_ranks)
-    )
-
-    # ZeRO-2 reduces sharded gradients at once; in a pipeline, after p micro-batches of a chunk.
-    if x.sharding == "zero2":
-        seconds_per_microbatch = np.minimum(x.pp, microbatches)
-        # Only the last reduction is limited to one micro-batch to hide behind.
-        earlier_reductions = np.ceil(microbatches / seconds_per_microbatch) - 1
-        seconds = earlier_reductions * np.maximum(reduce - constants.data_overlap * backward * seconds_per_microbatch, 0.0)
-        seconds = seconds + np.maximum(reduce - constants.data_overlap * backward, 0.0)
-    else:
-        seconds = np.maximum(reduce - constants.data_overlap * backward, 0.0)
     if x.sharding == "none":
-        return np.maximum(reduce + gather - constants.data_overlap * backward, 0.0)
-    return seconds + np.maximum(gather - constants.data_overlap * forward, 0.0)
+        return np.maximum(2 * reduce - overlap * backward, 0.0)
+    gather = gather_seconds(gradients.dense * ACTIVATION_BYTES, gradients.experts * ACTIVATION_BYTES, replica_ranks)
+    seconds = np.maximum(reduce - overlap * backward, 0.0) + np.maximum(gather - overlap * forward, 0.0)
+
+    # ZeRO-2 reduces sharded gradients at once; in a pipeline, after p micro-batches of a chunk. Only the last reduction is
+    # limited to one micro-batch to hide behind.
+    if x.sharding == "zero2":
+        reduced_together = np.minimum(x.pp, microbatches)
+        earlier_reductions = np.ceil(microbatches / reduced_together) - 1
+        seconds = seconds + earlier_reductions * np.maximum(reduce - overlap * backward * reduced_together, 0.0)
+    return seconds
 
 
 def expert_sharding_ranks(x: TrainingLayout) -> Number:
@@ -493,13 +485,7 @@ def expert_sharding_ranks(x: TrainingLayout) -> Number:
     Returns:
         Ranks.
     """
-    copies = np.maximum(x.expert_copies, 1.0)
-    group = np.asarray(x.sharding_group)
-    return np.where(group > 0, np.minimum(copies, np.maximum(group, 1)), copies) * 1.0
-
-
-def _trained_parameters(parameters: ChipParameters, job: TrainingJob) -> ChipParameters:
-    return parameters if job.task != "lora" else ChipParameters(0.0 * parameters.dense, 0.0 * parameters.experts)
+    return _ranks_in_group(x, np.maximum(x.expert_copies, 1.0))
 
 
 def optimizer_seconds(parameters: ChipParameters, job: TrainingJob, system: System, x: TrainingLayout) -> Number:

@@ -29,6 +29,7 @@ from steptime.training.layer_profile import (
     LayerProfile,
     draft_layer_profiles,
     layer_profiles,
+    pick_largest,
     pipeline_stages,
     stem_profile,
 )
@@ -70,10 +71,7 @@ class TrainingMemory(Tabular):
     @property
     def allocated(self) -> Number:
         """Bytes of tensors."""
-        total_bytes: Number = 0.0
-        for name in PARTS[:-1]:
-            total_bytes = total_bytes + getattr(self, name)
-        return total_bytes
+        return sum((getattr(self, name) for name in PARTS[:-1]), 0.0)
 
     @property
     def used(self) -> Number:
@@ -171,7 +169,10 @@ def training_memory(
             _stage_memory(stage_parameters, adapters, largest, job, engine, x, stage_activations * in_flight + peak_bytes,
                     np.where(np.asarray(stage.head) > 0, logits, 0.0), copies=schedule.copies)
         )  # fmt: skip
-    return _fullest_stage(options, system.chip.capacity)
+    totals = [sum(option.values(), 0.0) for option in options]
+    fullest = pick_largest(totals, [[option[name] for name in PARTS] for option in options])
+    parts = {name: np.asarray(part) * 1.0 for name, part in zip(PARTS, fullest, strict=True)}
+    return TrainingMemory(**parts, capacity=system.chip.capacity)
 
 
 def _microbatches_in_flight(schedule: Schedule, x: TrainingLayout, m: Number, later: Number) -> Number:
@@ -328,14 +329,3 @@ def _stage_memory(
         "buffers": trained * ACTIVATION_BYTES * largest.dense + WORK_SPACE,
         "reserved": engine.reserved_bytes + 0.0 * layer,
     }
-
-
-def _fullest_stage(options: list[dict[str, Number]], capacity: Number) -> TrainingMemory:
-    sums = [sum(option.values(), 0.0) for option in options]
-    fullest_parts = options[0]
-    largest_bytes = sums[0]
-    for option, total in zip(options[1:], sums[1:], strict=True):
-        is_larger = np.asarray(total > largest_bytes)
-        fullest_parts = {name: np.where(is_larger, option[name], fullest_parts[name]) for name in PARTS}
-        largest_bytes = np.where(is_larger, total, largest_bytes)
-    return TrainingMemory(**{name: np.asarray(fullest_parts[name]) * 1.0 for name in PARTS}, capacity=capacity)

@@ -17,10 +17,12 @@ from steptime.hardware.number_formats import number_format, peak_rate
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, resolve_model
-from steptime.number_checks import MOST_CHIPS, Number, positive, whole_number
-from steptime.result_base import Result, unit
-from steptime.training.infeasibility import Change, infeasibility_error, training_alternatives
+from steptime.number_checks import MOST_CHIPS, Array, Number, positive, whole_number
+from steptime.result_base import Result, Tabular, broadcast, in_words, unit
+from steptime.svg import stacked
+from steptime.training.schedule_timeline import Timeline, simulate_step, timeline
 from steptime.training.schedules.schedule import schedule_named
+from steptime.training.training_alternatives import Change, infeasibility_error, training_alternatives
 from steptime.training.training_job import (
     AXES,
     DEGREES,
@@ -31,8 +33,7 @@ from steptime.training.training_job import (
     show_layers,
     show_training_layout,
 )
-from steptime.training.training_memory import training_memory
-from steptime.training.training_result import TrainingRunCost, TrainingStep, step_time_range
+from steptime.training.training_memory import TrainingMemory, training_memory
 from steptime.training.training_rules import (
     check_batch,
     check_counts,
@@ -45,15 +46,113 @@ from steptime.training.training_rules import (
     check_virtual_stages,
     check_words,
 )
-from steptime.training.training_runs import Phase, Reliability, model_flops, recompute_flops, training_run_cost
+from steptime.training.training_runs import Phase, Reliability, TrainingRunCost, model_flops, recompute_flops, training_run_cost
 from steptime.training.training_search import SearchResult, search
-from steptime.training.training_stack import TrainingEngine, on_chip, training_engine
-from steptime.training.training_step import StepTime, step_seconds
+from steptime.training.training_stack import IDEAL, TrainingEngine, on_chip, step_time_range, training_engine
+from steptime.training.training_step import StepTime, chunk_times, step_seconds
 from steptime.units import counted, show
 
 # Tokens of a run.
 MAX_RUN_TOKENS: Final = 1e18
 JOB_OPTIONS: Final = ("dtype", "task", "optimizer", "lora_rank", "mtp", "attention")
+
+
+EXPOSED_TERMS = ("tensor parallel", "context parallel", "expert exchange", "data parallel", "pipeline hops")
+"""Terms of exposed communication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TrainingStep(Tabular):
+    """One training step; numbers share one broadcast shape.
+
+    An efficiency is model FLOPs over time x chips x the dense peak of the format. The causal count has the query-key pairs
+    of a causal mask. The full count has all pairs, as in most published figures. HFU adds the recomputed FLOPs to the full
+    count.
+    """
+
+    SCHEMA: ClassVar[str] = "steptime.training_step/2"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "bound": unit("", "largest term of the step", kind="text or list"),
+        "fits": unit("", "whether the step fits the chips", kind="true or false, or list"),
+        "bubble": unit("", "idle share of the pipeline"),
+        "exposed": unit("s", "exposed communication"),
+    }
+
+    model: str = field(metadata=unit("", "model"))
+    system: str = field(metadata=unit("", "system"))
+    stack: str = field(metadata=unit("", "training stack"))
+    layout: TrainingLayout = field(metadata=unit("", "layout", kind="layout"))
+    total: Array = field(metadata=unit("s", "time of a step"))
+    low: Array = field(metadata=unit("s", "lower end of the 90 % range"))
+    high: Array = field(metadata=unit("s", "upper end of the 90 % range"))
+    lower: Array = field(metadata=unit("s", "lower bound: peak rates, full overlap"))
+    upper: Array = field(metadata=unit("s", "upper bound: no overlap"))
+    terms: Mapping[str, Array] = field(metadata=unit("s", "time by term"))
+    tokens_per_second_per_chip: Array = field(metadata=unit("tok/s", "tokens per second and chip", key="tokens_per_s_per_chip"))
+    mfu_causal: Array = field(metadata=unit("", "model FLOPs with causal attention over peak"))
+    mfu_full: Array = field(metadata=unit("", "model FLOPs with full attention over peak"))
+    hfu: Array = field(metadata=unit("", "model FLOPs with full attention and recomputed FLOPs over peak"))
+    microbatches: Array = field(metadata=unit("", "micro-batches per replica and step"))
+    memory: TrainingMemory = field(metadata=unit("", "bytes on the fullest chip by part", kind="training memory"))
+
+    @property
+    def bound(self) -> Any:
+        """Largest term of the step."""
+        names = list(self.terms)
+        values = np.broadcast_arrays(*self.terms.values())
+        return np.array(names)[np.argmax(np.stack(values), axis=0)]
+
+    @property
+    def fits(self) -> Array:
+        """Whether the step fits the chips."""
+        return self.memory.fits
+
+    @property
+    def bubble(self) -> Number:
+        """Idle share of the pipeline."""
+        return self.terms.get("pipeline idle", np.zeros_like(self.total)) / self.total
+
+    @property
+    def exposed(self) -> Number:
+        """Seconds of exposed communication."""
+        return sum((self.terms[name] for name in EXPOSED_TERMS if name in self.terms), 0.0 * self.total)
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the time as a title, and layout, tokens, MFU and memory.
+
+        Returns:
+            Title, and lines by name.
+        """
+        seconds = in_words(self.total, lambda value: show(value, "s"))
+        return f"Training step: {seconds}", {
+            "layout": show_training_layout(self.layout),
+            "tokens": in_words(self.tokens_per_second_per_chip, lambda value: f"{value:,.0f} tok/s per chip"),
+            "MFU": in_words(self.mfu_causal, "{:.1%}".format),
+            "memory": self.memory.headline()[0],
+        }
+
+    def drawing(self) -> str:
+        """Return the terms of a single step as a bar.
+
+        Returns:
+            Text; "" for several points.
+        """
+        if np.ndim(self.total):
+            return ""
+        return stacked({name: float(value) for name, value in self.terms.items()}, "s")
+
+    def columns(self) -> dict[str, Any]:
+        """Return one row per point.
+
+        Returns:
+            Values by column name.
+        """
+        step_columns = {"total_s": self.total, "low_s": self.low, "high_s": self.high, "tokens_per_s_per_chip":
+                 self.tokens_per_second_per_chip, "mfu_causal": self.mfu_causal, "mfu_full": self.mfu_full, "hfu": self.hfu,
+                 "used_bytes": self.memory.used, "fits": self.fits}  # fmt: skip
+        return broadcast(
+            step_columns | {f"{name.replace(' ', '_').replace('-', '_')}_s": value for name, value in self.terms.items()}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -192,12 +291,14 @@ def evaluate_layout(
     Returns:
         Time, memory and efficiency of the step.
     """
-    experts = model.routed
-    tuned, slower = on_chip(engine, system, experts=experts, date=date)
-    step_time = step_seconds(model, job, system, tuned, x, slower=slower)
-    low, high = step_time_range(engine, system, experts=experts)
+    tuned = on_chip(engine, system, experts=model.routed, date=date)
+    step_time = step_seconds(model, job, system, tuned, x)
+    low, high = step_time_range(engine, system, experts=model.routed)
     memory = training_memory(model, job, system, engine, x, microbatches=step_time.microbatches)
-    lower = np.asarray(ideal_seconds(model, job, system, x))
+    # The bounds: without losses and with all communication hidden, and without any overlap of communication.
+    lower = np.asarray(step_seconds(model, job, system, IDEAL, x).total)
+    unhidden = replace(tuned.constants, tensor_overlap=0.0, expert_overlap=0.0, data_overlap=0.0)
+    upper = np.asarray(step_seconds(model, job, system, replace(tuned, constants=unhidden), x).total)
     tokens = job.batch * job.seq / x.chips / step_time.total
     peak = peak_rate(system.chip.peak, number_format(job.dtype).arithmetic)
 
@@ -216,7 +317,7 @@ def evaluate_layout(
         low=np.maximum(step_time.total * low, lower),
         high=np.asarray(step_time.total * high),
         lower=lower,
-        upper=np.asarray(unhidden_seconds(model, job, system, tuned, x, slower)),
+        upper=upper,
         terms={name: np.asarray(value, dtype=np.float64) for name, value in step_time.terms.items()},
         tokens_per_second_per_chip=np.asarray(tokens),
         mfu_causal=rates[0],
@@ -225,41 +326,6 @@ def evaluate_layout(
         microbatches=np.asarray(step_time.microbatches),
         memory=memory,
     )
-
-
-def ideal_seconds(model: Model, job: TrainingJob, system: System, x: TrainingLayout) -> Number:
-    """Return the time of a step without losses and with all communication hidden.
-
-    Args:
-        model: Model to train.
-        job: Sequences, formats and optimizer of a step.
-        system: Chips and links.
-        x: Training layout; its numbers may be arrays that broadcast.
-
-    Returns:
-        Seconds.
-    """
-    return step_seconds(model, job, system, training_engine("ideal", system), x).total
-
-
-def unhidden_seconds(
-    model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, slower: Number
-) -> Number:
-    """Return the time of a step without any overlap of communication.
-
-    Args:
-        model: Model to train.
-        job: Sequences, formats and optimizer of a step.
-        system: Chips and links.
-        engine: Training stack.
-        x: Training layout; its numbers may be arrays that broadcast.
-        slower: Factor on all times.
-
-    Returns:
-        Seconds.
-    """
-    none = replace(engine.constants, tensor_overlap=0.0, expert_overlap=0.0, data_overlap=0.0)
-    return step_seconds(model, job, system, replace(engine, constants=none), x, slower=slower).total
 
 
 def train(
@@ -314,13 +380,12 @@ def train(
 
     # Search the fastest layout.
     fixed_axes = _check_axes(dict(layout or {}), model, system, job, engine, chips)
-    experts = model.routed
-    tuned, slower = on_chip(engine, system, experts=experts)
-    search_result = search(model, system, job, tuned, chips=chips, slower=float(slower), fixed=fixed_axes)
-    best = search_result.fastest() if search_result.count else None
+    tuned = on_chip(engine, system, experts=model.routed)
+    search_result = search(model, system, job, tuned, chips=chips, fixed=fixed_axes)
+    best = search_result.fastest()
     if best is None:
         raise infeasibility_error(model, system, job, tuned, chips, fixed_axes, search_result)
-    best_seconds = step_seconds(model, job, system, tuned, best[0], slower=slower)
+    best_seconds = step_seconds(model, job, system, tuned, best[0])
     # The search assumes stages of mean length; a layout with given layers is simulated exactly.
     if best[0].layers:
         best = best[0], float(best_seconds.total)
@@ -335,9 +400,9 @@ def train(
     if parts:
 
         def phase_seconds(phase_job: TrainingJob) -> float:
-            return _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, float(slower), best[0])
+            return _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, best[0])
 
-        step_range = step_time_range(engine, system, experts=experts)
+        step_range = step_time_range(engine, system, experts=model.routed)
         # A batch ramp grows in multiples that all replicas and the schedule accept.
         quantum = int(best[0].dp * best[0].micro_batch * (best[0].pp if best[0].virtual_stages > 1 else 1))
         cost = training_run_cost(
@@ -360,7 +425,7 @@ def train(
 
 def _phase_step_seconds(
     model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int, fixed_axes: Mapping[str, Any],
-    slower: float, best: TrainingLayout,
+    best: TrainingLayout,
 ) -> float:  # fmt: skip
     """Return the seconds of a step with another length or batch.
 
@@ -372,9 +437,8 @@ def _phase_step_seconds(
         if bool(memory.fits) and (
             best.pp == 1 or bool(schedule_named(best.schedule).legal(best.pp, microbatches, best.virtual_stages))
         ):
-            return float(step_seconds(model, job, system, engine, best, slower=slower).total)
-    search_result = search(model, system, job, engine, chips=chips, slower=slower, fixed=fixed_axes)
-    fastest = search_result.fastest() if search_result.count else None
+            return float(step_seconds(model, job, system, engine, best).total)
+    fastest = search(model, system, job, engine, chips=chips, fixed=fixed_axes).fastest()
     if fastest is None:
         raise LayoutError(
             f"no layout of {counted(chips, 'chip')} runs {counted(int(job.batch), 'sequence')} "
@@ -500,3 +564,37 @@ def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
         sentence += f"; exposed communication takes {float(step.exposed) / total:.0%}"
     free_bytes = float(step.memory.capacity - step.memory.used)
     return sentence + f"; the fullest chip has {show(free_bytes, 'B')} of memory free"
+
+
+# Largest stages x micro-batches x virtual stages of a plot; a longer step shows fewer micro-batches.
+MAX_ITEMS = 200_000
+
+
+def step_timeline(model: Model, system: System, training: Training, engine: TrainingEngine) -> Timeline | None:
+    """Return the timeline of a training step.
+
+    Of a very long step only the first micro-batches are simulated, as many as a plot can show.
+
+    Args:
+        model: Model to train.
+        system: Chips and links.
+        training: Result of `train`.
+        engine: Training stack.
+
+    Returns:
+        Timeline; None without a pipeline.
+    """
+    x = training.step.layout
+    pp, v = int(x.pp), int(x.virtual_stages)
+    if pp == 1:
+        return None
+    schedule = schedule_named(x.schedule)
+    m = int(np.asarray(training.step.microbatches))
+    if pp * v * m > MAX_ITEMS:
+        m = max(MAX_ITEMS // (pp * v) // pp * pp, 2 * pp)
+    # The simulation takes the same times as the closed form of the step.
+    tuned = on_chip(engine, system, experts=model.routed)
+    stages = step_seconds(model, training.job, system, tuned, x).stages
+    order = schedule.order(pp, m, v)
+    forward, backward, weights = (times / float(tuned.speed) for times in chunk_times(x, stages, order.chunks))
+    return timeline(simulate_step(order, forward, backward, weights))

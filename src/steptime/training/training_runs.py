@@ -1,34 +1,29 @@
-"""Failures, checkpoints and goodput of long runs.
+"""Cost of whole training runs: steps for a token budget, FLOPs, failures, money and energy.
+
+Runs may have batch ramps and phases with longer sequences. FLOPs per token follow the model-FLOPs convention.
 
 Chips fail independently at a rate $r$ per chip-second. A run on $N$ chips has a mean time between failures $M = 1 / (N r)$.
-A checkpoint blocks the run for $d$ after every useful time $T$, and a restart takes $R$.
-
-With exponential failures, a useful time $T$ takes $M e^{R/M} (e^{(T+d)/M} - 1)$ in total. Source: Daly, "A higher order
-estimate of the optimum checkpoint interval", FGCS 22(3), 2006, equation 13.
-
-FLOPs of training per token: by the model-FLOPs convention, and recomputed.
-
-Cost of whole runs: steps for a token budget, failures, money and energy.
-
-Runs may have batch ramps and phases with longer sequences.
+A checkpoint blocks the run for $d$ after every useful time $T$, and a restart takes $R$. With exponential failures, a useful
+time $T$ takes $M e^{R/M} (e^{(T+d)/M} - 1)$ in total. Source: Daly, "A higher order estimate of the optimum checkpoint
+interval", FGCS 22(3), 2006, equation 13.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from steptime.errors import Impossible
 from steptime.hardware.system import System
-from steptime.models.model import Model, matmul_flops_per_token, pairs, total_parameters
+from steptime.models.model import Layer, Model, matmul_flops_per_token, pairs, total_parameters
 from steptime.number_checks import Number
+from steptime.result_base import unit
 from steptime.training.layer_profile import layer_profiles
 from steptime.training.layer_time import ALTERNATE, recomputed_modules
 from steptime.training.training_job import TrainingJob
-from steptime.training.training_result import TrainingRunCost
 from steptime.units import show
 
 FAILURES_PER_CHIP_SECOND = 419 / (54 * 86400 * 16384)
@@ -136,9 +131,16 @@ def forward_flops(model: Model, seq: Number, *, full: bool) -> Number:
     """
     flops: Number = matmul_flops_per_token(model)
     for layer, n in model.layers:
-        for a in layer.attention:
-            attended_tokens = np.minimum(seq, np.minimum(a.window, a.selected)) if full else pairs(a, seq * 1.0, 0.0) / seq
-            flops = flops + n * (a.flops_per_pair_prefill * attended_tokens + a.state_flops_per_token)
+        flops = flops + n * (_pair_flops(layer, seq, full=full) + sum(a.state_flops_per_token for a in layer.attention))
+    return flops
+
+
+def _pair_flops(layer: Layer, seq: Number, *, full: bool) -> Number:
+    """Return the FLOPs of query-key pairs of a layer per token; full: whether masked pairs count."""
+    flops: Number = 0.0
+    for a in layer.attention:
+        attended_tokens = np.minimum(seq, np.minimum(a.window, a.selected)) if full else pairs(a, seq * 1.0, 0.0) / seq
+        flops = flops + a.flops_per_pair_prefill * attended_tokens
     return flops
 
 
@@ -158,10 +160,8 @@ def draft_flops(model: Model, seq: Number, *, full: bool) -> Number:
     head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
     flops: Number = 0.0
     for layer, n in model.draft:
-        flops = flops + n * (head + sum(op.flops_per_row * op.active for op in layer.ops if op.rows in ("tokens", "routed")))
-        for a in layer.attention:
-            attended_tokens = np.minimum(seq, np.minimum(a.window, a.selected)) if full else pairs(a, seq * 1.0, 0.0) / seq
-            flops = flops + n * a.flops_per_pair_prefill * attended_tokens
+        products = sum(op.flops_per_row * op.active for op in layer.ops if op.rows in ("tokens", "routed"))
+        flops = flops + n * (head + products + _pair_flops(layer, seq, full=full))
     return flops
 
 
@@ -206,12 +206,8 @@ def recompute_flops(model: Model, job: TrainingJob, recompute: str) -> Number:
             flops = flops + n * sum(product.flops for product in sheet.products) / 2
             continue
         for module in recomputed_modules(recompute):
-            flops = flops + n * sheet.recompute_work[module][0]
-            if module == "attention":
-                attention_flops = (
-                    a.flops_per_pair_prefill * np.minimum(job.seq, np.minimum(a.window, a.selected)) for a in layer.attention
-                )
-                flops = flops + n * sum(attention_flops)
+            pair_flops = _pair_flops(layer, job.seq, full=True) if module == "attention" else 0.0
+            flops = flops + n * (sheet.recompute_work[module][0] + pair_flops)
     return flops
 
 
@@ -248,6 +244,33 @@ class Reliability:
     checkpoint: float = CHECKPOINT_SECONDS
     restart: float = RESTART_SECONDS
     spares: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRunCost:
+    """Cost of a whole run: time with failures, chip-hours, money and energy.
+
+    Money is nan where the rent is unknown, energy where the power is unknown.
+    """
+
+    tokens: float = field(metadata=unit("tokens", "training tokens"))
+    steps: float = field(metadata=unit("", "steps"))
+    seconds: float = field(metadata=unit("s", "time with checkpoints, failures and restarts"))
+    low: float = field(metadata=unit("s", "lower end of the 90 % range of the time"))
+    high: float = field(metadata=unit("s", "upper end of the 90 % range of the time"))
+    goodput: float = field(metadata=unit("", "share of the time that is useful steps"))
+    failures: float = field(metadata=unit("", "expected failures"))
+    between_failures: float = field(metadata=unit("s", "mean time between failures"))
+    checkpoint_every: float = field(metadata=unit("s", "optimal useful time between checkpoints"))
+    checkpoint: float = field(metadata=unit("B", "bytes of a checkpoint: weights, master copy and moments"))
+    chip_hours: float = field(metadata=unit("", "chip-hours with spares"))
+    spares: int = field(metadata=unit("", "rented spare chips"))
+    usd: float = field(metadata=unit("USD", "rent of the run"))
+    usd_low: float = field(metadata=unit("USD", "lower end of the range of the rent"))
+    usd_high: float = field(metadata=unit("USD", "upper end of the range of the rent"))
+    joules: float = field(metadata=unit("J", "energy"))
+    power_basis: str = field(metadata=unit("", "what the power includes"))
+    flops: float = field(metadata=unit("FLOP", "model FLOPs with causal attention"))
 
 
 def phase_seconds(
@@ -314,12 +337,9 @@ def training_run_cost(
             f"a run on {chips:,} chips with a failure every {show(mean_time, 's')} never ends: a checkpoint takes "
             f"{show(reliability.checkpoint, 's')}, a restart {show(reliability.restart, 's')}"
         )
-    goodput_share = (
-        float(goodput(checkpoint_interval, reliability.checkpoint, reliability.restart, mean_time))
-        if math.isfinite(mean_time)
-        else 1.0
-    )
-
+    goodput_share = 1.0
+    if math.isfinite(mean_time):
+        goodput_share = float(goodput(checkpoint_interval, reliability.checkpoint, reliability.restart, mean_time))
     seconds = useful / goodput_share
     rented_chips = chips + reliability.spares
     rent, power = system.rent, system.power

@@ -7,9 +7,10 @@ are reused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -117,7 +118,7 @@ class SearchResult:
 
 
 def search(
-    model: Model, system: System, job: TrainingJob, engine: TrainingEngine, *, chips: int, slower: float = 1.0,
+    model: Model, system: System, job: TrainingJob, engine: TrainingEngine, *, chips: int,
     fixed: Mapping[str, Any] | None = None,
 ) -> SearchResult:  # fmt: skip
     """Return all legal layouts on a number of chips.
@@ -128,7 +129,6 @@ def search(
         job: Sequences, formats and optimizer of a step.
         engine: Training stack.
         chips: Chips in total.
-        slower: Factor on all times.
         fixed: Axes that are given, by the field names of `TrainingLayout`.
 
     Returns:
@@ -157,7 +157,7 @@ def search(
             layout_rows, layer_times, parameters = stages[stage_key]
             for sharding in shardings:
                 groups += _candidates(
-                    model, job, system, engine, layout_rows, layer_times, parameters, slower,
+                    model, job, system, engine, layout_rows, layer_times, parameters,
                     options=options | {"sharding": sharding, "schedule": schedule_name,
                                        "sharding_group": fixed_axes.get("sharding_group", 0)},
                 )  # fmt: skip
@@ -192,41 +192,26 @@ def legal_degrees(model: Model, system: System, job: TrainingJob, chips: int, fi
         if t <= domain and not domain_size % t and (not kv % t or not t % kv)
         and all(not width % t for width in feed_forward_widths(model))
     ]  # fmt: skip
-    tps = [fixed_axes["tp"]] if "tp" in fixed_axes else possible_tps
-    cps = (
-        [fixed_axes["cp"]]
-        if "cp" in fixed_axes
-        else [c for c in CONTEXT_DEGREES if job.seq % (2 * c) == 0 and job.seq / c >= MIN_TOKENS_PER_RANK]
-    )
-    cps = cps or [1]
-    pps = [fixed_axes["pp"]] if "pp" in fixed_axes else [p for p in divisors(chips) if p <= max_chunks(model)]
+    possible_cps = [c for c in CONTEXT_DEGREES if job.seq % (2 * c) == 0 and job.seq / c >= MIN_TOKENS_PER_RANK] or [1]
+    possible_pps = [p for p in divisors(chips) if p <= max_chunks(model)]
+    experts = max((op.experts for layer, _ in model.layers for op in layer.ops if op.rows == "routed"), default=0)
+
+    def choices(name: str, possible: Sequence[int]) -> Sequence[int]:
+        return [fixed_axes[name]] if name in fixed_axes else possible
 
     # dp is the remaining factor of the chips; every combination that divides model and batch is a row.
     rows = []
-    experts = max((op.experts for layer, _ in model.layers for op in layer.ops if op.rows == "routed"), default=0)
-    etps, group = [fixed_axes.get("etp", 1)], int(fixed_axes.get("sharding_group", 0))
-    for tp in tps:
-        for cp in cps:
-            for pp in pps:
-                dp, remainder = divmod(chips, tp * cp * pp)
-                if remainder or dp < 1 or ("dp" in fixed_axes and fixed_axes["dp"] != dp) or job.batch % dp:
-                    continue
-                if group and (group > dp * cp or dp * cp % group):
-                    continue
-                sequences_per_replica = int(job.batch) // dp
-                micro_batches = [fixed_axes["micro_batch"]] if "micro_batch" in fixed_axes else MICRO_BATCHES
-                expert_degrees = (
-                    [fixed_axes["ep"]]
-                    if "ep" in fixed_axes
-                    else [e for e in divisors(experts) if e <= tp * cp * dp]
-                    if experts
-                    else [1]
-                )
-                for ep in expert_degrees:
-                    for etp in etps:
-                        if (tp * cp * dp) % (ep * etp):
-                            continue
-                        rows += [(tp, pp, cp, ep, etp, dp, mbs) for mbs in micro_batches if sequences_per_replica % mbs == 0]
+    etp, group = fixed_axes.get("etp", 1), int(fixed_axes.get("sharding_group", 0))
+    for tp, cp, pp in product(choices("tp", possible_tps), choices("cp", possible_cps), choices("pp", possible_pps)):
+        dp, remainder = divmod(chips, tp * cp * pp)
+        if remainder or dp < 1 or fixed_axes.get("dp", dp) != dp or job.batch % dp:
+            continue
+        if group and (group > dp * cp or dp * cp % group):
+            continue
+        possible_eps = [e for e in divisors(experts) if e <= tp * cp * dp] if experts else [1]
+        for ep, micro_batch in product(choices("ep", possible_eps), choices("micro_batch", MICRO_BATCHES)):
+            if (tp * cp * dp) % (ep * etp) == 0 and int(job.batch) // dp % micro_batch == 0:
+                rows.append((tp, pp, cp, ep, etp, dp, micro_batch))
     return np.array(rows, dtype=np.float64).reshape(-1, 7)
 
 
@@ -251,12 +236,8 @@ def add_virtual_stages(degree_rows: Array, depth: int, fixed_axes: Mapping[str, 
     parts = []
     for pp in np.unique(degree_rows[:, 1]):
         rows = degree_rows[degree_rows[:, 1] == pp]
-        even_counts = (virtual,) if virtual else even_chunks(depth, int(pp))
-        virtual_stages = (
-            [fixed_axes["virtual_stages"]]
-            if "virtual_stages" in fixed_axes
-            else [v for v in even_counts if pp * v <= depth + STEM_LAYERS]
-        )
+        even_counts = [v for v in ((virtual,) if virtual else even_chunks(depth, int(pp))) if pp * v <= depth + STEM_LAYERS]
+        virtual_stages = [fixed_axes["virtual_stages"]] if "virtual_stages" in fixed_axes else even_counts
         parts += [np.column_stack([rows, np.full(len(rows), v)]) for v in virtual_stages if v > 1 and pp > 1]
     return np.vstack(parts) if parts else np.zeros((0, 8))
 
@@ -317,7 +298,7 @@ def _layer_times(
 
 def _candidates(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, layout_rows: Array,
-    layer_times: StageTimes | None, parameters: Any, slower: float, *, options: Mapping[str, Any],
+    layer_times: StageTimes | None, parameters: Any, *, options: Mapping[str, Any],
 ) -> list[Candidates]:  # fmt: skip
     """Return the candidates of a schedule that can run them."""
     if layer_times is None:
@@ -330,9 +311,7 @@ def _candidates(
     is_legal = np.where(has_no_pipeline, options["schedule"] == "1f1b", schedule.legal(x.pp, m, x.virtual_stages))
     if not is_legal.any():
         return []
-    seconds = np.asarray(
-        step_seconds(model, job, system, engine, x, slower=slower, stages=layer_times, parameters=parameters).total
-    )
+    seconds = np.asarray(step_seconds(model, job, system, engine, x, stages=layer_times, parameters=parameters).total)
     memory = training_memory(model, job, system, engine, x, microbatches=m)
     used_bytes = np.broadcast_to(memory.used, seconds.shape)
     legal_rows = np.flatnonzero(is_legal)

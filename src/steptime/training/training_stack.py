@@ -187,11 +187,11 @@ def _load(path: Path, _modified: float) -> TrainingEngine:
     return TrainingEngine(constants=replace(Constants(), **data["constants"]), **engine_fields)
 
 
-def on_chip(engine: TrainingEngine, system: System, *, experts: bool, date: str = "") -> tuple[TrainingEngine, Number]:
-    """Return the stack on a chip at a date, and a factor on all its times.
+def on_chip(engine: TrainingEngine, system: System, *, experts: bool, date: str = "") -> TrainingEngine:
+    """Return the stack on a chip at a date.
 
-    The factor combines chip, stack and age. No rate exceeds the data sheet: where the factor would lift a rate above it,
-    the rate is that of the data sheet. Gains end at the date of the newest runs of the fit.
+    Its speed combines chip, stack and age. No rate exceeds the data sheet: where the speed would lift a rate above it, the
+    rate is that of the data sheet. Gains end at the date of the newest runs of the fit.
 
     Args:
         engine: Training stack.
@@ -200,7 +200,7 @@ def on_chip(engine: TrainingEngine, system: System, *, experts: bool, date: str 
         date: Date of the stack, such as "2025-06"; the newest of its fit if empty.
 
     Returns:
-        Stack, and factor on all times.
+        Stack.
     """
     # Beyond the newest run of the fit no further gain is assumed.
     chip = engine.chips.get(system.chip.name, {})
@@ -209,9 +209,37 @@ def on_chip(engine: TrainingEngine, system: System, *, experts: bool, date: str 
     # Software for experts improves faster than the rest, so that it has its own gain.
     constants = age_constants(engine.constants, years if experts else 0.0)
     speed = engine.speed * chip.get("speed", 1.0) * (1.0 if engine.has_run_on(system.chip.name) else engine.elsewhere)
-    time_factor = np.exp(-constants.yearly_gain * years) / speed
+    speed = speed * np.exp(constants.yearly_gain * years)
     constants = replace(constants, attention_efficiency=constants.attention_efficiency * chip.get("attention", 1.0))
-    return replace(engine, constants=cap_rates(constants, time_factor)), time_factor
+    return replace(engine, constants=cap_rates(constants, 1 / speed), speed=speed)
+
+
+NEW_SYSTEM: Final = "new system"
+DENSE, SPARSE = "dense", "experts"
+# Range of a stack without a fit; about the error of runs whose whole source was left out of a fit.
+DEFAULT_RANGE: Final = (0.6, 1.8)
+
+
+def step_time_range(engine: TrainingEngine, system: System, *, experts: bool) -> tuple[float, float]:
+    """Return the factors of the 90 % range of a step time.
+
+    Three kinds have their own range: dense models and models with experts, on chips with runs in the fit, and other chips.
+
+    Args:
+        engine: Training stack.
+        system: Chips and links.
+        experts: Whether the model has routed experts.
+
+    Returns:
+        Lower and upper factor; 1 and 1 for the stack "ideal".
+    """
+    if engine.name == "ideal":
+        return 1.0, 1.0
+    # The range of new systems comes from systems that were left out of the fit.
+    intervals = engine.fit.get("interval", {})
+    kind = (SPARSE if experts else DENSE) if engine.has_run_on(system.chip.name) else NEW_SYSTEM
+    low, high = intervals.get(kind, DEFAULT_RANGE)
+    return float(low), float(high)
 
 
 def age_constants(c: Constants, years: Number) -> Constants:

@@ -27,6 +27,7 @@ from steptime.training.layer_profile import (
     Stem,
     draft_layer_profiles,
     layer_profiles,
+    pick_largest,
     pipeline_stages,
     stem_profile,
 )
@@ -71,17 +72,16 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A step [s]: time by term, total, idle time, and number of micro-batches."""
+    """A step [s]: time by term, total, and number of micro-batches."""
 
     terms: Terms
     total: Number
-    idle: Number
     microbatches: Number
     stages: StageTimes
 
 
 def step_seconds(
-    model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, *, slower: Number = 1.0,
+    model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, *,
     stages: StageTimes | None = None, parameters: ChipParameters | None = None,
 ) -> StepTime:  # fmt: skip
     """Return the time of a step on a legal layout.
@@ -94,7 +94,6 @@ def step_seconds(
         system: Chips and links.
         engine: Training stack.
         x: Training layout; its numbers may be arrays that broadcast.
-        slower: Factor on all times.
         stages: Stage times of the layout; computed if None.
         parameters: Parameters on the fullest chip; computed if None.
 
@@ -134,11 +133,8 @@ def step_seconds(
     if has_nonzero(engine.constants.seconds_per_step):
         terms["step"] = engine.constants.seconds_per_step
 
-    total: Number = 0.0
-    terms = {name: value * slower for name, value in terms.items() if has_nonzero(value)}
-    for value in terms.values():
-        total = total + value
-    return StepTime(terms, total, idle * slower, m, stages)
+    terms = {name: value / engine.speed for name, value in terms.items() if has_nonzero(value)}
+    return StepTime(terms, sum(terms.values(), 0.0), m, stages)
 
 
 def muon_seconds(model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout) -> Number:
@@ -196,15 +192,10 @@ def stage_times(
     # Select the slowest stage point by point, because the layout may be an array.
     stages = pipeline_stages(model, x)
     stage_seconds = tuple(sum_passes(stage.parts, stage.head) for stage in stages)
-    slowest, slowest_parts, head_share = stage_seconds[0], stages[0].parts, stages[0].head
-    for times, stage in zip(stage_seconds[1:], stages[1:], strict=True):
-        is_slower = np.asarray(times[0] + times[1] > slowest[0] + slowest[1])
-        slowest = np.where(is_slower, times[0], slowest[0]), np.where(is_slower, times[1], slowest[1])
-        slowest_parts = tuple(
-            np.where(is_slower, slower_part, faster_part)
-            for slower_part, faster_part in zip(stage.parts, slowest_parts, strict=True)
-        )
-        head_share = np.where(is_slower, stage.head, head_share)
+    forward_seconds, backward_seconds, head_share, *slowest_parts = pick_largest(
+        [sum(times) for times in stage_seconds],
+        [(*times, stage.head, *stage.parts) for times, stage in zip(stage_seconds, stages, strict=True)],
+    )
 
     # Split the time of the slowest stage into terms.
     forward, backward = ({}, {})  # type: tuple[Terms, Terms]
@@ -220,6 +211,7 @@ def stage_times(
     counts = [n for _, n in model.layers]
     forwards, backwards = sum_passes(counts, 1.0)
     weights = sum((n * layer_pass.weights for n, layer_pass in zip(counts, passes, strict=True)), 0.0) + head_seconds[1] / 2
+    slowest = forward_seconds, backward_seconds
     return StageTimes(forward, backward, slowest, (forwards / x.pp, backwards / x.pp, weights / x.pp), stage_seconds)
 
 
@@ -371,11 +363,5 @@ def fullest_stage_parameters(model: Model, x: TrainingLayout) -> ChipParameters:
         Dense and expert parameters.
     """
     layers = [parameters_per_layer(sheet, x) for sheet, _ in layer_profiles(model)]
-    fullest, *other_stages = [chip_parameters(stage, layers, stem_profile(model), x) for stage in pipeline_stages(model, x)]
-    for stage_parameters in other_stages:
-        is_fuller = np.asarray(stage_parameters.all > fullest.all)
-        fullest = ChipParameters(
-            np.where(is_fuller, stage_parameters.dense, fullest.dense),
-            np.where(is_fuller, stage_parameters.experts, fullest.experts),
-        )
-    return fullest
+    options = [chip_parameters(stage, layers, stem_profile(model), x) for stage in pipeline_stages(model, x)]
+    return ChipParameters(*pick_largest([p.all for p in options], [(p.dense, p.experts) for p in options]))

@@ -1,4 +1,4 @@
-"""Results of serving benchmarks, converted to rows of measured runs.
+"""Measured runs of a user: CSV files, rows, and results of serving benchmarks, which are converted to rows.
 
 Two load generators are supported:
 
@@ -26,24 +26,28 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from steptime.catalog.data_files import is_dir, is_file
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import DataFileError, InputError, RangeError, short_repr
+from steptime.errors import DataFileError, InputError, RangeError, UnknownName, short_repr
 from steptime.hardware.number_formats import number_format
 from steptime.models.model_loading import load_model
 from steptime.number_checks import MOST_CHIPS, whole_number
 from steptime.physics.engine import TYPICAL
 from steptime.units import count
-from steptime.validation.run_table import AXES, DRAWN_SPREAD, REQUESTS, SPREAD, checker, read_runs
+from steptime.validation.run_table import AXES, COLUMNS, DRAWN_SPREAD, OPTIONAL, REQUESTS, SPREAD, checker, read_runs
 
 OPTIONS = {
     "model": "--model NAME", "system": "--system NAME", "tp": "--tp WAYS", "pp": "--pp STAGES", "dp": "--dp GROUPS",
     "ep": "--ep WAYS", "weight_dtype": "--weights FORMAT", "expert_dtype": "--experts FORMAT", "kv_dtype": "--kv FORMAT",
 }  # fmt: skip
+SETTING_COLUMNS = {option.removeprefix("--").split()[0]: column for column, option in OPTIONS.items()}
+"""Values that result files lack: the argument, and the column of a run that it fills."""
+Place = str | os.PathLike[str]
+Runs = Place | Sequence[Place] | Sequence[Mapping[str, Any]]
 # Defaults of columns that may be missing: parallel sizes of 1, and the engine's default formats.
 MAY_LACK = {"pp": "1", "dp": "1", "ep": "1", "expert_dtype": "", "kv_dtype": ""}
 # Engine by the first letters of the `backend` field.
@@ -54,6 +58,80 @@ SUFFIXES = (".json", ".jsonl", ".csv")
 SMALLEST_CREDIBLE, LARGEST_CREDIBLE = 1e-9, 1e15
 # Prefix cache hit rate [%]; above it the prompts of a run were not new.
 CACHED = 1.0
+
+
+def read_rows(
+    runs: Runs, settings: Mapping[str, str | int], skip_bad: bool, catalog: str | None
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Read rows of text from files, or from rows of any values.
+
+    Args:
+        runs: File, folder, several of them, or rows as dicts by column.
+        settings: Values that JSON results lack, by argument.
+        skip_bad: Whether to leave out bad runs instead of raising.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        The rows, and a description of each row that was left out.
+
+    Raises:
+        InputError: A run is bad and `skip_bad` is False, or no run is left.
+    """
+    for name in settings:
+        if name not in SETTING_COLUMNS:
+            raise UnknownName("argument", name, SETTING_COLUMNS, f"Known: {', '.join(SETTING_COLUMNS)}.")
+    overrides = {SETTING_COLUMNS[name]: str(value) for name, value in settings.items() if value not in ("", None)}
+    if not isinstance(runs, str | os.PathLike | Iterable):
+        raise InputError(f"runs: must be files, folders, or rows as dicts by column, got {short_repr(runs)}")
+    places = _places(runs)
+    if places and all(isinstance(place, str | os.PathLike) for place in places):
+        return read_files(places, overrides=overrides, skip_bad=skip_bad, catalog=catalog)
+    if not places or not all(isinstance(row, Mapping) for row in places):
+        raise InputError(
+            "runs: must be files, folders, or rows as dicts by column; `steptime validate --columns` lists the columns"
+        )
+    if overrides:
+        raise RangeError(f"{next(iter(settings))} applies to JSON results only; a row has a column for it")
+    return _check_rows(places, skip_bad, catalog)
+
+
+def _places(runs: Runs) -> list[Any]:
+    """Return one path, or several paths or rows, as a list."""
+    return [runs] if isinstance(runs, str | os.PathLike) else list(runs)
+
+
+def file_names(runs: Runs) -> list[str]:
+    """Return the names of the files of runs.
+
+    Args:
+        runs: Files or rows.
+
+    Returns:
+        Names without folders; none for rows.
+    """
+    return [Path(place).resolve().name for place in _places(runs) if isinstance(place, str | os.PathLike)]
+
+
+def _check_rows(
+    rows: Sequence[Mapping[str, Any]], skip_bad: bool, catalog: str | None
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Return rows as texts, and a description of each row that was left out."""
+    find_problem = checker(catalog)
+    good: list[dict[str, str]] = []
+    problems: list[str] = []
+    for number, row in enumerate(rows):
+        texts = dict.fromkeys(OPTIONAL, "") | {str(key): "" if value is None else str(value) for key, value in row.items()}
+        missing = [name for name in COLUMNS if name not in texts]
+        problem = f"lacks the columns {', '.join(missing)}" if missing else find_problem(texts)
+        if problem and not skip_bad:
+            raise InputError(f"row {number}: {problem}")
+        if problem:
+            problems.append(f"row {number}: {problem}")
+        else:
+            good.append(texts)
+    if not good:
+        raise InputError("no runs" + (f": {problems[0]}" if problems else ""))
+    return good, problems
 
 
 def read_files(
@@ -173,7 +251,9 @@ def read_results(
         except InputError as error:
             problem = str(error)
         else:
-            _must_be_told(row, path, line)
+            # Neither the file nor the user gives a required column.
+            if untold := next((c for c in OPTIONS if not row[c] and MAY_LACK.get(c) != ""), None):
+                raise NotTold(path, untold, line)
             problem = find_problem(row)
             if problem.startswith("unknown model") and "model" not in overrides:
                 problem += "; --model NAME replaces it"
@@ -184,13 +264,6 @@ def read_results(
         else:
             rows.append(row)
     return rows, problems
-
-
-def _must_be_told(row: Mapping[str, str], path: Path, line: int) -> None:
-    """Raise NotTold if neither the file nor the user gives a required column."""
-    for column in OPTIONS:
-        if not row[column] and MAY_LACK.get(column) != "":
-            raise NotTold(path, column, line)
 
 
 class NotTold(DataFileError):

@@ -24,8 +24,9 @@ Source: conservation of requests (Little's law), lecture section 4.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -38,9 +39,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_sequences, drafted_step
 from steptime.physics.step import Step
 from steptime.validation.published_deployments import with_contexts
-
-if TYPE_CHECKING:
-    from steptime.validation.predictions import Runs
+from steptime.validation.run_table import AXES
 
 # Share of a closed loop's requests that start with it: benchmarks send ten per request in flight.
 STARTING = 0.1
@@ -48,6 +47,57 @@ STARTING = 0.1
 DRIFT = 0.005
 # Default prefill tokens per step; their activations take memory.
 STEP_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """Measured runs that share model, formats, drafts, system and engine; arrays of shape (runs,).
+
+    Lengths are means. concurrency and requests (of the whole run) are those of one of `replicas`. spread: spread of lengths as
+    a share of the mean. drafts: speculative tokens per step; acceptance: tokens that a step yields, NaN if unknown. interval:
+    decode steps between two checks for new output. prompts: whether the same chips run prefill; False for the decode pool of
+    separate pools. contexts: value of `latent_contexts`.
+    """
+
+    index: Array
+    model: Model
+    system: System
+    engine: str
+    layout: Layout
+    concurrency: Array
+    input_tokens: Array
+    output_tokens: Array
+    spread: Array
+    requests: Array
+    replicas: Array
+    acceptance: Array
+    interval: Array
+    drafts: int = 0
+    prompts: bool = True
+    contexts: float = math.inf
+
+    def loop(self) -> dict[str, Any]:
+        """Return the arguments that the closed form and the simulation share.
+
+        Returns:
+            Values by argument.
+        """
+        names = ("model", "system", "layout", "concurrency", "input_tokens", "output_tokens", "spread", "drafts", "interval")
+        return {name: getattr(self, name) for name in names}
+
+    def select(self, positions: Array) -> Runs:
+        """Select some of the runs.
+
+        Args:
+            positions: Positions, or booleans of shape (runs,).
+
+        Returns:
+            The selected runs.
+        """
+        sizes: dict[str, Any] = {name: getattr(self.layout, name)[positions] for name in (*AXES, "microbatches")}
+        attributes = {f.name: getattr(self, f.name) for f in fields(self)}
+        arrays: dict[str, Any] = {name: value[positions] for name, value in attributes.items() if isinstance(value, np.ndarray)}
+        return replace(self, **arrays, layout=Layout(**sizes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +198,8 @@ def closed_loop(
         )
     arguments: dict[str, Any] = {"prompts": layout.dp, "drafts": drafts, "layout": layout, "engine": engine}
     prefill_only = drafted_step(model, system, tokens=input_tokens, **arguments, parts=False).total
-    chunks = _chunks(input_tokens, engine)
+    budget = np.asarray(engine.scheduler.step_tokens)
+    chunks = np.where(budget > 0, np.ceil(input_tokens / np.maximum(budget, 1)), 1.0)
     mixed_step = drafted_step(
         model,
         system,
@@ -184,12 +235,6 @@ def closed_loop(
         decode=decode,
         decode_share=decode_tpot / tpot,
     )
-
-
-def _chunks(tokens: Number, engine: Engine) -> Number:
-    """Return the number of prefill chunks per prompt."""
-    budget = np.asarray(engine.scheduler.step_tokens)
-    return np.where(budget > 0, np.ceil(tokens / np.maximum(budget, 1)), 1.0)
 
 
 def staying(drift: Number, rounds: Number) -> Number:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -37,11 +37,8 @@ from steptime.physics.kv_dtype import with_small_cache
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import draft_bytes, drafted_step
 from steptime.planning.workload import Speculation
-from steptime.validation.closed_loop import running_sequences, solve_closed_loops
-from steptime.validation.run_table import MEASURED, RATES
-
-if TYPE_CHECKING:
-    from steptime.validation.predictions import Runs
+from steptime.validation.closed_loop import Runs, running_sequences, solve_closed_loops
+from steptime.validation.run_table import MEASURED, RATES, group_positions, numbers
 
 WRONG, DOUBTFUL = "cannot be right: ", "in doubt: "
 # Measured over predicted TPOT that looks speculative: repeats differ by 4 %, configurations by less than this.
@@ -139,9 +136,7 @@ class Doubts:
 
     def __init__(self, rows: Sequence[Mapping[str, str]]) -> None:
         self.rows = rows
-        self.tpot, self.ttft, self.chips = (
-            np.array([float(row.get(name) or "nan") for row in rows]) for name in ("tpot_s", "ttft_s", "chips")
-        )
+        self.tpot, self.ttft, self.chips = (numbers(rows, name) for name in ("tpot_s", "ttft_s", "chips"))
         self.verdicts = np.full(len(rows), "", dtype=object)
         self.drafted: dict[int, str] = {}
         self.plain: list[int] = []
@@ -183,13 +178,11 @@ class Doubts:
     def _out_of_step(self, good: Array) -> Array:
         """Return reasons against rows that were slower than rows of their series with more clients."""
         verdicts = np.full(len(self.rows), "", dtype=object)
-        series: dict[tuple[str | None, ...], list[int]] = {}
         names = sorted({name for row in self.rows for name in row} - set(OF_A_RUN))
-        for i in np.flatnonzero(good & self.looked & np.isfinite(self.tpot)).tolist():
-            series.setdefault(tuple(map(self.rows[i].get, names)), []).append(i)
-        for members in series.values():
-            indices = np.array(members)
-            clients = np.array([float(self.rows[i]["concurrency"]) for i in indices])
+        checked: Array = np.flatnonzero(good & self.looked & np.isfinite(self.tpot))
+        for members in group_positions(tuple(map(self.rows[i].get, names)) for i in checked.tolist()):
+            indices = checked[members]
+            clients = numbers([self.rows[i] for i in indices], "concurrency")
             slow = slower_with_fewer(clients, self.tpot[indices])
             excess = f"over {SLOWER:g} times as long as a run with more clients"
             if slow.sum() == 1:
@@ -245,10 +238,9 @@ class Doubts:
     def _sets(self) -> Array:
         """Return reasons against rows that look speculative, or whose set does."""
         verdicts = np.full(len(self.rows), "", dtype=object)
-        sets: dict[tuple[str, ...], list[int]] = {}
-        for i in self.plain if self.drafted else ():
-            sets.setdefault(tuple(self.rows[i].get(name) or "" for name in SET), []).append(i)
-        for members in sets.values():
+        plain = np.array(self.plain if self.drafted else [], dtype=int)
+        for group in group_positions(tuple(self.rows[i].get(name) or "" for name in SET) for i in plain):
+            members = plain[group]
             few_client_rows = [i for i in members if float(self.rows[i]["concurrency"]) <= FEW_CLIENTS]
             like = sum(i in self.drafted for i in few_client_rows)
             if like >= LEAST_OF_SET and like >= SHARE_OF_SET * len(few_client_rows):

@@ -19,26 +19,23 @@ from typing import Any
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError
-from steptime.hardware.number_formats import as_measured, software_day
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
 from steptime.physics.engine import Engine
-from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout, shaped
 from steptime.physics.speculative_step import drafted_sequences
-from steptime.physics.uncertainty import REGIMES, distances, factors, widening
+from steptime.physics.uncertainty import REGIMES, distances
 from steptime.planning.batch_queue import passes
 from steptime.planning.prefill_pool import prefill_pool
 from steptime.planning.steady_state import Transfer, decode_pool, kv_transfer, ttft_seen
 from steptime.planning.workload import NONE, Speculation, Workload, choose_speculation
 from steptime.validation.closed_loop import round_time
 from steptime.validation.data_quality import WRONG, faster, soonest_token, too_heavy
+from steptime.validation.error_summary import with_ranges
 from steptime.validation.published_deployments import latent_contexts, with_contexts
-from steptime.validation.run_table import AXES, MEANS, PREFILL_WAYS, count_drafts, is_drafted, length_spread
+from steptime.validation.run_table import AXES, MEANS, PREFILL_WAYS, count_drafts, is_drafted, length_spread, numbers
 
 # Batch sizes at which a decode replica is evaluated, from one sequence to all.
 LEVELS = 16
@@ -50,8 +47,11 @@ HALVINGS = 40
 FEWEST = 1e-3
 # Requests of a run per request in flight, as benchmarks send them.
 REQUESTS_PER_CLIENT = 10
-SHARED = ("model", "system", "engine", "weight_dtype", "expert_dtype", "kv_dtype", "drafted", "acceptance", "spec")
-LENGTHS = ("input_tokens", "output_tokens", "length_spread", *MEANS[:2])
+# Columns that the runs of one group share.
+POOL_COLUMNS = (
+    "model", "system", "engine", "weight_dtype", "expert_dtype", "kv_dtype", "drafted", "acceptance", "spec",
+    "input_tokens", "output_tokens", "length_spread", *MEANS[:2],
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,40 +73,35 @@ class Pools:
     interval: Array
 
 
-def predict_pools(rows: list[dict[str, str]], engines: Mapping[str, Engine], *, catalog: str | None = None) -> dict[str, Array]:
-    """Predict rows on separate pools.
+def predict_pools(rows: list[dict[str, str]], model: Model, system: System, engine: Engine) -> dict[str, Array]:
+    """Predict rows on separate pools that share all but pools and loads.
 
     Args:
-        rows: Runs.
-        engines: Engines by name.
-        catalog: Folder of additional catalogue entries.
+        rows: Runs of one group.
+        model: Model as the engine serves it.
+        system: System.
+        engine: Engine.
 
     Returns:
         Arrays of shape (rows,) by field of `Predictions`.
     """
-    out: dict[str, Array] = {}
-    groups: dict[tuple[str, ...], list[int]] = {}
-    systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
-    for position, row in enumerate(rows):
-        cells = (row.get(name) or "" for name in (*SHARED, *LENGTHS))
-        key = (*cells, str(length_spread(row)), software_day(systems[row["system"]], row), str(latent_contexts(row)))
-        groups.setdefault(key, []).append(position)
-    for index in groups.values():
-        group_rows = [rows[i] for i in index]
-        engine = with_contexts(engines[group_rows[0]["engine"]], latent_contexts(group_rows[0]))
-        for name, values in _predicted(group_rows, engine, catalog).items():
-            empty = "" if values.dtype == object else np.nan
-            out.setdefault(name, np.full(len(rows), empty, dtype=values.dtype))[index] = values
-    return out
+    try:
+        pools = build_pools(rows, model, system)
+    except InputError as problem:
+        return {"reason": np.full(len(rows), f"no prediction: {problem}", dtype=object)}
+    engine = with_contexts(engine, latent_contexts(rows[0]))
+    figures = closed_pools(pools, engine)
+    flags = distances(engine, system, pools.decode, pools.prefill)
+    return with_ranges(figures, engine, REGIMES[0], system, flags) | {"reason": collect_doubts(rows, pools, engine)}
 
 
-def build_pools(rows: list[dict[str, str]], engine: Engine, catalog: str | None = None) -> Pools:
+def build_pools(rows: list[dict[str, str]], model: Model, system: System) -> Pools:
     """Convert rows that share all but pools and loads.
 
     Args:
         rows: Runs of one group.
-        engine: Engine.
-        catalog: Folder of additional catalogue entries.
+        model: Model as the engine serves it.
+        system: System.
 
     Returns:
         The runs as arrays.
@@ -114,26 +109,18 @@ def build_pools(rows: list[dict[str, str]], engine: Engine, catalog: str | None 
     Raises:
         InputError: The acceptance length is unknown.
     """
-    row = rows[0]
-    weights, system = row["weight_dtype"] or "bf16", as_measured(load_system(row["system"], catalog), row)
-    kv = row.get("kv_dtype") or ""
-    model = load_model(row["model"], weights=weights, experts=row["expert_dtype"] or weights, kv=kv, catalog=catalog)
-
-    def numbers(name: str, usual: str = "1") -> Array:
-        return np.array([float(row.get(name) or usual) for row in rows])
-
-    decode = {name: numbers(name) for name in AXES}
-    prefill = {axis: numbers(name) for name, axis in PREFILL_WAYS.items()}
+    decode = {name: numbers(rows, name, 1.0) for name in AXES}
+    prefill = {axis: numbers(rows, name, 1.0) for name, axis in PREFILL_WAYS.items()}
     return Pools(
-        model=as_served(model, system, engine),
+        model=model,
         system=system,
-        workload=read_workload(row),
-        speculation=_read_speculation(model, row),
-        decode=Layout(**decode, microbatches=decode["pp"], replicas=numbers("decode_workers")),
-        prefill=Layout(**prefill, replicas=numbers("prefill_workers")),
-        concurrency=numbers("concurrency"),
-        spread=length_spread(row),
-        interval=numbers("stream_interval"),
+        workload=read_workload(rows[0]),
+        speculation=_read_speculation(model, rows[0]),
+        decode=Layout(**decode, microbatches=decode["pp"], replicas=numbers(rows, "decode_workers", 1.0)),
+        prefill=Layout(**prefill, replicas=numbers(rows, "prefill_workers", 1.0)),
+        concurrency=numbers(rows, "concurrency", 1.0),
+        spread=length_spread(rows[0]),
+        interval=numbers(rows, "stream_interval", 1.0),
     )
 
 
@@ -165,24 +152,6 @@ def _read_speculation(model: Model, row: Mapping[str, str]) -> Speculation:
     return choose_speculation(model, drafts) if drafts else NONE
 
 
-def _predicted(rows: list[dict[str, str]], engine: Engine, catalog: str | None) -> dict[str, Array]:
-    try:
-        pools = build_pools(rows, engine, catalog)
-    except InputError as problem:
-        return {"reason": np.full(len(rows), f"no prediction: {problem}", dtype=object)}
-    figures = closed_pools(pools, engine)
-    flags = distances(engine, pools.system, pools.decode, pools.prefill)
-    low, high = factors(engine, "tpot", REGIMES[0], system=pools.system, wider=widening(flags))
-    first_low, first_high = factors(engine, "ttft", REGIMES[0], system=pools.system, wider=widening(flags, "ttft"))
-    speed, tpot, ttft = (figures[name] for name in ("output_tok_s", "tpot", "ttft"))
-    return figures | {
-        "tpot_low": tpot * low, "tpot_high": tpot * high, "ttft_low": ttft * first_low, "ttft_high": ttft * first_high,
-        "output_tok_s_low": speed / high, "output_tok_s_high": speed / low,
-        "regime": np.full(len(rows), REGIMES[0], dtype=object),
-        "reason": collect_doubts(rows, pools, engine),
-    }  # fmt: skip
-
-
 def collect_doubts(rows: list[dict[str, str]], pools: Pools, engine: Engine) -> Array:
     """Return the reason against each row (`data_quality`).
 
@@ -196,25 +165,22 @@ def collect_doubts(rows: list[dict[str, str]], pools: Pools, engine: Engine) -> 
     """
     drafts, count = pools.speculation.drafts, len(rows)
     heavy = [too_heavy(pools.model, pools.system, layout, engine, drafts, count) for layout in (pools.decode, pools.prefill)]
-    tpot, speed = (np.array([float(row.get(name) or "nan") for row in rows]) for name in ("tpot_s", "output_tok_s"))
+    tpot, speed = numbers(rows, "tpot_s"), numbers(rows, "output_tok_s")
 
     # Little's law gives the measured batch of a decode replica.
     batch = np.fmax(np.nan_to_num(speed * tpot) / pools.decode.replicas, 1.0)
     context = pools.workload.input_tokens + pools.workload.output_tokens / 2
     soonest = soonest_token(pools.model, pools.system, pools.decode, pools.speculation, batch, context)
-    reasons = np.array([_odd_chips(row, pools, i) for i, row in enumerate(rows)], dtype=object)
+    counted: Array = np.asarray(pools.decode.chips * pools.decode.replicas + pools.prefill.chips * pools.prefill.replicas)
+    reasons = np.full(count, "", dtype=object)
+    chips = numbers(rows, "chips")
+    for i in np.flatnonzero(np.isfinite(chips) & (chips != counted)):
+        reasons[i] = f"{WRONG}{chips[i]:.0f} chips, but its workers have {counted[i]:.0f}"
     for i in np.flatnonzero(tpot < soonest):
         reasons[i] = faster("token", tpot[i], soonest[i], batch[i])
     for wrong in heavy:
         reasons = np.where(wrong == "", reasons, wrong)
     return reasons
-
-
-def _odd_chips(row: Mapping[str, str], pools: Pools, index: int) -> str:
-    """Explain a number of chips that differs from the chips of the workers."""
-    counted = sum(float(np.asarray(layout.chips * layout.replicas)[index]) for layout in (pools.decode, pools.prefill))
-    stated_chips = float(row.get("chips") or counted)
-    return "" if stated_chips == counted else f"{WRONG}{stated_chips:.0f} chips, but its workers have {counted:.0f}"
 
 
 def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:

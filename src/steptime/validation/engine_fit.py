@@ -1,150 +1,88 @@
-"""Engine fit: physical constants of an engine from measured runs, with their covariance and the remaining scatter.
+"""Engine fit: physical constants of an engine from a user's measured runs, with their covariance.
 
-The fit is a robust least-squares fit of the logarithms of the constants to the logarithms of measured TPOT. Each constant has a
-prior: its usual value and the deviation of engines from it. `fit_all` first fits one typical engine to all runs. This engine is
-the prior of each engine. A user's few runs take a shipped engine as the prior. The 90 % range comes from errors on runs that
-were left out with their whole model and with their whole system. It therefore holds for new models and systems. Structure and
-priors minimize the error on such runs. Engines differ little on a new model, so the priors are narrow.
+The fit is a robust least-squares fit of the logarithms of the constants to the logarithms of measured TPOT. A shipped engine is
+the prior: each constant has its value there and the deviation of engines from it, which is small, so few runs change it little.
+The shipped engines themselves are fitted by `docs/engine_cross_validation.py` with the same functions.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from steptime.errors import InputError, install_hint
-from steptime.number_checks import Array
+from steptime.number_checks import Array, Number
 from steptime.physics.engine import Engine, constant, label_values, with_constants
 from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, RUN_WAITS
-from steptime.physics.uncertainty import REGIMES, with_variances
-from steptime.validation.predictions import Runs, can_simulate, grouped, predict_runs, resolve_engine, simulate_loops
+from steptime.validation.closed_loop import Runs
+from steptime.validation.predictions import can_simulate, grouped, predict_runs, simulate_loops
 from steptime.validation.run_table import in_runs
 
-# Scatter of log(TPOT) between groups of a model, system, engine and version; repeats of one run differ by 4 %.
-NOISE = 0.26
-# In units of the noise: larger errors have little weight, because some rows do not describe their run.
-ROBUST = 0.5
-# A user's runs differ more from an engine, repeat better, and are described correctly.
-OWN_DEVIATION, OWN_NOISE, OWN_ROBUST = (
-    12.0,
-    0.05,
-    10.0,
-)
-# Engines whose scheduler runs the prefill of waiting prompts before it continues decode.
-PREFILL_FIRST = ("sglang",)
-# vLLM (--enable-dbo) and SGLang overlap two micro-batches when data-parallel ranks exchange tokens between experts.
-TWO_BATCH = {"trtllm": 0.0}
-# Engines with a 16-bit KV cache by default; other engines' runs of 8-bit models set an 8-bit cache.
-SMALL_KV = {"sglang": 0.0}
-# Prefill tokens per step: SGLang's chunk size; 0 for TensorRT-LLM, which runs a whole prompt with the batch.
-STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Prior:
-    """Usual value of a constant, and deviations of its logarithm: before any run, and of engines from the typical one."""
-
-    usual: float
-    deviation: float
-    between: float
-
-
-# Usual values: GEMM, grouped GEMM, attention and all-reduce kernels in AIConfigurator's tables of ten systems.
-PRIORS: dict[str, Prior] = {
-    "memory_efficiency": Prior(0.82, 0.035, 0.0075),
-    "narrow_efficiency": Prior(0.75, 0.075, 0.0125),
-    "compute_efficiency": Prior(0.7, 0.05, 0.01),
-    "expert_efficiency": Prior(0.45, 0.2, 0.02),
-    "expert_memory_efficiency": Prior(0.8, 0.06, 0.0125),
-    "latent_efficiency": Prior(0.7, 0.4, 0.025),
-    "attention_memory_efficiency": Prior(0.8, 0.05, 0.011),
-    "seconds_per_kernel": Prior(3.3e-6, 0.1, 0.025),
-    "seconds_per_quantised_kernel": Prior(5e-6, 0.2, 0.025),
-    "seconds_per_expert_layer": Prior(12e-6, 0.2, 0.025),
-    "seconds_per_collective": Prior(5e-6, 0.25, 0.2),
-    "seconds_per_sequence": Prior(5e-6, 0.25, 0.0225),
+# Scatter of log(TPOT) of a user's runs: repeats of one run differ by 4 %.
+NOISE = 0.05
+# In units of the noise: larger errors have little weight.
+ROBUST = 10.0
+# Deviation of a user's deployment from an engine, over that between engines.
+DEPLOYMENT_DEVIATION = 12.0
+# Deviation of the logarithm of a constant between engines.
+BETWEEN_ENGINES = {
+    "memory_efficiency": 0.0075,
+    "narrow_efficiency": 0.0125,
+    "compute_efficiency": 0.01,
+    "expert_efficiency": 0.02,
+    "expert_memory_efficiency": 0.0125,
+    "latent_efficiency": 0.025,
+    "attention_memory_efficiency": 0.011,
+    "seconds_per_kernel": 0.025,
+    "seconds_per_quantised_kernel": 0.025,
+    "seconds_per_expert_layer": 0.025,
+    "seconds_per_collective": 0.2,
+    "seconds_per_sequence": 0.0225,
 }
-# Not fitted: isolated kernel measurements determine these better than whole runs.
-FIXED_CONSTANTS: dict[str, Any] = {
-    # int4 experts: the rate at which the errors of B200 and H200 are equal.
-    "unpack_rate": 4.5e12,
-    # Same error as FP8 of one model: 0.68 to 0.70 at maximum throughput, 0.73 to 0.83 offline.
-    "fp4_efficiency": 0.75,
-    # B200: 0.58 to 0.97 times the 16-bit speed, which is 0.4 to 0.7 of other 8-bit GEMMs.
-    "block_efficiency": 0.6,
-    "roofline_norm": 2.5,
-    # Isolated FP8 GEMMs on H800, without the time to write their outputs.
-    "fill_bytes": 300.0,
-    "activation_traffic": 1.0,
-    "attention_efficiency": 0.6,
-    "network_efficiency": 0.65,
-    "chip_departure": 0.5,
-    "seconds_per_layer": 6e-6,
-    "seconds_per_attention_layer": 10e-6,
-    "seconds_per_latent_layer": 6e-6,
-    "seconds_per_state_layer": 33e-6,
-    "seconds_per_selected_layer": 60e-6,
-    "seconds_per_step": 2e-4,
-    "expert_imbalance": 1.3,
-    "expert_evenness": 1.0,
-    "expert_tile_rows": 16.0,
-    "memory_share": 0.92,
-}
-NAMES = tuple(PRIORS)
-USUAL = np.log([PRIORS[n].usual for n in NAMES])
-DEVIATIONS = np.array([PRIORS[n].deviation for n in NAMES])
-BETWEEN = np.array([PRIORS[n].between for n in NAMES])
-
-
+NAMES = tuple(BETWEEN_ENGINES)
+BETWEEN = np.array(list(BETWEEN_ENGINES.values()))
 QUEUE_NAMES = ("seconds_per_request", "first_token_factor")
-QUEUE_USUAL = np.log([0.02, 1.5])
 QUEUE_DEVIATIONS = np.array([0.7, 0.4])
 QUEUE_NOISE = 0.3
+# Minimum prior values of the waits: a constant of zero has no logarithm.
+LEAST_WAITS = dict(zip(RUN_WAITS, (1e-4, 1e-8, 0.1, 0.1, 1e-3), strict=True))
+# Deviations of the waits of a user's deployment from those of an engine.
+WAIT_DEVIATIONS = np.array([0.5, 0.5, 0.5, 0.5, 1.0])
 # Simulation passes; the second uses the waits fitted in the first.
 PASSES = 2
-
-
 LIMITS = np.array([[DESCRIPTIONS[name][end] for name in NAMES] for end in ("least", "most")])
 """Minimum and maximum of each constant."""
 
 
-def engine_from(logs: Array, *, name: str, base: Engine | None = None) -> Engine:
+def engine_from(logs: Array, base: Engine) -> Engine:
     """Build an engine from fitted logarithms.
 
     Each constant is limited to its range.
 
     Args:
         logs: Logarithms of `NAMES`, of shape (constants,) or (n, constants); the latter gives constants of shape (n, 1).
-        name: Name of the engine.
-        base: Engine with the constants that are not fitted; by default `FIXED_CONSTANTS`.
+        base: Engine with the constants that are not fitted.
 
     Returns:
         The engine.
     """
     values = np.clip(np.exp(logs), *LIMITS)
-    constants = {n: values[i] if values.ndim == 1 else values[:, i, None] for i, n in enumerate(NAMES)}
-    if base is None:
-        first = 1.0 if name in PREFILL_FIRST else 0.0
-        tokens, two = STEP_TOKENS.get(name, 2048.0), TWO_BATCH.get(name, 1.0)
-        settings = {"prefill_first": first, "step_tokens": tokens, "two_batch": two, "small_kv": SMALL_KV.get(name, 1.0)}
-        base = with_constants(Engine(name=name, arithmetic=resolve_engine(name).arithmetic), settings | FIXED_CONSTANTS)
-    return with_constants(base, constants)
+    return with_constants(base, {n: values[i] if values.ndim == 1 else values[:, i, None] for i, n in enumerate(NAMES)})
 
 
-def _log_errors(logs: Array, groups: list[Runs], target: Array, base: Engine | None) -> Array:
+def _log_errors(logs: Array, groups: list[Runs], target: Array, bases: Mapping[str, Engine]) -> Array:
     """Return log(predicted / measured) of all runs, of shape (runs,), or (n, runs) for `logs` of shape (n, constants)."""
-    parts = [np.log(predict_runs(runs, engine_from(logs, name=runs.engine, base=base))[0]) for runs in groups]
-    order = np.concatenate([runs.index for runs in groups])
-    joined = np.concatenate(
-        [np.broadcast_to(p, (*np.shape(logs)[:-1], len(r.index))) for p, r in zip(parts, groups, strict=True)], axis=-1
-    )
-    off: Array = joined - target[order]
-    return off
+    parts = [
+        np.broadcast_to(
+            np.log(predict_runs(runs, engine_from(logs, bases[runs.engine]))[0]), (*np.shape(logs)[:-1], len(runs.index))
+        )
+        for runs in groups
+    ]
+    errors: Array = np.concatenate(parts, axis=-1) - target[np.concatenate([runs.index for runs in groups])]
+    return errors
 
 
 def fit(
@@ -152,10 +90,11 @@ def fit(
     target: Array,
     mean: Array,
     deviation: Array,
+    bases: Mapping[str, Engine],
+    *,
     start: Array | None = None,
     noise: float = NOISE,
     robust: float = ROBUST,
-    base: Engine | None = None,
 ) -> tuple[Array, Array]:
     """Fit the constants of an engine to measured TPOT.
 
@@ -164,10 +103,10 @@ def fit(
         target: log of measured TPOT by index of a run.
         mean: Prior mean of the logarithms of the constants.
         deviation: Prior deviation of the logarithms.
+        bases: Engine with the constants that are not fitted, by the engine of the runs.
         start: Start of the fit; by default `mean`.
         noise: Scatter of log(TPOT).
         robust: Error, in units of the noise, above which the weight falls (Cauchy loss).
-        base: Engine with the constants that are not fitted.
 
     Returns:
         Fitted logarithms of the constants, of shape (constants,), and their covariance.
@@ -185,12 +124,12 @@ def fit(
         return np.sign(scaled) * robust * np.sqrt(np.log1p((scaled / robust) ** 2))
 
     def residuals(logs: Array) -> Array:
-        return np.concatenate([soft(_log_errors(logs, groups, target, base)), (logs - mean) / deviation])
+        return np.concatenate([soft(_log_errors(logs, groups, target, bases)), (logs - mean) / deviation])
 
     def jacobian(logs: Array) -> Array:
         step = 1e-4
         table = np.concatenate([logs[None, :], logs[None, :] + step * np.eye(len(NAMES))])
-        errors = soft(_log_errors(table, groups, target, base))
+        errors = soft(_log_errors(table, groups, target, bases))
         return np.concatenate([((errors[1:] - errors[0]) / step).T, np.diag(1 / deviation)])
 
     solution = least_squares(residuals, mean if start is None else start, jac=jacobian, max_nfev=40, xtol=1e-4, ftol=1e-5)
@@ -227,18 +166,6 @@ def shared_covariance(errors: Array, jacobian: Array, deviation: Array, pairs: A
     return covariance
 
 
-def reading(groups: list[Runs]) -> list[Runs]:
-    """Return the groups whose chips run prefill.
-
-    Args:
-        groups: Groups of runs.
-
-    Returns:
-        Groups that are not decode-only pools.
-    """
-    return [runs for runs in groups if runs.prompts]
-
-
 @dataclass(frozen=True, slots=True)
 class FirstTokens:
     """Measured TTFT [s] (NaN if missing), and whether each value is a median instead of a mean."""
@@ -259,7 +186,7 @@ class FirstTokens:
         return FirstTokens(self.seconds[index], self.medians[index])
 
 
-def with_queue(engine: Engine, groups: list[Runs], measured: FirstTokens, mean: Array = QUEUE_USUAL) -> Engine:
+def with_queue(engine: Engine, groups: list[Runs], measured: FirstTokens, mean: Array) -> Engine:
     """Fit the waits besides the prefill queue to measured mean TTFT.
 
     Args:
@@ -292,7 +219,12 @@ def with_queue(engine: Engine, groups: list[Runs], measured: FirstTokens, mean: 
 
 
 def with_waits(
-    groups: list[Runs], engine: Engine, measured: FirstTokens, prior: Engine | None = None
+    engine: Engine,
+    groups: list[Runs],
+    measured: FirstTokens,
+    mean: Array,
+    deviation: Array,
+    weight: Number = 1.0,
 ) -> tuple[Engine, list[Any]]:
     """Fit the waits that the simulator needs for TTFT.
 
@@ -300,31 +232,27 @@ def with_waits(
     unchanged.
 
     Args:
-        groups: Runs with prefill.
         engine: Engine.
+        groups: Runs with prefill.
         measured: Measured TTFT by index of a run.
-        prior: Engine to start from for a user's few runs.
+        mean: Prior mean of the logarithms of `RUN_WAITS`.
+        deviation: Prior deviation of these logarithms.
+        weight: Weight of the errors, one for all runs or of shape (runs of the groups,).
 
     Returns:
         The engine, and the simulated loops of each group.
     """
-    if not groups:
+    ttft = measured.select(groups) if groups else None
+    if ttft is None or not can_simulate() or not np.isfinite(ttft.seconds).any():
         return engine, []
-    ttft = measured.select(groups)
-    if not can_simulate() or not np.isfinite(ttft.seconds).any():
-        return engine, []
-    from steptime.validation import ttft_fit as first_token
+    from steptime.validation.ttft_fit import fit as fit_waits
 
-    mean, deviation = first_token.USUAL, first_token.PRIOR_DEVIATIONS
-    pairs = [label_of_pair(runs) for runs in groups] if prior is None else None
-    if prior is not None:
-        mean, deviation = np.log(np.maximum(first_token.wait_constants(prior), first_token.LEAST)), first_token.OWN_DEVIATIONS
     constants = np.exp(mean)
     loops: list[Any] = []
     for _ in range(PASSES):
         engine = with_constants(engine, label_values(RUN_WAITS, constants))
         loops = [simulate_loops(runs, engine) for runs in groups]
-        constants = first_token.fit(loops, ttft.seconds, ttft.medians, mean, deviation, pairs)
+        constants = fit_waits(loops, ttft.seconds, ttft.medians, mean, deviation, weight)
     return with_constants(engine, label_values(RUN_WAITS, constants)), loops
 
 
@@ -376,33 +304,6 @@ def label_of_pair(runs: Runs) -> str:
     return f"{runs.model.name} {runs.system.name}"
 
 
-def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
-    """Return the vendors, systems and parameter variance of a fit.
-
-    The variance is part of the errors of runs that were left out (`uncertainty`).
-
-    Args:
-        groups: Runs of the fit.
-        engine: Fitted engine with its covariance.
-
-    Returns:
-        Vendors of the chips, runs by system, and mean variance of log(time) from the constants, by quantity and regime.
-    """
-    regime = np.concatenate([predict_runs(runs, engine)[3] for runs in groups])
-
-    def times(runs: Runs, varied: Engine) -> tuple[Array, ...]:
-        return predict_runs(runs, varied)[:2]
-
-    parts = [with_variances(partial(times, runs), engine, dimensions=1) for runs in groups]
-    variances = {}
-    for position, quantity in enumerate(("tpot", "ttft")):
-        variance = np.concatenate([part[position][1] for part in parts])
-        variances[quantity] = {name: float(np.nanmean(variance[regime == name])) for name in REGIMES if np.any(regime == name)}
-    count = Counter(name for runs in groups for name in [runs.system.name] * len(runs.index))
-    vendors = sorted({runs.system.chip.vendor for runs in groups})
-    return {"vendors": vendors, "systems": dict(sorted(count.items())), "parameter_variance": variances}
-
-
 def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: str | None = None) -> Engine:
     """Fit an engine to a user's runs, with a shipped engine as the prior.
 
@@ -427,15 +328,13 @@ def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, c
             "take vllm, sglang, trtllm or typical as prior"
         )
     groups = [replace(runs, engine=prior.name) for runs in grouped(rows, catalog=catalog)]
-    target = log_tpot(rows)
-    mean = np.log([float(constant(prior, n)) for n in NAMES])
-    logs, covariance = fit(groups, target, mean, OWN_DEVIATION * BETWEEN, mean, OWN_NOISE, OWN_ROBUST, prior)
-    fitted = engine_from(logs, name=prior.name, base=prior)
+    mean, queue_mean = (np.log([float(constant(prior, n)) for n in names]) for names in (NAMES, QUEUE_NAMES))
+    logs, covariance = fit(groups, log_tpot(rows), mean, DEPLOYMENT_DEVIATION * BETWEEN, {prior.name: prior}, start=mean)
     first = measured_first_tokens(rows)
-    usual = np.log([float(constant(prior, n)) for n in QUEUE_NAMES])
-    prefill_groups = reading(groups)
-    fitted = with_queue(fitted, prefill_groups, first, usual)
-    fitted, _ = with_waits(prefill_groups, fitted, first, prior)
+    prefill_groups = [runs for runs in groups if runs.prompts]
+    fitted = with_queue(engine_from(logs, prior), prefill_groups, first, queue_mean)
+    wait_mean = np.log([max(float(constant(prior, n)), least) for n, least in LEAST_WAITS.items()])
+    fitted, _ = with_waits(fitted, prefill_groups, first, wait_mean, WAIT_DEVIATIONS)
     info: dict[str, Any] = {"names": list(NAMES), "covariance": covariance.tolist(), "runs": len(rows)}
     info |= {key: prior.fit[key] for key in ("interval", "parameter_variance") if key in prior.fit}
     if "vendors" in prior.fit:

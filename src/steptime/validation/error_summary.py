@@ -13,10 +13,13 @@ import numpy as np
 
 from steptime.atomic_files import temporary_file
 from steptime.errors import safe_cell
+from steptime.hardware.system import System
 from steptime.number_checks import Array
+from steptime.physics.engine import Engine
+from steptime.physics.uncertainty import Distance, factors, widening
 from steptime.result_base import Tabular, in_words, unit
 from steptime.units import show
-from steptime.validation.run_table import kind_label
+from steptime.validation.run_table import kind_label, numbers
 
 TIMES = ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")
 SPEEDS = ("output_tok_s", "output_tok_s_low", "output_tok_s_high")
@@ -68,6 +71,37 @@ class Predictions(Tabular):
         times = {f"{name}_s": getattr(self, name) for name in (*TIMES, "ttft_median")}
         speeds = {name: getattr(self, name) for name in SPEEDS}
         return times | speeds | {"bound": self.bound, "regime": self.regime, "reason": self.reason}
+
+
+def with_ranges(
+    figures: Mapping[str, Any],
+    engine: Engine,
+    regime: Array | str,
+    system: System,
+    flags: Iterable[tuple[Distance, Array]] = (),
+) -> dict[str, Any]:
+    """Add the ends of the 90 % ranges of times and throughput, and the regime.
+
+    Throughput has the relative range of TPOT.
+
+    Args:
+        figures: Predicted values by name.
+        engine: Engine.
+        regime: Latency regime.
+        system: System.
+        flags: Differences of the runs from those of the fit, which widen the ranges.
+
+    Returns:
+        Figures, and lower and upper ends by name.
+    """
+    (low, high), (ttft_low, ttft_high) = (
+        factors(engine, name, regime, system=system, wider=widening(flags, name)) for name in ("tpot", "ttft")
+    )
+    tpot, ttft, speed = (figures[name] for name in ("tpot", "ttft", "output_tok_s"))
+    return dict(figures) | {
+        "tpot_low": tpot * low, "tpot_high": tpot * high, "ttft_low": ttft * ttft_low, "ttft_high": ttft * ttft_high,
+        "output_tok_s_low": speed / high, "output_tok_s_high": speed / low, "regime": regime,
+    }  # fmt: skip
 
 
 def errors(measured: Array, predicted: Array, low: Array, high: Array) -> dict[str, float]:
@@ -135,7 +169,7 @@ def report(rows: Sequence[Mapping[str, str]], predictions: Predictions) -> dict[
     return tables
 
 
-def measured_figures(rows: Iterable[Mapping[str, str]], name: str) -> Array:
+def measured_figures(rows: Sequence[Mapping[str, str]], name: str) -> Array:
     """Return the measured values of one quantity.
 
     If a run has total tokens per second only, the mean lengths give the share of output tokens.
@@ -147,16 +181,12 @@ def measured_figures(rows: Iterable[Mapping[str, str]], name: str) -> Array:
     Returns:
         Seconds or tokens per second, of shape (runs,); NaN if missing.
     """
-    figures = np.array([float(row.get(MEASURED[name]) or "nan") for row in rows])
+    figures = numbers(rows, MEASURED[name])
     if name != "output_tok_s":
         return figures
-    return np.where(np.isnan(figures), [_output_share(row) * float(row.get("total_tok_s") or "nan") for row in rows], figures)
-
-
-def _output_share(row: Mapping[str, str]) -> float:
-    """Return the share of output tokens in all tokens of a run."""
-    prompt, output = (float(row.get(f"{name}_mean") or row[f"{name}_tokens"]) for name in ("input", "output"))
-    return output / (prompt + output)
+    lengths = [[float(row.get(f"{kind}_mean") or row[f"{kind}_tokens"]) for row in rows] for kind in ("input", "output")]
+    prompt, output = np.array(lengths)
+    return np.where(np.isnan(figures), output / (prompt + output) * numbers(rows, "total_tok_s"), figures)
 
 
 def _labels(rows: Iterable[Mapping[str, str]], predictions: Predictions, key: str) -> Array:

@@ -11,9 +11,7 @@ large part of it. Without numba TTFT has a closed form too. Throughput follows f
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from operator import itemgetter
 from typing import Any
@@ -26,17 +24,15 @@ from steptime.errors import InputError
 from steptime.hardware.number_formats import as_measured, software_day
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.models.model_loading import load_model
-from steptime.number_checks import Array, Number
-from steptime.physics.engine import TYPICAL, Engine, load_engine
-from steptime.physics.kv_dtype import is_narrow, with_small_cache
+from steptime.number_checks import Array
+from steptime.physics.engine import IDEAL, TYPICAL, Engine, load_engine, with_constants
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import distances, factors, latency_regime, widening
-from steptime.validation.closed_loop import round_time, solve_closed_loops
+from steptime.physics.uncertainty import distances, latency_regime
+from steptime.validation.closed_loop import Runs, round_time, solve_closed_loops
 from steptime.validation.data_quality import Doubts
-from steptime.validation.disaggregated_loop import predict_pools
-from steptime.validation.error_summary import FIGURES, Predictions
-from steptime.validation.max_throughput import predict_highest
+from steptime.validation.disaggregated_loop import POOL_COLUMNS, predict_pools
+from steptime.validation.error_summary import FIGURES, Predictions, with_ranges
+from steptime.validation.max_throughput import SCENARIO_COLUMNS, predict_highest
 from steptime.validation.published_deployments import as_launched, latent_contexts, usual_interval, with_contexts
 from steptime.validation.run_table import (
     AXES,
@@ -46,12 +42,17 @@ from steptime.validation.run_table import (
     NUMBERS,
     POOLS,
     REQUESTS,
-    SPREAD,
     count_drafts,
+    group_positions,
     length_spread,
+    numbers,
     run_kind,
+    served_model,
 )
 
+Predictor = Callable[[list[dict[str, str]], Model, System, Engine], Mapping[str, Any]]
+# Stands for an engine with a KV cache of 8 bits by default.
+SMALL_CACHE = with_constants(IDEAL, {"small_kv": 1.0})
 # Maximum rows to simulate: a loop takes some milliseconds, a closed form some microseconds.
 MOST_SIMULATED = 5000
 # Default requests of a run per request in flight, as benchmarks send them.
@@ -60,59 +61,8 @@ REQUESTS_PER_CLIENT = 10
 MOST_CLIENTS = 100_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Runs:
-    """Measured runs that share model, formats, drafts, system and engine; arrays of shape (runs,).
-
-    Lengths are means. concurrency and requests (of the whole run) are those of one of `replicas`. spread: spread of lengths as
-    a share of the mean. drafts: speculative tokens per step; acceptance: tokens that a step yields, NaN if unknown. interval:
-    decode steps between two checks for new output. prompts: whether the same chips run prefill; False for the decode pool of
-    separate pools. contexts: value of `latent_contexts`.
-    """
-
-    index: Array
-    model: Model
-    system: System
-    engine: str
-    layout: Layout
-    concurrency: Array
-    input_tokens: Array
-    output_tokens: Array
-    spread: Array
-    requests: Array
-    replicas: Array
-    acceptance: Array
-    interval: Array
-    drafts: int = 0
-    prompts: bool = True
-    contexts: float = math.inf
-
-    def loop(self) -> dict[str, Any]:
-        """Return the arguments that the closed form and the simulation share.
-
-        Returns:
-            Values by argument.
-        """
-        names = ("model", "system", "layout", "concurrency", "input_tokens", "output_tokens", "spread", "drafts", "interval")
-        return {name: getattr(self, name) for name in names}
-
-    def select(self, positions: Array) -> Runs:
-        """Select some of the runs.
-
-        Args:
-            positions: Positions, or booleans of shape (runs,).
-
-        Returns:
-            The selected runs.
-        """
-        attributes = {f.name: getattr(self, f.name) for f in fields(self)}
-        layout_fields = {name: getattr(self.layout, name)[positions] for name in (*AXES, "microbatches")}
-        arrays = {name: value[positions] for name, value in attributes.items() if isinstance(value, np.ndarray)}
-        return Runs(**attributes | arrays | {"layout": Layout(**layout_fields)})
-
-
 def grouped(
-    rows: list[dict[str, str]], *, small_kv: Mapping[str, bool] | None = None, catalog: str | None = None
+    rows: list[dict[str, str]], engines: Mapping[str, Engine] | None = None, *, catalog: str | None = None
 ) -> list[Runs]:
     """Group rows of closed loops that share all but loads and lengths.
 
@@ -121,75 +71,71 @@ def grouped(
 
     Args:
         rows: Runs.
-        small_kv: Whether an engine uses an 8-bit KV cache by default, by name.
+        engines: Engines by name, for the default format of the KV cache; by default 8 bits (`kv_dtype`).
         catalog: Folder of additional catalogue entries.
 
     Returns:
         Groups that share model, formats, speculation, system, its software and engine.
     """
     rows = [as_launched(row) for row in rows]
-    groups: dict[tuple[Any, ...], list[int]] = {}
     systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
     shared_cells = itemgetter("model", "system", "engine", "weight_dtype", "expert_dtype")
-    for position, row in enumerate(rows):
-        group_key = (*shared_cells(row), row.get("kv_dtype") or "", count_drafts(row), not row.get("decode_workers"))
-        group_key = (*group_key, software_day(systems[row["system"]], row), latent_contexts(row))
-        groups.setdefault(group_key, []).append(position)
-    columns = _columns(rows)
-    return [
-        _runs(
-            key,
-            {n: column[index] for n, column in columns.items()},
-            np.array(index),
-            as_measured(systems[key[1]], rows[index[0]]),
-            small_kv or {},
-            catalog,
+    keys = [
+        (
+            *shared_cells(row), row.get("kv_dtype") or "", count_drafts(row), not row.get("decode_workers"),
+            software_day(systems[row["system"]], row), latent_contexts(row),
         )
-        for key, index in groups.items()
-    ]
+        for row in rows
+    ]  # fmt: skip
+    columns = _columns(rows)
+    groups = []
+    for index in group_positions(keys):
+        row = rows[index[0]]
+        engine = row["engine"]
+        system = as_measured(systems[row["system"]], row)
+        model = served_model(row, system, (engines or {}).get(engine, SMALL_CACHE), catalog)
+        arrays = {name: column[index] for name, column in columns.items()}
+        sizes = {name: arrays.pop(name) for name in AXES}
+        arrays["acceptance"] = acceptance_lengths(model, count_drafts(row), arrays["acceptance"])
+        groups.append(
+            Runs(
+                index=index, model=model, system=system, engine=engine, layout=Layout(**sizes, microbatches=sizes["pp"]),
+                drafts=count_drafts(row), prompts=not row.get("decode_workers"), contexts=latent_contexts(row), **arrays,
+            )
+        )  # fmt: skip
+    return groups
 
 
 def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
     """Return the numbers of rows as arrays; lengths are means, measured or of a range that ends at the nominal length."""
     cells = np.array(list(map(itemgetter(*NUMBERS), rows)), dtype=np.float64)
     columns = dict(zip(NUMBERS, np.ascontiguousarray(cells.T), strict=True))
-    columns[SPREAD] = np.array(list(map(length_spread, rows)))
-    columns["input_tokens"] = np.maximum(1.0, columns["input_tokens"] / (1 + columns[SPREAD]))
-    columns["output_tokens"] = np.maximum(2.0, columns["output_tokens"] / (1 + columns[SPREAD]))
+    spread = np.array(list(map(length_spread, rows)))
+    columns["input_tokens"] = np.maximum(1.0, columns["input_tokens"] / (1 + spread))
+    columns["output_tokens"] = np.maximum(2.0, columns["output_tokens"] / (1 + spread))
     for name, mean in zip(NUMBERS, MEANS, strict=False):
-        mean_texts = [row.get(mean) for row in rows]
-        if any(mean_texts):
-            columns[name] = np.where(
-                [bool(text) for text in mean_texts], [float(text or 1) for text in mean_texts], columns[name]
-            )
-    optional_columns = {
-        name: np.array([float(row.get(name) or "nan") for row in rows]) for name in (REQUESTS, "chips", "stream_interval")
-    }
-    chips_per_replica = columns["tp"] * columns["pp"] * columns["dp"]
+        measured = numbers(rows, mean)
+        columns[name] = np.where(np.isnan(measured), columns[name], measured)
 
     # Clients and requests are divided evenly among the replicas.
-    columns["replicas"] = np.maximum(1.0, np.floor(np.nan_to_num(optional_columns["chips"], nan=1.0) / chips_per_replica))
-    columns["concurrency"] = np.maximum(1.0, columns["concurrency"] / columns["replicas"])
-    usual = REQUESTS_PER_CLIENT * columns["concurrency"]
-    columns[REQUESTS] = np.where(np.isnan(optional_columns[REQUESTS]), usual, optional_columns[REQUESTS] / columns["replicas"])
-    if any(row.get("decode_workers") for row in rows):
-        _set_decoding(columns, rows)
-    untold = np.isnan(optional_columns["stream_interval"])
-    usual = np.array([usual_interval(row, clients) for row, clients in zip(rows, columns["concurrency"].tolist(), strict=True)])
-    columns["interval"] = np.where(untold, usual, optional_columns["stream_interval"])
-    columns["acceptance"] = np.array([float(row.get("acceptance") or "nan") for row in rows])
-    return columns
+    chips_per_replica = columns["tp"] * columns["pp"] * columns["dp"]
+    replicas = np.maximum(1.0, np.floor(numbers(rows, "chips", 1.0) / chips_per_replica))
+    concurrency = np.maximum(1.0, columns["concurrency"] / replicas)
+    requests = numbers(rows, REQUESTS) / replicas
+    requests = np.where(np.isnan(requests), REQUESTS_PER_CLIENT * concurrency, requests)
 
-
-def _set_decoding(columns: dict[str, Array], rows: list[dict[str, str]]) -> None:
-    """Set concurrency and replicas of rows of separate pools to those of the decode pool: $N = X t$."""
-    speed, tpot, workers = (
-        np.array([float(row.get(name) or "nan") for row in rows]) for name in ("output_tok_s", "tpot_s", "decode_workers")
-    )
-    pools = np.isfinite(workers)
-    columns["replicas"] = np.where(pools, workers, columns["replicas"])
-    decoding = np.maximum(1.0, speed * tpot / workers)
-    columns["concurrency"] = np.where(pools, decoding, columns["concurrency"])
+    # Of separate pools the decode pool counts; Little's law gives its sequences, $N = X t$.
+    workers = numbers(rows, "decode_workers")
+    is_pool = np.isfinite(workers)
+    if is_pool.any():
+        decoding = np.maximum(1.0, numbers(rows, "output_tok_s") * numbers(rows, "tpot_s") / workers)
+        replicas, concurrency = np.where(is_pool, workers, replicas), np.where(is_pool, decoding, concurrency)
+    usual = np.array([usual_interval(row, clients) for row, clients in zip(rows, concurrency.tolist(), strict=True)])
+    interval = numbers(rows, "stream_interval")
+    return columns | {
+        "concurrency": concurrency, "spread": spread, "requests": requests, "replicas": replicas,
+        "acceptance": numbers(rows, "acceptance"), "interval": np.where(np.isnan(interval), usual, interval),
+    }  # fmt: skip
 
 
 def acceptance_lengths(model: Model, drafts: int, acceptance: Array) -> Array:
@@ -207,42 +153,6 @@ def acceptance_lengths(model: Model, drafts: int, acceptance: Array) -> Array:
         return np.ones_like(acceptance)
     tokens = acceptance_curve(model.name).tokens if model.draft else ()
     return np.where(np.isnan(acceptance), tokens[drafts - 1] if drafts <= len(tokens) else np.nan, acceptance)
-
-
-def _runs(
-    key: tuple[Any, ...],
-    columns: Mapping[str, Array],
-    index: Array,
-    system: System,
-    small_kv: Mapping[str, bool],
-    catalog: str | None,
-) -> Runs:
-    """Return one group; without a recorded format, its KV cache has 8 bits if the engine uses that by default (`kv_dtype`)."""
-    name, _, engine, weights, experts, kv, drafts, prompts, _, contexts = key
-    weights = weights or "bf16"
-    model = load_model(name, weights=weights, experts=experts or weights, kv=kv, catalog=catalog)
-
-    # Some engines use an 8-bit KV cache by default for models that compute in 8 bits or fewer.
-    if not model.kv_told and small_kv.get(engine, True) and is_narrow(model, "fp4" in system.chip.peak):
-        model = with_small_cache(model)
-    return Runs(
-        index=index,
-        model=model,
-        system=system,
-        engine=engine,
-        layout=Layout(**{n: columns[n] for n in AXES}, microbatches=columns["pp"]),
-        concurrency=columns["concurrency"],
-        input_tokens=columns["input_tokens"],
-        output_tokens=columns["output_tokens"],
-        spread=columns[SPREAD],
-        requests=columns[REQUESTS],
-        replicas=columns["replicas"],
-        acceptance=acceptance_lengths(model, drafts, columns["acceptance"]),
-        interval=columns["interval"],
-        drafts=drafts,
-        prompts=prompts,
-        contexts=contexts,
-    )
 
 
 def predict_runs(runs: Runs, engine: Engine) -> tuple[Array, Array, Array, Array]:
@@ -341,26 +251,40 @@ def predict(
         Predictions in the order of the rows.
     """
     rows = [as_launched(row) for row in rows]
-    names = sorted({row["engine"] for row in rows})
-    engines = {name: resolve_engine(name, engine=engine, catalog=catalog) for name in names}
+    engines = {name: resolve_engine(name, engine=engine, catalog=catalog) for name in {row["engine"] for row in rows}}
     kinds = np.array([run_kind(row) for row in rows])
     out: dict[str, Any] = {key: np.full(len(rows), np.nan) for key in FIGURES}
     out |= {key: np.full(len(rows), "", dtype=object) for key in ("bound", "regime", "reason")}
     simulated = can_simulate() and len(rows) <= MOST_SIMULATED if by_simulation is None else by_simulation
 
-    # Each kind of run has a predictor; closed loops are predicted in groups.
+    def predict_groups(positions: Array, columns: tuple[str, ...], predictor: Predictor) -> None:
+        """Predict rows in groups with the same cells in `columns`."""
+        systems = {name: load_system(name, catalog) for name in {rows[i]["system"] for i in positions}}
+        keys = [
+            (
+                *(rows[i].get(name) or "" for name in columns), length_spread(rows[i]),
+                software_day(systems[rows[i]["system"]], rows[i]), latent_contexts(rows[i]),
+            )
+            for i in positions
+        ]  # fmt: skip
+        for index in (positions[group] for group in group_positions(keys)):
+            row = rows[index[0]]
+            chosen_engine, system = engines[row["engine"]], as_measured(systems[row["system"]], row)
+            model = served_model(row, system, chosen_engine, catalog)
+            for key, values in predictor([rows[i] for i in index], model, system, chosen_engine).items():
+                out[key][index] = values
+
+    predict_groups(np.flatnonzero(kinds == POOLS), POOL_COLUMNS, predict_pools)
+    predict_groups(np.flatnonzero(~np.isin(kinds, (*LOOPS, POOLS))), SCENARIO_COLUMNS, predict_highest)
+
+    # Closed loops are predicted in larger groups: loads and lengths may differ.
     doubts = Doubts(rows)
-    for kind, predicted in ((POOLS, predict_pools), (None, predict_highest)):
-        positions = np.flatnonzero(kinds == kind if kind else ~np.isin(kinds, (*LOOPS, POOLS)))
-        if len(positions):
-            for key, values in predicted([rows[i] for i in positions], engines, catalog=catalog).items():
-                out[key][positions] = values
     loops = np.flatnonzero(np.isin(kinds, LOOPS))
-    small = {name: bool(engines[name].room.small_kv) for name in names}
-    for runs in grouped([rows[i] for i in loops], small_kv=small, catalog=catalog) if len(loops) else ():
+    for runs in grouped([rows[i] for i in loops], engines, catalog=catalog) if len(loops) else ():
+        index = loops[runs.index]
         for key, values in _predicted(runs, engines[runs.engine], simulated).items():
-            out[key][loops[runs.index]] = values
-        doubts.look(runs, loops[runs.index], out["tpot"][loops[runs.index]], engines[runs.engine])
+            out[key][index] = values
+        doubts.look(runs, index, out["tpot"][index], engines[runs.engine])
 
     # Without an acceptance length, the time per token is unknown.
     for i in np.flatnonzero(kinds == DRAFTED):
@@ -394,34 +318,5 @@ def _predicted(runs: Runs, engine: Engine, simulated: bool) -> dict[str, Array]:
     lasting = round_time(ttft, decoding, spread=runs.spread, clients=runs.concurrency, rounds=rounds)
     speed = runs.replicas * runs.concurrency * runs.output_tokens / lasting
     figures = {"tpot": loop.tpot, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
-    wider = widening(distances(engine, runs.system, runs.layout, drafts=bool(runs.drafts)))
-    return figures | spans(figures, engine, regime, runs.system, wider) | {"bound": loop.decode.bound, "regime": regime}
-
-
-def spans(
-    figures: Mapping[str, Array],
-    engine: Engine,
-    regime: Array | str,
-    system: System,
-    wider: tuple[Number, Number] = (0.0, 0.0),
-) -> dict[str, Array]:
-    """Return the ends of the 90 % ranges of times and throughput.
-
-    Throughput has the relative range of TPOT.
-
-    Args:
-        figures: Predicted values by name.
-        engine: Engine.
-        regime: Latency regime.
-        system: System.
-        wider: Logarithms that widen the range below and above, for runs unlike those of the fit.
-
-    Returns:
-        Lower and upper ends by name.
-    """
-    ends: dict[str, Array] = {}
-    for name in ("tpot", "ttft"):
-        low, high = factors(engine, name, regime, system=system, wider=wider)
-        ends |= {f"{name}_low": figures[name] * low, f"{name}_high": figures[name] * high}
-    low, high = factors(engine, "tpot", regime, system=system, wider=wider)
-    return ends | {"output_tok_s_low": figures["output_tok_s"] / high, "output_tok_s_high": figures["output_tok_s"] / low}
+    flags = distances(engine, runs.system, runs.layout, drafts=bool(runs.drafts))
+    return with_ranges(figures, engine, regime, runs.system, flags) | {"bound": loop.decode.bound}

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -40,7 +40,7 @@ SINCE, UNTIL = "2025-12-19", "2025-12-31"
 # Pairs of the 152 multiprocessors that a GB200 reports (B200: 148).
 PAIRS = 76.0
 # Prompt and output tokens of the short workload.
-SHORT = ("1024", "1024")
+LENGTHS, SHORT = ("input_tokens", "output_tokens"), ("1024", "1024")
 LAUNCH_AXES = tuple(PREFILL_WAYS.values())
 # tp, dp and ep in the columns, and in the scripts.
 GROUPED, LAUNCHED = ("1", "4", "4"), ("4", "1", "1")
@@ -61,14 +61,12 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
     >>> [as_launched(row)[axis] for axis in ("tp", "dp", "ep")]
     ['4', '1', '1']
     """
-    if not _is_early(row) or row["measured"] < SINCE or (_is_fp8(row) and _lengths(row) == SHORT):
+    if not _is_early(row) or row["measured"] < SINCE or (_is_fp8(row) and _whole_cells(row, LENGTHS) == SHORT):
         return row
-    if _parallel_sizes(row, (*LAUNCH_AXES, "pp")) != (*GROUPED, "1"):
+    if _whole_cells(row, (*LAUNCH_AXES, "pp")) != (*GROUPED, "1"):
         return row
     launched_row = {**row, **dict(zip(LAUNCH_AXES, LAUNCHED, strict=True)), "kv_dtype": row.get("kv_dtype") or "fp8"}
-    return launched_row | (
-        dict(zip(PREFILL_WAYS, LAUNCHED, strict=True)) if _parallel_sizes(row, PREFILL_WAYS) == GROUPED else {}
-    )
+    return launched_row | (dict(zip(PREFILL_WAYS, LAUNCHED, strict=True)) if _whole_cells(row, PREFILL_WAYS) == GROUPED else {})
 
 
 def latent_contexts(row: Mapping[str, str]) -> float:
@@ -83,7 +81,7 @@ def latent_contexts(row: Mapping[str, str]) -> float:
     >>> latent_contexts({"part": "ix_aggregated"})
     inf
     """
-    unsplit = _is_early(row) and row["measured"] < SINCE and _is_fp8(row) and _lengths(row) != SHORT
+    unsplit = _is_early(row) and row["measured"] < SINCE and _is_fp8(row) and _whole_cells(row, LENGTHS) != SHORT
     return PAIRS if unsplit else math.inf
 
 
@@ -144,50 +142,19 @@ def _is_fp8(row: Mapping[str, str]) -> bool:
     return row["weight_dtype"].casefold() == "fp8"
 
 
-def _parallel_sizes(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(_format_whole_number(row.get(name) or "1") for name in names)
+def _whole_cells(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:
+    """Return cells as whole numbers; 1 for empty ones.
 
-
-def _lengths(row: Mapping[str, str]) -> tuple[str, str]:
-    return _format_whole_number(row["input_tokens"]), _format_whole_number(row["output_tokens"])
-
-
-def _format_whole_number(text: str) -> str:
-    """Format a number such as 8.0 as a whole number.
-
-    >>> _format_whole_number("8.0")
-    '8'
+    >>> _whole_cells({"tp": "8.0"}, ("tp", "dp"))
+    ('8', '1')
     """
-    return f"{float(text):.0f}"
+    return tuple(f"{float(row.get(name) or 1):.0f}" for name in names)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """Decode steps between two checks for new requests.
-
-    The value is `light_load_steps` below `clients` requests in flight, else `heavy_load_steps`.
-    """
-
-    engine: str
-    systems: tuple[str, ...]
-    light_load_steps: float
-    heavy_load_steps: float
-    clients: float
-    source: str
-
-
-INTERVALS = (
-    Interval(
-        engine="sglang",
-        systems=("hgx-b200", "hgx-b300"),
-        light_load_steps=10.0,
-        heavy_load_steps=20.0,
-        clients=16.0,
-        source="185 median first tokens; InferenceMAX's scripts there have --scheduler-recv-interval 10, or 30 from 16 clients",
-    ),
-)
-
-
+# SGLang's systems in InferenceMAX whose scripts have --scheduler-recv-interval 10, or 30 from 16 clients: decode steps between
+# two checks for new requests, as 185 median first tokens show them.
+POLLING_ENGINE, POLLING_SYSTEMS = "sglang", ("hgx-b200", "hgx-b300")
+POLLING_STEPS, BUSY_POLLING_STEPS, BUSY_CLIENTS = 10.0, 20.0, 16.0
 BALANCED_WITHIN = 60.0
 """Maximum steps before TensorRT-LLM starts prefill although a data-parallel rank has no prompt, with balancing enabled. Source:
 the scripts of InferenceX for DeepSeek-R1 and the benchmarks of TensorRT-LLM (attention_dp_config, enable_balance, timeout_iters
@@ -217,27 +184,16 @@ def balance_period(groups: int, clients: float, output_tokens: float) -> float:
     return min(BALANCED_WITHIN, needed * output_tokens / clients)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSet:
-    """MLPerf's requests for a model: their number and longest output.
-
-    longest: tokens; 0 if all outputs have the same length.
-    """
-
-    model: str
-    requests: int
-    longest: float = 0.0
-
-
-DATA_SETS = (
-    DataSet(model="llama-2-70b", requests=24576, longest=1024),
-    DataSet(model="mixtral-8x7b", requests=15000, longest=1024),
-    DataSet(model="llama-3.1-405b", requests=8313),
-    DataSet(model="llama-3.1-8b", requests=13368),
-    DataSet(model="deepseek-r1", requests=4388, longest=20000),
-)
-"""Sources: github.com/mlcommons/inference, loadgen/mlperf.conf (Offline.min_query_count), language/*/README.md (longest
-outputs), and https://mlcommons.org/2025/09/deepseek-inference-5-1/ (20K)."""
+DATA_SETS = {
+    "llama-2-70b": (24576, 1024),
+    "mixtral-8x7b": (15000, 1024),
+    "llama-3.1-405b": (8313, 0),
+    "llama-3.1-8b": (13368, 0),
+    "deepseek-r1": (4388, 20000),
+}
+"""MLPerf's requests for a model, and their longest output [tokens]; 0 if all outputs have the same length. Sources:
+github.com/mlcommons/inference, loadgen/mlperf.conf (Offline.min_query_count), language/*/README.md (longest outputs), and
+https://mlcommons.org/2025/09/deepseek-inference-5-1/ (20K)."""
 MOST_SETS = 1000
 # Minimum duration of an Offline run (loadgen/mlperf.conf, Offline.min_duration).
 LEAST_SECONDS = 600.0
@@ -250,35 +206,22 @@ BENCHMARKED = {
 "Preparing a Dataset"."""
 
 
-def find_data_set(row: Mapping[str, str]) -> DataSet | None:
+def find_data_set(row: Mapping[str, str]) -> tuple[int, float]:
     """Find the data set of a run of MLPerf's Offline scenario.
 
     Args:
         row: Run.
 
     Returns:
-        The data set; None for other runs and unknown models.
+        Its requests, and its longest output [tokens]; zeros for other runs and unknown models.
 
-    >>> find_data_set({"part": "mlperf", "scenario": "Offline", "model": "deepseek-ai/DeepSeek-R1"}).requests
-    4388
+    >>> find_data_set({"part": "mlperf", "scenario": "Offline", "model": "deepseek-ai/DeepSeek-R1"})
+    (4388, 20000)
     """
     if row.get("part") != MLPERF or run_kind(row) != OFFLINE:
-        return None
+        return 0, 0
     name = row["model"].casefold().rpartition("/")[2]
-    return next((data_set for data_set in DATA_SETS if name.startswith(data_set.model) and "distill" not in name), None)
-
-
-def longest_output(row: Mapping[str, str]) -> float:
-    """Return the longest output in a run's data set.
-
-    Args:
-        row: Run.
-
-    Returns:
-        Tokens; 0 if unknown, or if all outputs have the same length.
-    """
-    data_set = find_data_set(row)
-    return 0.0 if data_set is None else data_set.longest
+    return next((data_set for model, data_set in DATA_SETS.items() if name.startswith(model) and "distill" not in name), (0, 0))
 
 
 def count_requests(row: Mapping[str, str], seconds: Callable[[float], float]) -> float:
@@ -302,15 +245,15 @@ def count_requests(row: Mapping[str, str], seconds: Callable[[float], float]) ->
         return float(row["requests"])
     if run_kind(row) == HIGHEST:
         return float(BENCHMARKED.get((int(float(row["input_tokens"])), int(float(row["output_tokens"]))), math.inf))
-    data_set = find_data_set(row)
-    if data_set is None:
+    size, _ = find_data_set(row)
+    if not size:
         return math.inf
-    data_set_seconds = seconds(data_set.requests)
+    data_set_seconds = seconds(size)
 
     # Start the search here: n data sets in one run take less time than n runs of one data set.
     least = max(1, math.floor(LEAST_SECONDS / data_set_seconds)) if data_set_seconds > 0 else 1
-    enough = (n for n in count(least) if n > MOST_SETS or seconds(n * data_set.requests) >= LEAST_SECONDS)
-    return float(data_set.requests * next(enough))
+    enough = (n for n in count(least) if n > MOST_SETS or seconds(n * size) >= LEAST_SECONDS)
+    return float(size * next(enough))
 
 
 MOST_AT_ONCE = 4096
@@ -352,7 +295,7 @@ def keeps_room(row: Mapping[str, str]) -> bool:
     return row["engine"] == "trtllm" and run_kind(row) == HIGHEST
 
 
-def usual_interval(row: Mapping[str, str], clients: float | None = None) -> float:
+def usual_interval(row: Mapping[str, str], clients: float) -> float:
     """Return the usual interval of a run without `stream_interval`.
 
     The value is 1 except for public deployments. Data-parallel ranks that wait for each other wait half a period on average,
@@ -360,37 +303,30 @@ def usual_interval(row: Mapping[str, str], clients: float | None = None) -> floa
 
     Args:
         row: Run.
-        clients: Requests in flight of one replica; by default those of the whole run.
+        clients: Requests in flight of one replica.
 
     Returns:
         Decode steps.
 
-    >>> [usual_interval({"engine": "sglang", "system": "hgx-b200", "concurrency": clients}) for clients in ("4", "16")]
+    >>> [usual_interval({"engine": "sglang", "system": "hgx-b200"}, clients) for clients in (4, 16)]
     [10.0, 20.0]
-    >>> usual_interval({"engine": "vllm", "system": "hgx-b200", "concurrency": "4"})
+    >>> usual_interval({"engine": "vllm", "system": "hgx-b200"}, 4)
     1.0
     """
-    concurrency = max(1.0, float(row["concurrency"] or 1) if clients is None else clients)
     if row["engine"] == "trtllm" and float(row.get("dp") or 1) > 1:
-        return 1 + balance_period(int(float(row["dp"])), concurrency, float(row["output_tokens"])) / 2
-    interval = looks_rarely(row)
-    return (
-        1.0 if interval is None else interval.heavy_load_steps if concurrency >= interval.clients else interval.light_load_steps
-    )
+        return 1 + balance_period(int(float(row["dp"])), clients, float(row["output_tokens"])) / 2
+    if not polls_rarely(row):
+        return 1.0
+    return BUSY_POLLING_STEPS if clients >= BUSY_CLIENTS else POLLING_STEPS
 
 
-def looks_rarely(row: Mapping[str, str]) -> Interval | None:
-    """Return the interval at which a deployment's engine checks for new requests.
+def polls_rarely(row: Mapping[str, str]) -> bool:
+    """Check whether a deployment's engine does not check for new requests in each step.
 
     Args:
         row: Run.
 
     Returns:
-        The interval; None if the engine checks in each step.
-
-    >>> looks_rarely({"engine": "vllm", "system": "hgx-b200"}) is None
-    True
+        True for the deployments of `POLLING_SYSTEMS`.
     """
-    return next(
-        (interval for interval in INTERVALS if row["engine"] == interval.engine and row["system"] in interval.systems), None
-    )
+    return row["engine"] == POLLING_ENGINE and row["system"] in POLLING_SYSTEMS

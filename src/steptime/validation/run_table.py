@@ -1,9 +1,8 @@
-"""Run kinds: closed loops with and without speculative tokens, separate pools, and throughputs under a scenario.
+"""Run table: columns of measured serving runs, their CSV reader, checks of each row, and the kind of a run.
 
-A row of a closed loop has the number of requests in flight. Other rows have a scenario instead: all requests at once (MLPerf's
-Offline), the highest rate within limits (Server, Interactive), or the highest throughput at given lengths (`part` trt_max).
-
-Run table: columns of measured serving runs, their CSV reader, and checks of each row.
+A row of a closed loop, with or without speculative tokens and on one pool or on separate pools, has the number of requests in
+flight. Other rows have a scenario instead: all requests at once (MLPerf's Offline), the highest rate within limits (Server,
+Interactive), or the highest throughput at given lengths (`part` trt_max).
 """
 
 from __future__ import annotations
@@ -12,18 +11,22 @@ import csv
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache, lru_cache, partial
 from operator import itemgetter
 from typing import Final
+
+import numpy as np
 
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError, InputError, UnknownName, did_you_mean, short_repr
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
+from steptime.number_checks import Array
 from steptime.physics import uncertainty
-from steptime.physics.engine import TYPICAL
+from steptime.physics.engine import TYPICAL, Engine
+from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import READ_ENGINES, Layout
 from steptime.physics.layout_rules import check
 from steptime.planning.workload import MOST_DRAFTS
@@ -42,7 +45,34 @@ WHOLE_NUMBER_COLUMNS: Final = ("drafted", "decode_workers", "prefill_workers", *
 """Columns with whole numbers of at least 1 (drafted: at least 0), or empty."""
 KIND_COLUMNS: Final = ("scenario", "part", "spec", "acceptance", *WHOLE_NUMBER_COLUMNS)
 """Columns that determine the kind of a run; all are optional."""
-LARGEST_FIELD: Final = 1e8
+# Spread of lengths drawn evenly from 0.8 to 1.0 of nominal, as InferenceX and similar benchmarks do.
+DRAWN_SPREAD = 1 / 9
+# Names of public runs with such lengths; other runs have fixed lengths.
+DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg")
+AXES = ("tp", "pp", "dp", "ep")
+NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
+COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_dtype")
+MEASURED = ("ttft_s", "tpot_s")
+# Longest credible time [s]; longer values were milliseconds.
+LONGEST_SECONDS = {"ttft_s": 1e4, "ttft_median_s": 1e4, "tpot_s": 10.0}
+# Measured means of a run.
+MEANS = ("input_mean", "output_mean", "concurrency_mean")
+SPREAD, REQUESTS = "length_spread", "requests"
+# Measured throughputs of the whole deployment [tok/s].
+RATES = ("output_tok_s", "total_tok_s")
+LIMITS = ("ttft_limit_s", "tpot_limit_s")
+OPTIONAL = ("measured", "kv_dtype", *MEANS, SPREAD, REQUESTS, "ttft_median_s", *RATES, *LIMITS, *KIND_COLUMNS)
+# Columns with the origin of a run; predictions do not use them.
+UNREAD = ("engine_version", "note", "acceptance_assumed")
+# Maximum of a length, a number of requests or a parallel size.
+LARGEST = 1e8
+QUOTE = "'"
+# Maximum tokens per second.
+LARGEST_RATE = 1e12
+POSITIVE = (*MEASURED, "ttft_median_s", *MEANS, REQUESTS, *RATES, *LIMITS)
+CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
+# Known engine names; a similar name is a misspelling.
+ENGINES = (*READ_ENGINES, TYPICAL)
 
 
 def run_kind(row: Mapping[str, str]) -> str:
@@ -107,15 +137,8 @@ def count_drafts(row: Mapping[str, str]) -> int:
     return int(float(row.get("drafted") or 0))
 
 
-def wrong_kind(row: Mapping[str, str]) -> str:
-    """Check the columns that determine the kind of a run.
-
-    Args:
-        row: Run.
-
-    Returns:
-        Description of the problem; "" if there is no problem.
-    """
+def _wrong_kind(row: Mapping[str, str]) -> str:
+    """Return the problem with the columns that determine the kind of a run; "" if there is no problem."""
     if not any(map(row.get, KIND_COLUMNS)):
         return ""
     for name, options in (("scenario", tuple(SCENARIOS)), ("part", PARTS)):
@@ -127,28 +150,32 @@ def wrong_kind(row: Mapping[str, str]) -> str:
     return _wrong_drafts(row) or _wrong_pools(row)
 
 
-def _wrong_whole(name: str, text: str, least: int) -> str:
+def _wrong_whole(name: str, text: str, least: int = 1) -> str:
     try:
         value = float(text)
     except ValueError:
         return f"{name} must be a number, got {short_repr(text)}"
     if not (value >= least and value % 1 == 0):
         return f"{name} must be a whole number of at least {least}, got {short_repr(text)}"
-    return f"{name} must be at most {LARGEST_FIELD:,.0f}, got {short_repr(text)}" if value > LARGEST_FIELD else ""
+    return f"{name} must be at most {LARGEST:,.0f}, got {short_repr(text)}" if value > LARGEST else ""
+
+
+def _as_number(text: str) -> float:
+    """Return the number in a cell; NaN for another text."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _wrong_drafts(row: Mapping[str, str]) -> str:
     drafts, text = count_drafts(row), row.get("acceptance")
     if drafts > MOST_DRAFTS:
         return f"drafted must be at most {MOST_DRAFTS} tokens, got {drafts}"
-    if not text:
+    if not text or 1 <= _as_number(text) <= drafts + 1:
         return ""
-    try:
-        good = 1 <= float(text) <= drafts + 1
-    except ValueError:
-        good = False
     limit_text = f"drafted + 1 = {drafts + 1}"
-    return "" if good else f"acceptance must be the tokens that a step yields, from 1 to {limit_text}, got {short_repr(text)}"
+    return f"acceptance must be the tokens that a step yields, from 1 to {limit_text}, got {short_repr(text)}"
 
 
 def _wrong_pools(row: Mapping[str, str]) -> str:
@@ -157,38 +184,6 @@ def _wrong_pools(row: Mapping[str, str]) -> str:
     if not pools or not missing:
         return ""
     return f"{pools[0]} belongs to separate pools, which also need {' and '.join(missing)}"
-
-
-# Spread of lengths drawn evenly from 0.8 to 1.0 of nominal, as InferenceX and similar benchmarks do.
-DRAWN_SPREAD = 1 / 9
-# Names of public runs with such lengths; other runs have fixed lengths.
-DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg")
-AXES = ("tp", "pp", "dp", "ep")
-NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
-COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_dtype")
-MEASURED = ("ttft_s", "tpot_s")
-# Longest credible time [s]; longer values were milliseconds.
-LONGEST_SECONDS = {"ttft_s": 1e4, "ttft_median_s": 1e4, "tpot_s": 10.0}
-# Measured means of a run.
-MEANS = ("input_mean", "output_mean", "concurrency_mean")
-SPREAD, REQUESTS = "length_spread", "requests"
-# Measured throughputs of the whole deployment [tok/s].
-RATES = ("output_tok_s", "total_tok_s")
-LIMITS = ("ttft_limit_s", "tpot_limit_s")
-OPTIONAL = ("measured", "kv_dtype", *MEANS, SPREAD, REQUESTS, "ttft_median_s", *RATES, *LIMITS, *KIND_COLUMNS)
-# Columns with the origin of a run; predictions do not use them.
-UNREAD = ("engine_version", "note", "acceptance_assumed")
-# Maximum of a length, a number of requests or a parallel size.
-LARGEST = 1e8
-QUOTE = "'"
-# Maximum tokens per second.
-LARGEST_RATE = 1e12
-POSITIVE = (*MEASURED, "ttft_median_s", *MEANS, REQUESTS, *RATES, *LIMITS)
-CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
-# Positions of the columns that a scenario may leave empty.
-TOLD_ELSEWHERE = tuple(CHECKED.index(name) for name in ("concurrency", "tp"))
-# Known engine names; a similar name is a misspelling.
-ENGINES = (*READ_ENGINES, TYPICAL)
 
 
 def read_runs(
@@ -298,12 +293,16 @@ def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:
     checked = itemgetter(*CHECKED)
 
     def find_problem(row: Mapping[str, str]) -> str:
-        if problem := _misspelt(row["engine"]) or _wrong_measure(row) or wrong_kind(row):
+        if problem := _misspelt(row["engine"]) or _wrong_measure(row) or _wrong_kind(row):
             return problem
-        checked_cells, kind = checked(row), run_kind(row)
-        if kind not in LOOPS:
-            checked_cells = checked_cells if kind == POOLS else _fill_scenario_cells(checked_cells)
-        return cells(*checked_cells) or (cells(*_prefill(checked_cells, row)) if kind == POOLS else "")
+        kind = run_kind(row)
+        if kind in LOOPS:
+            return cells(*checked(row))
+        if kind == POOLS:
+            prefill = {axis: row.get(name) or "1" for name, axis in PREFILL_WAYS.items()}
+            return cells(*checked(row)) or cells(*checked({**row, **prefill}))
+        # A scenario may leave these columns empty.
+        return cells(*checked({**row, "concurrency": row["concurrency"] or "1", "tp": row["tp"] or "1"}))
 
     return find_problem
 
@@ -313,19 +312,6 @@ def _misspelt(engine: str) -> str:
     """Suggest the engine for a misspelt name; "" for a known name and for other names, which use the typical engine."""
     near = () if engine in ENGINES else did_you_mean(engine, ENGINES, max_names=1, cutoff=0.75)
     return f"unknown engine {short_repr(engine)}; did you mean {near[0]}?" if near else ""
-
-
-def _fill_scenario_cells(cells: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the cells to check, with 1 for the empty columns of a scenario."""
-    return tuple("1" if position in TOLD_ELSEWHERE and not text else text for position, text in enumerate(cells))
-
-
-def _prefill(cells: tuple[str, ...], row: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the cells of a row of separate pools with the parallel sizes of the prefill pool."""
-    cells_by_column = dict(zip(CHECKED, cells, strict=True)) | {
-        axis: row.get(name) or "1" for name, axis in PREFILL_WAYS.items()
-    }
-    return tuple(cells_by_column[name] for name in CHECKED)
 
 
 def unread_columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
@@ -353,30 +339,20 @@ def _wrong_measure(row: Mapping[str, str]) -> str:
         text = row.get(name)
         if not text:
             continue
-        try:
-            good = 0 < float(text) < math.inf
-        except ValueError:
-            good = False
-        if not good:
+        value = _as_number(text)
+        if not 0 < value < math.inf:
             kind = "time" if name.endswith("_s") and name not in RATES else "number"
             return f"{name} must be a {kind} greater than 0, got {short_repr(text)}"
-        if name in LONGEST_SECONDS and float(text) > LONGEST_SECONDS[name]:
-            maximum = LONGEST_SECONDS[name]
-            return f"{name} must be at most {maximum:,.0f} s, got {short_repr(text)}: times are in seconds, not in milliseconds"
-        if name == REQUESTS and float(text) < 1:
+        if value > (longest := LONGEST_SECONDS.get(name, math.inf)):
+            return f"{name} must be at most {longest:,.0f} s, got {short_repr(text)}: times are in seconds, not in milliseconds"
+        if name == REQUESTS and value < 1:
             return f"{name} must be at least 1, got {short_repr(text)}"
-        maximum = LARGEST_RATE if name in RATES else LARGEST
-        if float(text) > maximum:
+        if value > (maximum := LARGEST_RATE if name in RATES else LARGEST):
             return f"{name} must be at most {maximum:,.0f}, got {short_repr(text)}"
-    return _wrong_spread(row.get(SPREAD) or "0")
-
-
-def _wrong_spread(text: str) -> str:
-    try:
-        good = 0 <= float(text) <= 1
-    except ValueError:
-        good = False
-    return "" if good else f"{SPREAD} must be a share from 0 (equal lengths) to 1, got {short_repr(text)}"
+    spread = row.get(SPREAD) or "0"
+    if 0 <= _as_number(spread) <= 1:
+        return ""
+    return f"{SPREAD} must be a share from 0 (equal lengths) to 1, got {short_repr(spread)}"
 
 
 def length_spread(row: Mapping[str, str]) -> float:
@@ -403,14 +379,8 @@ def length_spread(row: Mapping[str, str]) -> float:
 def _wrong_cell(names: Callable[..., str], *cells: str) -> str:
     """Return the problem with the cells of `CHECKED`; "" if there is no problem."""
     for name, text in zip(NUMBERS, cells, strict=False):
-        try:
-            value = float(text)
-        except ValueError:
-            return f"{name} must be a number, got {short_repr(text)}"
-        if not (value >= 1 and value % 1 == 0):
-            return f"{name} must be a whole number of at least 1, got {short_repr(text)}"
-        if value > LARGEST:
-            return f"{name} must be at most {LARGEST:,.0f}, got {short_repr(text)}"
+        if problem := _wrong_whole(name, text):
+            return problem
     return names(*cells[len(NUMBERS) - len(AXES) :])
 
 
@@ -423,3 +393,53 @@ def _wrong_name(system: Callable[..., System], model: Callable[..., Model], *cel
     except InputError as problem:
         return str(problem)
     return ""
+
+
+def numbers(rows: Iterable[Mapping[str, str]], name: str, missing: float = math.nan) -> Array:
+    """Return the numbers of one column.
+
+    Args:
+        rows: Runs.
+        name: Column.
+        missing: Value of empty cells.
+
+    Returns:
+        Numbers, of shape (rows,).
+    """
+    return np.array([float(row.get(name) or missing) for row in rows])
+
+
+def group_positions(keys: Iterable[Hashable]) -> list[Array]:
+    """Group positions by key.
+
+    Args:
+        keys: Key of each position.
+
+    Returns:
+        Positions of each distinct key, in the order of their first position.
+
+    >>> [group.tolist() for group in group_positions("abca")]
+    [[0, 3], [1], [2]]
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for position, key in enumerate(keys):
+        groups.setdefault(key, []).append(position)
+    return [np.array(group) for group in groups.values()]
+
+
+def served_model(row: Mapping[str, str], system: System, engine: Engine, catalog: str | None) -> Model:
+    """Load the model of a run in its formats.
+
+    Args:
+        row: Run.
+        system: System.
+        engine: Engine, for the default format of the KV cache.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        The model.
+    """
+    weights = row["weight_dtype"] or "bf16"
+    kv = row.get("kv_dtype") or ""
+    model = load_model(row["model"], weights=weights, experts=row["expert_dtype"] or weights, kv=kv, catalog=catalog)
+    return as_served(model, system, engine)

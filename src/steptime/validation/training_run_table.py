@@ -186,7 +186,8 @@ def read_run(
     stack_name = stack or STACKS.get(row.get("framework", "").casefold(), "typical")
     engine = training_engine(stack_name, system, catalog)
     date = row.get("date", "")
-    job = _job(row, note, engine, decimal_year(date) if date else FUSED_SINCE)
+    year = decimal_year(date) if date else FUSED_SINCE
+    job = _job(row, note, engine, year)
     chips = _read_whole_number(row, "chips")
     layout, open_ = _layout(row, job, chips, stack_name)
     return TrainingRun(
@@ -203,12 +204,7 @@ def read_run(
         open=open_,
         # Since 2023 stacks may interleave stages without a record of it.
         any_order=bool(
-            layout
-            and layout.pp > 1
-            and not row.get("schedule")
-            and not row.get("vpp")
-            and date
-            and decimal_year(date) >= FUSED_SINCE
+            layout and layout.pp > 1 and not row.get("schedule") and not row.get("vpp") and date and year >= FUSED_SINCE
         ),
         step=measured_step(row, model),
         peak=_number(row, "peak_memory_gib") * 2**30 if row.get("peak_memory_gib") else None,
@@ -237,13 +233,13 @@ def adjust_system(note: str, system: System) -> System:
         The changed system.
     """
     domains, chip = list(system.domains), system.chip
-    per_chip = None
+    node_gbps = None
     if match := PORTS.search(note):
-        per_chip = float(match[1]) * float(match[2]) / NODE_CHIPS
+        node_gbps = float(match[1]) * float(match[2])
     elif match := NODE.search(note):
-        per_chip = float(match[1]) / NODE_CHIPS
-    if per_chip is not None and len(domains) > 1:
-        domains[-1] = replace(domains[-1], link=replace(domains[-1].link, bandwidth=per_chip / 8 * 1e9))
+        node_gbps = float(match[1])
+    if node_gbps is not None and len(domains) > 1:
+        domains[-1] = replace(domains[-1], link=replace(domains[-1].link, bandwidth=node_gbps / NODE_CHIPS / 8 * 1e9))
     if match := CAP.search(note):
         chip = replace(chip, power_w=float(match[1]))
     if match := MEMORY_RATE.search(note):

@@ -1,21 +1,18 @@
-"""Training stack fit: constants of training stacks from measured runs.
-
-All stacks share one set of constants. Deviations from it have normal priors. They are factors on the speed of a stack, a chip
-and a chip architecture. There are also factors on the attention rate of an architecture and the element-wise traffic of a
-stack.
-
-Residuals of log step times have heavy tails (Student's t), so a run with an unrecorded flag has little influence. Runs of one
-source, model and chip share their errors. Their total weight is the square root of their number. The fit is the maximum a
-posteriori estimate by Gauss-Newton.
-
-Training validation: predictions of measured training runs, their errors, and a stack fitted to a user's runs.
+"""Training validation: predictions of measured training runs, their errors, and a stack fitted to a user's runs.
 
 A prediction contains the step time with a 90 % range, the memory, whether it fits, and the reason if there is no prediction.
+
+**Fit.** All stacks share one set of constants. Deviations from it have normal priors. They are factors on the speed of a stack,
+a chip and a chip architecture, on the attention rate of an architecture, and on the element-wise traffic of a stack. Residuals
+of log step times have heavy tails (Student's t), so a run with an unrecorded flag has little influence. Runs of one source,
+model and chip share their errors. Their total weight is the square root of their number. The fit is the maximum a posteriori
+estimate by Gauss-Newton. `docs/fit_training.py` fits the shipped stacks with the same functions.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +27,6 @@ from steptime.number_checks import Array
 from steptime.result_base import Tabular, broadcast, unit
 from steptime.training.training_job import DEGREES, TrainingLayout
 from steptime.training.training_memory import TrainingMemory, training_memory
-from steptime.training.training_result import step_time_range
 from steptime.training.training_search import search
 from steptime.training.training_stack import (
     IDEAL,
@@ -40,11 +36,305 @@ from steptime.training.training_stack import (
     age_constants,
     decimal_year,
     on_chip,
+    step_time_range,
     training_engine,
 )
 from steptime.training.training_step import step_seconds
 from steptime.units import show
 from steptime.validation.training_run_table import LEAST_RECOMPUTED, TrainingRun, read_training_runs
+
+COLUMNS: Final = (
+    "id", "step_s", "step_low_s", "step_high_s", "tokens_per_s_per_chip", "peak_memory_gib", "fits", "bound", "reason",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """Prediction of a training run.
+
+    step, low and high [s]; peak [B], counted like the peak of the row; reason: why there is no prediction.
+    """
+
+    run: TrainingRun | None
+    id: str
+    layout: TrainingLayout | None = None
+    step: float = np.nan
+    low: float = np.nan
+    high: float = np.nan
+    peak: float = np.nan
+    fits: bool | None = None
+    bound: str = ""
+    reason: str = ""
+
+    @property
+    def measured(self) -> float:
+        """Measured step [s]; NaN if there is none."""
+        return (self.run.step if self.run else None) or np.nan
+
+    @property
+    def measured_peak(self) -> float:
+        """Measured peak [B]; NaN if there is none."""
+        return (self.run.peak if self.run else None) or np.nan
+
+    @property
+    def off(self) -> float:
+        """Logarithm of the predicted over the measured step."""
+        return float(np.log(self.step / self.measured))
+
+    @property
+    def fits_word(self) -> str:
+        """Whether the run fits, as text; "" if unknown."""
+        return "" if self.fits is None else str(self.fits).lower()
+
+
+def resolve_layout(run: TrainingRun, engine: TrainingEngine) -> TrainingLayout:
+    """Complete the layout of a run.
+
+    Adds the recomputation of a dense model, the schedule, or the whole layout if these are not recorded.
+
+    Args:
+        run: Run.
+        engine: Training stack.
+
+    Returns:
+        Layout.
+
+    Raises:
+        InputError: No layout divides the batch on the chips.
+    """
+    if run.layout is None:
+        candidates = search(run.model, run.system, run.job, engine, chips=run.chips, fixed={"virtual_stages": 1})
+        best = candidates.fastest() or candidates.fastest(fitting=False)
+        if best is None:
+            raise InputError(f"no layout divides {run.job.batch} sequences on {run.chips} chips")
+        return best[0]
+    layout = run.layout
+    if run.open and not run.experts:
+        trials = [replace(layout, recompute=recompute) for recompute in LEAST_RECOMPUTED]
+
+        # Users recompute as little as memory allows.
+        layout = next((trial for trial in trials if bool(estimate_run_memory(run, engine, trial).fits)), trials[-1])
+
+    # Try all numbers of virtual stages that divide the layers.
+    if run.any_order:
+        fixed_fields = {
+            name: getattr(layout, name)
+            for name in (*DEGREES, "sharding", "sharding_group", "recompute")
+            if name != "virtual_stages"
+        }
+        candidates = search(run.model, run.system, run.job, engine, chips=run.chips, fixed=fixed_fields)
+        best = candidates.fastest(fitting=False)
+        layout = layout if best is None else best[0]
+    return layout
+
+
+def estimate_run_memory(run: TrainingRun, engine: TrainingEngine, layout: TrainingLayout) -> TrainingMemory:
+    """Estimate the memory of a run.
+
+    Args:
+        run: Run.
+        engine: Training stack.
+        layout: Layout.
+
+    Returns:
+        Memory per chip.
+    """
+    microbatches = max(run.job.batch / (layout.dp * layout.micro_batch), 1.0)
+    return training_memory(run.model, run.job, run.system, engine, layout, microbatches=microbatches)
+
+
+def predict_training(run: TrainingRun | str, *, name: str = "", engine: TrainingEngine | None = None) -> Predicted:
+    """Predict a training run.
+
+    Args:
+        run: Run, or the reason why it is invalid.
+        name: Id of an invalid run.
+        engine: Training stack; by default that of the run.
+
+    Returns:
+        Prediction, or the reason for its absence.
+    """
+    if isinstance(run, str):
+        return Predicted(run=None, id=name, reason=run)
+    used = training_engine(run.stack, run.system) if engine is None else engine
+    if run.dropped:
+        return Predicted(run=run, id=run.id, reason="tokens were dropped: the work of the step is not known")
+    try:
+        layout = resolve_layout(run, used)
+    except InputError as error:
+        return Predicted(run=run, id=run.id, reason=str(error))
+    tuned = on_chip(used, run.system, experts=run.experts, date=run.date)
+    breakdown = step_seconds(run.model, run.job, run.system, tuned, layout)
+    memory = estimate_run_memory(run, used, layout)
+    step = float(breakdown.total)
+    low, high = step_time_range(used, run.system, experts=run.experts)
+    peak, fits = float(memory.allocated), bool(memory.fits)
+
+    # The driver's peak includes the cache of the allocator, up to the capacity of the chip.
+    if run.driver:
+        driver_peak = peak * (1 + used.cached) + float(memory.reserved)
+        peak = min(driver_peak, float(memory.capacity)) if fits else driver_peak
+    terms = {name: float(np.sum(value)) for name, value in breakdown.terms.items()}
+    return Predicted(
+        run=run, id=run.id, layout=layout, step=step, low=step * low, high=step * high, peak=peak, fits=fits,
+        bound=max(terms, key=lambda term: terms[term]),
+        reason="" if fits else f"needs {show(float(memory.used), 'B')} of the {show(float(memory.capacity), 'B')} of a chip",
+    )  # fmt: skip
+
+
+def write_training_predictions(path: str | os.PathLike[str], predictions: Sequence[Predicted]) -> None:
+    """Write predictions as CSV, one row per run; missing values are empty.
+
+    Args:
+        path: File to write.
+        predictions: Predictions.
+    """
+    with temporary_file(path) as place, place.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for p in predictions:
+            rate = p.run.job.batch * p.run.job.seq / p.step / p.run.chips if p.run else np.nan
+            figures = (p.step, p.low, p.high, float(rate), p.peak / 2**30)
+            cells = (p.id, *(figure if np.isfinite(figure) else "" for figure in figures), p.fits_word, p.bound, p.reason)
+            writer.writerow(map(safe_cell, cells))
+
+
+GROUPINGS: dict[str, Callable[[TrainingRun], str]] = {
+    "model": lambda run: run.model.name,
+    "system": lambda run: run.system.name,
+    "stack": lambda run: run.stack,
+    "dtype": lambda run: run.job.dtype,
+    "task": lambda run: run.job.task,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TrainingValidation(Tabular):
+    """Predictions compared with measured training runs; as a table, one row per run."""
+
+    SCHEMA: ClassVar[str] = "steptime.training_validation/2"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"runs": unit("", "rows of the file")}
+
+    predictions: tuple[Predicted, ...] = field(metadata=unit("", "a prediction for each row", left_out=True))
+    step: Mapping[str, Any] = field(
+        metadata=unit(
+            "",
+            "errors of the step time: all, and by model, system, stack, dtype, task; each has runs, median, mean and p90 "
+            "of abs(predicted / measured - 1), bias, and coverage (share inside the 90 % range)",
+            key="step",
+        )
+    )
+    memory: Mapping[str, Any] = field(
+        metadata=unit("", "errors of peak memory of the runs that have it: runs, median, mean, worst, bias", key="memory")
+    )
+    fitting: float = field(metadata=unit("", "share of successful runs that are predicted to fit in memory"))
+    unanswered: tuple[str, ...] = field(metadata=unit("", "runs without a prediction, with the reason"))
+
+    @property
+    def runs(self) -> int:
+        """Rows of the file."""
+        return len(self.predictions)
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the errors of all runs.
+
+        Returns:
+            Title, and text by label.
+        """
+        errors = self.step.get("all", {})
+        words = (
+            f"median error {errors['median']:.1%}, p90 {errors['p90']:.1%}, bias {errors['bias']:+.1%}, "
+            f"{errors['coverage']:.0%} inside the 90 % range"
+            if errors
+            else "nothing was measured"
+        )
+        return f"Validation of {self.runs:,} training runs", {"step": words, "predicted to fit": f"{self.fitting:.1%}"}
+
+    def columns(self) -> dict[str, Any]:
+        """Return the table of runs.
+
+        Returns:
+            Columns by name, one row per run.
+        """
+        predictions = self.predictions
+        return broadcast(
+            {
+                "id": [p.id for p in predictions],
+                "measured_step_s": [p.measured for p in predictions],
+                "step_s": [p.step for p in predictions],
+                "step_low_s": [p.low for p in predictions],
+                "step_high_s": [p.high for p in predictions],
+                "peak_memory_bytes": [p.peak for p in predictions],
+                "fits": [p.fits_word for p in predictions],
+                "bound": [p.bound for p in predictions],
+                "reason": [p.reason for p in predictions],
+            }
+        )
+
+
+def validate_training(
+    path: str | os.PathLike[str], *, engine: str | None = None, catalog: str | None = None
+) -> TrainingValidation:
+    """Predict every row of a file of training runs.
+
+    Args:
+        path: CSV file.
+        engine: Training stack for all runs; by default that of each run.
+        catalog: Folder of additional catalogue entries.
+
+    Returns:
+        Predictions and their errors.
+    """
+    runs, rows = read_training_runs(path, catalog=catalog, stack=engine)
+    names = [row.get("id") or f"line {place + 2}" for place, row in enumerate(rows)]
+    predictions = tuple(predict_training(run, name=name) for run, name in zip(runs, names, strict=True))
+
+    # Runs that ran out of memory are no evidence of a layout that fits.
+    fits = [p.fits for p in predictions if p.run and not p.run.out_of_memory and p.fits is not None]
+    return TrainingValidation(
+        predictions=predictions,
+        step=_error_tables([p for p in predictions if np.isfinite(p.off)]),
+        memory=_memory_errors(
+            np.array([p.peak / p.measured_peak - 1 for p in predictions if np.isfinite(p.peak / p.measured_peak)])
+        ),
+        fitting=float(np.mean(fits)) if fits else float("nan"),
+        unanswered=tuple(f"{p.id}: {p.reason}" for p in predictions if not np.isfinite(p.step)),
+    )
+
+
+def _error_tables(predictions: Sequence[Predicted]) -> dict[str, Any]:
+    """Return the errors of the step time of all runs, and by the labels of `GROUPINGS`."""
+    if not predictions:
+        return {}
+    tables: dict[str, Any] = {"all": _step_errors(predictions)}
+    for name, get_label in GROUPINGS.items():
+        labels = [get_label(p.run) for p in predictions if p.run]
+        members = {
+            value: [p for p, label in zip(predictions, labels, strict=True) if label == value] for value in sorted(set(labels))
+        }
+        tables[name] = {value: _step_errors(group) for value, group in members.items()}
+    return tables
+
+
+def _step_errors(predictions: Sequence[Predicted]) -> dict[str, float]:
+    off = np.array([p.off for p in predictions])
+    away = np.abs(np.expm1(off))
+    is_covered = [p.low <= p.measured <= p.high for p in predictions]
+    return {
+        "runs": len(off), "median": float(np.median(away)), "mean": float(away.mean()), "p90": float(np.quantile(away, 0.9)),
+        "bias": float(np.expm1(np.median(off))), "coverage": float(np.mean(is_covered)),
+    }  # fmt: skip
+
+
+def _memory_errors(off: Array) -> dict[str, float]:
+    if not len(off):
+        return {}
+    away = np.abs(off)
+    return {
+        "runs": len(off), "median": float(np.median(away)), "mean": float(away.mean()), "worst": float(away.max()),
+        "bias": float(np.median(off)),
+    }  # fmt: skip
+
 
 PRIOR: Final[dict[str, tuple[float, float]]] = {
     "compute_efficiency": (0.68, 0.15),
@@ -113,6 +403,8 @@ def from_free(name: str, value: Any) -> Any:
     return value if name in PLAIN else np.exp(value)
 
 
+# Minimum prior deviation of a constant's logarithm: a user's machine may differ this much from the shipped runs.
+LEAST_WIDTH: Final = 0.02
 START: Final = np.array([to_free(name, PRIOR[name][0]) for name in NAMES])
 WIDTH: Final = np.array([PRIOR[name][1] for name in NAMES])
 # Kind ("stack", "chip", "architecture"), constant, and value of the kind.
@@ -252,9 +544,9 @@ def _logs(group: _Group, points: Array, base: TrainingEngine) -> Array:
     chip = base.chips.get(group.run.system.chip.name, {})
     older = age_constants(c, years if group.run.experts else 0.0)
     older = replace(older, attention_efficiency=c.attention_efficiency * chip.get("attention", 1.0))
-    engine = replace(base, constants=older)
-    seconds = step_seconds(group.run.model, job, group.run.system, engine, group.layout).total
-    return np.asarray(np.log(seconds) - np.log(base.speed * chip.get("speed", 1.0)) - c.yearly_gain * years)
+    speed = base.speed * chip.get("speed", 1.0) * np.exp(c.yearly_gain * years)
+    engine = replace(base, constants=older, speed=speed)
+    return np.asarray(np.log(step_seconds(group.run.model, job, group.run.system, engine, group.layout).total))
 
 
 def fit(
@@ -298,354 +590,6 @@ def fit(
     )
 
 
-def left_out(
-    runs: Sequence[TrainingRun], layouts: Sequence[TrainingLayout], architectures: Mapping[str, str],
-    group: Callable[[TrainingRun], str], start: Fitted, *, rounds: int = 3,
-) -> Array:  # fmt: skip
-    """Cross-validate: predict each run with a fit without its group.
-
-    Args:
-        runs: Runs.
-        layouts: Layout of each run.
-        architectures: Architecture by chip.
-        group: Function from a run to its group.
-        start: Fit to start from.
-        rounds: Gauss-Newton iterations of each fit.
-
-    Returns:
-        log(predicted / measured) of step times, of shape (runs,).
-    """
-    errors = np.full(len(runs), np.nan)
-    labels = [group(run) for run in runs]
-    for value in sorted(set(labels)):
-        out = [place for place, label in enumerate(labels) if label == value]
-        training_places = [place for place, label in enumerate(labels) if label != value]
-        without = fit(
-            Runs([runs[i] for i in training_places], [layouts[i] for i in training_places], architectures), start, rounds=rounds
-        )
-        test = Runs([runs[i] for i in out], [layouts[i] for i in out], architectures)
-        errors[out] = predicted(test, without.free, without.differs, slopes=False)[0] - test.logs
-    return errors
-
-
-COLUMNS: Final = (
-    "id", "step_s", "step_low_s", "step_high_s", "tokens_per_s_per_chip", "peak_memory_gib", "fits", "bound", "reason",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
-    """Prediction of a training run.
-
-    step, low and high [s]; peak [B], counted like the peak of the row; reason: why there is no prediction.
-    """
-
-    run: TrainingRun | None
-    id: str
-    layout: TrainingLayout | None = None
-    step: float = np.nan
-    low: float = np.nan
-    high: float = np.nan
-    peak: float = np.nan
-    fits: bool | None = None
-    bound: str = ""
-    reason: str = ""
-
-    @property
-    def off(self) -> float:
-        """Logarithm of the predicted over the measured step."""
-        measured = None if self.run is None else self.run.step
-        return float(np.log(self.step / measured)) if measured else np.nan
-
-
-def resolve_layout(run: TrainingRun, engine: TrainingEngine) -> TrainingLayout:
-    """Complete the layout of a run.
-
-    Adds the recomputation of a dense model, the schedule, or the whole layout if these are not recorded.
-
-    Args:
-        run: Run.
-        engine: Training stack.
-
-    Returns:
-        Layout.
-
-    Raises:
-        InputError: No layout divides the batch on the chips.
-    """
-    if run.layout is None:
-        candidates = search(run.model, run.system, run.job, engine, chips=run.chips, fixed={"virtual_stages": 1})
-        best = (candidates.fastest() or candidates.fastest(fitting=False)) if candidates.count else None
-        if best is None:
-            raise InputError(f"no layout divides {run.job.batch} sequences on {run.chips} chips")
-        return best[0]
-    layout = run.layout
-    if run.open and not run.experts:
-        trials = [replace(layout, recompute=recompute) for recompute in LEAST_RECOMPUTED]
-
-        # Users recompute as little as memory allows.
-        layout = next((trial for trial in trials if bool(estimate_run_memory(run, engine, trial).fits)), trials[-1])
-
-    # Try all numbers of virtual stages that divide the layers.
-    if run.any_order:
-        fixed_fields = {
-            name: getattr(layout, name)
-            for name in (*DEGREES, "sharding", "sharding_group", "recompute")
-            if name != "virtual_stages"
-        }
-        candidates = search(run.model, run.system, run.job, engine, chips=run.chips, fixed=fixed_fields)
-        best = candidates.fastest(fitting=False) if candidates.count else None
-        layout = layout if best is None else best[0]
-    return layout
-
-
-def estimate_run_memory(run: TrainingRun, engine: TrainingEngine, layout: TrainingLayout) -> TrainingMemory:
-    """Estimate the memory of a run.
-
-    Args:
-        run: Run.
-        engine: Training stack.
-        layout: Layout.
-
-    Returns:
-        Memory per chip.
-    """
-    microbatches = max(run.job.batch / (layout.dp * layout.micro_batch), 1.0)
-    return training_memory(run.model, run.job, run.system, engine, layout, microbatches=microbatches)
-
-
-def predict_training(run: TrainingRun | str, *, name: str = "", engine: TrainingEngine | None = None) -> Predicted:
-    """Predict a training run.
-
-    Args:
-        run: Run, or the reason why it is invalid.
-        name: Id of an invalid run.
-        engine: Training stack; by default that of the run.
-
-    Returns:
-        Prediction, or the reason for its absence.
-    """
-    if isinstance(run, str):
-        return Predicted(run=None, id=name, reason=run)
-    used = training_engine(run.stack, run.system) if engine is None else engine
-    if run.dropped:
-        return Predicted(run=run, id=run.id, reason="tokens were dropped: the work of the step is not known")
-    try:
-        layout = resolve_layout(run, used)
-    except InputError as error:
-        return Predicted(run=run, id=run.id, reason=str(error))
-    tuned, slower = on_chip(used, run.system, experts=run.experts, date=run.date)
-    breakdown = step_seconds(run.model, run.job, run.system, tuned, layout, slower=slower)
-    memory = estimate_run_memory(run, used, layout)
-    step = float(breakdown.total)
-    low, high = step_time_range(used, run.system, experts=run.experts)
-    peak, fits = float(memory.allocated), bool(memory.fits)
-
-    # The driver's peak includes the cache of the allocator, up to the capacity of the chip.
-    if run.driver:
-        driver_peak = peak * (1 + used.cached) + float(memory.reserved)
-        peak = min(driver_peak, float(memory.capacity)) if fits else driver_peak
-    terms = {name: float(np.sum(value)) for name, value in breakdown.terms.items()}
-    return Predicted(
-        run=run, id=run.id, layout=layout, step=step, low=step * low, high=step * high, peak=peak, fits=fits,
-        bound=max(terms, key=lambda term: terms[term]),
-        reason="" if fits else f"needs {show(float(memory.used), 'B')} of the {show(float(memory.capacity), 'B')} of a chip",
-    )  # fmt: skip
-
-
-def tabulate_predictions(predictions: Sequence[Predicted]) -> list[dict[str, Any]]:
-    """Return a table of predictions.
-
-    Args:
-        predictions: Predictions.
-
-    Returns:
-        One row per prediction; "" for missing values.
-    """
-
-    def finite_or_empty(value: float) -> float | str:
-        return value if np.isfinite(value) else ""
-
-    rows = []
-    for prediction in predictions:
-        run = prediction.run
-        rate = (
-            run.job.batch * run.job.seq / prediction.step / run.chips
-            if run is not None and np.isfinite(prediction.step)
-            else np.nan
-        )
-        fits = "" if prediction.fits is None else str(prediction.fits).lower()
-        figures = map(finite_or_empty, (prediction.step, prediction.low, prediction.high, float(rate), prediction.peak / 2**30))
-        rows.append(dict(zip(COLUMNS, (prediction.id, *figures, fits, prediction.bound, prediction.reason), strict=True)))
-    return rows
-
-
-def write_training_predictions(path: str | os.PathLike[str], predictions: Sequence[Predicted]) -> None:
-    """Write predictions as CSV, one row per run.
-
-    Args:
-        path: File to write.
-        predictions: Predictions.
-    """
-    with temporary_file(path) as place, place.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: safe_cell(value) for name, value in row.items()} for row in tabulate_predictions(predictions))
-
-
-GROUPINGS: dict[str, Callable[[TrainingRun], str]] = {
-    "model": lambda run: run.model.name,
-    "system": lambda run: run.system.name,
-    "stack": lambda run: run.stack,
-    "dtype": lambda run: run.job.dtype,
-    "task": lambda run: run.job.task,
-}
-# Minimum prior deviation of a constant's logarithm: a user's machine may differ this much from the shipped runs.
-LEAST_WIDTH = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TrainingValidation(Tabular):
-    """Predictions compared with measured training runs; as a table, one row per run."""
-
-    SCHEMA: ClassVar[str] = "steptime.training_validation/2"
-    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"runs": unit("", "rows of the file")}
-
-    predictions: tuple[Predicted, ...] = field(metadata=unit("", "a prediction for each row", left_out=True))
-    step: Mapping[str, Any] = field(
-        metadata=unit(
-            "",
-            "errors of the step time: all, and by model, system, stack, dtype, task; each has runs, median, mean and p90 "
-            "of abs(predicted / measured - 1), bias, and coverage (share inside the 90 % range)",
-            key="step",
-        )
-    )
-    memory: Mapping[str, Any] = field(
-        metadata=unit("", "errors of peak memory of the runs that have it: runs, median, mean, worst, bias", key="memory")
-    )
-    fitting: float = field(metadata=unit("", "share of successful runs that are predicted to fit in memory"))
-    unanswered: tuple[str, ...] = field(metadata=unit("", "runs without a prediction, with the reason"))
-
-    @property
-    def runs(self) -> int:
-        """Rows of the file."""
-        return len(self.predictions)
-
-    def headline(self) -> tuple[str, dict[str, str]]:
-        """Return the errors of all runs.
-
-        Returns:
-            Title, and text by label.
-        """
-        errors = self.step.get("all", {})
-        words = (
-            f"median error {errors['median']:.1%}, p90 {errors['p90']:.1%}, bias {errors['bias']:+.1%}, "
-            f"{errors['coverage']:.0%} inside the 90 % range"
-            if errors
-            else "nothing was measured"
-        )
-        return f"Validation of {self.runs:,} training runs", {"step": words, "predicted to fit": f"{self.fitting:.1%}"}
-
-    def columns(self) -> dict[str, Any]:
-        """Return the table of runs.
-
-        Returns:
-            Columns by name, one row per run.
-        """
-        measured = [
-            prediction.run.step if prediction.run and prediction.run.step else float("nan") for prediction in self.predictions
-        ]
-        return broadcast(
-            {
-                "id": [prediction.id for prediction in self.predictions],
-                "measured_step_s": measured,
-                "step_s": [prediction.step for prediction in self.predictions],
-                "step_low_s": [prediction.low for prediction in self.predictions],
-                "step_high_s": [prediction.high for prediction in self.predictions],
-                "peak_memory_bytes": [prediction.peak for prediction in self.predictions],
-                "fits": ["" if prediction.fits is None else str(prediction.fits).lower() for prediction in self.predictions],
-                "bound": [prediction.bound for prediction in self.predictions],
-                "reason": [prediction.reason for prediction in self.predictions],
-            }
-        )
-
-
-def validate_training(
-    path: str | os.PathLike[str], *, engine: str | None = None, catalog: str | None = None
-) -> TrainingValidation:
-    """Predict every row of a file of training runs.
-
-    Args:
-        path: CSV file.
-        engine: Training stack for all runs; by default that of each run.
-        catalog: Folder of additional catalogue entries.
-
-    Returns:
-        Predictions and their errors.
-    """
-    runs, rows = read_training_runs(path, catalog=catalog, stack=engine)
-    names = [row.get("id") or f"line {place + 2}" for place, row in enumerate(rows)]
-    predictions = tuple(predict_training(run, name=name) for run, name in zip(runs, names, strict=True))
-
-    # Runs that ran out of memory are no evidence of a layout that fits.
-    ran = [
-        prediction
-        for prediction in predictions
-        if prediction.run is not None and not prediction.run.out_of_memory and prediction.fits is not None
-    ]
-    return TrainingValidation(
-        predictions=predictions,
-        step=_errors([prediction for prediction in predictions if np.isfinite(prediction.off)]),
-        memory=_memory(
-            [
-                prediction
-                for prediction in predictions
-                if prediction.run is not None and prediction.run.peak and np.isfinite(prediction.peak)
-            ]
-        ),
-        fitting=float(np.mean([prediction.fits for prediction in ran])) if ran else float("nan"),
-        unanswered=tuple(
-            f"{prediction.id}: {prediction.reason}" for prediction in predictions if not np.isfinite(prediction.step)
-        ),
-    )
-
-
-def _errors(predictions: Sequence[Predicted]) -> dict[str, Any]:
-    if not predictions:
-        return {}
-    tables: dict[str, Any] = {"all": _table(predictions)}
-    for name, get_label in GROUPINGS.items():
-        values = sorted({get_label(prediction.run) for prediction in predictions if prediction.run})
-        tables[name] = {
-            value: _table([prediction for prediction in predictions if prediction.run and get_label(prediction.run) == value])
-            for value in values
-        }
-    return tables
-
-
-def _table(predictions: Sequence[Predicted]) -> dict[str, float]:
-    off = np.array([prediction.off for prediction in predictions])
-    away = np.abs(np.expm1(off))
-    inside = [
-        prediction.low <= prediction.run.step <= prediction.high
-        for prediction in predictions
-        if prediction.run and prediction.run.step
-    ]
-    return {"runs": len(predictions), "median": float(np.median(away)), "mean": float(away.mean()),
-            "p90": float(np.quantile(away, 0.9)), "bias": float(np.expm1(np.median(off))),
-            "coverage": float(np.mean(inside))}  # fmt: skip
-
-
-def _memory(predictions: Sequence[Predicted]) -> dict[str, float]:
-    if not predictions:
-        return {}
-    off = np.array(
-        [prediction.peak / prediction.run.peak - 1 for prediction in predictions if prediction.run and prediction.run.peak]
-    )
-    return {"runs": len(off), "median": float(np.median(np.abs(off))), "mean": float(np.abs(off).mean()),
-            "worst": float(np.abs(off).max()), "bias": float(np.median(off))}  # fmt: skip
-
-
 def calibrate_training(
     path: str | os.PathLike[str], *, name: str, prior: str | None = None, catalog: str | None = None
 ) -> tuple[TrainingEngine, str, int]:
@@ -676,7 +620,8 @@ def calibrate_training(
         raise InputError("--prior ideal has no constants that a fit can change; use typical or the most similar stack")
     runs = [replace(run, stack=name) for run in runs]
     layouts = [resolve_layout(run, base) for run in runs]
-    start, width = make_prior(base)
+    start = np.array([to_free(name, float(getattr(base.constants, name))) for name in NAMES])
+    width = np.array([max(float(base.fit.get("width", {}).get(name, 0.1)), LEAST_WIDTH) for name in NAMES])
 
     # A user has one stack, so only its speed deviates; chips and architectures stay as shipped.
     stack_spreads = tuple((kind, constant, spread) for kind, constant, spread in SPREADS if kind == "stack" and not constant)
@@ -690,20 +635,6 @@ def calibrate_training(
     return fitted_stack, format_toml(fitted_stack, base, solution), len(runs)
 
 
-def make_prior(base: TrainingEngine) -> tuple[Any, Any]:
-    """Return the prior of a fit from a stack.
-
-    Args:
-        base: Training stack.
-
-    Returns:
-        Transformed constants and their deviations, of shape (constants,).
-    """
-    start = np.array([to_free(name, float(getattr(base.constants, name))) for name in NAMES])
-    width = np.array([max(float(base.fit.get("width", {}).get(name, 0.1)), LEAST_WIDTH) for name in NAMES])
-    return start, width
-
-
 def format_toml(fitted_stack: TrainingEngine, base: TrainingEngine, solution: Fitted) -> str:
     """Format the file of a fitted stack.
 
@@ -715,26 +646,18 @@ def format_toml(fitted_stack: TrainingEngine, base: TrainingEngine, solution: Fi
     Returns:
         TOML text.
     """
-    import json
-
-    lines = [f"name = {json.dumps(fitted_stack.name)}", f"title = {json.dumps(fitted_stack.title)}"]
     numbers = ("elsewhere", "gradient_bytes", "logit_bytes", "reserved_bytes", "cached", "prefetched")
     words = ("schedules", "shardings", "recomputes")
+    lines = [f"name = {json.dumps(fitted_stack.name)}", f"title = {json.dumps(fitted_stack.title)}"]
     lines += [f"{key} = {getattr(base, key)}" for key in numbers]
     lines += [f"{key} = {json.dumps(list(getattr(base, key)))}" for key in words if getattr(base, key)]
     lines += [f"speed = {fitted_stack.speed:.4g}", "", "[constants]"]
-    lines += [f"{name} = {float(from_free(name, value)):.4g}" for name, value in zip(NAMES, solution.free, strict=True)]
+    lines += [f"{name} = {value:.4g}" for name, value in solution.constants().items()]
     for chip, factors in base.chips.items():
         lines += ["", f"[chips.{chip}]", *(f"{key} = {value}" for key, value in factors.items())]
-    lines += [
-        "",
-        "[fit]",
-        f"runs = {fitted_stack.fit['runs']}",
-        f"until = {fitted_stack.fit['until']:.3f}",
-        f"systems = {json.dumps(fitted_stack.fit['systems'])}",
-        "",
-        "[fit.interval]",
-    ]
+    fitted = fitted_stack.fit
+    lines += ["", "[fit]", f"runs = {fitted['runs']}", f"until = {fitted['until']:.3f}"]
+    lines += [f"systems = {json.dumps(fitted['systems'])}", "", "[fit.interval]"]
     lines += [f"{json.dumps(kind)} = {json.dumps(list(limits))}" for kind, limits in base.fit.get("interval", {}).items()]
 
     # The fitted deviations are the prior of the next fit.

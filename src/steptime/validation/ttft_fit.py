@@ -17,15 +17,13 @@ $Q$ depends slightly on $a$ and $b$: a later request finds others in the queue. 
 in their logarithms, with a prior. Its loss almost ignores outliers, because deployments have flags that no column records
 (tokens sent in groups, batches that wait to fill, limits on sequences).
 
-Runs of one model on one system share such flags, so they count as at most `MOST_PER_PAIR` runs. The prior is the same for all
-engines: one step generates the token and one more runs ahead. The rest of the step in progress when a request arrives is part
-of $Q$.
+The prior is the same for all engines: one step generates the token and one more runs ahead. The rest of the step in progress
+when a request arrives is part of $Q$.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,17 +42,8 @@ from steptime.simulation.simulator import kv_room
 from steptime.simulation.step_time_model import Pace, sample_pace
 from steptime.simulation.traffic import Lengths, closed_loop
 from steptime.validation.closed_loop import DRIFT
+from steptime.validation.run_table import group_positions
 
-# Prior mean of the logarithms of a [s], b [s per token], n, w [steps] and s [s].
-USUAL = np.log([0.012, 3e-6, 2.0, 2.0, 1.0])
-# Prior deviations of these logarithms.
-PRIOR_DEVIATIONS = np.array([0.5, 0.5, 0.3, 1.5, 1.0])
-# Minimum prior values: a constant of zero has no logarithm.
-LEAST = np.array([1e-4, 1e-8, 0.1, 0.1, 1e-3])
-# Deviations of a user's deployment from an engine.
-OWN_DEVIATIONS = np.array([0.5, 0.5, 0.5, 0.5, 1.0])
-# Maximum weight, in runs, of all runs of one model on one system.
-MOST_PER_PAIR = 10.0
 # Scatter of log(TTFT) of correctly recorded runs; repeats of one run differ by 4 %.
 NOISE = 0.05
 # Start values of a [s] and n.
@@ -163,7 +152,9 @@ def closed_loops(
     queued, half, step, prompt = (np.full(n, np.nan) for _ in range(4))
 
     # Runs with one layout share one model of step times.
-    for indices, run_layout in _group_by_layout(table[:, :4]):
+    for indices in group_positions(map(tuple, table[:, :4].tolist())):
+        tp, pp, dp, ep = table[indices[0], :4].tolist()
+        run_layout = Layout(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp)
         clients, long = table[indices, 4], longest.sum(axis=0)
         budget = [engine_token_budget(engine, prompt=float(longest[0, k]), batch=table[k, 4] / run_layout.dp) for k in indices]
         pace = sample_pace(
@@ -190,13 +181,6 @@ def closed_loops(
     return Loops(
         queued=queued, half=half, step=step * gained, prompt=prompt, groups=table[:, 2], interval=intervals, starting=share
     )
-
-
-def _group_by_layout(sizes: Array) -> Iterator[tuple[Array, Layout]]:
-    """Yield positions of rows with the same tp, pp, dp and ep, and their layout."""
-    for row in np.unique(sizes, axis=0):
-        tp, pp, dp, ep = (int(x) for x in row)
-        yield np.flatnonzero((sizes == row).all(axis=1)), Layout(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp)
 
 
 def _loop(
@@ -238,9 +222,9 @@ def fit(
     parts: list[Loops],
     measured: Array,
     medians: Array,
-    mean: Array = USUAL,
-    deviation: Array = PRIOR_DEVIATIONS,
-    pairs: list[str] | None = None,
+    mean: Array,
+    deviation: Array,
+    weight: Number = 1.0,
 ) -> Array:
     """Fit the wait constants to measured TTFT.
 
@@ -250,7 +234,7 @@ def fit(
         medians: Whether each value is a median instead of a mean.
         mean: Prior mean of the logarithms of the constants.
         deviation: Prior deviation of the logarithms.
-        pairs: Label of each part. Runs with one label count as at most `MOST_PER_PAIR`; by default each run counts as one.
+        weight: Weight of the errors, one for all runs or of shape (runs,).
 
     Returns:
         Constants in the order of `RUN_WAITS`.
@@ -261,10 +245,7 @@ def fit(
     has_ttft = np.isfinite(measured) & np.isfinite(np.where(medians, all_loops.half, all_loops.queued))
     loops = Loops(**{name: getattr(all_loops, name)[has_ttft] for name in Loops.__slots__})
     log_ttft, half = np.log(measured[has_ttft]), medians[has_ttft]
-    weight: Number = 1.0
-    if pairs is not None:
-        labels = np.repeat(np.array(pairs, dtype=object), [len(part.queued) for part in parts])[has_ttft]
-        weight = weights(labels)
+    weight = np.broadcast_to(weight, len(has_ttft))[has_ttft]
 
     def residuals(logs: Array) -> Array:
         constants = np.exp(logs)
@@ -278,22 +259,3 @@ def fit(
     best = min((least_squares(residuals, start) for start in starts), key=lambda solution: solution.cost)
     constants: Array = np.exp(best.x)
     return constants
-
-
-def weights(labels: Array) -> Array:
-    """Return weights of errors that limit the influence of a label.
-
-    The squared weights of one label add up to at most `MOST_PER_PAIR`.
-
-    Args:
-        labels: Label of each run.
-
-    Returns:
-        Weights, of shape (runs,).
-
-    >>> weights(np.array(["a"] * 40 + ["b"]))[[0, 40]].tolist()
-    [0.5, 1.0]
-    """
-    _, place, count = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
-    run_weights: Array = np.sqrt(np.minimum(1.0, MOST_PER_PAIR / count))[place]
-    return run_weights

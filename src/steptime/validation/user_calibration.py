@@ -11,7 +11,6 @@ import csv
 import io
 import logging
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -29,11 +28,10 @@ from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
 from steptime.physics.bias_correction import SPREAD, WITHIN, Anchor, Anchors, Factor
 from steptime.physics.engine import Engine
-from steptime.validation.bench_results import OPTIONS, NotTold
+from steptime.validation.bench_results import OPTIONS, NotTold, Place, Runs, file_names, read_rows
 from steptime.validation.error_summary import Predictions, measured_figures
 from steptime.validation.predictions import predict, resolve_engine
 from steptime.validation.run_table import COLUMNS, LOOPS, POOLS, read_runs, run_kind
-from steptime.validation.validate_api import Place, Runs, read_rows
 
 # Folder of stored runs in the catalogue.
 ANCHOR_FOLDER = "anchors"
@@ -68,7 +66,7 @@ def load_anchor(
         raise
     except DataFileError as problem:
         raise DataFileError(problem.path, in_own_words(problem.problem), problem.line) from None
-    return make_anchors(rows, source_names(runs), engine=engine, catalog=catalog)
+    return make_anchors(rows, ", ".join(file_names(runs)) or "rows", engine=engine, catalog=catalog)
 
 
 def in_own_words(problem: str) -> str:
@@ -86,20 +84,6 @@ def in_own_words(problem: str) -> str:
     for option in OPTIONS.values():
         problem = problem.replace(option, option.removeprefix("--").replace(" ", "="))
     return SKIP.sub("", problem)
-
-
-def source_names(runs: Runs) -> str:
-    """Return the names of the files of runs.
-
-    Args:
-        runs: Files or rows.
-
-    Returns:
-        Names separated by commas; "rows" without files.
-    """
-    places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
-    names = [Path(place).resolve().name for place in places if isinstance(place, str | os.PathLike)]
-    return ", ".join(names) or "rows"
 
 
 def make_anchors(
@@ -312,7 +296,7 @@ def keep(
     Raises:
         InputError: The name is invalid or in use, or no run is usable.
     """
-    called = name or Path(source_names(runs).split(", ")[0]).stem
+    called = name or Path(next(iter(file_names(runs)), "rows")).stem
     if not NAME.fullmatch(called):
         raise InputError(
             f"name of stored runs: must have letters, digits, '.', '_' and '-' only, got {short_repr(called)}; give --name"

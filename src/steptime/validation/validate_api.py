@@ -1,53 +1,25 @@
-"""Validation and calibration interface: compares predictions with measured runs and fits an engine to them.
-
-Fit of engine constants to one run that was recorded request by request.
-
-The run is replayed with the same arrivals, lengths and limits. The fit changes the constants with the largest effect on the
-replay. It minimizes the squared errors of first and last token times, in the logarithms of the constants. A shipped engine is
-the prior. A constant that the run does not determine stays near its usual value, so the result applies to other machines. An
-example is arithmetic efficiency when a slow link dominates.
-"""
+"""Validation and calibration interface: compares predictions with measured runs and fits an engine to them."""
 
 from __future__ import annotations
 
 import datetime
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
-from steptime.errors import InputError, RangeError, UnknownName, install_hint, short_repr
-from steptime.hardware.system import System
-from steptime.models.model import Model
-from steptime.number_checks import Array
-from steptime.physics.engine import TYPICAL, Engine, constant, label_values, load_engine, with_constants
+from steptime.errors import InputError
+from steptime.physics.engine import TYPICAL, Engine, constant, load_engine
 from steptime.physics.engine_parameters import RUN_WAITS
-from steptime.physics.layout import Layout
 from steptime.result_base import Tabular, unit
-from steptime.simulation.loop_state import DONE
-from steptime.simulation.replica_pools import serve
-from steptime.simulation.scheduling_policy import Policy
-from steptime.simulation.step_time_model import sample_pace
-from steptime.simulation.traffic import Traffic
-from steptime.validation.bench_results import read_files
+from steptime.validation.bench_results import Runs, file_names, read_rows
 from steptime.validation.engine_fit import NAMES, QUEUE_NAMES, calibrated_engine, engine_file
 from steptime.validation.error_summary import MEASURED, Predictions, report
 from steptime.validation.predictions import predict, resolve_engine
 from steptime.validation.published_deployments import is_scripted
-from steptime.validation.run_table import COLUMNS, LOOPS, OPTIONAL, POOLS, checker, in_runs, run_kind, unread_columns
+from steptime.validation.run_table import LOOPS, POOLS, in_runs, run_kind, unread_columns
 
 QUANTITY_LABELS = {"tpot": "TPOT", "ttft": "TTFT", "ttft_median": "TTFT, median", "output_tok_s": "output tok/s"}
-Place = str | os.PathLike[str]
-Runs = Place | Sequence[Place] | Sequence[Mapping[str, Any]]
-SETTING_COLUMNS = {
-    "model": "model", "system": "system", "tp": "tp", "pp": "pp", "dp": "dp", "ep": "ep",
-    "weights": "weight_dtype", "experts": "expert_dtype", "kv": "kv_dtype",
-}  # fmt: skip
-"""Values that result files lack: the argument, and the column of a run that it fills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -276,7 +248,10 @@ def calibrate(
         else load_engine(prior, catalog)
     )
     fitted = calibrated_engine(rows, name=name, prior=before, catalog=catalog)
-    source = {"url": "", "date": datetime.date.today().isoformat(), "grade": "measured", "note": _origin(runs, len(rows))}
+    note = in_runs(len(rows))
+    if run_files := file_names(runs):
+        note += f" of {run_files[0]}" + (f" and {len(run_files) - 1} more files" if len(run_files) > 1 else "")
+    source = {"url": "", "date": datetime.date.today().isoformat(), "grade": "measured", "note": note}
     return Calibrated(engine=replace(fitted, source=source), prior=before, rows=tuple(rows), left_out=tuple(problems))
 
 
@@ -307,184 +282,3 @@ def fitting(rows: list[dict[str, str]], *, catalog: str | None = None) -> tuple[
     if len(rejections) == len(rows):
         raise InputError(f"no run for the fit: {rejections[0]}")
     return [row for row, reason in zip(rows, reasons, strict=True) if not reason], rejections
-
-
-def _origin(runs: Runs, count: int) -> str:
-    if not isinstance(runs, str | os.PathLike | Iterable):
-        raise InputError(f"runs: must be files, folders, or rows as dicts by column, got {short_repr(runs)}")
-    places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
-    files = [Path(place).resolve().name for place in places if isinstance(place, str | os.PathLike)]
-    if not files:
-        return in_runs(count)
-    return f"{in_runs(count)} of {files[0]}" + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
-
-
-def read_rows(
-    runs: Runs, settings: Mapping[str, str | int], skip_bad: bool, catalog: str | None
-) -> tuple[list[dict[str, str]], list[str]]:
-    """Read rows of text from files, or from rows of any values.
-
-    Args:
-        runs: File, folder, several of them, or rows as dicts by column.
-        settings: Values that JSON results lack, by argument.
-        skip_bad: Whether to leave out bad runs instead of raising.
-        catalog: Folder of additional catalogue entries.
-
-    Returns:
-        The rows, and a description of each row that was left out.
-
-    Raises:
-        InputError: A run is bad and `skip_bad` is False, or no run is left.
-    """
-    for name in settings:
-        if name not in SETTING_COLUMNS:
-            raise UnknownName("argument", name, SETTING_COLUMNS, f"Known: {', '.join(SETTING_COLUMNS)}.")
-    overrides = {SETTING_COLUMNS[name]: str(value) for name, value in settings.items() if value not in ("", None)}
-    if not isinstance(runs, str | os.PathLike | Iterable):
-        raise InputError(f"runs: must be files, folders, or rows as dicts by column, got {short_repr(runs)}")
-    places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
-    files = [place for place in places if isinstance(place, str | os.PathLike)]
-    if files and len(files) == len(places):
-        return read_files(files, overrides=overrides, skip_bad=skip_bad, catalog=catalog)
-    if not places or not all(isinstance(row, Mapping) for row in places):
-        raise InputError(
-            "runs: must be files, folders, or rows as dicts by column; `steptime validate --columns` lists the columns"
-        )
-    if overrides:
-        raise RangeError(f"{next(iter(settings))} applies to JSON results only; a row has a column for it")
-    return _checked([row for row in places if isinstance(row, Mapping)], skip_bad, catalog)
-
-
-def _checked(rows: Sequence[Mapping[str, Any]], skip_bad: bool, catalog: str | None) -> tuple[list[dict[str, str]], list[str]]:
-    find_problem = checker(catalog)
-    good: list[dict[str, str]] = []
-    problems: list[str] = []
-    for number, row in enumerate(rows):
-        texts = dict.fromkeys(OPTIONAL, "") | {str(key): "" if value is None else str(value) for key, value in row.items()}
-        missing = [name for name in COLUMNS if name not in texts]
-        wrong = f"lacks the columns {', '.join(missing)}" if missing else find_problem(texts)
-        if wrong and not skip_bad:
-            raise InputError(f"row {number}: {wrong}")
-        if wrong:
-            problems.append(f"row {number}: {wrong}")
-        else:
-            good.append(texts)
-    if not good:
-        raise InputError("no runs" + (f": {problems[0]}" if problems else ""))
-    return good, problems
-
-
-# Deviation of the logarithm of a deployment's constant from that of its engine.
-PRIOR = {
-    "memory_efficiency": 0.1,
-    "compute_efficiency": 0.15,
-    "attention_memory_efficiency": 0.2,
-    "attention_efficiency": 0.3,
-    "seconds_per_kernel": 0.3,
-    "seconds_per_step": 0.7,
-    "seconds_per_sequence": 0.7,
-}
-# Relative scatter of mean times between two runs of the same requests.
-NOISE = 0.02
-# Step of a logarithm for derivatives; a replay is not smooth for smaller steps.
-STEP = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """A recorded run of one replica: requests, their first and last token times [s], and how it was served."""
-
-    traffic: Traffic
-    first: Array
-    last: Array
-    model: Model
-    system: System
-    layout: Layout
-    policy: Policy
-
-
-def replay(run: Recorded, engine: Engine) -> Any:
-    """Simulate a recorded run with an engine.
-
-    Args:
-        run: Recorded run.
-        engine: Engine of the replay.
-
-    Returns:
-        Requests with their times, as rows of `loop_state.REQUEST`.
-    """
-    inputs, outputs = np.asarray(run.traffic.inputs), np.asarray(run.traffic.outputs)
-    pace = sample_pace(
-        run.model,
-        run.system,
-        layout=run.layout,
-        engine=engine,
-        max_num_seqs=run.policy.max_num_seqs,
-        max_num_batched_tokens=run.policy.max_num_batched_tokens,
-        contexts=(float(np.percentile(inputs, 5)), float(np.percentile(inputs + outputs, 95))),
-        check=False,
-    )
-    requests, _, _ = serve(run.traffic, run.policy, pace)
-    return requests
-
-
-def differences(run: Recorded, requests: Any) -> Array:
-    """Compare replayed with recorded times.
-
-    Args:
-        run: Recorded run.
-        requests: Replayed requests.
-
-    Returns:
-        Replayed minus recorded time of the first token, the last token and decode, each divided by its recorded mean, of shape
-        (3, requests).
-    """
-    arrival, done = np.asarray(run.traffic.arrival), requests["status"] == DONE
-    decode = run.last - run.first
-    parts = (
-        (requests["first"] - run.first) / np.mean(run.first - arrival),
-        (requests["finish"] - run.last) / np.mean(run.last - arrival),
-        (requests["finish"] - requests["first"] - decode) / np.mean(decode),
-    )
-    return np.where(done, np.stack(parts), 1.0)
-
-
-def fit(run: Recorded, prior: Engine) -> Engine:
-    """Fit the constants of `PRIOR` to a recorded run.
-
-    Link constants stay unchanged: a slow link and slow arithmetic look the same in one run, and link speed belongs to the
-    system.
-
-    Args:
-        run: Recorded run.
-        prior: Engine to start from.
-
-    Returns:
-        The fitted engine.
-
-    Raises:
-        InputError: scipy is not installed.
-    """
-    try:
-        from scipy.optimize import least_squares
-    except ImportError:
-        raise InputError(f"fitting needs scipy: {install_hint('simulate')}") from None
-
-    # A constant of zero has no logarithm, so it is not fitted.
-    names = [n for n in PRIOR if float(constant(prior, n)) > 0]
-    mean, deviation = np.log([float(constant(prior, n)) for n in names]), np.array([PRIOR[n] for n in names])
-
-    def engine(logs: Array) -> Engine:
-        return with_constants(prior, label_values(names, np.exp(logs)))
-
-    def residuals(logs: Array) -> Array:
-        off = differences(run, replay(run, engine(logs)))
-        return np.concatenate([(off / NOISE / np.sqrt(off.shape[1])).ravel(), (logs - mean) / deviation])
-
-    # Central differences: one-sided ones are too noisy for a replay.
-    def slopes(logs: Array) -> Array:
-        moves = STEP * np.eye(len(names))
-        return np.stack([(residuals(logs + move) - residuals(logs - move)) / (2 * STEP) for move in moves], axis=1)
-
-    best = least_squares(residuals, mean, jac=slopes, x_scale=deviation, max_nfev=25, xtol=1e-3, ftol=1e-4)
-    return replace(engine(best.x), name=f"{prior.name}, fitted to {len(run.traffic)} requests", fit={})

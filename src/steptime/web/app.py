@@ -1,23 +1,24 @@
-"""HTTP routes of the questions: declarations and answers.
+"""The HTTP application of the page: catalogue, boards, questions and static files; and its start.
 
-The inputs are those of the question's declaration. Models, systems and engines are names of the catalogue: no request
+The inputs of a question are those of its declaration. Models, systems and engines are names of the catalogue: no request
 opens another file. Figures of the machine are set by path, such as "chip.hbm.bandwidth".
-
-The HTTP application: catalogue, boards, questions and static files.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+import os
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, Final
 
+import uvicorn
 from anyio import to_thread
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -27,159 +28,14 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from steptime.errors import InputError, RangeError, SteptimeError, UnknownName, short_repr
-from steptime.questions.declaration import COUNT, NUMBER, RENT, SWITCH, TEXT, TEXTS, Question, read_value
+from steptime.questions.declaration import COUNT, NUMBER, SWITCH, TEXT, TEXTS, Question, read_value
 from steptime.questions.registry import HOMES, find_question
 from steptime.result_base import plain
+from steptime.web import server
 from steptime.web.board import Board, Shared, load_boards
 from steptime.web.page_subject import WrongField, catalogue_file, listed
-from steptime.web.request_limits import Limits, Shield, problem
-
-# Inputs that name files.
-FILES: Final = ("catalog", "trace")
-# Inputs that name an entry of the catalogue, with its folder.
-ENTRIES: Final = {"model": "models", "system": "systems", "machine": "systems", "engine": "engines"}
-# Longest text [characters].
-LONGEST_TEXT: Final = 200
-# Largest body of a request [bytes].
-LARGEST_BODY: Final = 100_000
-
-Work = Callable[[Callable[[Any], bytes], Any], Awaitable[Response]]
-
-
-def add_question_routes(app: FastAPI, work: Work) -> None:
-    """Add the routes of all questions to an application.
-
-    Args:
-        app: The application.
-        work: Runs a function of the body in a thread, within the limits of the server, and returns its answer.
-    """
-
-    @app.get("/api/questions", tags=["questions"], summary="All questions: inputs and answers with units and bounds.")
-    def declarations() -> Response:
-        return Response(json.dumps({name: declaration(find_question(name)) for name in HOMES}), media_type="application/json")
-
-    @app.post("/api/questions/{name}", tags=["questions"], summary="Answers of one question for a JSON object of inputs.")
-    async def answer(name: str, request: Request) -> Response:
-        body = await request.body()
-        if len(body) > LARGEST_BODY:
-            raise RangeError(f"body must be at most {LARGEST_BODY:,} bytes, not {len(body):,}")
-        try:
-            values = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"body is not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise InputError(f"body must be an object of inputs, not {short_repr(values)}")
-        question = find_question(name)
-        return await work(lambda inputs: _answers(question, inputs), values)
-
-
-def declaration(question: Question) -> dict[str, Any]:
-    """Return the inputs and answers of a question for JSON.
-
-    Args:
-        question: The question.
-
-    Returns:
-        Meaning, inputs and answers with units and bounds.
-    """
-    return {
-        "meaning": question.meaning,
-        "inputs": {name: plain(asdict(declared)) for name, declared in question.inputs.items() if name not in FILES},
-        "answers": {name: plain(asdict(declared)) for name, declared in question.answers.items()},
-    }
-
-
-def check_request(question: Question, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checked inputs of a request.
-
-    Args:
-        question: The question.
-        values: Inputs of the request.
-
-    Returns:
-        Inputs, with catalogue names as paths of their files.
-
-    Raises:
-        InputError: An input names a file, has a wrong type, is too long, or is missing.
-        UnknownName: A name is not in the catalogue, or an input does not exist.
-    """
-    checked: dict[str, Any] = {}
-    for name, value in values.items():
-        is_figure = question.figures and ("." in name or name == "power")
-        if name in FILES or not (name in question.inputs or is_figure):
-            raise UnknownName(f"input of {question.name}", name, [key for key in question.inputs if key not in FILES])
-        if value is None:
-            continue
-        _check_kind(name, value, TEXTS if name not in question.inputs else question.inputs[name].kind, is_figure=is_figure)
-        if name in ENTRIES and not (name == "engine" and value == "ideal"):
-            kind = "stacks" if name == "engine" and question.name == "train" else ENTRIES[name]
-            # The path of the catalogue file prevents that a file of that name in the working folder is opened.
-            checked[name] = str(catalogue_file(kind, value))
-            continue
-        # Numbers are valid where a text is expected, such as a rent in USD/h.
-        is_word = name in question.inputs and question.inputs[name].kind == TEXT
-        checked[name] = f"{value:.17g}" if is_word and not isinstance(value, str) else value
-        _check_texts(question, name, checked[name])
-        if name in question.inputs and question.inputs[name].kind in (COUNT, NUMBER):
-            checked[name] = read_value(name, value, question.inputs[name])
-    missing = [name for name in question.needs if checked.get(name) is None]
-    if missing:
-        raise InputError(f"{question.name} needs {' and '.join(missing)}")
-    return checked
-
-
-def _check_kind(name: str, value: object, kind: str, *, is_figure: bool) -> None:
-    """Raise an error if a value has the wrong JSON type."""
-    is_text, is_number = isinstance(value, str), isinstance(value, int | float) and not isinstance(value, bool)
-    is_list = isinstance(value, list) and all(isinstance(item, str) for item in value)
-    takes = {
-        COUNT: is_text or is_number, NUMBER: is_text or is_number, RENT: is_text or is_number, TEXT: is_text or is_number,
-        SWITCH: isinstance(value, bool), TEXTS: is_text or is_list,
-    }  # fmt: skip
-    if not (is_text or is_number if is_figure else takes[kind]):
-        raise RangeError(f"{name} must be a {'list of texts' if kind == TEXTS else kind}, not {short_repr(value)}")
-
-
-def _check_texts(question: Question, name: str, value: object) -> None:
-    """Raise an error for a text that could open a file outside the catalogue."""
-    for words in value if isinstance(value, list) else [value]:
-        if not isinstance(words, str):
-            continue
-        if len(words) > LONGEST_TEXT:
-            raise RangeError(f"{name} must be a text of at most {LONGEST_TEXT} characters, not {short_repr(words)}")
-        if name == "match_quality":
-            size = words.partition("@")[0]
-            if not size.rstrip("TBMk").replace(".", "", 1).isdigit():
-                catalogue_file("models", size)
-        elif name == "law" or (question.name == "laws" and name == "name"):
-            for law in words.split(","):
-                catalogue_file("laws", law.strip())
-        elif any(mark in words for mark in ("\\", "..", ".toml", ".json")) or words.startswith(("/", "~")):
-            raise RangeError(f"{name} must not be a path, got {short_repr(words)}")
-
-
-def _answers(question: Question, values: Mapping[str, Any]) -> bytes:
-    answers = question.ask(question_values(question, check_request(question, values)), frozenset())
-    return json.dumps({"question": question.name, "answers": plain(dict(answers))}, allow_nan=False).encode()
-
-
-def question_values(question: Question, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs, with the default layout where a question needs one.
-
-    Args:
-        question: The question.
-        values: Checked inputs.
-
-    Returns:
-        Inputs by name.
-    """
-    from steptime.questions.step_question import with_layout
-
-    return with_layout(question, values) if question.name == "step" else dict(values)
-
 
 VERSION: Final = version("steptime")
-LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 STATIC: Final = Path(__file__).parent / "static"
 # Answers kept in the cache of a board.
 MAX_ANSWERS: Final = 256
@@ -189,7 +45,7 @@ DESCRIPTION: Final = (
 )
 
 
-def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) -> FastAPI:
+def app_for(*, hosts: tuple[str, ...] = server.LOOPBACK, limits: server.Limits | None = None) -> FastAPI:
     """Return the HTTP application.
 
     Args:
@@ -199,29 +55,28 @@ def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) 
     Returns:
         FastAPI application.
     """
-    request_limits = limits or Limits()
+    request_limits = limits or server.Limits()
     # Redirects would lose the prefix and the scheme of a proxy.
     app = FastAPI(
         title="steptime", version=VERSION, description=DESCRIPTION, docs_url=None, redoc_url=None, redirect_slashes=False
     )  # fmt: skip
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
-    app.add_middleware(Shield, limits=request_limits, hosts=tuple(name for name in hosts if name not in (*LOOPBACK, "*")))
+    further_hosts = tuple(name for name in hosts if name not in (*server.LOOPBACK, "*"))
+    app.add_middleware(server.Shield, limits=request_limits, hosts=further_hosts)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(SteptimeError)(_refused)
     # Slow boards have a queue with one worker, so that they cannot delay quick boards.
-    quick, slow = (
-        Desk(asyncio.Semaphore(request_limits.workers), request_limits.waiting),
-        Desk(asyncio.Semaphore(1), request_limits.queue),
-    )
-    app.state.is_stuck = lambda: any(desk.longest() > request_limits.stuck for desk in (quick, slow))
+    quick = Desk(request_limits, asyncio.Semaphore(request_limits.workers), request_limits.waiting)
+    slow = Desk(request_limits, asyncio.Semaphore(1), request_limits.queue)
+    app.state.is_stuck = lambda: quick.is_stuck() or slow.is_stuck()
 
     @app.get("/api/start", tags=["page"], summary="The boards with their inputs, and the names of the catalogue.")
     def start() -> Response:
         return Response(start_bytes(), media_type="application/json")
 
     for board in load_boards().values():
-        _routes(app, board, slow if board.slow else quick, request_limits)
+        _add_board_routes(app, board, slow if board.slow else quick)
 
     @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
@@ -234,25 +89,8 @@ def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) 
 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
-    async def work(answer: Callable[[Any], bytes], body: Any) -> Response:
-        return await _answered(slow, request_limits, answer, body)
-
-    add_question_routes(app, work)
+    add_question_routes(app, slow)
     return app
-
-
-async def _answered(desk: Desk, limits: Limits, answer: Callable[[Any], bytes], body: Any) -> Response:
-    """Return an answer, or status 503 if the queue is full or the work takes too long."""
-    if desk.line >= desk.max_waiting:
-        return _later(f"more than {desk.max_waiting} requests are waiting; try again later")
-    desk.line += 1
-    try:
-        text = await desk.work(answer, body, limits)
-    except TimeoutError:
-        return _later(f"no answer within {limits.seconds:g} s; use smaller inputs")
-    finally:
-        desk.line -= 1
-    return Response(text, media_type="application/json")
 
 
 @lru_cache(maxsize=1)
@@ -278,39 +116,47 @@ class Desk:
     place.
     """
 
+    limits: server.Limits
     places: asyncio.Semaphore
     max_waiting: int
-    line: int = 0
+    waiting: int = 0
     running: dict[asyncio.Future[bytes], float] = field(default_factory=dict)
 
-    def longest(self) -> float:
-        """Return the run time of the oldest work.
+    def is_stuck(self) -> bool:
+        """Return whether some work runs for too long.
 
         Returns:
-            Seconds; 0 if nothing runs.
+            True if the watchdog shall replace the process.
         """
-        return monotonic() - min(self.running.values()) if self.running else 0.0
+        return bool(self.running) and monotonic() - min(self.running.values()) > self.limits.stuck
 
-    async def work(self, answer: Callable[[Any], bytes], body: Any, limits: Limits) -> bytes:
-        """Run an answer in a thread.
+    async def answer(self, compute: Callable[[Any], bytes], body: Any) -> Response:
+        """Compute an answer in a thread.
 
         Args:
-            answer: Function of the body that returns JSON.
+            compute: Function of the body that returns JSON.
             body: Inputs of the request.
-            limits: Limits of the server.
 
         Returns:
-            JSON of the answer.
-
-        Raises:
-            TimeoutError: No place becomes free in time, or the work takes too long.
+            The answer; status 503 if the queue is full or the work takes too long.
         """
-        async with asyncio.timeout(limits.stuck):
+        if self.waiting >= self.max_waiting:
+            return _later(f"more than {self.max_waiting} requests are waiting; try again later")
+        self.waiting += 1
+        try:
+            return Response(await self._work(compute, body), media_type="application/json")
+        except TimeoutError:
+            return _later(f"no answer within {self.limits.seconds:g} s; use smaller inputs")
+        finally:
+            self.waiting -= 1
+
+    async def _work(self, compute: Callable[[Any], bytes], body: Any) -> bytes:
+        async with asyncio.timeout(self.limits.stuck):
             await self.places.acquire()
-        task = asyncio.ensure_future(to_thread.run_sync(answer, body, abandon_on_cancel=True))
+        task = asyncio.ensure_future(to_thread.run_sync(compute, body, abandon_on_cancel=True))
         self.running[task] = monotonic()
         task.add_done_callback(self._leave)
-        async with asyncio.timeout(limits.seconds):
+        async with asyncio.timeout(self.limits.seconds):
             return await asyncio.shield(task)
 
     def _leave(self, task: asyncio.Future[bytes]) -> None:
@@ -321,17 +167,20 @@ class Desk:
             task.exception()
 
 
-def _routes(app: FastAPI, board: Board, desk: Desk, limits: Limits) -> None:
-    form, answer = board.inputs, _cached_answer(board)
+def _later(words: str) -> JSONResponse:
+    return JSONResponse(server.problem(words), 503)
 
-    async def ask(body: Any) -> Response:
-        return await _answered(desk, limits, answer, body)
+
+def _add_board_routes(app: FastAPI, board: Board, desk: Desk) -> None:
+    @lru_cache(maxsize=MAX_ANSWERS)
+    def answer(inputs: Any) -> bytes:
+        return json.dumps(board.answer(inputs).to_dict(), allow_nan=False, separators=(",", ":")).encode()
 
     # FastAPI reads the inputs of GET from the query and those of POST from the body.
-    for method, kind in (("POST", form), ("GET", Annotated[form, Query()])):
+    for method, kind in (("POST", board.inputs), ("GET", Annotated[board.inputs, Query()])):
 
         async def endpoint(body: Any) -> Response:
-            return await ask(body)
+            return await desk.answer(answer, body)
 
         endpoint.__annotations__["body"] = kind
         app.add_api_route(
@@ -340,31 +189,147 @@ def _routes(app: FastAPI, board: Board, desk: Desk, limits: Limits) -> None:
         )  # fmt: skip
 
 
-def _later(words: str) -> JSONResponse:
-    return JSONResponse(problem(words), 503)
+# --- questions ---------------------------------------------------------------------------------------------------------
+
+# Inputs that name files.
+FILES: Final = ("catalog", "trace")
+# Inputs that name an entry of the catalogue, with its folder.
+ENTRIES: Final = {"model": "models", "system": "systems", "machine": "systems", "engine": "engines"}
+# Longest text [characters].
+LONGEST_TEXT: Final = 200
+# Largest body of a request [bytes].
+LARGEST_BODY: Final = 100_000
 
 
-def _cached_answer(board: Board) -> Callable[[Any], bytes]:
-    """Return a function that computes each answer once, as JSON."""
+def add_question_routes(app: FastAPI, desk: Desk) -> None:
+    """Add the routes of all questions to an application.
 
-    @lru_cache(maxsize=MAX_ANSWERS)
-    def answered(inputs: Any) -> bytes:
-        return json.dumps(board.answer(inputs).to_dict(), allow_nan=False, separators=(",", ":")).encode()
+    Args:
+        app: The application.
+        desk: Queue of the answers.
+    """
 
-    return answered
+    @app.get("/api/questions", tags=["questions"], summary="All questions: inputs and answers with units and bounds.")
+    def declarations() -> Response:
+        return Response(json.dumps({name: declaration(find_question(name)) for name in HOMES}), media_type="application/json")
+
+    @app.post("/api/questions/{name}", tags=["questions"], summary="Answers of one question for a JSON object of inputs.")
+    async def answer(name: str, request: Request) -> Response:
+        body = await request.body()
+        if len(body) > LARGEST_BODY:
+            raise RangeError(f"body must be at most {LARGEST_BODY:,} bytes, not {len(body):,}")
+        try:
+            values = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"body is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise InputError(f"body must be an object of inputs, not {short_repr(values)}")
+        return await desk.answer(partial(_answers, find_question(name)), values)
+
+
+def declaration(question: Question) -> dict[str, Any]:
+    """Return the inputs and answers of a question for JSON.
+
+    Args:
+        question: The question.
+
+    Returns:
+        Meaning, inputs and answers with units and bounds.
+    """
+    return {
+        "meaning": question.meaning,
+        "inputs": {name: plain(asdict(declared)) for name, declared in question.inputs.items() if name not in FILES},
+        "answers": {
+            name: {"meaning": declared.meaning, "unit": declared.unit, "text": declared.text}
+            for name, declared in question.answers.items()
+        },
+    }
+
+
+def check_request(question: Question, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked inputs of a request.
+
+    Args:
+        question: The question.
+        values: Inputs of the request.
+
+    Returns:
+        Inputs, with catalogue names as paths of their files.
+
+    Raises:
+        InputError: An input names a file, has a wrong type, is too long, or is missing.
+        UnknownName: A name is not in the catalogue, or an input does not exist.
+    """
+    checked: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in FILES or not (name in question.inputs or (question.figures and ("." in name or name == "power"))):
+            raise UnknownName(f"input of {question.name}", name, [key for key in question.inputs if key not in FILES])
+        if value is None:
+            continue
+        kind = question.inputs[name].kind if name in question.inputs else NUMBER
+        _check_kind(name, value, kind)
+        if name in ENTRIES and not (name == "engine" and value == "ideal"):
+            folder = "stacks" if name == "engine" and question.name == "train" else ENTRIES[name]
+            # The path of the catalogue file prevents that a file of that name in the working folder is opened.
+            checked[name] = str(catalogue_file(folder, value))
+            continue
+        # Numbers are valid where a text is expected, such as a rent in USD/h.
+        checked[name] = f"{value:.17g}" if kind == TEXT and not isinstance(value, str) else value
+        _check_texts(question, name, checked[name])
+        if name in question.inputs and kind in (COUNT, NUMBER):
+            checked[name] = read_value(name, value, question.inputs[name])
+    missing = [name for name in question.needs if checked.get(name) is None]
+    if missing:
+        raise InputError(f"{question.name} needs {' and '.join(missing)}")
+    return checked
+
+
+def _check_kind(name: str, value: object, kind: str) -> None:
+    """Raise an error if a value has the wrong JSON type; a number may be written as a text, and a text as a number."""
+    is_text = isinstance(value, str)
+    accepted = {
+        SWITCH: isinstance(value, bool),
+        TEXTS: is_text or (isinstance(value, list) and all(isinstance(item, str) for item in value)),
+    }
+    if not accepted.get(kind, is_text or (isinstance(value, int | float) and not isinstance(value, bool))):
+        raise RangeError(f"{name} must be a {'list of texts' if kind == TEXTS else kind}, not {short_repr(value)}")
+
+
+def _check_texts(question: Question, name: str, value: object) -> None:
+    """Raise an error for a text that could open a file outside the catalogue."""
+    for words in value if isinstance(value, list) else [value]:
+        if not isinstance(words, str):
+            continue
+        if len(words) > LONGEST_TEXT:
+            raise RangeError(f"{name} must be a text of at most {LONGEST_TEXT} characters, not {short_repr(words)}")
+        if name == "match_quality":
+            size = words.partition("@")[0]
+            if not size.rstrip("TBMk").replace(".", "", 1).isdigit():
+                catalogue_file("models", size)
+        elif name == "law" or (question.name == "laws" and name == "name"):
+            for law in words.split(","):
+                catalogue_file("laws", law.strip())
+        elif any(mark in words for mark in ("\\", "..", ".toml", ".json")) or words.startswith(("/", "~")):
+            raise RangeError(f"{name} must not be a path, got {short_repr(words)}")
+
+
+def _answers(question: Question, values: Mapping[str, Any]) -> bytes:
+    from steptime.questions.step_question import with_layout
+
+    inputs = check_request(question, values)
+    # A step has the smallest layout that holds the model if the request gives none.
+    answers = question.ask(with_layout(question, inputs) if question.name == "step" else inputs, frozenset())
+    return json.dumps({"question": question.name, "answers": plain(dict(answers))}, allow_nan=False).encode()
+
+
+# --- errors ------------------------------------------------------------------------------------------------------------
 
 
 async def _invalid(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     # A request can have thousands of errors; twenty are enough to fix it.
-    detail = [
-        {
-            "loc": [str(part) for part in issue["loc"]],
-            "field": str(issue["loc"][-1]) if issue["loc"] else "",
-            "msg": _worded(issue),
-        }
-        for issue in error.errors()[:20]
-    ]
+    issues = [([str(part) for part in issue["loc"]], _worded(issue)) for issue in error.errors()[:20]]
+    detail = [{"loc": loc, "field": loc[-1] if loc else "", "msg": words} for loc, words in issues]
     return JSONResponse({"detail": detail}, 422)
 
 
@@ -393,4 +358,59 @@ async def _refused(_request: Request, error: Exception) -> Response:
     # Wrong input is the caller's error; other errors of the package are the server's.
     field = error.field if isinstance(error, WrongField) else ""
     status = 422 if isinstance(error, InputError) else 500
-    return JSONResponse(problem(str(error), field, "body", *filter(None, [field])), status)
+    return JSONResponse(server.problem(str(error), field, "body", *filter(None, [field])), status)
+
+
+# --- the server --------------------------------------------------------------------------------------------------------
+
+
+def serve(
+    host: str,
+    port: int,
+    *,
+    browse: bool,
+    announce: Callable[[str], None],
+    allowed: tuple[str, ...] = (),
+    patience: server.Patience | None = None,
+    limits: server.Limits | None = None,
+) -> None:
+    """Serve the page until an interrupt, with several processes where fork is safe.
+
+    Args:
+        host: Address to listen on.
+        port: First port to try.
+        browse: Whether to open a browser.
+        announce: Function that gets the address of the page.
+        allowed: Further host names that a request may use.
+        patience: Time limits of the server.
+        limits: Sizes, times and numbers of requests.
+    """
+    patience = patience or server.Patience()
+    listening = server.listening_socket(host, port)
+    bound_port = listening.getsockname()[1]
+    url_host = f"[{host}]" if ":" in host else host
+    address = f"http://{'localhost' if host in ('127.0.0.1', '::1') else url_host}:{bound_port}/"
+    app = app_for(hosts=server.answered_hosts(host, allowed), limits=limits)
+    config = uvicorn.Config(
+        app, host=host, port=bound_port, log_level="warning", timeout_keep_alive=int(patience.idle), server_header=False,
+        limit_concurrency=server.CONNECTIONS, h11_max_incomplete_event_size=65_536, timeout_graceful_shutdown=2,
+    )  # fmt: skip
+
+    def work(beat: Callable[[], None]) -> None:
+        threading.Thread(target=_warm, daemon=True).start()
+        # A process with work that never ends sends no signs of life, so that the watchdog replaces it.
+        server.Worker(config, patience, lambda: None if app.state.is_stuck() else beat()).run(sockets=[listening])
+
+    if server.is_forkable():
+        workers = server.Watchdog(work, min(len(os.sched_getaffinity(0)), server.MOST_PROCESSES), patience)
+        workers.run(partial(server.open_page, address, announce, browse=browse))
+    else:
+        server.open_page(address, announce, browse=browse)
+        work(lambda: None)
+
+
+def _warm() -> None:
+    """Compute the first answers of the page before the first request."""
+    start_bytes()
+    first = next(iter(load_boards().values()))
+    first.answer(first.inputs.model_validate({}))

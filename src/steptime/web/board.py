@@ -1,13 +1,14 @@
-"""Inputs of the boards with bounds, units and descriptions.
+"""Boards of the page: their inputs with bounds and units, and their answers.
 
-Boards and their answers; a board is a file of `web/boards` and `static/boards`.
+A board is a file of `web/boards` and a file of `static/boards`. An input of a board that a question has too takes unit,
+meaning and bounds from the declaration of the question (`question_input`).
 """
 
 from __future__ import annotations
 
 import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 from steptime.hardware.rental_prices import usd
+from steptime.questions.registry import find_question
 from steptime.result_base import plain
 from steptime.units import in_digits, show
 from steptime.web import boards
@@ -35,27 +37,99 @@ class Inputs(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+def slider(
+    default: float, low: float, high: float, name: str, unit: str, words: str, *, log: bool = False, is_advanced: bool = False,
+    step: float | None = None,
+) -> Any:  # fmt: skip
+    """Declare a bounded number, shown as a slider with a field and its unit.
+
+    Args:
+        default: Default value.
+        low: Smallest value.
+        high: Largest value.
+        name: Label.
+        unit: Unit after the label.
+        words: Meaning, shown on hover.
+        log: Whether the slider is logarithmic.
+        is_advanced: Whether the input is under "more".
+        step: Step of the slider, 1 for whole numbers; None: continuous.
+
+    Returns:
+        Field of a pydantic model.
+    """
+    extra: dict[str, Any] = {"kind": "slider", "unit": unit, "log": log, "more": is_advanced, "step": step}
+    return Field(default, ge=low, le=high, title=name, description=words, json_schema_extra=extra | {"low": low, "high": high})
+
+
+def choice(default: str, options: tuple[str, ...], name: str, words: str, *, is_advanced: bool = False) -> Any:
+    """Declare one of several words, shown as a list.
+
+    Args:
+        default: Default word.
+        options: Allowed words.
+        name: Label.
+        words: Meaning, shown on hover.
+        is_advanced: Whether the input is under "more".
+
+    Returns:
+        Field of a pydantic model.
+    """
+    extra: dict[str, Any] = {"kind": "choice", "options": list(options), "more": is_advanced}
+    return Field(default, pattern=f"^({'|'.join(options)})$", title=name, description=words, json_schema_extra=extra)
+
+
+def text(default: str, name: str, words: str, *, longest: int = LONGEST_NAME) -> Any:
+    """Declare a line of text.
+
+    Args:
+        default: Default text.
+        name: Label.
+        words: Meaning, shown on hover.
+        longest: Largest number of characters.
+
+    Returns:
+        Field of a pydantic model.
+    """
+    extra: dict[str, Any] = {"kind": "text", "more": False}
+    return Field(default, max_length=longest, title=name, description=words, json_schema_extra=extra)
+
+
+def question_input(
+    place: str, default: float, low: float | None = None, high: float | None = None, *, label: str = "", **scale: Any
+) -> Any:
+    """Declare a slider for an input of a question; unit, meaning and bounds are those of the question.
+
+    Args:
+        place: Question and input, such as "step.batch".
+        default: Default value on the board.
+        low: Lower end of the slider; None: the smallest value of the question's input.
+        high: Upper end of the slider; None: the largest value of the question's input.
+        label: Label; empty: the name of the input.
+        **scale: Further arguments of `slider`.
+
+    Returns:
+        Field of a pydantic model.
+
+    >>> field = question_input("step.batch", 256, high=65_536, log=True)
+    >>> field.title, field.description, field.json_schema_extra["low"], field.json_schema_extra["unit"]
+    ('batch', 'Decode batch: sequences in one replica.', 1, 'sequences')
+    """
+    question, _, name = place.partition(".")
+    declared = find_question(question).inputs[name]
+    ends = declared.minimum if low is None else low, declared.maximum if high is None else high
+    return slider(default, *ends, label or name, **{"unit": declared.unit, "words": declared.help(), **scale})  # type: ignore[arg-type]
+
+
 class Shared(Inputs):
     """The inputs that all boards share: the bar at the top of the page."""
 
-    model: str = Field(
-        MODEL, max_length=LONGEST, title="model", description="Name in the catalogue, or the text of a config.json."
+    model: str = text(MODEL, "model", "Name in the catalogue, or the text of a config.json.", longest=LONGEST)
+    system: str = text(SYSTEM, "system", "Name in the catalogue, or the text of a system's TOML file.", longest=LONGEST)
+    engine: str = text(
+        "", "engine", "Engine: vllm, sglang, trtllm, ... or ideal. Default: the system's usual engine.", longest=60
     )
-    system: str = Field(
-        SYSTEM, max_length=LONGEST, title="system", description="Name in the catalogue, or the text of a system's TOML file."
-    )
-    engine: str = Field(
-        "",
-        max_length=60,
-        title="engine",
-        description="Engine: vllm, sglang, trtllm, ... or ideal. Default: the system's usual engine.",
-    )
-    weights: str = Field(
-        "", max_length=20, title="weights", description="Number format of the weights. Default: as in the config."
-    )
-    kv: str = Field(
-        "", max_length=20, title="KV cache", description="Number format of the KV cache. Default: as in the config."
-    )
+    weights: str = text("", "weights", "Number format of the weights. Default: as in the config.", longest=20)
+    kv: str = text("", "KV cache", "Number format of the KV cache. Default: as in the config.", longest=20)
 
     @field_validator("model", "system")
     @classmethod
@@ -103,75 +177,10 @@ def bar_inputs(inputs: Shared) -> Shared:
     return Shared(**{name: getattr(inputs, name) for name in Shared.model_fields})
 
 
-def slider(
-    default: float, low: float, high: float, name: str, unit: str, words: str, *, log: bool = False, is_advanced: bool = False,
-    step: float | None = None,
-) -> Any:  # fmt: skip
-    """Declare a bounded number, shown as a slider with a field and its unit.
+class SlowInputs(Shared):
+    """The inputs of slow boards, with a switch for a rough answer while a slider moves."""
 
-    Args:
-        default: Default value.
-        low: Smallest value.
-        high: Largest value.
-        name: Label.
-        unit: Unit after the label.
-        words: Meaning, shown on hover.
-        log: Whether the slider is logarithmic.
-        is_advanced: Whether the input is under "more".
-        step: Step of the slider, 1 for whole numbers; None: continuous.
-
-    Returns:
-        Field of a pydantic model.
-    """
-    extra: dict[str, Any] = {"kind": "slider", "unit": unit, "log": log, "more": is_advanced, "step": step}
-    return Field(default, ge=low, le=high, title=name, description=words, json_schema_extra=extra)
-
-
-def choice(default: str, options: tuple[str, ...], name: str, words: str, *, is_advanced: bool = False) -> Any:
-    """Declare one of several words, shown as a list.
-
-    Args:
-        default: Default word.
-        options: Allowed words.
-        name: Label.
-        words: Meaning, shown on hover.
-        is_advanced: Whether the input is under "more".
-
-    Returns:
-        Field of a pydantic model.
-    """
-    pattern = "^(" + "|".join(options) + ")$"
-    return Field(
-        default, pattern=pattern, title=name, description=words,
-        json_schema_extra={"kind": "choice", "options": list(options), "more": is_advanced},
-    )  # fmt: skip
-
-
-def text(default: str, name: str, words: str, *, longest: int = 200, is_advanced: bool = False) -> Any:
-    """Declare a line of text.
-
-    Args:
-        default: Default text.
-        name: Label.
-        words: Meaning, shown on hover.
-        longest: Largest number of characters.
-        is_advanced: Whether the input is under "more".
-
-    Returns:
-        Field of a pydantic model.
-    """
-    return Field(
-        default, max_length=longest, title=name, description=words, json_schema_extra={"kind": "text", "more": is_advanced}
-    )
-
-
-def coarse() -> Any:
-    """Declare the switch of slow boards for a rough answer while a slider moves.
-
-    Returns:
-        Field of a pydantic model.
-    """
-    return Field(False, title="coarse", description="Give a rough answer at once, while the slider moves.")
+    coarse: bool = Field(False, title="coarse", description="Give a rough answer at once, while the slider moves.")
 
 
 def described(kind: type[Inputs]) -> list[dict[str, Any]]:
@@ -188,24 +197,14 @@ def described(kind: type[Inputs]) -> list[dict[str, Any]]:
     >>> [[control[key] for key in ("name", "default", "low", "high", "whole")] for control in described(Example)]
     [['batch', 64, 1, 4096, True]]
     """
-    controls = []
-    for name, model_field in kind.model_fields.items():
-        if name in Shared.model_fields or name == "coarse":
-            continue
-        extra = model_field.json_schema_extra
-        assert isinstance(extra, dict)
-        # Pydantic keeps the bounds as annotated-types objects (Ge, Le).
-        bounds = {type(bound).__name__: bound for bound in model_field.metadata}
-        controls.append(
-            {
-                "name": name, "label": model_field.title or name, "words": model_field.description or "",
-                "default": model_field.default,
-                "whole": model_field.annotation is int,
-                "low": getattr(bounds.get("Ge"), "ge", None), "high": getattr(bounds.get("Le"), "le", None),
-            }
-            | extra
-        )  # fmt: skip
-    return controls
+    return [
+        {
+            "name": name, "label": control.title, "words": control.description, "default": control.default,
+            "whole": control.annotation is int, "low": None, "high": None, **control.json_schema_extra,
+        }
+        for name, control in kind.model_fields.items()
+        if name not in SlowInputs.model_fields and isinstance(control.json_schema_extra, dict)
+    ]  # fmt: skip
 
 
 def _column(values: Any) -> list[Any]:
@@ -217,20 +216,36 @@ def _column(values: Any) -> list[Any]:
     return column
 
 
+def columns(names: str, rows: Iterable[Sequence[Any]]) -> dict[str, list[Any]]:
+    """Return rows as the columns of a table.
+
+    Args:
+        names: Names of the columns, separated by spaces.
+        rows: Rows with one value per column.
+
+    Returns:
+        Columns by name; empty columns without a row.
+
+    >>> columns("name idle", [("gpipe", 0.43), ("zbv", 0.0)])
+    {'name': ['gpipe', 'zbv'], 'idle': [0.43, 0.0]}
+    """
+    listed = list(rows)
+    return {name: [row[place] for row in listed] for place, name in enumerate(names.split())}
+
+
 # Numbers from here on are shown with a prefix.
 LARGE: Final = 1e6
 COUNTED_UNITS: Final = ("sequences", "tokens", "chips", "requests", "experts", "stages", "layers", "rounds")
 """Units of countable things."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
-    """A number below the picture, with its display text."""
+    """A number below the picture, with its unit and its meaning, which is shown on hover."""
 
     name: str
-    value: float
+    value: float | None
     unit: str = ""
-    # Meaning, shown on hover.
     words: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -239,9 +254,21 @@ class Figure:
         Returns:
             Name, value, unit, text and meaning.
         """
-        finite = math.isfinite(self.value)
-        text = _show_figure(self.value, self.unit) if finite else "no limit" if self.value == self.value else "none"
+        value = math.nan if self.value is None else self.value
+        text = _show_figure(value, self.unit) if math.isfinite(value) else "none" if math.isnan(value) else "no limit"
         return {"name": self.name, "value": plain(self.value), "unit": self.unit, "text": text, "words": self.words}
+
+
+def finite_figures(*figures: Figure) -> tuple[Figure, ...]:
+    """Return the figures that have a value.
+
+    Args:
+        figures: Figures; the value None, NaN or infinity means that there is none.
+
+    Returns:
+        Figures with a finite value.
+    """
+    return tuple(figure for figure in figures if figure.value is not None and math.isfinite(figure.value))
 
 
 def _show_figure(value: float, unit: str) -> str:
@@ -271,7 +298,7 @@ class Answer:
 
     tables: columns by name, for each table; columns of a table have one length. marks: single numbers in the
     picture. sentence: the result with its numbers. formula: lines with the numbers inserted. command, python: code
-    that gives the same result.
+    that gives the same result; `python` is a call of steptime, which is imported as `st`.
     """
 
     tables: Mapping[str, Mapping[str, Any]]
@@ -293,7 +320,7 @@ class Answer:
             "tables": {name: {key: _column(column) for key, column in table.items()} for name, table in self.tables.items()},
             "marks": plain(self.marks), "sentence": self.sentence,
             "figures": [figure.to_dict() for figure in self.figures], "formula": list(self.formula), "notes": list(self.notes),
-            "command": self.command, "python": self.python,
+            "command": self.command, "python": f"import steptime as st\n\n{self.python}",
         }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""The default layout of a board: experts over all chips, else maximum TP.
+"""Model, system and engine of a board: names of the catalogue, or pasted texts.
 
-Model, system and engine of a board: names of the catalogue, or pasted texts.
+With them come the layout of one replica, and the command and the Python call that give a board's answer.
 
 Names are searched in the catalogue only: no name from the network opens another file, and nothing is downloaded.
 """
@@ -8,13 +8,16 @@ Names are searched in the catalogue only: no name from the network opens another
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import numpy as np
 
 from steptime.catalog.data_files import DEEPEST_KEY, files, folded, read_file
 from steptime.catalog.hardware_loading import load_system
@@ -24,45 +27,19 @@ from steptime.hardware.system import System
 from steptime.lecture.current_figures import domain_chips
 from steptime.models.model import Model, with_formats
 from steptime.models.model_loading import KV_FORMATS, load_model, read_model
+from steptime.physics.chip_memory import sequences_that_fit
 from steptime.physics.engine import IDEAL, Engine, engine_for, load_engine
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import legal, most_spread
+from steptime.physics.step import Step, decode_step
+from steptime.svg import PART_NAMES, PARTS
+from steptime.units import show
 from steptime.web.board import Shared, bar_inputs, is_config, is_toml
-
-
-def single_stage_layout(inputs: Shared, chips: int) -> Layout:
-    """Return the layout of one pipeline stage with the most chips of one replica.
-
-    Experts are spread over all chips, with as many data-parallel ranks as possible. Models without experts use tensor
-    parallelism.
-
-    Args:
-        inputs: Inputs of a board; only the bar counts.
-        chips: Number of chips; 0: the scale-up domain.
-
-    Returns:
-        Layout of one replica.
-
-    Raises:
-        WrongField: No layout is legal.
-    """
-    return _layout(bar_inputs(inputs), chips)
-
-
-@lru_cache(maxsize=512)
-def _layout(shared: Shared, chips: int) -> Layout:
-    subject = load_subject(shared)
-    model, system = subject.model, subject.system
-    max_chips = chips or domain_chips(system)
-    layouts = [x for x in legal(model, system, max_chips, microbatches=(1,)) if x.pp == 1 and x.cp == 1]
-    if not layouts:
-        raise WrongField("chips", f"{model.name} has no legal layout on {max_chips:,} chips of {system.name}")
-    return most_spread(layouts)
-
 
 # Models and systems kept in memory.
 LOADED: Final = 256
 PASTED: Final = "pasted"
+Output = TypeVar("Output")
 
 
 class WrongField(InputError):
@@ -81,6 +58,47 @@ class Subject:
     system: System
     engine: Engine
 
+    @property
+    def rent(self) -> float:
+        """Typical rent of a chip [USD/s]; NaN: not known."""
+        return float(np.asarray(self.system.rent.typical))
+
+
+@dataclass(frozen=True, slots=True)
+class Replica(Subject):
+    """The model, system and engine of a board, with the layout of one replica."""
+
+    layout: Layout
+
+    @property
+    def chips(self) -> int:
+        """Chips of the replica."""
+        return int(self.layout.chips)
+
+    def step(self, batch: Any, context: Any) -> Step:
+        """Return decode steps of the full model.
+
+        Args:
+            batch: Sequences.
+            context: Tokens of each sequence.
+
+        Returns:
+            Steps, with the common shape of the arguments.
+        """
+        return decode_step(self.model, self.system, batch=batch, context=context, layout=self.layout, engine=self.engine)
+
+    def room(self, context: Any) -> Any:
+        """Return the sequences that fit the memory.
+
+        Args:
+            context: Tokens of each sequence.
+
+        Returns:
+            Sequences, with the shape of `context`; not below 0.
+        """
+        fits = sequences_that_fit(self.model, self.system, context=context, layout=self.layout, engine=self.engine)
+        return np.maximum(fits, 0.0)
+
 
 @cache
 def names(kind: str) -> dict[str, str]:
@@ -96,21 +114,9 @@ def names(kind: str) -> dict[str, str]:
     for name, path in files(kind).items():
         names_by_alias[folded(name)] = name
         data = read_file(path)
-        for alias in data.get("aliases", ()):
+        for alias in (*data.get("aliases", ()), data.get("name", name)):
             names_by_alias.setdefault(folded(alias), name)
-        if isinstance(data.get("name"), str):
-            names_by_alias.setdefault(folded(data["name"]), name)
     return names_by_alias
-
-
-def _catalog_file(kind: str, name: str) -> Path:
-    """Return the file of a catalogue name; no other file is ever opened."""
-    names_by_alias = names(kind)
-    if folded(name) not in names_by_alias:
-        raise UnknownName(
-            kind.removesuffix("s"), name, [*dict.fromkeys(names_by_alias.values()), *names_by_alias], "The list shows all."
-        )
-    return files(kind)[names_by_alias[folded(name)]]
 
 
 def catalogue_file(kind: str, name: object) -> Path:
@@ -129,7 +135,11 @@ def catalogue_file(kind: str, name: object) -> Path:
     """
     if not isinstance(name, str):
         raise RangeError(f"{kind.removesuffix('s')} must be a name of the catalogue, not {short_repr(name)}")
-    return _catalog_file(kind, name)
+    names_by_alias = names(kind)
+    if folded(name) not in names_by_alias:
+        every = [*dict.fromkeys(names_by_alias.values()), *names_by_alias]
+        raise UnknownName(kind.removesuffix("s"), name, every, "The list shows all.")
+    return files(kind)[names_by_alias[folded(name)]]
 
 
 def catalog_model(name: str, kv: str = "") -> Model:
@@ -145,7 +155,7 @@ def catalog_model(name: str, kv: str = "") -> Model:
     Raises:
         UnknownName: The catalogue has no such model.
     """
-    return load_model(_catalog_file("models", name), kv=kv)
+    return load_model(catalogue_file("models", name), kv=kv)
 
 
 def load_subject(inputs: Shared) -> Subject:
@@ -161,15 +171,91 @@ def load_subject(inputs: Shared) -> Subject:
         WrongField: An input is invalid.
     """
     return Subject(
-        _read_field("model", _model, inputs.model, inputs.weights, inputs.kv),
-        system := _read_field("system", _system, inputs.system),
-        _read_field("engine", _engine, system, inputs.engine),
+        at_field("model", _model, inputs.model, inputs.weights, inputs.kv),
+        system := at_field("system", _system, inputs.system),
+        at_field("engine", _engine, system, inputs.engine),
     )
 
 
-def _read_field(field: str, reader: Any, *arguments: Any) -> Any:
+def refuse_long_context(model: Model, context: int) -> None:
+    """Raise an error if a context is too long for a model.
+
+    Args:
+        model: The model.
+        context: Tokens of each sequence.
+
+    Raises:
+        WrongField: The context is too long.
+    """
+    if context > model.max_context:
+        raise WrongField("context", f"the longest context of this model is {model.max_context:,.0f} tokens")
+
+
+def require_rent(subject: Subject, product: str) -> float:
+    """Return the typical rent of a chip.
+
+    Args:
+        subject: Subject of a board.
+        product: What has no price without a rent, for the message.
+
+    Returns:
+        USD per second.
+
+    Raises:
+        WrongField: The rent is not known.
+    """
+    if not np.isfinite(subject.rent):
+        raise WrongField("system", f"the rent of {subject.system.name} is not known, so {product} has no price")
+    return subject.rent
+
+
+def load_replica(inputs: Shared, chips: int) -> Replica:
+    """Return the model, system and engine of the bar on one pipeline stage with the most chips of one replica.
+
+    Experts are spread over all chips, with as many data-parallel ranks as possible. Models without experts use tensor
+    parallelism.
+
+    Args:
+        inputs: Inputs of a board; only the bar counts.
+        chips: Number of chips; 0: the scale-up domain.
+
+    Returns:
+        Model, system, engine and layout.
+
+    Raises:
+        WrongField: An input is invalid, or no layout is legal.
+    """
+    return _replica(bar_inputs(inputs), chips)
+
+
+@lru_cache(maxsize=512)
+def _replica(bar: Shared, chips: int) -> Replica:
+    subject = load_subject(bar)
+    model, system = subject.model, subject.system
+    max_chips = chips or domain_chips(system)
+    layouts = [x for x in legal(model, system, max_chips, microbatches=(1,)) if x.pp == 1 and x.cp == 1]
+    if not layouts:
+        raise WrongField("chips", f"{model.name} has no legal layout on {max_chips:,} chips of {system.name}")
+    return Replica(model, system, subject.engine, most_spread(layouts))
+
+
+def at_field(field: str, function: Callable[..., Output], *arguments: Any, **options: Any) -> Output:
+    """Call a function, and name the field of the page in the errors of its input.
+
+    Args:
+        field: Name of the input.
+        function: The function.
+        *arguments: Its arguments.
+        **options: Its arguments by name.
+
+    Returns:
+        What the function returns.
+
+    Raises:
+        WrongField: The input is invalid.
+    """
     try:
-        return reader(*arguments)
+        return function(*arguments, **options)
     except WrongField:
         raise
     except InputError as error:
@@ -205,7 +291,7 @@ def _model(text: str, weights: str, kv: str) -> Model:
 @lru_cache(maxsize=LOADED)
 def _system(text: str) -> System:
     if not is_toml(text):
-        return load_system(_catalog_file("systems", text))
+        return load_system(catalogue_file("systems", text))
     try:
         # Very many dots would make the parser recurse too deeply.
         data = tomllib.loads(text) if text.count(".") < 10_000 else {}
@@ -216,7 +302,7 @@ def _system(text: str) -> System:
     chip = data.get("chip")
     # A chip by name must be in the catalogue; the loader alone would also open a path.
     if isinstance(chip, str):
-        _catalog_file("chips", chip)
+        catalogue_file("chips", chip)
     # The loader reads files only, so the pasted text goes through a temporary file.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{PASTED}.toml"
@@ -248,3 +334,128 @@ def listed() -> Iterator[tuple[str, list[dict[str, str]]]]:
             data = read_file(path)
             options.append({"name": data.get("name", name) if kind == "models" else name, "title": str(data.get("title", ""))})
         yield kind, options + ([{"name": IDEAL.name, "title": IDEAL.title}] if kind == "engines" else [])
+
+
+# --- the commands and calls that give the answer of a board --------------------------------------------------------------
+
+PARALLEL_AXES: Final = ("tp", "dp", "ep", "pp", "cp")
+
+
+def subject_names(inputs: Shared) -> tuple[str, str]:
+    """Return the model and the system as a command names them.
+
+    For a pasted text it is the name of a file to save it in.
+
+    Args:
+        inputs: Inputs of the bar.
+
+    Returns:
+        Model and system.
+    """
+    model = "config.json" if is_config(inputs.model) else inputs.model
+    system = "system.toml" if is_toml(inputs.system) else inputs.system
+    return model, system
+
+
+def command(name: str, inputs: Shared, options: Mapping[str, Any]) -> str:
+    """Return a steptime command; options with empty values are left out.
+
+    Args:
+        name: Name of the command.
+        inputs: Inputs of the bar.
+        options: Values by option.
+
+    Returns:
+        Shell command.
+
+    >>> command("step", Shared(model="llama-3.1-8b", system="hgx-h100"), {"--batch": 64, "--context": 4096})
+    'steptime step llama-3.1-8b hgx-h100 --batch 64 --context 4096'
+    """
+    words = ["steptime", *name.split(), *subject_names(inputs)]
+    for option, value in {"--engine": inputs.engine, "--weights": inputs.weights, "--kv": inputs.kv, **options}.items():
+        if value not in ("", None):
+            words += [option, f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join(words)
+
+
+def loaded(inputs: Shared) -> tuple[str, str]:
+    """Return the model and the system as Python expressions.
+
+    Args:
+        inputs: Inputs of the bar.
+
+    Returns:
+        Names, or a call of `st.load_model` for other number formats.
+    """
+    model, system = subject_names(inputs)
+    formats = [f"{field}={getattr(inputs, field)!r}" for field in ("weights", "kv") if getattr(inputs, field)]
+    return (f"st.load_model({', '.join([repr(model), *formats])})" if formats else repr(model)), repr(system)
+
+
+def with_engine(inputs: Shared) -> str:
+    """Return the engine of the bar as the last argument of a Python call.
+
+    Args:
+        inputs: Inputs of the bar.
+
+    Returns:
+        Text such as ", engine='vllm'"; empty for the default engine.
+    """
+    return f", engine={inputs.engine!r}" if inputs.engine else ""
+
+
+def layout_options(layout: Layout) -> dict[str, int]:
+    """Return the command-line options of a layout; sizes of 1 are left out.
+
+    Args:
+        layout: The layout.
+
+    Returns:
+        Sizes by option, such as --tp.
+    """
+    return {f"--{name}": int(getattr(layout, name)) for name in PARALLEL_AXES if int(getattr(layout, name)) > 1}
+
+
+def step_command(inputs: Any, replica: Replica) -> str:
+    """Return the command that computes a decode step.
+
+    Args:
+        inputs: Inputs of a board with a batch and a context.
+        replica: Subject and layout of one replica.
+
+    Returns:
+        Shell command.
+    """
+    return command("step", inputs, {"--batch": inputs.batch, "--context": inputs.context, **layout_options(replica.layout)})
+
+
+def decode_call(inputs: Any, replica: Replica) -> str:
+    """Return the Python call that computes a decode step.
+
+    Args:
+        inputs: Inputs of a board with a batch and a context.
+        replica: Subject and layout of one replica.
+
+    Returns:
+        Python expression.
+    """
+    sizes = ", ".join(f"{option[2:]}={size}" for option, size in layout_options(replica.layout).items())
+    subject = f"{', '.join(loaded(inputs))}, batch={inputs.batch}, context={inputs.context}"
+    return f"st.decode_step({subject}, layout=st.Layout({sizes}){with_engine(inputs)}).total"
+
+
+def show_step_sum(parts: Mapping[str, float], total: float) -> str:
+    """Return the step time as a sum of its parts.
+
+    Args:
+        parts: Seconds by part.
+        total: Seconds of the step.
+
+    Returns:
+        Line of text.
+
+    >>> show_step_sum({"compute": 1e-3, "weights": 2e-3, "kv": 0.0, "network": 0.0, "overhead": 0.0}, 3e-3)
+    'step = 1.00 ms arithmetic + 2.00 ms weights = 3.00 ms'
+    """
+    listed = " + ".join(f"{show(parts[name], 's')} {PART_NAMES[name]}" for name in PARTS if parts[name] > 0)
+    return f"step = {listed} = {show(total, 's')}"

@@ -1,22 +1,18 @@
-"""Speed against cost of a decoded token, full model and blackboard, with a cache.
-
-Plans of the boards with a cache, for rough answers while a slider moves.
-"""
+"""Plans and curves of speed against cost, kept for rough answers while a slider moves."""
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from steptime.blackboard.decode_latency import step_seconds
 from steptime.blackboard.token_cost import cost_per_token
-from steptime.blackboard.training_compute import optimal_batch
 from steptime.errors import Impossible, InputError
 from steptime.hardware.rental_prices import usd
 from steptime.lecture.current_figures import Pair, build_pair
@@ -27,11 +23,48 @@ from steptime.planning.planner import plan
 from steptime.planning.workload import Slo, Workload
 from steptime.svg import in_colours
 from steptime.units import HOUR, MILLION
-from steptime.web.board import Shared, bar_inputs
-from steptime.web.page_subject import WrongField, load_subject
+from steptime.web.board import Shared, bar_inputs, columns
+from steptime.web.page_subject import WrongField, load_subject, with_engine
 
-# Curves kept in memory.
-MAX_CURVES: Final = 256
+# Answers kept in memory: of each kind, subjects with a rough answer, and answers of one subject.
+MAX_KEPT, MAX_SUBJECTS, MAX_OF_SUBJECT = 256, 64, 16
+
+
+class Newest:
+    """The newest answers of each subject, from which rough answers come.
+
+    distance: function of two keys; the answer with the smallest distance is the nearest.
+    """
+
+    def __init__(self, distance: Callable[[Any, Any], float]) -> None:
+        self.distance = distance
+        self.answers: OrderedDict[Shared, dict[Any, Any]] = OrderedDict()
+
+    def keep(self, bar: Shared, key: Any, answer: Any) -> None:
+        """Keep an answer, and drop the oldest ones.
+
+        Args:
+            bar: Inputs of the bar.
+            key: Other inputs.
+            answer: Answer for them.
+        """
+        earlier = self.answers.pop(bar, {})
+        self.answers[bar] = dict([(key, answer), *(pair for pair in earlier.items() if pair[0] != key)][:MAX_OF_SUBJECT])
+        while len(self.answers) > MAX_SUBJECTS:
+            self.answers.popitem(last=False)
+
+    def nearest(self, bar: Shared, key: Any) -> Any:
+        """Return the kept answer of a subject with the nearest inputs.
+
+        Args:
+            bar: Inputs of the bar.
+            key: Other inputs.
+
+        Returns:
+            The answer; None if no answer of this subject is kept.
+        """
+        by_key = self.answers.get(bar, {})
+        return by_key[min(by_key, key=lambda kept_key: self.distance(kept_key, key))] if by_key else None
 
 
 @dataclass(frozen=True)
@@ -71,12 +104,8 @@ class Curves:
         Returns:
             Speed [tok/s] and cost per million tokens, with the shape of `batch`.
         """
-        pair = self.pair
-        seconds = step_seconds(
-            batch, pair.context, active=pair.active, total=pair.total, weight_bytes=pair.bytes_of_weight,
-            kv_bytes_per_token=pair.kv_bytes, mac_rate=pair.mac_rate, bandwidth=pair.bandwidth,
-        )  # fmt: skip
-        return 1 / seconds, cost_per_token(seconds, batch, pair.chips, self.cost_per_chip_second)
+        seconds = self.pair.step_seconds(batch)
+        return 1 / seconds, cost_per_token(seconds, batch, self.pair.chips, self.cost_per_chip_second)
 
     def closed_at(self, speed: float) -> float | None:
         """Return the cost of the closed form at a speed.
@@ -114,7 +143,7 @@ class Curves:
         return labels
 
 
-_cache: OrderedDict[tuple[Shared, int], Curves] = OrderedDict()
+_NEWEST_CURVES = Newest(lambda first, second: abs(math.log(first / second)))
 
 
 def cached_curves(inputs: Shared, context: int, *, rough: bool = False) -> Curves:
@@ -123,43 +152,32 @@ def cached_curves(inputs: Shared, context: int, *, rough: bool = False) -> Curve
     Args:
         inputs: Inputs of a board.
         context: Tokens of each sequence.
-        rough: Whether the curves of the last context are enough, if there are any.
+        rough: Whether the curves of the nearest known context are enough, if there are any.
 
     Returns:
         The curves.
     """
-    shared = bar_inputs(inputs)
-    key = shared, context
-    if rough and key not in _cache:
-        last = next((curves for (cached_inputs, _), curves in reversed(list(_cache.items())) if cached_inputs == shared), None)
-        if last is not None:
-            return last
-    _cache[key] = curves = _cache.get(key) or _compute_curves(shared, context)
-    _cache.move_to_end(key)
-    if len(_cache) > MAX_CURVES:
-        _cache.popitem(last=False)
+    bar = bar_inputs(inputs)
+    nearest = _NEWEST_CURVES.nearest(bar, context) if rough else None
+    if nearest is not None:
+        curves: Curves = nearest
+        return curves
+    curves = _curves(bar, context)
+    _NEWEST_CURVES.keep(bar, context, curves)
     return curves
 
 
-def _compute_curves(shared: Shared, context: int) -> Curves:
-    subject = load_subject(shared)
+@lru_cache(maxsize=MAX_KEPT)
+def _curves(bar: Shared, context: int) -> Curves:
+    subject = load_subject(bar)
     pair = build_pair(subject.model, subject.system, context=context)
     full = full_model_front(subject.model, subject.system, subject.engine, pair)
-    rent = float(np.asarray(subject.system.rent.typical))
-    # Sequences whose caches fit the memory next to the weights.
-    room = (pair.capacity - pair.bytes_of_weight * pair.total) / max(pair.kv_bytes * context, 1e-9)
-    best = float(optimal_batch(pair.balance, pair.sparsity, context, pair.knee))
     # Without a known rent, cost is in chip-hours.
-    has_rent = math.isfinite(rent)
+    rent, unit = (subject.rent, "USD") if math.isfinite(subject.rent) else (1 / HOUR, "chip-h")
     return Curves(
         context=context, pair=pair, full=full, pareto_indices=pareto(1 / full.seconds, -full.chip_seconds),
-        max_batch=min(best, room),
-        cost_per_chip_second=rent * MILLION if has_rent else MILLION / HOUR, unit="USD" if has_rent else "chip-h",
+        max_batch=min(pair.best_batch, pair.room), cost_per_chip_second=rent * MILLION, unit=unit,
     )  # fmt: skip
-
-
-# Plans kept in memory.
-MAX_PLANS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,71 +203,31 @@ class PlanOutcome:
     plan: Plan | None = None
     reason: str = ""
 
-    @property
-    def feasible(self) -> bool:
-        """Whether the plan meets its limits."""
-        return self.plan is not None and self.plan.feasible
 
-
-# The newest plans of each subject.
-_last: OrderedDict[Shared, list[PlanOutcome]] = OrderedDict()
-
-
-def planned(inputs: Shared, spec: PlanSpec) -> PlanOutcome:
-    """Return the cheapest deployment for a workload.
-
-    Args:
-        inputs: Inputs of a board; the bar names model, system and engine.
-        spec: Workload and limits.
-
-    Returns:
-        The plan, or the reason why nothing fits.
-
-    Raises:
-        WrongField: An input is invalid.
-    """
-    shared = bar_inputs(inputs)
-    outcome = _planned(shared, spec)
-    if outcome.plan is not None and outcome.plan.front:
-        other_outcomes = [previous for previous in _last.pop(shared, []) if previous.spec != spec]
-        _last[shared] = [outcome, *other_outcomes][:16]
-        while len(_last) > MAX_PLANS // 4:
-            _last.popitem(last=False)
-    return outcome
-
-
-@lru_cache(maxsize=MAX_PLANS)
-def _planned(shared: Shared, spec: PlanSpec) -> PlanOutcome:
-    subject = load_subject(shared)
+@lru_cache(maxsize=MAX_KEPT)
+def _planned(bar: Shared, spec: PlanSpec) -> PlanOutcome:
+    """Return the cheapest deployment for a workload, or the reason why nothing fits."""
+    subject = load_subject(bar)
     workload = Workload(input_tokens=spec.prompt, output_tokens=spec.output)
     limits = Slo(tpot=1 / spec.speed, ttft=spec.ttft)
-    options: dict[str, Any] = {
-        "chips": spec.chips or None,
-        "engine": subject.engine,
-        "alternatives": False,
-        "elasticities": False,
-    }
     try:
-        return PlanOutcome(spec=spec, plan=plan(subject.model, subject.system, workload, limits, **options))
+        best = plan(
+            subject.model, subject.system, workload, limits, chips=spec.chips or None, engine=subject.engine,
+            alternatives=False, elasticities=False,
+        )  # fmt: skip
+        return PlanOutcome(spec=spec, plan=best)
     except Impossible as problem:
         return PlanOutcome(spec=spec, reason=str(problem))
     except InputError as problem:
         raise WrongField("chips" if spec.chips else "system", str(problem)) from None
 
 
-def nearest(inputs: Shared, spec: PlanSpec) -> PlanOutcome | None:
-    """Return the kept plan with the nearest workload.
+def _spec_distance(first: PlanSpec, second: PlanSpec) -> float:
+    lengths = sum(abs(math.log(getattr(first, name) / getattr(second, name))) for name in ("prompt", "output", "ttft"))
+    return lengths + abs(math.log((1 + first.chips) / (1 + second.chips)))
 
-    Args:
-        inputs: Inputs of a board; the bar names model, system and engine.
-        spec: Workload and limits.
 
-    Returns:
-        The plan; None if no plan of this subject is kept.
-    """
-    shared = bar_inputs(inputs)
-    outcomes = _last.get(shared, [])
-    return min(outcomes, key=lambda outcome: _spec_distance(outcome.spec, spec), default=None)
+_NEWEST_PLANS = Newest(_spec_distance)
 
 
 def answered(inputs: Shared, spec: PlanSpec, *, rough: bool) -> tuple[PlanOutcome, Point | None, bool]:
@@ -262,46 +240,20 @@ def answered(inputs: Shared, spec: PlanSpec, *, rough: bool) -> tuple[PlanOutcom
 
     Returns:
         The plan, its chosen point (None: no point meets the limits), and whether the answer is rough.
+
+    Raises:
+        WrongField: An input is invalid.
     """
-    nearest_outcome = nearest(inputs, spec) if rough else None
-    outcome = nearest_outcome or planned(inputs, spec)
-    if outcome.plan is None:
-        return outcome, None, False
-    if nearest_outcome is not None:
-        return outcome, cheapest(outcome.plan.front, spec.speed), True
-    return outcome, chosen_point(outcome.plan) if outcome.plan.feasible else None, False
-
-
-def same_but_speed(first: PlanSpec, second: PlanSpec) -> bool:
-    """Return whether two workloads have the same front: they differ only in speed.
-
-    Args:
-        first: Workload and limits.
-        second: Workload and limits.
-
-    Returns:
-        True if only the speed differs.
-    """
-    return replace(first, speed=1.0) == replace(second, speed=1.0)
-
-
-def _spec_distance(first: PlanSpec, second: PlanSpec) -> float:
-    lengths = sum(abs(math.log(getattr(first, name) / getattr(second, name))) for name in ("prompt", "output", "ttft"))
-    return lengths + abs(math.log((1 + first.chips) / (1 + second.chips)))
-
-
-def cheapest(points: tuple[Point, ...], speed: float) -> Point | None:
-    """Return the cheapest point of a front at a minimum speed.
-
-    Args:
-        points: Points of a front, fastest first.
-        speed: Minimum speed of each user [tok/s].
-
-    Returns:
-        The point; None if no point is fast enough.
-    """
-    fast = [point for point in points if point.tokens_per_second_per_user >= speed]
-    return fast[-1] if fast else None
+    bar = bar_inputs(inputs)
+    nearest = _NEWEST_PLANS.nearest(bar, spec) if rough else None
+    if nearest is not None:
+        # The points of a front are ordered by speed, fastest first, and with it by cost.
+        fast = [point for point in nearest.plan.front if point.tokens_per_second_per_user >= spec.speed]
+        return nearest, fast[-1] if fast else None, True
+    outcome = _planned(bar, spec)
+    if outcome.plan is not None and outcome.plan.front:
+        _NEWEST_PLANS.keep(bar, spec, outcome)
+    return outcome, chosen_point(outcome.plan) if outcome.plan is not None and outcome.plan.feasible else None, False
 
 
 def cost_and_unit(point: Point) -> tuple[float, str]:
@@ -357,8 +309,7 @@ def resource_bars(plan: Plan | None) -> dict[str, list[Any]]:
             sizes = [float(np.asarray(amount)) for amount in parts.values()]
             for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
                 rows.append((f"{role} {name}".strip(), part, (end - size) / total, end / total, size, total, unit))
-    names = ("row", "part", "start", "end", "size", "whole", "unit")
-    return {name: [row[column] for row in rows] for column, name in enumerate(names)}
+    return columns("row part start end size whole unit", rows)
 
 
 def chip_roles(plan: Plan | None) -> dict[str, list[Any]]:
@@ -372,26 +323,26 @@ def chip_roles(plan: Plan | None) -> dict[str, list[Any]]:
     """
     rows = [(pool.role, n // int(pool.layout.chips)) for pool in (plan.pools if plan else ()) for n in range(pool.chips)]
     rows += [("idle", 0)] * (plan.idle_chips if plan else 0)
-    return {"role": [role for role, _ in rows], "replica": [replica for _, replica in rows]}
+    return columns("role replica", rows)
 
 
-def plan_call(kind: str, subject: str, spec: PlanSpec, engine: str) -> str:
+def plan_call(kind: str, subject: str, spec: PlanSpec, inputs: Shared) -> str:
     """Return the call of `st.plan` or `st.compare`.
 
     Args:
         kind: plan or compare.
         subject: Model and system as Python expressions.
         spec: Workload and limits.
-        engine: Name of the engine; empty: the default.
+        inputs: Inputs of a board; the bar names the engine.
 
     Returns:
         Python expression.
 
-    >>> print(plan_call("plan", "'m', 's'", PlanSpec(prompt=10, output=5, speed=20, ttft=2), ""))
+    >>> print(plan_call("plan", "'m', 's'", PlanSpec(prompt=10, output=5, speed=20, ttft=2), Shared()))
     st.plan('m', 's', st.Workload(input_tokens=10, output_tokens=5),
             st.Slo(tpot=1 / 20, ttft=2))
     """
-    options = (f", chips={spec.chips}" if spec.chips else "") + (f", engine={engine!r}" if engine else "")
+    options = (f", chips={spec.chips}" if spec.chips else "") + with_engine(inputs)
     return (
         f"st.{kind}({subject}, st.Workload(input_tokens={spec.prompt}, output_tokens={spec.output}),\n"
         f"{' ' * (len(kind) + 4)}st.Slo(tpot=1 / {spec.speed:g}, ttft={spec.ttft:g}){options})"

@@ -1,30 +1,32 @@
-"""Start the page: find a port, run processes under a watchdog, open a browser."""
+"""The server of the page: its port, its limits, its shield against harmful requests, and workers under a watchdog."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import os
-import selectors
 import signal
 import socket
 import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from ctypes import c_double, sizeof
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from errno import EACCES, EADDRINUSE
+from mmap import mmap
+from multiprocessing import get_context
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 import uvicorn
 
 from steptime.errors import InputError, RangeError
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-
-    from steptime.web.request_limits import Limits
 
 MOST_PROCESSES: Final = 4
 # Ports to try, from the given one on.
@@ -32,7 +34,30 @@ PORTS: Final = 20
 # Connections of a process.
 CONNECTIONS: Final = 1024
 LOCAL: Final = ("127.0.0.1", "::1", "localhost")
+# The same names, as requests write them.
+LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 LOG: Final = logging.getLogger("uvicorn.error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits on requests and answers.
+
+    body: largest body of a request [bytes]. arrival: time in which the body must arrive [s]. seconds: longest time of
+    an answer [s]. waiting: requests at once. stuck [s]: if abandoned work runs longer, the watchdog replaces the
+    process.
+
+    workers: answers of quick boards that run at once. Slow boards have one worker and a queue of `queue` requests, so
+    that they delay only each other.
+    """
+
+    body: int = 262_144
+    arrival: float = 10.0
+    seconds: float = 20.0
+    waiting: int = 256
+    workers: int = 4
+    queue: int = 16
+    stuck: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +100,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
             listening.listen(CONNECTIONS)
         except OSError as error:
             listening.close()
-            # Address in use on Linux, in use on macOS, not permitted: try the next port.
-            if error.errno not in (98, 48, 13):
+            # If the port is in use or not permitted, try the next one.
+            if error.errno not in (EADDRINUSE, EACCES):
                 raise InputError(f"--host {host}: {error.strerror or error}") from None
             continue
         return listening
@@ -105,28 +130,128 @@ def answered_hosts(host: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
     Returns:
         Names of this machine, the address itself, and the allowed names.
     """
-    from steptime.web.app import LOOPBACK
-
     address = () if host in ("0.0.0.0", "::", *LOCAL) else (f"[{host}]" if ":" in host else host,)
     return (*LOOPBACK, *address, *allowed)
 
 
-def _is_forkable() -> bool:
-    """Return whether this process can fork safely: on Linux with one thread."""
-    try:
-        return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
-    except OSError:
-        return False
+# Hash of the only style that Observable Plot 0.6.17 adds to its pictures.
+PLOT_STYLE: Final = "'sha256-jSYQUrW7J0b3jPqhZP9C2Xh1PyJKHKXd4s0fpGGKrww='"
+# The page may load only its own files, and no inline scripts or styles.
+POLICY: Final = (
+    f"default-src 'none'; script-src 'self'; style-src 'self' {PLOT_STYLE}; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-cache"),
+    (b"content-security-policy", POLICY.encode()),
+)
 
 
-def _warm() -> None:
-    """Compute the first answers of the page before the first request."""
-    from steptime.web.app import start_bytes
-    from steptime.web.board import load_boards
+class Shield:
+    """Middleware that refuses harmful requests and sets the security headers.
 
-    start_bytes()
-    first = next(iter(load_boards().values()))
-    first.answer(first.inputs.model_validate({}))
+    It refuses requests that are too large, too slow, too many, or from another site. `hosts` are names of the server
+    behind a proxy, with any port.
+    """
+
+    def __init__(self, app: Any, limits: Limits, hosts: tuple[str, ...] = ()) -> None:
+        self.app, self.limits, self.hosts, self.open = app, limits, hosts, 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request to the application, or refuse it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def headed(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
+            await send(message)
+
+        if scope["path"].startswith("/api/") and self._is_of_another_site(dict(scope["headers"])):
+            await _say(headed, 403, "requests from other sites are refused; open the page itself")
+            return
+        if self.open >= self.limits.waiting:
+            await _say(headed, 503, f"more than {self.limits.waiting} requests are waiting; try again later")
+            return
+        self.open += 1
+        try:
+            # The body is read before the application runs, so that a slow client holds no worker.
+            has_body = scope["method"] not in ("GET", "HEAD", "OPTIONS")
+            body = await self._body(receive) if has_body else b""
+            if body == 413:
+                await _say(headed, 413, f"a request must have at most {self.limits.body:,} bytes")
+            elif body == 408:
+                await _say(headed, 408, "the request did not arrive in time")
+            else:
+                messages = [{"type": "http.request", "body": body, "more_body": False}] if has_body else []
+
+                async def replay() -> Any:
+                    return messages.pop() if messages else await receive()
+
+                await self.app(scope, replay, headed)
+        finally:
+            self.open -= 1
+
+    def _is_of_another_site(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Return whether a browser sent the request from another site.
+
+        Programs other than browsers send neither header.
+        """
+        if headers.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
+            return True
+        if (origin := headers.get(b"origin")) is None:
+            return False
+        try:
+            origin_url = urlsplit(origin.decode("latin-1"))
+            host = origin_url.hostname
+        except ValueError:
+            return True
+        return origin_url.netloc.encode("latin-1") != headers.get(b"host") and host not in self.hosts
+
+    async def _body(self, receive: Any) -> bytes | int:
+        """Return the body of a request, or the status code of a refusal."""
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self.limits.arrival):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return 408
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > self.limits.body:
+                        return 413
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+        except TimeoutError:
+            return 408
+
+
+def problem(words: str, field: str = "", *loc: str) -> dict[str, Any]:
+    """Return the body of a refusal.
+
+    Args:
+        words: Error message.
+        field: Name of the invalid input; empty: none.
+        loc: Location of the input in the request.
+
+    Returns:
+        Refusal for JSON, in FastAPI's form.
+    """
+    return {"detail": [{"loc": list(loc), "field": field, "msg": words}]}
+
+
+async def _say(send: Any, status: int, words: str) -> None:
+    body = json.dumps(problem(words)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class Worker(uvicorn.Server):
@@ -169,27 +294,26 @@ class Worker(uvicorn.Server):
                 connection.transport.close()
 
 
-@dataclass(slots=True)
-class Process:
-    """A worker of the watchdog: its pipe, its start and its last sign of life [s]."""
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A worker of the watchdog, with its start [s] and the time of its last sign of life [s], which it writes itself."""
 
-    pid: int
-    pipe: int
+    process: BaseProcess
     start: float
-    heard: float
+    heard: c_double
 
 
 @dataclass
 class Watchdog:
     """Keeps `count` workers running; it replaces workers that end or are silent.
 
-    `work` serves in the new process. It gets a function that sends a sign of life, and returns when it ends.
+    `work` serves in the new process. It gets a function that gives a sign of life, and returns when it ends.
     """
 
     work: Callable[[Callable[[], None]], None]
     count: int
     patience: Patience
-    processes: list[Process] = field(default_factory=list)
+    children: list[Child] = field(default_factory=list)
 
     def run(self, started: Callable[[], None]) -> None:
         """Start the workers, call `started`, and watch until an interrupt or SIGTERM.
@@ -197,7 +321,7 @@ class Watchdog:
         Args:
             started: Function to call once the workers run.
         """
-        before = signal.signal(signal.SIGTERM, _terminate)
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
             for _ in range(self.count):
                 self._start()
@@ -213,178 +337,87 @@ class Watchdog:
             signal.signal(signal.SIGTERM, before)
 
     def _start(self) -> None:
-        reads, writes = os.pipe()
-        if pid := os.fork():
-            os.close(writes)
-            now = time.monotonic()
-            self.processes.append(Process(pid, reads, now, now))
-            return
-        code = 1
-        try:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            # A worker must not hold the pipes of the others open, or their end would stay hidden.
-            for pipe in (reads, *(process.pipe for process in self.processes)):
-                os.close(pipe)
-            os.set_blocking(writes, False)
-            self.work(_signs_of_life(writes))
-            code = 0
-        except KeyboardInterrupt:
-            code = 0
-        except BaseException:
-            LOG.exception("a process of the page failed")
-        finally:
-            os._exit(code)
+        now = time.monotonic()
+        # The memory is shared with the copied process.
+        heard = c_double.from_buffer(mmap(-1, sizeof(c_double)))
+        heard.value = now
+        process = get_context("fork").Process(target=self._serve, args=(heard, os.getpid()))
+        process.start()
+        self.children.append(Child(process, now, heard))
+
+    def _serve(self, heard: c_double, watchdog: int) -> None:
+        """Serve in a new process until the watchdog is gone."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+        def beat() -> None:
+            if os.getppid() != watchdog:
+                os._exit(0)
+            heard.value = time.monotonic()
+
+        with suppress(KeyboardInterrupt):
+            self.work(beat)
 
     def _watch(self) -> None:
-        checked = time.monotonic()
+        checked, silence = time.monotonic(), self.patience.silence
         while True:
-            with selectors.DefaultSelector() as selector:
-                for process in self.processes:
-                    selector.register(process.pipe, selectors.EVENT_READ, process)
-                ready = [key.data for key, _ in selector.select(timeout=min(1.0, self.patience.silence / 4))]
+            wait([child.process.sentinel for child in self.children], timeout=min(1.0, silence / 4))
             now = time.monotonic()
-            if now - checked > self.patience.silence / 2:
-                # This process itself was stopped, and perhaps its workers too.
-                for process in self.processes:
-                    process.heard = now
-            checked = now
-            for process in ready:
-                if os.read(process.pipe, 65_536):
-                    process.heard = now
-                else:
-                    self._replace(process, now, "ended")
-            for process in [worker for worker in self.processes if now - worker.heard > self.patience.silence]:
-                self._replace(process, now, f"gave no sign of life for {self.patience.silence:g} s")
+            # If this process itself was stopped, its workers perhaps were too.
+            was_stopped, checked = now - checked > silence / 2, now
+            for child in list(self.children):
+                if was_stopped:
+                    child.heard.value = now
+                if not child.process.is_alive():
+                    self._replace(child, "ended")
+                elif now - child.heard.value > silence:
+                    self._replace(child, f"gave no sign of life for {silence:g} s")
 
-    def _replace(self, process: Process, now: float, cause: str) -> None:
-        # The process may have closed its pipe and still run.
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
-        status = self._reap(process)
-        self.processes.remove(process)
-        LOG.error("process %d of the page %s (%s); another takes its place", process.pid, cause, status)
-        if now - process.start < self.patience.restart:
+    def _replace(self, child: Child, cause: str) -> None:
+        child.process.kill()
+        child.process.join()
+        self.children.remove(child)
+        code = child.process.exitcode or 0
+        status = f"signal {-code}" if code < 0 else f"status {code}"
+        LOG.error("process %d of the page %s (%s); another takes its place", child.process.pid, cause, status)
+        if time.monotonic() - child.start < self.patience.restart:
             time.sleep(self.patience.restart)
         self._start()
 
-    @staticmethod
-    def _reap(process: Process) -> str:
-        os.close(process.pipe)
-        try:
-            code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
-        except ChildProcessError:
-            return "status unknown"
-        return f"signal {-code}" if code < 0 else f"status {code}"
-
     def _end(self) -> None:
-        for process in self.processes:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
+        for child in self.children:
+            child.process.terminate()
         until = time.monotonic() + self.patience.end
-        for process in self.processes:
-            while time.monotonic() < until and _is_running(process.pid):
-                time.sleep(0.02)
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(process.pid, signal.SIGKILL)
-                os.waitpid(process.pid, 0)
-            with suppress(OSError):
-                os.close(process.pipe)
-        self.processes.clear()
+        for child in self.children:
+            child.process.join(max(0.0, until - time.monotonic()))
+            child.process.kill()
+            child.process.join()
+        self.children.clear()
 
 
-def _is_running(pid: int) -> bool:
-    """Return whether a child still runs; an ended child is reaped."""
+def is_forkable() -> bool:
+    """Return whether this process can fork safely: on Linux with one thread.
+
+    Returns:
+        True if a copy of this process works.
+    """
     try:
-        return os.waitpid(pid, os.WNOHANG)[0] == 0
-    except ChildProcessError:
+        return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
+    except OSError:
         return False
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(143)
-
-
-def _signs_of_life(pipe: int) -> Callable[[], None]:
-    """Return a function that sends a sign of life, and exits if the watchdog is gone."""
-
-    def beat() -> None:
-        try:
-            os.write(pipe, b".")
-        except BlockingIOError:
-            # The pipe is full because the watchdog is stopped; the unread signs are enough.
-            pass
-        except OSError:
-            os._exit(0)
-
-    return beat
-
-
-def serve(
-    host: str,
-    port: int,
-    *,
-    browse: bool,
-    announce: Callable[[str], None],
-    allowed: tuple[str, ...] = (),
-    patience: Patience | None = None,
-    limits: Limits | None = None,
-) -> None:
-    """Serve the page until an interrupt, with several processes where fork is safe.
+def open_page(address: str, announce: Callable[[str], None], *, browse: bool) -> None:
+    """Announce the address of the page, and open a browser.
 
     Args:
-        host: Address to listen on.
-        port: First port to try.
+        address: Address of the page.
+        announce: Function that gets the address.
         browse: Whether to open a browser.
-        announce: Function that gets the address of the page.
-        allowed: Further host names that a request may use.
-        patience: Time limits of the server.
-        limits: Sizes, times and numbers of requests.
     """
-    from steptime.web.app import app_for
-
-    patience = patience or Patience()
-    listening = listening_socket(host, port)
-    bound_port = listening.getsockname()[1]
-    url_host = f"[{host}]" if ":" in host else host
-    address = f"http://{'localhost' if host in ('127.0.0.1', '::1') else url_host}:{bound_port}/"
-    app = app_for(hosts=answered_hosts(host, allowed), limits=limits)
-    config = uvicorn.Config(
-        app, host=host, port=bound_port, log_level="warning", timeout_keep_alive=int(patience.idle),
-        limit_concurrency=CONNECTIONS, server_header=False, h11_max_incomplete_event_size=65_536, timeout_graceful_shutdown=2,
-    )  # fmt: skip
-    serve_app(app, config, listening, patience, lambda: _announce(address, announce, browse=browse))
-
-
-def serve_app(
-    app: FastAPI, config: uvicorn.Config, listening: socket.socket, patience: Patience, started: Callable[[], None]
-) -> None:
-    """Serve an application on a socket, under a watchdog where fork is safe.
-
-    Args:
-        app: The application.
-        config: Configuration of uvicorn.
-        listening: Socket that accepts connections.
-        patience: Time limits of the server.
-        started: Function to call once the server runs.
-    """
-
-    def work(beat: Callable[[], None]) -> None:
-        threading.Thread(target=_warm, daemon=True).start()
-        # A process with work that never ends sends no signs of life, so that the watchdog replaces it.
-        Worker(config, patience, lambda: None if app.state.is_stuck() else beat()).run(sockets=[listening])
-
-    if _is_forkable():
-        Watchdog(work, min(len(os.sched_getaffinity(0)), MOST_PROCESSES), patience).run(started)
-    else:
-        started()
-        work(lambda: None)
-
-
-def _announce(address: str, announce: Callable[[str], None], *, browse: bool) -> None:
     announce(address)
     if not browse:
         return
-    if not _is_forkable():
+    if not is_forkable():
         threading.Timer(0.6, webbrowser.open, (address,)).start()
     # A text browser blocks its process, and a thread would prevent the watchdog from forking.
     elif os.fork() == 0:

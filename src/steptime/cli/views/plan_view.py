@@ -1,26 +1,44 @@
-"""Text of a plan: the answer, layout, time by operator, memory, and alternatives."""
+"""Text of a plan: the answer, layout, time by operator, memory, alternatives, and the explanation of its steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.cli.views.step_view import TERM_COLOURS, memory_bar, own_runs, resource_table
-from steptime.cli.views.terminal_plots import front_plot
-from steptime.cli.views.widgets import Grid, bar, beyond_runs, heading, notes, ranged, share_table, table
+from steptime.cli.views.step_view import TERM_COLOURS, bounds, memory_bar, own_runs, resource_table
+from steptime.cli.views.terminal_plots import Axis, Curve, draw, log10, nice
+from steptime.cli.views.widgets import (
+    Form,
+    Grid,
+    bar_table,
+    beyond_runs,
+    footnote,
+    heading,
+    listing,
+    notes,
+    ranged,
+    share_table,
+    sourced,
+    table,
+    write,
+)
 from steptime.hardware.energy import counted_by, power_in_words
 from steptime.hardware.rental_prices import origin_in_words, usd
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.physics.engine import Engine
+from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.uncertainty import SEPARATE_POOLS
 from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.plan_result import (
-    Alternative,
     Plan,
-    Point,
+    Pool,
     chosen_point,
     cost_changes,
     mean_resources,
@@ -28,40 +46,26 @@ from steptime.planning.plan_result import (
     runner_up_dearer,
 )
 from steptime.planning.plan_search import AS_CHEAP
+from steptime.planning.step_explanation import Line, equations, explain_step, sources, step_given
 from steptime.planning.workload import step_yield
 from steptime.units import counted, in_digits, show
 
-# Main figures of a plan: name, field, and the function that writes its value.
-FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("USD/M output", "usd_per_million_output_tokens", usd),
-    ("Speed/user", "tokens_per_second_per_user", lambda x: f"{in_digits(x)} tok/s"),
-    ("First token", "ttft", lambda x: show(x, "s")),
-    ("Output/chip", "tokens_per_second_per_chip", lambda x: f"{in_digits(x)} tok/s"),
+# Main figures of a plan: name, field, and form of the value.
+FIGURES: tuple[tuple[str, str, Form], ...] = (
+    ("USD/M output", "usd_per_million_output_tokens", "USD"),
+    ("Speed/user", "tokens_per_second_per_user", "digits tok/s"),
+    ("First token", "ttft", "s"),
+    ("Output/chip", "tokens_per_second_per_chip", "digits tok/s"),
 )
 AXES = {
-    "tp": "tensor-parallel ranks",
-    "pp": "pipeline stages",
-    "dp": "data-parallel ranks of attention",
-    "ep": "expert-parallel ranks",
-    "cp": "context-parallel ranks",
-    "mb": "micro-batches in flight",
-    "x": "replicas",
+    "tp": "tensor-parallel ranks", "pp": "pipeline stages", "dp": "data-parallel ranks of attention",
+    "ep": "expert-parallel ranks", "cp": "context-parallel ranks", "mb": "micro-batches in flight", "x": "replicas",
     "red": "redundant experts",
-}
+}  # fmt: skip
 # Below this probability of meeting a limit, the answer points to --sure.
 LIKELY = 0.9
-
-
-def has_rent(plan: Plan) -> bool:
-    """Return whether the plan has a cost.
-
-    Args:
-        plan: A plan.
-
-    Returns:
-        Whether the rent of its chips is known.
-    """
-    return math.isfinite(plan.usd_per_second)
+# Rows of the Pareto front.
+FRONT_ROWS = 7
 
 
 def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, full: bool = False) -> RenderableType:
@@ -78,21 +82,33 @@ def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, 
     """
     # Without a plan, the reason comes first; the Pareto front shows the possible speeds.
     if not plan.feasible:
-        parts: list[RenderableType] = [_impossible(plan), *notes(plan.warnings)]
-        return Group(*parts, Text(), front_plot(plan, width)) if full and plan.front else Group(*parts)
-    parts = [_answer(plan), *replay, _figure_table(plan), _pool_table(plan), *notes(_warnings(plan)), *_money(plan, full=full)]
-    if plan.speculation.drafts:
-        parts.append(Text(f"Speculative decoding: {plan.speculation.text}."))
-    parts.append(Text(plan.why, style="bold"))
-    if not full:
-        return Group(*parts)
+        subject = f"{plan.model} on {counted(plan.chips, 'chip')} of {plan.system}, {_workload(plan)}"
+        reason = Text.assemble(("Not possible: ", "bold red"), f"{plan.reason}. Asked: {subject}.")
+        front = [Text(), _front_chart(plan, width)] if full and plan.front else []
+        return Group(reason, *notes(plan.warnings), *front)
+    drafts = [Text(f"Speculative decoding: {plan.speculation.text}.")] if plan.speculation.drafts else []
+    parts: list[RenderableType | None] = [
+        _answer(plan), *replay, _figure_table(plan), _pool_table(plan), *notes(_warnings(plan)), *_money(plan, full=full),
+        *drafts, Text(plan.why, style="bold"),
+    ]  # fmt: skip
+    if full:
+        parts += [_legend(plan), *_totals(plan), *_memory_bars(plan, width), Text(), _time_tables(plan, width), Text()]
+        parts += [_front_chart(plan, width), *_front_table(plan)]
+        parts += [Text(), _elasticity_table(plan, width)] if has_rent(plan) else []
+        parts += [*_alternative_table(plan), *_speculation_table(plan)]
+    return Group(*(part for part in parts if part is not None))
 
-    # The tables of --full.
-    parts += [_legend(plan), *_totals(plan), *_memory_bars(plan, width), Text(), _time_tables(plan, width), Text()]
-    parts += [front_plot(plan, width), *_front_table(plan)]
-    if has_rent(plan):
-        parts += [Text(), _elasticity_table(plan, width)]
-    return Group(*parts, *_alternative_table(plan), *_speculation_table(plan))
+
+def has_rent(plan: Plan) -> bool:
+    """Return whether the plan has a cost.
+
+    Args:
+        plan: A plan.
+
+    Returns:
+        Whether the rent of its chips is known.
+    """
+    return math.isfinite(plan.usd_per_second)
 
 
 def _workload(plan: Plan) -> str:
@@ -101,20 +117,15 @@ def _workload(plan: Plan) -> str:
     return f"{counted(w.input_tokens, 'token')} in{cached}, {w.output_tokens:,} out"
 
 
-def _impossible(plan: Plan) -> Text:
-    subject = f"{plan.model} on {counted(plan.chips, 'chip')} of {plan.system}, {_workload(plan)}"
-    return Text.assemble(("Not possible: ", "bold red"), f"{plan.reason}. Asked: {subject}.")
-
-
 def _answer(plan: Plan) -> Text:
     """Say what the plan serves, on what, and for how much."""
     idle = f", {plan.idle_chips:,} of them idle" if plan.idle_chips else ""
     subject = f"Serve {plan.model} on {counted(plan.chips, 'chip')} of {plan.system}{idle}"
     if has_rent(plan):
-        cost = ranged(plan.usd_per_million_output_tokens, plan.cost_range, usd)
+        cost = ranged(plan.usd_per_million_output_tokens, plan.cost_range, "USD")
         words = (f" for {cost} per million output tokens", " at full load, input included.")
     else:
-        rate = ranged(plan.tokens_per_second_per_chip, plan.throughput_range, lambda x: f"{in_digits(x)} tok/s")
+        rate = ranged(plan.tokens_per_second_per_chip, plan.throughput_range, "digits tok/s")
         words = (f" at {rate} per chip", ". Its rent is not known.")
     rate = f"{in_digits(plan.requests_per_second)} requests/s"
     return Text.assemble(
@@ -122,52 +133,41 @@ def _answer(plan: Plan) -> Text:
     )
 
 
-def _figures(plan: Plan) -> list[tuple[tuple[str, str, Callable[[float], str]], tuple[float, float] | None]]:
-    """Return the main figures of a plan with their ranges; cost only if the rent is known."""
-    ranges = (plan.cost_range, plan.speed_range, plan.ttft_range, plan.throughput_range)
-    figures = list(zip(FIGURES, ranges, strict=True))
-    return figures if has_rent(plan) else [figures[3], *figures[1:3]]
-
-
 def _figure_table(plan: Plan) -> Grid:
     """Return the plan's figures with their ranges and limits, next to the same layout without losses and the runner-up."""
+    figures = list(zip(FIGURES, (plan.cost_range, plan.speed_range, plan.ttft_range, plan.throughput_range), strict=True))
+    # Without a rent, output per chip stands in place of the cost.
+    figures = figures if has_rent(plan) else [figures[3], *figures[1:3]]
     limits = {
-        "tokens_per_second_per_user": f"≥ {in_digits(1 / plan.slo.tpot)}" if math.isfinite(plan.slo.tpot) else "",
-        "ttft": f"≤ {show(plan.slo.ttft, 's')}" if math.isfinite(plan.slo.ttft) else "",
+        "tokens_per_second_per_user": (f"≥ {in_digits(1 / plan.slo.tpot)}", plan.slo.tpot, plan.slo_probability.get("tpot")),
+        "ttft": (f"≤ {show(plan.slo.ttft, 's')}", plan.slo.ttft, plan.slo_probability.get("ttft")),
     }
-    chances = {"tokens_per_second_per_user": plan.slo_probability.get("tpot"), "ttft": plan.slo_probability.get("ttft")}
-    comparisons = {"Ideal": plan.ideal, "Runner-up": plan.runner_up}
-    points = {title: point for title, point in comparisons.items() if point is not None}
-    figures = _figures(plan)
-    has_limits = any(limits.values())
+    limits = {name: limit for name, limit in limits.items() if math.isfinite(limit[1])}
+    points = {title: point for title, point in (("Ideal", plan.ideal), ("Runner-up", plan.runner_up)) if point is not None}
     has_ranges = any(limit_range for _, limit_range in figures)
-    mine = "This plan (90 % range)" if has_ranges else "This plan"
-    heads = ["", mine, *([f"Limit{' (chance)' if has_ranges else ''}"] if has_limits else []), *points]
+    chance_head, range_head = (" (chance)", " (90 % range)") if has_ranges else ("", "")
+    heads = ["", f"This plan{range_head}", *([f"Limit{chance_head}"] if limits else []), *points]
     grid = table(*heads, numbers=range(1, len(heads)), first_to_go=range(len(heads) - 1, 2, -1))
-    for (name, field, write), limit_range in figures:
-        cells = [ranged(getattr(chosen_point(plan), field), limit_range, write, label="")]
-        if has_limits:
-            chance = chances.get(field) if limits.get(field) and has_ranges else None
-            cells.append(limits.get(field, "") + (f" ({chance:.0%})" if chance is not None else ""))
-        grid.add_row(name, *cells, *(write(getattr(point, field)) for point in points.values()))
+    for (name, field, form), limit_range in figures:
+        cells = [ranged(getattr(chosen_point(plan), field), limit_range, form, label="")]
+        if limits:
+            words, _, chance = limits.get(field, ("", 0.0, None))
+            cells.append(f"{words} ({chance:.0%})" if chance is not None and has_ranges else words)
+        grid.add_row(name, *cells, *(write(getattr(point, field), form) for point in points.values()))
     return grid
 
 
 def _pool_table(plan: Plan) -> Grid:
-    grid = table("Pool", "Replicas x chips", "Layout", "Batch", "Chunk", "Step", numbers=(1, 3, 4, 5), first_to_go=(4, 5))
-    for pool in plan.pools:
-        layout = Layout(
-            **{name: getattr(pool.layout, name) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches", "redundant_experts")}
-        )
-        grid.add_row(
-            pool.role,
-            f"{int(pool.layout.replicas)} x {int(pool.layout.chips)}",
-            show_layout(layout),
-            counted(pool.batch, "prompt") if pool.role == "prefill" else f"{in_digits(pool.batch)} seq",
-            f"{pool.chunk:,} tok" if pool.chunk else "-",
-            show(sum(mean_terms(pool).values()), "s"),
-        )
-    return grid
+    axes = ("tp", "pp", "dp", "ep", "cp", "microbatches", "redundant_experts")
+    return listing(
+        "Pool: {role} | Replicas x chips: {size} | Layout: {layout} | Batch: {batch} | Chunk: {chunk} | Step: {step:s}",
+        plan.pools, numbers=(1, 3, 4), first_to_go=(4, 5),
+        size=lambda pool: f"{int(pool.layout.replicas)} x {int(pool.layout.chips)}",
+        layout=lambda pool: show_layout(Layout(**{name: getattr(pool.layout, name) for name in axes})),
+        batch=lambda pool: counted(pool.batch, "prompt") if pool.role == "prefill" else f"{in_digits(pool.batch)} seq",
+        chunk=lambda pool: f"{pool.chunk:,} tok" if pool.chunk else "-",
+        step=lambda pool: sum(mean_terms(pool).values()),
+    )  # fmt: skip
 
 
 def _warnings(plan: Plan) -> list[str]:
@@ -196,7 +196,12 @@ def _warnings(plan: Plan) -> list[str]:
 
 def _money(plan: Plan, *, full: bool) -> list[Text]:
     """Return the rent with its kind, date and grade, and the energy with its basis."""
-    lines = [f"Rent: {_rent(plan)}."] if has_rent(plan) else []
+    lines = []
+    if has_rent(plan):
+        note = f" ({plan.rent.note})" if plan.rent.note and plan.rent.kind != "given" else ""
+        lines.append(
+            f"Rent: {show(plan.usd_per_second, 'USD/s')} for {counted(plan.chips, 'chip')}, {origin_in_words(plan.rent)}{note}."
+        )
     if has_rent(plan) and full:
         lines.append(
             f"Share of the rent: {usd(plan.prefill_usd_per_million_tokens)} per million input tokens, "
@@ -205,11 +210,6 @@ def _money(plan: Plan, *, full: bool) -> list[Text]:
     if full or math.isfinite(plan.electricity):
         lines.append(_energy(plan))
     return [Text(line) for line in lines if line]
-
-
-def _rent(plan: Plan) -> str:
-    note = f" ({plan.rent.note})" if plan.rent.note and plan.rent.kind != "given" else ""
-    return f"{show(plan.usd_per_second, 'USD/s')} for {counted(plan.chips, 'chip')}, {origin_in_words(plan.rent)}{note}"
 
 
 def _energy(plan: Plan) -> str:
@@ -225,31 +225,23 @@ def _energy(plan: Plan) -> str:
     return words + "."
 
 
-def _legend(plan: Plan) -> Text:
+def _legend(plan: Plan) -> Text | None:
     """Return the meaning of the letters in layouts."""
-    texts: list[str] = [
-        plan.layout_text,
-        plan.runner_up.layout_text if plan.runner_up else "",
-        *(p.layout_text for p in plan.front),
-    ]
+    runner_up = [plan.runner_up.layout_text] if plan.runner_up else []
+    texts = [plan.layout_text, *runner_up, *(point.layout_text for point in plan.front)]
     used_axes = {word.rstrip("0123456789") for text in texts for word in text.split()}
     meanings = "; ".join(f"{axis}: {words}" for axis, words in AXES.items() if axis in used_axes)
     words = f"{meanings}." if meanings else "One chip: no layout is needed."
     if any(pool.role == "prefill" and pool.batch > 1 for pool in plan.pools):
         words += " Batch and step of the prefill pool are maxima; the mean prefill pass has fewer prompts and is shorter."
-    return Text(words, style="bright_black")
+    return footnote(words)
 
 
 def _totals(plan: Plan) -> list[Text]:
     """Return the load of the deployment, the runner-up, and the share of measured runs inside such ranges."""
-    facts = [
-        f"{in_digits(plan.requests_per_second)} requests/s",
-        f"{in_digits(plan.concurrency)} requests in flight",
-        f"{plan.utilisation:.0%} utilization of prefill",
-    ]
-    if plan.transfer_seconds:
-        facts.append(f"{show(plan.transfer_seconds, 's')} of KV transfer per request")
-    lines = [Text("; ".join(facts) + ".")]
+    transfer = f"; {show(plan.transfer_seconds, 's')} of KV transfer per request" if plan.transfer_seconds else ""
+    load = f"{in_digits(plan.requests_per_second)} requests/s; {in_digits(plan.concurrency)} requests in flight"
+    lines = [Text(f"{load}; {plan.utilisation:.0%} utilization of prefill{transfer}.")]
     if plan.runner_up:
         runner_up = plan.runner_up
         lines.append(Text(f"Runner-up: {runner_up.layout_text}, batch {runner_up.batch:,}: {_compared_cost(plan)}."))
@@ -272,11 +264,8 @@ def _compared_cost(plan: Plan) -> str:
 
 
 def _memory_bars(plan: Plan, width: int) -> list[RenderableType]:
-    capacity = show(float(plan.pools[0].memory.capacity), "B")
-    names = {"serve": f"Memory of a chip, {capacity}"}
-    return [
-        memory_bar(pool.memory, width, names.get(pool.role, f"Memory of a {pool.role} chip, {capacity}")) for pool in plan.pools
-    ]
+    titles = {pool.role: "Memory of a chip" if pool.role == "serve" else f"Memory of a {pool.role} chip" for pool in plan.pools}
+    return [memory_bar(pool.memory, width, titles[pool.role]) for pool in plan.pools]
 
 
 def _time_tables(plan: Plan, width: int) -> RenderableType:
@@ -286,81 +275,96 @@ def _time_tables(plan: Plan, width: int) -> RenderableType:
     title = f"Where the {show(plan.tpot, 's')} per token go ({kind})"
     if plan.speculation.drafts:
         title = f"Where the {show(plan.tpot * step_tokens, 's')} per step go ({kind}; {step_tokens:.3g} tokens per user)"
-    return Group(
-        heading(title),
-        share_table(mean_terms(server), TERM_COLOURS, width, "Term"),
-        resource_table(mean_resources(server), width),
-    )
+    terms = share_table(mean_terms(server), TERM_COLOURS, width, "Term")
+    return Group(heading(title), terms, resource_table(mean_resources(server), width))
 
 
-def _front_table(plan: Plan, max_rows: int = 7) -> list[RenderableType]:
+def _front_chart(plan: Plan, width: int) -> RenderableType:
+    """Return speed against throughput on the Pareto front, with the chosen layout marked."""
+    points = [p for p in plan.front if p.tokens_per_second_per_chip > 0]
+    if len(points) < 2:
+        return Text("Only one layout is on the Pareto front.")
+    speed = log10([p.tokens_per_second_per_user for p in points])
+    output = np.array([p.tokens_per_second_per_chip for p in points])
+    step = nice(float(max(output)) / 8)
+    rows = math.ceil(float(max(output)) / step)
+    low, high = math.floor(2 * speed.min()) / 2, math.ceil(2 * speed.max() + 1e-9) / 2
+    curves = [Curve(speed, output)]
+    if plan.feasible:
+        best = "the cheapest layout" if has_rent(plan) else "the layout of most output"
+        plan_point = ([math.log10(plan.tokens_per_second_per_user)], [plan.tokens_per_second_per_chip])
+        curves.append(Curve(*plan_point, best, "green", "◆", has_line=False))
+    if math.isfinite(plan.slo.tpot) and low < -math.log10(plan.slo.tpot) < high:
+        limit = -math.log10(plan.slo.tpot)
+        curves.append(Curve([limit, limit], [0, rows * step], "the speed asked for", "red", glyph="│"))
+    across = Axis("tok/s per user", low, high)
+    up = Axis("tok/s per chip", 0, rows * step, "{:,g}".format, log=False)
+    return draw(curves, across, up, width, rows, "Pareto front: output of each chip against speed for each user [tok/s]")
+
+
+def _front_table(plan: Plan) -> list[RenderableType]:
     """Return some points of the Pareto front, evenly spaced in speed."""
     points = [p for p in plan.front if p.tokens_per_second_per_chip > 0]
     if len(points) < 2:
         return []
-    heads = ["tok/s per user", "tok/s per chip", "USD/M out", "Batch", "Layout"]
-    money = has_rent(plan)
-    heads = heads if money else [head for head in heads if head != "USD/M out"]
-    grid = table(*heads, numbers=range(len(heads) - 1), first_to_go=(3, 2) if money else (2,))
     # Points with equal ratios of speed cover the front better than equal differences.
     speed = np.log([p.tokens_per_second_per_user for p in points])
-    marks = np.linspace(speed.max(), speed.min(), max_rows)
-    for position in dict.fromkeys(int(np.argmin(np.abs(speed - mark))) for mark in marks):
-        grid.add_row(*_front_row(points[position], money=money))
-    return [grid]
-
-
-def _front_row(point: Point, *, money: bool) -> list[str]:
-    cost = [usd(point.usd_per_million_output_tokens)] if money else []
-    speeds = [in_digits(point.tokens_per_second_per_user), in_digits(point.tokens_per_second_per_chip)]
-    return [*speeds, *cost, f"{point.batch:,}", point.layout_text]
+    marks = np.linspace(speed.max(), speed.min(), FRONT_ROWS)
+    places = dict.fromkeys(int(np.argmin(np.abs(speed - mark))) for mark in marks)
+    columns = ["tok/s per user: {tokens_per_second_per_user:digits}", "tok/s per chip: {tokens_per_second_per_chip:digits}"]
+    columns += ["USD/M out: {usd_per_million_output_tokens:USD}"] if has_rent(plan) else []
+    columns += ["Batch: {batch:,}", "Layout: {layout_text}"]
+    going = (3, 2) if has_rent(plan) else (2,)
+    return [listing(" | ".join(columns), [points[place] for place in places], first_to_go=going)]
 
 
 def _elasticity_table(plan: Plan, width: int) -> RenderableType:
     """Return the change of the cost for 10 % more of each figure."""
-    grid = table("10 % more", "Cost changes by", "", numbers=(1,), first_to_go=(2,))
     changes = cost_changes(plan)
     largest = max((abs(change) for change in changes.values()), default=1.0) or 1.0
-    cells = max(10, min(30, width - 44))
-    for name, change in sorted(changes.items(), key=lambda item: item[1]):
-        text = f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%"
-        grid.add_row(IN_WORDS.get(name, name), text, bar(abs(change) / largest, cells, "green" if change < 0 else "red"))
+    rows = [
+        (IN_WORDS.get(name, name), _signed(change), abs(change) / largest, "green" if change < 0 else "red")
+        for name, change in sorted(changes.items(), key=lambda item: item[1])
+    ]
+    grid = bar_table(("10 % more", "Cost changes by", ""), rows, max(10, min(30, width - 44)))
     return Group(heading("Change of the cost with each figure"), grid)
 
 
-def _change(alternative: Alternative, plan: Plan) -> str:
-    """Return the change of the cost, or of the output per chip if the rent is not known."""
-    change = -alternative.saving if has_rent(plan) else 1 / (1 - alternative.saving) - 1
+def _signed(change: float) -> str:
     return f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%"
 
 
-def _alternative_table(plan: Plan) -> list[RenderableType]:
+def _alternative_table(plan: Plan) -> list[RenderableType | None]:
     """Return the alternatives: other formats, more chips, other pools, speculative decoding."""
     if not plan.alternatives:
         return []
-    grid = table(
-        "Alternative", "Cost changes by" if has_rent(plan) else "Output per chip", "Layout", numbers=(1,), first_to_go=(2,)
-    )
-    for alternative in plan.alternatives:
-        grid.add_row(alternative.option or alternative.words, _change(alternative, plan), alternative.layout_text)
-    words = "Searched only near the chosen layout; a separate plan may find a better layout."
-    return [Text(), heading("Alternatives"), grid, Text(words, style="bright_black")]
+    # Without a rent, the change is that of the output per chip.
+    priced = has_rent(plan)
+    rows = [
+        (
+            alternative.option or alternative.words,
+            _signed(-alternative.saving if priced else 1 / (1 - alternative.saving) - 1),
+            alternative.layout_text,
+        )
+        for alternative in plan.alternatives
+    ]
+    head = "Cost changes by" if priced else "Output per chip"
+    grid = table("Alternative", head, "Layout", rows=rows, numbers=(1,), first_to_go=(2,))
+    words = footnote("Searched only near the chosen layout; a separate plan may find a better layout.")
+    return [Text(), heading("Alternatives"), grid, words]
 
 
-def _speculation_table(plan: Plan) -> list[RenderableType]:
+def _speculation_table(plan: Plan) -> list[RenderableType | None]:
     """Return TPOT and rate with and without speculative decoding, by batch."""
     if not plan.drafted:
         return []
-    grid = table(
-        "Batch", "Plain TPOT", "Speculative", "Plain rate", "Speculative", "Speed-up",
-        numbers=range(6), first_to_go=(3, 4),
+    grid = listing(
+        "Batch: {batch:,} | Plain TPOT: {tpot_without:s} | Speculative: {tpot:s} | Plain rate: {rate_without:tok/s} | "
+        "Speculative: {rate:tok/s} | Speed-up: {speed_up:.2f} x",
+        plan.drafted, first_to_go=(3, 4),
     )  # fmt: skip
-    for row in plan.drafted:
-        times, rates = (row.tpot_without, row.tpot), (row.rate_without, row.rate)
-        cells = [*(show(x, "s") for x in times), *(show(x, "tok/s") for x in rates), f"{row.speed_up:.2f} x"]
-        grid.add_row(f"{row.batch:,}", *cells)
-    words = "TPOT and rate per chip of decode steps without prefill chunks."
-    return [Text(), heading("Speculative decoding at each batch"), grid, Text(words, style="bright_black")]
+    words = footnote("TPOT and rate per chip of decode steps without prefill chunks.")
+    return [Text(), heading("Speculative decoding at each batch"), grid, words]
 
 
 def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
@@ -378,9 +382,106 @@ def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
 
     parts: list[RenderableType] = []
     for engine in engines:
-        parts += [
-            Text(),
-            heading(NAMES[engine]),
-            *(Text(line, no_wrap=True, overflow="ignore") for line in launch_commands(plan, engine)),
-        ]
+        lines = (Text(line, no_wrap=True, overflow="ignore") for line in launch_commands(plan, engine))
+        parts += [Text(), heading(NAMES[engine]), *lines]
     return Group(*parts)
+
+
+# --- explanation --------------------------------------------------------------------------------------------------------
+
+
+def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> dict[str, Any]:
+    """Return the explanation of a plan as data.
+
+    Args:
+        model: The model.
+        system: The system.
+        plan: A feasible plan.
+        engine: The engine.
+
+    Returns:
+        Equations and passes by pool, and the sources of model and system.
+    """
+    # The KV cache has the number format of the engine.
+    model, drafts = as_served(model, system, engine), plan.speculation.drafts
+    pools = []
+    for pool in plan.pools:
+        passes = []
+        for name, step, mixed in _passes(pool):
+            sizes = step_given(pool, plan.workload, mixed=mixed, drafts=drafts)
+            lines = explain_step(model, system, sizes=sizes, layout=pool.layout, engine=engine, drafts=drafts)
+            times = {"total_s": step.total, "lower_s": step.lower, "upper_s": step.upper}
+            passes.append({"pass": name, **times, "lines": lines})
+        rules = equations(model, pool, plan.workload, utilisation=plan.utilisation, speculation=plan.speculation)
+        pools.append({"pool": pool.role, "equations": rules, "passes": passes})
+    return {"pools": pools, "model_source": dict(model.source), "sources": sources_json(system)}
+
+
+def _passes(pool: Pool) -> Iterator[tuple[str, Any, bool]]:
+    """Yield name and step of each pass of a pool, and whether it combines a prefill chunk with decode."""
+    yield "prefill pass" if pool.role == "prefill" else "decode step", pool.step, False
+    if pool.mixed is not None:
+        yield "step with a prefill chunk", pool.mixed, True
+
+
+def explanation_view(explanation: dict[str, Any], system: System) -> RenderableType:
+    """Return every term of a plan's steps with formulas, numbers and sources.
+
+    Args:
+        explanation: Equations and passes by pool, as `explain_json` returns them.
+        system: The system.
+
+    Returns:
+        Something that a console prints.
+    """
+    parts: list[RenderableType] = []
+    for pool in explanation["pools"]:
+        parts += [Text(), heading(f"Equations of the {pool['pool']} pool"), *(Text(f"  {rule}") for rule in pool["equations"])]
+        for step in pool["passes"]:
+            limits = bounds(step["lower_s"], step["upper_s"])
+            parts += [Text(), heading(f"A {step['pass']}: {show(step['total_s'], 's')} (bounds {limits})")]
+            parts.append(lines_table(step["lines"]))
+    origin = explanation["model_source"] or {"url": "a local config"}
+    provenance = ", ".join(text for key in ("grade", "date") if (text := origin.get(key)))
+    parts.append(Text(f"Model: {origin['url']}" + (f" ({provenance})" if provenance else ""), no_wrap=True, overflow="ignore"))
+    return Group(*parts, sources_table(system))
+
+
+def lines_table(lines: list[Line]) -> Grid:
+    """Return a step's operators and collectives with their formulas.
+
+    Args:
+        lines: Operators and collectives with formula and time.
+
+    Returns:
+        A table; the name of a term stands in its first row only.
+    """
+    first_lines = {line.term: line for line in reversed(lines)}
+    return listing(
+        "Term: {term} | Operator: {name} | Per chip and micro-batch: {formula} | Time: {seconds:s}", lines, first_to_go=(1,),
+        term=lambda line: line.term if line is first_lines[line.term] else "",
+    )  # fmt: skip
+
+
+def sources_table(system: System) -> RenderableType:
+    """Return the sources of a system's figures as a table.
+
+    Args:
+        system: The system.
+
+    Returns:
+        A table with the list of sources.
+    """
+    return sourced("Figure", sources(system))
+
+
+def sources_json(system: System) -> list[dict[str, str]]:
+    """Return the sources of a system's figures as data.
+
+    Args:
+        system: The system.
+
+    Returns:
+        Name, value, grade, date and URL of each figure.
+    """
+    return [dict(zip(("figure", "value", "grade", "date", "url"), row, strict=True)) for row in sources(system)]

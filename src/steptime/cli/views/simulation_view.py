@@ -7,21 +7,22 @@ and the rates that it tried.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from steptime.cli.views.step_view import own_runs
-from steptime.cli.views.terminal_plots import distribution_plot, rate_plot
-from steptime.cli.views.widgets import Either, Grid, beyond_runs, notes, table
+from steptime.cli.views.terminal_plots import Axis, Curve, draw, log10, seconds
+from steptime.cli.views.widgets import Either, Grid, beyond_runs, footnote, listing, notes, table, write
 from steptime.hardware.rental_prices import has_rent, origin_in_words, usd
 from steptime.physics.layout import Layout, show_layout
 from steptime.simulation.max_rate import HighestRate, RatePoint
 from steptime.simulation.plan_replay import Replay
 from steptime.simulation.prefix_cache import CacheUse
-from steptime.simulation.run_metrics import OVERLOADED, SATURATED, Answers, Judged, Percentiles, at_percentile, latencies
+from steptime.simulation.run_metrics import OVERLOADED, SATURATED, Answers, Judged, at_percentile, latencies
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.traffic import Traffic, repeated_share
 from steptime.units import counted, in_digits, show
@@ -47,53 +48,37 @@ def simulation_view(title: str, simulation: Simulation, width: int, *, full: boo
     Returns:
         Something that a console prints.
     """
-    a = simulation.answers
-    parts: list[RenderableType] = [*_limits(simulation.limits), _verdict(a, simulation.limits), Text(title)]
+    a, warnings = simulation.answers, notes(_notes(simulation))
+    parts: list[RenderableType | None] = [*_limits(simulation.limits), _verdict(a, simulation.limits), Text(title)]
     if not a.served:
-        return Group(*parts, *notes(_notes(simulation)))
-    if a.classes:
-        parts.append(_classes(a, simulation.limited))
-    parts += [_latencies(a), *_rates(a, simulation), *own_runs(simulation.anchor), *notes(_notes(simulation))]
-    parts += _rent(simulation)
-    if not full:
-        return Group(*parts)
-    parts += [Text(MEANING, style="bright_black"), Text()]
-    parts += [distribution_plot(latencies(simulation.requests), width), Text(), _timeline(simulation, width)]
-    if simulation.cache is not None:
-        parts += [Text(), _cache(simulation.cache)]
-    return Group(*parts)
+        return Group(*_limits(simulation.limits), _verdict(a, simulation.limits), Text(title), *warnings)
+    parts += [_classes(a, simulation.limited) if a.classes else None, _latencies(a), _rates(simulation)]
+    parts += [*own_runs(simulation.anchor), *warnings, _rent(simulation)]
+    if full:
+        parts += [footnote(MEANING), Text(), _distribution(latencies(simulation.requests), width), Text()]
+        parts += [_timeline(simulation, width), *([Text(), _cache(simulation.cache)] if simulation.cache is not None else [])]
+    return Group(*(part for part in parts if part is not None))
 
 
-def _rent(simulation: Simulation) -> list[Text]:
+def _rent(simulation: Simulation) -> Text | None:
     """Return the rent of the chips with its kind, date and grade."""
     if not has_rent(simulation.rent):
-        return []
+        return None
     rent_rate = show(simulation.chips * float(simulation.rent.typical), "USD/s")
-    return [Text(f"Rent: {rent_rate} for {counted(simulation.chips, 'chip')}, {origin_in_words(simulation.rent)}.")]
+    return Text(f"Rent: {rent_rate} for {counted(simulation.chips, 'chip')}, {origin_in_words(simulation.rent)}.")
 
 
 def _notes(simulation: Simulation) -> list[str]:
-    pace, notes_ = simulation.pace, uncached(simulation.traffic) if simulation.cache is None else []
-    notes_ += full_slots(simulation)
+    a, pace, slots = simulation.answers, simulation.pace, simulation.policy.max_num_seqs
+    words = uncached(simulation.traffic) if simulation.cache is None else []
+    # Requests wait for sequence slots while the KV cache has room.
+    is_full = a.verdict in (SATURATED, OVERLOADED) and a.batch >= FULL * slots and a.kv <= HALF
+    if is_full and not simulation.fast_replicas:
+        words.append(f"the {slots:,} sequence slots are full while {a.kv:.0%} of the KV cache is taken: raise --max-sequences")
     if max(pace.mixed_error, pace.decode_error) > WORTH_A_NOTE:
         off = f"{pace.decode_error:.1%} (decode) and {pace.mixed_error:.1%} (mixed)"
-        notes_.append(f"the linear model of the step time has a mean error of {off}")
-    return notes_
-
-
-def full_slots(simulation: Simulation) -> list[str]:
-    """Return a note if requests wait for sequence slots while the KV cache has room.
-
-    Args:
-        simulation: A simulation.
-
-    Returns:
-        The note, with the option that helps; empty if slots do not limit the run.
-    """
-    a, slots = simulation.answers, simulation.policy.max_num_seqs
-    if a.verdict not in (SATURATED, OVERLOADED) or simulation.fast_replicas or a.batch < FULL * slots or a.kv > HALF:
-        return []
-    return [f"the {slots:,} sequence slots are full while {a.kv:.0%} of the KV cache is taken: raise --max-sequences"]
+        words.append(f"the linear model of the step time has a mean error of {off}")
+    return words
 
 
 def uncached(traffic: Traffic) -> list[str]:
@@ -131,55 +116,50 @@ def _verdict(a: Answers, judged: Judged | None) -> Text:
     return text
 
 
-def _time(value: float) -> str:
-    return "-" if math.isnan(value) else show(value, "s")
-
-
 def _latencies(a: Answers) -> Grid:
-    grid = table("", "Mean", "p50", "p90", "p95", "p99", numbers=range(1, 6), first_to_go=(4, 1, 3))
-    rows: tuple[tuple[str, Percentiles], ...] = (
-        ("Time to first token", a.ttft),
-        ("Time per token", a.tpot),
-        ("Between two tokens", a.inter_token),
-        ("End to end", a.end_to_end),
-        ("Arrival to slot", a.wait),
-    )
-    for name, s in rows:
-        grid.add_row(name, *map(_time, (s.mean, s.p50, s.p90, s.p95, s.p99)))
-    return grid
+    names = {
+        "Time to first token": a.ttft, "Time per token": a.tpot, "Between two tokens": a.inter_token,
+        "End to end": a.end_to_end, "Arrival to slot": a.wait,
+    }  # fmt: skip
+    rows = [(name, *(write(x, "s") for x in (s.mean, s.p50, s.p90, s.p95, s.p99))) for name, s in names.items()]
+    return table("", "Mean", "p50", "p90", "p95", "p99", rows=rows, numbers=range(1, 6), first_to_go=(4, 1, 3))
 
 
 def _classes(a: Answers, limited: bool) -> Grid:
-    heads = ("Class", "Served", "TTFT mean", "TTFT p99", "TPOT mean", "TPOT p99", *(["Within limits"] if limited else []))
-    grid = table(*heads, numbers=range(1, 7), first_to_go=(4, 2, 1))
-    for c in a.classes:
-        name = "fast" if c.rank == 0 else "slow" if len(a.classes) == 2 else f"{c.rank}"
-        within = [f"{c.within_limits:.1%}"] if limited else []
-        grid.add_row(name, f"{c.served:,}", *map(_time, (c.ttft.mean, c.ttft.p99, c.tpot.mean, c.tpot.p99)), *within)
-    return grid
+    return listing(
+        "Class: {name} | Served: {served:,} | TTFT mean: {ttft.mean:s} | TTFT p99: {ttft.p99:s} | TPOT mean: {tpot.mean:s} | "
+        "TPOT p99: {tpot.p99:s}" + (" | Within limits: {within_limits:.1%}" if limited else ""),
+        a.classes, first_to_go=(4, 2, 1),
+        name=lambda c: "fast" if c.rank == 0 else "slow" if len(a.classes) == 2 else f"{c.rank}",
+    )  # fmt: skip
 
 
-def _figures(a: Answers, simulation: Simulation) -> list[tuple[str, str]]:
-    """Return the figures of the run by name."""
-    limits = ("Within the limits", _within(a)) if simulation.limited else ("Input", show(a.input_tokens_per_second, "tok/s"))
-    money = usd(a.usd_per_million_output_tokens) if math.isfinite(a.usd_per_million_output_tokens) else "rent not known"
-    return [
+def _rates(simulation: Simulation) -> Either:
+    """Return the figures in two columns, or in one column on a narrow terminal."""
+    a, policy = simulation.answers, simulation.policy
+    # Fast and slow replicas have slots of different sizes.
+    slots, tokens = (f" of {policy.max_num_seqs:,}", f" of {policy.kv_tokens:,.0f} tokens")
+    slots, tokens = ("", "") if simulation.fast_replicas else (slots, tokens)
+    pools = ("fast", "slow") if simulation.fast_replicas else ("prefill", "decode")
+    busy = [f"{name} {share:.0%}" for name, share in zip(pools, a.pool_utilisation, strict=False)]
+    has_cost = math.isfinite(a.usd_per_million_output_tokens)
+    cells = [
         ("Served", f"{a.served:,} in {show(a.seconds, 's')}"),
         ("Throughput", f"{in_digits(a.requests_per_second, 4)} requests/s"),
-        limits,
+        ("Within the limits", _within(a)) if simulation.limited else ("Input", show(a.input_tokens_per_second, "tok/s")),
         ("Output", show(a.output_tokens_per_second, "tok/s")),
         ("Output per chip", show(simulation.output_tokens_per_second_per_chip, "tok/s")),
-        ("USD/M output tokens", money),
-        ("Busy", _busy(a, simulation)),
-        ("Decode batch", f"{a.batch:,.1f}" + ("" if simulation.fast_replicas else f" of {simulation.policy.max_num_seqs:,}")),
-        (
-            "KV cache taken",
-            f"{a.kv:.0%}" + ("" if simulation.fast_replicas else f" of {simulation.policy.kv_tokens:,.0f} tokens"),
-        ),
+        ("USD/M output tokens", usd(a.usd_per_million_output_tokens) if has_cost else "rent not known"),
+        ("Busy", ", ".join(busy) if len(a.pool_utilisation) > 1 else f"{a.utilisation:.0%} of the time"),
+        ("Decode batch", f"{a.batch:,.1f}{slots}"),
+        ("KV cache taken", f"{a.kv:.0%}{tokens}"),
         ("Waiting", f"{a.queue:,.1f} requests on average"),
         ("Preemptions", f"{a.preemptions:,}"),
         ("Chips", f"{simulation.chips:,}"),
     ]
+    pairs = [(*first_cells, *second_cells) for first_cells, second_cells in zip(cells[::2], cells[1::2], strict=True)]
+    wide = table("", "", "", "", rows=pairs, numbers=(1, 3), header=False, first_to_go=(3, 2))
+    return Either(wide, table("", "", rows=cells, numbers=(1,), header=False))
 
 
 def _within(a: Answers) -> str:
@@ -191,24 +171,24 @@ def _within(a: Answers) -> str:
     return f"{a.within_limits:.1%}, {in_digits(a.goodput, 4)} requests/s"
 
 
-def _rates(a: Answers, simulation: Simulation) -> list[RenderableType]:
-    """Return the figures in two columns, or in one column on a narrow terminal."""
-    cells = _figures(a, simulation)
-    wide = table("", "", "", "", numbers=(1, 3), header=False, first_to_go=(3, 2))
-    for left_figure, right_figure in zip(cells[::2], cells[1::2], strict=True):
-        wide.add_row(*left_figure, *right_figure)
-    narrow = table("", "", numbers=(1,), header=False)
-    for cell in cells:
-        narrow.add_row(*cell)
-    return [Either(wide, narrow)]
-
-
-def _busy(a: Answers, simulation: Simulation) -> str:
-    """Return the share of time in which replicas compute, by pool if there are two."""
-    if len(a.pool_utilisation) < 2:
-        return f"{a.utilisation:.0%} of the time"
-    names = ("fast", "slow") if simulation.fast_replicas else ("prefill", "decode")
-    return ", ".join(f"{name} {share:.0%}" for name, share in zip(names, a.pool_utilisation, strict=True))
+def _distribution(samples: dict[str, Any], width: int) -> RenderableType:
+    """Return the share of requests within a latency, a curve for each quantity, on a logarithmic axis."""
+    styles = {"TTFT": ("green", "━"), "TPOT": ("cyan", "o")}
+    share = np.linspace(0.0, 1.0, 101)
+    samples = {name: values for name, values in samples.items() if np.any(values > 0)}
+    if not samples:
+        return Text()
+    curves = []
+    for name, values in samples.items():
+        colour, glyph = styles[name]
+        mark = glyph if glyph == "o" else ""
+        quantiles = log10(np.quantile(values, share))
+        curves.append(Curve(quantiles, 100 * share, name, colour, mark, (5, 10), glyph=glyph))
+    low = min(math.log10(np.quantile(values[values > 0], 0.01)) for values in samples.values())
+    high = max(curve.x[-1] for curve in curves)
+    across = Axis("latency", low - 0.05, max(high, low + 0.1) + 0.05, seconds)
+    up = Axis("requests", 0, 100, "{:.0f} %".format, log=False)
+    return draw(curves, across, up, width, title="Share of requests within a latency")
 
 
 def _timeline(simulation: Simulation, width: int) -> Grid:
@@ -216,29 +196,28 @@ def _timeline(simulation: Simulation, width: int) -> Grid:
     line = simulation.timeline
     cells = max(8, min(100, width - 34))
     grid = table("Over time", f"0 to {show(float(line['seconds'][-1]), 's')}", "Maximum", numbers=(2,))
-    rows: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-        ("Sequences decoding", "decoding", lambda v: f"{v:,.0f}"),
-        ("KV cache", "kv", lambda v: f"{v:.0%}"),
-        ("Requests waiting", "waiting", lambda v: f"{v:,.0f}"),
-    )
-    for name, key, write in rows:
+    for name, key, form in (
+        ("Sequences decoding", "decoding", ",.0f"), ("KV cache", "kv", ".0%"), ("Requests waiting", "waiting", ",.0f"),
+    ):  # fmt: skip
         # Bars show means over equal times, scaled to the peak.
         values = np.array([part.mean() for part in np.array_split(np.asarray(line[key], dtype=np.float64), cells)])
         peak = float(np.max(line[key]))
-        scale = values / (peak or 1.0)
-        bars = "".join(LEVELS[min(8, math.ceil(8 * max(0.0, s) - 1e-9))] for s in scale)
-        grid.add_row(name, Text(bars, style="cyan", no_wrap=True), write(peak))
+        bars = "".join(LEVELS[min(8, math.ceil(8 * max(0.0, share) - 1e-9))] for share in values / (peak or 1.0))
+        grid.add_row(name, Text(bars, style="cyan", no_wrap=True), write(peak, form))
     return grid
 
 
 def _cache(use: CacheUse) -> RenderableType:
-    grid = table("Prefix cache", "Hits", "Read", "Written", numbers=(1, 2, 3))
-    for name, hits, bytes_read, bytes_written in zip(use.tiers, use.hit_tokens, use.bytes_read, use.bytes_written, strict=True):
-        grid.add_row(name, f"{hits:,.0f} tok", show(float(bytes_read), "B"), show(float(bytes_written), "B"))
+    rows = [
+        (name, f"{hits:,.0f} tok", show(float(bytes_read), "B"), show(float(bytes_written), "B"))
+        for name, hits, bytes_read, bytes_written in zip(
+            use.tiers, use.hit_tokens, use.bytes_read, use.bytes_written, strict=True
+        )
+    ]
     text = f"{use.hit_rate:.1%} of prompt tokens hit the cache"
     if use.recomputed:
         text += f"; {use.recomputed:,} tokens follow a block that prefill computes faster than the cache loads it"
-    return Group(grid, Text(text + "."))
+    return Group(table("Prefix cache", "Hits", "Read", "Written", rows=rows, numbers=(1, 2, 3)), Text(text + "."))
 
 
 def range_view(simulation: Simulation, ends: Mapping[float, Simulation], unlike: Sequence[str]) -> RenderableType:
@@ -253,22 +232,20 @@ def range_view(simulation: Simulation, ends: Mapping[float, Simulation], unlike:
         A table, with a line on the extrapolation if there is any.
     """
     runs = {"As predicted": simulation} | {f"Steps x {slowness:.2f}": end for slowness, end in ends.items()}
-    grid = table("90 % range", *runs, numbers=range(1, 1 + len(runs)))
-
-    def row(name: str, write: Callable[[Answers], str]) -> None:
-        grid.add_row(name, *(write(end.answers) for end in runs.values()))
-
-    row("First token, p90", lambda a: show(a.ttft.p90, "s"))
-    row("Time per token, p90", lambda a: show(a.tpot.p90, "s"))
-    row("Requests/s", lambda a: in_digits(a.requests_per_second, 4))
-    if simulation.limited:
-        limits = {id(end.answers): end.limits for end in runs.values()}
-        row("Limits", lambda a: getattr(limits[id(a)], "verdict", "-"))
-        row("Within the limits", lambda a: f"{a.within_limits:.1%}")
-    row("Verdict", lambda a: a.verdict)
-    if not unlike:
-        return grid
-    return Group(grid, Text(beyond_runs(unlike)))
+    answers = [run.answers for run in runs.values()]
+    limited = [
+        ("Limits", *(run.limits.verdict if run.limits else "-" for run in runs.values())),
+        ("Within the limits", *(f"{a.within_limits:.1%}" for a in answers)),
+    ]
+    rows = [
+        ("First token, p90", *(show(a.ttft.p90, "s") for a in answers)),
+        ("Time per token, p90", *(show(a.tpot.p90, "s") for a in answers)),
+        ("Requests/s", *(in_digits(a.requests_per_second, 4) for a in answers)),
+        *(limited if simulation.limited else []),
+        ("Verdict", *(a.verdict for a in answers)),
+    ]
+    grid = table("90 % range", *runs, rows=rows, numbers=range(1, 1 + len(runs)))
+    return Group(grid, Text(beyond_runs(unlike))) if unlike else grid
 
 
 def replay_lines(replay: Replay, *, full: bool) -> list[Text]:
@@ -327,12 +304,30 @@ def rate_view(search: HighestRate, width: int) -> RenderableType:
     Returns:
         Something that a console prints.
     """
-    parts: list[RenderableType] = []
-    plotted_points = [p for p in search.points if math.isfinite(p.ttft) and p.rate > 0]
-    if len({p.rate for p in plotted_points}) > 1:
-        by_rate = sorted(plotted_points, key=lambda p: p.rate)
-        parts.append(rate_plot([p.rate for p in by_rate], [p.ttft for p in by_rate], search.percentile, width))
-    return Group(*parts, _points_table(search))
+    points = sorted((p for p in search.points if math.isfinite(p.ttft) and p.rate > 0), key=lambda p: p.rate)
+    if len({p.rate for p in points}) < 2:
+        return _points_table(search)
+    x, y = log10([p.rate for p in points]), log10([p.ttft for p in points])
+    across = Axis("requests/s", x.min() - 0.05, x.max() + 0.05)
+    up = Axis(f"TTFT {search.percentile}", y.min() - 0.1, max(y.max(), y.min() + 0.2) + 0.1, seconds)
+    curve = Curve(x, y, "a rate that was tried", "green", "o")
+    return Group(draw([curve], across, up, width, title=f"Rate against {search.percentile} of TTFT"), _points_table(search))
+
+
+def _points_table(search: HighestRate) -> Grid:
+    """Return a row for each rate that was tried."""
+    columns = ["Clients: {clients:,}"] if search.clients is not None else []
+    columns = ["Trace scale: x {scale:.3g}"] if search.scale is not None else columns
+    columns += [
+        "Requests/s: {rate:digits4}",
+        *(f"{name} {search.percentile}: {{{name.lower()}:s}}" for name in ("TTFT", "TPOT")),
+    ]
+
+    def verdict(point: RatePoint) -> str:
+        is_plain = point.good or point.verdict == OVERLOADED
+        return point.verdict if is_plain else f"{point.verdict}, {point.why or 'limits not met'}"
+
+    return listing(" | ".join([*columns, ": {verdict}"]), search.points, verdict=verdict)
 
 
 def rate_answer(search: HighestRate, limited: bool = True) -> Text:
@@ -345,71 +340,35 @@ def rate_answer(search: HighestRate, limited: bool = True) -> Text:
     Returns:
         One to three sentences.
     """
-    percentile = at_percentile(search.percentile)
+    percentile, rate = at_percentile(search.percentile), f"{in_digits(search.rate, 4)} requests/s"
     if not limited and search.rate:
-        rate_text = (
-            f"{search.clients:,} clients of a closed loop"
-            if search.clients is not None
-            else f"{in_digits(search.rate, 4)} requests/s"
-        )
+        load = f"{search.clients:,} clients of a closed loop" if search.clients is not None else rate
         note = " is the highest load at which the queue does not grow. To search within limits, add --speed or --ttft."
-        return Text.assemble((rate_text, "bold green"), note)
+        return Text.assemble((load, "bold green"), note)
 
     # No load is within the limits: the reason, and the latencies at the lowest load.
     if not search.rate:
-        why = next((p.why for p in search.points if p.why), "")
+        why = next((f": {p.why}" for p in search.points if p.why), "")
         none = "No number of clients is" if search.clients is not None else "No rate is"
-        answer = Text(f"{none} within the limits" + (f": {why}" if why else "") + f", {percentile}.", style="bold red")
+        lowest = ""
         if search.points:
             least = search.points[0]
             times = f"TTFT {show(least.ttft, 's')} and TPOT {show(least.tpot, 's')}"
-            answer.append(
-                f" The lowest tried, {in_digits(least.rate, 3)} requests/s, has {times}, {percentile}.", style="not bold"
-            )
-        return answer
+            lowest = f" The lowest tried, {in_digits(least.rate, 3)} requests/s, has {times}, {percentile}."
+        return Text.assemble((f"{none} within the limits{why}, {percentile}.", "bold red"), lowest)
 
-    rate = f"{in_digits(search.rate, 4)} requests/s"
     if search.clients is not None:
         best = f"{counted(search.clients, 'client')} of a closed loop: the maximum within the limits, {percentile}"
         return Text.assemble((f"{best}.", "bold green"), f" They send {rate}: a client sends its next request after an answer.")
-    answer = Text(f"{rate} is the highest rate within the limits, {percentile}.", style="bold green")
+    words = ""
     best_point = next((p for p in search.points if p.good and p.rate == search.rate), None)
     if best_point is not None:
-        latencies_there = f" At this rate TTFT is {show(best_point.ttft, 's')} and TPOT {show(best_point.tpot, 's')}."
-        answer.append(latencies_there, style="not bold")
+        words += f" At this rate TTFT is {show(best_point.ttft, 's')} and TPOT {show(best_point.tpot, 's')}."
     if search.scale is not None:
-        answer.append(
-            f" This rate is {in_digits(search.scale)} times the rate of the trace, with its lengths and bursts.",
-            style="not bold",
-        )
+        words += f" This rate is {in_digits(search.scale)} times the rate of the trace, with its lengths and bursts."
     # Short runs at high rates do not show whether the queue grows.
     if search.cut_short:
-        answer.append(
-            " A higher rate may be possible: at a higher scale the trace is too short for an answer."
-            if search.scale is not None
-            else " A higher rate may be possible: at higher rates the runs are too short for an answer.",
-            style="not bold",
-        )
-    return answer
-
-
-def _points_table(search: HighestRate) -> Grid:
-    """Return a row for each rate that was tried."""
-    load_head = "Clients" if search.clients is not None else "Trace scale" if search.scale is not None else ""
-    heads = ("Requests/s", f"TTFT {search.percentile}", f"TPOT {search.percentile}", "")
-    grid = table(*([load_head] if load_head else []), *heads, numbers=range(len(heads) - (not load_head)))
-    for p in search.points:
-        verdict = p.verdict if p.good or p.verdict == OVERLOADED else f"{p.verdict}, {p.why or 'limits not met'}"
-        grid.add_row(*_load(p), in_digits(p.rate, 4), _rate_time(p.ttft), _rate_time(p.tpot), verdict)
-    return grid
-
-
-def _load(point: RatePoint) -> list[str]:
-    """Return the clients of a point, or the scale of a trace; nothing for random arrivals."""
-    if point.clients is not None:
-        return [f"{point.clients:,}"]
-    return [] if point.scale is None else [f"x {point.scale:.3g}"]
-
-
-def _rate_time(value: float) -> str:
-    return "-" if math.isnan(value) else show(value, "s")
+        trace = "at a higher scale the trace is too short"
+        why = trace if search.scale is not None else "at higher rates the runs are too short"
+        words += f" A higher rate may be possible: {why} for an answer."
+    return Text.assemble((f"{rate} is the highest rate within the limits, {percentile}.", "bold green"), words)

@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat
 
-import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from steptime.cli.views.widgets import Grid, facts, notes, ranged, share_table, stacked
-from steptime.number_checks import Number
 from steptime.physics.bias_correction import Anchor
 from steptime.physics.chip_memory import Memory
 from steptime.physics.layout import show_layout
-from steptime.physics.step import Step
-from steptime.units import counted, in_digits, show
+from steptime.units import counted, show
 
 if TYPE_CHECKING:
     from steptime.questions.step_question import StepSummary
 
 TERM_COLOURS = {
-    "projections": "blue",
-    "attention": "magenta",
-    "feed-forward": "cyan",
-    "experts": "green",
-    "shared experts": "bright_green",
-    "head": "bright_blue",
-    "embedding": "bright_blue",
-    "norms": "white",
-    "all-reduce": "yellow",
-    "context exchange": "bright_yellow",
-    "dispatch": "yellow",
-    "combine": "bright_yellow",
-    "pipeline": "red",
-    "overhead": "red",
-}
+    "projections": "blue", "attention": "magenta", "feed-forward": "cyan", "experts": "green", "shared experts": "bright_green",
+    "head": "bright_blue", "embedding": "bright_blue", "norms": "white", "all-reduce": "yellow",
+    "context exchange": "bright_yellow", "dispatch": "yellow", "combine": "bright_yellow", "pipeline": "red", "overhead": "red",
+}  # fmt: skip
 # Name in words and colour of each resource.
 RESOURCES = {
     "compute": ("arithmetic", "green"),
@@ -66,34 +52,39 @@ def step_view(card: StepSummary, width: int, *, full: bool = False) -> Renderabl
     Returns:
         Something that a console prints.
     """
-    parts: list[RenderableType] = [
-        _answer(card),
+    free_bytes = float(card.memory.capacity - card.memory.used)
+    misfit = "" if free_bytes >= 0 else f"{show(-free_bytes, 'B')} too much on a chip"
+    figures = [(RATES[name], ranged(rate, limits, "digits tok/s")) for name, (rate, limits) in card.rates().items()]
+    figures += [
+        ("Without your runs", show(float(card.unanchored.total), "s") if card.unanchored else ""),
+        ("Physical bound", f"{show(float(card.ideal.total), 's')} (no engine losses)" if card.ideal else ""),
+        ("Overlap bounds", bounds(card.lower, card.upper)),
+        ("Bound by", RESOURCES[str(card.bound)][0]),
+        ("Fits", f"no, {misfit}" if misfit else "yes"),
+    ]
+    return Group(
+        _answer(card, misfit),
         *notes(card.notes),
         *own_runs(card.anchor),
-        facts(_answers(card)),
-        share_table({k: float(v) for k, v in card.terms.items()}, TERM_COLOURS, width, "Operator"),
-    ]
-    if full:
-        parts.append(resource_table({k: float(v) for k, v in card.resources.items()}, width))
-    parts.append(memory_bar(card.memory, width, f"Memory of a chip, {show(float(card.memory.capacity), 'B')}"))
-    return Group(*parts)
+        facts(figures),
+        share_table(card.terms, TERM_COLOURS, width, "Operator"),
+        *([resource_table(card.resources, width)] if full else []),
+        memory_bar(card.memory, width),
+    )
 
 
-def _answer(card: StepSummary) -> Text:
+def _answer(card: StepSummary, misfit: str) -> Text:
     """Say how long the step takes, for which work, and on what."""
-    time = ranged(float(card.total), _floats(card.range), lambda s: show(s, "s"))
-    setup = f"{counted(int(card.layout.chips), 'chip')} of {card.system} ({show_layout(card.layout)}), engine {card.engine}"
     work = []
     if card.phase != "prefill":
         work.append(f"{counted(int(card.batch), 'sequence')} decode with {int(card.context):,} tokens of context")
     if card.phase != "decode":
         work.append(f"prefill of {counted(int(card.prompts), 'prompt')} of {int(card.tokens):,} tokens")
-    words = Text.assemble("One ", card.phase, f" step of {card.model} takes ", (time, "bold green"), f": {', '.join(work)}. ")
-    words.append(f"{setup[:1].upper()}{setup[1:]}.")
-    free_bytes = float(card.memory.capacity - card.memory.used)
-    if free_bytes < 0:
-        words.append(f" It does not fit: {show(-free_bytes, 'B')} too much on a chip.", style="bold red")
-    return words
+    setup = f"{counted(int(card.layout.chips), 'chip')} of {card.system} ({show_layout(card.layout)}), engine {card.engine}."
+    return Text.assemble(
+        f"One {card.phase} step of {card.model} takes ", (ranged(card.total, card.range, "s"), "bold green"),
+        f": {', '.join(work)}. {setup}", (f" It does not fit: {misfit}." if misfit else "", "bold red"),
+    )  # fmt: skip
 
 
 def own_runs(anchor: Anchor | None) -> list[Text]:
@@ -116,37 +107,20 @@ def own_runs(anchor: Anchor | None) -> list[Text]:
     return lines
 
 
-def _answers(card: StepSummary) -> list[tuple[str, str | Text]]:
-    rows: list[tuple[str, str | Text]] = []
-    for name, (rate, limits) in card.rates().items():
-        rows.append((RATES[name], ranged(float(rate), _floats(limits), lambda speed: f"{in_digits(speed)} tok/s")))
-    if card.unanchored is not None:
-        rows.append(("Without your runs", show(float(card.unanchored.total), "s")))
-    if card.ideal is not None:
-        rows.append(("Physical bound", f"{show(float(card.ideal.total), 's')} (no engine losses)"))
-    rows += [("Overlap bounds", bounds(card)), ("Bound by", RESOURCES[str(card.bound)][0])]
-    free_bytes = float(card.memory.capacity - card.memory.used)
-    rows.append(("Fits", "yes" if free_bytes >= 0 else f"no, {show(-free_bytes, 'B')} too much on a chip"))
-    return rows
-
-
-def _floats(limits: tuple[Number, Number] | None) -> tuple[float, float] | None:
-    return None if limits is None else (float(limits[0]), float(limits[1]))
-
-
-def bounds(step: Step) -> str:
+def bounds(lower: SupportsFloat, upper: SupportsFloat) -> str:
     """Write the two bounds of a step.
 
     Args:
-        step: A step.
+        lower: Its time if everything overlaps [s].
+        upper: Its time if nothing does [s].
 
     Returns:
-        Its time if everything overlaps and if nothing does.
+        Both times.
     """
-    return f"{show(float(step.lower), 's')} (full overlap) to {show(float(step.upper), 's')} (no overlap)"
+    return f"{show(lower, 's')} (full overlap) to {show(upper, 's')} (no overlap)"
 
 
-def resource_table(seconds: Mapping[str, float], width: int) -> Grid:
+def resource_table(seconds: Mapping[str, SupportsFloat], width: int) -> Grid:
     """Return the time of a step by the resource that limits it.
 
     Args:
@@ -160,22 +134,20 @@ def resource_table(seconds: Mapping[str, float], width: int) -> Grid:
     return share_table(seconds_by_name, dict(RESOURCES.values()), width, "Waits for")
 
 
-def memory_bar(memory: Memory, width: int, title: str) -> RenderableType:
+def memory_bar(memory: Memory, width: int, title: str = "Memory of a chip") -> RenderableType:
     """Return one stacked bar of a chip's memory with its legend.
 
     Args:
         memory: Bytes of a chip by use.
         width: Columns of the terminal.
-        title: Words before the legend.
+        title: Words before the capacity and the legend.
 
     Returns:
         Something that a console prints.
     """
-    parts = [
-        ("weights", float(memory.weights), "blue"),
-        ("KV cache", float(memory.cache), "magenta"),
-        ("activations", float(memory.activations), "cyan"),
-    ]
-    if np.any(memory.reserved):
-        parts.append(("engine", float(memory.reserved), "white"))
-    return stacked(parts, float(memory.capacity), width, title)
+    uses = (
+        ("weights", memory.weights, "blue"), ("KV cache", memory.cache, "magenta"), ("activations", memory.activations, "cyan"),
+        ("engine", memory.reserved, "white"),
+    )  # fmt: skip
+    parts = [(name, float(value), colour) for name, value, colour in uses if float(value) or name != "engine"]
+    return stacked(parts, float(memory.capacity), width, f"{title}, {show(memory.capacity, 'B')}")

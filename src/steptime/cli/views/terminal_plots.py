@@ -1,4 +1,4 @@
-"""Charts of the terminal, drawn with letters: round ticks, a glyph for each curve, and bars on a logarithmic axis."""
+"""Charts of the terminal, drawn with letters: curves with round ticks and a glyph each, and bars on a logarithmic axis."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.text import Text
 
 from steptime.hardware.rental_prices import usd
-from steptime.planning.plan_result import Plan, Point
 from steptime.units import show
 
-MIN_CELLS, MAX_WIDTH = 20, 100  # columns of the axis at least, and of the picture at most
+# Columns of the axis at least, and of the picture at most.
+MIN_CELLS, MAX_WIDTH = 20, 100
 TICKS = (1, 2, 5)
+# Columns of the vertical axis and its label; width of the terminal below which labels are short.
+AXIS_WIDTH, NARROW = 34, 64
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,11 @@ class LogScale:
         """Return the axis that holds all values.
 
         Args:
-            names: what stands at the left of each line.
-            values: values above 0.
-            width: columns of the terminal.
-            max_name_width: columns that names may take.
-            spare: factor by which the axis is wider at each end.
+            names: What stands at the left of each line.
+            values: Values above 0.
+            width: Columns of the terminal.
+            max_name_width: Columns that names may take.
+            spare: Factor by which the axis is wider at each end.
 
         Returns:
             The axis.
@@ -53,50 +55,56 @@ class LogScale:
         """Return the column of a value.
 
         Args:
-            value: a value above 0.
+            value: A value above 0.
 
         Returns:
-            Its column, from 0.
+            Its column, from 0; the first or the last for a value beyond the axis.
         """
+        if not 0 < value < math.inf:
+            return 0 if value <= 0 else self.cells - 1
         scale = (self.cells - 1) / max(self.high - self.low, 1e-9)
         return max(0, min(self.cells - 1, round((math.log10(value) - self.low) * scale)))
+
+    def line(self, name: str, strokes: Iterable[tuple[float, float, str]], colour: str) -> Text:
+        """Return a line of the picture: a name, then strokes and marks.
+
+        Args:
+            name: What stands at the left.
+            strokes: First value, last value and glyph of each stroke; later strokes cover earlier ones.
+            colour: Style of the strokes.
+
+        Returns:
+            The line.
+        """
+        row = [" "] * self.cells
+        for first, last, glyph in strokes:
+            start, end = self.cell_index(first), self.cell_index(last) + 1
+            row[start:end] = [glyph] * (end - start)
+        return Text.assemble(name[: self.name_width].rjust(self.name_width), " ", ("".join(row), colour))
 
     def labels(self, write: Callable[[float], str] = usd) -> Text:
         """Return the line of round labels below the axis, as many as do not touch.
 
         Args:
-            write: writes a value with its unit.
+            write: Writes a value with its unit.
 
         Returns:
             Labels at 1, 2 or 5 times powers of ten; both ends where the axis holds fewer than two of those.
         """
         values = round_ticks(self.low, self.high, log=True)
         ends = [10**self.low, 10**self.high] if len(values) < 2 else []
-        row = _label_row([(self.cell_index(value), write(value).removesuffix(".00")) for value in [*ends, *values]], self.cells)
+        row = label_row([(self.cell_index(value), write(value).removesuffix(".00")) for value in [*ends, *values]], self.cells)
         return Text(" " * (self.name_width + 1) + row, style="bright_black")
-
-
-@dataclass(frozen=True)
-class Ticks:
-    """How an axis of a chart is labelled.
-
-    Attributes:
-        write: writes a value with its unit.
-        log: whether positions on the axis are decimal logarithms of values.
-    """
-
-    write: Callable[[float], str]
-    log: bool = True
 
 
 def round_ticks(low: float, high: float, *, log: bool, max_ticks: int = 9) -> list[float]:
     """Return round values between two positions of an axis.
 
     Args:
-        low: first position: a value, or its decimal logarithm.
-        high: last position.
-        log: whether positions are logarithms.
-        max_ticks: number of values that fit.
+        low: First position: a value, or its decimal logarithm.
+        high: Last position.
+        log: Whether positions are logarithms.
+        max_ticks: Number of values that fit.
 
     Returns:
         1, 2 and 5 times powers of ten, or only powers of ten where those are too many; on an axis of values, multiples of such.
@@ -107,23 +115,31 @@ def round_ticks(low: float, high: float, *, log: bool, max_ticks: int = 9) -> li
     [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
     """
     if log:
-        # a narrow axis has no two such values: it is labelled like one of values
+        # A narrow axis has no two such values: it is labelled like one of values.
         for steps in (TICKS, (1, 5), (1,)):
             powers = range(math.floor(low), math.ceil(high) + 1)
             values = [step * 10.0**power for power in powers for step in steps]
             inside = [value for value in values if low - 1e-9 <= math.log10(value) <= high + 1e-9]
             if len(inside) <= max_ticks:
                 break
-        # an axis of many powers of ten keeps every second or third of them
+        # An axis of many powers of ten keeps every second or third of them.
         inside = inside[:: math.ceil(len(inside) / max_ticks)] if len(inside) > max_ticks else inside
         return inside if len(inside) > 1 else round_ticks(10**low, 10**high, log=False, max_ticks=5)
-    step = _nice((high - low) / 6) if high > low else 1.0
+    step = nice((high - low) / 6) if high > low else 1.0
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _label_row(labels: Iterable[tuple[int, str]], cells: int) -> str:
-    """Return labels at their columns, without those that would touch one before them."""
+def label_row(labels: Iterable[tuple[int, str]], cells: int) -> str:
+    """Return labels at their columns, without those that would touch one before them.
+
+    Args:
+        labels: Column and text of each label, the most important first.
+        cells: Columns of the axis.
+
+    Returns:
+        One line.
+    """
     row = [" "] * (cells + 8)
     for cell, text in labels:
         room = row[max(cell - 2, 0) : cell + len(text) + 2]
@@ -132,63 +148,24 @@ def _label_row(labels: Iterable[tuple[int, str]], cells: int) -> str:
     return "".join(row).rstrip()
 
 
-AXIS_WIDTH, NARROW = 34, 64  # columns of axis and label of a picture; terminal width below which labels are short
-MAX_MARKED_POINTS = 40  # points that are each marked by a letter
-
-
-def figure(columns: int, rows: int) -> Any:
-    """Return an empty picture.
+def nice(value: float) -> float:
+    """Round up to 1, 2, 2.5 or 5 times a power of ten.
 
     Args:
-        columns: width in letters.
-        rows: height in letters.
+        value: A value above 0.
 
     Returns:
-        A figure of plotille.
+        The round value.
     """
-    import plotille
-
-    chart = plotille.Figure()
-    chart.width, chart.height, chart.origin, chart.with_colors, chart.color_mode = columns, rows, False, True, "names"
-    return chart
-
-
-def render_chart(chart: Any, x: Ticks | None = None, y: Ticks | None = None) -> Text:
-    """Return a picture as text.
-
-    Args:
-        chart: figure of plotille, with limits of both axes.
-        x: how the horizontal axis is labelled; None: as plotille does.
-        y: how the vertical axis is labelled.
-
-    Returns:
-        The lines of the picture.
-    """
-    if y is not None:
-        ticks = [(math.log10(value) if y.log else value, value) for value in round_ticks(*chart.y_limits(), log=y.log)]
-        # plotille asks for the label of each line of the picture: one that holds no round value has none
-        chart.y_ticks_fkt = lambda low, high: next((y.write(value) for place, value in ticks if low <= place < high), "")
-    if x is None:
-        return Text.from_ansi(chart.show(legend=False))
-    chart.x_ticks_fkt = lambda *_: ""
-    low, high = chart.x_limits()
-    cells = chart.width
-    labels = []
-    for value in round_ticks(low, high, log=x.log, max_ticks=max(3, cells // 8)):
-        position = ((math.log10(value) if x.log else value) - low) / max(high - low, 1e-12)
-        labels.append((min(cells, round(position * cells)), x.write(value)))
-    # plotille labels every tenth column: its two last lines are replaced
-    *picture, _, _ = chart.show(legend=False).rstrip("\n").split("\n")
-    marks = "".join("|" if cell in dict(labels) else "-" for cell in range(cells + 1))
-    axis = f"{'-' * 11}|-{marks}-> ({chart.x_label})"
-    return Text.from_ansi("\n".join([*picture, axis, f"{'':11}| {_label_row(labels, cells)}"]))
+    power: float = 10.0 ** math.floor(math.log10(value))
+    return next(m * power for m in (1, 2, 2.5, 5, 10) if value <= m * power * 1.0001)
 
 
 def seconds(value: float) -> str:
     """Write a time at an axis.
 
     Args:
-        value: time [s].
+        value: Time [s].
 
     Returns:
         Two digits with the unit.
@@ -200,7 +177,7 @@ def plain(value: float) -> str:
     """Write a number at an axis.
 
     Args:
-        value: the number.
+        value: The number.
 
     Returns:
         Two digits, with a prefix from a thousand on.
@@ -208,154 +185,110 @@ def plain(value: float) -> str:
     return f"{value:g}" if value < 1000 else str(show(value, "", 2))
 
 
-def room(width: int) -> int:
-    """Return the columns that a picture has next to its axis and its label.
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a chart.
 
-    Args:
-        width: columns of the terminal.
-
-    Returns:
-        A multiple of ten.
+    Attributes:
+        title: Its name; on a narrow terminal its last word.
+        low: First position: a value, or its decimal logarithm.
+        high: Last position.
+        write: Writes a value with its unit.
+        log: Whether positions are decimal logarithms of values.
     """
-    return 10 * max(1, min(6, (width - AXIS_WIDTH) // 10))
+
+    title: str
+    low: float
+    high: float
+    write: Callable[[float], str] = plain
+    log: bool = True
 
 
-def label(chart: Any, x: str, y: str, width: int) -> None:
-    """Name the axes of a picture, by their last words on a narrow terminal.
+@dataclass(frozen=True)
+class Curve:
+    """Points of a chart, at positions of its axes.
 
-    Args:
-        chart: figure of plotille.
-        x: name of the horizontal axis.
-        y: name of the vertical axis.
-        width: columns of the terminal.
+    Attributes:
+        x: Positions along the horizontal axis.
+        y: Positions along the vertical axis.
+        name: Words of the legend; empty without an entry.
+        colour: Colour; empty for that of the terminal.
+        mark: Letter at some points, which tells curves apart without colour.
+        marked: First point with the letter, and the step to the next one.
+        has_line: Whether a line joins the points.
+        glyph: Letter of the legend, if it is not the mark.
     """
-    short = width < NARROW
-    chart.x_label, chart.y_label = (words.split()[-1] if short else words for words in (x, y))
+
+    x: Any
+    y: Any
+    name: str = ""
+    colour: str = ""
+    mark: str | None = ""
+    marked: tuple[int, int] = (0, 1)
+    has_line: bool = True
+    glyph: str = ""
 
 
-def _nice(value: float) -> float:
-    """Round up to 1, 2, 2.5 or 5 times a power of ten."""
-    power: float = 10.0 ** math.floor(math.log10(value))
-    return next(m * power for m in (1, 2, 2.5, 5, 10) if value <= m * power * 1.0001)
-
-
-def front_plot(plan: Plan, width: int) -> RenderableType:
-    """Return speed against throughput on the Pareto front, with the chosen layout marked.
-
-    Args:
-        plan: the plan.
-        width: columns of the terminal.
-
-    Returns:
-        Title, picture and legend.
-    """
-    points = [p for p in plan.front if p.tokens_per_second_per_chip > 0]
-    if len(points) < 2:
-        return Text("Only one layout is on the Pareto front.")
-    speed, output, rows, step = _axes(points)
-    low, high = math.floor(2 * speed.min()) / 2, math.ceil(2 * speed.max() + 1e-9) / 2
-    chart = figure(room(width), rows)
-    chart.set_x_limits(low, high)
-    chart.set_y_limits(0, rows * step)
-    label(chart, "tok/s per user", "tok/s per chip", width)
-    chart.plot(speed, output)
-    marks = Text()
-    if plan.feasible:
-        chart.scatter([math.log10(plan.tokens_per_second_per_user)], [plan.tokens_per_second_per_chip], lc="green", marker="◆")
-        best = "the cheapest layout" if math.isfinite(plan.usd_per_second) else "the layout of most output"
-        marks.append(f"◆ {best}   ", style="green")
-    if math.isfinite(plan.slo.tpot) and low < -math.log10(plan.slo.tpot) < high:
-        limit = -math.log10(plan.slo.tpot)
-        chart.plot([limit, limit], [0, rows * step], lc="red")
-        marks.append("│ the speed asked for", style="red")
-    caption = Text("Pareto front: output of each chip against speed for each user [tok/s]", style="bold")
-    return Group(caption, render_chart(chart, Ticks(plain), Ticks("{:,g}".format, log=False)), marks)
-
-
-def _axes(points: Sequence[Point]) -> tuple[Any, Any, int, float]:
-    """Return log10 of speed, output, and rows of the picture with their step."""
-    speed = np.log10([p.tokens_per_second_per_user for p in points])
-    output = np.array([p.tokens_per_second_per_chip for p in points])
-    step = _nice(float(max(output)) / 8)
-    return speed, output, math.ceil(float(max(output)) / step), step
-
-
-def distribution_plot(latencies: dict[str, Any], width: int) -> RenderableType:
-    """Return the share of requests within a latency, a curve for each quantity, on a logarithmic axis.
+def draw(curves: Sequence[Curve], x: Axis, y: Axis, width: int, rows: int = 10, title: str = "") -> Group:
+    """Return a chart of curves with its legend.
 
     Args:
-        latencies: samples [s] by quantity: TTFT, TPOT.
-        width: columns of the terminal.
+        curves: The curves; later ones cover earlier ones.
+        x: The horizontal axis.
+        y: The vertical axis.
+        width: Columns of the terminal.
+        rows: Height of the chart, in letters.
+        title: Title above the chart.
 
     Returns:
         Title, picture and legend.
     """
-    styles = {"TTFT": ("green", "━"), "TPOT": ("cyan", "o")}
-    share = np.linspace(0.0, 1.0, 101)
-    samples = {name: values for name, values in latencies.items() if np.any(values > 0)}
-    curves = {name: np.log10(np.maximum(np.quantile(values, share), 1e-9)) for name, values in samples.items()}
-    if not curves:
-        return Text()
-    low = min(math.log10(np.quantile(values[values > 0], 0.01)) for values in samples.values())
-    high = max(curve[-1] for curve in curves.values())
-    chart = figure(max(10, min(60, width - AXIS_WIDTH)), 10)
-    chart.set_x_limits(float(low) - 0.05, float(max(high, low + 0.1)) + 0.05)
-    chart.set_y_limits(0, 100)
-    label(chart, "latency", "requests", width)
+    import plotille
+
+    chart = plotille.Figure()
+    chart.width, chart.height = 10 * max(1, min(6, (width - AXIS_WIDTH) // 10)), rows
+    chart.origin, chart.with_colors, chart.color_mode = False, True, "names"
+    chart.set_x_limits(float(x.low), float(x.high))
+    chart.set_y_limits(float(y.low), float(y.high))
+    chart.x_label, chart.y_label = (axis.title.split()[-1] if width < NARROW else axis.title for axis in (x, y))
     legend = Text()
-    for name, curve in curves.items():
-        colour, glyph = styles[name]
-        chart.plot(curve, 100 * share, lc=colour)
-        if glyph == "o":
-            chart.scatter(curve[5::10], 100 * share[5::10], lc=colour, marker=glyph)
-        legend.append(f"{glyph} {name}   ", style=colour)
-    picture = render_chart(chart, Ticks(seconds), Ticks("{:.0f} %".format, log=False))
-    return Group(Text("Share of requests within a latency", style="bold"), picture, legend)
+    for curve in curves:
+        if curve.has_line:
+            chart.plot(curve.x, curve.y, lc=curve.colour or None)
+        if curve.mark != "":
+            first, every = curve.marked
+            chart.scatter(curve.x[first::every], curve.y[first::every], lc=curve.colour or None, marker=curve.mark)
+        if curve.name:
+            legend.append(f"{curve.glyph or curve.mark} {curve.name}   ", style=curve.colour)
+    parts = [Text(title, style="bold")] if title else []
+    return Group(*parts, _with_ticks(chart, x, y), *([legend] if legend else []))
 
 
-def rate_plot(rates: Sequence[float], ttft: Sequence[float], quantile: str, width: int) -> RenderableType:
-    """Return a quantile of TTFT against the request rate, both logarithmic.
-
-    Args:
-        rates: rates [requests/s].
-        ttft: quantile of TTFT at each rate [s].
-        quantile: its name, such as p99.
-        width: columns of the terminal.
-
-    Returns:
-        Title, picture and legend.
-    """
-    x, y = np.log10(rates), np.log10(np.maximum(ttft, 1e-9))
-    chart = figure(max(10, min(60, width - AXIS_WIDTH)), 10)
-    chart.set_x_limits(float(x.min()) - 0.05, float(x.max()) + 0.05)
-    chart.set_y_limits(float(y.min()) - 0.1, float(max(y.max(), y.min() + 0.2)) + 0.1)
-    label(chart, "requests/s", f"TTFT {quantile}", width)
-    chart.plot(x, y, lc="green")
-    chart.scatter(x, y, lc="green", marker="o")
-    picture = render_chart(chart, Ticks(plain), Ticks(seconds))
-    return Group(Text(f"Rate against {quantile} of TTFT", style="bold"), picture, Text("o a rate that was tried"))
+def _with_ticks(chart: Any, x: Axis, y: Axis) -> Text:
+    """Return the lines of a picture with round values at both axes."""
+    ticks = [(math.log10(value) if y.log else value, value) for value in round_ticks(y.low, y.high, log=y.log)]
+    # plotille asks for the label of each line of the picture: one that holds no round value has none.
+    chart.y_ticks_fkt = lambda low, high: next((y.write(value) for place, value in ticks if low <= place < high), "")
+    chart.x_ticks_fkt = lambda *_: ""
+    cells, labels = chart.width, []
+    for value in round_ticks(x.low, x.high, log=x.log, max_ticks=max(3, cells // 8)):
+        position = ((math.log10(value) if x.log else value) - x.low) / max(x.high - x.low, 1e-12)
+        labels.append((min(cells, round(position * cells)), x.write(value)))
+    # plotille labels every tenth column: its two last lines are replaced.
+    *picture, _, _ = chart.show(legend=False).rstrip("\n").split("\n")
+    marks = "".join("|" if cell in dict(labels) else "-" for cell in range(cells + 1))
+    axis = f"{'-' * 11}|-{marks}-> ({chart.x_label})"
+    return Text.from_ansi("\n".join([*picture, axis, f"{'':11}| {label_row(labels, cells)}"]))
 
 
-def scatter_plot(measured: Any, predicted: Any, width: int) -> RenderableType:
-    """Return predicted against measured TPOT on logarithmic axes, with the diagonal.
+def log10(values: Any, least: float = 1e-9) -> Any:
+    """Return the positions of values on a logarithmic axis.
 
     Args:
-        measured: measured TPOT of each run [ms].
-        predicted: predicted TPOT of each run [ms].
-        width: columns of the terminal.
+        values: Numbers.
+        least: Value below which numbers have its position.
 
     Returns:
-        Title, picture and legend.
+        Decimal logarithms.
     """
-    x, y = np.log10(measured), np.log10(predicted)
-    low = math.floor(2 * min(x.min(), y.min())) / 2
-    high = math.ceil(2 * max(x.max(), y.max()) + 1e-9) / 2
-    chart = figure(room(width), 16)
-    chart.set_x_limits(low, high)
-    chart.set_y_limits(low, high)
-    label(chart, "TPOT in ms, measured", "TPOT in ms, predicted", width)
-    line = np.linspace(low, high, 16)
-    chart.scatter(line, line, lc="red", marker="/")
-    chart.scatter(x, y, marker="o" if len(x) <= MAX_MARKED_POINTS else None)
-    legend = Text(("o" if len(x) <= MAX_MARKED_POINTS else "⠿") + " a run   ").append("/ predicted as measured", style="red")
-    return Group(Text("Predicted against measured", style="bold"), render_chart(chart, Ticks(plain), Ticks(plain)), legend)
+    return np.log10(np.maximum(values, least))

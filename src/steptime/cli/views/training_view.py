@@ -1,12 +1,9 @@
-"""Text of training runs: step, memory, schedule, cost, scaling, training stacks, and their validation.
-
-Pipeline schedule of a training step as a text chart: one row per device, time from left to right.
-"""
+"""Text of training runs: step, memory, cost, scaling, training stacks, their validation, and the schedule as a chart."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -14,30 +11,44 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.cli.views.terminal_plots import figure, label, render_chart, room
-from steptime.cli.views.widgets import Grid, facts, heading, notes, ranged, share_table, stacked
+from steptime.cli.views.terminal_plots import Axis, Curve, draw, log10
+from steptime.cli.views.widgets import (
+    Answer,
+    Grid,
+    facts,
+    footnote,
+    heading,
+    listing,
+    notes,
+    packed,
+    ranged,
+    share_table,
+    stacked,
+    table,
+)
 from steptime.hardware.energy import BASES
-from steptime.hardware.rental_prices import rent_in_words, usd
+from steptime.hardware.rental_prices import rent_in_words
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array
 from steptime.result_base import in_words
-from steptime.training.chip_scaling import Scaling
-from steptime.training.infeasibility import Change
 from steptime.training.layer_profile import LayerProfile, layer_profiles
 from steptime.training.layer_time import layer_passes
 from steptime.training.schedule_timeline import IDLE, KIND_NAMES, Timeline
 from steptime.training.schedules.work_order import BACKWARD, INPUT, KINDS, PAIR
+from steptime.training.training_alternatives import Change, Scaling
 from steptime.training.training_job import show_training_layout
 from steptime.training.training_memory import PARTS
 from steptime.training.training_planner import Training
-from steptime.training.training_result import TrainingRunCost, TrainingStep
+from steptime.training.training_runs import TrainingRunCost
 from steptime.training.training_stack import CONSTANTS, TrainingEngine, load_stack, on_chip
 from steptime.units import DAY, counted, in_digits, show
 from steptime.validation.training_validation import TrainingValidation
 
 # Changes that the default output names.
 MAX_CHANGES = 3
+# Runs without a prediction that the text names.
+MOST_NAMED = 12
 
 
 def stacks_view(names: Iterable[str], catalog: str | None) -> RenderableType:
@@ -50,34 +61,48 @@ def stacks_view(names: Iterable[str], catalog: str | None) -> RenderableType:
     Returns:
         Something that a console prints.
     """
-    grid = Grid(("Training stack", "What", "Runs", "Speed"), numbers=(2, 3))
-    for name in names:
-        stack = load_stack(name, catalog)
-        grid.add_row(stack.name, stack.title, f"{stack.fit.get('runs', 0):,}", f"{float(stack.speed):.2f}")
-    return Group(Text("Training stacks (steptime train --engine NAME)", style="bold"), grid)
+    grid = listing(
+        "Training stack: {name} | What: {title} | Runs: {runs:,} | Speed: {speed:.2f}",
+        [load_stack(name, catalog) for name in names], runs=_measured_runs,
+    )  # fmt: skip
+    return Group(heading("Training stacks (steptime train --engine NAME)"), grid)
 
 
-def stack_view(stack: TrainingEngine) -> RenderableType:
+def _measured_runs(stack: TrainingEngine) -> int:
+    return int(stack.fit.get("runs", 0))
+
+
+def stack_view(stack: TrainingEngine, *, width: int, full: bool = False) -> Answer:  # noqa: ARG001 - views are called alike
     """Return the constants of a stack with their uncertainty, and the features of the stack.
 
     Args:
         stack: A training stack.
+        width: Columns of the terminal.
+        full: Whether to show all constants.
 
     Returns:
-        Something that a console prints.
+        The answer.
     """
-    width = stack.fit.get("width", {})
-    grid = Grid(("Constant", "Value", "Std dev", "What"), numbers=(1, 2), first_to_go=(3, 2))
-    for name, description in CONSTANTS.items():
-        sure = f"{width[name]:.2g}" if name in width else ""
-        grid.add_row(name, f"{float(getattr(stack.constants, name)):.4g}", sure, f"{description['unit']} {description['line']}")
-    has = [(feature, ", ".join(values)) for feature, values in (
-        ("Schedules", stack.schedules), ("Sharding", stack.shardings), ("Recomputation", stack.recomputes),
-    ) if values]  # fmt: skip
-    rows = [("Stack", f"{stack.name}: {stack.title}"), ("Fitted to", f"{stack.fit.get('runs', 0):,} measured runs"),
-            ("Speed", f"{float(stack.speed):.3g} of the constants'"), *has]  # fmt: skip
-    note = Text("Std dev: of the logarithm of the constant; of the value for gains and exponents.", style="bright_black")
-    return Group(facts(rows), grid, note)
+    deviations = stack.fit.get("width", {})
+    rows = [
+        (name, f"{float(getattr(stack.constants, name)):.4g}", f"{deviations[name]:.2g}" if name in deviations else "",
+         f"{about['unit']} {about['line']}")
+        for name, about in CONSTANTS.items()
+    ]  # fmt: skip
+    about = [
+        ("Stack", f"{stack.name}: {stack.title}"),
+        ("Fitted to", f"{_measured_runs(stack):,} measured runs"),
+        ("Speed", f"{float(stack.speed):.3g} of the constants'"),
+        ("Schedules", ", ".join(stack.schedules)),
+        ("Sharding", ", ".join(stack.shardings)),
+        ("Recomputation", ", ".join(stack.recomputes)),
+    ]
+    grid = table("Constant", "Value", "Std dev", "What", rows=rows, numbers=(1, 2), first_to_go=(3, 2))
+    note = footnote("Std dev: of the logarithm of the constant; of the value for gains and exponents.")
+    return Answer(
+        sentence=f"{stack.name}: {stack.title}, fitted to {_measured_runs(stack):,} measured runs.",
+        body=[facts(about), grid, note], full_adds="all constants", files="", full=full,
+    )  # fmt: skip
 
 
 # Colours of operators, then of uses of memory.
@@ -106,74 +131,67 @@ def training_view(training: Training, system: System, timeline: Timeline | None,
     Returns:
         Something that a console prints.
     """
+    step, memory = training.step, training.step.memory
+    not_reversible = f"assumes reversible layers; the layers of {step.model} are not reversible"
+    warnings = [not_reversible] if step.layout.recompute == "reversible" else []
+    parts: list[RenderableType] = [_answer(training), *notes(warnings), facts(_figures(training, system, full=full))]
+    if full:
+        uses = [(name, float(getattr(memory, name)), MEMORY_COLOURS[name]) for name in PARTS if float(getattr(memory, name))]
+        capacity = float(memory.capacity)
+        parts.append(share_table(step.terms, COLOURS, width, "Operator"))
+        parts.append(stacked(uses, capacity, width, f"Memory of the fullest chip, {show(capacity, 'B')}"))
     # The short answer ends with what would help; tables and charts need --full.
-    step = training.step
-    times = share_table({name: float(value) for name, value in step.terms.items()}, COLOURS, width, "Operator")
-    parts: list[RenderableType] = [_answer(training), *notes(_warnings(step)), facts(_figures(training, system, full=full))]
-    if not full:
-        return Group(
-            *parts,
-            Text(f"{training.why[:1].upper()}{training.why[1:].rstrip('.')}.", style="bold"),
-            _changes(training.changes[:MAX_CHANGES]),
-        )
-    memory = [
-        (name, float(getattr(step.memory, name)), MEMORY_COLOURS[name]) for name in PARTS if float(getattr(step.memory, name))
-    ]
-    memory_title = f"Memory of the fullest chip, {show(float(step.memory.capacity), 'B')}"
-    parts += [
-        times,
-        stacked(memory, float(step.memory.capacity), width, memory_title),
-        Text(f"{training.why[:1].upper()}{training.why[1:].rstrip('.')}.", style="bold"),
-    ]
-    if training.changes:
-        parts.append(_changes(training.changes))
-    if timeline is not None:
+    parts.append(heading(f"{training.why[:1].upper()}{training.why[1:].rstrip('.')}."))
+    if training.changes or not full:
+        parts.append(_changes(training.changes if full else training.changes[:MAX_CHANGES]))
+    if full and timeline is not None:
         parts.append(schedule_picture(timeline, width, "The schedule of a step"))
     return Group(*parts)
-
-
-def _warnings(step: TrainingStep) -> list[str]:
-    """Return the warnings of a step."""
-    reversible = step.layout.recompute == "reversible"
-    return [f"assumes reversible layers; the layers of {step.model} are not reversible"] if reversible else []
-
-
-def _days(seconds: float) -> str:
-    return f"{in_digits(seconds / DAY)} days" if seconds >= DAY else show(seconds, "s")
 
 
 def _answer(training: Training) -> Text:
     """Return days, cost and MFU of the run, or the step time without --tokens."""
     step, job, run = training.step, training.job, training.run
     verb = {"pretrain": "Train", "sft": "Fine-tune", "lora": "Fine-tune (LoRA)"}[job.task]
-    subject = f"{step.model} on {counted(training.chips, 'chip')} of {step.system}"
+    subject = f"{verb} {step.model} on {counted(training.chips, 'chip')} of {step.system}"
     mfu = f"MFU {float(step.mfu_causal):.1%}"
     if run is None:
-        limits = None if step.stack == "ideal" else (float(step.low), float(step.high))
-        time = f"{ranged(float(step.total), limits, lambda value: show(value, 's'))} per step, {mfu}."
-        return Text.assemble((f"{verb} {subject}: ", "bold"), (time, "bold green"), " --tokens gives days and cost.")
-    limits = (run.usd_low, run.usd_high) if math.isfinite(run.usd_low) and math.isfinite(run.usd_high) else None
-    cost = f"{ranged(run.usd, limits, usd)}, " if math.isfinite(run.usd) else ""
+        time = f"{_step_time(training)} per step, {mfu}."
+        return Text.assemble((f"{subject}: ", "bold"), (time, "bold green"), " --tokens gives days and cost.")
+    cost = f"{ranged(run.usd, (run.usd_low, run.usd_high), 'USD')}, " if math.isfinite(run.usd) else ""
     time = f"{ranged(run.seconds, (run.low, run.high), _days)}, {cost}{mfu}."
-    return Text.assemble((f"{verb} {subject} on {_tokens(run.tokens)} tokens: ", "bold"), (time, "bold green"))
+    return Text.assemble((f"{subject} on {_tokens(run.tokens)} tokens: ", "bold"), (time, "bold green"))
+
+
+def _step_time(training: Training) -> str:
+    step = training.step
+    return ranged(step.total, None if step.stack == "ideal" else (step.low, step.high), "s")
+
+
+def _days(seconds: float) -> str:
+    return f"{in_digits(seconds / DAY)} days" if seconds >= DAY else show(seconds, "s")
+
+
+def _tokens(count: float) -> str:
+    """Write a number of tokens with a scale letter: 14.8T, 469B."""
+    scale, letter = (1e12, "T") if count >= 1e12 else (1e9, "B") if count >= 1e9 else (1e6, "M")
+    return f"{count / scale:,.4g}{letter}"
 
 
 def _figures(training: Training, system: System, *, full: bool) -> list[tuple[str, str | Text]]:
     """Return the figures of a step and of the run, the shorter list without `full`."""
     step, job, run = training.step, training.job, training.run
-    limits = None if step.stack == "ideal" else (float(step.low), float(step.high))
-    time = ranged(float(step.total), limits, lambda value: show(value, "s"))
     batch = f"{counted(int(job.batch), 'sequence')} of {counted(int(job.seq), 'token')} in {job.dtype}"
-    rows: list[tuple[str, str | Text]] = [
-        ("Layout", Text(show_training_layout(step.layout), style="bold")),
-        ("Step", f"{time}: {batch}, stack {step.stack}"),
-        ("Tokens per chip", f"{in_digits(float(step.tokens_per_second_per_chip))} tok/s"),
-    ]
     bubble, exposed = float(np.asarray(step.bubble)), float(np.asarray(step.exposed))
-    rows += [("Pipeline bubble", f"{bubble:.1%} of the step")] if bubble else []
-    rows += [("Exposed communication", f"{show(exposed, 's')} per step")] if exposed else []
-    if training.runner_up:
-        rows.append(("Runner-up", f"{training.runner_up}: {training.runner_up_slower - 1:.1%} slower"))
+    slower = f"{training.runner_up}: {training.runner_up_slower - 1:.1%} slower"
+    rows: list[tuple[str, str | Text]] = [
+        ("Layout", heading(show_training_layout(step.layout))),
+        ("Step", f"{_step_time(training)}: {batch}, stack {step.stack}"),
+        ("Tokens per chip", f"{in_digits(float(step.tokens_per_second_per_chip))} tok/s"),
+        ("Pipeline bubble", f"{bubble:.1%} of the step" if bubble else ""),
+        ("Exposed communication", f"{show(exposed, 's')} per step" if exposed else ""),
+        ("Runner-up", slower if training.runner_up else ""),
+    ]
     if full:
         rows += [
             ("Bounds", f"{show(float(step.lower), 's')} without losses, {show(float(step.upper), 's')} without overlap"),
@@ -186,29 +204,27 @@ def _figures(training: Training, system: System, *, full: bool) -> list[tuple[st
 
 def _run(run: TrainingRunCost, system: System, *, full: bool) -> list[tuple[str, str | Text]]:
     failures = f"{in_digits(run.failures)} failures, one every {show(run.between_failures, 's')}"
-    checkpoints = f"a checkpoint every {show(run.checkpoint_every, 's')}"
-    rows: list[tuple[str, str | Text]] = [("Goodput", f"{run.goodput:.1%}: {failures}; {checkpoints}")]
+    rent = f"the rent of {system.name} is not known; --rent 2.10 sets it in USD per chip-hour"
     if math.isfinite(run.usd):
         spares = f" ({run.spares:,} spares included)" if run.spares else ""
-        rows.append(("Rent", f"{in_digits(run.chip_hours)} chip-hours{spares} at {rent_in_words(system.rent)}"))
-    else:
-        rows.append(("Rent", f"the rent of {system.name} is not known; --rent 2.10 sets it in USD per chip-hour"))
-    if full:
-        rows += [
-            ("Steps", f"{run.steps:,.0f}, {run.flops:.3g} FLOP with causal attention"),
-            ("Failures", f"{in_digits(run.failures)} in the run; {show(run.checkpoint, 'B')} per checkpoint"),
-            ("Chip-hours", f"{run.chip_hours:,.0f}"),
-        ]
-    if full and math.isfinite(run.joules):
-        rows.append(("Energy", f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"))
-    return rows
+        rent = f"{in_digits(run.chip_hours)} chip-hours{spares} at {rent_in_words(system.rent)}"
+    energy = f"{in_digits(run.joules / 3.6e9)} MWh, {BASES.get(run.power_basis, run.power_basis)}"
+    rows: list[tuple[str, str | Text]] = [
+        ("Goodput", f"{run.goodput:.1%}: {failures}; a checkpoint every {show(run.checkpoint_every, 's')}"),
+        ("Rent", rent),
+        ("Steps", f"{run.steps:,.0f}, {run.flops:.3g} FLOP with causal attention"),
+        ("Failures", f"{in_digits(run.failures)} in the run; {show(run.checkpoint, 'B')} per checkpoint"),
+        ("Chip-hours", f"{run.chip_hours:,.0f}"),
+        ("Energy", energy if math.isfinite(run.joules) else ""),
+    ]
+    return rows if full else rows[:2]
 
 
 def _changes(changes: Sequence[Change]) -> RenderableType:
-    grid = Grid(("What would help", "Speed-up", "Layout"), numbers=(1,), first_to_go=(2,))
-    for change in changes:
-        grid.add_row(change.description, f"{change.faster:.2f}x", change.layout or "the same")
-    return grid
+    return listing(
+        "What would help: {description} | Speed-up: {faster:.2f}x | Layout: {layout}", changes, first_to_go=(2,),
+        layout=lambda change: change.layout or "the same",
+    )  # fmt: skip
 
 
 def scaling_view(scaling: Scaling, width: int) -> RenderableType:
@@ -221,29 +237,27 @@ def scaling_view(scaling: Scaling, width: int) -> RenderableType:
     Returns:
         A table, and a chart if three or more points fit in memory.
     """
-    grid = Grid(("Scaling", "Chips", "Batch", "Step", "tok/s per chip", "Layout"), numbers=(1, 2, 3, 4), first_to_go=(5,))
-    for point in scaling.points:
-        is_feasible = math.isfinite(point.seconds)
-        grid.add_row(point.kind, f"{point.chips:,}", f"{point.batch:,}", show(point.seconds, "s") if is_feasible else "-",
-                     f"{point.tokens_per_second_per_chip:,.0f}" if is_feasible else "-", point.layout)  # fmt: skip
+    grid = listing(
+        "Scaling: {kind} | Chips: {chips:,} | Batch: {batch:,} | Step: {seconds:s} | "
+        "tok/s per chip: {rate:,.0f} | Layout: {layout}",
+        scaling.points, first_to_go=(5,),
+        rate=lambda point: point.tokens_per_second_per_chip if math.isfinite(point.seconds) else math.nan,
+    )  # fmt: skip
     drawable = [point for point in scaling.points if math.isfinite(point.seconds)]
     if len(drawable) < 3:
         return grid
-    # Logarithmic axis of chips, with both kinds of scaling in one chart.
-    chart = figure(room(width), 12)
-    x = np.log2([point.chips for point in drawable])
+    x = log10([point.chips for point in drawable])
     y = np.array([point.tokens_per_second_per_chip for point in drawable])
-    chart.set_x_limits(float(x.min()) - 0.2, float(x.max()) + 0.2)
-    chart.set_y_limits(0, float(y.max()) * 1.1)
-    chart.x_ticks_fkt, chart.y_ticks_fkt = (lambda value, _: f"{2**value:,.0f}"), (lambda value, _: f"{value:,.0f}")
-    label(chart, "chips", "tok/s per chip", width)
-    for kind, colour, marker in (("strong", "green", "s"), ("weak", "cyan", "w")):
+    curves = []
+    for kind, colour, words in (
+        ("strong", "green", "strong: the same batch"),
+        ("weak", "cyan", "weak: the batch grows with the chips"),
+    ):
         indices = [place for place, point in enumerate(drawable) if point.kind == kind]
-        if indices:
-            chart.plot(x[indices], y[indices], lc=colour)
-            chart.scatter(x[indices], y[indices], lc=colour, marker=marker)
-    legend = Text("s strong: the same batch   ", style="green").append("w weak: the batch grows with the chips", style="cyan")
-    return Group(grid, Text("Tokens per second per chip against chips", style="bold"), render_chart(chart), legend)
+        curves += [Curve(x[indices], y[indices], words, colour, kind[0])] if indices else []
+    across = Axis("chips", x.min() - 0.06, x.max() + 0.06, "{:,.0f}".format)
+    up = Axis("tok/s per chip", 0, y.max() * 1.1, "{:,.0f}".format, log=False)
+    return Group(grid, draw(curves, across, up, width, 12, "Tokens per second per chip against chips"))
 
 
 def explained_view(model: Model, system: System, training: Training, engine: TrainingEngine) -> RenderableType:
@@ -258,37 +272,35 @@ def explained_view(model: Model, system: System, training: Training, engine: Tra
     Returns:
         A table with formulas, and a line on the step.
     """
-    x, job = training.step.layout, training.job
-    tuned, slower = on_chip(engine, system, experts=model.routed)
-    grid = Grid(("Layer", "What", "Forward", "Backward", "How"), numbers=(2, 3), first_to_go=(4,))
+    x, job, step = training.step.layout, training.job, training.step
+    tuned = on_chip(engine, system, experts=model.routed)
+    grid = table("Layer", "What", "Forward", "Backward", "How", numbers=(2, 3), first_to_go=(4,))
     twice = "as much" if job.task == "lora" else "twice"
     rows = f"{x.micro_batch:g} x {job.seq:,} / cp {x.cp:g} = {x.micro_batch * job.seq / x.cp:,.0f} rows"
+    flash = "causal pairs; backward takes 2.5 times (flash attention)"
     for (sheet, n), (layer, _) in zip(layer_profiles(model), model.layers, strict=True):
         passes = layer_passes(sheet, job, system, tuned, x)
         how = {
             "matrices": f"{_giga(sheet, routed=False)} GFLOP per row, {rows}, tp {x.tp:g}; backward {twice}",
             "experts": f"{_giga(sheet, routed=True)} GFLOP per row, equal tokens per expert",
-            "attention": "causal pairs; backward takes 2.5 times (flash attention)"
-            if job.attention == "flash"
-            else "all pairs, scores in memory",
+            "attention": flash if job.attention == "flash" else "all pairs, scores in memory",
             "element-wise": f"{sheet.element_values:,.0f} values per row in 16 bits, each read or written once; backward twice",
             "tensor parallel": f"{2 * sheet.blocks} collectives forward, {3 * sheet.blocks} backward, minus overlap with GEMMs",
             "recompute": f"{x.recompute}: forward pass again before the backward pass",
         }
         for place, name in enumerate(dict.fromkeys([*passes.forward, *passes.backward])):
             seconds = [
-                in_words(np.asarray(part.get(name, 0.0)) * slower, lambda v: show(v, "s"))
+                in_words(np.asarray(part.get(name, 0.0)) / tuned.speed, lambda v: show(v, "s"))
                 for part in (passes.forward, passes.backward)
             ]
             grid.add_row(f"{n} x {layer.name}" if not place else "", name, *seconds, how.get(name, ""))
-    step = training.step
     idle, copies = (show(float(step.terms.get(name, 0.0)), "s") for name in ("pipeline idle", "data parallel"))
     words = (
         f"Step time: {counted(float(step.microbatches), 'micro-batch', 'micro-batches')} x the slowest stage, plus {idle} of "
         f"pipeline idle time, {copies} of exposed data-parallel communication, the optimizer, and the constant time per step. "
         f"Sum: {show(float(step.total), 's')}."
     )
-    return Group(Text("One layer and one micro-batch on one chip", style="bold"), grid, Text(words))
+    return Group(heading("One layer and one micro-batch on one chip"), grid, Text(words))
 
 
 def _giga(sheet: LayerProfile, *, routed: bool) -> str:
@@ -296,18 +308,7 @@ def _giga(sheet: LayerProfile, *, routed: bool) -> str:
     return f"{sum(product.flops for product in sheet.products if product.routed is routed) / 1e9:,.3g}"
 
 
-def _tokens(count: float) -> str:
-    """Write a number of tokens with a scale letter: 14.8T, 469B."""
-    scale, letter = (1e12, "T") if count >= 1e12 else (1e9, "B") if count >= 1e9 else (1e6, "M")
-    return f"{count / scale:,.4g}{letter}"
-
-
-# Maximum number of runs without a prediction that the text names.
-MOST_NAMED = 12
-COLUMNS = ("", "Runs", "Median", "Mean", "p90", "Bias", "Covered")
-
-
-def validation_view(validation: TrainingValidation) -> RenderableType:
+def training_errors_view(validation: TrainingValidation) -> RenderableType:
     """Return the errors of the step time by kind, of memory, and the runs without a prediction.
 
     Args:
@@ -316,25 +317,18 @@ def validation_view(validation: TrainingValidation) -> RenderableType:
     Returns:
         Something that a console prints.
     """
-    parts: list[RenderableType] = [
-        Text(f"{counted(validation.runs, 'training run')}: predicted against measured", style="bold")
+    parts: list[RenderableType] = [heading(f"{counted(validation.runs, 'training run')}: predicted against measured")]
+    parts += [
+        _errors_table("Time of a step", {"all": errors}) if name == "all" else _errors_table(f"By {name}", errors)
+        for name, errors in validation.step.items()
     ]
-    for name, table in validation.step.items():
-        grid = Grid(COLUMNS, title="Time of a step" if name == "all" else f"By {name}", numbers=range(1, len(COLUMNS)))
-        for value, errors in ({"all": table} if name == "all" else table).items():
-            grid.add_row(value, *_cells(errors))
-        parts.append(grid)
     if validation.memory:
         m = validation.memory
-        parts.append(
-            Text(
-                f"Peak memory of {counted(int(m['runs']), 'run')}: median error {m['median']:.1%}, mean {m['mean']:.1%}, worst "
-                f"{m['worst']:.1%}, bias {m['bias']:+.1%}"
-            )
-        )
+        errors = f"median error {m['median']:.1%}, mean {m['mean']:.1%}, worst {m['worst']:.1%}, bias {m['bias']:+.1%}"
+        parts.append(Text(f"Peak memory of {counted(int(m['runs']), 'run')}: {errors}"))
     parts.append(Text(f"Predicted to fit in memory: {validation.fitting:.1%} of the measured runs"))
     if validation.unanswered:
-        parts.append(Text(f"{counted(len(validation.unanswered), 'run')} without a prediction:", style="bold"))
+        parts.append(heading(f"{counted(len(validation.unanswered), 'run')} without a prediction:"))
         parts += [Text(f"  {words}") for words in validation.unanswered[:MOST_NAMED]]
         unnamed_count = len(validation.unanswered) - MOST_NAMED
         if unnamed_count > 0:
@@ -342,11 +336,16 @@ def validation_view(validation: TrainingValidation) -> RenderableType:
     return Group(*parts)
 
 
-def _cells(errors: Mapping[str, float]) -> list[str]:
-    """Return the cells of a row."""
-    shares = [f"{errors[name]:.1%}" for name in ("median", "mean", "p90")]
-    return [f"{errors['runs']:,.0f}", *shares, f"{errors['bias']:+.1%}", f"{errors['coverage']:.0%}"]
+def _errors_table(title: str, errors: dict[str, dict[str, float]]) -> Grid:
+    rows = [
+        (value, f"{e['runs']:,.0f}", *(f"{e[name]:.1%}" for name in ("median", "mean", "p90")), f"{e['bias']:+.1%}",
+         f"{e['coverage']:.0%}")
+        for value, e in errors.items()
+    ]  # fmt: skip
+    return table("", "Runs", "Median", "Mean", "p90", "Bias", "Covered", rows=rows, title=title, numbers=range(1, 7))
 
+
+# --- the schedule -------------------------------------------------------------------------------------------------------
 
 # Colours in the order of KINDS.
 STYLES: Final = ("blue", "yellow", "yellow", "green", "magenta")
@@ -453,15 +452,7 @@ def _legend(timeline: Timeline, width: int) -> list[Text]:
     ]
     if int(timeline.chunk.max()) > 0:
         pieces.append(Text.assemble(("dim", "dim"), " later parts of the model"))
-    pieces.append(Text.assemble((f"{GAP} ", "bright_black"), "idle"))
-    # As many pieces per line as fit the width.
-    lines = [pieces[0]]
-    for piece in pieces[1:]:
-        if lines[-1].cell_len + 3 + piece.cell_len <= width:
-            lines[-1] = Text("   ").join([lines[-1], piece])
-        else:
-            lines.append(piece)
-    return lines
+    return packed([*pieces, Text.assemble((f"{GAP} ", "bright_black"), "idle")], width, "   ")
 
 
 def _summary(timeline: Timeline) -> Text:

@@ -1,4 +1,4 @@
-"""Terminal views of `steptime validate`, `calibrate` and `anchors`: errors of predictions, fitted constants, own runs."""
+"""Text of `steptime validate`, `calibrate` and `anchors`: errors of predictions, fitted constants, own runs."""
 
 from __future__ import annotations
 
@@ -6,36 +6,37 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import RenderableType
+import numpy as np
+from rich.console import Group
 
-from steptime.cli.views.terminal_plots import scatter_plot
-from steptime.cli.views.widgets import Answer, Grid, footnote, table
+from steptime.cli.views.terminal_plots import Axis, Curve, draw
+from steptime.cli.views.widgets import Answer, Grid, footnote, listing, table, write
 from steptime.errors import install_hint
 from steptime.physics.bias_correction import Anchors, Factor
-from steptime.physics.engine import Engine, constant
-from steptime.physics.engine_parameters import RUN_WAITS
-from steptime.units import counted, show
+from steptime.units import counted
 from steptime.validation.data_quality import DOUBTFUL, WRONG
-from steptime.validation.engine_fit import NAMES, QUEUE_NAMES
-from steptime.validation.error_summary import Predictions
 from steptime.validation.predictions import MOST_SIMULATED
-from steptime.validation.published_deployments import BALANCED_WITHIN, INTERVALS, is_dated
+from steptime.validation.published_deployments import BALANCED_WITHIN, BUSY_POLLING_STEPS, POLLING_STEPS, is_dated
 from steptime.validation.run_table import COLUMNS, MEASURED, OPTIONAL, SPREAD, in_runs, length_spread
-from steptime.validation.validate_api import QUANTITY_LABELS
+from steptime.validation.validate_api import QUANTITY_LABELS, Calibrated, Validation
 
-MILLISECOND = 1e-3  # s
-FIGURES = 63  # columns of the figures of an error table
-MIN_RUNS_FOR_RANGES = 50  # runs below which the ranges are those of the prior engine
-GOING = (1, 3, 4, 5, 6, 7)  # columns of an error table in the order in which they are dropped
-FEW_NAMED = 3  # doubtful runs that are named one by one
-MIN_SCATTER_RUNS = 3  # runs from which a chart shows more than the table
+MILLISECOND = 1e-3
+# Columns of the figures of an error table.
+FIGURES = 63
+# Runs below which the ranges are those of the prior engine.
+MIN_RUNS_FOR_RANGES = 50
+# Doubtful runs that are named one by one.
+FEW_NAMED = 3
+# Runs from which a chart shows more than the table, and up to which each has a letter.
+MIN_SCATTER_RUNS, MAX_MARKED_RUNS = 3, 40
 QUANTITIES = {
     "tpot": "Time per output token",
     "ttft": "Time to first token",
     "ttft_median": "Median time to first token",
     "output_tok_s": "Output tokens per second",
 }
-HEADINGS = ("Runs", "Median", "Mean", "p90", "Bias", "<25 %", "Covered")
+INSTALL = f"{install_hint('simulate')}, simulates each run"
+MEANING = "|predicted / measured - 1|; bias: median without the sign. Covered: runs within their 90 % range."
 MEANINGS = {
     "id": "any name, kept in the output",
     "model": "Hugging Face id or catalogue name",
@@ -77,118 +78,81 @@ MEANINGS = {
     "prefill_ep": "of those, expert parallel ways; by default 1",
     "chips": "of the whole deployment; where not given, those of one replica",
     "stream_interval": "decode steps between two reports of tokens: first tokens come that number of steps later, less one; "
-    f"by default 1, and {INTERVALS[0].light_load_steps:.0f} or {INTERVALS[0].heavy_load_steps:.0f} of SGLang on B200 and B300; "
+    f"by default 1, and {POLLING_STEPS:.0f} or {BUSY_POLLING_STEPS:.0f} of SGLang on B200 and B300; "
     f"of TensorRT-LLM's data-parallel ranks as public runs wait for each other, {1 + BALANCED_WITHIN / 2:.0f} at most",
 }
 
 
-def columns_view() -> RenderableType:
+def columns_view() -> Grid:
     """Return the columns of a file of runs.
 
     Returns:
         A row for each column, with its meaning.
     """
-    grid = table("Column", "Meaning")
-    for name in (*COLUMNS, *MEASURED, *OPTIONAL):
-        grid.add_row(name, MEANINGS[name] + ("; optional" if name in OPTIONAL else ""))
-    return grid
+    names = (*COLUMNS, *MEASURED, *OPTIONAL)
+    rows = [(name, MEANINGS[name] + ("; optional" if name in OPTIONAL else "")) for name in names]
+    return table("Column", "Meaning", rows=rows)
 
 
-def validation_view(
-    rows: list[dict[str, str]],
-    predictions: Predictions,
-    tables: Mapping[str, Any],
-    problems: list[str],
-    width: int,
-    *,
-    scripted: int = 0,
-    unread: Sequence[str] = (),
-    full: bool = False,
-) -> Answer:
+def validation_view(validation: Validation, *, width: int) -> Answer:
     """Return errors of predictions.
 
     Args:
-        rows: runs by column.
-        predictions: predicted times of the runs.
-        tables: errors by quantity, of all runs and by group.
-        problems: rows that were left out, with reasons.
-        width: columns of the terminal.
-        scripted: number of runs whose layout is that of the published script instead of the columns.
-        unread: columns that are not read.
-        full: whether to show errors by model, system, engine, format, concurrency and bound.
+        validation: Measured runs, their predictions, and the errors by quantity.
+        width: Columns of the terminal.
 
     Returns:
         The answer.
     """
-    overall = _error_table("All runs")
-    for name, quantity_errors in tables.items():
-        overall.add_row(QUANTITIES[name], *_cells(quantity_errors["all"]))
-    body: list[RenderableType] = [overall, footnote(MEANING)] if tables else []
-    run_indices = [i for i, row in enumerate(rows) if row.get("tpot_s") and not predictions.reason[i]]
-    # a chart of one or two runs shows less than their row
-    if "tpot" in tables and len(run_indices) >= MIN_SCATTER_RUNS:
-        measured = [float(rows[i]["tpot_s"]) / MILLISECOND for i in run_indices]
-        body.append(scatter_plot(measured, predictions.tpot[run_indices] / MILLISECOND, width))
-    # a run that cannot be right would hide the errors of all others
-    unpredicted = [f"{row['id']}: {reason}" for row, reason in zip(rows, predictions.reason, strict=True) if reason]
-    warnings = [f"not in the tables: {line}" for line in _in_few_lines(unpredicted)]
-    if len(unpredicted) > FEW_NAMED:
+    tables = validation.tables
+    overall = _error_table("All runs", {QUANTITIES[name]: errors["all"] for name, errors in tables.items()})
+    # A run that cannot be right would hide the errors of all others.
+    warnings = [f"not in the tables: {line}" for line in _in_few_lines(validation.doubtful)]
+    if len(validation.doubtful) > FEW_NAMED:
         warnings[-1] += "; --predictions OUT.csv gives all reasons"
-    warnings += [f"left out: {line}" for line in _in_few_lines(problems)]
-    if tables:
-        warnings += _simplifications(rows, predictions, tables, scripted)
-    if unread:
-        warnings.append(f"columns that are not read: {', '.join(unread)}")
+    warnings += [f"left out: {line}" for line in _in_few_lines(validation.left_out)]
+    warnings += _simplifications(validation) if tables else []
+    if validation.unread:
+        warnings.append(f"columns that are not read: {', '.join(validation.unread)}")
     room = max(12, width - FIGURES)
     return Answer(
-        sentence=_error_sentence(rows, tables), body=body,
-        details=[_group_table(QUANTITIES[name], quantity_errors["by"], room) for name, quantity_errors in tables.items()],
+        sentence=_error_sentence(validation),
+        body=[overall, footnote(MEANING), _scatter_chart(validation, width)] if tables else [],
+        details=[_group_table(QUANTITIES[name], errors["by"], room) for name, errors in tables.items()],
         warnings=warnings, full_adds="errors by model, system, engine, format, concurrency and bound" if tables else "",
-        full=full,
     )  # fmt: skip
 
 
-INSTALL = f"{install_hint('simulate')}, simulates each run"
-MEANING = "|predicted / measured - 1|; bias: median without the sign. Covered: runs within their 90 % range."
-
-
-def _error_sentence(rows: list[dict[str, str]], tables: Mapping[str, Any]) -> str:
+def _error_sentence(validation: Validation) -> str:
     """Say how far predictions are off, and how many runs lie in their ranges."""
     claims = []
-    for name, quantity_errors in tables.items():
+    for name, quantity_errors in validation.tables.items():
         errors = quantity_errors["all"]
+        covered = f" ({errors['coverage']:.0%} of {errors['runs']:,} runs in the 90 % range)"
         claim = f"{QUANTITIES[name][0].lower()}{QUANTITIES[name][1:]} by {percent(errors['median'])}"
-        covered = (
-            ""
-            if math.isnan(errors["coverage"])
-            else f" ({errors['coverage']:.0%} of {errors['runs']:,} runs in the 90 % range)"
-        )
-        claims.append(claim + covered)
+        claims.append(claim + ("" if math.isnan(errors["coverage"]) else covered))
     if claims:
         return f"Median error of predictions: {', '.join(claims)}."
-    has_times = any(row.get(name) for row in rows for name in (*MEASURED, "ttft_median_s", "output_tok_s"))
+    has_times = any(row.get(name) for row in validation.rows for name in (*MEASURED, "ttft_median_s", "output_tok_s"))
     says = "Every row with a measured time is doubtful" if has_times else "No row has a measured time"
     return f"{says}; --predictions writes the predicted times."
 
 
-def _simplifications(
-    rows: list[dict[str, str]], predictions: Predictions, tables: Mapping[str, Any], scripted: int
-) -> list[str]:
+def _simplifications(validation: Validation) -> list[str]:
     """Say where predictions of these runs rest on assumptions."""
-    texts = []
-    if "ttft" in tables and not predictions.simulated:
+    rows, texts = validation.rows, []
+    if "ttft" in validation.tables and not validation.simulated:
         too_many = f"runs are simulated in files of up to {MOST_SIMULATED:,}"
-        why = too_many if len(rows) > MOST_SIMULATED else INSTALL
-        texts.append(f"time to first token is a closed form: {why}")
+        texts.append(f"time to first token is a closed form: {too_many if len(rows) > MOST_SIMULATED else INSTALL}")
     spread_count = sum(not row.get(SPREAD) and length_spread(row) > 0 for row in rows)
     if spread_count:
         texts.append(
             f"{spread_count:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns)"
         )
-    if scripted:
+    if validation.scripted:
         texts.append(
-            f"{in_runs(scripted)} of InferenceX on gb200-nvl72 use the layout of the published script: tp 4 instead of dp 4, "
-            "or attention without context parallelism"
+            f"{in_runs(validation.scripted)} of InferenceX on gb200-nvl72 use the layout of the published script: tp 4 instead "
+            "of dp 4, or attention without context parallelism"
         )
     undated = [row["measured"] for row in rows if row.get("measured") and not is_dated(row)]
     if undated:
@@ -196,20 +160,50 @@ def _simplifications(
     return texts
 
 
-def _error_table(title: str) -> Grid:
-    return table(title, *HEADINGS, numbers=range(1, 8), first_to_go=GOING)
+def _scatter_chart(validation: Validation, width: int) -> Group | None:
+    """Return predicted against measured TPOT on logarithmic axes, with the diagonal."""
+    rows, predictions = validation.rows, validation.predictions
+    run_indices = [i for i, row in enumerate(rows) if row.get("tpot_s") and not predictions.reason[i]]
+    # A chart of one or two runs shows less than their row.
+    if "tpot" not in validation.tables or len(run_indices) < MIN_SCATTER_RUNS:
+        return None
+    x = np.log10([float(rows[i]["tpot_s"]) / MILLISECOND for i in run_indices])
+    y = np.log10(predictions.tpot[run_indices] / MILLISECOND)
+    low = math.floor(2 * min(x.min(), y.min())) / 2
+    high = math.ceil(2 * max(x.max(), y.max()) + 1e-9) / 2
+    diagonal = np.linspace(low, high, 16)
+    mark, glyph = ("o", "o") if len(x) <= MAX_MARKED_RUNS else (None, "⠿")
+    curves = [
+        Curve(diagonal, diagonal, "predicted as measured", "red", "/", has_line=False),
+        Curve(x, y, "a run", mark=mark, glyph=glyph, has_line=False),
+    ]
+    axes = Axis("TPOT in ms, measured", low, high), Axis("TPOT in ms, predicted", low, high)
+    return draw(curves, *axes, width, 16, "Predicted against measured")
+
+
+def _error_table(title: str, errors: Mapping[str, Mapping[str, float]]) -> Grid:
+    """Return a row of errors for each name."""
+    heads = (title, "Runs", "Median", "Mean", "p90", "Bias", "<25 %", "Covered")
+    rows = [(name, *_error_cells(figures)) for name, figures in errors.items()]
+    return table(*heads, rows=rows, numbers=range(1, 8), first_to_go=(1, 3, 4, 5, 6, 7))
+
+
+def _error_cells(errors: Mapping[str, float]) -> list[str]:
+    shares = [percent(errors[key]) for key in ("median", "mean", "p90")]
+    covered = "" if math.isnan(errors["coverage"]) else f"{errors['coverage']:.0%}"
+    return [f"{errors['runs']:,}", *shares, percent(errors["bias"], "+"), f"{errors['within_25']:.0%}", covered]
 
 
 def _group_table(title: str, groups: Mapping[str, Any], room: int) -> Grid:
     """Return the errors of a quantity by group of runs, with labels of at most `room` columns."""
-    grid = _error_table(title)
+    grid = _error_table(title, {})
     for key, errors_by_value in groups.items():
         if len(errors_by_value) > 1:
             grid.add_section()
             grid.add_row(f"by {key.replace('_', ' ')}", style="italic")
             for value, errors in errors_by_value.items():
                 label = f"  {value.rpartition('/')[2] or 'not given'}"
-                grid.add_row(label if len(label) <= room else label[: room - 1] + "…", *_cells(errors))
+                grid.add_row(label if len(label) <= room else label[: room - 1] + "…", *_error_cells(errors))
     return grid
 
 
@@ -230,16 +224,6 @@ def _in_few_lines(lines: Sequence[str]) -> list[str]:
     return [f"{counted(len(names), 'run')}: {kind}; the first is {names[0]}" for kind, names in kinds.items()]
 
 
-def _cells(errors: Mapping[str, float]) -> list[str]:
-    return [
-        f"{errors['runs']:,}",
-        *(percent(errors[key]) for key in ("median", "mean", "p90")),
-        percent(errors["bias"], "+"),
-        f"{errors['within_25']:.0%}",
-        "" if math.isnan(errors["coverage"]) else f"{errors['coverage']:.0%}",
-    ]
-
-
 def percent(share: float, sign: str = "") -> str:
     """Write a share in at most six characters.
 
@@ -258,80 +242,68 @@ def percent(share: float, sign: str = "") -> str:
     return f"{share:{sign}.{0 if abs(share) >= 0.9995 else 1}%}"
 
 
-def calibration_view(
-    before: Engine,
-    fitted: Engine,
-    tables: Mapping[str, Mapping[str, Any]],
-    runs: int,
-    problems: list[str],
-    path: str,
-    *,
-    full: bool = False,
-) -> RenderableType:
+def calibration_view(calibrated: Calibrated, *, tables: Mapping[str, Mapping[str, Any]], path: str) -> Answer:
     """Return the errors of an engine before and after a fit, and its constants.
 
     Args:
-        before: engine that the fit started from.
-        fitted: the fitted engine.
-        tables: errors of both engines by name and quantity.
-        runs: number of runs.
-        problems: rows that were left out, with reasons.
-        path: file of the fitted engine.
-        full: whether to show all constants and warnings.
+        calibrated: The fitted engine and the engine that the fit started from.
+        tables: Errors of both engines by name and quantity.
+        path: File of the fitted engine.
 
     Returns:
         The answer.
     """
-    constants = table("Constant", before.name, fitted.name, numbers=(1, 2))
-    for name in (*NAMES, *QUEUE_NAMES, *RUN_WAITS):
-        unit = "s" if name.startswith("seconds") else ""
-        cells = [show(float(v), unit) if unit else f"{float(v):.3g}" for v in (constant(before, name), constant(fitted, name))]
-        constants.add_row(name.replace("_", " "), *cells)
-    errors = _error_table("Errors on these runs")
-    for engine, quantity_errors in tables.items():
-        for quantity, of_all in quantity_errors.items():
-            errors.add_row(f"{QUANTITY_LABELS[quantity]}, {engine}", *_cells(of_all["all"]))
+    before, fitted, runs = calibrated.prior.name, calibrated.engine.name, calibrated.runs
+    rows = []
+    for name, value in calibrated.constants.items():
+        form = "s" if name.startswith("seconds") else ".3g"
+        rows.append((name.replace("_", " "), write(calibrated.prior_constants[name], form), write(value, form)))
+    errors = {
+        f"{QUANTITY_LABELS[quantity]}, {engine}": of_all["all"]
+        for engine, quantity_errors in tables.items()
+        for quantity, of_all in quantity_errors.items()
+    }
     medians = [
-        f"{QUANTITY_LABELS[name]} {percent(of_all['all']['median'])} ({before.name}: {percent(old['all']['median'])})"
-        for name, of_all in tables.get(fitted.name, {}).items()
-        if (old := tables.get(before.name, {}).get(name))
+        f"{QUANTITY_LABELS[name]} {percent(of_all['all']['median'])} ({before}: {percent(old['all']['median'])})"
+        for name, of_all in tables.get(fitted, {}).items()
+        if (old := tables.get(before, {}).get(name))
     ]
-    warnings = [f"left out: {line}" for line in _in_few_lines(problems)]
+    warnings = [f"left out: {line}" for line in _in_few_lines(calibrated.left_out)]
     if runs < MIN_RUNS_FOR_RANGES:
         caution = f"{counted(runs, 'run')} {'changes' if runs == 1 else 'change'} little"
-        warnings.insert(0, f"{caution}: most constants stay near those of {before.name}, and its ranges are kept")
+        warnings.insert(0, f"{caution}: most constants stay near those of {before}, and its ranges are kept")
     errors_text = f" Median errors on them: {', '.join(medians)}." if medians else ""
     return Answer(
-        sentence=f"{fitted.name} is fitted to {counted(runs, 'run')}.{errors_text}",
-        conditions=f"Written to {path}: use it with --engine {path}.", body=[errors, constants], warnings=warnings, files="",
-        has_json=False, full_adds="all constants", full=full,
+        sentence=f"{fitted} is fitted to {counted(runs, 'run')}.{errors_text}",
+        conditions=f"Written to {path}: use it with --engine {path}.",
+        body=[_error_table("Errors on these runs", errors), table("Constant", before, fitted, rows=rows, numbers=(1, 2))],
+        warnings=warnings, files="", has_json=False, full_adds="all constants",
     )  # fmt: skip
 
 
-def anchors_view(anchors: Anchors, *, full: bool = False) -> RenderableType:
+def anchors_view(anchors: Anchors) -> Answer:
     """Return the runs of the user that are kept.
 
     Args:
-        anchors: groups of runs with their corrections.
-        full: whether to show all rows.
+        anchors: Groups of runs with their corrections.
 
     Returns:
         The answer.
     """
     if not anchors.anchors:
         return Answer(sentence="No runs are kept: `steptime anchors add FILE` keeps those of a load generator or a CSV.")
-    grid = table("Name", "Model", "System", "Engine", "Runs", "Time per token", "First token", numbers=(4, 5, 6))
-    for anchor in anchors.anchors:
-        engine = f"{anchor.engine} {anchor.version}".strip()
-        figures = (f"{len(anchor.runs):,}", _factor(anchor.tpot), _factor(anchor.ttft))
-        grid.add_row(anchor.source, anchor.model, anchor.system, engine, *figures)
-    runs = sum(len(anchor.runs) for anchor in anchors.anchors)
-    groups = counted(len(anchors.anchors), "group")
+
+    def factor(correction: Factor | None) -> str:
+        return "-" if correction is None else f"x {correction.factor:.3f}"
+
+    grid = listing(
+        "Name: {source} | Model: {model} | System: {system} | Engine: {version} | Runs: {count:,} | Time per token: {tpot} | "
+        "First token: {ttft}",
+        anchors.anchors, numbers=(5, 6), version=lambda anchor: f"{anchor.engine} {anchor.version}".strip(),
+        count=lambda anchor: len(anchor.runs), tpot=lambda anchor: factor(anchor.tpot), ttft=lambda anchor: factor(anchor.ttft),
+    )  # fmt: skip
+    runs, groups = sum(len(anchor.runs) for anchor in anchors.anchors), counted(len(anchors.anchors), "group")
     return Answer(
         sentence=f"{counted(runs, 'run')} in {groups} correct predictions of plan, step and simulate by these factors.",
-        body=[grid], warnings=[f"left out: {why}" for anchor in anchors.anchors for why in anchor.left_out], full=full,
+        body=[grid], warnings=[f"left out: {why}" for anchor in anchors.anchors for why in anchor.left_out],
     )  # fmt: skip
-
-
-def _factor(correction: Factor | None) -> str:
-    return "-" if correction is None else f"x {correction.factor:.3f}"

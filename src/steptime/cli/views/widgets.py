@@ -1,13 +1,16 @@
 """Tables, bars, notes and headings of the terminal output, in one style.
 
-The frame of an answer: a sentence, then tables and charts within 40 lines, warnings, and where there is more.
+A table is declared by a template, which names the fields of a record and the form in which each is written. The frame of an
+answer is a sentence, then tables and charts within 40 lines, warnings, and where there is more.
 """
 
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Final, SupportsFloat
 
 from rich import box
 from rich.cells import cell_len
@@ -17,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from steptime.errors import replace_controls
-from steptime.units import counted, show
+from steptime.hardware.rental_prices import usd
+from steptime.units import counted, in_digits, show
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 # Glyphs of a stacked bar, which differ without colour too.
@@ -26,6 +30,16 @@ FILLS = "█▓▒="
 BETWEEN, EDGES = 3, 2
 # Maximum width of an unbroken word, in characters.
 WORD = 16
+# Lines of an answer without --full; a terminal narrower than the usual columns has more lines in proportion.
+MAX_LINES, USUAL_WIDTH = 40, 80
+# Warnings of an answer without --full.
+MAX_WARNINGS = 3
+# Rows below which a table is left out instead of shortened.
+MIN_ROWS = 2
+# Units that are written with a prefix.
+PREFIXED: Final = ("s", "B", "B/s", "FLOP", "FLOP/s", "USD/s", "USD/J", "W", "J", "kg", "tok/s")
+# How a number is written: a form of `write`, or a function of the number.
+Form = str | Callable[[float], str]
 
 
 class SafeConsole(Console):
@@ -44,6 +58,73 @@ class SafeConsole(Console):
         for segment in super().render(renderable, options):
             text = segment.text if segment.control else replace_controls(segment.text)
             yield segment if text == segment.text else Segment(text, segment.style)
+
+
+# --- values -------------------------------------------------------------------------------------------------------------
+
+
+def write(value: Any, form: Form = "") -> str:
+    """Write a value in a form.
+
+    Args:
+        value: A number or a text.
+        form: A unit, such as "s" or "USD"; "count": with a letter from a million on; "digits" or "digits4": in 3 or 4
+            digits, with the unit that follows; "x" or "ratio": a ratio in three digits or with two decimals; "or -": a count,
+            and "-" for none; else a format of Python, by default with commas.
+
+    Returns:
+        The text; "-" for a number that is not finite.
+
+    >>> write(0.0123, "s"), write(671e9, "count"), write(122345.6, "digits tok/s"), write(2.5, "x"), write(8192)
+    ('12.3 ms', '671 B', '122,000 tok/s', '2.5x', '8,192')
+    """
+    if callable(form):
+        return form(value)
+    if isinstance(value, str):
+        return value
+    if not math.isfinite(value) or (form == "or -" and not value):
+        return "-"
+    if form in PREFIXED or form == "count":
+        return show(value, "" if form == "count" else form)
+    if form == "USD":
+        return usd(value)
+    if form.startswith("digits"):
+        digits, _, unit = form.removeprefix("digits").partition(" ")
+        return f"{in_digits(value, int(digits or 3))} {unit}".rstrip()
+    if form in ("x", "ratio"):
+        return f"{in_digits(value) if form == 'x' else format(value, ',.2f')}x"
+    return format(value, ",") if form in ("", "or -") else format(value, form)
+
+
+def ranged(value: SupportsFloat, limits: Sequence[Any] | None, form: Form, label: str = "90 %: ") -> str:
+    """Write a value with its 90 % range.
+
+    Args:
+        value: The value.
+        limits: Ends of its 90 % range; None writes the value without a range.
+        form: Form of the value for `write`.
+        label: Words before the range; empty if a header names it.
+
+    Returns:
+        The text; the limits repeat the unit if units differ, or if a letter scales dollars.
+
+    >>> ranged(0.0234, (0.0179, 0.0312), "s")
+    '23.4 ms (90 %: 17.9 to 31.2)'
+    >>> ranged(0.95e-3, (0.8e-3, 1.2e-3), "s"), ranged(2.0, None, "USD")
+    ('950 µs (90 %: 800 µs to 1.20 ms)', '$2.00')
+    """
+    text = write(float(value), form)
+    if limits is None or not all(map(math.isfinite, (float(value), *limits))):
+        return text
+    low, high = (write(float(limit), form) for limit in limits)
+    # One unit for all three values is written once.
+    units = {part.partition(" ")[2] for part in (text, low, high)}
+    if len(units) == 1 and not text.startswith("$"):
+        low, high = low.partition(" ")[0], high.partition(" ")[0]
+    return f"{text} ({label}{low} to {high})"
+
+
+# --- tables -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -78,12 +159,9 @@ class Grid:
         """Draw a line between the rows so far and the next rows."""
         self.sections.add(len(self.rows))
 
-    def _cells(self, position: int) -> list[str]:
-        return [row[position].plain for row, _ in self.rows]
-
     def _needs(self, position: int) -> tuple[int, int]:
         """Return the minimum width and the full width of a column."""
-        cells, head = self._cells(position), self.columns[position] if self.header else ""
+        cells, head = [row[position].plain for row, _ in self.rows], self.columns[position] if self.header else ""
         full = max(map(cell_len, (*head.splitlines(), *cells, "")))
         words = [cell_len(word) for word in head.split()]
         if position in {*self.numbers, *self.no_wrap}:
@@ -100,16 +178,17 @@ class Grid:
         Returns:
             Width by position of the column.
         """
-        positions = list(range(len(self.columns)))
-        needs = {position: self._needs(position) for position in positions}
-        # Omit columns until the minimum widths fit.
+        needs = dict(enumerate(map(self._needs, range(len(self.columns)))))
+        positions = list(needs)
+        # Omit columns until the minimum widths of texts fit beside the space between columns.
         going = [*self.first_to_go, *(p for p in reversed(positions[2:]) if p not in self.first_to_go)]
-        while going and sum(needs[p][0] for p in positions) > _room(width, len(positions)):
+        room = width + BETWEEN - EDGES
+        while going and sum(needs[p][0] + BETWEEN for p in positions) > room:
             positions.remove(going.pop(0))
 
         # Then narrow the widest texts, which wrap.
         widths = {position: needs[position][1] for position in positions}
-        over = sum(widths.values()) - _room(width, len(positions))
+        over = sum(widths.values()) + BETWEEN * len(positions) - room
         while over > 0:
             narrowable = [p for p in positions if widths[p] > needs[p][0]]
             if not narrowable:
@@ -119,12 +198,11 @@ class Grid:
         return widths
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widths = self.widths(options.max_width)
         rich_table = Table(
             box=box.SIMPLE_HEAD, title=self.title or None, title_justify="left", title_style="bold", pad_edge=False,
             show_header=self.header,
         )  # fmt: skip
-        numbers = set(self.numbers)
+        widths, numbers = self.widths(options.max_width), set(self.numbers)
         for position, width in widths.items():
             side = "right" if position in numbers else "left"
             rich_table.add_column(self.columns[position], justify=side, overflow="fold", width=width)  # type: ignore[arg-type]
@@ -146,18 +224,15 @@ class Either:
         yield self.wide if len(self.wide.widths(options.max_width)) == len(self.wide.columns) else self.narrow
 
 
-def _room(width: int, columns: int) -> int:
-    """Return the characters for text in a table with a number of columns."""
-    return width - BETWEEN * (columns - 1) - EDGES
-
-
 def table(
-    *columns: str, title: str = "", numbers: Iterable[int] = (), first_to_go: Sequence[int] = (), header: bool = True
-) -> Grid:
-    """Return an empty table.
+    *columns: str, rows: Iterable[Sequence[str | Text]] = (), title: str = "", numbers: Iterable[int] = (),
+    first_to_go: Sequence[int] = (), header: bool = True,
+) -> Grid:  # fmt: skip
+    """Return a table of texts.
 
     Args:
         *columns: Headers.
+        rows: Texts of each row.
         title: Title above the table.
         numbers: Positions of columns that align right and never break.
         first_to_go: Positions of columns in the order in which they are omitted.
@@ -166,22 +241,227 @@ def table(
     Returns:
         The table.
     """
-    return Grid(columns=columns, title=title, numbers=tuple(numbers), first_to_go=first_to_go, header=header)
+    grid = Grid(columns=columns, title=title, numbers=tuple(numbers), first_to_go=first_to_go, header=header)
+    for cells in rows:
+        grid.add_row(*cells)
+    return grid
+
+
+class Filler(string.Formatter):
+    """Fills the fields of a template from the attributes of a record, or from functions of the record."""
+
+    def get_value(self, key: Any, args: Sequence[Any], kwargs: Mapping[str, Callable[[Any], Any]]) -> Any:
+        """Return the value of a field.
+
+        Args:
+            key: Name of the field.
+            args: The record.
+            kwargs: Functions of the record by the name of the field.
+
+        Returns:
+            The result of the function of that name, else the attribute.
+        """
+        return kwargs[key](args[0]) if key in kwargs else getattr(args[0], key)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Write the value of a field.
+
+        Args:
+            value: The value.
+            format_spec: A form of `write`.
+
+        Returns:
+            The text.
+        """
+        return write(value, format_spec)
+
+
+FILLER: Final = Filler()
+
+
+def listing(
+    template: str, records: Iterable[Any], *, title: str = "", numbers: Iterable[int] = (), first_to_go: Sequence[int] = (),
+    no_wrap: Sequence[int] = (), style: Callable[[Any], str | None] | None = None, **derived: Callable[[Any], Any],
+) -> Grid:  # fmt: skip
+    """Return a table with a row for each record, as a template declares it.
+
+    Args:
+        template: Columns with "|" between them, each "Head: text with {field} or {field:form}". A form is one of `write`;
+            columns with a form align right.
+        records: Objects whose attributes are the fields.
+        title: Title above the table.
+        numbers: Positions of further columns that align right and never break.
+        first_to_go: Positions of columns in the order in which they are omitted.
+        no_wrap: Positions of columns whose texts never break.
+        style: Returns the style of a record's row.
+        **derived: Functions of a record by the name of a field; the only field of a column may be a styled text.
+
+    Returns:
+        The table.
+
+    >>> from types import SimpleNamespace as Record
+    >>> grid = listing("Name: {name} | Time: {seconds:s}", [Record(name="a", seconds=0.5)])
+    >>> grid.columns, [[cell.plain for cell in cells] for cells, _ in grid.rows], grid.numbers
+    (['Name', 'Time'], [['a', '500 ms']], (1,))
+    """
+    columns = [column.strip().partition(":") for column in template.split(" | ")]
+    texts = [text.strip() for _, _, text in columns]
+    right = (*(place for place, text in enumerate(texts) if ":" in text), *numbers)
+    grid = Grid([head for head, _, _ in columns], title, right, first_to_go, no_wrap=no_wrap)
+    for record in records:
+        cells = [
+            derived[text[1:-1]](record) if text[1:-1] in derived else FILLER.vformat(text, (record,), derived) for text in texts
+        ]
+        grid.add_row(*cells, style=style(record) if style else None)
+    return grid
 
 
 def facts(pairs: Iterable[tuple[str, str | Text]]) -> Grid:
     """Return a table of names and values, without a header.
 
     Args:
-        pairs: Names with their values.
+        pairs: Names with their values; a pair without a value is left out.
 
     Returns:
         The table.
     """
-    grid = table("", "", header=False)
-    for name, value in pairs:
-        grid.add_row(name, value)
-    return grid
+    return table("", "", rows=[pair for pair in pairs if pair[1]], header=False)
+
+
+def sourced(title: str, rows: Iterable[tuple[str, str, str, str, str]]) -> RenderableType:
+    """Return figures with their sources: a table with numbers of sources, and the list of sources.
+
+    Args:
+        title: Header of the figures.
+        rows: Name, value, grade, date and URL of each figure.
+
+    Returns:
+        Something that a console prints.
+    """
+    grid = table(title, "Value", "Grade", "Date", "Source", numbers=(1, 4), first_to_go=(3, 2))
+    # A source that several figures share has one number.
+    numbers: dict[str, int] = {}
+    for figure, value, grade, date, url in rows:
+        number = f"[{numbers.setdefault(url, len(numbers) + 1)}]" if url else ""
+        grid.add_row(figure, value, grade, date, Text(number))
+    links = [Text(f"[{number}] {url}", no_wrap=True, overflow="ignore") for url, number in numbers.items()]
+    return Group(grid, *links)
+
+
+# --- bars ---------------------------------------------------------------------------------------------------------------
+
+
+def bar(share: float, width: int, colour: str) -> Text:
+    """Return a horizontal bar, with a resolution of an eighth of a cell.
+
+    Args:
+        share: Share of the width, from 0 to 1.
+        width: Cells of the full bar.
+        colour: Style of the bar.
+
+    Returns:
+        The bar, padded to `width` cells.
+    """
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    text = "█" * (eighths // 8) + (BLOCKS[eighths % 8] if eighths % 8 else "")
+    return Text(text.ljust(width), style=colour)
+
+
+def bar_table(heads: Sequence[str], rows: Iterable[Sequence[Any]], cells: int, numbers: Iterable[int] = ()) -> Grid:
+    """Return a table whose last column has bars, and goes first where the width is short.
+
+    Args:
+        heads: Headers, the last of them above the bars.
+        rows: Texts of each row, then the share and the colour of its bar.
+        cells: Cells of a full bar.
+        numbers: Positions of columns that align right; by default all but the first and the bars.
+
+    Returns:
+        The table.
+    """
+    last = len(heads) - 1
+    bars = ([*texts, bar(share, cells, colour)] for *texts, share, colour in rows)
+    return table(*heads, rows=bars, numbers=numbers or range(1, last), first_to_go=(last,))
+
+
+def share_table(
+    values: Mapping[str, SupportsFloat], colours: Mapping[str, str], width: int, title: str, *, head: str = "Time",
+    form: str = "s", least: float = 1e-3,
+) -> Grid:  # fmt: skip
+    """Return values with their shares as bars, the largest first.
+
+    Args:
+        values: Values by name.
+        colours: Colour of the bar by name.
+        width: Columns of the terminal.
+        title: Header of the names.
+        head: Header of the values.
+        form: Form of the values for `write`.
+        least: Share below which a value is omitted.
+
+    Returns:
+        The table.
+    """
+    ranked = sorted(((float(value), name) for name, value in values.items()), key=lambda pair: -pair[0])
+    total = sum(value for value, _ in ranked) or 1.0
+    rows = [
+        (name, write(value, form), f"{value / total:.1%}", value / total, colours.get(name, "white"))
+        for value, name in ranked
+        if value >= least * total
+    ]
+    return bar_table((title, head, "Share", ""), rows, max(8, min(40, width - 44)))
+
+
+def stacked(parts: Sequence[tuple[str, float, str]], capacity: float, width: int, title: str) -> RenderableType:
+    """Return a stacked bar of the parts of a capacity, with a legend.
+
+    Args:
+        parts: Name, bytes and colour of each part.
+        capacity: Bytes of the full bar.
+        width: Columns of the terminal.
+        title: Words before the legend.
+
+    Returns:
+        Something that a console prints.
+    """
+    cells = max(20, min(60, width - 4))
+    line, legend = Text(), [Text(f"{title}:")]
+    filled, total = 0, 0.0
+    for number, (name, value, colour) in enumerate(parts):
+        total += value
+        # Rounding the sum, not each part, keeps the length of the bar right.
+        until = round(min(total / capacity, 1.0) * cells)
+        glyph = FILLS[number % len(FILLS)]
+        line.append(glyph * (until - filled), style=colour)
+        filled = until
+        legend.append(Text.assemble((f"{glyph} ", colour), f"{name} {show(value, 'B')}"))
+    line.append("░" * (cells - filled), style="bright_black")
+    remainder = f"free {show(capacity - total, 'B')}" if total <= capacity else f"{show(total - capacity, 'B')} too much"
+    legend.append(Text.assemble(("░ ", "bright_black"), remainder))
+    return Group(*packed(legend, width), line)
+
+
+def packed(pieces: Sequence[Text], width: int, between: str = "  ") -> list[Text]:
+    """Return lines with as many unbroken pieces as fit the width.
+
+    Args:
+        pieces: Texts, the first of them perhaps a title that ends with a colon.
+        width: Columns of the terminal.
+        between: Space between two pieces.
+
+    Returns:
+        The lines.
+    """
+    lines = [pieces[0]]
+    for piece in pieces[1:]:
+        if lines[-1].cell_len + len(between) + piece.cell_len <= width:
+            lines[-1] = Text(" " if lines[-1].plain.endswith(":") else between).join([lines[-1], piece])
+        else:
+            lines.append(piece)
+    return lines
+
+
+# --- words --------------------------------------------------------------------------------------------------------------
 
 
 def notes(words: Iterable[str]) -> list[Text]:
@@ -212,12 +492,12 @@ def more_line(*options: str) -> Text:
     """Return the last line of an answer: the options that print more.
 
     Args:
-        options: Options with what each of them adds, such as "--full (all tables)".
+        options: Options with what each of them adds, such as "--full (all tables)"; empty ones are left out.
 
     Returns:
         One dim line.
     """
-    return Text(f"More: {', '.join(options)}.", style="bright_black")
+    return Text(f"More: {', '.join(filter(None, options))}.", style="bright_black")
 
 
 def heading(text: str) -> Text:
@@ -232,136 +512,33 @@ def heading(text: str) -> Text:
     return Text(text, style="bold")
 
 
-def bar(share: float, width: int, colour: str) -> Text:
-    """Return a horizontal bar, with a resolution of an eighth of a cell.
+def footnote(text: str) -> Text | None:
+    """Return what marks and columns of a table mean.
 
     Args:
-        share: Share of the width, from 0 to 1.
-        width: Cells of the full bar.
-        colour: Style of the bar.
+        text: The meaning, in sentences.
 
     Returns:
-        The bar, padded to `width` cells.
+        The text in grey; None without a text.
     """
-    eighths = round(max(0.0, min(1.0, share)) * width * 8)
-    text = "█" * (eighths // 8) + (BLOCKS[eighths % 8] if eighths % 8 else "")
-    return Text(text.ljust(width), style=colour)
+    return Text(text, style="bright_black") if text else None
 
 
-def stacked(parts: Sequence[tuple[str, float, str]], capacity: float, width: int, title: str) -> RenderableType:
-    """Return a stacked bar of the parts of a capacity, with a legend.
+def section(title: str, lines: Iterable[str | RenderableType | None]) -> Group | None:
+    """Return a part of an answer below a heading.
 
     Args:
-        parts: Name, bytes and colour of each part.
-        capacity: Bytes of the full bar.
-        width: Columns of the terminal.
-        title: Words before the legend.
+        title: The heading.
+        lines: Texts, which are indented, or tables and charts; None is left out.
 
     Returns:
-        Something that a console prints.
+        An empty line, the heading and the lines; None without lines.
     """
-    cells = max(20, min(60, width - 4))
-    line, legend = Text(), []
-    filled, total = 0, 0.0
-    for number, (name, value, colour) in enumerate(parts):
-        total += value
-        # Rounding the sum, not each part, keeps the length of the bar right.
-        until = round(min(total / capacity, 1.0) * cells)
-        glyph = FILLS[number % len(FILLS)]
-        line.append(glyph * (until - filled), style=colour)
-        filled = until
-        legend.append(Text.assemble((f"{glyph} ", colour), f"{name} {show(value, 'B')}"))
-    line.append("░" * (cells - filled), style="bright_black")
-    remainder = f"free {show(capacity - total, 'B')}" if total <= capacity else f"{show(total - capacity, 'B')} too much"
-    legend.append(Text.assemble(("░ ", "bright_black"), remainder))
-    return Group(*_packed(Text(f"{title}:"), legend, width), line)
+    parts = [Text(f"  {line}") if isinstance(line, str) else line for line in lines if line is not None]
+    return Group(Text(), heading(title), *parts) if parts else None
 
 
-def _packed(first: Text, pieces: Iterable[Text], width: int) -> list[Text]:
-    """Return lines with as many unbroken pieces as fit the width."""
-    lines = [first]
-    for piece in pieces:
-        if lines[-1].cell_len + 2 + piece.cell_len <= width:
-            lines[-1] = Text("  " if lines[-1] is not first else " ").join([lines[-1], piece])
-        else:
-            lines.append(piece)
-    return lines
-
-
-def ranged(value: float, limits: tuple[float, float] | None, write: Callable[[float], str], label: str = "90 %: ") -> str:
-    """Write a value with its 90 % range.
-
-    Args:
-        value: The value.
-        limits: Ends of its 90 % range; None writes the value without a range.
-        write: Writes a value with its unit.
-        label: Words before the range; empty if a header names it.
-
-    Returns:
-        The text; the limits repeat the unit if units differ, or if a letter scales dollars.
-
-    >>> from steptime.hardware.rental_prices import usd
-    >>> ranged(0.0234, (0.0179, 0.0312), lambda s: show(s, "s"))
-    '23.4 ms (90 %: 17.9 to 31.2)'
-    >>> ranged(0.95e-3, (0.8e-3, 1.2e-3), lambda s: show(s, "s")), ranged(2.0, None, usd)
-    ('950 µs (90 %: 800 µs to 1.20 ms)', '$2.00')
-    """
-    text = write(value)
-    if limits is None or not all(math.isfinite(x) for x in (value, *limits)):
-        return text
-    low, high = (write(limit) for limit in limits)
-    # One unit for all three values is written once.
-    units = {part.partition(" ")[2] for part in (text, low, high)}
-    if len(units) == 1 and not text.startswith("$"):
-        low, high = low.partition(" ")[0], high.partition(" ")[0]
-    return f"{text} ({label}{low} to {high})"
-
-
-def share_table(seconds: Mapping[str, float], colours: Mapping[str, str], width: int, title: str) -> Grid:
-    """Return times with their shares as bars, longest first; shares below 0.1 % are omitted.
-
-    Args:
-        seconds: Seconds by name.
-        colours: Colour of the bar by name.
-        width: Columns of the terminal.
-        title: Header of the names.
-
-    Returns:
-        The table.
-    """
-    total = sum(seconds.values()) or 1.0
-    grid = table(title, "Time", "Share", "", numbers=(1, 2), first_to_go=(3,))
-    cells = max(8, min(40, width - 44))
-    for name, value in sorted(seconds.items(), key=lambda item: -item[1]):
-        if value >= 1e-3 * total:
-            grid.add_row(name, show(value, "s"), f"{value / total:.1%}", bar(value / total, cells, colours.get(name, "white")))
-    return grid
-
-
-def sourced(title: str, rows: Iterable[tuple[str, str, str, str, str]]) -> RenderableType:
-    """Return figures with their sources: a table with numbers of sources, and the list of sources.
-
-    Args:
-        title: Header of the figures.
-        rows: Name, value, grade, date and URL of each figure.
-
-    Returns:
-        Something that a console prints.
-    """
-    grid = table(title, "Value", "Grade", "Date", "Source", numbers=(1, 4), first_to_go=(3, 2))
-    # A source that several figures share has one number.
-    numbers: dict[str, int] = {}
-    for figure, value, grade, date, url in rows:
-        number = f"[{numbers.setdefault(url, len(numbers) + 1)}]" if url else ""
-        grid.add_row(figure, value, grade, date, Text(number))
-    links = [Text(f"[{number}] {url}", no_wrap=True, overflow="ignore") for url, number in numbers.items()]
-    return Group(grid, *links)
-
-
-MAX_LINES = 40  # lines of an answer without --full
-USUAL_WIDTH = 80  # columns; a narrower terminal has more lines in proportion
-MAX_WARNINGS = 3  # warnings of an answer without --full
-MIN_ROWS = 2  # rows below which a table is left out instead of shortened
+# --- the frame of an answer ---------------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
@@ -369,23 +546,24 @@ class Answer:
     """An answer that fits a screen, or with `full` all of it.
 
     Attributes:
-        sentence: the answer as one would say it to a colleague.
-        conditions: what was asked, in a plain line.
-        body: tables and charts that answer the question, the most important first; texts among them are always shown.
-        details: what only --full shows.
-        warnings: texts that a reader must know, the most important first.
-        full_adds: what --full adds.
-        files: option that writes all rows to a file; empty where a command has none.
-        has_json: whether the command has --json.
-        full: whether to show everything.
+        sentence: The answer as one would say it to a colleague.
+        conditions: What was asked, in a plain line.
+        body: Tables and charts that answer the question, the most important first; texts among them are always shown, None
+            is left out.
+        details: What only --full shows.
+        warnings: Texts that a reader must know, the most important first.
+        full_adds: What --full adds.
+        files: Option that writes all rows to a file; empty where a command has none.
+        has_json: Whether the command has --json.
+        full: Whether to show everything.
     """
 
     sentence: str | Text
     conditions: str = ""
-    body: Sequence[RenderableType] = ()
-    details: Sequence[RenderableType] = ()
+    body: Sequence[RenderableType | None] = ()
+    details: Sequence[RenderableType | None] = ()
     warnings: Iterable[str] = ()
-    full_adds: str = ""
+    full_adds: str | Sequence[str] = ""
     files: str = "--csv FILE"
     has_json: bool = True
     full: bool = False
@@ -394,21 +572,21 @@ class Answer:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         head = [self.sentence if isinstance(self.sentence, Text) else heading(self.sentence)]
         head += [Text(self.conditions)] if self.conditions else []
-        warnings = notes(self.warnings)
-        # full answers are for files and pagers, so that nothing is measured
+        body, warnings = [part for part in self.body if part is not None], notes(self.warnings)
+        # Full answers are for files and pagers, so that nothing is measured.
         if self.full:
-            yield from (*head, *self.body, *warnings, *self.details)
+            yield from (*head, *body, *warnings, *(part for part in self.details if part is not None))
             return
-        self.hidden = [self.full_adds] if self.full_adds else []
+        self.hidden = [words for words in ([self.full_adds] if isinstance(self.full_adds, str) else self.full_adds) if words]
         if len(warnings) > MAX_WARNINGS:
             self.hidden.append(counted(len(warnings) - MAX_WARNINGS, "more warning"))
             warnings = warnings[:MAX_WARNINGS]
-        # what is always shown is counted first, and tables and charts share the lines that are left
-        always = [*head, *warnings, *(part for part in self.body if isinstance(part, Text)), self._last_line()]
+        # What is always shown is counted first, and tables and charts share the lines that are left.
+        always = [*head, *warnings, *(part for part in body if isinstance(part, Text)), self._last_line()]
         room = round(MAX_LINES * max(1.0, USUAL_WIDTH / options.max_width))
         room -= sum(_height(part, console, options) for part in always)
         yield from head
-        for part in self.body:
+        for part in body:
             pieces = [part] if isinstance(part, Text) else self._fitted(part, room, console, options)
             room -= 0 if isinstance(part, Text) else sum(_height(piece, console, options) for piece in pieces)
             if not pieces and not any("chart" in words for words in self.hidden):
@@ -421,7 +599,7 @@ class Answer:
         """Return a part as far as it fits the lines left: a table loses rows from its end, others fit or are left out."""
         if not isinstance(part, Grid):
             return [part] if _height(part, console, options) <= room else []
-        # hidden columns are counted first: the line that names them takes room as well
+        # Hidden columns are counted first: the line that names them takes room as well.
         hidden_columns = len(part.columns) - len(part.widths(options.max_width))
         total = len(part.rows)
         for rows in range(total, 0, -1):
@@ -440,34 +618,9 @@ class Answer:
 
     def _last_line(self) -> Text:
         added = f"--full ({', '.join(self.hidden)})" if self.hidden else ""
-        return more_line(*filter(None, [added, "--json" if self.has_json else "", self.files]))
+        return more_line(added, "--json" if self.has_json else "", self.files)
 
 
 def _height(part: RenderableType, console: Console, options: ConsoleOptions) -> int:
     """Return the lines that a part takes."""
     return len(console.render_lines(part, options, pad=False))
-
-
-def section(title: str, lines: Iterable[str | RenderableType]) -> Group:
-    """Return a part of an answer below a heading.
-
-    Args:
-        title: the heading.
-        lines: texts, which are indented, or tables and charts.
-
-    Returns:
-        An empty line, the heading and the lines.
-    """
-    return Group(Text(), heading(title), *(Text(f"  {line}") if isinstance(line, str) else line for line in lines))
-
-
-def footnote(text: str) -> Text:
-    """Return what marks and columns of a table mean.
-
-    Args:
-        text: the meaning, in sentences.
-
-    Returns:
-        The text in grey.
-    """
-    return Text(text, style="bright_black")

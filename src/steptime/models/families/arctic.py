@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
@@ -30,26 +30,17 @@ class Arctic(Family):
             The layer.
         """
         bias, hidden = c.flag("attention_bias", default=False), c.integer("intermediate_size")
-        attention = blocks.grouped_query(
-            c,
-            f"layers.{index}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            bias=bias,
-            output_bias=bias,
-        )
+        attention = blocks.grouped_query(c, f"layers.{index}.self_attn", bias=bias)
         module, period = f"layers.{index}.block_sparse_moe", c.integer("moe_layer_frequency", default=2)
 
         # Only every `period`th layer has experts.
         if (index + 1) % period:
-            return blocks_decoder.decoder(c, attention, blocks.gated(c, f"{module}.mlp", hidden))
-        count, active = c.integer("num_local_experts"), c.integer("num_experts_per_tok")
-        experts = blocks.experts(c, module, hidden, count=count, active=active)
+            return blocks.decoder(c, attention, blocks.gated(c, f"{module}.mlp", hidden))
+        experts = blocks.experts(c, module, hidden, count=c.integer("num_local_experts"))
 
         # With this flag a dense block runs together with the experts, with its own norm.
         if not c.flag("parallel_attn_mlp_res", default=False):
-            return blocks_decoder.decoder(c, attention, experts)
+            return blocks.decoder(c, attention, experts)
         residual = blocks.gated(c, f"layers.{index}.residual_mlp", c.width)
 
-        return blocks_decoder.decoder(c, attention, experts + residual, norms=(*blocks_decoder.PRE, "residual_norm"))
+        return blocks.decoder(c, attention, experts + residual, norms=(*blocks.PRE, "residual_norm"))

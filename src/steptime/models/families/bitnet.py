@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
@@ -30,15 +30,7 @@ class BitNet(Family):
             The layer.
         """
         module, hidden, bias = f"layers.{index}", c.integer("intermediate_size"), c.flag("attention_bias", default=False)
-        block = blocks.grouped_query(
-            c,
-            f"{module}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            bias=bias,
-            output_bias=bias,
-        )
+        block = blocks.grouped_query(c, f"{module}.self_attn", bias=bias)
         # The norms before the output matrices keep the activations in range for low-bit weights.
         block += blocks.Block((blocks.norm(c, "attn_sub_norm", c.width), blocks.norm(c, "ffn_sub_norm", hidden)))
-        return blocks_decoder.decoder(c, block, blocks.gated(c, f"{module}.mlp", hidden))
+        return blocks.decoder(c, block, blocks.gated(c, f"{module}.mlp", hidden))

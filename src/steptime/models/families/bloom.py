@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
@@ -18,6 +18,8 @@ class Bloom(Family):
     """BLOOM (arXiv 2211.05100)."""
 
     model_types = ("bloom",)
+    tied_kinds = model_types
+    norm_bias = True
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a plain feed-forward block.
@@ -30,16 +32,8 @@ class Bloom(Family):
             The layer.
         """
         module = f"h.{index}"
-        attention = blocks.grouped_query(
-            c,
-            f"{module}.self_attention",
-            heads=c.heads,
-            kv_heads=c.heads,
-            head_dim=c.head_dim,
-            bias=True,
-            output_bias=True,
-        )
-        return blocks_decoder.decoder(c, attention, blocks.plain(c, f"{module}.mlp", 4 * c.width, bias=True), norm_bias=True)
+        attention = blocks.grouped_query(c, f"{module}.self_attention", kv_heads=c.heads, bias=True)
+        return blocks.decoder(c, attention, blocks.plain(c, f"{module}.mlp", 4 * c.width, bias=True), norm_bias=True)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding with its norm, final norm and head, by default tied.
@@ -50,5 +44,5 @@ class Bloom(Family):
         Returns:
             The operators.
         """
-        norms = (blocks.norm(c, name, c.width, bias=True) for name in ("embedding_norm", "final_norm"))
-        return blocks.embedding(c, tied=c.flag("tie_word_embeddings", default=True)), *norms, blocks.head(c)
+        embedding, norm, head = super().stem(c)
+        return embedding, blocks.norm(c, "embedding_norm", c.width, bias=True), norm, head

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
-from steptime.models.model import Layer, Op
+from steptime.models.model import Layer
 
 
 @final
@@ -23,17 +23,8 @@ class Cohere(Family):
     """
 
     model_types = ("cohere", "cohere2", "cohere2_moe")
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix; the default is True.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=True)
+    default_kind = "cohere2"
+    tied_kinds = model_types
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention and feed-forward with one norm.
@@ -47,42 +38,28 @@ class Cohere(Family):
         Returns:
             The layer.
         """
-        first, bias = c.text("model_type", default="cohere2") == "cohere", c.flag("attention_bias", default=False)
+        first, bias = self.kind(c) == "cohere", c.flag("attention_bias", default=False)
         block = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
             bias=bias,
-            output_bias=bias,
-            window=math.inf
-            if first
-            else blocks_decoder.window(c, index, period=c.integer("sliding_window_pattern", default=4)),
+            window=math.inf if first else blocks.window(c, index, period=c.integer("sliding_window_pattern", default=4)),
         )
 
         # Command R+ has separate gains per head, so the norms are as wide as all heads.
         if first and c.flag("use_qk_norm", default=False):
-            block += blocks.Block(self._norms(c))
+            block += blocks.norm(c, "q_norm", c.heads * c.head_dim)
+            block += blocks.norm(c, "k_norm", c.kv_heads * c.head_dim)
 
-        return blocks_decoder.decoder(c, block, self._feed_forward(c, index), norms=("input_norm",))
+        return blocks.decoder(c, block, self._feed_forward(c, index), norms=("input_norm",))
 
     def _feed_forward(self, c: Config, index: int) -> blocks.Block:
         module = f"layers.{index}.mlp"
-        if c.text("model_type", default="cohere2") != "cohere2_moe":
+        if self.kind(c) != "cohere2_moe":
             return blocks.gated(c, module, c.integer("intermediate_size"))
         # Leading dense layers may have another hidden width.
-        if not blocks_decoder.is_sparse(c, index):
+        if not blocks.is_sparse(c, index):
             return blocks.gated(c, module, c.integer("prefix_dense_intermediate_size", "intermediate_size"))
         hidden = c.integer("intermediate_size")
-        return blocks_decoder.shared_and_routed(
-            c,
-            module,
-            hidden,
-            count=c.integer("num_experts"),
-            active=c.integer("num_experts_per_tok"),
-            shared=c.integer("num_shared_experts", default=0, least=0) * hidden,
-        )
-
-    def _norms(self, c: Config) -> tuple[Op, ...]:
-        return blocks.norm(c, "q_norm", c.heads * c.head_dim), blocks.norm(c, "k_norm", c.kv_heads * c.head_dim)
+        shared = c.integer("num_shared_experts", default=0, least=0) * hidden
+        return blocks.shared_and_routed(c, module, hidden, count=c.integer("num_experts"), shared=shared)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
@@ -27,19 +27,7 @@ class Dbrx(Family):
             The layer.
         """
         module, ffn = f"blocks.{index}", c.inner("ffn_config")
-        attention = blocks.grouped_query(
-            c,
-            f"{module}.norm_attn_norm.attn",
-            heads=c.heads,
-            kv_heads=c.inner("attn_config").integer("kv_n_heads"),
-            head_dim=c.head_dim,
-        )
-        experts = blocks.experts(
-            c,
-            f"{module}.ffn",
-            ffn.integer("ffn_hidden_size"),
-            count=ffn.integer("moe_num_experts"),
-            active=ffn.integer("moe_top_k"),
-        )
-
-        return blocks_decoder.decoder(c, attention, experts)
+        kv_heads = c.inner("attn_config").integer("kv_n_heads")
+        attention = blocks.grouped_query(c, f"{module}.norm_attn_norm.attn", kv_heads=kv_heads)
+        hidden, count, active = (ffn.integer(name) for name in ("ffn_hidden_size", "moe_num_experts", "moe_top_k"))
+        return blocks.decoder(c, attention, blocks.experts(c, f"{module}.ffn", hidden, count=count, active=active))

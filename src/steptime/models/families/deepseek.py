@@ -6,13 +6,15 @@ They are DeepSeek MoE, V2, V3 and R1, Kimi K2, GLM-4.5 and Mistral Large 3, with
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import TYPE_CHECKING, final
 
-from steptime.models import blocks, blocks_decoder
-from steptime.models.blocks_vision import Tower, encoder, matrix, moonvit_heads, moonvit_rule, moonvit_stem, norm, tower
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
+
+if TYPE_CHECKING:
+    from steptime.models.blocks_vision import Tower
 
 DENSE = ("minicpm3", "youtu")
 BIASED = ("minicpm3", "deepseek_v2")
@@ -30,19 +32,7 @@ class DeepSeek(Family):
         "deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25", "glm4_moe", "glm4_moe_lite", "mistral_large_3",
         "minicpm3", "youtu", "axk1",
     )  # fmt: skip
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix.
-
-        MiniCPM 3 and Youtu share it by default.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=c.fields.get("model_type") in DENSE)
+    tied_kinds = DENSE
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms, and a dense block or experts.
@@ -66,24 +56,25 @@ class DeepSeek(Family):
             Pairs of layer and count; empty without such layers.
         """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
-        return blocks_decoder.multi_token(c, self._layer(c, c.depth, sparse=True), count) if count else ()
+        return blocks.multi_token(c, self._layer(c, c.depth, sparse=True), count) if count else ()
 
-    def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return MoonViT and its projector (Kimi K2.5), if the config has them.
+    def image_tower(self, c: Config) -> Tower:
+        """Return MoonViT and its projector (Kimi K2.5).
 
         Args:
             c: Config of the whole model.
 
         Returns:
-            The towers; empty without any.
+            The tower.
         """
-        if not c.has("vision_config"):
-            return ()
+        from steptime.models.blocks_vision import encoder, matrix, moonvit_rule, moonvit_stem, norm, tower
+
         v = c.inner("vision_config")
-        width, hidden, heads = v.integer("vt_hidden_size"), v.integer("vt_intermediate_size"), moonvit_heads(v)
+        width, hidden = v.integer("vt_hidden_size"), v.integer("vt_intermediate_size")
+        heads = v.integer("vt_num_attention_heads", default=16)
 
         # The field is one number, or a list with one per axis.
-        merge = [blocks_decoder.entry(v, "merge_kernel_size", axis, default=2) for axis in range(2)]
+        merge = [blocks.entry(v, "merge_kernel_size", axis, default=2) for axis in range(2)]
         outputs, share = v.integer("mm_hidden_size", default=width), 1 / math.prod(merge)
         merged = outputs * math.prod(merge)
         stem = (
@@ -91,12 +82,12 @@ class DeepSeek(Family):
             norm(v, "final_norm", width),
             norm(v, "projector_norm", outputs),
             matrix(v, "projector_up_proj", merged, merged, share=share, term="merger"),
-            matrix(v, "projector_down_proj", merged, self.text(c).width, share=share, term="merger"),
+            matrix(v, "projector_down_proj", merged, c.language.width, share=share, term="merger"),
         )
         layers = ((encoder(v, width, hidden, heads), v.integer("vt_num_hidden_layers")),)
         rule = moonvit_rule(v, merge[0], 16384, "as in the published preprocessor of Kimi K2.5")
 
-        return (tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem),)
+        return tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem)
 
     def _layer(self, c: Config, index: int, *, sparse: bool) -> Layer:
         latent = c.has("kv_lora_rank")
@@ -104,42 +95,24 @@ class DeepSeek(Family):
         attention = blocks.latent(c, module) if latent else self._grouped_query(c, module)
         module = f"layers.{index}.mlp"
         feed_forward = self._experts(c, module) if sparse else self._dense(c, module)
-        norms = (
-            (*blocks_decoder.PRE, "post_mlp_norm") if sparse and c.fields.get("model_type") == "axk1" else blocks_decoder.PRE
-        )
+        norms = (*blocks.PRE, "post_mlp_norm") if sparse and self.kind(c) == "axk1" else blocks.PRE
         mixer = "latent attention" if latent else "attention"
-        return blocks_decoder.decoder(c, attention, feed_forward, norms=norms, mixer=mixer)
+        return blocks.decoder(c, attention, feed_forward, norms=norms, mixer=mixer)
 
     def _is_sparse(self, c: Config, index: int) -> bool:
-        return c.fields.get("model_type") not in DENSE and blocks_decoder.is_sparse(c, index)
+        return self.kind(c) not in DENSE and blocks.is_sparse(c, index)
 
     def _dense(self, c: Config, module: str) -> blocks.Block:
-        bias = c.fields.get("model_type") in BIASED and c.flag("mlp_bias", default=False)
+        bias = self.kind(c) in BIASED and c.flag("mlp_bias", default=False)
         return blocks.gated(c, module, c.integer("intermediate_size"), bias=bias)
 
     def _grouped_query(self, c: Config, module: str) -> blocks.Block:
         bias = c.flag("attention_bias", default=False)
-        return blocks.grouped_query(
-            c,
-            module,
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            bias=bias,
-            # GLM-4.5 has biases on queries, keys and values only.
-            output_bias=bias and not c.text("model_type").startswith("glm"),
-            qk_norm=c.head_dim if c.flag("use_qk_norm", default=False) else 0,
-        )
+        # GLM-4.5 has biases on queries, keys and values only.
+        output_bias = bias and not self.kind(c).startswith("glm")
+        qk_norm = c.head_dim if c.flag("use_qk_norm", default=False) else 0
+        return blocks.grouped_query(c, module, bias=bias, output_bias=output_bias, qk_norm=qk_norm)
 
     def _experts(self, c: Config, module: str) -> blocks.Block:
-        hidden = c.integer("moe_intermediate_size")
-        return blocks_decoder.shared_and_routed(
-            c,
-            module,
-            hidden,
-            count=c.integer("n_routed_experts"),
-            active=c.integer("num_experts_per_tok"),
-            shared=c.integer("n_shared_experts", default=0, least=0) * hidden,
-            shared_bias=c.fields.get("model_type") in BIASED and c.flag("mlp_bias", default=False),
-            groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
-        )
+        bias = self.kind(c) in BIASED and c.flag("mlp_bias", default=False)
+        return blocks.shared_and_routed(c, module, shared_bias=bias, groups=blocks.expert_groups(c))

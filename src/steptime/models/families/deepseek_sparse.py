@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from steptime.errors import short_repr
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
@@ -36,7 +36,7 @@ class DeepSeekSparse(Family):
         Returns:
             The layer.
         """
-        return self._layer(c, index, full=self._is_full_attention(c, index), sparse=blocks_decoder.is_sparse(c, index, dense=3))
+        return self._layer(c, index, full=self._is_full_attention(c, index), sparse=blocks.is_sparse(c, index, dense=3))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return the multi-token-prediction layers: norms, a projection, a full layer.
@@ -48,40 +48,29 @@ class DeepSeekSparse(Family):
             Pairs of layer and count; empty without such layers.
         """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
-        return blocks_decoder.multi_token(c, self._layer(c, c.depth, full=True, sparse=True), count) if count else ()
+        return blocks.multi_token(c, self._layer(c, c.depth, full=True, sparse=True), count) if count else ()
 
     def _layer(self, c: Config, index: int, *, full: bool, sparse: bool) -> Layer:
         module = f"layers.{index}"
-        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
-        block += self._attention(c, f"{module}.self_attn", full=full)
+        attention = self._attention(c, f"{module}.self_attn", full=full)
         if sparse:
-            block += blocks_decoder.shared_and_routed(
-                c,
-                f"{module}.mlp",
-                c.integer("moe_intermediate_size"),
-                count=c.integer("n_routed_experts", "num_experts"),
-                active=c.integer("num_experts_per_tok"),
-                shared=c.integer("n_shared_experts", default=0, least=0) * c.integer("moe_intermediate_size"),
-                groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
-            )
+            count, groups = c.integer("n_routed_experts", "num_experts"), blocks.expert_groups(c)
+            feed_forward = blocks.shared_and_routed(c, f"{module}.mlp", count=count, groups=groups)
         else:
-            block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+            feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
 
         # Layers without an indexer must differ in name.
-        indexer = " + indexer" if full else ""
-        name = f"sparse latent attention{indexer} + {'experts' if sparse else 'feed-forward'}"
-
-        return Layer(name=name, ops=block.ops, attention=block.attention)
+        return blocks.decoder(c, attention, feed_forward, mixer=f"sparse latent attention{' + indexer' if full else ''}")
 
     def _attention(self, c: Config, module: str, *, full: bool) -> blocks.Block:
         # The indexer reads the latent of the queries, so the config must have one.
         c.integer("q_lora_rank")
-        block = blocks_decoder.selecting(blocks.latent(c, module), c.integer("index_topk"))
-        return block + blocks_decoder.indexer(c, f"{module}.indexer") if full else block
+        block = blocks.selecting(blocks.latent(c, module), c.integer("index_topk"))
+        return block + blocks.indexer(c, f"{module}.indexer") if full else block
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
-        if c.has("indexer_types"):
-            return c.choices("indexer_types", valid_names=("full", "shared"), length=index + 1)[index] == "full"
+        if kind := c.layer_kind(index, ("full", "shared"), "indexer_types"):
+            return kind == "full"
         if c.has("index_topk_pattern"):
             pattern = c.raw("index_topk_pattern")
             marks = list(pattern) if isinstance(pattern, str) else c.items("index_topk_pattern")

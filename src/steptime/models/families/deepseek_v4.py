@@ -9,7 +9,7 @@ from typing import final
 
 from steptime.errors import short_repr
 from steptime.hardware.number_formats import number_format
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Attention, Layer, Op
@@ -93,7 +93,7 @@ class DeepSeekV4(Family):
             return ()
         ratios = self._ratios(c, 0)[c.depth :]
         layer = self._layer(c, c.depth, ratios[0] if ratios else 0)
-        joined = tuple(blocks.linear(c, f"mtp.0.{name}", c.width, c.width, term="projections") for name in ("e_proj", "h_proj"))
+        joined = tuple(blocks.linear(c, f"mtp.0.{name}", c.width, c.width) for name in ("e_proj", "h_proj"))
         norms = tuple(blocks.norm(c, name, c.width) for name in ("enorm", "hnorm", "final_norm"))
         ops = (*joined, *norms, *layer.ops, self._joiner(c))
         return ((replace(layer, name=f"multi-token prediction: {layer.name}", ops=ops), count),)
@@ -116,19 +116,18 @@ class DeepSeekV4(Family):
         groups, inner = c.integer("o_groups"), heads * dim
         if inner % groups:
             raise c.error("o_groups", f"must divide the {inner} outputs of all heads, got {groups}")
-        middle, term = groups * c.integer("o_lora_rank"), "projections"
+        middle = groups * c.integer("o_lora_rank")
+        # Each group of heads has its own part of the first output matrix.
+        grouped = blocks.linear(c, f"{module}.wo_a", inner // groups, middle, split_limit=groups)
         ops = (
-            blocks.linear(c, f"{module}.wq_a", c.width, rank, term=term, split="replicated"),
+            blocks.linear(c, f"{module}.wq_a", c.width, rank, split="replicated"),
             blocks.norm(c, "q_norm", rank),
-            blocks.linear(c, f"{module}.wq_b", rank, inner, term=term, split_limit=heads),
-            blocks.linear(c, f"{module}.wkv", c.width, dim, term=term, split="replicated"),
+            blocks.linear(c, f"{module}.wq_b", rank, inner, split_limit=heads),
+            blocks.linear(c, f"{module}.wkv", c.width, dim, split="replicated"),
             blocks.norm(c, "kv_norm", dim),
             blocks.small(c, "sinks", heads),
-            replace(
-                blocks.linear(c, f"{module}.wo_a", inner // groups, middle, term=term, split_limit=groups),
-                inputs=inner,
-            ),
-            blocks.linear(c, f"{module}.wo_b", middle, c.width, term=term),
+            replace(grouped, inputs=inner),
+            blocks.linear(c, f"{module}.wo_b", middle, c.width),
         )
         window = Attention(
             name="window",
@@ -153,14 +152,9 @@ class DeepSeekV4(Family):
     def _compressor(self, c: Config, module: str, dim: int, ratio: int) -> blocks.Block:
         # With ratio 4, two series of entries overlap.
         series = 2 if ratio == SPARSE else 1
+        matrices = (blocks.linear(c, f"{module}.{x}", c.width, series * dim, split="replicated") for x in ("wkv", "wgate"))
         ops = (
-            *(
-                replace(
-                    blocks.linear(c, f"{module}.{name}", c.width, series * dim, term="projections", split="replicated"),
-                    format=c.base_format,
-                )
-                for name in ("wkv", "wgate")
-            ),
+            *(replace(op, format=c.base_format) for op in matrices),
             blocks.small(c, "positions", ratio * series * dim),
             blocks.norm(c, "compressor_norm", dim),
         )
@@ -175,69 +169,34 @@ class DeepSeekV4(Family):
         return blocks.Block(ops, (buffer,))
 
     def _indexer(self, c: Config, module: str, ratio: int) -> blocks.Block:
-        heads, dim = c.integer("index_n_heads"), c.integer("index_head_dim")
-        ops = (
-            blocks.linear(c, f"{module}.wq_b", c.integer("q_lora_rank"), heads * dim, term="projections", split="replicated"),
-            replace(
-                blocks.linear(c, f"{module}.weights_proj", c.width, heads, term="projections", split="replicated"),
-                format=c.base_format,
-            ),
-        )
-        index = Attention(
-            name="indexer",
-            query_values=heads * dim,
-            kv_bytes=dim + 4 * math.ceil(dim / 128),
-            flops_per_pair_decode=2 * heads * (dim + 1),
-            flops_per_pair_prefill=2 * heads * (dim + 1),
-            stride=ratio,
-            arithmetic=number_format("fp8").arithmetic,
-            kv_format="fp8",
-        )
-
-        return blocks.Block(ops, (index,)) + self._compressor(c, f"{module}.compressor", dim, ratio)
+        block = blocks.indexer(c, module)
+        # The keys come from a compressor, not from a matrix of the indexer.
+        ops = tuple(op for op in block.ops if op.name not in ("wk", "index_key_norm"))
+        compressor = self._compressor(c, f"{module}.compressor", c.integer("index_head_dim"), ratio)
+        return blocks.Block(ops, (replace(block.attention[0], stride=ratio),)) + compressor
 
     def _experts(self, c: Config, module: str) -> blocks.Block:
-        hidden = c.integer("moe_intermediate_size")
-        block = blocks_decoder.shared_and_routed(
-            c,
-            module,
-            hidden,
-            count=c.integer("n_routed_experts"),
-            active=c.integer("num_experts_per_tok"),
-            shared=c.integer("n_shared_experts", default=1, least=0) * hidden,
-        )
+        shared = c.integer("n_shared_experts", default=1, least=0) * c.integer("moe_intermediate_size")
+        block = blocks.shared_and_routed(c, module, shared=shared)
         stored = c.weight_format(f"{module}.experts.0.w1")
         # The quantization names FP8 although the experts are in FP4, which only `expert_dtype` shows.
         if stored.name == "fp8" and c.text("expert_dtype", default="fp8") == "fp4":
             stored = number_format("mxfp4")
-        return blocks.Block(tuple(replace(op, format=stored) if op.rows == "routed" else op for op in block.ops))
+        return blocks.with_expert_format(block, stored)
 
     def _mixer(self, c: Config, name: str) -> Op:
-        streams = c.integer("hc_mult", default=4)
+        streams, width = c.integer("hc_mult", default=4), c.width
         maps = (2 + streams) * streams
-        return Op(
-            name=name,
-            term="hyper-connections",
-            weights=maps * streams * c.width + maps + 3,
-            flops_per_row=2 * streams * c.width * (maps + streams + 2),
-            format=number_format("fp32"),
-            split="replicated",
-            inputs=(2 * streams + 1) * c.width,
-            outputs=(streams + 1) * c.width,
-        )
+        op = blocks.small(c, name, maps * streams * width + maps + 3, term="hyper-connections")
+        flops = 2 * streams * width * (maps + streams + 2)
+        inputs, outputs = (2 * streams + 1) * width, (streams + 1) * width
+        return replace(op, flops_per_row=flops, format=number_format("fp32"), inputs=inputs, outputs=outputs)
 
     def _joiner(self, c: Config) -> Op:
-        streams = c.integer("hc_mult", default=4)
-        return Op(
-            name="hc_head",
-            term="hyper-connections",
-            weights=streams * streams * c.width + streams + 1,
-            flops_per_row=2 * streams * c.width * (streams + 1),
-            format=number_format("fp32"),
-            split="replicated",
-            inputs=streams * c.width,
-            outputs=c.width,
-        )
+        streams, width = c.integer("hc_mult", default=4), c.width
+        op = blocks.small(c, "hc_head", streams * streams * width + streams + 1, term="hyper-connections")
+        flops = 2 * streams * width * (streams + 1)
+        return replace(op, flops_per_row=flops, format=number_format("fp32"), inputs=streams * width, outputs=width)
 
     def _entry_bytes(self, c: Config) -> float:
         if c.kv_name != LATENT_FP8_MIXED:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
@@ -18,17 +18,8 @@ class Ernie(Family):
     """ERNIE 4.5, dense and with experts (Baidu, ERNIE 4.5 technical report, 2025)."""
 
     model_types = ("ernie4_5", "ernie4_5_moe")
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix; the default is True.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=True)
+    default_kind = "ernie4_5_moe"
+    tied_kinds = model_types
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms, and a feed-forward block or experts.
@@ -43,30 +34,15 @@ class Ernie(Family):
             The layer.
         """
         bias, module = c.flag("use_bias", default=False), f"layers.{index}.mlp"
-        attention = blocks.grouped_query(
-            c,
-            f"layers.{index}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            bias=bias,
-            output_bias=bias,
-        )
+        attention = blocks.grouped_query(c, f"layers.{index}.self_attn", bias=bias)
         if not self._is_sparse(c, index):
-            return blocks_decoder.decoder(c, attention, blocks.gated(c, module, c.integer("intermediate_size"), bias=bias))
+            return blocks.decoder(c, attention, blocks.gated(c, module, c.integer("intermediate_size"), bias=bias))
         hidden, count = c.integer("moe_intermediate_size"), c.integer("moe_num_experts")
-        experts = blocks_decoder.shared_and_routed(
-            c,
-            module,
-            hidden,
-            count=count,
-            active=c.integer("moe_k"),
-            shared=hidden * c.integer("moe_num_shared_experts", default=0, least=0),
-            shared_bias=bias,
-        )
-        balance = blocks.small(c, "e_score_correction_bias", count, term="experts")
+        active, shared = c.integer("moe_k"), hidden * c.integer("moe_num_shared_experts", default=0, least=0)
+        experts = blocks.shared_and_routed(c, module, hidden, count=count, active=active, shared=shared, shared_bias=bias)
+        experts += blocks.small(c, "e_score_correction_bias", count, term="experts")
 
-        return blocks_decoder.decoder(c, attention, experts + blocks.Block((balance,)))
+        return blocks.decoder(c, attention, experts)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, final norm and head, which has a bias if the matrices have.
@@ -77,12 +53,11 @@ class Ernie(Family):
         Returns:
             The operators.
         """
-        embedding, norm, _ = super().stem(c)
-        moe = c.text("model_type", default="ernie4_5_moe") == "ernie4_5_moe"
-        return embedding, norm, blocks.head(c, bias=moe and c.flag("use_bias", default=False))
+        moe = self.kind(c) == "ernie4_5_moe"
+        return *super().stem(c)[:2], blocks.head(c, bias=moe and c.flag("use_bias", default=False))
 
     def _is_sparse(self, c: Config, index: int) -> bool:
-        if c.text("model_type", default="ernie4_5_moe") == "ernie4_5":
+        if self.kind(c) == "ernie4_5":
             return False
         last = c.raw("moe_layer_end_index", default=-1)
         # -1 means the last layer.

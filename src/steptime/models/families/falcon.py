@@ -18,18 +18,8 @@ class Falcon(Family):
     """Falcon 7B, 40B and 180B (arXiv 2311.16867)."""
 
     model_types = ("falcon", "RefinedWeb", "RefinedWebModel")
+    tied_kinds = model_types
     norm_bias = True
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix; the default is True.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention and feed-forward with one norm or two.
@@ -52,16 +42,7 @@ class Falcon(Family):
         two = newer and c.integer("num_ln_in_parallel_attn", default=2) == 2
         parallel = c.flag("parallel_attn", default=True)
         norms = ("ln_attn", "ln_mlp") if two or not parallel else ("input_norm",)
-        block = blocks.Block(tuple(blocks.norm(c, name, c.width, bias=True) for name in norms))
-        block += blocks.grouped_query(
-            c,
-            f"{module}.self_attention",
-            heads=c.heads,
-            kv_heads=kv_heads,
-            head_dim=c.head_dim,
-            bias=bias,
-            output_bias=bias,
-        )
-        block += blocks.plain(c, f"{module}.mlp", c.integer("ffn_hidden_size", default=4 * c.width), bias=bias)
+        attention = blocks.grouped_query(c, f"{module}.self_attention", kv_heads=kv_heads, bias=bias)
+        feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("ffn_hidden_size", default=4 * c.width), bias=bias)
 
-        return Layer(name="attention + feed-forward", ops=block.ops, attention=block.attention)
+        return blocks.decoder(c, attention, feed_forward, norms=norms, norm_bias=True)

@@ -6,14 +6,15 @@ The embedding is tied.
 from __future__ import annotations
 
 import math
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
-from steptime.models import blocks, blocks_decoder
-from steptime.models.blocks_vision import Tower, dense, encoder, matrix, norm, positions, stored, tower
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
-from steptime.models.image_tokens import rule, square
 from steptime.models.model import Layer
+
+if TYPE_CHECKING:
+    from steptime.models.blocks_vision import Tower
 
 NORMS: Final[tuple[str, ...]] = ("input_norm", "post_attention_norm", "pre_norm", "post_norm")
 
@@ -27,17 +28,8 @@ class Gemma(Family):
     """
 
     model_types = ("gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma")
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix; the default is True.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=True)
+    default_kind = "gemma3_text"
+    tied_kinds = model_types
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two or four norms and a gated feed-forward block.
@@ -49,7 +41,7 @@ class Gemma(Family):
         Returns:
             The layer.
         """
-        kind = c.text("model_type", default="gemma3_text")
+        kind = self.kind(c)
         third = kind.startswith("gemma3")
 
         # Gemma 3 has one global layer per five local ones, Gemma 2 one per local one.
@@ -58,51 +50,44 @@ class Gemma(Family):
         attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
             bias=bias,
-            output_bias=bias,
             qk_norm=c.head_dim if third else 0,
-            window=math.inf if kind == "gemma" else blocks_decoder.window(c, index, period=period),
+            window=math.inf if kind == "gemma" else blocks.window(c, index, period=period),
         )
         feed_forward = blocks.gated(c, f"layers.{index}.mlp", c.integer("intermediate_size"))
 
-        return blocks_decoder.decoder(
-            c, attention, feed_forward, norms=blocks_decoder.PRE if kind in ("gemma", "vaultgemma") else NORMS
-        )
+        return blocks.decoder(c, attention, feed_forward, norms=blocks.PRE if kind in ("gemma", "vaultgemma") else NORMS)
 
-    def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return SigLIP and its projector, which runs on pooled patches, if present.
+    def image_tower(self, c: Config) -> Tower:
+        """Return SigLIP and its projector, which runs on pooled patches.
 
         Args:
             c: Config of the whole model.
 
         Returns:
-            The towers; empty without any.
+            The tower.
         """
-        if not c.has("vision_config"):
-            return ()
+        from steptime.models.blocks_vision import dense, encoder, matrix, norm, positions, stored, tower
+        from steptime.models.image_tokens import rule, square
+
         v = c.inner("vision_config")
         width, hidden, heads = v.width, v.integer("intermediate_size"), v.integer("num_attention_heads", default=16)
         patch, side = v.integer("patch_size"), v.integer("image_size")
         patches, tokens = (side // patch) ** 2, c.integer("mm_tokens_per_image", default=256)
         if not patches:
             raise v.error("image_size", f"must be at least one patch of {patch}, got {side}")
+        # SigLIP's pooling head is stored, but not used here: a query, attention, two norms and a feed-forward block.
+        attention = width + dense(width, 3 * width) + dense(width, width) + 2 * width
+        pooling_head = attention + dense(width, hidden) + dense(hidden, width)
         stem = (
             matrix(v, "patch_embedding", v.integer("num_channels", default=3) * patch**2, width, term="patches"),
             positions(v, patches * width, width),
             norm(v, "post_norm", width),
-            *((stored(v, "head", self._pooling_head(width, hidden)),) if v.flag("vision_use_head", default=False) else ()),
+            *((stored(v, "head", pooling_head),) if v.flag("vision_use_head", default=False) else ()),
             norm(v, "soft_norm", width, bias=False, share=tokens / patches),
-            matrix(v, "projector", width, self.text(c).width, bias=False, share=tokens / patches, term="merger"),
+            matrix(v, "projector", width, c.language.width, bias=False, share=tokens / patches, term="merger"),
         )
         cuts = rule(square, side=side, patch=patch, tokens=tokens, settings="no pan and scan, as in the published preprocessor")
         layers = ((encoder(v, width, hidden, heads), v.depth),)
 
-        return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
-
-    def _pooling_head(self, width: int, hidden: int) -> float:
-        """Return the parameters of SigLIP's pooling head, which is not used here."""
-        attention = width + dense(width, 3 * width) + dense(width, width) + 2 * width
-        return attention + dense(width, hidden) + dense(hidden, width)
+        return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)

@@ -5,9 +5,10 @@ The streams are AltUp. Each layer has a low-rank bypass, LAuReL.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.blocks_vision import Tower, conformer, matrix, stored, subsampling, tower
 from steptime.models.config import DEEPEST, Config
 from steptime.models.families.gemma import NORMS
@@ -32,17 +33,7 @@ class Gemma3n(Family):
     """
 
     model_types = ("gemma3n", "gemma3n_text")
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix; the default is True.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=True)
+    tied_kinds = model_types
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, a feed-forward block, AltUp, LAuReL and the per-layer input.
@@ -58,27 +49,22 @@ class Gemma3n(Family):
         attention = blocks.grouped_query(
             c,
             f"{module}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
             qk_norm=c.head_dim,
             bias=c.flag("attention_bias", default=False),
-            output_bias=c.flag("attention_bias", default=False),
-            window=blocks_decoder.window(c, index, period=5),
+            window=blocks.window(c, index, period=5),
             stored=index < c.depth - c.integer("num_kv_shared_layers", default=15, least=0),
         )
-        rank, inputs = c.integer("laurel_rank"), c.integer("hidden_size_per_layer_input")
-        extras = (
-            self._altup(c),
-            blocks.linear(c, f"{module}.laurel.linear_left", width, rank, term="feed-forward"),
-            blocks.linear(c, f"{module}.laurel.linear_right", rank, width, term="feed-forward"),
-            blocks.linear(c, f"{module}.per_layer_input_gate", width, inputs, term="feed-forward"),
-            blocks.linear(c, f"{module}.per_layer_projection", inputs, width, term="feed-forward"),
+        rank, feed_forward = (
+            c.integer("laurel_rank"),
+            blocks.gated(c, f"{module}.mlp", blocks.entry(c, "intermediate_size", index)),
         )
-        feed_forward = blocks.gated(c, f"{module}.mlp", blocks_decoder.entry(c, "intermediate_size", index))
+        feed_forward += self._altup(c)
+        feed_forward += blocks.linear(c, f"{module}.laurel.linear_left", width, rank, term="feed-forward")
+        feed_forward += blocks.linear(c, f"{module}.laurel.linear_right", rank, width, term="feed-forward")
+        feed_forward += blocks.layer_input(c, module)
         norms = (*NORMS, "altup_scale", "altup_router_norm", "laurel_norm", "per_layer_input_norm")
 
-        return blocks_decoder.decoder(c, attention, feed_forward + blocks.Block(extras), norms=norms)
+        return blocks.decoder(c, attention, feed_forward, norms=norms)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return the embeddings, the maps between streams, the final norm and the head.
@@ -90,38 +76,26 @@ class Gemma3n(Family):
             The operators.
         """
         streams = range(1, c.integer("altup_num_inputs", maximum=DEEPEST))
-        unembed = "altup_unembed_projections"
-        return (
-            blocks.embedding(c, tied=self.tied(c)),
-            *blocks_decoder.layer_inputs(c),
-            *(blocks.linear(c, f"altup_projections.{i}", c.width, c.width, term="projections") for i in streams),
-            *(blocks.linear(c, f"{unembed}.{i}", c.width, c.width, term="projections") for i in streams),
-            blocks.norm(c, "final_norm", c.width),
-            blocks.head(c),
-        )
+        embedding, norm, head = super().stem(c)
+        maps = (f"{name}.{i}" for name in ("altup_projections", "altup_unembed_projections") for i in streams)
+        projections = (blocks.linear(c, name, c.width, c.width) for name in maps)
+        return embedding, *blocks.layer_inputs(c), *projections, norm, head
 
-    def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the towers for images and sound with their embedders, if present.
+    def image_tower(self, c: Config) -> Tower:
+        """Return the parameters of a MobileNet-V5 with its embedder.
 
         Args:
             c: Config of the whole model.
 
         Returns:
-            The towers; empty without any.
+            The tower.
         """
-        text, towers = self.text(c).width, []
-        if c.has("vision_config"):
-            v = c.inner("vision_config")
-            name = v.text("architecture", default="mobilenetv5_300m_enc")
-            if name not in TOWERS:
-                raise v.error("architecture", f"must be one of {', '.join(TOWERS)}, got {name!r:.60}")
-            stem = (stored(v, "convolutions", TOWERS[name]), *self._embedder(v, text))
-            towers.append(
-                tower(v, "image", rule(untimed, reason=f"{c.name or 'this model'}: {CONVOLUTIONS}"), width=v.width, stem=stem)
-            )
-        if c.has("audio_config"):
-            towers.append(self._audio(c, c.inner("audio_config"), text))
-        return tuple(towers)
+        v = c.inner("vision_config")
+        name = v.text("architecture", default="mobilenetv5_300m_enc")
+        if name not in TOWERS:
+            raise v.error("architecture", f"must be one of {', '.join(TOWERS)}, got {name!r:.60}")
+        stem = (stored(v, "convolutions", TOWERS[name]), *self._embedder(v, c.language.width))
+        return tower(v, "image", rule(untimed, reason=f"{c.name or 'this model'}: {CONVOLUTIONS}"), width=v.width, stem=stem)
 
     def _altup(self, c: Config) -> Op:
         """Return the prediction and correction of the streams.
@@ -130,17 +104,10 @@ class Gemma3n(Family):
         """
         streams = c.integer("altup_num_inputs", maximum=DEEPEST)
         maps, router = streams**2 * (streams + 1), c.width * streams
-        return Op(
-            name="altup",
-            term="feed-forward",
-            weights=maps + router,
-            # The router runs before and after the layer.
-            flops_per_row=2 * (maps + 2 * router + streams**2 * c.width),
-            format=c.base_format,
-            split="replicated",
-            inputs=streams * c.width,
-            outputs=streams * c.width,
-        )
+        # The router runs before and after the layer.
+        flops, values = 2 * (maps + 2 * router + streams**2 * c.width), streams * c.width
+        op = blocks.small(c, "altup", maps + router, term="feed-forward")
+        return replace(op, flops_per_row=flops, inputs=values, outputs=values)
 
     def _embedder(self, v: Config, text: int, share: float = 1.0) -> tuple[Op, ...]:
         """Return the embedder of images or sound: a table, two norms and a matrix."""
@@ -149,13 +116,20 @@ class Gemma3n(Family):
             matrix(v, "embedding_projection", v.width, text, bias=False, share=share, term="merger"),
         )
 
-    def _audio(self, c: Config, a: Config, text: int) -> Tower:
+    def audio_tower(self, c: Config) -> Tower:
         """Return the Conformer of the Universal Speech Model (arXiv 2303.01037).
 
         Every fourth of its rows is kept.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The tower.
         """
+        a = c.inner("audio_config")
         width, heads = a.width, a.integer("conf_num_attention_heads")
-        first, second = (blocks_decoder.entry(a, "sscp_conv_channel_size", i) for i in range(2))
+        first, second = (blocks.entry(a, "sscp_conv_channel_size", i) for i in range(2))
         reduced = a.integer("conf_reduction_factor", default=4)
         layers = conformer(
             a,
@@ -168,7 +142,7 @@ class Gemma3n(Family):
             future=a.integer("conf_attention_context_right", default=0, least=0),
         )
         convolutions = subsampling(a, features=a.integer("input_feat_size"), first=first, second=second, width=width)
-        stem = (*convolutions, *self._embedder(a, text, 1 / reduced))
+        stem = (*convolutions, *self._embedder(a, c.language.width, 1 / reduced))
         cuts = rule(padded, tokens=c.integer("audio_soft_tokens_per_image", default=188), reduced=reduced)
 
         return tower(a, "audio", cuts, width=width, heads=heads, layers=layers, stem=stem)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Final, final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.blocks_vision import Tower, conformer, encoder, matrix, norm, positions, subsampling, tower
 from steptime.models.config import Config
 from steptime.models.families.gemma import NORMS
@@ -30,17 +30,7 @@ class Gemma4(Family):
     """
 
     model_types = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix; the default is True.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=True)
+    tied_kinds = model_types
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, norms, a feed-forward block, and experts if present.
@@ -65,14 +55,11 @@ class Gemma4(Family):
             feed_forward += self._experts(c, module)
             norms += ("post_norm_1", "post_norm_2", "pre_norm_2")
 
-        inputs = c.integer("hidden_size_per_layer_input", default=0, least=0)
-        if inputs:
-            gate = blocks.linear(c, f"{module}.per_layer_input_gate", c.width, inputs, term="feed-forward")
-            projection = blocks.linear(c, f"{module}.per_layer_projection", inputs, c.width, term="feed-forward")
-            feed_forward += blocks.Block((gate, projection))
+        if c.integer("hidden_size_per_layer_input", default=0, least=0):
+            feed_forward += blocks.layer_input(c, module)
             norms += ("per_layer_input_norm",)
 
-        return blocks_decoder.decoder(c, self._attention(c, index, has_cache=has_cache), feed_forward, norms=norms)
+        return blocks.decoder(c, self._attention(c, index, has_cache=has_cache), feed_forward, norms=norms)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return the token and per-layer embeddings, the final norm and the head.
@@ -83,32 +70,37 @@ class Gemma4(Family):
         Returns:
             The operators.
         """
-        inputs = blocks_decoder.layer_inputs(c) if c.integer("hidden_size_per_layer_input", default=0, least=0) else ()
-        token = blocks.embedding(c, tied=self.tied(c))
-        return (token, *inputs, blocks.norm(c, "final_norm", c.width), blocks.head(c))
+        inputs = blocks.layer_inputs(c) if c.integer("hidden_size_per_layer_input", default=0, least=0) else ()
+        embedding, norm, head = super().stem(c)
+        return embedding, *inputs, norm, head
 
-    def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the towers for images and sound with their embedders, if present.
+    def image_tower(self, c: Config) -> Tower:
+        """Return the vision tower, or the embedder of patches of the unified model.
 
         Args:
             c: Config of the whole model.
 
         Returns:
-            The towers; empty without any.
+            The tower.
         """
-        unified, text = c.text("model_type", default="gemma4") == "gemma4_unified", self.text(c).width
-        towers: list[Tower] = []
-        if c.has("vision_config"):
-            v = c.inner("vision_config")
-            tokens = c.integer("vision_soft_tokens_per_image", default=280)
-            towers.append(self._patches(v, text) if unified else self._vision(v, text, tokens))
-        if c.has("audio_config"):
-            a = c.inner("audio_config")
-            towers.append(self._samples(a, text) if unified else self._audio(a, text))
-        return tuple(towers)
+        v, text = c.inner("vision_config"), c.language.width
+        tokens = c.integer("vision_soft_tokens_per_image", default=280)
+        return self._patches(v, text) if self.kind(c) == "gemma4_unified" else self._vision(v, text, tokens)
+
+    def audio_tower(self, c: Config) -> Tower:
+        """Return the Conformer, or the embedder of samples of the unified model.
+
+        Args:
+            c: Config of the whole model.
+
+        Returns:
+            The tower.
+        """
+        a, text = c.inner("audio_config"), c.language.width
+        return self._samples(a, text) if self.kind(c) == "gemma4_unified" else self._audio(a, text)
 
     def _attention(self, c: Config, index: int, *, has_cache: bool) -> blocks.Block:
-        window, bias = blocks_decoder.window(c, index, period=6), c.flag("attention_bias", default=False)
+        window, bias = blocks.window(c, index, period=6), c.flag("attention_bias", default=False)
         local = math.isfinite(window)
         same = not local and c.flag("attention_k_eq_v", default=False)
         head_dim = c.head_dim if local else c.integer("global_head_dim", default=c.head_dim)
@@ -119,11 +111,9 @@ class Gemma4(Family):
         return blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
-            heads=c.heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
             bias=bias,
-            output_bias=bias,
             qk_norm=head_dim,
             window=window,
             stored=has_cache,
@@ -133,7 +123,7 @@ class Gemma4(Family):
     def _experts(self, c: Config, module: str) -> blocks.Block:
         count = c.integer("num_experts")
         experts = blocks.experts(c, module, c.integer("moe_intermediate_size"), count=count, active=c.integer("top_k_experts"))
-        return experts + blocks.Block((blocks.small(c, "router_scales", c.width + count, term="experts"),))
+        return experts + blocks.small(c, "router_scales", c.width + count, term="experts")
 
     def _vision(self, v: Config, text: int, tokens: int) -> Tower:
         width, heads, patch, pool = v.width, v.heads, v.integer("patch_size"), v.integer("pooling_kernel_size", default=3)
@@ -190,7 +180,7 @@ class Gemma4(Family):
     def _audio(self, a: Config, text: int) -> Tower:
         """Return a Conformer whose relative positions have one matrix per layer."""
         width, outputs = a.width, a.integer("output_proj_dims")
-        first, second = (blocks_decoder.entry(a, "subsampling_conv_channels", i) for i in range(2))
+        first, second = (blocks.entry(a, "subsampling_conv_channels", i) for i in range(2))
         layers = conformer(
             a,
             width=width,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
-NORMS: Final = (*blocks_decoder.PRE, "post_self_attn_norm", "post_mlp_norm")
+NORMS: Final = (*blocks.PRE, "post_self_attn_norm", "post_mlp_norm")
 
 
 @final
@@ -21,6 +21,7 @@ class Glm(Family):
     """
 
     model_types = ("glm", "glm4")
+    default_kind = "glm4"
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, norms and a gated feed-forward block.
@@ -33,14 +34,9 @@ class Glm(Family):
             The layer.
         """
         attention = blocks.grouped_query(
-            c,
-            f"layers.{index}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            bias=c.flag("attention_bias", default=True),
+            c, f"layers.{index}.self_attn", bias=c.flag("attention_bias", default=True), output_bias=False
         )
         feed_forward = blocks.gated(c, f"layers.{index}.mlp", c.integer("intermediate_size"))
         # Only GLM-4-0414 has the two norms after the blocks.
-        newer = c.text("model_type", default="glm4") == "glm4"
-        return blocks_decoder.decoder(c, attention, feed_forward, norms=NORMS if newer else blocks_decoder.PRE)
+        newer = self.kind(c) == "glm4"
+        return blocks.decoder(c, attention, feed_forward, norms=NORMS if newer else blocks.PRE)

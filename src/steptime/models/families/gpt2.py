@@ -24,18 +24,8 @@ class Gpt2(Family):
     """
 
     model_types = ("gpt2", "gpt-sw3", "openai-gpt", "gpt_bigcode", "gpt_neo", "ctrl")
+    tied_kinds = model_types
     norm_bias = True
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix; the default is True.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=True)
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms with biases and a plain feed-forward block.
@@ -47,23 +37,20 @@ class Gpt2(Family):
         Returns:
             The layer.
         """
-        module, kind = f"h.{index}", c.text("model_type", default="gpt2")
+        module, kind = f"h.{index}", self.kind(c)
         hidden = c.integer("n_inner", "intermediate_size", "dff", default=4 * c.width)
         single = kind == "gpt_bigcode" and c.flag("multi_query", default=True)
-        block = blocks.Block(tuple(blocks.norm(c, name, c.width, bias=True) for name in ("ln_1", "ln_2")))
-        block += blocks.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"{module}.attn",
-            heads=c.heads,
             kv_heads=1 if single else c.heads,
-            head_dim=c.head_dim,
             bias=kind != "gpt_neo",
             output_bias=True,
             window=self._window(c, index) if kind == "gpt_neo" else math.inf,
         )
-        block += blocks.plain(c, f"{module}.mlp", hidden, bias=True)
+        feed_forward = blocks.plain(c, f"{module}.mlp", hidden, bias=True)
 
-        return Layer(name="attention + feed-forward", ops=block.ops, attention=block.attention)
+        return blocks.decoder(c, attention, feed_forward, norms=("ln_1", "ln_2"), norm_bias=True)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return the embedding, learned positions, the final norm and the head.
@@ -74,19 +61,14 @@ class Gpt2(Family):
         Returns:
             The operators.
         """
-        positions = c.integer("n_positions", "max_position_embeddings")
-        kind = c.text("model_type", default="gpt2")
-        return (
-            blocks.embedding(c, tied=self.tied(c)),
-            *(() if kind == "ctrl" else (blocks.table(c, "positions", positions * c.width),)),
-            *(() if kind == "openai-gpt" else (blocks.norm(c, "final_norm", c.width, bias=True),)),
-            blocks.head(c, bias=kind == "ctrl"),
-        )
+        positions = blocks.table(c, "positions", c.integer("n_positions", "max_position_embeddings") * c.width)
+        embedding, norm, head = super().stem(c)
+        if self.kind(c) == "ctrl":
+            return embedding, norm, blocks.head(c, bias=True)
+        return (embedding, positions, head) if self.kind(c) == "openai-gpt" else (embedding, positions, norm, head)
 
     def _window(self, c: Config, index: int) -> float:
-        if c.has("attention_layers"):
-            local = c.choices("attention_layers", valid_names=("global", "local"), length=index + 1)[index] == "local"
-        else:
-            # GPT-Neo alternates global and local layers, and begins with a global one.
-            local = index % 2 == 1
+        kind = c.layer_kind(index, ("global", "local"), "attention_layers")
+        # Without a list, GPT-Neo alternates global and local layers, and begins with a global one.
+        local = kind == "local" if kind else index % 2 == 1
         return c.integer("window_size", default=256) if local else math.inf

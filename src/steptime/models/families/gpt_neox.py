@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
@@ -21,20 +21,8 @@ class GptNeox(Family):
     """
 
     model_types = ("gpt_neox", "gpt_neox_japanese")
+    tied_kinds = ("gpt_neox_japanese",)
     norm_bias = True
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix.
-
-        The Japanese NeoX shares it by default.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=self._is_japanese(c))
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a plain feed-forward block, all with biases.
@@ -46,26 +34,15 @@ class GptNeox(Family):
         Returns:
             The layer.
         """
-        japanese = self._is_japanese(c)
+        japanese = self.kind(c) == "gpt_neox_japanese"
         bias = not japanese and c.flag("attention_bias", default=True)
-        attention = blocks.grouped_query(
-            c,
-            f"layers.{index}.attention",
-            heads=c.heads,
-            kv_heads=c.heads,
-            head_dim=c.head_dim,
-            bias=bias,
-            output_bias=bias,
-        )
+        attention = blocks.grouped_query(c, f"layers.{index}.attention", kv_heads=c.heads, bias=bias)
 
         # The Japanese NeoX adds the bias of its attention output only in the last layer.
         if japanese and index == c.depth - 1:
-            attention += blocks.Block((blocks.small(c, "dense_bias", c.width),))
+            attention += blocks.small(c, "dense_bias", c.width)
         multiple = c.integer("intermediate_multiple_size", default=4) * c.width
         hidden = multiple if japanese else c.integer("intermediate_size")
         feed_forward = blocks.plain(c, f"layers.{index}.mlp", hidden, bias=not japanese)
 
-        return blocks_decoder.decoder(c, attention, feed_forward, norm_bias=True)
-
-    def _is_japanese(self, c: Config) -> bool:
-        return c.text("model_type", default="gpt_neox") == "gpt_neox_japanese"
+        return blocks.decoder(c, attention, feed_forward, norm_bias=True)

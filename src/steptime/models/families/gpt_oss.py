@@ -30,31 +30,12 @@ class GptOss(Family):
         module = f"layers.{index}"
 
         # Without `layer_types`, even layers slide, as in the reference.
-        kinds = (
-            c.choices("layer_types", valid_names=("full_attention", "sliding_attention"), length=index + 1)
-            if c.has("layer_types")
-            else ["sliding_attention" if i % 2 == 0 else "full_attention" for i in range(index + 1)]
-        )
-        local = kinds[index] == "sliding_attention"
-        bias = c.flag("attention_bias", default=True)
-        block = blocks.Block(
-            (
-                blocks.norm(c, "input_norm", c.width),
-                blocks.norm(c, "post_norm", c.width),
-                blocks.small(c, "sinks", c.heads),
-            )
-        )
-        block += blocks.grouped_query(
-            c,
-            f"{module}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            bias=bias,
-            output_bias=bias,
-            window=c.integer("sliding_window") if local else math.inf,
-        )
-        block += blocks.experts(
+        kind = c.layer_kind(index, ("full_attention", "sliding_attention"))
+        local = kind == "sliding_attention" if kind else index % 2 == 0
+        window = c.integer("sliding_window") if local else math.inf
+        attention = blocks.Block((blocks.small(c, "sinks", c.heads),))
+        attention += blocks.grouped_query(c, f"{module}.self_attn", bias=c.flag("attention_bias", default=True), window=window)
+        experts = blocks.experts(
             c,
             f"{module}.mlp",
             c.integer("intermediate_size"),
@@ -63,6 +44,4 @@ class GptOss(Family):
             bias=True,
             router_bias=True,
         )
-        window = f", window {c.integer('sliding_window')}" if local else ""
-
-        return Layer(name=f"attention{window} + experts", ops=block.ops, attention=block.attention)
+        return blocks.decoder(c, attention, experts)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
-from steptime.models.model import Layer, Op
+from steptime.models.model import Layer
 
 
 @final
@@ -18,6 +18,8 @@ class GptJ(Family):
     """GPT-J-6B (Wang and Komatsuzaki, 2021) and CodeGen (arXiv 2203.13474)."""
 
     model_types = ("gptj", "codegen")
+    norm_bias = True
+    head_bias = True
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention without biases, feed-forward with biases, and one norm.
@@ -30,18 +32,6 @@ class GptJ(Family):
             The layer.
         """
         module = f"h.{index}"
-        attention = blocks.grouped_query(c, f"{module}.attn", heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim)
+        attention = blocks.grouped_query(c, f"{module}.attn", kv_heads=c.heads)
         feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("n_inner", default=4 * c.width), bias=True)
-        return blocks_decoder.decoder(c, attention, feed_forward, norms=("ln_1",), norm_bias=True)
-
-    def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return the embedding, the final norm and the head, which has a bias.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            The operators.
-        """
-        final_norm = blocks.norm(c, "final_norm", c.width, bias=True)
-        return blocks.embedding(c, tied=self.tied(c)), final_norm, blocks.head(c, bias=True)
+        return blocks.decoder(c, attention, feed_forward, norms=("ln_1",), norm_bias=True)

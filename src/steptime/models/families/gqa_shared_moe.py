@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
@@ -77,7 +77,7 @@ class ExpertsBeside(Family):
         if model_type not in KINDS:
             raise c.error("model_type", f"must be one of {', '.join(KINDS)}, got {model_type!r}")
         kind, module = KINDS[model_type], f"layers.{index}"
-        heads = blocks_decoder.entry(c, "num_attention_heads_per_layer", index, default=c.heads)
+        heads = blocks.entry(c, "num_attention_heads_per_layer", index, default=c.heads)
         if heads % c.kv_heads:
             raise c.error("num_attention_heads_per_layer", f"must be multiples of the {c.kv_heads} KV heads, got {heads}")
         bias = c.flag("attention_bias", "use_qkv_bias", default=False)
@@ -85,27 +85,26 @@ class ExpertsBeside(Family):
             c,
             f"{module}.self_attn",
             heads=heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
             bias=bias,
             output_bias=c.flag("use_bias", default=bias) and kind.output_bias,
             qk_norm=c.head_dim if c.flag("use_qk_norm", default=kind.qk_norm) else 0,
-            window=blocks_decoder.window(c, index, period=4),
+            window=blocks.window(c, index, period=4),
         )
         if kind.gated:
-            bias_of_gate = (blocks.small(c, "gate_bias", heads, split="group"),) if kind.gate_bias else ()
-            block += blocks.Block((self._gate(c, f"{module}.self_attn", heads), *bias_of_gate))
+            block += self._gate(c, f"{module}.self_attn", heads)
+        if kind.gate_bias:
+            block += blocks.small(c, "gate_bias", heads, split="group")
         if kind.sinks:
-            block += blocks.Block((blocks.small(c, "sinks", heads),))
-        norms = (*blocks_decoder.PRE, *SANDWICH) if kind.sandwich else blocks_decoder.PRE
+            block += blocks.small(c, "sinks", heads)
+        norms = (*blocks.PRE, *SANDWICH) if kind.sandwich else blocks.PRE
 
-        return blocks_decoder.decoder(c, block, self._feed_forward(c, f"{module}.mlp", index, kind), norms=norms)
+        return blocks.decoder(c, block, self._feed_forward(c, f"{module}.mlp", index, kind), norms=norms)
 
     def _gate(self, c: Config, module: str, heads: int) -> Op:
         # Only Laguna has a gate per head; the others have one per value.
         wide = c.raw("gating", default="per-head") not in (True, "per-head") or c.text("model_type") != "laguna"
         outputs = heads * c.head_dim if wide else heads
-        return blocks.linear(c, f"{module}.gate_proj", c.width, outputs, term="projections", split_limit=heads)
+        return blocks.linear(c, f"{module}.gate_proj", c.width, outputs, split_limit=heads)
 
     def _feed_forward(self, c: Config, module: str, index: int, kind: Kind) -> blocks.Block:
         bias = c.flag("mlp_bias", default=False)
@@ -114,7 +113,7 @@ class ExpertsBeside(Family):
         hidden = c.integer("moe_intermediate_size", "intermediate_size")
         count = c.integer(*COUNT)
         shared = c.integer("shared_expert_intermediate_size", default=hidden * c.integer(*SHARED, default=0, least=0), least=0)
-        block = blocks_decoder.shared_and_routed(
+        block = blocks.shared_and_routed(
             c,
             module,
             hidden,
@@ -122,14 +121,14 @@ class ExpertsBeside(Family):
             active=c.integer("num_experts_per_tok", "moe_topk"),
             shared=shared,
             shared_bias=bias,
-            groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
+            groups=blocks.expert_groups(c),
         )
 
-        return block + blocks.Block((blocks.small(c, "balance", count, term="experts"),)) if kind.balance else block
+        return block + blocks.small(c, "balance", count, term="experts") if kind.balance else block
 
     def _is_sparse(self, c: Config, index: int) -> bool:
         dense_layers = c.indices("mlp_only_layers", default=())
         # Configs list dense layers, or give their number at the start.
         if index in dense_layers or index < c.integer("num_dense_layers", default=0, least=0):
             return False
-        return blocks_decoder.is_sparse(c, index) and (index + 1) % c.integer("decoder_sparse_step", default=1) == 0
+        return blocks.is_sparse(c, index) and (index + 1) % c.integer("decoder_sparse_step", default=1) == 0

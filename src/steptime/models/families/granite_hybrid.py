@@ -33,41 +33,21 @@ class GraniteHybrid(Family):
             The layer.
         """
         module, full = f"layers.{index}", self._is_full_attention(c, index)
-        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         if full:
-            bias = c.flag("attention_bias", default=False)
-            block += blocks.grouped_query(
-                c,
-                f"{module}.self_attn",
-                heads=c.heads,
-                kv_heads=c.kv_heads,
-                head_dim=c.head_dim,
-                bias=bias,
-                output_bias=bias,
-            )
+            mixer = blocks.grouped_query(c, f"{module}.self_attn", bias=c.flag("attention_bias", default=False))
         else:
-            block += self._mamba(c, f"{module}.mamba")
-
+            mixer = blocks_state_space.bamba_mixer(c, f"{module}.mamba")
         count = c.integer("num_local_experts", default=8, least=0)
 
         # Without experts, the shared block is the feed-forward block of the layer.
-        shared, term = (
-            c.integer("shared_intermediate_size", default=1024),
-            "shared experts" if count else "feed-forward",
-        )
-        block += blocks.Block(
-            (
-                blocks.linear(c, f"{module}.shared_mlp.input_linear", c.width, 2 * shared, term=term),
-                blocks.linear(c, f"{module}.shared_mlp.output_linear", shared, c.width, term=term),
-            )
-        )
+        shared, term = c.integer("shared_intermediate_size", default=1024), "shared experts" if count else "feed-forward"
+        up = blocks.linear(c, f"{module}.shared_mlp.input_linear", c.width, 2 * shared, term=term)
+        block = blocks.Block((up, blocks.linear(c, f"{module}.shared_mlp.output_linear", shared, c.width, term=term)))
         if count:
-            active = c.integer("num_experts_per_tok", default=2)
-            block += blocks.experts(c, f"{module}.block_sparse_moe", c.integer("intermediate_size"), count=count, active=active)
+            hidden, active = c.integer("intermediate_size"), c.integer("num_experts_per_tok", default=2)
+            block += blocks.experts(c, f"{module}.block_sparse_moe", hidden, count=count, active=active)
 
-        name = f"{'attention' if full else 'Mamba-2'} + {'experts' if count else 'feed-forward'}"
-
-        return Layer(name=name, ops=block.ops, attention=block.attention)
+        return blocks.decoder(c, mixer, block, mixer="attention" if full else "Mamba-2")
 
     def _mamba(self, c: Config, module: str) -> blocks.Block:
         inner, heads = c.integer("mamba_expand", default=2) * c.width, c.integer("mamba_n_heads", default=128)

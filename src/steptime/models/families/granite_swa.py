@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
@@ -18,19 +19,7 @@ class GraniteSwa(Family):
     """
 
     model_types = ("granite_swa", "granitemoe_swa", "granitemoeshared")
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix.
-
-        The dense Granite shares it by default.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=c.text("model_type", default="granite_swa") == "granite_swa")
+    tied_kinds = ("granite_swa",)
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a feed-forward block or experts.
@@ -42,34 +31,25 @@ class GraniteSwa(Family):
         Returns:
             The layer.
         """
-        kind, module, bias = c.text("model_type", default="granite_swa"), f"layers.{index}", c.flag("attention_bias")
+        kind, module, bias = self.kind(c), f"layers.{index}", c.flag("attention_bias")
         local = kind.endswith("_swa")
-        block = blocks.grouped_query(
-            c,
-            f"{module}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            bias=bias,
-            output_bias=bias,
-            window=blocks_decoder.window(c, index, period=4) if local else float("inf"),
-        )
+        window = blocks.window(c, index, period=4) if local else math.inf
+        block = blocks.grouped_query(c, f"{module}.self_attn", bias=bias, window=window)
 
         # The variants with windows have one sink per head.
         if local:
-            block += blocks.Block((blocks.small(c, "sinks", c.heads),))
+            block += blocks.small(c, "sinks", c.heads)
         hidden = c.integer("intermediate_size")
         if kind == "granite_swa":
             feed_forward = blocks.gated(c, f"{module}.mlp", hidden, bias=c.flag("mlp_bias", default=False))
         else:
-            feed_forward = blocks_decoder.shared_and_routed(
+            feed_forward = blocks.shared_and_routed(
                 c,
                 f"{module}.block_sparse_moe",
                 hidden,
                 count=c.integer("num_local_experts"),
-                active=c.integer("num_experts_per_tok"),
                 shared=c.integer("shared_intermediate_size", default=0, least=0),
                 shared_module="shared_mlp",
             )
 
-        return blocks_decoder.decoder(c, block, feed_forward)
+        return blocks.decoder(c, block, feed_forward)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
@@ -35,17 +35,10 @@ class Grok(Family):
         Returns:
             The layer.
         """
-        attention = blocks.grouped_query(
-            c, f"layers.{index}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim
-        )
-        hidden = c.integer("intermediate_size")
-        feed_forward = blocks.experts(
-            c,
-            f"layers.{index}.block_sparse_moe",
-            c.integer("moe_intermediate_size", default=hidden),
-            count=c.integer("num_local_experts", "num_experts"),
-            active=c.integer("num_experts_per_tok"),
-        )
+        attention = blocks.grouped_query(c, f"layers.{index}.self_attn")
+        hidden, count = c.integer("intermediate_size"), c.integer("num_local_experts", "num_experts")
+        expert_width = c.integer("moe_intermediate_size", default=hidden)
+        feed_forward = blocks.experts(c, f"layers.{index}.block_sparse_moe", expert_width, count=count)
         if c.flag("residual_moe", default=False):
             feed_forward += blocks.gated(c, f"layers.{index}.mlp", hidden)
-        return blocks_decoder.decoder(c, attention, feed_forward, norms=NORMS)
+        return blocks.decoder(c, attention, feed_forward, norms=NORMS)

@@ -63,22 +63,10 @@ class HrmText(Family):
             The layer.
         """
         bias, inner = c.flag("attention_bias", default=False), c.heads * c.head_dim
-        block = blocks.grouped_query(
-            c,
-            "layers.self_attn",
-            heads=c.heads,
-            kv_heads=c.heads,
-            head_dim=c.head_dim,
-            bias=bias,
-            output_bias=bias,
-        )
-        gate = blocks.linear(
-            c, "layers.self_attn.gate_proj", c.width, inner, term="projections", bias=bias, split_limit=c.heads
-        )
+        block = blocks.grouped_query(c, "layers.self_attn", kv_heads=c.heads, bias=bias)
+        gate = blocks.linear(c, "layers.self_attn.gate_proj", c.width, inner, bias=bias, split_limit=c.heads)
         feed_forward = blocks.gated(c, "layers.mlp", c.integer("intermediate_size"), bias=c.flag("mlp_bias", default=False))
-        block_and_mlp = block + blocks.Block((gate,)) + feed_forward
-
-        return Layer(name="gated attention + feed-forward", ops=block_and_mlp.ops, attention=block_and_mlp.attention)
+        return blocks.decoder(c, block + gate, feed_forward, norms=(), mixer="gated attention")
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, the first state of the low stack, and head.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
@@ -22,6 +22,7 @@ class Hunyuan(Family):
     """
 
     model_types = ("hunyuan", "hunyuan_v1_moe")
+    default_kind = "hunyuan_v1_moe"
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms, shared and routed experts.
@@ -33,32 +34,29 @@ class Hunyuan(Family):
         Returns:
             The layer.
         """
-        large = c.text("model_type", default="hunyuan_v1_moe") == "hunyuan"
+        large = self.kind(c) == "hunyuan"
         head_dim = c.head_dim if large else c.integer("attention_head_dim", "head_dim", default=c.head_dim)
         shared_cache = c.flag("use_cla", default=False) and index % c.integer("cla_share_factor", default=1) != 0
         bias = c.flag("attention_bias", default=False)
         attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
             head_dim=head_dim,
             bias=bias,
-            output_bias=bias,
             qk_norm=head_dim if c.flag("use_qk_norm", default=True) else 0,
             stored=not shared_cache,
         )
 
         # The config gives one number, or a list with one per layer.
-        hidden = blocks_decoder.entry(c, "intermediate_size", index)
-        experts = blocks_decoder.shared_and_routed(
+        hidden = blocks.entry(c, "intermediate_size", index)
+        experts = blocks.shared_and_routed(
             c,
             f"layers.{index}.mlp",
-            blocks_decoder.entry(c, "moe_intermediate_size", index, default=hidden),
-            count=blocks_decoder.entry(c, "num_experts", index),
-            active=blocks_decoder.entry(c, "moe_topk", index),
-            shared=hidden * blocks_decoder.entry(c, "num_shared_expert", index, default=1),
+            blocks.entry(c, "moe_intermediate_size", index, default=hidden),
+            count=blocks.entry(c, "num_experts", index),
+            active=blocks.entry(c, "moe_topk", index),
+            shared=hidden * blocks.entry(c, "num_shared_expert", index, default=1),
             shared_module="shared_mlp",
         )
 
-        return blocks_decoder.decoder(c, attention, experts)
+        return blocks.decoder(c, attention, experts)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import final
 
-from steptime.models import blocks, blocks_decoder, blocks_state_space
+from steptime.models import blocks, blocks_state_space
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
@@ -36,12 +37,12 @@ class Inkling(Family):
         kinds = c.choices("layer_types", valid_names=LAYER_TYPES, length=index + 1)
         local, module = kinds[index] == "hybrid_sliding", f"layers.{index}"
         attention = self._attention(c, f"{module}.self_attn", local=local)
-        if blocks_decoder.is_sparse(c, index):
+        if blocks.is_sparse(c, index):
             feed_forward = self._experts(c, f"{module}.mlp")
         else:
             feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
         scale = blocks.Block((blocks.small(c, "global_scale", 1),))
-        return blocks_decoder.decoder(c, attention, feed_forward + scale)
+        return blocks.decoder(c, attention, feed_forward + scale)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding with its norm, final norm and head.
@@ -62,51 +63,31 @@ class Inkling(Family):
         head_dim = c.integer(f"{prefix}head_dim", "head_dim")
         window = c.integer("sliding_window_size") if local else math.inf
         block = blocks.grouped_query(
-            c,
-            module,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            qk_norm=head_dim,
-            window=window,
+            c, module, heads=heads, kv_heads=kv_heads, head_dim=head_dim, qk_norm=head_dim, window=window
         )
         relative, extent = c.integer("d_rel", default=16), int(window) if local else c.integer("rel_extent")
 
         # Every query multiplies its own values by the table of all distances.
-        table = Op(
-            name="rel_logits_proj",
-            term="projections",
-            weights=relative * extent,
+        table = replace(
+            blocks.small(c, "rel_logits_proj", relative * extent, term="projections"),
             flops_per_row=2 * heads * relative * extent,
-            format=c.base_format,
-            split="replicated",
             inputs=heads * relative,
             outputs=heads * extent,
         )
         kernel, channels = c.integer("conv_kernel_size", default=4), 2 * kv_heads * head_dim + 2 * c.width
         ops = (
-            blocks.linear(c, f"{module}.r_proj", c.width, heads * relative, term="projections", split_limit=heads),
+            blocks.linear(c, f"{module}.r_proj", c.width, heads * relative, split_limit=heads),
             table,
             blocks_state_space.convolution(c, channels, kernel),
         )
-        state = blocks_state_space.state(
-            c, heads=kv_heads, values=0, flops_per_value=0, channels=channels, kernel=kernel, name="convolution"
-        )
+        state = blocks_state_space.state(c, heads=kv_heads, channels=channels, kernel=kernel, name="convolution")
 
         return block + blocks.Block(ops, (state,))
 
     def _experts(self, c: Config, module: str) -> blocks.Block:
-        hidden, shared = c.integer("moe_intermediate_size"), c.integer("n_shared_experts", default=0, least=0)
-        block = blocks_decoder.shared_and_routed(
-            c,
-            module,
-            hidden,
-            count=c.integer("n_routed_experts"),
-            active=c.integer("num_experts_per_tok"),
-            shared=shared * hidden,
-        )
+        block, shared = blocks.shared_and_routed(c, module), c.integer("n_shared_experts", default=0, least=0)
         # A second router weighs the shared experts.
         if not shared:
             return block
         weighing = blocks.linear(c, f"{module}.shared_router", c.width, shared, term="shared experts", split="replicated")
-        return block + blocks.Block((weighing,))
+        return block + weighing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import final
 
 from steptime.models import blocks, blocks_state_space
@@ -35,36 +34,19 @@ class Jamba(Family):
         # The defaults are those of Jamba: periods 8 and 2, offsets 4 and 1.
         full = self._is_selected(c, "attn_layer", index, (8, 4))
         sparse = c.integer("num_experts", default=16) > 1 and self._is_selected(c, "expert_layer", index, (2, 1))
-        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "pre_ff_norm", c.width)))
         if full:
-            block += blocks.grouped_query(c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
+            mixer = blocks.grouped_query(c, f"{module}.self_attn")
         else:
-            block += self._mamba(c, f"{module}.mamba")
-
+            mixer = blocks_state_space.jamba_mixer(c, f"{module}.mamba", norms=True)
         hidden = c.integer("intermediate_size")
         if sparse:
             count, active = c.integer("num_experts", default=16), c.integer("num_experts_per_tok", default=2)
-            block += blocks.experts(c, f"{module}.feed_forward", hidden, count=count, active=active)
+            feed_forward = blocks.experts(c, f"{module}.feed_forward", hidden, count=count, active=active)
         else:
-            block += blocks.gated(c, f"{module}.feed_forward", hidden)
+            feed_forward = blocks.gated(c, f"{module}.feed_forward", hidden)
+        norms, name = ("input_norm", "pre_ff_norm"), "attention" if full else "Mamba"
 
-        name = f"{'attention' if full else 'Mamba'} + {'experts' if sparse else 'feed-forward'}"
-
-        return Layer(name=name, ops=block.ops, attention=block.attention)
-
-    def _mamba(self, c: Config, module: str) -> blocks.Block:
-        automatic = c.raw("mamba_dt_rank", default="auto") == "auto"
-        return blocks_state_space.mamba1(
-            c,
-            module,
-            inner=c.integer("mamba_expand", default=2) * c.width,
-            state_dim=c.integer("mamba_d_state", default=16),
-            rank=math.ceil(c.width / 16) if automatic else c.integer("mamba_dt_rank"),
-            kernel=c.integer("mamba_d_conv", default=4),
-            conv_bias=c.flag("mamba_conv_bias", default=True),
-            bias=c.flag("mamba_proj_bias", default=False),
-            norms=True,
-        )
+        return blocks.decoder(c, mixer, feed_forward, norms=norms, mixer=name)
 
     def _is_selected(self, c: Config, name: str, index: int, default: tuple[int, int]) -> bool:
         period = c.integer(f"{name}_period", default=default[0])

@@ -9,13 +9,11 @@ from dataclasses import replace
 from typing import final
 
 from steptime.errors import short_repr
-from steptime.models import blocks, blocks_decoder, blocks_state_space
-from steptime.models.blocks_vision import Tower, encoder, matrix, moonvit_heads, moonvit_rule, moonvit_stem, norm, tower
+from steptime.models import blocks, blocks_state_space
+from steptime.models.blocks_vision import Tower, encoder, matrix, moonvit_rule, moonvit_stem, norm, tower
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
-
-MODULE_OF_EXPERTS = "block_sparse_moe"
 
 
 @final
@@ -35,17 +33,8 @@ class KimiLinear(Family):
     """
 
     model_types = ("kimi_linear", "kimi_k3")
-
-    def tied(self, c: Config) -> bool:  # noqa: ARG002 - the config does not matter
-        """Return False, because the reference stores both matrices.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return False
+    # The checkpoint stores both matrices.
+    tie_fields = ()
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return delta or latent attention, two norms, and a dense block or experts.
@@ -57,16 +46,14 @@ class KimiLinear(Family):
         Returns:
             The layer.
         """
-        module, full, sparse = f"layers.{index}", self._is_full_attention(c, index), blocks_decoder.is_sparse(c, index, dense=1)
-        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
-        block += blocks.Block((*self._residual(c, "attention_res"), *self._residual(c, "mlp_res")))
-        block += self._latent(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.self_attn")
+        module, full, sparse = f"layers.{index}", self._is_full_attention(c, index), blocks.is_sparse(c, index, dense=1)
+        mixer = blocks.Block((*self._residual(c, "attention_res"), *self._residual(c, "mlp_res")))
+        mixer += self._latent(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.self_attn")
         if sparse:
-            block += self._experts(c, f"{module}.{MODULE_OF_EXPERTS}")
+            feed_forward = self._experts(c, f"{module}.block_sparse_moe")
         else:
-            block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
-        name = f"{'latent attention' if full else 'delta attention'} + {'experts' if sparse else 'feed-forward'}"
-        return Layer(name=name, ops=block.ops, attention=block.attention)
+            feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+        return blocks.decoder(c, mixer, feed_forward, mixer="latent attention" if full else "delta attention")
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, final norm, head, and the residual attention before the norm.
@@ -79,19 +66,18 @@ class KimiLinear(Family):
         """
         return (*super().stem(c), *self._residual(c, "output_res"))
 
-    def towers(self, c: Config) -> tuple[Tower, ...]:
+    def image_tower(self, c: Config) -> Tower:
         """Return Kimi K3's MoonViT, by default without biases, and its projector.
 
         Args:
             c: Config of the whole model.
 
         Returns:
-            The towers; empty without any.
+            The tower.
         """
-        if not c.has("vision_config"):
-            return ()
         v = c.inner("vision_config")
-        width, bias, heads = v.integer("vt_hidden_size"), v.flag("attn_bias", default=False), moonvit_heads(v)
+        width, bias = v.integer("vt_hidden_size"), v.flag("attn_bias", default=False)
+        heads = v.integer("vt_num_attention_heads", default=16)
         norm_bias = v.text("norm_type", default="rmsnorm") == "layernorm"
         layer = encoder(
             v,
@@ -106,7 +92,7 @@ class KimiLinear(Family):
         if len(merge) != 2 or not all(isinstance(n, int) and 0 < n < 1000 for n in merge):
             raise v.error("merge_kernel_size", f"must be two whole numbers, got {short_repr(merge)}")
         merged, share = v.integer("mm_hidden_size", default=width) * merge[0] * merge[1], 1 / (merge[0] * merge[1])
-        text = v.integer("text_hidden_size", default=self.text(c).width)
+        text = v.integer("text_hidden_size", default=c.language.width)
         stem = (
             *moonvit_stem(v, width, bias=v.flag("patch_embed_proj_bias", default=False)),
             norm(v, "final_norm", width, bias=norm_bias),
@@ -117,49 +103,40 @@ class KimiLinear(Family):
         rule = moonvit_rule(v, merge[0], 65536, "reported for the preprocessor of Kimi K3")
         layers = ((layer, v.integer("vt_num_hidden_layers")),)
 
-        return (tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem),)
+        return tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem)
 
     def _latent(self, c: Config, module: str) -> blocks.Block:
         block = blocks.latent(c, module)
         if not c.flag("mla_use_output_gate", default=False):
             return block
         values = c.heads * c.integer("v_head_dim")
-        gate = blocks.linear(c, f"{module}.g_proj", c.width, values, term="projections", split_limit=c.heads)
-        return block + blocks.Block((gate,))
+        return block + blocks.linear(c, f"{module}.g_proj", c.width, values, split_limit=c.heads)
 
     def _delta(self, c: Config, module: str) -> blocks.Block:
         # transformers writes these fields at the top.
         a = c.inner("linear_attn_config") if c.has("linear_attn_config") else c
         heads, dim = a.integer("linear_num_heads", "num_heads"), a.integer("linear_head_dim", "head_dim")
-        kernel = a.integer("linear_conv_kernel_dim", "short_conv_kernel_size", default=4)
-        inner, channels = heads * dim, 3 * heads * dim
+        inner = heads * dim
         full_gate = a.flag("use_full_rank_gate", default=False)
         wide = {"q_proj": c.width, "k_proj": c.width, "v_proj": c.width, "f_b_proj": dim}
         wide |= {"g_proj": c.width} if full_gate else {"g_b_proj": dim}
         narrow = ("f_a_proj",) if full_gate else ("f_a_proj", "g_a_proj")
-        term = "projections"
-        ops = (
-            *(blocks.linear(c, f"{module}.{name}", size, inner, term=term, split_limit=heads) for name, size in wide.items()),
-            *(blocks.linear(c, f"{module}.{name}", c.width, dim, term=term, split="replicated") for name in narrow),
-            blocks.linear(c, f"{module}.b_proj", c.width, heads, term=term, split_limit=heads),
-            blocks_state_space.convolution(c, channels, kernel),
-            blocks.small(c, "steps and decay", inner + heads, split="group"),
-            blocks.norm(c, "output_norm", inner, weights=dim),
-            blocks.linear(c, f"{module}.o_proj", inner, c.width, term=term),
+        projections = (
+            *(blocks.linear(c, f"{module}.{name}", size, inner, split_limit=heads) for name, size in wide.items()),
+            *(blocks.linear(c, f"{module}.{name}", c.width, dim, split="replicated") for name in narrow),
+            blocks.linear(c, f"{module}.b_proj", c.width, heads, split_limit=heads),
         )
-        state = blocks_state_space.state(
+        return blocks_state_space.delta(
             c,
-            heads=heads,
-            values=inner * dim,
-            flops_per_value=blocks_state_space.DECAY
-            + blocks_state_space.READOUT
-            + blocks_state_space.OUTER
-            + blocks_state_space.READOUT,
-            channels=channels,
-            kernel=kernel,
+            module,
+            projections,
+            key_heads=heads,
+            value_heads=heads,
+            key_dim=dim,
+            value_dim=dim,
+            kernel=a.integer("linear_conv_kernel_dim", "short_conv_kernel_size", default=4),
+            decays=inner + heads,
         )
-
-        return blocks.Block(ops, (state,))
 
     def _experts(self, c: Config, module: str) -> blocks.Block:
         hidden = c.integer("moe_intermediate_size")
@@ -195,9 +172,8 @@ class KimiLinear(Family):
         return (blocks.norm(c, name, c.width, weights=2 * c.width),)
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
-        if c.has("layer_types"):
-            kinds = c.choices("layer_types", valid_names=("linear_attention", "full_attention"), length=index + 1)
-            return bool(kinds[index] == "full_attention")
+        if kind := c.layer_kind(index, ("linear_attention", "full_attention")):
+            return kind == "full_attention"
         # The config of the linear attention counts layers from 1.
         a = c.inner("linear_attn_config")
         full, linear = index + 1 in a.items("full_attn_layers"), index + 1 in a.items("kda_layers")

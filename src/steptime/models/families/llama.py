@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import final
+from typing import TYPE_CHECKING, final
 
-from steptime.models import blocks, blocks_decoder
-from steptime.models.blocks_vision import Tower, encoder, matrix, norm, tower
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
-from steptime.models.image_tokens import longest_edge, rule
 from steptime.models.model import Layer
+
+if TYPE_CHECKING:
+    from steptime.models.blocks_vision import Tower
 
 
 @final
@@ -28,19 +29,7 @@ class Llama(Family):
         "llama", "mistral", "mistral3", "ministral", "ministral3", "mixtral", "smollm3", "granite", "granitemoe", "internlm2",
         "internlm3", "iquestcoder", "cwm", "emu3", "emu3_text_model", "helium", "hyperclovax", "seed_oss", "diffllama",
     )  # fmt: skip
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix.
-
-        Only SmolLM 3 shares it by default.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=self._kind(c) == "smollm3")
+    tied_kinds = ("smollm3",)
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a feed-forward block.
@@ -52,16 +41,13 @@ class Llama(Family):
         Returns:
             The layer.
         """
-        kind = self._kind(c)
+        kind = self.kind(c)
         internlm = kind == "internlm2"
         bias = c.flag("attention_bias", "bias", default=kind == "seed_oss") and kind != "cwm"
         output_bias = c.flag("attention_out_bias", default=False) if kind == "seed_oss" else bias and kind != "helium"
         attention = blocks.grouped_query(
             c,
             f"layers.{index}.{'attention' if internlm else 'self_attn'}",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
             bias=bias,
             output_bias=output_bias,
             window=self._window(c, index),
@@ -70,24 +56,18 @@ class Llama(Family):
             attention = self._differential(c, attention)
         hidden = c.integer("intermediate_size")
         if c.has("num_local_experts"):
-            feed_forward = blocks.experts(
-                c,
-                f"layers.{index}.block_sparse_moe",
-                hidden,
-                count=c.integer("num_local_experts"),
-                active=c.integer("num_experts_per_tok"),
-            )
+            feed_forward = blocks.experts(c, f"layers.{index}.block_sparse_moe", hidden, count=c.integer("num_local_experts"))
         else:
             module = f"layers.{index}.{'feed_forward' if internlm else 'mlp'}"
             feed_forward = blocks.gated(c, module, hidden, bias=c.flag("mlp_bias", default=False))
 
         sandwich = kind == "hyperclovax" and c.flag("use_post_norm", default=False)
-        norms = (*blocks_decoder.PRE, "post_norm1", "post_norm2") if sandwich else blocks_decoder.PRE
+        norms = (*blocks.PRE, "post_norm1", "post_norm2") if sandwich else blocks.PRE
 
-        return blocks_decoder.decoder(c, attention, feed_forward, norms=norms)
+        return blocks.decoder(c, attention, feed_forward, norms=norms)
 
-    def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return Pixtral's tower and its patch merger, if the config has them.
+    def image_tower(self, c: Config) -> Tower:
+        """Return Pixtral's tower and its patch merger.
 
         The models are Mistral Small 3.1 and Ministral 3.
 
@@ -95,11 +75,12 @@ class Llama(Family):
             c: Config of the whole model.
 
         Returns:
-            The towers; empty without any.
+            The tower.
         """
-        if not c.has("vision_config"):
-            return ()
-        v, text = c.inner("vision_config"), self.text(c).width
+        from steptime.models.blocks_vision import encoder, matrix, norm, tower
+        from steptime.models.image_tokens import longest_edge, rule
+
+        v, text = c.inner("vision_config"), c.language.width
         width, heads, patch = v.width, v.integer("num_attention_heads", default=16), v.integer("patch_size")
         merge, bias = c.integer("spatial_merge_size", default=2), c.flag("multimodal_projector_bias", default=False)
         share = merge**-2
@@ -115,7 +96,7 @@ class Llama(Family):
         longest = v.integer("image_size", default=1540)
         cuts = rule(longest_edge, patch=patch, merge=merge, longest=longest, settings=f"a longest edge of {longest:,} pixels")
 
-        return (tower(v, "image", cuts, width=width, heads=heads, layers=((layer, v.depth),), stem=stem),)
+        return tower(v, "image", cuts, width=width, heads=heads, layers=((layer, v.depth),), stem=stem)
 
     def _differential(self, c: Config, block: blocks.Block) -> blocks.Block:
         # Twice the FLOPs of plain attention: two softmaxes per head.
@@ -123,9 +104,6 @@ class Llama(Family):
         main = replace(block.attention[0], flops_per_pair_decode=flops, flops_per_pair_prefill=flops)
         return blocks.Block((*block.ops, blocks.small(c, "lambdas", 4 * c.head_dim)), (main,))
 
-    def _kind(self, c: Config) -> str:
-        return c.text("model_type", default="llama")
-
     def _window(self, c: Config, index: int) -> float:
-        sliding = c.flag("use_sliding_window", default=self._kind(c) != "smollm3")
-        return blocks_decoder.window(c, index) if sliding else math.inf
+        sliding = c.flag("use_sliding_window", default=self.kind(c) != "smollm3")
+        return blocks.window(c, index) if sliding else math.inf

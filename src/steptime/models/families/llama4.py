@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.blocks_vision import Tower, encoder, matrix, norm, positions, stored, tower
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
@@ -37,43 +37,29 @@ class Llama4(Family):
         attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
             bias=bias,
-            output_bias=bias,
-            window=blocks_decoder.window(
-                c, index, period=c.integer("no_rope_layer_interval", default=4), field="attention_chunk_size"
-            ),
+            window=blocks.window(c, index, period=c.integer("no_rope_layer_interval", default=4), field="attention_chunk_size"),
         )
         module, hidden = f"layers.{index}.feed_forward", c.integer("intermediate_size")
         if not self._is_sparse(c, index):
-            return blocks_decoder.decoder(c, attention, blocks.gated(c, module, c.integer("intermediate_size_mlp")))
+            return blocks.decoder(c, attention, blocks.gated(c, module, c.integer("intermediate_size_mlp")))
 
         # The shared expert is as wide as a routed one.
-        experts = blocks_decoder.shared_and_routed(
-            c,
-            module,
-            hidden,
-            count=c.integer("num_local_experts"),
-            active=c.integer("num_experts_per_tok"),
-            shared=hidden,
-            shared_module="shared_expert",
+        experts = blocks.shared_and_routed(
+            c, module, hidden, count=c.integer("num_local_experts"), shared=hidden, shared_module="shared_expert"
         )
 
-        return blocks_decoder.decoder(c, attention, experts)
+        return blocks.decoder(c, attention, experts)
 
-    def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the vision tower, its adapter and the projector, if present.
+    def image_tower(self, c: Config) -> Tower:
+        """Return the vision tower, its adapter and the projector.
 
         Args:
             c: Config of the whole model.
 
         Returns:
-            The towers; empty without any.
+            The tower.
         """
-        if not c.has("vision_config"):
-            return ()
         v = c.inner("vision_config")
         width, hidden, heads = v.width, v.integer("intermediate_size"), v.integer("num_attention_heads", default=16)
         patch, side = v.integer("patch_size"), v.integer("image_size")
@@ -93,7 +79,7 @@ class Llama4(Family):
             norm(v, "post_norm", width),
             matrix(v, "adapter_up_proj", hidden, inner, bias=False, share=share, term="merger"),
             matrix(v, "adapter_down_proj", outputs, outputs, bias=False, share=share, term="merger"),
-            matrix(v, "projector", v.integer("vision_output_dim"), self.text(c).width, bias=False, share=share, term="merger"),
+            matrix(v, "projector", v.integer("vision_output_dim"), c.language.width, bias=False, share=share, term="merger"),
         )
         cuts = rule(
             tiles,
@@ -105,7 +91,7 @@ class Llama4(Family):
         )
         layers = ((encoder(v, width, hidden, heads), v.depth),)
 
-        return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
+        return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)
 
     def notes(self, c: Config) -> tuple[str, ...]:
         """Return a note about the model of chunked attention.

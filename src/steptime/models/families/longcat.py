@@ -48,7 +48,8 @@ class LongcatFlash(Family):
         """
         module, block = f"layers.{index}", blocks.Block(())
         for half in range(2):
-            block += blocks.Block(tuple(blocks.norm(c, f"{name}.{half}", c.width) for name in ("input_norm", "post_norm")))
+            block += blocks.norm(c, f"input_norm.{half}", c.width)
+            block += blocks.norm(c, f"post_norm.{half}", c.width)
             block += blocks.latent(c, f"{module}.self_attn.{half}")
             block += blocks.gated(c, f"{module}.mlps.{half}", c.integer("ffn_hidden_size", "intermediate_size"))
 

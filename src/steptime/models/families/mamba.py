@@ -19,19 +19,7 @@ class Mamba(Family):
     """
 
     model_types = ("mamba", "mamba2", "falcon_mamba")
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix.
-
-        Mamba-1 and Falcon-Mamba share it by default.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=c.text("model_type", default="mamba") != "mamba2")
+    tied_kinds = ("mamba", "falcon_mamba")
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return one norm and the mixer.
@@ -43,10 +31,9 @@ class Mamba(Family):
         Returns:
             The layer.
         """
-        module, second = f"layers.{index}.mixer", self._is_mamba2(c)
-        block = blocks.Block((blocks.norm(c, "norm", c.width),))
-        block += self._mamba2(c, module) if second else self._mamba1(c, module)
-        return Layer(name="Mamba-2" if second else "Mamba", ops=block.ops, attention=block.attention)
+        module, second = f"layers.{index}.mixer", self.kind(c) == "mamba2"
+        mixer = self._mamba2(c, module) if second else self._mamba1(c, module)
+        return blocks.decoder(c, mixer, norms=("norm",), mixer="Mamba-2" if second else "Mamba")
 
     def heads(self, c: Config) -> int:
         """Return the heads of the state; in Mamba-1 each channel is a head.
@@ -57,7 +44,7 @@ class Mamba(Family):
         Returns:
             Number of heads.
         """
-        return c.integer("num_heads", default=128) if self._is_mamba2(c) else self._inner(c)
+        return c.integer("num_heads", default=128) if self.kind(c) == "mamba2" else self._inner(c)
 
     def _mamba1(self, c: Config, module: str) -> blocks.Block:
         automatic = c.raw("time_step_rank", default="auto") == "auto"
@@ -94,6 +81,3 @@ class Mamba(Family):
 
     def _inner(self, c: Config) -> int:
         return c.integer("intermediate_size", default=c.integer("expand", default=2) * c.width)
-
-    def _is_mamba2(self, c: Config) -> bool:
-        return c.text("model_type", default="mamba") == "mamba2"

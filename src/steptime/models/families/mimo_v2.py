@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
@@ -35,29 +35,12 @@ class MiMoV2(Family):
             The layer.
         """
         module, local, sparse = f"layers.{index}", self._is_local(c, index), self._is_sparse(c, index)
-        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
-        block += self._attention(c, f"{module}.self_attn", local=local)
+        attention = self._attention(c, f"{module}.self_attn", local=local)
         if sparse:
-            hidden = c.integer("moe_intermediate_size")
-            block += blocks_decoder.shared_and_routed(
-                c,
-                f"{module}.mlp",
-                hidden,
-                count=c.integer("n_routed_experts"),
-                active=c.integer("num_experts_per_tok"),
-                shared=c.integer("n_shared_experts", default=0, least=0) * hidden,
-                groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
-            )
+            feed_forward = blocks.shared_and_routed(c, f"{module}.mlp", groups=blocks.expert_groups(c))
         else:
-            block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
-
-        window = f", window {block.attention[0].window:.0f}" if local else ""
-
-        return Layer(
-            name=f"attention{window} + {'experts' if sparse else 'feed-forward'}",
-            ops=block.ops,
-            attention=block.attention,
-        )
+            feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+        return blocks.decoder(c, attention, feed_forward)
 
     def _attention(self, c: Config, module: str, *, local: bool) -> blocks.Block:
         heads = c.integer("swa_num_attention_heads", default=c.heads) if local else c.heads
@@ -72,16 +55,16 @@ class MiMoV2(Family):
             head_dim=c.integer("swa_head_dim", default=c.head_dim) if local else c.head_dim,
             value_dim=c.integer("swa_v_head_dim", "v_head_dim") if local else c.integer("v_head_dim"),
             bias=c.flag("attention_bias", default=False),
+            output_bias=False,
             window=c.integer("sliding_window", "sliding_window_size") if local else math.inf,
         )
         name = "add_swa_attention_sink_bias" if local else "add_full_attention_sink_bias"
 
-        return block + blocks.Block((blocks.small(c, "sinks", heads),)) if c.flag(name, default=local) else block
+        return block + blocks.small(c, "sinks", heads) if c.flag(name, default=local) else block
 
     def _is_local(self, c: Config, index: int) -> bool:
-        if c.has("layer_types"):
-            kinds = c.choices("layer_types", valid_names=("full_attention", "sliding_attention"), length=index + 1)
-            return bool(kinds[index] == "sliding_attention")
+        if kind := c.layer_kind(index, ("full_attention", "sliding_attention")):
+            return kind == "sliding_attention"
         if c.has("hybrid_layer_pattern"):
             return c.marked("hybrid_layer_pattern", index)
         # Without a list: layer 0 and every sixth layer have full attention.
@@ -90,4 +73,4 @@ class MiMoV2(Family):
     def _is_sparse(self, c: Config, index: int) -> bool:
         if c.has("moe_layer_freq") and not c.has("mlp_layer_types"):
             return c.marked("moe_layer_freq", index)
-        return blocks_decoder.is_sparse(c, index, dense=1)
+        return blocks.is_sparse(c, index, dense=1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import final
 
-from steptime.models import blocks, blocks_decoder, blocks_state_space
+from steptime.models import blocks, blocks_state_space
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
@@ -37,32 +37,24 @@ class MiniMaxLightning(Family):
             The layer.
         """
         module, full = f"layers.{index}", self._is_full_attention(c, index)
-        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
-        if full:
-            block += blocks.grouped_query(c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
-        else:
-            block += self._lightning(c, f"{module}.self_attn")
-
-        block += blocks_decoder.shared_and_routed(
+        mixer = blocks.grouped_query(c, f"{module}.self_attn") if full else self._lightning(c, f"{module}.self_attn")
+        experts = blocks.shared_and_routed(
             c,
             f"{module}.block_sparse_moe",
             c.integer("intermediate_size"),
             count=c.integer("num_local_experts"),
-            active=c.integer("num_experts_per_tok"),
             shared=c.integer("shared_intermediate_size", default=0, least=0),
         )
 
-        return Layer(
-            name=f"{'attention' if full else 'lightning attention'} + experts", ops=block.ops, attention=block.attention
-        )
+        return blocks.decoder(c, mixer, experts, mixer="attention" if full else "lightning attention")
 
     def _lightning(self, c: Config, module: str) -> blocks.Block:
-        inner, term = c.heads * c.head_dim, "projections"
+        inner = c.heads * c.head_dim
         ops = (
-            blocks.linear(c, f"{module}.qkv_proj", c.width, 3 * inner, term=term, split_limit=c.heads),
-            blocks.linear(c, f"{module}.output_gate", c.width, inner, term=term, split_limit=c.heads),
+            blocks.linear(c, f"{module}.qkv_proj", c.width, 3 * inner, split_limit=c.heads),
+            blocks.linear(c, f"{module}.output_gate", c.width, inner, split_limit=c.heads),
             blocks.norm(c, "state_norm", inner),
-            blocks.linear(c, f"{module}.out_proj", inner, c.width, term=term),
+            blocks.linear(c, f"{module}.out_proj", inner, c.width),
         )
         state = blocks_state_space.state(
             c,
@@ -74,7 +66,7 @@ class MiniMaxLightning(Family):
         return blocks.Block(ops, (replace(state, summed=1.0),))
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
-        if c.has("layer_types"):
-            return bool(c.choices("layer_types", valid_names=KINDS, length=index + 1)[index] == "full_attention")
+        if kind := c.layer_kind(index, KINDS):
+            return kind == "full_attention"
         # 0 is lightning, 1 is softmax.
         return c.marked("attn_type_list", index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
@@ -29,19 +29,8 @@ class MiniMaxM2(Family):
         Returns:
             The layer.
         """
-        attention = blocks.grouped_query(
-            c,
-            f"layers.{index}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            qk_norm=c.heads * c.head_dim if c.flag("use_qk_norm", default=True) else 0,
-        )
-        experts = blocks.experts(
-            c,
-            f"layers.{index}.block_sparse_moe",
-            c.integer("intermediate_size"),
-            count=c.integer("num_local_experts"),
-            active=c.integer("num_experts_per_tok"),
-        )
-        return blocks_decoder.decoder(c, attention, experts)
+        module, qk_norm = f"layers.{index}", c.heads * c.head_dim if c.flag("use_qk_norm", default=True) else 0
+        attention = blocks.grouped_query(c, f"{module}.self_attn", qk_norm=qk_norm)
+        hidden, count = c.integer("intermediate_size"), c.integer("num_local_experts")
+        experts = blocks.experts(c, f"{module}.block_sparse_moe", hidden, count=count)
+        return blocks.decoder(c, attention, experts)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import final
 
 from steptime.models import blocks as parts
-from steptime.models import blocks_decoder
 from steptime.models.blocks_vision import Tower, encoder, matrix, norm, tower
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
@@ -57,22 +56,20 @@ class MiniMaxM3(Family):
             Pairs of layer and count; empty without such layers.
         """
         count = c.integer("num_nextn_predict_layers", "num_mtp_modules", default=0, least=0)
-        return blocks_decoder.multi_token(c, self.layer(c, c.depth - 1), count)
+        return parts.multi_token(c, self.layer(c, c.depth - 1), count)
 
-    def towers(self, c: Config) -> tuple[Tower, ...]:
+    def image_tower(self, c: Config) -> Tower:
         """Return the tower and the projector, which projects patches and then merges four.
 
         Args:
             c: Config of the whole model.
 
         Returns:
-            The towers; empty without any.
+            The tower.
         """
-        if not c.has("vision_config"):
-            return ()
         v = c.inner("vision_config")
         merging = v.inner("img_token_compression_config") if v.has("img_token_compression_config") else v
-        width, text, heads = v.integer("hidden_size"), self.text(c).width, v.integer("num_attention_heads", default=16)
+        width, text, heads = v.integer("hidden_size"), c.language.width, v.integer("num_attention_heads", default=16)
         patch, merge = v.integer("patch_size", default=14), merging.integer("spatial_merge_size", default=2)
         pixels = v.integer("num_channels", default=3) * merging.integer("temporal_patch_size", default=2) * patch**2
         hidden, share = c.integer("projector_hidden_size", default=text), merge**-2
@@ -88,17 +85,10 @@ class MiniMaxM3(Family):
         cuts = rule(resized, patch=patch, merge=merge, min_pixels=4 * 28**2, max_pixels=672**2, settings=settings)
         layers = ((encoder(v, width, v.integer("intermediate_size"), heads), v.integer("num_hidden_layers")),)
 
-        return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
+        return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)
 
     def _attention(self, c: Config, module: str, *, indexed: bool) -> parts.Block:
-        block = parts.grouped_query(
-            c,
-            module,
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            qk_norm=c.head_dim if c.flag("use_qk_norm", default=True) else 0,
-        )
+        block = parts.grouped_query(c, module, qk_norm=c.head_dim if c.flag("use_qk_norm", default=True) else 0)
         if not indexed:
             return block
 
@@ -109,8 +99,8 @@ class MiniMaxM3(Family):
         selected = blocks * s.integer("sparse_block_size", "index_block_size")
         main = replace(block.attention[0], selected=selected)
         ops = (
-            parts.linear(c, f"{module}.index_q_proj", c.width, heads * dim, term="projections", split="replicated"),
-            parts.linear(c, f"{module}.index_k_proj", c.width, dim, term="projections", split="replicated"),
+            parts.linear(c, f"{module}.index_q_proj", c.width, heads * dim, split="replicated"),
+            parts.linear(c, f"{module}.index_k_proj", c.width, dim, split="replicated"),
             parts.norm(c, "index_q_norm", heads * dim, weights=dim),
             parts.norm(c, "index_k_norm", dim),
         )
@@ -128,17 +118,16 @@ class MiniMaxM3(Family):
 
     def _experts(self, c: Config, module: str) -> parts.Block:
         hidden = c.integer("moe_intermediate_size", "intermediate_size")
-        block = blocks_decoder.shared_and_routed(
+        block = parts.shared_and_routed(
             c,
             module,
             hidden,
             count=c.integer("num_local_experts"),
-            active=c.integer("num_experts_per_tok"),
             shared=c.integer("n_shared_experts", default=1, least=0) * c.integer("shared_intermediate_size", default=hidden),
         )
         # The checkpoint names the matrices of experts w1 to w3, and its patterns use these names.
         stored = c.weight_format(f"{module}.experts.0.w1")
-        return parts.Block(tuple(replace(op, format=stored) if op.rows == "routed" else op for op in block.ops))
+        return parts.with_expert_format(block, stored)
 
     def _is_indexed(self, c: Config, index: int) -> bool:
         if not c.has("sparse_attention_config"):
@@ -150,5 +139,5 @@ class MiniMaxM3(Family):
 
     def _is_sparse(self, c: Config, index: int) -> bool:
         if c.has("mlp_layer_types") or not c.has("moe_layer_freq"):
-            return blocks_decoder.is_sparse(c, index)
+            return parts.is_sparse(c, index)
         return c.marked("moe_layer_freq", index)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
@@ -39,28 +39,27 @@ class LatentSparse(Family):
         Returns:
             The layer.
         """
-        kind, module, sparse = self._kind(c), f"layers.{index}", blocks_decoder.is_sparse(c, index, dense=1)
+        kind, module, sparse = self.kind(c), f"layers.{index}", blocks.is_sparse(c, index, dense=1)
         block = self._attention(c, index, kind)
         if kind == "axk2":
             block += blocks.Block(self._gated_norms(c, count=1 + sparse))
         if kind == "hy_v4":
-            block += blocks.Block((self._mixer(c, "attn_hc"), self._mixer(c, "ffn_hc")))
+            maps = 2 * self._streams(c)
+            block += self._streamed(c, "attn_hc", maps=maps, scales=2)
+            block += self._streamed(c, "ffn_hc", maps=maps, scales=2)
         if sparse:
-            hidden = c.integer("moe_intermediate_size")
-            expert_width = c.integer("shared_experts_intermediate_size", default=hidden)
-            feed_forward = blocks_decoder.shared_and_routed(
+            expert_width = c.integer("shared_experts_intermediate_size", "moe_intermediate_size")
+            feed_forward = blocks.shared_and_routed(
                 c,
                 f"{module}.mlp",
-                hidden,
                 count=c.integer("n_routed_experts", "num_local_experts"),
-                active=c.integer("num_experts_per_tok"),
                 shared=c.integer("n_shared_experts", default=0, least=0) * expert_width,
-                groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
+                groups=blocks.expert_groups(c),
             )
         else:
             feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
 
-        return blocks_decoder.decoder(c, block, feed_forward, mixer="gated latent attention")
+        return blocks.decoder(c, block, feed_forward, mixer="gated latent attention")
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, final norm, head, and the join of Hunyuan's residual streams.
@@ -71,76 +70,45 @@ class LatentSparse(Family):
         Returns:
             The operators.
         """
-        if self._kind(c) != "hy_v4":
+        if self.kind(c) != "hy_v4":
             return super().stem(c)
-        streams = self._streams(c)
-        joiner = self._streamed(c, "hc_head", maps=streams, scales=1)
-        return (*super().stem(c), joiner)
+        return *super().stem(c), self._streamed(c, "hc_head", maps=self._streams(c), scales=1)
 
     def _attention(self, c: Config, index: int, kind: str) -> blocks.Block:
-        module, term = f"layers.{index}.self_attn", "projections"
+        module = f"layers.{index}.self_attn"
         block = blocks.latent(c, module)
         rank, values = c.integer("q_lora_rank"), c.heads * c.integer("v_head_dim")
         if kind == "axk2":
             queries = c.heads * (c.integer("qk_nope_head_dim") + c.integer("qk_rope_head_dim"))
             # A.X makes queries and gate from the latent of the queries in one matrix.
-            fused = blocks.linear(c, f"{module}.q_gate_proj", 2 * rank, queries + values, term=term, split_limit=c.heads)
+            fused = blocks.linear(c, f"{module}.q_gate_proj", 2 * rank, queries + values, split_limit=c.heads)
             block = blocks.Block(tuple(fused if op.name == "q_b_proj" else op for op in block.ops), block.attention)
         else:
             outputs = values if kind == "hy_v4" else c.heads
-            gate = blocks.linear(c, f"{module}.g_proj", c.width, outputs, term=term, split_limit=c.heads)
-            extra = blocks.small(c, "sinks", c.heads) if kind == "hy_v4" else blocks.norm(c, "k_norm", self._rotary(c))
-            block += blocks.Block((gate, extra))
-
-        listed = (
-            c.choices("layer_types", valid_names=LAYER_TYPES, length=index + 1)[index]
-            if c.has("layer_types")
-            else LAYER_TYPES[0]
-        )
-        if listed == "sliding_attention":
+            block += blocks.linear(c, f"{module}.g_proj", c.width, outputs, split_limit=c.heads)
+            rotary = c.integer("qk_rope_head_dim")
+            block += blocks.small(c, "sinks", c.heads) if kind == "hy_v4" else blocks.norm(c, "k_norm", rotary)
+        mixer = c.layer_kind(index, LAYER_TYPES)
+        if mixer == "sliding_attention":
             return blocks.Block(block.ops, (replace(block.attention[0], window=c.integer("sliding_window")),))
-        if listed == "full_attention":
+        if mixer == "full_attention":
             return block
-        block = blocks_decoder.selecting(block, c.integer("index_topk"))
-
-        return block + blocks_decoder.indexer(c, f"{module}.indexer") if self._is_full_attention(c, index) else block
+        block = blocks.selecting(block, c.integer("index_topk"))
+        # "Shared" layers use the selection of the layer before them.
+        has_indexer = c.layer_kind(index, ("full", "shared"), "indexer_types") != "shared"
+        return block + blocks.indexer(c, f"{module}.indexer") if has_indexer else block
 
     def _gated_norms(self, c: Config, *, count: int) -> tuple[Op, ...]:
         rank = c.integer("gated_norm_rank", default=16)
-        narrow = blocks.linear(c, "norm_gate.fc1", c.width, rank, term="projections", split="replicated")
-        wide = blocks.linear(c, "norm_gate.fc2", rank, c.width, term="projections", split="replicated")
+        narrow = blocks.linear(c, "norm_gate.fc1", c.width, rank, split="replicated")
+        wide = blocks.linear(c, "norm_gate.fc2", rank, c.width, split="replicated")
         return (narrow, wide) * count
-
-    def _mixer(self, c: Config, name: str) -> Op:
-        """Return the maps between streams and a block.
-
-        One weight per stream reads it, and one writes it. The sum of the streams is the input of the block.
-        """
-        return self._streamed(c, name, maps=2 * self._streams(c), scales=2)
 
     def _streamed(self, c: Config, name: str, *, maps: int, scales: int) -> Op:
         wide = self._streams(c) * c.width
-        return Op(
-            name=name,
-            term="hyper-connections",
-            weights=maps * wide + maps + scales,
-            flops_per_row=2 * wide * (maps + scales),
-            format=c.base_format,
-            split="replicated",
-            inputs=scales * wide,
-            outputs=c.width if scales == 1 else wide + c.width,
-        )
+        op = blocks.small(c, name, maps * wide + maps + scales, term="hyper-connections")
+        outputs = c.width if scales == 1 else wide + c.width
+        return replace(op, flops_per_row=2 * wide * (maps + scales), inputs=scales * wide, outputs=outputs)
 
     def _streams(self, c: Config) -> int:
         return c.integer("hc_mult", default=4)
-
-    def _rotary(self, c: Config) -> int:
-        return c.integer("qk_rope_head_dim")
-
-    def _is_full_attention(self, c: Config, index: int) -> bool:
-        if not c.has("indexer_types"):
-            return True
-        return c.choices("indexer_types", valid_names=("full", "shared"), length=index + 1)[index] == "full"
-
-    def _kind(self, c: Config) -> str:
-        return c.text("model_type", default="hy_v4")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
@@ -18,17 +18,7 @@ class Mpt(Family):
     """MPT-7B and MPT-30B (MosaicML, 2023)."""
 
     model_types = ("mpt",)
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix; the default is True.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=True)
+    tied_kinds = model_types
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a plain feed-forward block.
@@ -41,5 +31,5 @@ class Mpt(Family):
             The layer.
         """
         module, hidden = f"blocks.{index}", c.integer("expansion_ratio", default=4) * c.width
-        attention = blocks.grouped_query(c, f"{module}.attn", heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim)
-        return blocks_decoder.decoder(c, attention, blocks.plain(c, f"{module}.ffn", hidden))
+        attention = blocks.grouped_query(c, f"{module}.attn", kv_heads=c.heads)
+        return blocks.decoder(c, attention, blocks.plain(c, f"{module}.ffn", hidden))

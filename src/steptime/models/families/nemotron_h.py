@@ -11,9 +11,11 @@ from typing import final
 from steptime.models import blocks, blocks_state_space
 from steptime.models.config import DEEPEST, Config
 from steptime.models.family_registry import Family
-from steptime.models.model import Layer, Op
+from steptime.models.model import Layer
 
 MARKS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
+# Fields that list the kinds of layers, by names or by marks.
+KIND_FIELDS = ("layers_block_type", "hybrid_override_pattern")
 NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
@@ -27,17 +29,8 @@ class NemotronH(Family):
     """
 
     model_types = ("nemotron_h",)
-
-    def tied(self, c: Config) -> bool:  # noqa: ARG002 - the config does not matter
-        """Return False, because the reference stores both matrices.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return False
+    # The reference stores both matrices.
+    tie_fields = ()
 
     def depth(self, c: Config) -> int:
         """Return the number of layers, which is the length of the pattern.
@@ -48,7 +41,7 @@ class NemotronH(Family):
         Returns:
             Number of layers.
         """
-        return len(self._kinds(c, "layers_block_type", "hybrid_override_pattern"))
+        return len(self._kinds(c, *KIND_FIELDS))
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return one norm and one mixer.
@@ -60,7 +53,7 @@ class NemotronH(Family):
         Returns:
             The layer.
         """
-        return self._layer(c, self._kinds(c, "layers_block_type", "hybrid_override_pattern")[index], f"layers.{index}")
+        return self._layer(c, self._kinds(c, *KIND_FIELDS)[index], f"layers.{index}")
 
     def iter_layers(self, c: Config) -> Iterator[Layer]:
         """Yield the layers; the pattern is read once.
@@ -71,8 +64,7 @@ class NemotronH(Family):
         Returns:
             Iterator over the layers.
         """
-        kinds = self._kinds(c, "layers_block_type", "hybrid_override_pattern")
-        return (self._layer(c, kind, f"layers.{index}") for index, kind in enumerate(kinds))
+        return (self._layer(c, kind, f"layers.{i}") for i, kind in enumerate(self._kinds(c, *KIND_FIELDS)))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return the multi-token-prediction module: norms, a projection, its layers.
@@ -86,26 +78,23 @@ class NemotronH(Family):
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         if not count:
             return ()
-        has_mtp_kinds = c.has("mtp_layers_block_type") or c.has("mtp_hybrid_override_pattern")
-        kinds = (
-            self._kinds(c, "mtp_layers_block_type", "mtp_hybrid_override_pattern") if has_mtp_kinds else ["attention", "moe"]
-        )
+
+        fields = ("mtp_layers_block_type", "mtp_hybrid_override_pattern")
+        kinds = self._kinds(c, *fields) if any(map(c.has, fields)) else ["attention", "moe"]
         joined = (
-            blocks.linear(c, "mtp.layers.0.eh_proj", 2 * c.width, c.width, term="projections"),
+            blocks.linear(c, "mtp.layers.0.eh_proj", 2 * c.width, c.width),
             *(blocks.norm(c, name, c.width) for name in ("enorm", "hnorm", "final_norm")),
         )
         layers = [self._layer(c, kind, f"mtp.layers.{index}") for index, kind in enumerate(kinds)]
 
-        return (
-            (Layer(name="multi-token prediction: projection", ops=joined), count),
-            *((layer, count) for layer in layers),
-        )
+        return ((Layer(name="multi-token prediction: projection", ops=joined), count), *((layer, count) for layer in layers))
 
     def _layer(self, c: Config, kind: str, module: str) -> Layer:
         build = {"mamba": self._mamba, "attention": self._attention, "mlp": self._feed_forward, "moe": self._experts}[kind]
-        block = blocks.Block((blocks.norm(c, "norm", c.width),)) + build(c, f"{module}.mixer")
-        name = {"mamba": "Mamba-2", "mlp": "feed-forward", "moe": "experts"}.get(kind, kind)
-        return Layer(name=name, ops=block.ops, attention=block.attention)
+        block = build(c, f"{module}.mixer")
+        if kind in ("mlp", "moe"):
+            return blocks.decoder(c, blocks.Block(()), block, norms=("norm",))
+        return blocks.decoder(c, block, norms=("norm",), mixer="Mamba-2" if kind == "mamba" else "attention")
 
     def _kinds(self, c: Config, listed: str, pattern: str) -> list[str]:
         if c.has(listed) or not c.has(pattern):
@@ -116,8 +105,7 @@ class NemotronH(Family):
             marks = c.text(pattern)
             if unknown := set(marks) - set(MARKS):
                 raise c.error(
-                    pattern,
-                    f"has unknown marks {', '.join(map(repr, sorted(unknown)))}; known: {', '.join(map(repr, MARKS))}",
+                    pattern, f"has unknown marks {', '.join(map(repr, sorted(unknown)))}; known: {', '.join(map(repr, MARKS))}"
                 )
             kinds = [MARKS[mark] for mark in marks]
         if not 0 < len(kinds) <= DEEPEST:
@@ -138,33 +126,25 @@ class NemotronH(Family):
         )
 
     def _attention(self, c: Config, module: str) -> blocks.Block:
-        head_dim = c.integer("head_dim", "attention_head_dim", default=128)
-        return blocks.grouped_query(c, module, heads=c.heads, kv_heads=c.kv_heads, head_dim=head_dim)
+        return blocks.grouped_query(c, module, head_dim=c.integer("head_dim", "attention_head_dim", default=128))
 
     def _feed_forward(self, c: Config, module: str) -> blocks.Block:
         return blocks.plain(c, module, c.integer("intermediate_size"), bias=c.flag("mlp_bias", default=False))
 
     def _experts(self, c: Config, module: str) -> blocks.Block:
-        bias = c.flag("mlp_bias", default=False)
-        latent = c.integer("moe_latent_size", default=c.width)
+        bias, latent = c.flag("mlp_bias", default=False), c.integer("moe_latent_size", default=c.width)
         block = blocks.experts(
             c,
             module,
             c.integer("moe_intermediate_size"),
             count=c.integer("n_routed_experts"),
-            active=c.integer("num_experts_per_tok"),
             width=latent,
             matrices=2,
-            groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
+            groups=blocks.expert_groups(c),
         )
         shared = c.integer("moe_shared_expert_intermediate_size")
         block += blocks.plain(c, f"{module}.shared_experts", shared, bias=bias, term="shared experts")
-        return block + blocks.Block(self._latent(c, module, latent, bias=bias))
-
-    def _latent(self, c: Config, module: str, latent: int, *, bias: bool) -> tuple[Op, ...]:
-        if not c.has("moe_latent_size"):
-            return ()
-        return (
-            blocks.linear(c, f"{module}.fc1_latent_proj", c.width, latent, term="experts", bias=bias),
-            blocks.linear(c, f"{module}.fc2_latent_proj", latent, c.width, term="experts", bias=bias),
-        )
+        if c.has("moe_latent_size"):
+            block += blocks.linear(c, f"{module}.fc1_latent_proj", c.width, latent, term="experts", bias=bias)
+            block += blocks.linear(c, f"{module}.fc2_latent_proj", latent, c.width, term="experts", bias=bias)
+        return block

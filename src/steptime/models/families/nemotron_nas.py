@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
@@ -38,30 +38,20 @@ class NemotronNas(Family):
         block = Config({field: c.items("block_configs", length=index + 1)[index]}, name=c.name, lookups=c.lookups).inner(field)
         attention, norms = self._attention(c, block.inner("attention"), f"layers.{index}.self_attn")
         feed_forward, feed_forward_norms = self._feed_forward(c, block.inner("ffn"), f"layers.{index}.mlp")
-        return blocks_decoder.decoder(c, attention, feed_forward, norms=norms + feed_forward_norms)
+        return blocks.decoder(c, attention, feed_forward, norms=norms + feed_forward_norms)
 
     def _attention(self, c: Config, a: Config, module: str) -> tuple[blocks.Block, tuple[str, ...]]:
         if a.flag("no_op", default=False):
             return blocks.Block(()), ()
         if a.flag("replace_with_linear", default=False):
-            matrix = blocks.linear(c, f"{module}.linear_attn", c.width, c.width, term="projections")
+            matrix = blocks.linear(c, f"{module}.linear_attn", c.width, c.width)
             return blocks.Block((matrix,)), ("input_norm",)
 
         group, bias = a.integer("n_heads_in_group"), c.flag("attention_bias", default=False)
         if c.heads % group:
             raise a.error("n_heads_in_group", f"must divide the {c.heads} query heads, got {group}")
-        block = blocks.grouped_query(
-            c,
-            module,
-            heads=c.heads,
-            kv_heads=c.heads // group,
-            head_dim=c.head_dim,
-            bias=bias,
-            output_bias=bias,
-            window=blocks_decoder.window(a, 0, field="window_length"),
-        )
-
-        return block, ("input_norm",)
+        window = blocks.window(a, 0, field="window_length")
+        return blocks.grouped_query(c, module, kv_heads=c.heads // group, bias=bias, window=window), ("input_norm",)
 
     def _feed_forward(self, c: Config, f: Config, module: str) -> tuple[blocks.Block, tuple[str, ...]]:
         if f.flag("no_op", default=False):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
@@ -23,6 +23,7 @@ class Olmo(Family):
     """
 
     model_types = ("olmo", "olmo2", "olmo3", "olmoe", "flex_olmo", "exaone4")
+    default_kind = "olmo3"
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a feed-forward block or experts.
@@ -34,28 +35,24 @@ class Olmo(Family):
         Returns:
             The layer.
         """
-        kind, bias = c.text("model_type", default="olmo3"), c.flag("attention_bias", default=False)
+        kind, bias = self.kind(c), c.flag("attention_bias", default=False)
         attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
             bias=bias,
-            output_bias=bias,
             qk_norm=self._gains(c, kind),
             # vLLM 0.19, models/olmo2.py: _apply_qk_norm.
             gathers=True,
-            window=blocks_decoder.window(c, index, period=4) if kind in ("olmo3", "exaone4") else math.inf,
+            window=blocks.window(c, index, period=4) if kind in ("olmo3", "exaone4") else math.inf,
         )
         module, hidden = f"layers.{index}.mlp", c.integer("intermediate_size")
         if kind not in ("olmoe", "flex_olmo"):
-            norms = () if kind == "olmo" else blocks_decoder.PRE
-            return blocks_decoder.decoder(c, attention, blocks.gated(c, module, hidden), norms=norms)
+            norms = () if kind == "olmo" else blocks.PRE
+            return blocks.decoder(c, attention, blocks.gated(c, module, hidden), norms=norms)
 
-        count, active = c.integer("num_experts", "num_local_experts"), c.integer("num_experts_per_tok")
+        count = c.integer("num_experts", "num_local_experts")
 
-        return blocks_decoder.decoder(c, attention, blocks.experts(c, module, hidden, count=count, active=active))
+        return blocks.decoder(c, attention, blocks.experts(c, module, hidden, count=count))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, final norm and head; the norm of OLMo 1 has no gains.
@@ -66,8 +63,8 @@ class Olmo(Family):
         Returns:
             The operators.
         """
-        first = c.text("model_type", default="olmo3") == "olmo"
-        return tuple(op for op in super().stem(c) if not (first and op.term == "norms"))
+        embedding, norm, head = super().stem(c)
+        return (embedding, head) if self.kind(c) == "olmo" else (embedding, norm, head)
 
     def _gains(self, c: Config, kind: str) -> int:
         if kind == "olmo":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
@@ -21,17 +21,7 @@ class Opt(Family):
     """
 
     model_types = ("opt", "xglm", "biogpt")
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix; the default is True.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=True)
+    tied_kinds = model_types
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a plain feed-forward block.
@@ -44,12 +34,10 @@ class Opt(Family):
             The layer.
         """
         module, bias = f"layers.{index}", c.flag("enable_bias", default=True)
-        attention = blocks.grouped_query(
-            c, f"{module}.self_attn", heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim, bias=bias, output_bias=bias
-        )
+        attention = blocks.grouped_query(c, f"{module}.self_attn", kv_heads=c.heads, bias=bias)
         feed_forward = blocks.plain(c, module, c.integer("ffn_dim", "intermediate_size"), bias=bias)
-        norms = blocks_decoder.PRE if c.flag("layer_norm_elementwise_affine", default=True) else ()
-        return blocks_decoder.decoder(c, attention, feed_forward, norms=norms, norm_bias=True)
+        norms = blocks.PRE if c.flag("layer_norm_elementwise_affine", default=True) else ()
+        return blocks.decoder(c, attention, feed_forward, norms=norms, norm_bias=True)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, positions, final norm and head.
@@ -64,15 +52,15 @@ class Opt(Family):
         """
         width = c.integer("word_embed_proj_dim", default=c.width)
         # OPT reserves two positions before the first token.
-        rows = c.integer("max_position_embeddings") + 2 if c.text("model_type", default="opt") != "xglm" else 0
-        positions = (blocks.table(c, "positions", rows * c.width),) if rows else ()
-        head = blocks.linear(c, "lm_head", width, c.vocabulary, term="head", rows="outputs")
-        ops = [blocks.embedding(c, tied=self.tied(c), width=width), *positions]
+        rows = c.integer("max_position_embeddings") + 2 if self.kind(c) != "xglm" else 0
+        ops = [blocks.embedding(c, tied=self.tied(c), width=width)]
+        if rows:
+            ops.append(blocks.table(c, "positions", rows * c.width))
         # OPT-350M has narrower embeddings than layers.
         if width != c.width:
-            ops.append(blocks.linear(c, "project_in", width, c.width, term="projections"))
-            ops.append(blocks.linear(c, "project_out", c.width, width, term="projections"))
+            ops.append(blocks.linear(c, "project_in", width, c.width))
+            ops.append(blocks.linear(c, "project_out", c.width, width))
         gains = c.flag("layer_norm_elementwise_affine", default=True)
         if gains and c.flag("do_layer_norm_before", default=True) and not c.flag("_remove_final_layer_norm", default=False):
             ops.append(blocks.norm(c, "final_norm", c.width, bias=True))
-        return (*ops, head)
+        return *ops, blocks.linear(c, "lm_head", width, c.vocabulary, term="head", rows="outputs")

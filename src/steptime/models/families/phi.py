@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
@@ -29,25 +29,16 @@ class Phi(Family):
         Returns:
             The layer.
         """
-        moe, bias = self._is_moe(c), c.flag("attention_bias", default=False)
-        attention = blocks.grouped_query(
-            c,
-            f"layers.{index}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            bias=bias and moe,
-            output_bias=bias and moe,
-            window=blocks_decoder.window(c, index),
-        )
+        moe, bias = self.kind(c) == "phimoe", c.flag("attention_bias", default=False)
+        attention = blocks.grouped_query(c, f"layers.{index}.self_attn", bias=bias and moe, window=blocks.window(c, index))
         hidden = c.integer("intermediate_size")
         if moe:
-            count, active = c.integer("num_local_experts"), c.integer("num_experts_per_tok")
-            feed_forward = blocks.experts(c, f"layers.{index}.block_sparse_moe", hidden, count=count, active=active)
+            count = c.integer("num_local_experts")
+            feed_forward = blocks.experts(c, f"layers.{index}.block_sparse_moe", hidden, count=count)
         else:
             feed_forward = blocks.gated(c, f"layers.{index}.mlp", hidden)
 
-        return blocks_decoder.decoder(c, attention, feed_forward, norm_bias=moe)
+        return blocks.decoder(c, attention, feed_forward, norm_bias=moe)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, final norm and head; the model with experts has biases.
@@ -58,12 +49,10 @@ class Phi(Family):
         Returns:
             The operators.
         """
-        moe = self._is_moe(c)
-        return (
-            blocks.embedding(c, tied=self.tied(c)),
-            blocks.norm(c, "final_norm", c.width, bias=moe),
-            blocks.head(c, bias=moe and c.flag("lm_head_bias", default=False)),
+        if self.kind(c) != "phimoe":
+            return super().stem(c)
+        norm, head = (
+            blocks.norm(c, "final_norm", c.width, bias=True),
+            blocks.head(c, bias=c.flag("lm_head_bias", default=False)),
         )
-
-    def _is_moe(self, c: Config) -> bool:
-        return c.text("model_type", default="phi3") == "phimoe"
+        return blocks.embedding(c, tied=self.tied(c)), norm, head

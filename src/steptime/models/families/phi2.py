@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
-from steptime.models.model import Layer, Op
+from steptime.models.model import Layer
 
 
 @final
@@ -18,6 +18,8 @@ class Phi2(Family):
     """Phi-1 to Phi-2 (arXiv 2306.11644, 2309.05463): `phi` of transformers."""
 
     model_types = ("phi", "phi-msft")
+    norm_bias = True
+    head_bias = True
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention and feed-forward with one norm.
@@ -30,28 +32,8 @@ class Phi2(Family):
             The layer.
         """
         module = f"layers.{index}"
-        block = blocks.grouped_query(
-            c,
-            f"{module}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            bias=True,
-            output_bias=True,
-        )
+        block = blocks.grouped_query(c, f"{module}.self_attn", bias=True)
         if c.flag("qk_layernorm", default=False):
             block += blocks.head_norms(c, c.heads, c.kv_heads, c.width // c.heads)
         feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("intermediate_size"), bias=True)
-        return blocks_decoder.decoder(c, block, feed_forward, norms=("input_norm",), norm_bias=True)
-
-    def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return the embedding, the final norm and the head, which has a bias.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            The operators.
-        """
-        final_norm = blocks.norm(c, "final_norm", c.width, bias=True)
-        return blocks.embedding(c, tied=self.tied(c)), final_norm, blocks.head(c, bias=True)
+        return blocks.decoder(c, block, feed_forward, norms=("input_norm",), norm_bias=True)

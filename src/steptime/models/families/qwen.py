@@ -6,14 +6,15 @@ They have grouped-query attention, and a gated feed-forward block or experts.
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import TYPE_CHECKING, final
 
-from steptime.models import blocks, blocks_decoder
-from steptime.models.blocks_vision import Tower, encoder, matrix, norm, positions, tower
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
-from steptime.models.image_tokens import resized, rule
-from steptime.models.model import Layer
+from steptime.models.model import Layer, Op
+
+if TYPE_CHECKING:
+    from steptime.models.blocks_vision import Tower
 
 
 @final
@@ -27,6 +28,7 @@ class Qwen(Family):
         "qwen2", "qwen2_moe", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text",
         "qwen3_vl_moe", "qwen3_vl_moe_text", "mimo",
     )  # fmt: skip
+    default_kind = "qwen3"
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a feed-forward block.
@@ -38,20 +40,17 @@ class Qwen(Family):
         Returns:
             The layer.
         """
-        third = self._is_version_3(c)
+        third = self.kind(c).startswith("qwen3")
         bias = c.flag("attention_bias", default=False) if third else c.flag("qkv_bias", default=True)
         attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
             bias=bias,
             output_bias=bias and third,
             qk_norm=c.head_dim if third else 0,
             window=self._window(c, index),
         )
-        return blocks_decoder.decoder(c, attention, self._feed_forward(c, f"layers.{index}.mlp", index))
+        return blocks.decoder(c, attention, self._feed_forward(c, f"layers.{index}.mlp", index))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return MiMo's multi-token-prediction layers; Qwen has none.
@@ -64,55 +63,41 @@ class Qwen(Family):
         """
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         norms = ("token_layernorm", "hidden_layernorm", "final_layernorm")
-        return blocks_decoder.multi_token(c, self.layer(c, c.depth - 1), count, norms=norms)
+        return blocks.multi_token(c, self.layer(c, c.depth - 1), count, norms=norms)
 
-    def towers(self, c: Config) -> tuple[Tower, ...]:
+    def image_tower(self, c: Config) -> Tower:
         """Return the vision tower with its mergers, if the config has it.
 
         Args:
             c: Config of the whole model.
 
         Returns:
-            The towers; empty without any.
+            The tower.
         """
-        if not c.has("vision_config"):
-            return ()
         v = c.inner("vision_config")
-        return (third_tower(v) if self._is_version_3(c) else self._second_tower(v),)
-
-    def _is_version_3(self, c: Config) -> bool:
-        return c.text("model_type", default="qwen3").startswith("qwen3")
+        return third_tower(v) if self.kind(c).startswith("qwen3") else self._second_tower(v)
 
     def _feed_forward(self, c: Config, module: str, index: int) -> blocks.Block:
-        sparse = (c.has("num_experts") or c.has("num_local_experts")) and (index + 1) % c.integer(
-            "decoder_sparse_step", default=1
-        ) == 0
+        has_experts = c.has("num_experts") or c.has("num_local_experts")
+        sparse = has_experts and (index + 1) % c.integer("decoder_sparse_step", default=1) == 0
         if not sparse or index in c.items("mlp_only_layers", default=()):
             return blocks.gated(c, module, c.integer("intermediate_size"))
         shared = c.integer("shared_expert_intermediate_size", default=0, least=0)
-        experts = blocks_decoder.shared_and_routed(
-            c,
-            module,
-            c.integer("moe_intermediate_size"),
-            count=c.integer("num_experts", "num_local_experts"),
-            active=c.integer("num_experts_per_tok"),
-            shared=shared,
-            shared_module="shared_expert",
-        )
-        if not shared:
-            return experts
-        gate = blocks.linear(c, f"{module}.shared_expert_gate", c.width, 1, term="shared experts", split="replicated")
-
-        return experts + blocks.Block((gate,))
+        count = c.integer("num_experts", "num_local_experts")
+        experts = blocks.shared_and_routed(c, module, count=count, shared=shared, shared_module="shared_expert")
+        return experts + shared_expert_gate(c, module) if shared else experts
 
     def _window(self, c: Config, index: int) -> float:
         if not c.flag("use_sliding_window", default=False):
             return math.inf
         # Without a list, layers from `max_window_layers` on slide.
         first = 0 if c.has("layer_types") else c.integer("max_window_layers", default=0, least=0)
-        return blocks_decoder.window(c, index) if index >= first else math.inf
+        return blocks.window(c, index) if index >= first else math.inf
 
     def _second_tower(self, v: Config) -> Tower:
+        from steptime.models.blocks_vision import encoder, matrix, norm, tower
+        from steptime.models.image_tokens import resized, rule
+
         """Return the tower of Qwen2.5-VL.
 
         Most layers have windows of patches. A merger joins four patches.
@@ -142,6 +127,19 @@ class Qwen(Family):
         return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)
 
 
+def shared_expert_gate(c: Config, module: str) -> Op:
+    """Return the gate of the shared expert.
+
+    Args:
+        c: Config of the language model.
+        module: Path of the module of the experts.
+
+    Returns:
+        The operator.
+    """
+    return blocks.linear(c, f"{module}.shared_expert_gate", c.width, 1, term="shared experts", split="replicated")
+
+
 def third_tower(v: Config) -> Tower:
     """Return the tower of Qwen3-VL and Qwen3.5.
 
@@ -153,6 +151,9 @@ def third_tower(v: Config) -> Tower:
     Returns:
         The tower.
     """
+    from steptime.models.blocks_vision import encoder, matrix, norm, positions, tower
+    from steptime.models.image_tokens import resized, rule
+
     width, hidden, heads = v.integer("hidden_size"), v.integer("intermediate_size"), v.integer("num_heads", default=16)
     patch, merge = v.integer("patch_size", default=16), v.integer("spatial_merge_size", default=2)
     share, merged, outputs = merge**-2, width * merge**2, v.integer("out_hidden_size")

@@ -6,14 +6,16 @@ The models are dense or have experts.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import final
+from typing import TYPE_CHECKING, final
 
-from steptime.models import blocks, blocks_decoder, blocks_state_space
-from steptime.models.blocks_vision import Tower
+from steptime.models import blocks, blocks_state_space
 from steptime.models.config import Config
-from steptime.models.families.qwen import third_tower
+from steptime.models.families.qwen import shared_expert_gate, third_tower
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
+
+if TYPE_CHECKING:
+    from steptime.models.blocks_vision import Tower
 
 KINDS = ("linear_attention", "full_attention")
 
@@ -54,107 +56,72 @@ class QwenHybrid(Family):
         if not count:
             return ()
         layer = self._layer(c, "mtp.layers.0", full=True, sparse=self._is_sparse(c, c.depth - 1))
-        joined = blocks.linear(c, "mtp.fc", 2 * c.width, c.width, term="projections")
+        joined = blocks.linear(c, "mtp.fc", 2 * c.width, c.width)
         norms = tuple(blocks.norm(c, name, c.width) for name in ("embedding_norm", "hidden_norm", "mtp_norm"))
         # The projection and its norms run once, before the first layer.
         first = replace(layer, name=f"multi-token prediction: {layer.name}", ops=(joined, *norms, *layer.ops))
         return ((first, 1), (layer, count - 1)) if count > 1 else ((first, 1),)
 
-    def towers(self, c: Config) -> tuple[Tower, ...]:
-        """Return the tower of Qwen3-VL, if the config has it.
+    def image_tower(self, c: Config) -> Tower:
+        """Return the tower of Qwen3-VL.
 
         Args:
             c: Config of the whole model.
 
         Returns:
-            The towers; empty without any.
+            The tower.
         """
-        return (third_tower(c.inner("vision_config")),) if c.has("vision_config") else ()
+        return third_tower(c.inner("vision_config"))
 
     def _layer(self, c: Config, module: str, *, full: bool, sparse: bool) -> Layer:
-        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
-        block += self._attention(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.linear_attn")
-        block += (
-            self._experts(c, f"{module}.mlp") if sparse else blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
-        )
-        name = f"{'gated attention' if full else 'gated DeltaNet'} + {'experts' if sparse else 'feed-forward'}"
-        return Layer(name=name, ops=block.ops, attention=block.attention)
+        mixer = self._attention(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.linear_attn")
+        if sparse:
+            feed_forward = self._experts(c, f"{module}.mlp")
+        else:
+            feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+        return blocks.decoder(c, mixer, feed_forward, mixer="gated attention" if full else "gated DeltaNet")
 
     def _attention(self, c: Config, module: str) -> blocks.Block:
         bias = c.flag("attention_bias", default=False)
-        return blocks.grouped_query(
-            c,
-            module,
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            bias=bias,
-            output_bias=bias,
-            qk_norm=c.head_dim,
-            gate=c.heads * c.head_dim if c.flag("attn_output_gate", default=True) else 0,
-        )
+        gate = c.heads * c.head_dim if c.flag("attn_output_gate", default=True) else 0
+        return blocks.grouped_query(c, module, bias=bias, qk_norm=c.head_dim, gate=gate)
 
     def _delta(self, c: Config, module: str) -> blocks.Block:
         key_heads, value_heads = c.integer("linear_num_key_heads"), c.integer("linear_num_value_heads")
         key_dim, value_dim = c.integer("linear_key_head_dim"), c.integer("linear_value_head_dim")
         if value_heads % key_heads:
             raise c.error("linear_num_value_heads", f"must be a multiple of the {key_heads} key heads, got {value_heads}")
-        keys, values, kernel = key_heads * key_dim, value_heads * value_dim, c.integer("linear_conv_kernel_dim")
-        fused = c.text("model_type", default="qwen3_next") == "qwen3_next"
+        keys, values = key_heads * key_dim, value_heads * value_dim
 
         # Qwen3-Next fuses the projections by inputs, Qwen3.5 separates them.
-        outputs = (
-            {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * value_heads}
-            if fused
-            else {
-                "in_proj_qkv": 2 * keys + values,
-                "in_proj_z": values,
-                "in_proj_b": value_heads,
-                "in_proj_a": value_heads,
-            }
-        )
-        term, channels = "projections", 2 * keys + values
-        ops = (
-            *(
-                blocks.linear(c, f"{module}.{name}", c.width, size, term=term, split_limit=key_heads)
-                for name, size in outputs.items()
-            ),
-            blocks_state_space.convolution(c, channels, kernel),
-            blocks.small(c, "steps and decay", 2 * value_heads, split="group"),
-            blocks.norm(c, "gated_norm", values, weights=value_dim),
-            blocks.linear(c, f"{module}.out_proj", values, c.width, term=term),
-        )
-        state = blocks_state_space.state(
-            c,
-            heads=key_heads,
-            values=value_heads * key_dim * value_dim,
-            flops_per_value=blocks_state_space.DECAY
-            + blocks_state_space.READOUT
-            + blocks_state_space.OUTER
-            + blocks_state_space.READOUT,
-            channels=channels,
-            kernel=kernel,
-        )
-
-        return blocks.Block(ops, (state,))
-
-    def _experts(self, c: Config, module: str) -> blocks.Block:
-        shared = c.integer("shared_expert_intermediate_size")
-        block = blocks_decoder.shared_and_routed(
+        if self.kind(c) == "qwen3_next":
+            sizes = {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * value_heads}
+        else:
+            sizes = {"in_proj_qkv": 2 * keys + values, "in_proj_z": values} | dict.fromkeys(
+                ("in_proj_b", "in_proj_a"), value_heads
+            )
+        return blocks_state_space.delta(
             c,
             module,
-            c.integer("moe_intermediate_size"),
-            count=c.integer("num_experts"),
-            active=c.integer("num_experts_per_tok"),
-            shared=shared,
-            shared_module="shared_expert",
+            [blocks.linear(c, f"{module}.{name}", c.width, size, split_limit=key_heads) for name, size in sizes.items()],
+            key_heads=key_heads,
+            value_heads=value_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            kernel=c.integer("linear_conv_kernel_dim"),
+            decays=2 * value_heads,
+            norm="gated_norm",
+            output="out_proj",
         )
-        gate = blocks.linear(c, f"{module}.shared_expert_gate", c.width, 1, term="shared experts", split="replicated")
-        return block + blocks.Block((gate,))
+
+    def _experts(self, c: Config, module: str) -> blocks.Block:
+        count, shared = c.integer("num_experts"), c.integer("shared_expert_intermediate_size")
+        experts = blocks.shared_and_routed(c, module, count=count, shared=shared, shared_module="shared_expert")
+        return experts + shared_expert_gate(c, module)
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
-        if c.has("layer_types"):
-            return bool(c.choices("layer_types", valid_names=KINDS, length=index + 1)[index] == "full_attention")
+        if kind := c.layer_kind(index, KINDS):
+            return kind == "full_attention"
         return (index + 1) % c.integer("full_attention_interval", default=4) == 0
 
     def _is_sparse(self, c: Config, index: int) -> bool:

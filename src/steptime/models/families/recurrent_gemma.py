@@ -25,17 +25,7 @@ class RecurrentGemma(Family):
     """
 
     model_types = ("recurrent_gemma",)
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix; the default is True.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=True)
+    tied_kinds = model_types
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return the recurrence or attention, two norms, and a gated feed-forward block.
@@ -49,53 +39,38 @@ class RecurrentGemma(Family):
         """
         module = f"layers.{index}"
         full = self._is_full_attention(c, index)
-        block = blocks.Block((blocks.norm(c, "temporal_norm", c.width), blocks.norm(c, "channel_norm", c.width)))
-        block += self._attention(c, f"{module}.temporal_block") if full else self._recurrent(c, f"{module}.temporal_block")
-        block += blocks.gated(c, f"{module}.mlp_block", c.integer("intermediate_size") // 2, bias=True)
-        name = f"attention, window {self._window(c)}" if full else "gated recurrence"
-        return Layer(name=f"{name} + feed-forward", ops=block.ops, attention=block.attention)
+        mixer = self._attention(c, f"{module}.temporal_block") if full else self._recurrent(c, f"{module}.temporal_block")
+        feed_forward = blocks.gated(c, f"{module}.mlp_block", c.integer("intermediate_size") // 2, bias=True)
+        norms, name = ("temporal_norm", "channel_norm"), "attention" if full else "gated recurrence"
+        return blocks.decoder(c, mixer, feed_forward, norms=norms, mixer=name)
 
     def _attention(self, c: Config, module: str) -> blocks.Block:
-        return blocks.grouped_query(
-            c,
-            module,
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            bias=c.flag("attention_bias", default=False),
-            output_bias=True,
-            window=self._window(c),
-        )
+        window = c.integer("attention_window_size", "sliding_window", default=2048)
+        bias = c.flag("attention_bias", default=False)
+        return blocks.grouped_query(c, module, bias=bias, output_bias=True, window=window)
 
     def _recurrent(self, c: Config, module: str) -> blocks.Block:
-        channels, kernel, term = c.integer("lru_width", default=c.width), c.integer("conv1d_width", default=4), "projections"
+        channels, kernel = c.integer("lru_width", default=c.width), c.integer("conv1d_width", default=4)
         if channels % c.heads:
             raise c.error("lru_width", f"must be a multiple of the {c.heads} heads, got {channels}")
         gates = (
-            blocks.linear(c, f"{module}.{name}", channels // c.heads, channels, term=term, bias=True, split_limit=c.heads)
+            blocks.linear(c, f"{module}.{name}", channels // c.heads, channels, bias=True, split_limit=c.heads)
             for name in ("input_gate", "recurrent_gate")
         )
         ops = (
-            blocks.linear(c, f"{module}.linear_y", c.width, channels, term=term, bias=True),
-            blocks.linear(c, f"{module}.linear_x", c.width, channels, term=term, bias=True),
+            blocks.linear(c, f"{module}.linear_y", c.width, channels, bias=True),
+            blocks.linear(c, f"{module}.linear_x", c.width, channels, bias=True),
             blocks_state_space.convolution(c, channels, kernel, bias=True),
             *gates,
             blocks.small(c, "recurrent_param", channels, split="group"),
-            blocks.linear(c, f"{module}.linear_out", channels, c.width, term=term, bias=True),
+            blocks.linear(c, f"{module}.linear_out", channels, c.width, bias=True),
         )
+        flops = blocks_state_space.DECAY + blocks_state_space.OUTER
         state = blocks_state_space.state(
-            c,
-            heads=c.heads,
-            values=channels,
-            flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER,
-            channels=channels,
-            kernel=kernel,
+            c, heads=c.heads, values=channels, flops_per_value=flops, channels=channels, kernel=kernel
         )
 
         return blocks.Block(ops, (state,))
-
-    def _window(self, c: Config) -> int:
-        return c.integer("attention_window_size", "sliding_window", default=2048)
 
     def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layers_block_type") or c.has("_block_types") or c.has("block_types"):

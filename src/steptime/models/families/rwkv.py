@@ -11,7 +11,7 @@ from typing import final
 from steptime.models import blocks, blocks_state_space
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
-from steptime.models.model import Layer, Op
+from steptime.models.model import Layer
 
 SUMS = 3
 """Values per channel of an RWKV-4 state: numerator, denominator and the largest exponent so far."""
@@ -41,7 +41,7 @@ class Rwkv(Family):
         Returns:
             Number of heads.
         """
-        return c.width // c.integer("head_dim", default=64) if self._is_version_7(c) else self._inner(c)
+        return c.width // c.integer("head_dim", default=64) if self.kind(c) == "rwkv7" else self._inner(c)
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return the recurrence, norms and the feed-forward block.
@@ -56,29 +56,25 @@ class Rwkv(Family):
             The layer.
         """
         module = f"blocks.{index}"
-        names = ("ln1", "ln2", "ln0") if index == 0 else ("ln1", "ln2")
-        block = blocks.Block(tuple(blocks.norm(c, name, c.width, bias=True) for name in names))
-        if self._is_version_7(c):
-            block += self._time_mix7(c, f"{module}.attention", first=index == 0)
-            block += self._channel_mix7(c, f"{module}.feed_forward")
+        norms = ("ln1", "ln2", "ln0") if index == 0 else ("ln1", "ln2")
+        if self.kind(c) == "rwkv7":
+            mixer = self._time_mix7(c, f"{module}.attention", first=index == 0)
+            feed_forward = self._channel_mix7(c, f"{module}.feed_forward")
         else:
-            block += self._time_mix4(c, f"{module}.attention") + self._channel_mix4(c, f"{module}.feed_forward")
-        return Layer(name="recurrence + feed-forward", ops=block.ops, attention=block.attention)
+            mixer = self._time_mix4(c, f"{module}.attention")
+            feed_forward = self._channel_mix4(c, f"{module}.feed_forward")
+        return blocks.decoder(c, mixer, feed_forward, norms=norms, norm_bias=True, mixer="recurrence")
 
     def _time_mix4(self, c: Config, module: str) -> blocks.Block:
-        inner, term = self._inner(c), "projections"
+        inner = self._inner(c)
         ops = (
-            *(blocks.linear(c, f"{module}.{name}", c.width, inner, term=term) for name in ("key", "value", "receptance")),
-            blocks.linear(c, f"{module}.output", inner, c.width, term=term),
+            *(blocks.linear(c, f"{module}.{name}", c.width, inner) for name in ("key", "value", "receptance")),
+            blocks.linear(c, f"{module}.output", inner, c.width),
             blocks.small(c, "decay, bonus and mixing", 2 * inner + 3 * c.width, split="group"),
         )
+        flops = blocks_state_space.DECAY + blocks_state_space.OUTER
         state = blocks_state_space.state(
-            c,
-            heads=inner,
-            values=SUMS * inner,
-            flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER,
-            channels=2 * c.width,
-            kernel=2,
+            c, heads=inner, values=SUMS * inner, flops_per_value=flops, channels=2 * c.width, kernel=2
         )
         return blocks.Block(ops, (state,))
 
@@ -93,7 +89,7 @@ class Rwkv(Family):
         return blocks.Block(ops)
 
     def _time_mix7(self, c: Config, module: str, *, first: bool) -> blocks.Block:
-        width, dim, term = c.width, c.integer("head_dim", default=64), "projections"
+        width, dim = c.width, c.integer("head_dim", default=64)
         if width % dim:
             raise c.error("head_dim", f"must divide the width {width}, got {dim}")
         ranks = {"w": "decay_low_rank_dim", "a": "a_low_rank_dim", "g": "gate_low_rank_dim"}
@@ -103,13 +99,11 @@ class Rwkv(Family):
 
         # Each vector comes from two low-rank matrices, at steps 0 and 2 of a sequence of modules.
         narrow = tuple(
-            blocks.linear(c, f"{module}.{name}_lora.{step}", *sizes, term=term, bias=step == 2 and name != "g")
+            blocks.linear(c, f"{module}.{name}_lora.{step}", *sizes, bias=step == 2 and name != "g")
             for name, rank in ((name, c.integer(field)) for name, field in ranks.items())
             for step, sizes in ((0, (width, rank)), (2, (rank, width)))
         )
-        wide = tuple(
-            blocks.linear(c, f"{module}.{name}_proj", width, width, term=term, split_limit=width // dim) for name in "rkvo"
-        )
+        wide = tuple(blocks.linear(c, f"{module}.{name}_proj", width, width, split_limit=width // dim) for name in "rkvo")
         vectors = (blocks.small(c, "mixing, keys and bonus", 9 * width), blocks.norm(c, "g_norm", width, bias=True))
         state = blocks_state_space.state(
             c, heads=width // dim, values=width * dim, flops_per_value=GENERALISED, channels=2 * width, kernel=2
@@ -119,27 +113,9 @@ class Rwkv(Family):
 
     def _channel_mix7(self, c: Config, module: str) -> blocks.Block:
         hidden = c.integer("intermediate_size", default=math.ceil(c.number("hidden_ratio", default=4) * c.width))
-        block = blocks.Block(
-            (
-                blocks.linear(c, f"{module}.key", c.width, hidden, term="feed-forward"),
-                blocks.linear(c, f"{module}.value", hidden, c.width, term="feed-forward"),
-            )
-        )
-        return block + blocks.Block((blocks.small(c, "mixing", c.width),))
+        key = blocks.linear(c, f"{module}.key", c.width, hidden, term="feed-forward")
+        value = blocks.linear(c, f"{module}.value", hidden, c.width, term="feed-forward")
+        return blocks.Block((key, value, blocks.small(c, "mixing", c.width)))
 
     def _inner(self, c: Config) -> int:
         return c.integer("attention_hidden_size", default=c.width)
-
-    def _is_version_7(self, c: Config) -> bool:
-        return c.text("model_type", default="rwkv") == "rwkv7"
-
-    def stem(self, c: Config) -> tuple[Op, ...]:
-        """Return embedding, final norm and head.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            The operators.
-        """
-        return super().stem(c)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
@@ -31,17 +31,11 @@ class StableLm(Family):
             The layer.
         """
         module = f"layers.{index}"
-        block = blocks.grouped_query(
-            c,
-            f"{module}.self_attn",
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.width // c.heads,
-            bias=c.flag("use_qkv_bias", default=False),
-        )
+        head_dim, bias = c.width // c.heads, c.flag("use_qkv_bias", default=False)
+        block = blocks.grouped_query(c, f"{module}.self_attn", head_dim=head_dim, bias=bias, output_bias=False)
         if c.flag("qk_layernorm", default=False):
-            block += blocks.head_norms(c, c.heads, c.kv_heads, c.width // c.heads, shared=False, bias=False)
+            block += blocks.head_norms(c, c.heads, c.kv_heads, head_dim, shared=False, bias=False)
         feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
         # Parallel blocks share one norm.
-        norms = ("input_norm",) if c.flag("use_parallel_residual", default=False) else blocks_decoder.PRE
-        return blocks_decoder.decoder(c, block, feed_forward, norms=norms, norm_bias=True)
+        norms = ("input_norm",) if c.flag("use_parallel_residual", default=False) else blocks.PRE
+        return blocks.decoder(c, block, feed_forward, norms=norms, norm_bias=True)

@@ -6,12 +6,13 @@ Step3 has multi-matrix factorized attention. The others have gated attention wit
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import final
 
 from steptime.errors import short_repr
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.blocks_vision import Tower, encoder, matrix, norm, positions, stored, tower
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
@@ -44,7 +45,7 @@ class StepFun(Family):
         Returns:
             The layer.
         """
-        return self._layer(c, index, self._is_sparse(c, index))
+        return self._layer(c, index, index in self._sparse_layers(c))
 
     def iter_layers(self, c: Config) -> Iterator[Layer]:
         """Yield the layers; the list of layers with experts is read once.
@@ -71,27 +72,19 @@ class StepFun(Family):
         if count > c.depth:
             raise c.error("num_nextn_predict_layers", f"must be at most the {c.depth} layers, got {count}")
         sparse = self._sparse_layers(c)
-        counts: dict[Layer, int] = {}
-        for index in range(c.depth, c.depth + count):
-            layer = self._layer(c, index, index in sparse)
-            joined = blocks.linear(c, f"layers.{index}.eh_proj", 2 * c.width, c.width, term="projections")
-            norms = tuple(blocks.norm(c, name, c.width) for name in ("enorm", "hnorm", "shared_head_norm"))
-            layer = replace(layer, name=f"multi-token prediction: {layer.name}", ops=(joined, *norms, *layer.ops))
-            counts[layer] = counts.get(layer, 0) + 1
-        return tuple(counts.items())
+        layers = (self._layer(c, index, index in sparse) for index in range(c.depth, c.depth + count))
+        return tuple(Counter(blocks.multi_token(c, layer, 1)[0][0] for layer in layers).items())
 
-    def towers(self, c: Config) -> tuple[Tower, ...]:
+    def image_tower(self, c: Config) -> Tower:
         """Return the tower, its merging convolutions of stride 2, and the projector.
 
         Args:
             c: Config of the whole model.
 
         Returns:
-            The towers; empty without any.
+            The tower.
         """
-        if not c.has("vision_config"):
-            return ()
-        v, text = c.inner("vision_config"), self.text(c)
+        v, text = c.inner("vision_config"), c.language
         older = text.has("share_q_dim")
         width = v.integer("width", "hidden_size", default=1792 if older else 1536)
         patch, side = v.integer("patch_size", default=14), v.integer("image_size", default=728)
@@ -101,17 +94,17 @@ class StepFun(Family):
         pixels, heads = v.integer("num_channels", default=3) * patch**2, v.integer("heads", "num_attention_heads", default=16)
         if older:
             hidden, out = v.integer("intermediate_size", default=3072), v.integer("output_hidden_size", default=4096)
-            convolutions, merged, extra_ops = (
+            convolutions, merged, extra_op = (
                 ((4 * width, out), (9 * out, 2 * out)),
                 2 * out,
-                (stored(v, "class_embedding", width),),
+                stored(v, "class_embedding", width),
             )
         else:
             hidden = int(width * v.number("mlp_ratio", default=8960 / 1536))
             convolutions, merged = ((9 * width, 2 * width), (9 * 2 * width, 4 * width)), 4 * width
-            extra_ops = (norm(v, "pre_norm", width),)
+            extra_op = norm(v, "pre_norm", width)
 
-        layer = encoder(v, width, hidden, heads)
+        layer, bias = encoder(v, width, hidden, heads), c.flag("projector_bias", default=older)
 
         # The newer tower scales the output of each block by a vector.
         if not older:
@@ -119,59 +112,45 @@ class StepFun(Family):
         stem = (
             matrix(v, "patch_embedding", pixels, width, bias=older, term="patches"),
             positions(v, (patches + older) * width, width),
-            *extra_ops,
-            *(
-                matrix(v, f"downsampler{i + 1}", *sizes, share=4.0 ** -(i + 1), term="merger")
-                for i, sizes in enumerate(convolutions)
-            ),
-            matrix(
-                v, "projector", merged, text.width, bias=c.flag("projector_bias", default=older), share=1 / 16, term="merger"
-            ),
+            extra_op,
+            *(matrix(v, f"downsampler{i}", *sizes, share=4.0**-i, term="merger") for i, sizes in enumerate(convolutions, 1)),
+            matrix(v, "projector", merged, text.width, bias=bias, share=1 / 16, term="merger"),
         )
-        cuts = rule(
-            crops, side=side, crop=504, patch=patch, settings="crops of 504 pixels, as in the processor of transformers"
-        )
+        settings = "crops of 504 pixels, as in the processor of transformers"
+        cuts = rule(crops, side=side, crop=504, patch=patch, settings=settings)
         layers = ((layer, v.integer("layers", "num_hidden_layers")),)
 
-        return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
+        return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)
 
     def _layer(self, c: Config, index: int, sparse: bool) -> Layer:
         module = f"layers.{index}"
-        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         if c.has("share_q_dim"):
-            block += self._factorised(c, f"{module}.self_attn")
+            attention = self._factorised(c, f"{module}.self_attn")
         else:
-            block += self._gated(c, f"{module}.self_attn", local=self._is_local(c, index))
-        if sparse:
-            shared = c.integer("share_expert_dim", "share_expert_dims", default=0, least=0)
-            block += blocks.experts(
-                c,
-                f"{module}.moe",
-                c.integer("moe_intermediate_size"),
-                count=c.integer("moe_num_experts", "n_routed_experts", "num_experts"),
-                active=c.integer("moe_top_k", "num_experts_per_tok"),
-            )
-            block += blocks.gated(c, f"{module}.share_expert", shared, term="shared experts") if shared else blocks.Block(())
-        else:
-            block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+            attention = self._gated(c, f"{module}.self_attn", local=self._is_local(c, index))
+        if not sparse:
+            return blocks.decoder(c, attention, blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size")))
 
-        window = block.attention[0].window
-        local = f", window {window:.0f}" if math.isfinite(window) else ""
-
-        return Layer(
-            name=f"attention{local} + {'experts' if sparse else 'feed-forward'}",
-            ops=block.ops,
-            attention=block.attention,
+        shared = c.integer("share_expert_dim", "share_expert_dims", default=0, least=0)
+        experts = blocks.experts(
+            c,
+            f"{module}.moe",
+            c.integer("moe_intermediate_size"),
+            count=c.integer("moe_num_experts", "n_routed_experts", "num_experts"),
+            active=c.integer("moe_top_k", "num_experts_per_tok"),
         )
+        if shared:
+            experts += blocks.gated(c, f"{module}.share_expert", shared, term="shared experts")
+        return blocks.decoder(c, attention, experts)
 
     def _factorised(self, c: Config, module: str) -> blocks.Block:
         narrow = c.integer("share_q_dim")
         kv_heads = c.integer("num_attention_groups", default=1)
-        block = blocks.grouped_query(c, module, heads=c.heads, kv_heads=kv_heads, head_dim=c.head_dim)
+        block = blocks.grouped_query(c, module, kv_heads=kv_heads)
         queries = (
-            blocks.linear(c, f"{module}.q_proj", c.width, narrow, term="projections", split="replicated"),
+            blocks.linear(c, f"{module}.q_proj", c.width, narrow, split="replicated"),
             blocks.norm(c, "inter_norm", narrow),
-            blocks.linear(c, f"{module}.wq", narrow, c.heads * c.head_dim, term="projections", split_limit=c.heads),
+            blocks.linear(c, f"{module}.wq", narrow, c.heads * c.head_dim, split_limit=c.heads),
         )
         return blocks.Block(queries + block.ops[1:], block.attention)
 
@@ -179,41 +158,24 @@ class StepFun(Family):
         heads, kv_heads = c.heads, c.integer("num_attention_groups", "num_key_value_heads")
         if local and c.has("attention_other_setting"):
             window_heads = c.inner("attention_other_setting")
-            heads, kv_heads = (
-                window_heads.integer("num_attention_heads"),
-                window_heads.integer("num_attention_groups", default=kv_heads),
-            )
+            heads = window_heads.integer("num_attention_heads")
+            kv_heads = window_heads.integer("num_attention_groups", default=kv_heads)
         # transformers writes the heads of window layers at the top.
         elif local:
             heads = c.integer("num_sliding_attention_heads", default=heads)
         if heads % kv_heads:
             raise c.error("num_attention_groups", f"must divide the {heads} query heads, got {kv_heads}")
-        bias = c.flag("attention_bias", default=False)
-        block = blocks.grouped_query(
-            c,
-            module,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=c.head_dim,
-            bias=bias,
-            output_bias=bias,
-            qk_norm=c.head_dim,
-            window=c.integer("sliding_window") if local else math.inf,
-        )
-        if not c.flag("use_head_wise_attn_gate", default=True):
-            return block
-        gate = blocks.linear(c, f"{module}.g_proj", c.width, heads, term="projections", split_limit=heads)
-
-        return block + blocks.Block((gate,))
+        bias, window = c.flag("attention_bias", default=False), c.integer("sliding_window") if local else math.inf
+        block = blocks.grouped_query(c, module, heads=heads, kv_heads=kv_heads, bias=bias, qk_norm=c.head_dim, window=window)
+        if c.flag("use_head_wise_attn_gate", default=True):
+            block += blocks.linear(c, f"{module}.g_proj", c.width, heads, split_limit=heads)
+        return block
 
     def _is_local(self, c: Config, index: int) -> bool:
         if not c.has("layer_types"):
             return False
         kinds = c.choices("layer_types", valid_names=KINDS, length=min(index + 1, c.depth))
         return index < len(kinds) and kinds[index] == "sliding_attention"
-
-    def _is_sparse(self, c: Config, index: int) -> bool:
-        return index in self._sparse_layers(c)
 
     def _sparse_layers(self, c: Config) -> frozenset[int]:
         if c.has("moe_layers_enum"):
@@ -225,4 +187,4 @@ class StepFun(Family):
             if not all(isinstance(item, int) or (isinstance(item, str) and item.strip().isdecimal()) for item in items):
                 raise c.error("moe_layers_enum", f"must list layers, such as '3,4,5', got {short_repr(listed)}")
             return frozenset(int(item) for item in items)
-        return frozenset(index for index in range(c.depth) if blocks_decoder.is_sparse(c, index, dense=3))
+        return frozenset(index for index in range(c.depth) if blocks.is_sparse(c, index, dense=3))

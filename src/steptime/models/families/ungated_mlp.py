@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import blocks, blocks_decoder
+from steptime.models import blocks
 from steptime.models.blocks_vision import Tower, matrix, tower
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
@@ -25,6 +25,7 @@ class Plain(Family):
     """
 
     model_types = ("apertus", "arcee", "nemotron", "jais2", "nanochat", "persimmon", "fuyu")
+    default_kind = "arcee"
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, norms and a plain feed-forward block.
@@ -36,17 +37,15 @@ class Plain(Family):
         Returns:
             The layer.
         """
-        kind, module = self._kind(c), f"layers.{index}"
+        kind, module = self.kind(c), f"layers.{index}"
         fused = kind == "persimmon"
         bias = fused or c.flag("attention_bias", default=kind == "jais2")
         block = blocks.grouped_query(
             c,
             f"{module}.self_attn",
-            heads=c.heads,
             kv_heads=c.heads if fused else c.kv_heads,
             head_dim=c.width // c.heads if fused else c.head_dim,
             bias=bias,
-            output_bias=bias,
             qk_norm=c.head_dim if kind == "apertus" else 0,
         )
         if fused and c.flag("qk_layernorm", default=True):
@@ -54,12 +53,12 @@ class Plain(Family):
 
         # xIELU has two learned values per layer.
         if kind == "apertus" and c.text("hidden_act", default="xielu") == "xielu":
-            block += blocks.Block((blocks.small(c, "activation", 2),))
+            block += blocks.small(c, "activation", 2)
         mlp_bias = fused or c.flag("mlp_bias", default=kind == "jais2")
         feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("intermediate_size"), bias=mlp_bias)
-        norms = () if kind == "nanochat" else blocks_decoder.PRE
+        norms = () if kind == "nanochat" else blocks.PRE
 
-        return blocks_decoder.decoder(c, block, feed_forward, norms=norms, norm_bias=self._has_layer_norms(c))
+        return blocks.decoder(c, block, feed_forward, norms=norms, norm_bias=self._has_layer_norms(c))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, final norm and head; nanochat's norm has no gains.
@@ -71,7 +70,7 @@ class Plain(Family):
             The operators.
         """
         ends = (blocks.embedding(c, tied=self.tied(c)), blocks.head(c))
-        if self._kind(c) == "nanochat":
+        if self.kind(c) == "nanochat":
             return ends
         return ends[0], blocks.norm(c, "final_norm", c.width, bias=self._has_layer_norms(c)), ends[1]
 
@@ -86,13 +85,10 @@ class Plain(Family):
         """
         if not c.has("patch_size"):
             return ()
-        patch, text = c.integer("patch_size"), self.text(c).width
+        patch, text = c.integer("patch_size"), c.language.width
         values = patch**2 * c.integer("num_channels", default=3)
         cuts = rule(lines, patch=patch, height=1080, width=1920, settings="a screen of 1920x1080, as in its processor")
         return (tower(c, "image", cuts, width=text, stem=(matrix(c, "vision_embed_tokens", values, text, term="patches"),)),)
 
     def _has_layer_norms(self, c: Config) -> bool:
-        return self._kind(c) in ("nemotron", "jais2", "persimmon")
-
-    def _kind(self, c: Config) -> str:
-        return c.text("model_type", default="arcee")
+        return self.kind(c) in ("nemotron", "jais2", "persimmon")

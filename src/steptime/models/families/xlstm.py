@@ -18,6 +18,8 @@ class Xlstm(Family):
     """
 
     model_types = ("xlstm",)
+    # The reference stores both matrices.
+    tie_fields = ()
 
     def depth(self, c: Config) -> int:
         """Return the number of blocks.
@@ -41,44 +43,26 @@ class Xlstm(Family):
             The layer.
         """
         module, bias = f"blocks.{index}", c.flag("use_bias", default=False)
-        hidden = self._hidden(c)
-        block = blocks.Block(
-            tuple(blocks.norm(c, name, c.width, bias=bias) for name in ("norm_mlstm", "norm_ffn"))
-        ) + self._memory(c, f"{module}.mlstm_layer", bias=bias)
-        block += blocks.gated(c, f"{module}.ffn", hidden, bias=bias)
-        return Layer(name="matrix memory + feed-forward", ops=block.ops, attention=block.attention)
-
-    def tied(self, c: Config) -> bool:  # noqa: ARG002 - the config does not matter
-        """Return False, because the reference stores both matrices.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return False
+        # As in the reference: round the width up to a multiple.
+        unit = c.integer("ffn_round_up_to_multiple_of", default=64)
+        hidden = -(-int(c.number("ffn_proj_factor", default=2.667) * c.width) // unit) * unit
+        memory = self._memory(c, f"{module}.mlstm_layer", bias=bias)
+        feed_forward, norms = blocks.gated(c, f"{module}.ffn", hidden, bias=bias), ("norm_mlstm", "norm_ffn")
+        return blocks.decoder(c, memory, feed_forward, norms=norms, norm_bias=bias, mixer="matrix memory")
 
     def _memory(self, c: Config, module: str, *, bias: bool) -> blocks.Block:
-        heads, term = c.heads, "projections"
-        keys, values = (
-            int(c.number("qk_dim_factor", default=0.5) * c.width),
-            int(c.number("v_dim_factor", default=1.0) * c.width),
-        )
+        heads = c.heads
+        keys = int(c.number("qk_dim_factor", default=0.5) * c.width)
+        values = int(c.number("v_dim_factor", default=1.0) * c.width)
         if keys % heads or values % heads:
             raise c.error("num_heads", f"must divide the {keys} values of keys and the {values} of values, got {heads}")
         sizes = {"q": keys, "k": keys, "v": values, "ogate_preact": values}
+        gates = ("igate_preact", "fgate_preact")
         ops = (
-            *(
-                blocks.linear(c, f"{module}.{name}", c.width, size, term=term, bias=bias, split_limit=heads)
-                for name, size in sizes.items()
-            ),
-            *(
-                blocks.linear(c, f"{module}.{name}", c.width, heads, term=term, bias=True, split_limit=heads)
-                for name in ("igate_preact", "fgate_preact")
-            ),
+            *(blocks.linear(c, f"{module}.{name}", c.width, n, bias=bias, split_limit=heads) for name, n in sizes.items()),
+            *(blocks.linear(c, f"{module}.{name}", c.width, heads, bias=True, split_limit=heads) for name in gates),
             blocks.norm(c, "multihead_norm", values, bias=bias),
-            blocks.linear(c, f"{module}.out_proj", values, c.width, term=term, bias=bias),
+            blocks.linear(c, f"{module}.out_proj", values, c.width, bias=bias),
         )
         state = blocks_state_space.state(
             c,
@@ -88,8 +72,3 @@ class Xlstm(Family):
         )
 
         return blocks.Block(ops, (state,))
-
-    def _hidden(self, c: Config) -> int:
-        # As in the reference: round the width up to a multiple.
-        unit = c.integer("ffn_round_up_to_multiple_of", default=64)
-        return -(-int(c.number("ffn_proj_factor", default=2.667) * c.width) // unit) * unit

@@ -26,17 +26,8 @@ class Zamba(Family):
     """
 
     model_types = ("zamba", "zamba2")
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix; the default is True.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=True)
+    default_kind = "zamba2"
+    tied_kinds = model_types
 
     def iter_layers(self, c: Config) -> Iterator[Layer]:
         """Yield the layers; the first use of a shared block stores its weights.
@@ -47,7 +38,7 @@ class Zamba(Family):
         Yields:
             The layers in the order of the model.
         """
-        blocks, hybrid_layers = c.integer("num_mem_blocks", default=1) if self._is_version_2(c) else 1, 0
+        blocks, hybrid_layers = c.integer("num_mem_blocks", default=1) if self.kind(c) == "zamba2" else 1, 0
         for index, kind in enumerate(self._kinds(c)):
             yield self._layer(c, index, hybrid=kind == "hybrid", stored=hybrid_layers < blocks)
             hybrid_layers += kind == "hybrid"
@@ -65,27 +56,25 @@ class Zamba(Family):
         return self._layer(c, index, hybrid=self._kinds(c)[index] == "hybrid", stored=True)
 
     def _layer(self, c: Config, index: int, *, hybrid: bool, stored: bool) -> Layer:
-        module, second = f"layers.{index}", self._is_version_2(c)
-        block = parts.Block((parts.norm(c, "input_norm", c.width),))
-        block += self._mamba2(c, f"{module}.mamba") if second else self._mamba1(c, f"{module}.mamba")
+        module, second = f"layers.{index}", self.kind(c) == "zamba2"
+        build = self._mamba2 if second else blocks_state_space.jamba_mixer
+        block, name = build(c, f"{module}.mamba"), "Mamba-2" if second else "Mamba"
         if hybrid:
-            block += parts.Block((parts.linear(c, f"{module}.linear", c.width, c.width, term="projections"),))
+            block += parts.linear(c, f"{module}.linear", c.width, c.width)
             shared = self._shared(c, f"{module}.shared_transformer")
             block += parts.Block(tuple(replace(op, stored=stored) for op in shared.ops), shared.attention)
             block += parts.Block(self._adapters(c, module) if second else ())
-        mamba = "Mamba-2" if second else "Mamba"
-        return Layer(name=f"shared attention + {mamba}" if hybrid else mamba, ops=block.ops, attention=block.attention)
+            name = f"shared attention + {name}"
+        return parts.decoder(c, block, norms=("input_norm",), mixer=name)
 
     def _shared(self, c: Config, module: str) -> parts.Block:
         wide = c.integer("attention_hidden_size", default=2 * c.width)
         head_dim = c.integer("attention_head_dim", default=wide // c.heads)
-        attention = parts.grouped_query(
-            c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=head_dim, width=wide
-        )
-        output = parts.linear(c, f"{module}.o_proj", c.heads * head_dim, c.width, term="projections")
+        attention = parts.grouped_query(c, f"{module}.self_attn", head_dim=head_dim, width=wide)
+        output = parts.linear(c, f"{module}.o_proj", c.heads * head_dim, c.width)
         # The output matrix maps from twice the width to the width of the model.
         ops = (*(op for op in attention.ops if op.name != "o_proj"), output)
-        bias = c.flag("add_bias_linear", default=False) and self._is_version_2(c)
+        bias = c.flag("add_bias_linear", default=False) and self.kind(c) == "zamba2"
         hidden = c.integer("ffn_hidden_size", "intermediate_size")
         norms = parts.Block((parts.norm(c, "shared_norm", wide), parts.norm(c, "pre_ff_norm", c.width)))
         return norms + parts.Block(ops, attention.attention) + parts.gated(c, f"{module}.feed_forward", hidden, bias=bias)
@@ -97,22 +86,9 @@ class Zamba(Family):
         if c.flag("use_shared_attention_adapter", default=False):
             outputs |= dict.fromkeys(("q", "k", "v"), (wide, wide))
         return tuple(
-            parts.linear(c, f"{module}.{name}_adapter{step}", *sizes, term="projections")
+            parts.linear(c, f"{module}.{name}_adapter{step}", *sizes)
             for name, (inputs, size) in outputs.items()
             for step, sizes in enumerate(((inputs, rank), (rank, size)))
-        )
-
-    def _mamba1(self, c: Config, module: str) -> parts.Block:
-        automatic = c.raw("mamba_dt_rank", default="auto") == "auto"
-        return blocks_state_space.mamba1(
-            c,
-            module,
-            inner=c.integer("mamba_expand", default=2) * c.width,
-            state_dim=c.integer("mamba_d_state", default=16),
-            rank=-(-c.width // 16) if automatic else c.integer("mamba_dt_rank"),
-            kernel=c.integer("mamba_d_conv", default=4),
-            conv_bias=c.flag("mamba_conv_bias", default=True),
-            bias=c.flag("mamba_proj_bias", default=False),
         )
 
     def _mamba2(self, c: Config, module: str) -> parts.Block:
@@ -134,13 +110,10 @@ class Zamba(Family):
     def _kinds(self, c: Config) -> list[str]:
         if c.has("layers_block_type") or c.has("layer_types"):
             return c.choices("layers_block_type", "layer_types", valid_names=LAYER_TYPES, length=c.depth)[: c.depth]
-        if self._is_version_2(c):
+        if self.kind(c) == "zamba2":
             hybrid = c.indices("hybrid_layer_ids")
             return ["hybrid" if index in hybrid else "mamba" for index in range(c.depth)]
         period = c.integer("attn_layer_period", default=6, maximum=DEEPEST)
         offset = c.integer("attn_layer_offset", default=4, least=0)
         # Zamba 1 puts its first hybrid layer at 2, and the others in a period after it.
         return ["hybrid" if i == 2 or (i > 2 and (i - 3) % period == offset) else "mamba" for i in range(c.depth)]
-
-    def _is_version_2(self, c: Config) -> bool:
-        return c.text("model_type", default="zamba2") == "zamba2"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import final
 
-from steptime.models import blocks, blocks_decoder, blocks_state_space
+from steptime.models import blocks, blocks_state_space
 from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
@@ -22,17 +23,7 @@ class Zaya(Family):
     """
 
     model_types = ("zaya",)
-
-    def tied(self, c: Config) -> bool:
-        """Return whether embedding and head share one matrix; the default is True.
-
-        Args:
-            c: Config of the language model.
-
-        Returns:
-            True if the head stores the matrix of the embedding.
-        """
-        return c.flag("tie_word_embeddings", default=True)
+    tied_kinds = model_types
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms, scaled residuals and experts.
@@ -44,10 +35,11 @@ class Zaya(Family):
         Returns:
             The layer.
         """
-        window = blocks_decoder.window_tokens(c, index, local="hybrid_sliding", layer_types=("hybrid", "hybrid_sliding"))
+        local = c.layer_kind(index, ("hybrid", "hybrid_sliding")) == "hybrid_sliding"
+        window = c.integer("sliding_window") if local else math.inf
         attention = self._attention(c, f"layers.{index}.self_attn", window)
         experts = self._experts(c, f"layers.{index}.mlp", first=index == 0)
-        return blocks_decoder.decoder(c, attention, experts)
+        return blocks.decoder(c, attention, experts)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, the scale of its output, final norm and head.
@@ -63,29 +55,18 @@ class Zaya(Family):
         return embedding, blocks.small(c, "embedding scale", 2 * c.width), norm, head
 
     def _attention(self, c: Config, module: str, window: float) -> blocks.Block:
-        bias, term = c.flag("attention_bias", default=False), "projections"
-        block = blocks.grouped_query(
-            c,
-            module,
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            bias=bias,
-            output_bias=bias,
-            window=window,
-        )
+        block = blocks.grouped_query(c, module, bias=c.flag("attention_bias", default=False), window=window)
         heads, first, second = c.heads + c.kv_heads, c.integer("cca_time0", default=2), c.integer("cca_time1", default=2)
         channels = heads * c.head_dim
-        grouped = blocks.linear(c, f"{module}.conv_qk_grouped", second * c.head_dim, channels, term=term, bias=True)
+        grouped = blocks.linear(c, f"{module}.conv_qk_grouped", second * c.head_dim, channels, bias=True)
         ops = (
             blocks_state_space.convolution(c, channels, first, bias=True),
             replace(grouped, split_limit=c.kv_heads),
             blocks.small(c, "key scale", c.kv_heads, split="group"),
             blocks.small(c, "residual scales", 8 * c.width),
         )
-        state = blocks_state_space.state(
-            c, heads=c.kv_heads, values=0, flops_per_value=0, channels=channels, kernel=first + second - 1, name="convolution"
-        )
+        taps = first + second - 1
+        state = blocks_state_space.state(c, heads=c.kv_heads, channels=channels, kernel=taps, name="convolution")
 
         # The values that come from the token before need its input.
         delayed = state.state_bytes + c.width * c.base_format.bytes
@@ -93,7 +74,7 @@ class Zaya(Family):
         return block + blocks.Block(ops, (replace(state, state_bytes=delayed, state_flops_per_token=2 * channels * first),))
 
     def _experts(self, c: Config, module: str, *, first: bool) -> blocks.Block:
-        narrow, term = c.integer("router_hidden_size", default=256), "experts"
+        narrow = c.integer("router_hidden_size", default=256)
         block = blocks.experts(
             c,
             module,
@@ -104,12 +85,12 @@ class Zaya(Family):
             zero=1,
             router_width=narrow,
         )
-        router = (
-            blocks.linear(c, f"{module}.gate.down_proj", c.width, narrow, term=term, bias=True, split="replicated"),
-            blocks.norm(c, "router_norm", narrow),
-            blocks.linear(c, f"{module}.gate.fc1", narrow, narrow, term=term, bias=True, split="replicated"),
-            blocks.linear(c, f"{module}.gate.fc2", narrow, narrow, term=term, bias=True, split="replicated"),
-            *(() if first else (blocks.small(c, "router_states_scale", narrow),)),
+        down, fc1, fc2 = (
+            blocks.linear(c, f"{module}.gate.{name}", inputs, narrow, term="experts", bias=True, split="replicated")
+            for name, inputs in (("down_proj", c.width), ("fc1", narrow), ("fc2", narrow))
         )
+        router = blocks.Block((down, blocks.norm(c, "router_norm", narrow), fc1, fc2))
+        if not first:
+            router += blocks.small(c, "router_states_scale", narrow)
 
-        return blocks.Block(router) + block
+        return router + block

@@ -10,7 +10,7 @@ from typing import final
 import numpy as np
 
 from steptime.number_checks import Array, Number
-from steptime.training.schedules.schedule import Condition, Schedule, longest
+from steptime.training.schedules.schedule import TWO_STAGES, Condition, Schedule, longest
 from steptime.training.schedules.work_order import Item, Row, two_way_paths, v_path
 
 
@@ -21,22 +21,16 @@ class DualPipe(Schedule):
     name = "dualpipe"
     split = True
     copies = 2
-    overlapped = True
     source = "https://github.com/deepseek-ai/DualPipe"
 
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """Require an even number of stages and at least twice as many micro-batches.
-
-        Source: dualpipe/dualpipe.py. The number of micro-batches is even too.
-        """
-        return (
-            Condition(lambda x: x.p % 2 == 0, lambda x: f"needs an even number of stages, got pp={x.p}; try {x.p + 1}"),
-            Condition(
-                lambda x: (x.m % 2 == 0) & (x.m >= 2 * x.p),
-                lambda x: f"needs an even number of micro-batches of at least 2 x pp = {2 * x.p}, got {x.m}",
-            ),
-        )
+    # Source: dualpipe/dualpipe.py.
+    conditions = (
+        Condition(lambda x: x.p % 2 == 0, lambda x: f"needs an even number of stages, got pp={x.p}; try {x.p + 1}"),
+        Condition(
+            lambda x: (x.m % 2 == 0) & (x.m >= 2 * x.p),
+            lambda x: f"needs an even number of micro-batches of at least 2 x pp = {2 * x.p}, got {x.m}",
+        ),
+    )
 
     def paths(self, p: int, v: int) -> Array:
         """Return the two paths, from the first device down and from the last device up.
@@ -93,21 +87,6 @@ class DualPipe(Schedule):
         """
         return dualpipe_idle_seconds(p / 2 - 1, f, b - w, w, f + b if fb is None else fb)
 
-    def pairs(self, p: Number, m: Number, v: Number) -> Number:
-        """Return how many micro-batches go forward overlapped with a backward pass.
-
-        The number is $m - p - 1$ on the device with most pairs.
-
-        Args:
-            p: Pipeline stages (devices).
-            m: Micro-batches per step.
-            v: Virtual stages per device.
-
-        Returns:
-            Pairs per step.
-        """
-        return m - p - 1
-
     def in_flight(self, p: Number, m: Number, v: Number, device: Number = 0) -> Number:
         """Return the peak number of micro-batches in flight, $p+1$.
 
@@ -152,19 +131,13 @@ class DualPipeV(Schedule):
     aliases = ("dualpipe-v", "cut-in-half")
     virtual = 2
     split = True
-    overlapped = True
     source = "https://github.com/deepseek-ai/DualPipe"
 
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """Require at least as many micro-batches as virtual stages.
-
-        Source: dualpipe/dualpipev.py.
-        """
-        return (
-            Condition(lambda x: x.p >= 2, lambda x: f"needs at least 2 stages, got pp={x.p}"),
-            Condition(lambda x: x.m >= 2 * x.p, lambda x: f"needs at least 2 x pp = {2 * x.p} micro-batches, got {x.m}"),
-        )
+    # Source: dualpipe/dualpipev.py.
+    conditions = (
+        TWO_STAGES,
+        Condition(lambda x: x.m >= 2 * x.p, lambda x: f"needs at least 2 x pp = {2 * x.p} micro-batches, got {x.m}"),
+    )
 
     def paths(self, p: int, v: int) -> Array:
         """Return the path from the first device to the last and back.
@@ -216,21 +189,6 @@ class DualPipeV(Schedule):
         7.0
         """
         return dualpipe_idle_seconds(p - 1, f / 2, (b - w) / 2, w / 2, (f + b if fb is None else fb) / 2)
-
-    def pairs(self, p: Number, m: Number, v: Number) -> Number:
-        """Return how many micro-batches go forward overlapped with a backward pass.
-
-        The number is $m - p - 1/2$ on the device with most pairs.
-
-        Args:
-            p: Pipeline stages (devices).
-            m: Micro-batches per step.
-            v: Virtual stages per device.
-
-        Returns:
-            Pairs per step.
-        """
-        return m - p - 0.5
 
     def in_flight(self, p: Number, m: Number, v: Number, device: Number = 0) -> Number:
         """Return the peak number of micro-batches in flight, $p+1/2$.

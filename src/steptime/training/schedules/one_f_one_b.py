@@ -7,7 +7,7 @@ from typing import final
 import numpy as np
 
 from steptime.number_checks import Number
-from steptime.training.schedules.schedule import Condition, Schedule
+from steptime.training.schedules.schedule import TWO_STAGES, Condition, Schedule
 from steptime.training.schedules.work_order import Item, Row
 
 
@@ -190,22 +190,17 @@ class Interleaved(Schedule):
     virtual = 0
     source = "https://arxiv.org/abs/2104.04473"
 
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """Require at least two stages and a multiple of p micro-batches.
-
-        Source: Megatron-LM, core/pipeline_parallel/schedules.py.
-        """
-        return (
-            Condition(lambda x: x.p >= 2, lambda x: f"needs at least 2 stages, got pp={x.p}"),
-            Condition(
-                lambda x: x.m % np.maximum(x.p, 1) == 0,
-                lambda x: (
-                    f"needs micro-batches that are a multiple of pp={x.p}, got {x.m}; the nearest are "
-                    + " and ".join(f"{x.p * n}" for n in (x.m // x.p, x.m // x.p + 1) if n)
-                ),
+    # Source: Megatron-LM, core/pipeline_parallel/schedules.py.
+    conditions = (
+        TWO_STAGES,
+        Condition(
+            lambda x: x.m % np.maximum(x.p, 1) == 0,
+            lambda x: (
+                f"needs micro-batches that are a multiple of pp={x.p}, got {x.m}; the nearest are "
+                + " and ".join(f"{x.p * n}" for n in (x.m // x.p, x.m // x.p + 1) if n)
             ),
-        )
+        ),
+    )
 
     def items(self, p: int, m: int, v: int, device: int) -> list[Item]:
         """Return groups of p micro-batches through each chunk in turn.
@@ -288,15 +283,3 @@ class Interleaved(Schedule):
             Hops per step.
         """
         return 2 * (p * v - 1) + 0 * m
-
-    def crossings(self, p: Number, v: Number) -> Number:
-        """Return how often a micro-batch changes the device forward, $pv - 1$.
-
-        Args:
-            p: Pipeline stages (devices).
-            v: Virtual stages per device.
-
-        Returns:
-            Changes of device per micro-batch.
-        """
-        return p * v - 1

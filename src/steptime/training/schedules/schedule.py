@@ -54,9 +54,8 @@ class Schedule(ABC):
     name, aliases: names that a user may type, in any case; aliases are names that engines use. virtual: virtual stages per
     device, 0 for any number from 2. split: whether the backward pass is split into gradients of inputs and of weights.
 
-    copies: copies of the parameters on a device. post_validation: whether the closed form of the idle time assumes an
-    optimizer that does not wait for all stages; `stagger` is the additional time otherwise. overlapped: whether forward and
-    backward passes run as pairs. source: URL of the description.
+    copies: copies of the parameters on a device. conditions: conditions on p, m and v in addition to the number of virtual
+    stages. source: URL of the description.
     """
 
     name: ClassVar[str]
@@ -64,8 +63,7 @@ class Schedule(ABC):
     virtual: ClassVar[int] = 1
     split: ClassVar[bool] = False
     copies: ClassVar[int] = 1
-    post_validation: ClassVar[bool] = False
-    overlapped: ClassVar[bool] = False
+    conditions: ClassVar[tuple[Condition, ...]] = ()
     source: ClassVar[str]
 
     @abstractmethod
@@ -119,6 +117,8 @@ class Schedule(ABC):
     def stagger(self, p: Number, v: Number, f: Number, b: Number, w: Number) -> Number:
         """Return the additional time of a step whose optimizer waits for all stages.
 
+        It is not 0 where `idle` assumes an optimizer that does not wait for all stages.
+
         Args:
             p: Pipeline stages (devices).
             v: Virtual stages per device.
@@ -130,19 +130,6 @@ class Schedule(ABC):
             Seconds; broadcasts.
         """
         return 0.0 * (p + f)
-
-    def pairs(self, p: Number, m: Number, v: Number) -> Number:
-        """Return how many micro-batches go forward overlapped with a backward pass.
-
-        Args:
-            p: Pipeline stages (devices).
-            m: Micro-batches per step.
-            v: Virtual stages per device.
-
-        Returns:
-            Pairs per step; broadcasts.
-        """
-        return 0.0 * (p + m)
 
     @abstractmethod
     def hops(self, p: Number, m: Number, v: Number) -> Number:
@@ -159,68 +146,6 @@ class Schedule(ABC):
             Hops per step; broadcasts.
         """
 
-    def crossings(self, p: Number, v: Number) -> Number:
-        """Return how often a micro-batch changes the device on its way forward.
-
-        The number is the same on the way back.
-
-        Args:
-            p: Pipeline stages (devices).
-            v: Virtual stages per device.
-
-        Returns:
-            Changes of device per micro-batch; broadcasts.
-
-        >>> from steptime.training.schedules.schedule import schedule_named
-        >>> [schedule_named(name).crossings(8, 2) for name in ("interleaved", "zbv")]
-        [15, 14]
-        """
-        return v * (p - 1)
-
-    def step(
-        self,
-        p: Number,
-        m: Number,
-        v: Number,
-        f: Number,
-        b: Number,
-        w: Number,
-        fb: Number | None = None,
-        *,
-        mean_over_slowest: Number = 1.0,
-        hop: Number = 0.0,
-        post_validation: bool = False,
-    ) -> Number:
-        """Return the approximate time of a step.
-
-        The time is the work of the slowest device, its idle time and the hops. On equal stages it is as exact as `idle`.
-        All arguments broadcast.
-
-        Args:
-            p: Pipeline stages (devices).
-            m: Micro-batches per step.
-            v: Virtual stages per device.
-            f: Forward pass of one micro-batch on the slowest device [s].
-            b: Whole backward pass of one micro-batch on the slowest device [s].
-            w: Part of `b` for the gradients of the weights [s].
-            fb: A forward pass overlapped with a whole backward pass [s]; their sum if not given.
-            mean_over_slowest: Mean time of the other devices over the time of the slowest; 1 on equal stages.
-            hop: Hop from device to device [s].
-            post_validation: Whether the optimizer does not wait for all stages.
-
-        Returns:
-            Seconds.
-
-        >>> from steptime.training.schedules.schedule import schedule_named
-        >>> float(schedule_named("1f1b").step(4, 8, 1, 1.0, 2.0, 1.0))
-        33.0
-        """
-        overlap_seconds = 0.0 if fb is None else self.pairs(p, m, v) * (f + b - fb)
-        idle_seconds = self.idle(p, m, v, f, b, w, fb)
-        if not (post_validation and self.post_validation):
-            idle_seconds = idle_seconds + self.stagger(p, v, f, b, w)
-        return m * (f + b) - overlap_seconds + mean_over_slowest * idle_seconds + hop * self.hops(p, m, v)
-
     def paths(self, p: int, v: int) -> Array:
         """Return the path of micro-batches through the devices.
 
@@ -232,11 +157,6 @@ class Schedule(ABC):
             Device and chunk of each stage, (lanes, stages, 2).
         """
         return interleaved_path(p, v)
-
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """Conditions on p, m and v in addition to the number of virtual stages."""
-        return ()
 
     @property
     def all_conditions(self) -> tuple[Condition, ...]:
@@ -359,6 +279,10 @@ def schedule_named(name: str) -> Schedule:
         if plain_name in map(_folded_name, (schedule.name, *schedule.aliases)):
             return schedule
     raise UnknownName("schedule", name, schedule_by_name, "Known: " + ", ".join(schedule_by_name) + ".")
+
+
+# Condition of schedules that need more than one device.
+TWO_STAGES: Final = Condition(lambda x: x.p >= 2, lambda x: f"needs at least 2 stages, got pp={x.p}")
 
 
 def longest(*chains: Number) -> Number:

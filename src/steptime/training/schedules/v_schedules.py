@@ -148,10 +148,8 @@ class BuildingBlockSchedule(Schedule):
             Slot of each pass.
         """
 
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """Require at least three devices; two need as much memory as 1F1B."""
-        return (Condition(lambda x: x.p >= 3, lambda x: f"needs at least 3 stages to save memory, got pp={x.p}; take 1f1b"),)
+    # Two devices need as much memory as 1F1B.
+    conditions = (Condition(lambda x: x.p >= 3, lambda x: f"needs at least 3 stages to save memory, got pp={x.p}; take 1f1b"),)
 
     def paths(self, p: int, v: int) -> Array:
         """Return the path from the first device to the last and back.

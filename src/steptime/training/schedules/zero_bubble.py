@@ -10,7 +10,7 @@ from typing import final
 import numpy as np
 
 from steptime.number_checks import Array, Number
-from steptime.training.schedules.schedule import Condition, Schedule, longest
+from steptime.training.schedules.schedule import TWO_STAGES, Schedule, longest
 from steptime.training.schedules.work_order import Item, Row, v_path
 
 
@@ -122,7 +122,6 @@ class ZeroBubbleH2(Schedule):
     name = "zb-h2"
     aliases = ("zb2p", "zbh2")
     split = True
-    post_validation = True
     source = "https://arxiv.org/abs/2401.10241"
 
     def items(self, p: int, m: int, v: int, device: int) -> list[Item]:
@@ -237,13 +236,10 @@ class ZeroBubbleV(Schedule):
     aliases = ("zb-v", "v-zb", "zbvzerobubble", "zbv-formatted")
     virtual = 2
     split = True
-    post_validation = True
     source = "https://arxiv.org/abs/2401.10241"
 
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """Require at least two devices; one device has no V."""
-        return (Condition(lambda x: x.p >= 2, lambda x: f"needs at least 2 stages, got pp={x.p}"),)
+    # One device has no V.
+    conditions = (TWO_STAGES,)
 
     def paths(self, p: int, v: int) -> Array:
         """Return the path from the first device to the last and back.

@@ -8,18 +8,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.training_compute import overtraining, tokens_equal_to_serving
-from steptime.errors import Impossible, InputError
+from steptime.blackboard.training_compute import tokens_equal_to_serving
+from steptime.errors import Impossible
+from steptime.lecture.current_figures import cheapest_overtraining
 from steptime.number_checks import Array
-from steptime.scaling.compute_optimal import cheapest
-from steptime.scaling.lifetime_compute import Demand, lifetime_bill
+from steptime.scaling.lifetime_compute import Demand, Target, lifetime_bill, read_target
 from steptime.scaling.model_sizing import Budget, budget
-from steptime.scaling.scaling_laws import load_law, loss, tokens_for
-from steptime.scaling.size_cost import Target, read_target
+from steptime.scaling.scaling_laws import load_law, tokens_for
 from steptime.units import in_digits, show
-from steptime.web.board import Answer, Board, Figure, Shared, choice, slider, text
-from steptime.web.page_export import python
-from steptime.web.page_subject import WrongField, catalog_model
+from steptime.web.board import Answer, Board, Figure, Shared, choice, question_input, slider, text
+from steptime.web.page_subject import at_field, catalog_model
 
 LAWS: Final = ("hoffmann", "epoch", "hoffmann-tex", "sardana")
 # Served tokens of the lower picture.
@@ -32,23 +30,11 @@ PARTS: Final = ("training", "rl", "serving", "total")
 class Inputs(Shared):
     """A target quality and the workload over the model's life."""
 
-    served: float = slider(
-        200, 0.1, 10_000, "tokens served", "T tokens", "Prompt and output tokens over the model's life.", log=True
-    )
-    quality: str = text(
-        "100B@200T", "target quality", "Quality of a dense model and its training tokens, such as llama-3.1-8b@15T."
-    )
+    served: float = slider(200, 0.1, 10_000, "tokens served", "T tokens", "Input and output tokens of its lifetime.", log=True)
+    quality: str = text("100B@200T", "target quality", "A dense model and its training tokens, such as llama-3.1-8b@15T.")
     rl: float = slider(0, 0, 1000, "tokens of RL", "T tokens", "Tokens of rollouts in reinforcement learning.")
     law: str = choice("hoffmann", LAWS, "scaling law", "Scaling law that predicts the loss from parameters and tokens.")
-    eta: float = slider(
-        3,
-        1,
-        10,
-        "cost of a decode FLOP",
-        "x training",
-        "Default 3: decode reaches a third of the FLOP/s of training.",
-        is_advanced=True,
-    )
+    eta: float = question_input("budget.eta", 3, 1, 10, label="cost of a decode FLOP", unit="x training", is_advanced=True)
 
 
 def answer(inputs: Inputs) -> Answer:
@@ -67,20 +53,19 @@ def answer(inputs: Inputs) -> Answer:
     tokens, rl = inputs.served * TERA, inputs.rl * TERA
     solution = _solve(inputs.quality, inputs.law, tokens, rl, inputs.eta)
     law_names = dict.fromkeys((inputs.law, "hoffmann", "epoch"))
-    ratios = {law: _ratios(inputs.quality, law, rl, inputs.eta) for law in law_names}
-    served: dict[str, Any] = {"served": SERVED, **ratios}
+    ratios = {"served": SERVED, **{law: _ratios(inputs.quality, law, rl, inputs.eta) for law in law_names}}
     command = (
         f"steptime budget --match-quality {shlex.quote(inputs.quality)} --tokens-served {tokens:.0f} --law {inputs.law} "
         f"--eta {inputs.eta:g}" + (f" --rl-tokens {rl:.0f}" if rl else "")
     )
-    demand_call = f"st.Demand(served={tokens!r}, rl_tokens={rl!r}, eta={inputs.eta:g})"
-    call = f"best = st.budget({inputs.quality!r}, {demand_call}, law={inputs.law!r}).choice"
-    code = python(f"{call}\nbest.params, best.tokens, best.total_flop")
+    demand = f"st.Demand(served={tokens!r}, rl_tokens={rl!r}, eta={inputs.eta:g})"
+    code = (
+        f"best = st.budget({inputs.quality!r}, {demand}, law={inputs.law!r}).choice\nbest.params, best.tokens, best.total_flop"
+    )
     if isinstance(solution, str):
-        empty: dict[str, Any] = {"bill": dict.fromkeys(("params", *PARTS), ()), "ratios": served}
         return Answer(
-            tables=empty, marks=dict.fromkeys(("params", "usd", "ratio", "served")), sentence=solution,
-            command=command, python=code,
+            tables={"bill": dict.fromkeys(("params", *PARTS), ()), "ratios": ratios},
+            marks=dict.fromkeys(("params", "usd", "ratio", "served")), sentence=solution, command=command, python=code,
         )  # fmt: skip
     best, law = solution.choice, load_law(inputs.law)
     low, high = min(target.params / 10, best.params / 4), max(target.params * 10, best.params * 4)
@@ -91,23 +76,21 @@ def answer(inputs: Inputs) -> Answer:
     curves = {name: np.broadcast_to(getattr(bill, name), sizes.shape) * price for name in PARTS}
     even = float(tokens_equal_to_serving(tokens, inputs.eta))
     return Answer(
-        tables={"bill": {"params": sizes, **curves}, "ratios": served},
+        tables={"bill": {"params": sizes, **curves}, "ratios": ratios},
         marks={
             "params": best.params, "usd": best.usd, "ratio": best.over_chinchilla, "served": tokens, "law": inputs.law,
             "equality": best.equality_params, "equality_usd": best.equality_cost * best.usd,
         },
         sentence=_sentence(inputs, best),
         figures=(
-            Figure(name="parameters", value=best.params, words="Active parameters of the cheapest model of this quality."),
-            Figure(name="training tokens", value=best.tokens),
-            Figure(name="times Chinchilla's tokens", value=best.over_chinchilla,
-                   words="Training tokens over 20 per parameter."),
-            Figure(name="training", value=best.training_share, unit="%", words="Share of the total cost."),
-            Figure(name="RL", value=best.rl_flop / best.total_flop, unit="%", words="Share of the total cost."),
-            Figure(name="serving", value=best.serving_flop / best.total_flop, unit="%", words="Share of the total cost."),
-            Figure(name="total cost", value=best.usd, unit="USD", words=f"At the rent of {solution.system}."),
-            Figure(name="cost at equal parts, times", value=best.equality_cost,
-                   words="By the lecture's rule, over the minimum."),
+            Figure("parameters", best.params, words="Active parameters of the cheapest model of this quality."),
+            Figure("training tokens", best.tokens),
+            Figure("times Chinchilla's tokens", best.over_chinchilla, words="Training tokens over 20 per parameter."),
+            Figure("training", best.training_share, "%", "Share of the total cost."),
+            Figure("RL", best.rl_flop / best.total_flop, "%", "Share of the total cost."),
+            Figure("serving", best.serving_flop / best.total_flop, "%", "Share of the total cost."),
+            Figure("total cost", best.usd, "USD", f"At the rent of {solution.system}."),
+            Figure("cost at equal parts, times", best.equality_cost, words="By the lecture's rule, over the minimum."),
         ),
         formula=(
             f"training 6 N D = 6 x {show(best.params)} x {show(best.tokens)} = {best.training_flop:.3g} FLOP",
@@ -116,18 +99,13 @@ def answer(inputs: Inputs) -> Answer:
             f"the lecture's rule: D = eta/3 D_inf = {show(even)} tokens; by the scaling law: {show(best.tokens)}",
             f"overtraining = D / 20 N = {show(best.tokens)} / (20 x {show(best.params)}) = {in_digits(best.over_chinchilla)}",
         ),
-        command=command,
-        python=code,
-        notes=solution.warnings,
+        command=command, python=code, notes=solution.warnings,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=64)
 def _target(quality: str) -> Target:
-    try:
-        return read_target(quality, load=catalog_model)
-    except InputError as error:
-        raise WrongField("quality", str(error)) from None
+    return at_field("quality", read_target, quality, load=catalog_model)
 
 
 @lru_cache(maxsize=256)
@@ -141,25 +119,21 @@ def _solve(quality: str, law: str, served: float, rl: float, eta: float) -> Budg
 @lru_cache(maxsize=256)
 def _ratios(quality: str, law: str, rl: float, eta: float) -> Array:
     """Return the overtraining of the cheapest model, by served tokens."""
-    scaling_law, target = load_law(law), _target(quality)
-    target_loss = loss(scaling_law, target.params, target.tokens)
+    target = _target(quality)
     weights = np.array([Demand(served=float(served), rl_tokens=rl, eta=eta).weight for served in SERVED])
-    params = cheapest(scaling_law, target_loss, weights)
-    return np.asarray(overtraining(tokens_for(scaling_law, params, target_loss), params))
+    return np.asarray(cheapest_overtraining(law, target.params, target.tokens, weights))
 
 
 def _sentence(inputs: Inputs, best: Any) -> str:
     shares = [f"training {100 * best.training_share:.0f} %"]
     shares += [f"RL {100 * best.rl_flop / best.total_flop:.0f} %"] if inputs.rl else []
+    advice = "A smaller model needs far more training; a larger model costs more per served token."
+    if best.serving_flop <= best.training_flop / 10:
+        advice = "Few tokens are served, so training is nearly the whole cost."
     return (
         f"For the quality of {inputs.quality} and {show(inputs.served * TERA)} served tokens, the cheapest model has "
         f"{show(best.params)} parameters and trains on {show(best.tokens)} tokens, {in_digits(best.over_chinchilla, 2)} times "
-        f"Chinchilla's. Cost: {', '.join(shares)} and serving {100 * best.serving_flop / best.total_flop:.0f} %. "
-        + (
-            "A smaller model needs far more training; a larger model costs more per served token."
-            if best.serving_flop > best.training_flop / 10
-            else "Few tokens are served, so training is nearly the whole cost."
-        )
+        f"Chinchilla's. Cost: {', '.join(shares)} and serving {100 * best.serving_flop / best.total_flop:.0f} %. {advice}"
     )
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.units import counted, show
-from steptime.web.board import Answer, Board, Figure, Shared, bar_inputs, coarse, slider, text
-from steptime.web.page_export import command, loaded, python
-from steptime.web.page_subject import WrongField, load_subject
+from steptime.web.board import Answer, Board, Figure, SlowInputs, question_input, text
+from steptime.web.page_subject import WrongField, command, load_subject, loaded
 from steptime.web.plan_cache import PlanSpec, answered, cost_and_unit, plan_call, priced
 
 # Most bars of the picture.
@@ -15,18 +14,15 @@ MAX_BARS = 6
 SYSTEMS = "hgx-h200, hgx-b200, gb200-nvl72, mi355x-8"
 
 
-class Inputs(Shared):
+class Inputs(SlowInputs):
     """Systems, models, a workload and its limits."""
 
     systems: str = text(SYSTEMS, "systems", f"Names in the catalogue, separated by commas, at most {MAX_BARS}.")
-    models: str = text(
-        "", "models", f"Names separated by commas, instead of the model above. At most {MAX_BARS} pairs of model and system."
-    )
-    speed: float = slider(30, 1, 500, "speed of each user", "tok/s", "Minimum speed for each user.", log=True)
-    ttft: float = slider(5, 0.1, 60, "first token within", "s", "Largest mean time to first token.", log=True)
-    prompt: int = slider(4096, 16, 131_072, "prompt", "tokens", "Tokens of each prompt.", log=True)
-    output: int = slider(1024, 1, 32_768, "output", "tokens", "Output tokens of each request.", log=True)
-    coarse: bool = coarse()
+    models: str = text("", "models", f"Names instead of the model above; at most {MAX_BARS} pairs of model and system.")
+    speed: float = question_input("plan.speed", 30, 1, 500, label="speed of each user", log=True)
+    ttft: float = question_input("plan.ttft", 5, 0.1, 60, label="first token within", log=True)
+    prompt: int = question_input("plan.input", 4096, 16, 131_072, label="prompt", log=True)
+    output: int = question_input("plan.output", 1024, high=32_768, log=True)
 
 
 def answer(inputs: Inputs) -> Answer:
@@ -47,11 +43,8 @@ def answer(inputs: Inputs) -> Answer:
     if len(models) * len(names) > MAX_BARS:
         raise WrongField("models", f"{len(models)} models on {len(names)} systems are more than {MAX_BARS} pairs; remove some")
     spec = PlanSpec(prompt=inputs.prompt, output=inputs.output, speed=inputs.speed, ttft=inputs.ttft)
-    rows = [
-        _row(inputs.model_copy(update={"model": model, "system": name}), spec, _label(model, name, models, names))
-        for model in models
-        for name in names
-    ]
+    pairs = [(model, name) for model in models for name in names]
+    rows = [_row(_with(inputs, model=model, system=name), spec, _label(model, name, models, names)) for model, name in pairs]
     # One unit for all bars: money if any rent is known, else chip-hours.
     unit = "USD" if any(row["unit"] == "USD" for row in rows) else "chip-h"
     for row in rows:
@@ -60,21 +53,26 @@ def answer(inputs: Inputs) -> Answer:
     able = sorted((row for row in rows if row["cost"] is not None), key=lambda row: (row["cost"], row["system"]))
     rows = able + [row for row in rows if row["cost"] is None]
     rough = any(row["rough"] for row in rows)
+    options = {"--input": inputs.prompt, "--output": inputs.output, "--speed": inputs.speed, "--ttft": inputs.ttft}
     columns = ("system", "cost", "low", "high", "speed", "ttft", "per_chip", "chips", "layout", "reason")
     return Answer(
         tables={"systems": {name: [row[name] for row in rows] for name in columns}},
         marks={"unit": unit, "speed": inputs.speed, "rough": rough},
         sentence=_sentence(inputs, able, rows, unit),
-        figures=tuple(Figure(name=row["system"], value=row["cost"], unit=unit, words=row["layout"]) for row in able),
+        figures=tuple(Figure(row["system"], row["cost"], unit, row["layout"]) for row in able),
         formula=tuple(
             f"{row['system']}: {priced(row['cost'], unit)} per million = rent of {counted(row['chips'], 'chip')} / "
             f"({row['chips']} x {row['per_chip']:,.4g} tok/s), {row['layout']}"
             for row in able
         ),
         notes=("rough answer from earlier plans",) if rough else (),
-        command=_command(inputs, models, names),
-        python=python(plan_call("compare", f"{_loaded(inputs, models)}, {names!r}", spec, inputs.engine)),
+        command=command("compare", _with(inputs, model=",".join(models), system=",".join(names)), options),
+        python=plan_call("compare", f"{_loaded(inputs, models)}, {names!r}", spec, inputs),
     )  # fmt: skip
+
+
+def _with(inputs: Inputs, **names: str) -> Inputs:
+    return inputs.model_copy(update=names)
 
 
 def _names(inputs: Inputs, field: str) -> list[str]:
@@ -88,7 +86,7 @@ def _names(inputs: Inputs, field: str) -> list[str]:
     full_names = []
     for name in names:
         try:
-            full_names.append(getattr(load_subject(inputs.model_copy(update={kind: name})), kind).name)
+            full_names.append(getattr(load_subject(_with(inputs, **{kind: name})), kind).name)
         except WrongField as problem:
             raise WrongField(field if problem.field == kind else problem.field, str(problem)) from None
     return list(dict.fromkeys(full_names))
@@ -102,16 +100,12 @@ def _label(model: str, system: str, models: list[str], systems: list[str]) -> st
 
 def _row(inputs: Inputs, spec: PlanSpec, name: str) -> dict[str, Any]:
     """Return the plan of one pair as a row, or the reason why there is no plan."""
-    outcome, point, rough = answered(bar_inputs(inputs), spec, rough=inputs.coarse)
+    outcome, point, rough = answered(inputs, spec, rough=inputs.coarse)
     row: dict[str, Any] = dict.fromkeys(("cost", "low", "high", "speed", "ttft", "per_chip", "chips", "layout"))
-    reason = (
-        outcome.reason
-        or (outcome.plan.reason if outcome.plan else "")
-        or f"no deployment reaches {spec.speed:g} tok/s per user"
-    )
-    row |= {"system": name, "reason": "" if point else reason, "rough": rough, "unit": ""}
+    row |= {"system": name, "reason": "", "rough": rough, "unit": ""}
     if outcome.plan is None or point is None:
-        return row
+        reason = outcome.plan.reason if outcome.plan else outcome.reason
+        return row | {"reason": reason or f"no deployment reaches {spec.speed:g} tok/s per user"}
     cost, unit = cost_and_unit(point)
     low, high = (not rough and unit == "USD" and outcome.plan.cost_range) or (None, None)
     return row | {
@@ -120,15 +114,9 @@ def _row(inputs: Inputs, spec: PlanSpec, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _command(inputs: Inputs, models: list[str], names: list[str]) -> str:
-    """Return the command; it takes several models and systems, separated by commas."""
-    options = {"--input": inputs.prompt, "--output": inputs.output, "--speed": inputs.speed, "--ttft": inputs.ttft}
-    return command("compare", inputs.model_copy(update={"model": ",".join(models), "system": ",".join(names)}), options)
-
-
 def _loaded(inputs: Inputs, models: list[str]) -> str:
     """Return the models as a Python expression: one model, or a list."""
-    expressions = [loaded(inputs.model_copy(update={"model": model}))[0] for model in models]
+    expressions = [loaded(_with(inputs, model=model))[0] for model in models]
     return expressions[0] if len(expressions) == 1 else f"[{', '.join(expressions)}]"
 
 
@@ -146,14 +134,8 @@ def _sentence(inputs: Inputs, able: list[dict[str, Any]], rows: list[dict[str, A
 
 
 BOARD = Board(
-    name="compare",
-    title="Which machine, or which model, is cheapest?",
-    order=140,
-    section=2,
-    inputs=Inputs,
-    answer=answer,
+    name="compare", title="Which machine, or which model, is cheapest?", order=140, section=2, inputs=Inputs, answer=answer,
     spoken={"model": "deepseek-ai/DeepSeek-V3", "engine": "ideal", "systems": "hgx-h200, gb200-nvl72, vr200-nvl72"},
     today={"model": "deepseek-ai/DeepSeek-V3", "systems": "hgx-h200, hgx-b300, gb300-nvl72, mi355x-8"},
-    bar=("model", "engine", "weights", "kv"),
-    slow=True,
-)
+    bar=("model", "engine", "weights", "kv"), slow=True,
+)  # fmt: skip

@@ -9,13 +9,10 @@ import numpy as np
 from steptime.blackboard.token_cost import cost_per_token, kv_bytes_from_tier
 from steptime.lecture.current_figures import build_pair
 from steptime.number_checks import Array
-from steptime.physics.chip_memory import sequences_that_fit
-from steptime.physics.step import decode_step
 from steptime.svg import PARTS, in_colours
 from steptime.units import MILLION, show
-from steptime.web.board import Answer, Board, Figure, Shared, slider
-from steptime.web.page_export import command, decode_call, layout_options, python, show_step_sum
-from steptime.web.page_subject import Subject, load_subject, single_stage_layout
+from steptime.web.board import Answer, Board, Figure, Shared, question_input, slider
+from steptime.web.page_subject import Replica, decode_call, load_replica, show_step_sum, step_command
 
 MIN_CONTEXT, MAX_CONTEXT, POINTS = 64, 4_194_304, 65
 # Context above which prices are higher [tokens], lecture section 13.
@@ -29,8 +26,8 @@ ROUND: Final = 10.0 ** np.arange(-7, 4)
 class Inputs(Shared):
     """A context at a batch on some chips."""
 
-    context: int = slider(8192, MIN_CONTEXT, MAX_CONTEXT, "context", "tokens", "Tokens of context of each sequence.", log=True)
-    batch: int = slider(256, 1, 65_536, "batch", "sequences", "Sequences that decode at once in one replica.", log=True)
+    context: int = question_input("step.context", 8192, MIN_CONTEXT, MAX_CONTEXT, log=True)
+    batch: int = question_input("step.batch", 256, high=65_536, log=True)
     chips: int = slider(0, 0, 1024, "chips", "chips", "Chips of the replica; 0: the scale-up domain.", is_advanced=True, step=1)
 
 
@@ -43,20 +40,18 @@ def answer(inputs: Inputs) -> Answer:
     Returns:
         Tables, figures and sentence.
     """
-    subject = load_subject(inputs)
-    model, system, engine = subject.model, subject.system, subject.engine
-    layout = single_stage_layout(inputs, inputs.chips)
+    replica = load_replica(inputs, inputs.chips)
     contexts = np.unique(np.append(np.geomspace(MIN_CONTEXT, MAX_CONTEXT, POINTS), inputs.context))
-    steps = decode_step(model, system, batch=inputs.batch, context=contexts, layout=layout, engine=engine)
-    parts = in_colours(steps.resources, np.shape(contexts))
-    total = np.asarray(steps.total)
-    usd = np.asarray(cost_per_token(total, inputs.batch, layout.chips, float(np.asarray(system.rent.typical)))) * MILLION
+    steps = replica.step(inputs.batch, contexts)
+    total, parts = np.asarray(steps.total), in_colours(steps.resources, np.shape(contexts))
+    usd = np.asarray(cost_per_token(total, inputs.batch, replica.chips, replica.rent)) * MILLION
     index = int(np.searchsorted(contexts, inputs.context))
-    step_seconds, times = float(total[index]), float(total[index] / total[0])
+    chosen_parts = {name: float(seconds[index]) for name, seconds in parts.items()}
     # The first context is short enough to stand for "no context".
-    twice = _first(contexts, total / total[0], 2.0)
-    grown = {name: float(parts[name][index] - parts[name][0]) for name in PARTS}
-    wall, pair = _wall(inputs, subject, contexts), build_pair(model, system, context=inputs.context)
+    step_seconds, times = float(total[index]), float(total[index] / total[0])
+    twice, wall = _first(contexts, total / total[0], 2.0), _wall(inputs, replica, contexts)
+    grown = {name: chosen_parts[name] - float(parts[name][0]) for name in PARTS}
+    model, pair = replica.model, build_pair(replica.model, replica.system, context=inputs.context)
     spoken = float(kv_bytes_from_tier(pair.active, SPOKEN, pair.balance, pair.bytes_of_weight))
     return Answer(
         tables={
@@ -68,31 +63,29 @@ def answer(inputs: Inputs) -> Answer:
             "knee": pair.knee if pair.knee < MAX_CONTEXT else None,
             "wall": wall if wall < MAX_CONTEXT else None,
         },
-        sentence=_sentence(inputs, step_seconds, times, float(parts["kv"][index]) / step_seconds, grown, wall),
+        sentence=_sentence(inputs, step_seconds, times, chosen_parts["kv"] / step_seconds, grown, wall),
         figures=(
-            Figure(name="step", value=step_seconds, unit="s", words="Time of one decode step of the full model."),
-            Figure(name="per million tokens", value=float(usd[index]), unit="USD", words="Output tokens, at the typical rent."),
-            Figure(name="over a short context", value=times, unit="x", words="Step time over that of a short context."),
-            Figure(name="L*", value=pair.knee, unit="tokens",
-                   words="Knee: reading the KV cache takes as long as the arithmetic."),
-            Figure(name="step doubles at", value=twice, unit="tokens",
-                   words="Context with twice the step time of a short context."),
-            Figure(name="memory is full at", value=wall, unit="tokens", words="Longest context that fits at this batch."),
-            Figure(name="the model's longest", value=float(model.max_context), unit="tokens"),
+            Figure("step", step_seconds, "s", "Time of one decode step of the full model."),
+            Figure("per million tokens", float(usd[index]), "USD", "Output tokens, at the typical rent."),
+            Figure("over a short context", times, "x", "Step time over that of a short context."),
+            Figure("L*", pair.knee, "tokens", "Knee: reading the KV cache takes as long as the arithmetic."),
+            Figure("step doubles at", twice, "tokens", "Context with twice the step time of a short context."),
+            Figure("memory is full at", wall, "tokens", "Longest context that fits at this batch."),
+            Figure("the model's longest", float(model.max_context), "tokens"),
         ),
         formula=(
             f"L* = b_w N_act / (R kappa) = {pair.bytes_of_weight:.3g} bytes x {pair.active:.3g} / ({pair.balance:,.0f} x "
             f"{pair.kv_bytes:,.0f} bytes) = {pair.knee:,.0f} tokens",
             f"with the arithmetic of attention, L* = {pair.knee_with_attention:,.0f} tokens",
-            show_step_sum({name: float(parts[name][index]) for name in PARTS}, step_seconds),
+            show_step_sum(chosen_parts, step_seconds),
         ),
         notes=(
             f"a knee at the lecture's {SPOKEN:,} tokens needs a KV cache of {show(spoken, 'B')} per token; this model reads "
             f"{show(pair.kv_bytes, 'B')}",
             *((f"longest context: {model.max_context:,.0f} tokens",) if inputs.context > model.max_context else ()),
         ),
-        command=command("step", inputs, {"--batch": inputs.batch, "--context": inputs.context, **layout_options(layout)}),
-        python=python(decode_call(inputs, layout, batch=inputs.batch, context=inputs.context)),
+        command=step_command(inputs, replica),
+        python=decode_call(inputs, replica),
     )  # fmt: skip
 
 
@@ -105,12 +98,10 @@ def _first(contexts: Array, values: Array, level: float) -> float:
     return float(np.exp(np.interp(level, values[two], np.log(contexts[two]))))
 
 
-def _wall(inputs: Inputs, subject: Subject, contexts: Array) -> float:
+def _wall(inputs: Inputs, replica: Replica, contexts: Array) -> float:
     """Return the longest context at which the batch fits; 0: never, infinity: always."""
-    layout = single_stage_layout(inputs, inputs.chips)
     for _ in range(3):
-        room = sequences_that_fit(subject.model, subject.system, context=contexts, layout=layout, engine=subject.engine)
-        fits = int(np.sum(np.asarray(room) >= inputs.batch))
+        fits = int(np.sum(replica.room(contexts) >= inputs.batch))
         if fits in (0, len(contexts)):
             return np.inf if fits else 0.0
         # Refine between the last context that fits and the first that does not.

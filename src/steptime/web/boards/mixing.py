@@ -7,18 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.reversible.avalanche import Curve, cipher_curve, network_curve
-from steptime.reversible.memory_tradeoff import (
-    arithmetic_ratio,
-    best_checkpoint,
-    checkpointed_bytes,
-    plain_bytes,
-    reversible_bytes,
-    stream_bytes,
-)
+from steptime.reversible import memory_tradeoff as memory
+from steptime.reversible.avalanche import cipher_curve, network_curve
 from steptime.units import show
-from steptime.web.board import Answer, Board, Figure, Shared, slider
-from steptime.web.page_export import python
+from steptime.web.board import Answer, Board, Figure, Shared, finite_figures, slider
 
 # Pairs of blocks per cipher.
 SAMPLES: Final = 4096
@@ -38,20 +30,10 @@ class Inputs(Shared):
     rounds: int = slider(3, 1, ROUNDS, "round", "", "Round after which the ciphers are compared.", step=1)
     layers: int = slider(64, 1, 512, "layers", "layers", "Layers of the trained network.", log=True)
     activation_ratio: float = slider(
-        16,
-        4,
-        64,
-        "activations of a layer",
-        "x its input",
-        "Activations that a plain layer keeps for its backward pass.",
-        log=True,
+        16, 4, 64, "activations of a layer", "x its input", "Activations kept by a plain layer for its backward pass.", log=True
     )
-    tokens: int = slider(
-        4096, 256, 65_536, "tokens", "tokens", "Tokens of a micro-batch on a chip.", log=True, is_advanced=True
-    )
-    width: int = slider(
-        8192, 256, 32_768, "width", "values", "Values per token that pass from layer to layer.", log=True, is_advanced=True
-    )
+    tokens: int = slider(4096, 256, 65_536, "tokens", "tokens", "Tokens of a micro-batch.", log=True, is_advanced=True)
+    width: int = slider(8192, 256, 32_768, "width", "values", "Values per token between layers.", log=True, is_advanced=True)
 
 
 def answer(inputs: Inputs) -> Answer:
@@ -63,21 +45,18 @@ def answer(inputs: Inputs) -> Answer:
     Returns:
         Tables, figures and sentence.
     """
-    curves = _curves()
-    shares = {key: _padded(curve) for key, curve in curves.items()}
-    index = inputs.rounds - 1
-    stream = float(stream_bytes(inputs.tokens, inputs.width, VALUE_BYTES))
+    shares, index = _shares(), inputs.rounds - 1
+    stream = float(memory.stream_bytes(inputs.tokens, inputs.width, VALUE_BYTES))
     layer = inputs.activation_ratio * stream
     depths = np.unique(np.append(LAYERS, inputs.layers))
-    plain, undone = float(plain_bytes(inputs.layers, layer)), float(reversible_bytes(stream, layer))
-    checks = float(_checkpointed(inputs.layers, stream, layer))
-    flop_ratio = float(arithmetic_ratio(2))
+    plain, undone = float(memory.plain_bytes(inputs.layers, layer)), float(memory.reversible_bytes(stream, layer))
+    checks, flop_ratio = float(_checkpointed(inputs.layers, stream, layer)), float(memory.arithmetic_ratio(2))
     return Answer(
         tables={
             "rounds": {"round": np.arange(1, ROUNDS + 1), **shares},
             "depths": {
-                "layers": depths, "plain": plain_bytes(depths, layer), "checkpointed": _checkpointed(depths, stream, layer),
-                "reversible": np.full(depths.shape, reversible_bytes(stream, layer)),
+                "layers": depths, "plain": memory.plain_bytes(depths, layer),
+                "checkpointed": _checkpointed(depths, stream, layer), "reversible": np.full(depths.shape, undone),
             },
         },
         marks={
@@ -85,18 +64,15 @@ def answer(inputs: Inputs) -> Answer:
             "reversible": undone, "times": plain / undone,
         },
         sentence=_sentence(inputs, shares, plain, undone, flop_ratio),
-        figures=(
+        figures=finite_figures(
             *(
-                Figure(name=f"{words} after {inputs.rounds}", value=share, unit="%", words=curves[key].name)
+                Figure(f"{words} after {inputs.rounds}", shares[key][index], "%", CURVES[key])
                 for key, words in (("feistel", "Feistel"), ("arx", "Speck (ARX)"), ("aes", "AES"), ("network", "network"))
-                if (share := shares[key][index]) is not None
             ),
-            Figure(name="plain layers keep", value=plain, unit="B", words="Peak activations of a chip."),
-            Figure(name="with checkpoints", value=checks, unit="B",
-                   words="At the best distance between checkpoints; grows with the square root of the depth."),
-            Figure(name="reversible layers keep", value=undone, unit="B",
-                   words="Two streams and the layer in its backward pass."),
-            Figure(name="extra arithmetic", value=flop_ratio - 1, unit="%", words="A second forward pass: 8 N D over 6 N D."),
+            Figure("plain layers keep", plain, "B", "Peak activations of a chip."),
+            Figure("with checkpoints", checks, "B", "At the best distance; grows with the square root of the depth."),
+            Figure("reversible layers keep", undone, "B", "Two streams and the layer in its backward pass."),
+            Figure("extra arithmetic", flop_ratio - 1, "%", "A second forward pass: 8 N D over 6 N D."),
         ),
         formula=(
             "Feistel: (x, y) -> (x, z = y + f(x)), inverse y = z - f(x), for any f",
@@ -105,33 +81,28 @@ def answer(inputs: Inputs) -> Answer:
             f"arithmetic: (2 forward + 2) / (1 forward + 2) = {flop_ratio:.3g}",
         ),
         command=f"steptime reversible mixing --samples {SAMPLES}",
-        python=python(
-            "from steptime.reversible.avalanche import cipher_curve\n"
-            "from steptime.reversible.memory_tradeoff import plain_bytes, reversible_bytes\n\n"
-            f'cipher_curve("{CURVES["feistel"]}", samples={SAMPLES}).shares[{index}]\n'
-            f"plain_bytes({inputs.layers}, {layer:.0f}) / reversible_bytes({stream:.0f}, {layer:.0f})"
-        ),
+        python="from steptime.reversible.avalanche import cipher_curve\n"
+        "from steptime.reversible.memory_tradeoff import plain_bytes, reversible_bytes\n\n"
+        f'cipher_curve("{CURVES["feistel"]}", samples={SAMPLES}).shares[{index}]\n'
+        f"plain_bytes({inputs.layers}, {layer:.0f}) / reversible_bytes({stream:.0f}, {layer:.0f})",
         notes=(f"{SAMPLES:,} pairs of blocks per cipher; for the network, signs that differ after a layer",),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=1)
-def _curves() -> dict[str, Curve]:
-    return {
-        key: network_curve(name, samples=1024) if key == "network" else cipher_curve(name, samples=SAMPLES)
-        for key, name in CURVES.items()
-    }
-
-
-def _padded(curve: Curve) -> list[float | None]:
-    """Return the shares of all rounds; None after the last round of a cipher."""
-    return [*curve.shares[:ROUNDS], *[None] * (ROUNDS - len(curve.shares))]
+def _shares() -> dict[str, list[float | None]]:
+    """Return the shares of all rounds by curve; None after the last round of a cipher."""
+    padded: dict[str, list[float | None]] = {}
+    for key, name in CURVES.items():
+        curve = network_curve(name, samples=1024) if key == "network" else cipher_curve(name, samples=SAMPLES)
+        padded[key] = [*curve.shares[:ROUNDS], *[None] * (ROUNDS - len(curve.shares))]
+    return padded
 
 
 def _checkpointed(layers: Any, stream: float, layer: float) -> Any:
     """Return the activations with checkpoints at the best whole distance."""
-    every = np.clip(np.round(best_checkpoint(layers, stream, layer)), 1, layers)
-    return checkpointed_bytes(layers, stream, layer, every)
+    every = np.clip(np.round(memory.best_checkpoint(layers, stream, layer)), 1, layers)
+    return memory.checkpointed_bytes(layers, stream, layer, every)
 
 
 def _sentence(inputs: Inputs, shares: dict[str, list[float | None]], plain: float, undone: float, flop_ratio: float) -> str:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.decode_latency import memory_over_compute, utilisation
-from steptime.blackboard.training_compute import optimal_batch
+from steptime import blackboard
 from steptime.number_checks import Array
-from steptime.scaling.compute_optimal import TRAINING_FLOP, equivalent_dense
+from steptime.scaling.compute_optimal import equivalent_dense
 from steptime.scaling.lifetime_compute import total_parameters
 from steptime.scaling.moe_vs_dense import MoeBoard, MoeRow, inputs_for_experts, moe_board
 from steptime.scaling.scaling_laws import DOMAINS, beyond, load_law
 from steptime.units import in_digits, show
-from steptime.web.board import Answer, Board, Figure, Shared, choice, slider
-from steptime.web.page_export import python, subject_names
-from steptime.web.page_subject import WrongField, load_subject
+from steptime.web.board import Answer, Board, Figure, Shared, choice, question_input, slider
+from steptime.web.page_subject import load_subject, require_rent, subject_names
 
 BILLION, TRILLION, MAX_EXPERTS = 1e9, 1e12, 1024
 COUNTS: Final = tuple(2.0 ** (n / 2) for n in range(21))
@@ -34,18 +31,9 @@ class Inputs(Shared):
 
     experts: int = slider(64, 1, MAX_EXPERTS, "experts", "experts", "Number of experts; each token uses one.", log=True)
     active: float = slider(37, 0.05, 1000, "active parameters", "billion", "Parameters that each token uses.", log=True)
-    batch: int = slider(2048, 1, 65_536, "batch", "sequences", "Sequences that decode at once in one replica.", log=True)
+    batch: int = question_input("step.batch", 2048, high=65_536, log=True)
     law: str = choice("clark-s-base", LAWS, "law", "MoE scaling law of the main curve.")
-    tokens: float = slider(
-        14.8,
-        0.01,
-        300,
-        "training tokens",
-        "trillion",
-        "Training tokens of the dense model and of the mixture.",
-        log=True,
-        is_advanced=True,
-    )
+    tokens: float = slider(14.8, 0.01, 300, "training tokens", "trillion", "Of both models.", log=True, is_advanced=True)
 
 
 def answer(inputs: Inputs) -> Answer:
@@ -61,19 +49,18 @@ def answer(inputs: Inputs) -> Answer:
         WrongField: The rent of the system is not known.
     """
     subject = load_subject(inputs)
-    weights = inputs.weights or "fp8"
-    if not np.isfinite(float(np.asarray(subject.system.rent.typical))):
-        raise WrongField("system", f"the rent of {subject.system.name} is not known, so a token has no price")
+    require_rent(subject, "a token")
+    system, weights = subject_names(inputs)[1], inputs.weights or "fp8"
     active, tokens = inputs.active * BILLION, inputs.tokens * TRILLION
-    arguments: Mapping[str, Any] = {"tokens": tokens, "system": subject.system, "weights": weights, "batch": inputs.batch}
+    arguments: dict[str, Any] = {"tokens": tokens, "system": subject.system, "weights": weights, "batch": inputs.batch}
     board = moe_board(active, experts=(1.0, inputs.experts), law=inputs.law, **arguments)
     dense, row = board.rows
     point = moe_board(active, experts=(POINT[1],), law=POINT[0], **arguments).rows[0]
     curves = {law: _curve(law, active, tokens) for law in LAWS}
     sizes = curves[inputs.law][1]
     # The first entry is the dense model.
-    best = optimal_batch(board.balance, np.append(1.0, sizes))
-    used = np.asarray(utilisation(memory_over_compute(inputs.batch, 0.0, best, np.inf)))
+    best = blackboard.optimal_batch(board.balance, np.append(1.0, sizes))
+    used = np.asarray(blackboard.utilisation(blackboard.memory_over_compute(inputs.batch, 0.0, best, np.inf)))
     return Answer(
         tables={"mixtures": {
             "experts": COUNTS, "weights": sizes, "price": used[0] / used[1:], **{law: curves[law][0] for law in LAWS},
@@ -86,15 +73,13 @@ def answer(inputs: Inputs) -> Answer:
         },
         sentence=_sentence(inputs, row, price := row.usd_per_million_tokens / dense.usd_per_million_tokens),
         figures=(
-            Figure(name="dense equivalent", value=row.equivalent,
-                   words="Dense model of equal loss on equal tokens, by the law."),
-            Figure(name="total parameters", value=row.total_params, words="With the architecture of the law's runs."),
-            Figure(name="weights", value=row.weight_bytes, unit="B"),
-            Figure(name="chips that hold them", value=row.chips, unit="chips", words="By weights only, without KV caches."),
-            Figure(name="B*", value=row.optimal_batch, unit="sequences", words="From here on the weights add no time."),
-            Figure(name="per million tokens", value=row.usd_per_million_tokens, unit="USD", words="Ideal, without KV caches."),
-            Figure(name="over the dense equivalent", value=row.cost_over_dense, unit="x",
-                   words="Cost of a token at equal loss."),
+            Figure("dense equivalent", row.equivalent, "", "Dense model of equal loss on equal tokens, by the law."),
+            Figure("total parameters", row.total_params, "", "With the architecture of the law's runs."),
+            Figure("weights", row.weight_bytes, "B"),
+            Figure("chips that hold them", row.chips, "chips", "By weights only, without KV caches."),
+            Figure("B*", row.optimal_batch, "sequences", "From here on the weights add no time."),
+            Figure("per million tokens", row.usd_per_million_tokens, "USD", "Ideal, without KV caches."),
+            Figure("over the dense equivalent", row.cost_over_dense, "x", "Cost of a token at equal loss."),
         ),
         formula=(
             f"gain = {show(row.equivalent)} / {show(board.active)} = {row.gain:.3g} times",
@@ -102,12 +87,10 @@ def answer(inputs: Inputs) -> Answer:
             f"price = max(1, R sigma / B) / max(1, R / B) = {in_digits(price)}, R = {board.balance:,.0f}, B = {inputs.batch:,}",
         ),
         notes=_notes(inputs, board, row),
-        command=(f"steptime laws --moe {active:g} --tokens {tokens:g} --experts {inputs.experts} --batch {inputs.batch} "
-                 f"--system {subject_names(inputs)[1]} --weights {weights}"),
-        python=python(
-            f"st.moe_board({board.active:g}, experts=({inputs.experts},), tokens={board.tokens:g}, law={inputs.law!r},\n"
-            f"             system={subject_names(inputs)[1]!r}, weights={weights!r}, batch={inputs.batch}).rows[0]"
-        ),
+        command=f"steptime laws --moe {active:g} --tokens {tokens:g} --experts {inputs.experts} --batch {inputs.batch} "
+        f"--system {system} --weights {weights}",
+        python=f"st.moe_board({board.active:g}, experts=({inputs.experts},), tokens={board.tokens:g}, law={inputs.law!r},\n"
+        f"             system={system!r}, weights={weights!r}, batch={inputs.batch}).rows[0]",
     )  # fmt: skip
 
 
@@ -118,8 +101,7 @@ def _curve(name: str, active: float, tokens: float) -> tuple[Array, Array, Array
     every = [inputs_for_experts(law, count) or {} for count in COUNTS]
     columns = {key: np.array([inputs[key] for inputs in every]) for key in every[0]}
     sizes = np.array([float(np.asarray(total_parameters(law, active, inputs))) for inputs in every]) / active
-    trained = {"tokens": tokens, "compute": TRAINING_FLOP * active * tokens} if law.kind.tokens else {}
-    inside = np.array([not beyond(law, params=active, **trained, **inputs) for inputs in every])
+    inside = np.array([not beyond(law, params=active, tokens=tokens, **inputs) for inputs in every])
     same = equivalent_dense(law, active, columns.pop("experts", 1.0), tokens=tokens, **columns)
     return np.where(same <= MOST_GAIN * active, same / active, np.nan), sizes, inside
 

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from steptime.planning.plan_result import Plan, Point
 from steptime.units import counted, show
-from steptime.web.board import Answer, Board, Figure, Shared, coarse, slider
-from steptime.web.page_export import command, loaded, python
-from steptime.web.plan_cache import (
-    PlanSpec,
-    answered,
-    chip_roles,
-    cost_and_unit,
-    plan_call,
-    priced,
-    resource_bars,
-    same_but_speed,
-)
+from steptime.web.board import Answer, Board, Figure, SlowInputs, columns, finite_figures, question_input, slider
+from steptime.web.page_subject import command, loaded
+from steptime.web.plan_cache import PlanSpec, answered, chip_roles, cost_and_unit, plan_call, priced, resource_bars
 
 # Work of the chips of a pool.
 ROLES = {"prefill": "run prefill", "decode": "run decode", "serve": "run both"}
-
 # Name of a step of a pool, if it is not a decode step.
 WORK = {"prefill": "pass"}
 
 
-class Inputs(Shared):
+class Inputs(SlowInputs):
     """A workload and its limits."""
 
-    speed: float = slider(50, 2, 1000, "speed of each user", "tok/s", "Minimum speed for each user.", log=True)
-    ttft: float = slider(2, 0.05, 60, "first token within", "s", "Largest mean time to first token.", log=True)
-    prompt: int = slider(8192, 16, 262_144, "prompt", "tokens", "Tokens of each prompt.", log=True)
-    output: int = slider(1024, 1, 65_536, "output", "tokens", "Output tokens of each request.", log=True)
+    speed: float = question_input("plan.speed", 50, 2, 1000, label="speed of each user", log=True)
+    ttft: float = question_input("plan.ttft", 2, 0.05, 60, label="first token within", log=True)
+    prompt: int = question_input("plan.input", 8192, 16, 262_144, label="prompt", log=True)
+    output: int = question_input("plan.output", 1024, high=65_536, log=True)
     chips: int = slider(0, 0, 144, "chips", "chips", "Rented chips; 0: one scale-up domain.", is_advanced=True, step=1)
-    coarse: bool = coarse()
 
 
 def answer(inputs: Inputs) -> Answer:
@@ -51,56 +41,47 @@ def answer(inputs: Inputs) -> Answer:
     plan = outcome.plan
     front = plan.front if plan else ()
     costs = [cost_and_unit(option)[0] for option in front]
-    cost, unit = (
-        cost_and_unit(point) if point else (max(costs, default=math.nan), cost_and_unit(front[0])[1] if front else "USD")
-    )
-    sure = plan.cost_range if plan and point and not rough and unit == "USD" else None
+    unit = cost_and_unit(front[0])[1] if front else "USD"
+    # Without a point that meets the limits, the mark is at the largest cost of the picture.
+    cost, unit = cost_and_unit(point) if point else (max(costs, default=math.nan), unit)
+    low, high = (plan.cost_range if plan and point and not rough and unit == "USD" else None) or (None, None)
     if plan is None:
         sentence = f"No deployment is possible: {outcome.reason}."
     elif point is None:
         sentence = f"No deployment meets these limits: {plan.reason or f'none reaches {inputs.speed:g} tok/s per user'}."
     else:
         sentence = _sentence(inputs, plan, point, rough=rough)
-    if rough and not same_but_speed(outcome.spec, spec):
+    if rough and replace(outcome.spec, speed=spec.speed) != spec:
         sentence = f"From the last plan ({outcome.spec.prompt:,} prompt and {outcome.spec.output:,} output tokens): " + sentence
     options = {"--input": inputs.prompt, "--output": inputs.output, "--speed": inputs.speed, "--ttft": inputs.ttft}
     return Answer(
         tables={
-            "front": {
-                "speed": [option.tokens_per_second_per_user for option in front], "cost": costs,
-                "ttft": [option.ttft for option in front],
-                "layout": [option.layout_text for option in front], "batch": [option.batch for option in front],
-            },
+            "front": columns("speed cost ttft layout batch", (
+                (option.tokens_per_second_per_user, cost_and_unit(option)[0], option.ttft, option.layout_text, option.batch)
+                for option in front
+            )),
             "bars": resource_bars(plan), "chips": chip_roles(plan),
         },
         marks={
             "limit": inputs.speed, "x": point.tokens_per_second_per_user if point else inputs.speed, "y": cost, "unit": unit,
-            "low": sure[0] if sure else None, "high": sure[1] if sure else None, "feasible": point is not None, "rough": rough,
+            "low": low, "high": high, "feasible": point is not None, "rough": rough,
         },
         # A reason may already end in a period.
         sentence=sentence.replace("..", "."),
-        figures=_figures(plan, point, cost, unit, sure) if plan and point else (),
+        figures=finite_figures(
+            Figure("per million output tokens", cost, unit, "The whole rent, with prefill, per output token."),
+            Figure("90 % low", low, unit),
+            Figure("90 % high", high, unit),
+            Figure("speed of each user", point.tokens_per_second_per_user, "tok/s"),
+            Figure("first token", point.ttft, "s", "Mean TTFT."),
+            Figure("output per chip", point.tokens_per_second_per_chip, "tok/s"),
+            Figure("in flight", None if low is None else plan.concurrency, "requests"),
+        ) if plan and point else (),
         formula=_formula(plan, point, cost, unit) if plan and point and not rough else (),
         notes=() if rough or plan is None else plan.warnings,
         command=command("plan", inputs, {**options, "--chips": inputs.chips or None}),
-        python=python(plan_call("plan", ", ".join(loaded(inputs)), spec, inputs.engine)),
+        python=plan_call("plan", ", ".join(loaded(inputs)), spec, inputs),
     )  # fmt: skip
-
-
-def _figures(
-    plan: Plan, point: Point, cost: float, unit: str, sure: tuple[float, float] | None
-) -> tuple[Figure, ...]:  # fmt: skip
-    ends = zip(("90 % low", "90 % high"), sure or (), strict=False)
-    return (
-        Figure(
-            name="per million output tokens", value=cost, unit=unit, words="The whole rent, with prefill, per output token."
-        ),
-        *(Figure(name=name, value=end, unit=unit) for name, end in ends),
-        Figure(name="speed of each user", value=point.tokens_per_second_per_user, unit="tok/s"),
-        Figure(name="first token", value=point.ttft, unit="s", words="Mean TTFT."),
-        Figure(name="output per chip", value=point.tokens_per_second_per_chip, unit="tok/s"),
-        *((Figure(name="in flight", value=plan.concurrency, unit="requests"),) if sure else ()),
-    )
 
 
 def _formula(plan: Plan, point: Point, cost: float, unit: str) -> tuple[str, ...]:
@@ -128,13 +109,7 @@ def _sentence(inputs: Inputs, plan: Plan, point: Point, *, rough: bool) -> str:
 
 
 BOARD = Board(
-    name="plan",
-    title="What is the cheapest way to serve it?",
-    order=50,
-    section=7,
-    inputs=Inputs,
-    answer=answer,
+    name="plan", title="What is the cheapest way to serve it?", order=50, section=7, inputs=Inputs, answer=answer, slow=True,
     spoken={"model": "deepseek-ai/DeepSeek-V3", "system": "gb200-nvl72", "engine": "ideal", "speed": 50, "ttft": 60},
     today={"model": "deepseek-ai/DeepSeek-V3", "system": "gb300-nvl72", "speed": 50, "ttft": 2},
-    slow=True,
-)
+)  # fmt: skip

@@ -9,66 +9,35 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.decode_latency import memory_over_compute
-from steptime.blackboard.token_cost import ratio_below_step
-from steptime.errors import InputError
+from steptime import blackboard
 from steptime.lecture.current_figures import kv_bytes
 from steptime.pricing.lecture_inversion import Ideal, IdealReading
 from steptime.pricing.price_estimate import Reading
 from steptime.pricing.price_inversion import PriceReading, read_prices
 from steptime.units import in_digits, show
-from steptime.web.board import Answer, Board, Figure, Shared, slider
-from steptime.web.page_export import python
-from steptime.web.page_subject import WrongField
+from steptime.web.board import Answer, Board, Figure, Shared, columns, finite_figures, slider
+from steptime.web.page_subject import WrongField, at_field
 
 CONTEXTS: Final = np.geomspace(1e3, 2e6, 121)
 OPEN_MODELS: Final = {"DeepSeek-V3": "deepseek-v3", "Llama 3.3 70B": "llama-3.3-70b"}
-# Bounds of a price [USD per million tokens].
-MIN_PRICE, MAX_PRICE = 0.01, 200.0
+
+
+def _price(default: float, name: str, words: str, *, low: float = 0.01, is_advanced: bool = False) -> Any:
+    """Declare a price per million tokens."""
+    return slider(default, low, 200.0, name, "USD per million", words, log=True, is_advanced=is_advanced)
 
 
 class Inputs(Shared):
     """A price list with two context tiers."""
 
-    input: float = slider(2, MIN_PRICE, MAX_PRICE, "input", "USD per million", "Price of prompt tokens.", log=True)
-    output: float = slider(12, MIN_PRICE, MAX_PRICE, "output", "USD per million", "Price of output tokens.", log=True)
-    cached: float = slider(
-        0.2,
-        MIN_PRICE / 10,
-        MAX_PRICE,
-        "input from a cache",
-        "USD per million",
-        "Price of prompt tokens that hit the cache.",
-        log=True,
-    )
-    tier: int = slider(
-        200_000, 8000, 1_000_000, "higher price above", "tokens", "Context above which requests cost more.", log=True
-    )
-    dearer: float = slider(
-        18,
-        MIN_PRICE,
-        MAX_PRICE,
-        "output above it",
-        "USD per million",
-        "Output price of long requests; equal to the price below: no price step.",
-        log=True,
-    )
-    above: float = slider(
-        4,
-        MIN_PRICE,
-        MAX_PRICE,
-        "input above it",
-        "USD per million",
-        "Input price of long requests.",
-        log=True,
-        is_advanced=True,
-    )
-    active: float = slider(
-        1e11, 1e9, 1e12, "active parameters", "", "Active parameters, as the lecture assumes.", log=True, is_advanced=True
-    )
-    balance: float = slider(
-        300, 50, 1000, "balance of the machine", "", "R: multiplies per weight read.", log=True, is_advanced=True
-    )
+    input: float = _price(2, "input", "Price of prompt tokens.")
+    output: float = _price(12, "output", "Price of output tokens.")
+    cached: float = _price(0.2, "input from a cache", "Price of prompt tokens that hit the cache.", low=0.001)
+    tier: int = slider(200_000, 8000, 1_000_000, "higher price above", "tokens", "Longer requests cost more.", log=True)
+    dearer: float = _price(18, "output above it", "Output price of long requests; equal to the price below: no price step.")
+    above: float = _price(4, "input above it", "Input price of long requests.", is_advanced=True)
+    active: float = slider(1e11, 1e9, 1e12, "active parameters", "", "As the lecture assumes.", log=True, is_advanced=True)
+    balance: float = slider(300, 50, 1000, "balance R", "", "Multiplies per weight read.", log=True, is_advanced=True)
 
 
 def answer(inputs: Inputs) -> Answer:
@@ -86,13 +55,13 @@ def answer(inputs: Inputs) -> Answer:
     estimate = _invert_prices(inputs)
     ideal, kv = estimate.ideal, estimate["kv_bytes_per_token"]
     contexts = np.unique(np.concatenate([CONTEXTS, [inputs.tier, inputs.tier + 1]]))
-    over = contexts > inputs.tier
-    stepped = math.isfinite(ideal.kv_bytes)
-    prices_by_break = inputs.input * ratio_below_step(ideal.threshold, contexts) if stepped else np.full(contexts.shape, np.nan)
+    over, stepped = contexts > inputs.tier, math.isfinite(ideal.kv_bytes)
+    prices_by_break = inputs.input * blackboard.ratio_below_step(ideal.threshold, contexts) if stepped else contexts * np.nan
     # The lecture's second reading uses the break and the ratio of output to input together.
-    together = np.maximum(memory_over_compute(1.0, contexts, ideal.joint_batch, ideal.balanced), 1.0) * inputs.input
-    rows = [("price break only", ideal.kv_bytes), ("break and ratio", ideal.joint_kv_bytes)]
-    rows += list(zip(OPEN_MODELS, map(float, kv_bytes(list(OPEN_MODELS.values()))), strict=True))
+    ratio = blackboard.memory_over_compute(1.0, contexts, ideal.joint_batch, ideal.balanced)
+    together = np.maximum(ratio, 1.0) * inputs.input
+    rows = [("price break only", ideal.kv_bytes, False), ("break and ratio", ideal.joint_kv_bytes, False)]
+    rows += [(name, float(size), True) for name, size in zip(OPEN_MODELS, kv_bytes([*OPEN_MODELS.values()]), strict=True)]
     low, high = kv.interval or (math.nan, math.nan)
     return Answer(
         tables={
@@ -101,55 +70,39 @@ def answer(inputs: Inputs) -> Answer:
                 "input": np.where(over, inputs.above, inputs.input), "cached": np.full(contexts.shape, inputs.cached),
                 "apart": prices_by_break, "together": together,
             },
-            "bytes": {
-                "name": [name for name, _ in rows], "bytes": [size for _, size in rows],
-                "known": [name in OPEN_MODELS for name, _ in rows],
-            },
+            "bytes": columns("name bytes known", rows),
         },
         marks={
             "tier": inputs.tier, "at": inputs.output, "low": low, "high": high, "median": kv.value, "bound": kv.bound,
             "identifiable": kv.identifiable, "reason": kv.reason.split(";")[0],
         },
         sentence=_sentence(inputs, estimate, kv),
-        figures=_finite(
-            Figure(name="output over input", value=ideal.ratio,
-                   words="Section 14: memory time over arithmetic time of a decode step."),
-            Figure(name="decode utilization", value=ideal.decode_utilisation, unit="%", words="Relative to prefill."),
-            Figure(name="KV bytes, section 13", value=ideal.kv_bytes, unit="B",
-                   words="If decode becomes memory-bound at the price break."),
-            Figure(name="KV bytes, 90 % low", value=low, unit="B", words="Range on price lists of known models, in BF16."),
-            Figure(name="KV bytes, 90 % high", value=high, unit="B", words="Upper end of the range."),
-            Figure(name="KV bytes, at most", value=kv.bound, unit="B",
-                   words="If a long request does not cost the seller more than its price."),
-            Figure(name="information in the list", value=kv.bits, unit="bits",
-                   words="Beyond the spread of models without a list."),
-            Figure(name="input over cached input", value=inputs.input / inputs.cached, unit="times", words="Section 15."),
+        figures=finite_figures(
+            Figure("output over input", ideal.ratio, "", "Section 14: memory time over arithmetic time of a decode step."),
+            Figure("decode utilization", ideal.decode_utilisation, "%", "Relative to prefill."),
+            Figure("KV bytes, section 13", ideal.kv_bytes, "B", "If decode becomes memory-bound at the price break."),
+            Figure("KV bytes, 90 % low", low, "B", "Range on price lists of known models, in BF16."),
+            Figure("KV bytes, 90 % high", high, "B", "Upper end of the range."),
+            Figure("KV bytes, at most", kv.bound, "B", "If a long request does not cost the seller more than its price."),
+            Figure("information in the list", kv.bits, "bits", "Beyond the spread of models without a list."),
+            Figure("input over cached input", inputs.input / inputs.cached, "times", "Section 15."),
         ),
-        formula=_formula(inputs, ideal, stepped=stepped),
+        # Without a price step, only the ratio of output to input says something.
+        formula=_formula(inputs, ideal)[: None if stepped else 1],
         command=f"printf {shlex.quote(_toml(inputs))} > list.toml && steptime prices --list list.toml --read --lecture "
         f"--active {inputs.active:.0f} --balance {inputs.balance:g}",
-        python=python(
-            "from steptime.pricing.lecture_inversion import Ideal\n\n"
-            f"prices = {_fields(inputs)!r}\nideal = Ideal(balance={inputs.balance:g}, active={inputs.active:g})\n"
-            "estimate = st.read_prices(prices, ideal=ideal)\n"
-            'estimate.ideal.kv_bytes, estimate["kv_bytes_per_token"].interval'
-        ),
+        python="from steptime.pricing.lecture_inversion import Ideal\n\n"
+        f"prices = {_fields(inputs)!r}\nideal = Ideal(balance={inputs.balance:g}, active={inputs.active:g})\n"
+        "estimate = st.read_prices(prices, ideal=ideal)\n"
+        'estimate.ideal.kv_bytes, estimate["kv_bytes_per_token"].interval',
         notes=(f"on models of known size: ranges {kv.interval_held}, bounds {kv.bound_held}",) if kv.bound_held else (),
     )  # fmt: skip
 
 
-def _finite(*figures: Figure) -> tuple[Figure, ...]:
-    return tuple(figure for figure in figures if math.isfinite(figure.value))
-
-
-def _formula(inputs: Inputs, ideal: IdealReading, *, stepped: bool) -> tuple[str, ...]:
-    """Return the lecture's formulas with their numbers; only one without a price step."""
+def _formula(inputs: Inputs, ideal: IdealReading) -> tuple[str, ...]:
     used = f"{inputs.input:g} / {inputs.output:g} = {100 * ideal.decode_utilisation:.3g} %"
-    first = f"section 14: decode utilization = input / output = {used}"
-    if not stepped:
-        return (first,)
     return (
-        first,
+        f"section 14: decode utilization = input / output = {used}",
         f"section 13: kappa = b N / (R L) = {ideal.ideal.weight_bytes:g} B x {show(inputs.active)} / ({inputs.balance:g} x "
         f"{inputs.tier:,}) = {show(ideal.kv_bytes, 'B')}",
         f"both: L* = {in_digits(ideal.balanced)} tokens, kappa = {show(ideal.joint_kv_bytes, 'B')}, "
@@ -171,10 +124,8 @@ def _toml(inputs: Inputs) -> str:
 def _invert_prices(inputs: Inputs) -> PriceReading:
     if inputs.cached > inputs.input:
         raise WrongField("cached", "cached: must be at most the price of input")
-    try:
-        return read_prices(_fields(inputs), ideal=Ideal(balance=inputs.balance, active=inputs.active))
-    except InputError as error:
-        raise WrongField("input", str(error)) from None
+    ideal = Ideal(balance=inputs.balance, active=inputs.active)
+    return at_field("input", read_prices, _fields(inputs), ideal=ideal)
 
 
 def _sentence(inputs: Inputs, estimate: PriceReading, kv: Reading) -> str:
@@ -191,10 +142,8 @@ def _sentence(inputs: Inputs, estimate: PriceReading, kv: Reading) -> str:
     )
     if ideal.consistent:
         return first + "Price ratio and price break agree."
-    return (
-        first + "Price ratio and price break disagree: if decode is memory-bound only above the break, short requests should "
-        "have equal prices for input and output."
-    )
+    words = "if decode is memory-bound only above the break, short requests should have equal prices for input and output."
+    return f"{first}Price ratio and price break disagree: {words}"
 
 
 BOARD = Board(

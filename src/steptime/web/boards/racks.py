@@ -6,16 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from steptime.blackboard.expert_activation import across_racks, pipeline_condition
-from steptime.blackboard.pipeline_stages import kv_bytes_per_chip, weight_bytes_per_chip
+from steptime import blackboard
 from steptime.hardware.system import System
 from steptime.lecture.current_figures import Pair, build_pair
 from steptime.models.model import Model
 from steptime.physics.network_time import exchange
 from steptime.units import show
-from steptime.web.board import Answer, Board, Figure, Shared, slider
-from steptime.web.page_export import command, python
-from steptime.web.page_subject import WrongField, load_subject
+from steptime.web.board import Answer, Board, Figure, Shared, finite_figures, question_input, slider
+from steptime.web.page_subject import command, load_subject, refuse_long_context
 
 # Racks of the picture.
 RACKS = np.arange(1, 9)
@@ -26,7 +24,7 @@ class Inputs(Shared):
 
     racks: int = slider(2, 1, 8, "racks", "racks", "Racks (scale-up domains) of one replica.", step=1)
     batch: int = slider(8192, 1, 65_536, "batch", "sequences", "Sequences in each rack at once.", log=True)
-    context: int = slider(8192, 1, 1_048_576, "context", "tokens", "Tokens of context of each sequence.", log=True)
+    context: int = question_input("roofline.context", 8192, high=1_048_576, log=True)
 
 
 def answer(inputs: Inputs) -> Answer:
@@ -41,21 +39,22 @@ def answer(inputs: Inputs) -> Answer:
     Raises:
         WrongField: The context is too long for the model.
     """
-    model, system = load_subject(inputs).model, load_subject(inputs).system
-    if inputs.context > model.max_context:
-        raise WrongField("context", f"the longest context of this model is {model.max_context:,.0f} tokens")
+    subject = load_subject(inputs)
+    model, system = subject.model, subject.system
+    refuse_long_context(model, inputs.context)
     pair = build_pair(model, system, context=inputs.context)
-    weights = np.asarray(weight_bytes_per_chip(pair.total, pair.bytes_of_weight, pair.chips, RACKS))
-    cache = np.asarray(kv_bytes_per_chip(inputs.batch, inputs.context, pair.kv_bytes, pair.chips, RACKS))
+    weights = np.asarray(blackboard.weight_bytes_per_chip(pair.total, pair.bytes_of_weight, pair.chips, RACKS))
+    cache = np.asarray(blackboard.kv_bytes_per_chip(inputs.batch, inputs.context, pair.kv_bytes, pair.chips, RACKS))
     room, index = pair.capacity / pair.chips, inputs.racks - 1
     tables: dict[str, Any] = {"held": {"racks": RACKS, "weights": weights / room, "kv": cache / room}}
     ratio = np.nan if system.is_box else float(system.scale_up.link.bandwidth) / float(system.scale_out.link.bandwidth)
     both = pair.experts > 1 and not system.is_box
-    hidden = np.asarray(pipeline_condition(pair.active_experts, model.depth / RACKS, ratio) if both else RACKS * np.nan)
-    spread = _spread(model, system, pair, inputs.batch, RACKS) if both else RACKS * np.nan
+    hidden = spread = RACKS * np.nan
     exchange_formula: tuple[str, ...] = ()
     if both:
-        closed = np.asarray(across_racks(RACKS, ratio))
+        hidden = np.asarray(blackboard.pipeline_condition(pair.active_experts, model.depth / RACKS, ratio))
+        spread = _spread(model, system, pair, inputs.batch, RACKS)
+        closed = np.asarray(blackboard.across_racks(RACKS, ratio))
         # A hop that takes longer than the stage delays the pipeline by the ratio.
         layers = np.where(RACKS > 1, np.maximum(1.0, 1 / hidden), 1.0)
         tables["exchange"] = {"racks": RACKS, "experts": spread, "board": closed, "layers": layers}
@@ -68,20 +67,14 @@ def answer(inputs: Inputs) -> Answer:
     return Answer(
         tables=tables,
         marks={"racks": inputs.racks, "chips": pair.chips, "experts": float(spread[index]), "fits": fits},
-        sentence=_sentence(
-            inputs, pair, system, tuple(float(curve[index]) for curve in (spread, hidden, weights, cache)), fits=fits
-        ),
-        figures=tuple(
-            Figure(name=name, value=float(value), unit=unit, words=words)
-            for name, value, unit, words in (
-                ("weights of a chip", weights[index], "B", "Layers are divided over the racks."),
-                ("cache of a chip", cache[index], "B", "Independent of the number of racks."),
-                ("memory of a chip", room, "B", ""),
-                ("scale-up over scale-out bandwidth", ratio, "", "Bandwidth of a chip, one direction."),
-                ("experts spread: time x", spread[index], "", "All-to-all of the full model over that in one rack."),
-                ("pipeline condition", hidden[index], "", "2 k l / beta, section 9: from 1 on the transfer is hidden."),
-            )
-            if np.isfinite(value)
+        sentence=_sentence(inputs, both, system, spread[index], hidden[index], weights[index], cache[index], fits=fits),
+        figures=finite_figures(
+            Figure("weights of a chip", weights[index], "B", "Layers are divided over the racks."),
+            Figure("cache of a chip", cache[index], "B", "Independent of the number of racks."),
+            Figure("memory of a chip", room, "B"),
+            Figure("scale-up over scale-out bandwidth", ratio, "", "Bandwidth of a chip, one direction."),
+            Figure("experts spread: time x", spread[index], "", "All-to-all of the full model over that in one rack."),
+            Figure("pipeline condition", hidden[index], "", "2 k l / beta, section 9: from 1 on the transfer is hidden."),
         ),
         formula=(
             f"weights of a chip = b_w N_tot / (E P) = {show(weights[index], 'B')} on {pair.chips} x {inputs.racks} chips",
@@ -89,7 +82,7 @@ def answer(inputs: Inputs) -> Answer:
             *exchange_formula,
         ),
         command=command("roofline", inputs, {"--context": inputs.context}),
-        python=python(f"st.blackboard.kv_bytes_per_chip({inputs.batch}, {inputs.context}, {pair.kv_bytes!r}, {pair.chips}, 1)"),
+        python=f"st.blackboard.kv_bytes_per_chip({inputs.batch}, {inputs.context}, {pair.kv_bytes!r}, {pair.chips}, 1)",
     )  # fmt: skip
 
 
@@ -105,13 +98,14 @@ def _spread(model: Model, system: System, pair: Pair, batch: int, racks: Any) ->
     return np.where(racks * pair.chips <= max(op.experts, pair.chips), seconds / seconds[0], np.nan)
 
 
-def _sentence(inputs: Inputs, pair: Pair, system: System, values: tuple[float, ...], *, fits: bool) -> str:
-    spread, hidden, weights, cache = values
+def _sentence(
+    inputs: Inputs, both: bool, system: System, spread: float, hidden: float, weights: float, cache: float, *, fits: bool
+) -> str:  # fmt: skip
     memory_words = (
         f"A chip stores {show(weights, 'B')} of weights and {show(cache, 'B')} of KV cache, which more racks do not reduce"
+        + ("." if fits else ": more than its memory.")
     )
-    memory_words += "." if fits else ": more than its memory."
-    if system.is_box or pair.experts == 1:
+    if not both:
         none = "This machine has no scale-out network" if system.is_box else "This model has no experts"
         return f"{none}: only the memory is shown. {memory_words}"
     if inputs.racks == 1:
@@ -124,13 +118,8 @@ def _sentence(inputs: Inputs, pair: Pair, system: System, values: tuple[float, .
 
 
 BOARD = Board(
-    name="racks",
-    title="What does it cost to use several racks?",
-    order=60,
-    section=9,
-    inputs=Inputs,
-    answer=answer,
+    name="racks", title="What does it cost to use several racks?", order=60, section=9, inputs=Inputs, answer=answer,
     spoken={"model": "deepseek-ai/DeepSeek-V3", "system": "gb200-nvl72", "racks": 4, "batch": 2000, "context": 32768},
     today={"model": "deepseek-ai/DeepSeek-V3", "system": "gb300-nvl72", "racks": 2, "batch": 8192, "context": 8192},
     bar=("model", "system", "weights", "kv"),
-)
+)  # fmt: skip

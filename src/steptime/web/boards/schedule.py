@@ -12,8 +12,7 @@ from steptime.training.schedule_timeline import KIND_NAMES, simulate_step, timel
 from steptime.training.schedules.schedule import Schedule, schedule_named
 from steptime.training.schedules.work_order import KINDS
 from steptime.units import in_digits
-from steptime.web.board import Answer, Board, Figure, Shared, choice, slider
-from steptime.web.page_export import python
+from steptime.web.board import Answer, Board, Figure, Shared, choice, columns, question_input, slider
 
 NAMES: Final = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipe", "dualpipev")
 BOXES: Final = ("device", "kind", "chunk", "micro", "back", "start", "end")
@@ -25,15 +24,11 @@ class Inputs(Shared):
     """A pipeline schedule with stages and micro-batches."""
 
     schedule: str = choice("1f1b", NAMES, "schedule", "Order of the forward and backward passes on each device.")
-    stages: int = slider(4, 2, 16, "stages", "devices", "Devices of the pipeline; each has a part of the layers.", step=1)
+    stages: int = question_input("train.pp", 4, 2, 16, label="stages", unit="devices", step=1)
     microbatches: int = slider(8, 1, 32, "micro-batches", "", "Micro-batches of a step.", step=1)
-    virtual: int = slider(
-        2, 2, 4, "virtual stages", "per device", "Only for the schedule interleaved.", is_advanced=True, step=1
-    )
+    virtual: int = slider(2, 2, 4, "virtual stages", "per device", "Only for schedule interleaved.", is_advanced=True, step=1)
     backward: float = slider(2, 1, 4, "backward pass", "forward passes", "Time of a backward pass.", is_advanced=True)
-    weight_share: float = slider(
-        0.5, 0, 0.9, "share of weight gradients", "", "Share of the backward pass for gradients of weights.", is_advanced=True
-    )
+    weight_share: float = slider(0.5, 0, 0.9, "weight gradients", "", "Share of the backward pass.", is_advanced=True)
 
 
 def answer(inputs: Inputs) -> Answer:
@@ -51,22 +46,19 @@ def answer(inputs: Inputs) -> Answer:
     p, m, v = inputs.stages, inputs.microbatches, schedule.virtual or inputs.virtual
     f, b, w = FORWARD, inputs.backward, inputs.weight_share * inputs.backward
     # Only schedules that are legal for these stages and micro-batches are compared.
-    schedules = [
-        candidate
-        for candidate in map(schedule_named, NAMES)
-        if bool(candidate.legal(p, m, candidate.virtual or inputs.virtual))
-    ]
-    points = [_point(candidate, p, m, inputs.virtual, f, b, w) for candidate in schedules]
-    table = {
-        "name": [candidate.name for candidate in schedules], "idle": [point[0] for point in points],
-        "in_flight": [point[1] for point in points],
-        "copies": [candidate.copies for candidate in schedules],
-    }  # fmt: skip
-    base_marks = {"devices": p, "chosen": schedule.name}
+    schedules = [plan for plan in map(schedule_named, NAMES) if bool(plan.legal(p, m, plan.virtual or inputs.virtual))]
+    rows = (_row(plan, p, m, plan.virtual or inputs.virtual, f, b, w) for plan in schedules)
+    table = columns("name idle in_flight copies", rows)
+    base_marks, snippets = {"devices": p, "chosen": schedule.name}, _snippets(inputs, schedule, v, f / v, b / v, w / v)
     try:
         order = schedule.order(p, m, v)
     except InputError as error:
-        return _none(f"{error}.", table, base_marks, _command(inputs, schedule, v), _python(schedule, p, m, v, f, b, w))
+        # A schedule that cannot run has no boxes; the others are shown.
+        return Answer(
+            tables={"boxes": dict.fromkeys(BOXES, ()), "kinds": {"kind": (), "words": ()}, "schedules": table},
+            marks={**dict.fromkeys(("total", "idle", "share", "held")), **base_marks},
+            sentence=f"{str(error)[0].upper()}{str(error)[1:]}.", **snippets,
+        )  # fmt: skip
     done = timeline(simulate_step(order, f / v, b / v, w / v))
     idle, total = float(done.idle.max()), done.total
     closed = float(schedule.idle(p, m, v, f, b, w) + schedule.stagger(p, v, f, b, w))
@@ -85,58 +77,45 @@ def answer(inputs: Inputs) -> Answer:
         marks={"total": total, "idle": idle, "share": idle / total, "held": peak, **base_marks},
         sentence=_sentence(schedule, idle, total, peak, gpipe),
         figures=(
-            Figure(name="step", value=total, unit="forward passes", words="Forward passes of one device for one micro-batch."),
-            Figure(name="idle, simulated", value=idle, unit="forward passes", words="Device with the longest idle time."),
-            Figure(name="idle, closed form", value=closed, unit="forward passes", words=schedule.source),
-            Figure(name="idle share", value=idle / total, unit="%"),
-            Figure(name="GPipe's (P-1)/(M+P-1)", value=gpipe, unit="%", words="Formula of the lecture."),
-            Figure(name="in flight, simulated", value=peak, unit="micro-batches", words="Peak activations of a device."),
-            Figure(name="in flight, closed form", value=holds, unit="micro-batches"),
-            Figure(name="copies of the weights", value=schedule.copies),
+            Figure("step", total, "forward passes", "Forward passes of one device for one micro-batch."),
+            Figure("idle, simulated", idle, "forward passes", "Device with the longest idle time."),
+            Figure("idle, closed form", closed, "forward passes", schedule.source),
+            Figure("idle share", idle / total, "%"),
+            Figure("GPipe's (P-1)/(M+P-1)", gpipe, "%", "Formula of the lecture."),
+            Figure("in flight, simulated", peak, "micro-batches", "Peak activations of a device."),
+            Figure("in flight, closed form", holds, "micro-batches"),
+            Figure("copies of the weights", schedule.copies),
         ),
         formula=(
             f"step = M (f + b) + idle = {m} x ({f:g} + {b:g}) + {in_digits(total - m * (f + b))} = {in_digits(total)}",
             f"idle share = {in_digits(idle)} / {in_digits(total)} = {100 * idle / total:.1f} %",
             f"GPipe: (P - 1) / (M + P - 1) = {p - 1} / {m + p - 1} = {100 * gpipe:.1f} %",
         ),
-        command=_command(inputs, schedule, v),
-        python=_python(schedule, p, m, v, f, b, w),
+        **snippets,
         notes=("the command simulates the same schedule for a real model with its own pass times",),
     )  # fmt: skip
 
 
-def _point(schedule: Schedule, p: int, m: int, virtual: int, f: float, b: float, w: float) -> tuple[float, float]:
-    """Return idle share and micro-batches in flight by the closed forms of a schedule."""
+def _row(schedule: Schedule, p: int, m: int, virtual: int, f: float, b: float, w: float) -> tuple[str, float, float, float]:
+    """Return name, idle share, micro-batches in flight and copies of the weights, by the closed forms of a schedule."""
     v = schedule.virtual or virtual
-    step = float(schedule.step(p, m, v, f, b, w))
-    return 1 - m * (f + b) / step, float(np.max(schedule.in_flight(p, m, v)))
+    step = m * (f + b) + float(schedule.idle(p, m, v, f, b, w) + schedule.stagger(p, v, f, b, w))
+    return schedule.name, 1 - m * (f + b) / step, float(np.max(schedule.in_flight(p, m, v))), schedule.copies
 
 
-def _none(why: str, table: dict[str, Any], base_marks: dict[str, Any], command: str, code: str) -> Answer:
-    """Return the answer for a schedule that cannot run: only the other schedules."""
-    empty: dict[str, Any] = {"boxes": dict.fromkeys(BOXES, ()), "kinds": {"kind": (), "words": ()}, "schedules": table}
-    marks = {"total": None, "idle": None, "share": None, "held": None, **base_marks}
-    return Answer(tables=empty, marks=marks, sentence=why[0].upper() + why[1:], command=command, python=code)
-
-
-def _command(inputs: Inputs, schedule: Schedule, v: int) -> str:
-    vpp_option = f" --vpp {v}" if v > 1 else ""
+def _snippets(inputs: Inputs, schedule: Schedule, v: int, f: float, b: float, w: float) -> dict[str, Any]:
+    """Return the command and the Python call; the times of passes are those of one chunk."""
     # The model needs at least one layer per stage.
     model = "llama-3-8b" if inputs.stages * max(v, 1) <= 32 else "llama-3.1-405b"
-    return (
-        f"steptime train {model} hgx-h100 --engine typical --chips {8 * inputs.stages} --tp 8 --pp {inputs.stages}{vpp_option} "
-        f"--batch {inputs.microbatches} --micro-batch 1 --schedule {schedule.name}"
-    )
-
-
-def _python(schedule: Schedule, p: int, m: int, v: int, f: float, b: float, w: float) -> str:
-    return python(
-        "from steptime.training.schedules.schedule import schedule_named\n"
+    return {
+        "command": f"steptime train {model} hgx-h100 --engine typical --chips {8 * inputs.stages} --tp 8 --pp {inputs.stages}"
+        f"{f' --vpp {v}' if v > 1 else ''} --batch {inputs.microbatches} --micro-batch 1 --schedule {schedule.name}",
+        "python": "from steptime.training.schedules.schedule import schedule_named\n"
         "from steptime.training.schedule_timeline import simulate_step\n\n"
-        f'order = schedule_named("{schedule.name}").order({p}, {m}, {v})\n'
-        f"done = simulate_step(order, {f / v:g}, {b / v:g}, {w / v:g})\n"
-        "float(done.total), float(done.idle.max()), float(done.in_flight.max())"
-    )
+        f'order = schedule_named("{schedule.name}").order({inputs.stages}, {inputs.microbatches}, {v})\n'
+        f"done = simulate_step(order, {f:g}, {b:g}, {w:g})\n"
+        "float(done.total), float(done.idle.max()), float(done.in_flight.max())",
+    }
 
 
 def _sentence(schedule: Schedule, idle: float, total: float, peak: float, gpipe: float) -> str:

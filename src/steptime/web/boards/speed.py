@@ -6,9 +6,8 @@ import numpy as np
 
 from steptime.blackboard.token_cost import batch_ratio, speed_ceiling
 from steptime.units import show
-from steptime.web.board import Answer, Board, Figure, Shared, coarse, slider
-from steptime.web.page_export import command, loaded, python
-from steptime.web.page_subject import WrongField, load_subject
+from steptime.web.board import Answer, Board, Figure, SlowInputs, columns, finite_figures, question_input
+from steptime.web.page_subject import command, load_subject, loaded, refuse_long_context, with_engine
 from steptime.web.plan_cache import Curves, cached_curves, priced
 
 FASTER = "a single sequence reads only the experts that it uses, so it can be faster than the floor of the blackboard"
@@ -16,12 +15,11 @@ FASTER = "a single sequence reads only the experts that it uses, so it can be fa
 LISTED = (6.0, 2.5)
 
 
-class Inputs(Shared):
+class Inputs(SlowInputs):
     """A speed for each user, at a context."""
 
-    speed: float = slider(50, 1, 2000, "speed of each user", "tok/s", "Tokens per second of each user.", log=True)
-    context: int = slider(8192, 1, 1_048_576, "context", "tokens", "Tokens of context of each sequence.", log=True)
-    coarse: bool = coarse()
+    speed: float = question_input("plan.speed", 50, 1, 2000, label="speed of each user", log=True)
+    context: int = question_input("roofline.context", 8192, high=1_048_576, log=True)
 
 
 def answer(inputs: Inputs) -> Answer:
@@ -36,9 +34,7 @@ def answer(inputs: Inputs) -> Answer:
     Raises:
         WrongField: The context is too long for the model.
     """
-    longest = load_subject(inputs).model.max_context
-    if inputs.context > longest:
-        raise WrongField("context", f"the longest context of this model is {longest:,.0f} tokens")
+    refuse_long_context(load_subject(inputs).model, inputs.context)
     curves = cached_curves(inputs, inputs.context, rough=inputs.coarse)
     pair, full = curves.pair, curves.full
     speed = 1 / full.seconds[curves.pareto_indices]
@@ -53,14 +49,12 @@ def answer(inputs: Inputs) -> Answer:
         for index, name in curves.labels().items()
     ]
     top = float(speed[0]) if len(speed) else None
-    model, system = loaded(inputs)
-    engine = f", engine={inputs.engine!r}" if inputs.engine else ""
     money = curves.unit
     return Answer(
         tables={
             "full": {"speed": speed, "cost": curves.cost(curves.pareto_indices), "batch": full.batch[curves.pareto_indices]},
             "closed": {"speed": closed_speed, "cost": closed_cost, "batch": batches},
-            "points": {name: [point[n] for point in points] for n, name in enumerate(("name", "speed", "cost", "batch"))},
+            "points": columns("name speed cost batch", points),
         },
         marks={
             "speed": inputs.speed, "cost": price, "closed": ideal, "unit": money, "floor": 1 / pair.floor, "ceiling": top,
@@ -68,12 +62,12 @@ def answer(inputs: Inputs) -> Answer:
             "listed_cost": points[0][2] * LISTED[0] if points else None,
         },
         sentence=_sentence(inputs, curves, points, price),
-        figures=(
-            *([Figure(name="per million tokens", value=price, unit=money, words="Decode only.")] if price else []),
-            *([Figure(name="on the blackboard", value=ideal, unit=money, words="Closed form.")] if ideal else []),
-            *(Figure(name=f"{name} the speed: price x", value=cost / points[0][2]) for name, _, cost, _ in points[1:]),
-            *([Figure(name="greatest speed", value=top, unit="tok/s", words="A single sequence.")] if top else []),
-            Figure(name="speed of the floor", value=1 / pair.floor, unit="tok/s", words="Every weight is read once per token."),
+        figures=finite_figures(
+            Figure("per million tokens", price, money, "Decode only."),
+            Figure("on the blackboard", ideal, money, "Closed form."),
+            *(Figure(f"{name} the speed: price x", cost / points[0][2]) for name, _, cost, _ in points[1:]),
+            Figure("greatest speed", top, "tok/s", "A single sequence."),
+            Figure("speed of the floor", 1 / pair.floor, "tok/s", "Every weight is read once per token."),
         ),
         formula=(
             f"floor = b_w N_tot / W = {show(pair.floor, 's')}: {1 / pair.floor:,.0f} tok/s on {pair.chips} chips",
@@ -86,7 +80,7 @@ def answer(inputs: Inputs) -> Answer:
             *([FASTER] if top and top * pair.floor > 1 and pair.experts > 1 else []),
         ),
         command=command("roofline", inputs, {"--context": inputs.context}),
-        python=python(f"st.roofline({model}, {system}, context={inputs.context}{engine}).answers"),
+        python=f"st.roofline({', '.join(loaded(inputs))}, context={inputs.context}{with_engine(inputs)}).answers",
     )  # fmt: skip
 
 
@@ -110,13 +104,7 @@ def _sentence(inputs: Inputs, curves: Curves, points: list[tuple[str, float, flo
 
 
 BOARD = Board(
-    name="speed",
-    title="What does more speed cost?",
-    order=40,
-    section=5,
-    inputs=Inputs,
-    answer=answer,
+    name="speed", title="What does more speed cost?", order=40, section=5, inputs=Inputs, answer=answer, slow=True,
     spoken={"model": "deepseek-ai/DeepSeek-V3", "system": "gb200-nvl72", "engine": "ideal", "speed": 100},
     today={"model": "deepseek-ai/DeepSeek-V3", "system": "gb300-nvl72", "speed": 60},
-    slow=True,
-)
+)  # fmt: skip

@@ -13,9 +13,8 @@ from steptime.hardware.rental_prices import usd
 from steptime.number_checks import Array
 from steptime.pricing.kv_storage_cost import tiers
 from steptime.units import HOUR, in_digits, show
-from steptime.web.board import Answer, Board, Figure, Shared, choice, slider
-from steptime.web.page_export import command, loaded, python
-from steptime.web.page_subject import WrongField, load_subject
+from steptime.web.board import Answer, Board, Figure, Shared, choice, question_input, slider
+from steptime.web.page_subject import WrongField, command, load_subject, loaded, refuse_long_context, require_rent
 
 # Storage times of the picture [s].
 MIN_SECONDS, MAX_SECONDS, POINTS = 1e-3, 1e7, 121
@@ -31,14 +30,10 @@ PAYS: Final = "After this time recomputing is cheaper; 0: reading it back costs 
 class Inputs(Shared):
     """A KV cache of one context that is stored for a time."""
 
-    hold_seconds: float = slider(
-        300, MIN_SECONDS, MAX_SECONDS, "stored for", "s", "Time until the cache is used again.", log=True
-    )
-    context: int = slider(8192, 64, 4_194_304, "context", "tokens", "Tokens of the cached prefix.", log=True)
+    hold_seconds: float = slider(300, MIN_SECONDS, MAX_SECONDS, "stored for", "s", "Time until it is used again.", log=True)
+    context: int = question_input("reversible.context", 8192, 64, 4_194_304, log=True)
     price: str = choice("memory", ("memory", "chip"), "cost of a tier", "Price of its memory, or the rent of a chip.")
-    waits: str = choice(
-        "memory", ("memory", "chip"), "reading back blocks", "Only the memory tier, or the chip.", is_advanced=True
-    )
+    waits: str = choice("memory", ("memory", "chip"), "reading back blocks", "Only the tier, or the chip.", is_advanced=True)
     reach: float = slider(1.0, 0.05, 1, "share of peak", "", "Share of peak FLOP/s in recomputing.", is_advanced=True)
 
 
@@ -56,41 +51,33 @@ def answer(inputs: Inputs) -> Answer:
     """
     subject = load_subject(inputs)
     model, system = subject.model, subject.system
-    if inputs.context > model.max_context:
-        raise WrongField("context", f"the longest context of {model.name} is {model.max_context:,.0f} tokens")
-    rent = float(np.asarray(system.rent.typical))
-    if not np.isfinite(rent):
-        raise WrongField("system", f"the rent of {system.name} is not known, so storage has no price")
+    refuse_long_context(model, inputs.context)
+    rent = require_rent(subject, "storage")
     trade = cache_trade((model,), system, (inputs.context,)).caches[0]
     if not trade.held_bytes:
         raise WrongField("model", f"{model.name} has no KV cache")
     lines = _lines(inputs, trade, rent)
+    holding = {name: line for name, line in lines.items() if name != "again"}
+    recompute, _ = lines["again"]
     times = np.unique(np.append(np.geomspace(MIN_SECONDS, MAX_SECONDS, POINTS), [*LIVES.values(), inputs.hold_seconds]))
     # Cost is linear in time: once for reading back, and per second for storage.
     costs = {name: once + second * times for name, (once, second) in lines.items()}
-    index = int(np.searchsorted(times, inputs.hold_seconds))
-    names = list(costs)
-    every = np.stack(list(costs.values()))
-    best = np.argmin(every, axis=0)
-    lives = {words: names[best[int(np.searchsorted(times, seconds))]] for words, seconds in LIVES.items()}
-    recompute = lines["again"][0]
-    holding = {name: line for name, line in lines.items() if name != "again"}
-    break_even_seconds = {
-        name: (recompute - once) / second if once < recompute else 0.0 for name, (once, second) in holding.items()
-    }
-    tier = names[best[index]]
+    index, every = int(np.searchsorted(times, inputs.hold_seconds)), np.stack(list(costs.values()))
+    best = np.array(list(costs))[np.argmin(every, axis=0)]
+    lives = {words: str(best[np.searchsorted(times, seconds)]) for words, seconds in LIVES.items()}
+    tier = str(best[index])
     cheapest = float(costs[tier][index])
     model_text, system_text = loaded(inputs)
     return Answer(
-        tables={"costs": {"seconds": times, **costs, "best": np.min(every, axis=0)}, "spans": _spans(times, best, names)},
+        tables={"costs": {"seconds": times, **costs, "best": np.min(every, axis=0)}, "spans": _spans(times, best)},
         marks={"held": inputs.hold_seconds, "cost": cheapest, "tier": tier, "words": WORDS, "lives": LIVES, "again": recompute},
         sentence=_sentence(inputs, costs, index, tier, lives),
         figures=(
-            Figure(name="cheapest", value=cheapest, unit="USD", words=f"Per billion tokens: {WORDS[tier]}."),
-            Figure(name="recompute", value=recompute, unit="USD", words="Per billion tokens of context."),
-            Figure(name="bytes per token", value=trade.held_bytes / inputs.context, unit="B", words="KV cache of all layers."),
-            *(Figure(name=f"{WORDS[name]} breaks even at", value=seconds, unit="s", words=PAYS)
-              for name, seconds in break_even_seconds.items()),
+            Figure("cheapest", cheapest, "USD", f"Per billion tokens: {WORDS[tier]}."),
+            Figure("recompute", recompute, "USD", "Per billion tokens of context."),
+            Figure("bytes per token", trade.held_bytes / inputs.context, "B", "KV cache of all layers."),
+            *(Figure(f"{WORDS[name]} breaks even at", max(recompute - once, 0.0) / second, "s", PAYS)
+              for name, (once, second) in holding.items()),
         ),
         formula=(
             f"recompute = rent x t / L = {usd(rent * HOUR)}/h x {show(trade.recompute_seconds / inputs.reach, 's')} / "
@@ -100,11 +87,9 @@ def answer(inputs: Inputs) -> Answer:
               for name, (once, second) in holding.items()),
         ),
         notes=tuple(_notes(inputs, rent)),
-        command=command("reversible", inputs, {"--context": inputs.context}).replace("reversible", "reversible cache", 1),
-        python=python(
-            "from steptime.describe.kv_tradeoff import cache_trade\n\n"
-            f"cache_trade([{model_text}], {system_text}, [{inputs.context}]).to_dataframe()"
-        ),
+        command=command("reversible cache", inputs, {"--context": inputs.context}),
+        python="from steptime.describe.kv_tradeoff import cache_trade\n\n"
+        f"cache_trade([{model_text}], {system_text}, [{inputs.context}]).to_dataframe()",
     )  # fmt: skip
 
 
@@ -113,19 +98,14 @@ def _lines(inputs: Inputs, trade: HeldContext, rent: float) -> dict[str, tuple[f
 
     Each cost is a pair: USD at once, and USD per second of storage.
     """
-    bytes_per_token, sold = (
-        trade.held_bytes / inputs.context,
-        {storage.name: storage.usd_per_byte_second for storage in tiers()},
-    )
+    bytes_per_token = trade.held_bytes / inputs.context
+    sold = {storage.name: storage.usd_per_byte_second for storage in tiers()}
     tier_costs = {}
-    for tier in trade.tiers:
-        is_chip_memory = tier.name == trade.tiers[0].name
-        # USD/s of the whole tier.
-        tier_rent = rent if is_chip_memory or inputs.price == "chip" else sold[MEMORY[tier.name]] * tier.capacity
-        busy = rent if inputs.waits == "chip" else tier_rent
-        once = (
-            0.0 if is_chip_memory else float(retrieve_cost(bytes_per_token, tier.capacity / tier.drain_seconds, busy)) * BILLION
-        )
+    for number, tier in enumerate(trade.tiers):
+        # USD/s of the whole tier; the first tier is the chip's own memory, which needs no reading back.
+        tier_rent = rent if number == 0 or inputs.price == "chip" else sold[MEMORY[tier.name]] * tier.capacity
+        busy = 0.0 if number == 0 else rent if inputs.waits == "chip" else tier_rent
+        once = float(retrieve_cost(bytes_per_token, tier.capacity / tier.drain_seconds, busy)) * BILLION
         tier_costs[tier.name] = once, float(hold_cost(bytes_per_token, tier.capacity, tier_rent)) * BILLION
     tier_costs["again"] = trade.recompute_seconds / inputs.reach / inputs.context * rent * BILLION, 0.0
     return tier_costs
@@ -138,11 +118,11 @@ def _notes(inputs: Inputs, rent: float) -> Iterator[str]:
         yield "the command and the Python code price tiers at the chip's rent: set both choices to chip for the same numbers"
 
 
-def _spans(times: Array, best: Array, names: list[str]) -> dict[str, list[object]]:
+def _spans(times: Array, best: Array) -> dict[str, list[object]]:
     """Return the time span in which each tier is the cheapest."""
-    starts = [0, *(np.flatnonzero(np.diff(best)) + 1)]
+    starts = [0, *(np.flatnonzero(best[1:] != best[:-1]) + 1)]
     ends = [*starts[1:], len(times) - 1]
-    return {"from": times[starts].tolist(), "to": times[ends].tolist(), "tier": [names[best[n]] for n in starts]}
+    return {"from": times[starts].tolist(), "to": times[ends].tolist(), "tier": best[starts].tolist()}
 
 
 def _sentence(inputs: Inputs, costs: Mapping[str, Array], index: int, cheapest_tier: str, lives: Mapping[str, str]) -> str:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
 from steptime.blackboard.decode_latency import mean_wait, worst_wait
-from steptime.catalog.hardware_loading import load_system
-from steptime.hardware.system import System
 from steptime.lecture.current_figures import drains
-from steptime.models.model import Model
-from steptime.models.model_loading import load_model
 from steptime.number_checks import Array
 from steptime.units import show
-from steptime.web.board import Answer, Board, Figure, Shared, slider
-from steptime.web.page_export import python
+from steptime.web.board import Answer, Board, Figure, Shared, question_input, slider
 
 # Model and system of the simulation; their step is shorter than any interval of the board.
 CARRIER: Final = ("llama-3.1-8b", "hgx-h100")
@@ -32,26 +27,9 @@ class Inputs(Shared):
     """Requests at a rate, and batches (trains) at an interval."""
 
     step: float = slider(20, 8, 60, "a batch departs every", "ms", "Time between two departures, full or not.", log=True)
-    rate: float = slider(600, 50, 2000, "requests arrive", "per second", "Arrivals per second, at random times.", log=True)
-    seats: int = slider(64, 1, 256, "slots of a batch", "requests", "Largest number of requests in one batch.", log=True)
-    seed: int = slider(0, 0, 99, "seed", "", "Seed of the random arrivals.", is_advanced=True, step=1)
-
-
-def simulated_requests(inputs: Inputs) -> int:
-    """Return the number of simulated requests: the arrivals of 40 batches.
-
-    Args:
-        inputs: Inputs of the board.
-
-    Returns:
-        Number of requests, 200 to 4,000.
-    """
-    return int(np.clip(round(inputs.rate * inputs.step / 1e3 * TRAINS), MIN_REQUESTS, MAX_REQUESTS))
-
-
-@cache
-def _carrier() -> tuple[Model, System]:
-    return load_model(CARRIER[0]), load_system(CARRIER[1])
+    rate: float = question_input("simulate.rate", 600, 50, 2000, label="requests arrive", unit="per second", log=True)
+    seats: int = question_input("simulate.max_sequences", 64, 1, 256, label="slots of a batch", unit="requests", log=True)
+    seed: int = question_input("simulate.seed", 0, high=99, is_advanced=True, step=1)
 
 
 @lru_cache(maxsize=256)
@@ -62,7 +40,7 @@ def _simulated(step: float, rate: float, seats: int, seed: int, requests: int) -
 
     traffic = st.open_loop(rate, requests, st.Lengths(mean=1), st.Lengths(mean=1), seed=seed)
     policy = Policy(kind="train", interval=step, max_num_seqs=seats)
-    done = st.simulate(*_carrier(), traffic, policy=policy, engine="ideal")
+    done = st.simulate(*CARRIER, traffic, policy=policy, engine="ideal")
     arrival, departure, end = (np.asarray(done.requests[name], dtype=float) for name in ("arrival", "scheduled", "finish"))
     return arrival, departure, end
 
@@ -76,7 +54,8 @@ def answer(inputs: Inputs) -> Answer:
     Returns:
         Tables, figures and sentence.
     """
-    step, count = inputs.step / 1e3, simulated_requests(inputs)
+    step = inputs.step / 1e3
+    count = int(np.clip(round(inputs.rate * inputs.step / 1e3 * TRAINS), MIN_REQUESTS, MAX_REQUESTS))
     arrival, departure, end = _simulated(step, inputs.rate, inputs.seats, inputs.seed, count)
     took = end - arrival
     # Only the first requests fit the timetable.
@@ -86,7 +65,6 @@ def answer(inputs: Inputs) -> Answer:
     full = arrivals / inputs.seats
     mean, worst = float(mean_wait(step)), float(worst_wait(step))
     departures = np.arange(1, int(SHOWN_SECONDS / step) + 1) * step
-    drain = float(drains([DRAINED])[0])
     return Answer(
         tables={
             "requests": {
@@ -94,9 +72,7 @@ def answer(inputs: Inputs) -> Answer:
                 "end": end[is_shown],
             },
             "trains": {"departure": departures},
-            "waits": {
-                "share": share, "simulated": np.quantile(took, share), "closed": step + share * step,
-            },
+            "waits": {"share": share, "simulated": np.quantile(took, share), "closed": step + share * step},
         },
         marks={
             "step": step, "mean": mean, "worst": worst, "simulated_mean": took.mean(), "simulated_worst": took.max(),
@@ -104,13 +80,13 @@ def answer(inputs: Inputs) -> Answer:
         },
         sentence=_sentence(step, arrivals, took, full, mean, worst),
         figures=(
-            Figure(name="mean, simulated", value=took.mean(), unit="s", words="From arrival to the end of the step."),
-            Figure(name="mean, closed form", value=mean, unit="s", words="Half a step of waiting, and a full step."),
-            Figure(name="longest, simulated", value=took.max(), unit="s"),
-            Figure(name="longest, closed form", value=worst, unit="s", words="Just missed one batch, and ran in the next."),
-            Figure(name="requests per batch", value=min(arrivals, inputs.seats), unit="requests", words="Mean."),
-            Figure(name="slot utilization", value=min(full, 1.0), unit="%"),
-            Figure(name="drain time of an H100", value=drain, unit="s", words="Capacity over bandwidth."),
+            Figure("mean, simulated", took.mean(), "s", "From arrival to the end of the step."),
+            Figure("mean, closed form", mean, "s", "Half a step of waiting, and a full step."),
+            Figure("longest, simulated", took.max(), "s"),
+            Figure("longest, closed form", worst, "s", "Just missed one batch, and ran in the next."),
+            Figure("requests per batch", min(arrivals, inputs.seats), "requests", "Mean."),
+            Figure("slot utilization", min(full, 1.0), "%"),
+            Figure("drain time of an H100", float(drains([DRAINED])[0]), "s", "Capacity over bandwidth."),
         ),
         formula=(
             f"longest = 2 step = 2 x {show(step, 's')} = {show(worst, 's')}",
@@ -119,13 +95,11 @@ def answer(inputs: Inputs) -> Answer:
         ),
         command=f"steptime simulate {' '.join(CARRIER)} --engine ideal --policy train --interval {step:g} "
         f"--rate {inputs.rate:g} --requests {count} --input 1 --output 1 --max-sequences {inputs.seats} --seed {inputs.seed}",
-        python=python(
-            "from steptime.simulation.scheduling_policy import Policy\n\n"
-            f"traffic = st.open_loop({inputs.rate:g}, {count}, st.Lengths(mean=1), st.Lengths(mean=1), seed={inputs.seed})\n"
-            f'policy = Policy(kind="train", interval={step:g}, max_num_seqs={inputs.seats})\n'
-            f'requests = st.simulate("{CARRIER[0]}", "{CARRIER[1]}", traffic, policy=policy, engine="ideal").requests\n'
-            '(requests["finish"] - requests["arrival"]).mean()'
-        ),
+        python="from steptime.simulation.scheduling_policy import Policy\n\n"
+        f"traffic = st.open_loop({inputs.rate:g}, {count}, st.Lengths(mean=1), st.Lengths(mean=1), seed={inputs.seed})\n"
+        f'policy = Policy(kind="train", interval={step:g}, max_num_seqs={inputs.seats})\n'
+        f'requests = st.simulate("{CARRIER[0]}", "{CARRIER[1]}", traffic, policy=policy, engine="ideal").requests\n'
+        '(requests["finish"] - requests["arrival"]).mean()',
         notes=(f"the simulation has {count:,} requests of one step each, with Poisson arrivals",),
     )  # fmt: skip
 

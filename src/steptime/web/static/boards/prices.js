@@ -43,7 +43,7 @@ function bytes(table, marks, width) {
   return picture(width, {
     x: { type: "log", unit: "B", label: "KV cache of one token", domain: [Math.min(200, ...read.map((d) => d.bytes / 1.4)), Math.max(2e6, 2 * marks.bound)] },
     y: { type: "band", unit: "", label: "", domain: names, tickFormat: String, tickSize: 0, ticks: undefined, grid: false },
-    height: 30 * names.length + 62, marginLeft: narrow ? 112 : 130, marginTop: 10, marginRight: narrow ? 46 : 106,
+    height: 30 * names.length + 62, marginLeft: narrow ? 112 : 162, marginTop: 10, marginRight: narrow ? 46 : 106,
     marks: [
       ...(marks.identifiable ? [
         Plot.barX([own], { x1: marks.low, x2: marks.high, y: (name) => name, fill: colour("money"), fillOpacity: 0.3, insetTop: 7, insetBottom: 7, clip: true }),

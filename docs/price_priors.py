@@ -1,34 +1,122 @@
-"""Prior calibration: priors of price estimates fitted to shipped rows, and their accuracy in cross-validation on known models.
+"""Priors of price estimates: fits to the shipped rows, and their accuracy in cross-validation on known models.
 
-`docs/fit_prices.py` writes the result of `priors_text` to a file. Estimates use this file, so they take milliseconds.
+`fit_prices.py` writes `priors_text` to `data/prices/priors.toml`. Estimates read this file, so they take milliseconds.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Final
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from steptime.blackboard.token_cost import active_from_input, usd_per_flop
 from steptime.number_checks import Array
-from steptime.pricing.bundled_prices import dated_rows, open_rows, table
-from steptime.pricing.fast_tiers import Z90, Draws, Margin, interval
-from steptime.pricing.kv_storage_cost import calibrated
-from steptime.pricing.open_model_market import costs_by_model, families
-from steptime.pricing.price_estimate import Coverage
+from steptime.pricing.bundled_prices import RESELLER, Row, costs_by_model, dated_rows, open_rows, table
+from steptime.pricing.market import CURRENT, LEAST_SELLERS
+from steptime.pricing.price_estimate import Z90, Coverage, Margin, interval
+from steptime.pricing.price_inversion import HALF_BUSY, calibrated
 from steptime.pricing.price_list import PriceList, Rates
-from steptime.pricing.serving_costs import HOPPER, plausible
+from steptime.pricing.serving_costs import HOPPER, mean_of_hopper, plausible
 from steptime.units import MILLION
 
-# Share of the peak FP8 rate in DeepSeek's prefill (reported); other sources report up to 0.60.
-HALF_BUSY: Final = 0.45
+# Prompt and output tokens of the request for margins.
+INPUT, OUTPUT = 4096, 1024
 
 Fit = tuple[Array, float]
 """Coefficients of log10 of a size, and the scatter of the residuals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A model with open weights: number of sellers, median prices, costs and size.
+
+    input and output: median prices [USD per million tokens]; price and costs: USD per request, costs by system; active and
+    total: parameters; kv_bytes: KV bytes per token; cost_ratios: cost of output over input tokens, by system.
+    """
+
+    name: str
+    sellers: int
+    input: float
+    output: float
+    price: float
+    costs: Mapping[str, float]
+    active: float
+    total: float
+    kv_bytes: float
+    cost_ratios: Mapping[str, float]
+
+    @property
+    def hopper(self) -> float:
+        """Cost of a request on Hopper [USD]: geometric mean of the systems in `HOPPER` that serve the model."""
+        return mean_of_hopper(self.costs)
+
+    @property
+    def margin(self) -> float:
+        """Price of the median seller over the cost on Hopper."""
+        return self.price / self.hopper
+
+
+def one_each(rows: list[Row]) -> list[Row]:
+    """Select one standard row of each seller, without resellers.
+
+    Args:
+        rows: Rows of one family.
+
+    Returns:
+        Rows of the current market; the model itself has priority over a variant.
+    """
+    row_by_provider: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: (row.variant != "", row.variant)):
+        current = row.service == "standard" and not row.above_tokens and row.retrieval_date > CURRENT
+        if current and row.role != RESELLER:
+            row_by_provider.setdefault(row.provider, row)
+    return list(row_by_provider.values())
+
+
+@lru_cache(maxsize=1)
+def families() -> tuple[Family, ...]:
+    """Return the families with at least `LEAST_SELLERS` sellers.
+
+    Returns:
+        Families.
+    """
+    grouped: dict[str, list[Row]] = defaultdict(list)
+    for row in open_rows():
+        grouped[row.family].append(row)
+    return tuple(family for name, rows in grouped.items() if (family := _family(name, rows)) is not None)
+
+
+def _family(name: str, rows: list[Row]) -> Family | None:
+    sold = one_each(rows)
+    costs = costs_by_model().get((rows[0].catalogue, rows[0].weights))
+
+    # The median of fewer sellers is not a market price.
+    if len(sold) < LEAST_SELLERS or not costs:
+        return None
+    inputs, outputs = np.array([(row.input, row.output) for row in sold]).T
+    figures = next(iter(costs.values()))
+    return Family(
+        name=name,
+        sellers=len(sold),
+        input=float(np.median(inputs)),
+        output=float(np.median(outputs)),
+        price=float(np.median(INPUT * inputs + OUTPUT * outputs)) / MILLION,
+        costs={system: float(row["usd_per_request"] or math.nan) for system, row in costs.items()},
+        active=float(figures["active_parameters"]),
+        total=float(figures["total_parameters"]),
+        kv_bytes=float(figures["kv_bytes_per_token"]),
+        cost_ratios={system: _ratio(row) for system, row in costs.items()},
+    )
+
+
+def _ratio(row: Mapping[str, str]) -> float:
+    """Return the cost of output tokens over that of input tokens on a system."""
+    return float(row["output_usd"] or math.nan) / float(row["input_usd"] or math.nan)
 
 
 def by_input(inputs: Array, _: Array, sizes: Array) -> Fit:
@@ -133,19 +221,18 @@ def known_tiers() -> list[tuple[PriceList, float]]:
     return known_models
 
 
-def tier_coverage(margin: Margin, draws: Draws) -> tuple[Coverage, Coverage, list[float]]:
+def tier_coverage(margin: Margin) -> tuple[Coverage, Coverage, list[float]]:
     """Test the KV bytes from price steps on known models.
 
     Args:
         margin: Prior of the margin.
-        draws: Draws.
 
     Returns:
         Coverage of the range, coverage of the upper bound, and log10 of estimate over known value.
     """
     hits, below, errors = 0, 0, []
     for price_list, truth in known_tiers():
-        values, bounds = calibrated(price_list, margin, draws)
+        values, bounds = calibrated(price_list, margin)
         low, high = interval(values)
         hits += low <= truth <= high
         below += bool(truth <= np.quantile(bounds, 0.95))
@@ -330,7 +417,7 @@ def priors_text() -> str:
     market = of_market()
     active, total = (np.array([getattr(family, name) for family in families()]) for name in ("active", "total"))
     prices = _prices()
-    coverage, below, errors = tier_coverage(replace(market, basis="market"), Draws())
+    coverage, below, errors = tier_coverage(market)
     kv_bytes = np.array([float(next(iter(rows.values()))["kv_bytes_read_per_token"]) for rows in costs_by_model().values()])
     inside = within(market.values, 0.5, 10)
     lines = [

@@ -1,0 +1,387 @@
+"""Fits of the shipped engines to all measured runs, and their errors on a new model or a new system.
+
+`fit_all` first fits a typical engine to all runs; it is the prior of each engine. Priors are narrow, because engines differ
+little on a new model. The fits are repeated without each model and without each system. The errors on the runs that were left
+out score a model structure and give the 90 % range, which therefore holds for new models and systems. Runs of one model on one
+system share flags that no column records, so they count as at most `MOST_PER_PAIR` runs in the fit of first tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from steptime.number_checks import Array
+from steptime.physics.engine import TYPICAL, Engine, label_values, with_constants
+from steptime.physics.engine_parameters import RUN_WAITS
+from steptime.physics.uncertainty import REGIMES, with_variances
+from steptime.validation import engine_fit
+from steptime.validation.closed_loop import Runs
+from steptime.validation.engine_fit import (
+    BETWEEN,
+    NAMES,
+    FirstTokens,
+    label_of_pair,
+    log_tpot,
+    measured_first_tokens,
+    with_queue,
+    with_waits,
+)
+from steptime.validation.predictions import first_tokens, grouped, predict_runs, resolve_engine
+
+# Scatter of log(TPOT) between groups of a model, system, engine and version; repeats of one run differ by 4 %.
+NOISE = 0.26
+# In units of the noise: larger errors have little weight, because some rows do not describe their run.
+ROBUST = 0.5
+# Engines whose scheduler runs the prefill of waiting prompts before it continues decode.
+PREFILL_FIRST = ("sglang",)
+# vLLM (--enable-dbo) and SGLang overlap two micro-batches when data-parallel ranks exchange tokens between experts.
+TWO_BATCH = {"trtllm": 0.0}
+# Engines with a 16-bit KV cache by default; other engines' runs of 8-bit models set an 8-bit cache.
+SMALL_KV = {"sglang": 0.0}
+# Prefill tokens per step: SGLang's chunk size; 0 for TensorRT-LLM, which runs a whole prompt with the batch.
+STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """Usual value of a constant before any run, and the deviation of its logarithm."""
+
+    usual: float
+    deviation: float
+
+
+# Usual values: GEMM, grouped GEMM, attention and all-reduce kernels in AIConfigurator's tables of ten systems.
+PRIORS: dict[str, Prior] = {
+    "memory_efficiency": Prior(0.82, 0.035),
+    "narrow_efficiency": Prior(0.75, 0.075),
+    "compute_efficiency": Prior(0.7, 0.05),
+    "expert_efficiency": Prior(0.45, 0.2),
+    "expert_memory_efficiency": Prior(0.8, 0.06),
+    "latent_efficiency": Prior(0.7, 0.4),
+    "attention_memory_efficiency": Prior(0.8, 0.05),
+    "seconds_per_kernel": Prior(3.3e-6, 0.1),
+    "seconds_per_quantised_kernel": Prior(5e-6, 0.2),
+    "seconds_per_expert_layer": Prior(12e-6, 0.2),
+    "seconds_per_collective": Prior(5e-6, 0.25),
+    "seconds_per_sequence": Prior(5e-6, 0.25),
+}
+# Not fitted: isolated kernel measurements determine these better than whole runs.
+FIXED_CONSTANTS: dict[str, Any] = {
+    # int4 experts: the rate at which the errors of B200 and H200 are equal.
+    "unpack_rate": 4.5e12,
+    # Same error as FP8 of one model: 0.68 to 0.70 at maximum throughput, 0.73 to 0.83 offline.
+    "fp4_efficiency": 0.75,
+    # B200: 0.58 to 0.97 times the 16-bit speed, which is 0.4 to 0.7 of other 8-bit GEMMs.
+    "block_efficiency": 0.6,
+    "roofline_norm": 2.5,
+    # Isolated FP8 GEMMs on H800, without the time to write their outputs.
+    "fill_bytes": 300.0,
+    "activation_traffic": 1.0,
+    "attention_efficiency": 0.6,
+    "network_efficiency": 0.65,
+    "chip_departure": 0.5,
+    "seconds_per_layer": 6e-6,
+    "seconds_per_attention_layer": 10e-6,
+    "seconds_per_latent_layer": 6e-6,
+    "seconds_per_state_layer": 33e-6,
+    "seconds_per_selected_layer": 60e-6,
+    "seconds_per_step": 2e-4,
+    "expert_imbalance": 1.3,
+    "expert_evenness": 1.0,
+    "expert_tile_rows": 16.0,
+    "memory_share": 0.92,
+}
+USUAL = np.log([PRIORS[n].usual for n in NAMES])
+DEVIATIONS = np.array([PRIORS[n].deviation for n in NAMES])
+# Usual waits besides the prefill queue (`QUEUE_NAMES`).
+QUEUE_USUAL = np.log([0.02, 1.5])
+# Prior of the logarithms of the waits of simulated loops (`RUN_WAITS`): a [s], b [s per token], n, w [steps] and s [s].
+WAITS_USUAL = np.log([0.012, 3e-6, 2.0, 2.0, 1.0])
+WAITS_DEVIATIONS = np.array([0.5, 0.5, 0.3, 1.5, 1.0])
+# Maximum weight, in runs, of all runs of one model on one system.
+MOST_PER_PAIR = 10.0
+# Dimensions of cross-validation: one value at a time is left out of all engines.
+LEFT_OUT = ("model", "system")
+
+
+def base_engine(name: str) -> Engine:
+    """Return an engine with the constants and settings that are not fitted.
+
+    Args:
+        name: Name of the engine.
+
+    Returns:
+        The engine.
+    """
+    settings = {
+        "prefill_first": 1.0 if name in PREFILL_FIRST else 0.0,
+        "step_tokens": STEP_TOKENS.get(name, 2048.0),
+        "two_batch": TWO_BATCH.get(name, 1.0),
+        "small_kv": SMALL_KV.get(name, 1.0),
+    }
+    engine = Engine(name=name, arithmetic=resolve_engine(name).arithmetic)
+    return with_constants(engine, settings | FIXED_CONSTANTS)
+
+
+def engine_from(logs: Array, *, name: str) -> Engine:
+    """Build a shipped engine from fitted logarithms.
+
+    Args:
+        logs: Logarithms of `NAMES`, of shape (constants,) or (n, constants).
+        name: Name of the engine.
+
+    Returns:
+        The engine.
+    """
+    return engine_fit.engine_from(logs, base_engine(name))
+
+
+def group_all(rows: list[dict[str, str]]) -> list[Runs]:
+    """Group rows, with the KV cache of the shipped engines.
+
+    Args:
+        rows: Runs.
+
+    Returns:
+        Groups of runs.
+    """
+    return grouped(rows, {name: base_engine(name) for name in {row["engine"] for row in rows}})
+
+
+def fit(groups: list[Runs], target: Array, mean: Array, deviation: Array, start: Array | None = None) -> tuple[Array, Array]:
+    """Fit the constants of an engine to public runs (`engine_fit.fit`).
+
+    Args:
+        groups: Runs.
+        target: log of measured TPOT by index of a run.
+        mean: Prior mean of the logarithms of the constants.
+        deviation: Prior deviation of the logarithms.
+        start: Start of the fit; by default `mean`.
+
+    Returns:
+        Fitted logarithms of the constants, of shape (constants,), and their covariance.
+    """
+    bases = {name: base_engine(name) for name in {runs.engine for runs in groups}}
+    return engine_fit.fit(groups, target, mean, deviation, bases, start=start, noise=NOISE, robust=ROBUST)
+
+
+def reading(groups: list[Runs]) -> list[Runs]:
+    """Return the groups whose chips run prefill.
+
+    Args:
+        groups: Groups of runs.
+
+    Returns:
+        Groups that are not decode-only pools.
+    """
+    return [runs for runs in groups if runs.prompts]
+
+
+def pair_weights(groups: list[Runs], measured: FirstTokens) -> Array:
+    """Return weights of errors of TTFT by model-system pair.
+
+    Args:
+        groups: Groups of runs.
+        measured: Measured TTFT by index of a run.
+
+    Returns:
+        Weights in the order of the groups; 1 without a measured TTFT.
+    """
+    pairs = np.array([label_of_pair(runs) for runs in groups for _ in runs.index])
+    all_weights = np.ones(len(pairs))
+    is_measured = np.isfinite(np.concatenate([measured.seconds[runs.index] for runs in groups] or [np.ones(0)]))
+    all_weights[is_measured] = weights(pairs[is_measured])
+    return all_weights
+
+
+def weights(labels: Array) -> Array:
+    """Return weights of errors that limit the influence of a label.
+
+    The squared weights of one label add up to at most `MOST_PER_PAIR`.
+
+    Args:
+        labels: Label of each run.
+
+    Returns:
+        Weights, of shape (runs,).
+    """
+    _, place, count = np.unique(labels, return_inverse=True, return_counts=True)
+    return np.sqrt(np.minimum(1.0, MOST_PER_PAIR / count))[place]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Fitted engines by name, and log(predicted / measured) of every run.
+
+    fitted: errors of TPOT with all runs in the fit; left_out: errors of TPOT by the dimension left out (`LEFT_OUT`);
+    left_out_ttft: errors of TTFT with the model left out; regime and bound: of each run.
+    """
+
+    engines: dict[str, Engine]
+    fitted: Array
+    left_out: dict[str, Array]
+    left_out_ttft: Array
+    regime: Array
+    bound: Array
+
+
+def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibration:
+    """Fit the typical engine and each engine, and cross-validate them.
+
+    The waits of first tokens are fitted without the model as well, to loops that the engine of the full fit simulated.
+
+    Args:
+        rows: Runs with a measured TPOT.
+        leave_out: Whether to repeat the fits without each model and without each system.
+
+    Returns:
+        Engines with covariance and 90 % ranges, and the errors of every run.
+    """
+    groups = group_all(rows)
+    target, first = log_tpot(rows), measured_first_tokens(rows)
+
+    # The typical engine is the prior of each engine, because engines differ little from it.
+    names = sorted({row["engine"] for row in rows} - {TYPICAL})
+    typical, deviation = fit(groups, target, USUAL, DEVIATIONS)
+    logs, covariances = {TYPICAL: typical}, {TYPICAL: deviation}
+    groups_by_engine = {TYPICAL: groups} | {name: [runs for runs in groups if runs.engine == name] for name in names}
+    for name in names:
+        logs[name], covariances[name] = fit(groups_by_engine[name], target, typical, BETWEEN, typical)
+    fitted_engines: dict[str, Engine] = {}
+    loops: dict[str, list[Any]] = {}
+    for name, values in logs.items():
+        prefill_groups = reading(groups_by_engine[name])
+        engine = with_queue(engine_from(values, name=name), prefill_groups, first, QUEUE_USUAL)
+        weight = pair_weights(prefill_groups, first)
+        fitted_engines[name], loops[name] = with_waits(engine, prefill_groups, first, WAITS_USUAL, WAITS_DEVIATIONS, weight)
+    fitted, out_ttft = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    bound, regime = (np.empty(len(rows), dtype=object) for _ in range(2))
+    for runs in groups:
+        tpot, _, bound[runs.index], regime[runs.index] = predict_runs(runs, fitted_engines[runs.engine])
+        fitted[runs.index] = np.log(tpot) - target[runs.index]
+
+    # Errors on a model or system that the fit has not seen give the 90 % range.
+    out = {dimension: np.full(len(rows), np.nan) for dimension in LEFT_OUT}
+    for dimension, label in _left_out(groups) if leave_out else ():
+        training_groups = [runs for runs in groups if _label(runs, dimension) != label]
+        without, _ = fit(training_groups, target, USUAL, DEVIATIONS, typical)
+        for name in sorted({runs.engine for runs in groups if _label(runs, dimension) == label}):
+            mine = [runs for runs in training_groups if runs.engine == name] if name != TYPICAL else []
+            values = fit(mine, target, without, BETWEEN, logs[name])[0] if mine else without
+            engine, loops_name = engine_from(values, name=name), name if mine else TYPICAL
+            held_out = [runs for runs in groups_by_engine[name] if runs.engine == name and _label(runs, dimension) == label]
+            for runs in held_out:
+                out[dimension][runs.index] = np.log(predict_runs(runs, engine)[0]) - target[runs.index]
+            if dimension == LEFT_OUT[0]:
+                simulated = list(zip(reading(groups_by_engine[loops_name]), loops[loops_name], strict=bool(loops[loops_name])))
+                _leave_first_tokens_out(
+                    out_ttft, engine, held_out, training_groups if loops_name == TYPICAL else mine, simulated, first
+                )
+    engines = {}
+    for name, engine in fitted_engines.items():
+        of_name = np.array([name in (TYPICAL, row["engine"]) for row in rows])
+        both = np.tile(of_name, len(LEFT_OUT)), np.tile(regime, len(LEFT_OUT))
+        info = {
+            "names": list(NAMES),
+            "covariance": covariances[name].tolist(),
+            "interval": {
+                "tpot": intervals(np.concatenate([out[dimension] for dimension in LEFT_OUT]), both[1], both[0]),
+                "ttft": intervals(out_ttft, regime, of_name),
+            },
+            "runs": int(of_name.sum()),
+        }
+        engines[name] = replace(engine, fit=info | known_from(groups_by_engine[name], replace(engine, fit=info)))
+    return Calibration(engines=engines, fitted=fitted, left_out=out, left_out_ttft=out_ttft, regime=regime, bound=bound)
+
+
+def _leave_first_tokens_out(
+    errors: Array,
+    engine: Engine,
+    held_out: list[Runs],
+    training_groups: list[Runs],
+    simulated: list[tuple[Runs, Any]],
+    first: FirstTokens,
+) -> None:
+    """Set log(predicted / measured) of TTFT of `held_out` runs, with waits fitted to the loops of `training_groups`."""
+    prefill_groups = reading(training_groups)
+    group_ids = {id(runs) for runs in prefill_groups}
+    engine = with_queue(engine, prefill_groups, first, QUEUE_USUAL)
+    engine = _refitted(engine, prefill_groups, [loop for runs, loop in simulated if id(runs) in group_ids], first)
+    for runs in reading(held_out):
+        measured = first.select([runs])
+        mean, median = first_tokens(runs, engine)
+        errors[runs.index] = np.log(np.where(measured.medians, median, mean) / measured.seconds)
+
+
+def _left_out(groups: list[Runs]) -> list[tuple[str, str]]:
+    """Return each dimension and label to leave out: every model and every system."""
+    return [(dimension, label) for dimension in LEFT_OUT for label in sorted({_label(runs, dimension) for runs in groups})]
+
+
+def _label(runs: Runs, dimension: str) -> str:
+    return runs.model.name if dimension == LEFT_OUT[0] else runs.system.name
+
+
+def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: FirstTokens) -> Engine:
+    """Return the engine with waits fitted to loops that were already simulated."""
+    if not loops:
+        return engine
+    from steptime.validation.ttft_fit import fit as fit_waits
+
+    ttft = measured.select(groups)
+    weight = pair_weights(groups, measured)
+    waits = fit_waits(loops, ttft.seconds, ttft.medians, WAITS_USUAL, WAITS_DEVIATIONS, weight)
+    return with_constants(engine, label_values(RUN_WAITS, waits))
+
+
+def intervals(log_errors: Array, regime: Array, mask: Array) -> dict[str, list[float]]:
+    """Return the 90 % range of measured over predicted values, by regime.
+
+    Args:
+        log_errors: log(predicted / measured), of shape (runs,).
+        regime: Latency regime of each run.
+        mask: Runs to include, as booleans.
+
+    Returns:
+        Lower and upper factor by regime; regimes with fewer than 10 runs are missing.
+    """
+    factor_ranges = {}
+    for name in REGIMES:
+        errors = log_errors[mask & (regime == name) & np.isfinite(log_errors)]
+        if len(errors) >= 10:
+            low, high = np.quantile(-errors, [0.05, 0.95])
+            factor_ranges[name] = [round(math.exp(low), 4), round(math.exp(high), 4)]
+    return factor_ranges
+
+
+def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
+    """Return the vendors, systems and parameter variance of a fit.
+
+    The variance is part of the errors of runs that were left out (`uncertainty`).
+
+    Args:
+        groups: Runs of the fit.
+        engine: Fitted engine with its covariance.
+
+    Returns:
+        Vendors of the chips, runs by system, and mean variance of log(time) from the constants, by quantity and regime.
+    """
+    regime = np.concatenate([predict_runs(runs, engine)[3] for runs in groups])
+
+    def times(runs: Runs, varied: Engine) -> tuple[Array, ...]:
+        return predict_runs(runs, varied)[:2]
+
+    parts = [with_variances(partial(times, runs), engine, dimensions=1) for runs in groups]
+    variances = {}
+    for position, quantity in enumerate(("tpot", "ttft")):
+        variance = np.concatenate([part[position][1] for part in parts])
+        variances[quantity] = {name: float(np.nanmean(variance[regime == name])) for name in REGIMES if np.any(regime == name)}
+    count = Counter(name for runs in groups for name in [runs.system.name] * len(runs.index))
+    vendors = sorted({runs.system.chip.vendor for runs in groups})
+    return {"vendors": vendors, "systems": dict(sorted(count.items())), "parameter_variance": variances}
