@@ -40,7 +40,7 @@ def process(words: str, **more):
 # --- any terminal -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+@pytest.mark.parametrize("columns", [40, 80, *(pytest.param(width, marks=pytest.mark.slow) for width in (60, 120))])
 @pytest.mark.parametrize(
     "words",
     [
