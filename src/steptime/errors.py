@@ -1,6 +1,4 @@
-"""Safe text: no control characters for terminals, no formulas for spreadsheets.
-
-The exceptions that steptime raises.
+"""The exceptions that steptime raises, and text that is safe for terminals and spreadsheets.
 
     SteptimeError
     └── InputError            invalid input; the command line prints the message and exits with 2
@@ -8,7 +6,7 @@ The exceptions that steptime raises.
         ├── UnitError         a figure without its unit, or with the unit of another quantity
         ├── DataFileError     a malformed TOML or JSON file: file and place
         ├── ConfigError       a config.json of a model without a field, or with a field of a wrong type
-        ├── LayoutError      a layout that does not divide the model or the system
+        ├── LayoutError       a layout that does not divide the model or the system
         └── RangeError        a size, rate or share outside its range
 
 A valid question with a negative answer (a model that does not fit) gives a result, not an exception.

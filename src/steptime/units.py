@@ -1,11 +1,8 @@
-"""Provenance: a figure with its source.
-
-Every number of the catalogue is a `Figure`: value, unit, source, date and confidence.
-
-Units: conversion between text with units and numbers in base units.
+"""Units: conversion between text with units and numbers in base units.
 
 All values inside steptime are in SI base units with bytes, FLOPs, tokens and US dollars: seconds, B/s, FLOP/s, USD/s. Only
-`parse` turns text into a number, and only `show` turns a number into text.
+`parse` turns text into a number, and only `show` turns a number into text. A number of the catalogue is a `Figure`: value,
+unit, source, date and confidence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The one rule for names of models, chips, systems, engines and stacks in files.
-
-Finds data files by name and reads them; errors name the file and the line.
-"""
+"""Data files: found by name and read, with errors that name the file and the line; and the one rule for such names."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Power budget: the shares of a chip's parts, and the arithmetic that remains.
+"""Energy: electricity per token, and the power budget of a chip.
 
-Moving a bit costs energy: $p = 8 e W$ watts at $W$ bytes per second and $e$ joules per bit. The model assigns the rest of
-the power to arithmetic and its supply of data, in proportion to its rate. Take a chip of power $P$ with $w$ times the
-bandwidth and $l$ times the link bandwidth. It has $f = (P - w p_w - l p_l) / p_f$ times the FLOP/s, with $p_f = P - p_w -
-p_l$.
+**Power budget.** Moving a bit costs energy: $p = 8 e W$ watts at $W$ bytes per second and $e$ joules per bit. The model
+assigns the rest of the power to arithmetic and its supply of data, in proportion to its rate. Take a chip of power $P$ with
+$w$ times the bandwidth and $l$ times the link bandwidth. It has $f = (P - w p_w - l p_l) / p_f$ times the FLOP/s, with $p_f
+= P - p_w - p_l$.
 
 The bits of a link count once: a chip sends as many as it receives, and the energy of a bit is that of both ends. Capacity
 takes almost no power, so that the model ignores it.
@@ -13,8 +13,6 @@ References:
     https://doi.org/10.1145/3123939.3124545). Long-reach SerDes: 5.5 pJ per bit, the comparison value for
     NVLink-C2C
     (https://www.besthub.dev/articles/why-nvidia-s-nvlink-c2c-is-redefining-gpu-cpu-interconnects-f3c3b77f8d87).
-
-Energy: the price of electricity, joules per token, and power in words.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ bits:
 A `Packing` gives the exact bytes of a matrix in a checkpoint, with all data that tools store in addition to the
 values.
 
-Software maturity by day: the share of the fitted speed that a chip reached.
+Software of a chip matures: `SOFTWARE` is the share of the fitted speed that it reached by day.
 """
 
 from __future__ import annotations

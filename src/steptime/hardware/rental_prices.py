@@ -1,7 +1,4 @@
-"""Rental prices by kind: known rents of a chip, and systems with another rent.
-
-Unit cost: USD per million tokens from rent and throughput, and a day's bill.
-"""
+"""Rental prices of chips by kind, and the cost of tokens that follows from rent and throughput."""
 
 from __future__ import annotations
 

@@ -1,12 +1,9 @@
-"""Bounds of hardware figures by unit: wide enough for all real chips.
-
-They are narrow enough that no product of figures overflows.
-
-System: chips, memory tiers, links and nested domains.
+"""System: chips, memory tiers, links and nested domains.
 
 A `System` has equal chips in nested domains. The first domain (a node, a rack) is scale-up. The last domain has no size and
 is scale-out. A system of one domain with a size is a box: a fixed number of chips without an outer network. Bandwidths are
-per chip and direction; peak rates are dense. Any numeric field may be an array.
+per chip and direction; peak rates are dense. Any numeric field may be an array. Figures have bounds by unit (`checked`):
+wide enough for all real chips, narrow enough that no product of figures overflows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A model on one scale-up domain, as the few numbers of the blackboard.
+"""Numbers of real machines, models, laws and prices for the lecture's statements.
 
-Numbers of real machines, models, laws and prices for the lecture's statements.
+A `Pair` is a model on one scale-up domain, as the few numbers of the blackboard.
 
 The functions take names of the catalogue and return numbers.
 """

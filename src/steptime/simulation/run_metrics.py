@@ -1,7 +1,4 @@
-"""Run metrics: latency percentiles, throughput, utilization, and overload.
-
-SLO check: whether a run meets its limits at a percentile, and its goodput.
-"""
+"""Run metrics: latency percentiles, throughput, utilization, overload, and limits at a percentile."""
 
 from __future__ import annotations
 

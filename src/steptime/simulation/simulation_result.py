@@ -1,6 +1,6 @@
 """Simulation result: figures, requests, timeline and settings of a finished run.
 
-Export of a run: requests as CSV or parquet, the timeline as a Chrome trace.
+A run exports its requests as CSV or parquet, and its timeline as a Chrome trace.
 """
 
 from __future__ import annotations

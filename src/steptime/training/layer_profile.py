@@ -1,4 +1,4 @@
-"""Work and memory of a layer in training: products, element-wise, activations.
+"""Work and memory of a layer in training, and the layers of each pipeline stage.
 
 A profile has sums over the operators of a layer, per row of tokens, before any parallelism. A model has two or three kinds
 of layers, so that a search over layouts works on a few numbers.
@@ -10,11 +10,9 @@ residual stream saves its input and its output.
 Source: Korthikanti et al., arXiv 2205.05198, section 4, for GPT. With flash attention, gated feed-forward blocks and
 grouped queries this gives $2(4h + 2q + 2k + 3f + 2a)$ bytes per token. The peak is within 1 % of measured ones.
 
-Layers of each pipeline stage, and embedding and head.
-
-Layers that are a multiple of the chunks are divided evenly. If only layers plus embedding and head are a multiple, the
-first and the last chunk have one layer less (Llama 3 405B: 126 + 2 = 8 x 16). In other cases the fullest chunk has one more
-than others. A layout may give the layers of each chunk itself.
+**Stages.** Layers that are a multiple of the chunks are divided evenly. If only layers plus embedding and head are a
+multiple, the first and the last chunk have one layer less (Llama 3 405B: 126 + 2 = 8 x 16). In other cases the fullest
+chunk has one more than others. A layout may give the layers of each chunk itself.
 """
 
 from __future__ import annotations

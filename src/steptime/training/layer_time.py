@@ -1,4 +1,4 @@
-"""Forward and backward pass of one layer, for one micro-batch, on one chip.
+"""Time of one layer in training: its passes for one micro-batch, and the exchanges of data-parallel replicas.
 
 A product costs its FLOPs in the forward pass. The backward pass costs twice as much: gradients of the input and of the
 weights (a frozen base needs the first only). Element-wise operators move bytes, twice as many in the backward pass.
@@ -13,11 +13,9 @@ the forward pass and six in the backward pass, because sharded inputs are gather
 Context parallelism sends keys and values to all ranks that share a sequence, once in the forward pass and twice in the
 backward pass. Experts exchange tokens: dispatch and combine, in both passes.
 
-Exchanges of data-parallel replicas, their overlap, and the optimizer time.
-
-Once per step, gradients of $g$ bytes are reduce-scattered and weights of 2 bytes are all-gathered. This moves
-$(g + 2) P (D-1)/D$ bytes per chip, for sharded optimizer states (ZeRO-1) as for sharded gradients (ZeRO-2). Without
-sharding it is an all-reduce of $2 g P$.
+**Data parallelism.** Once per step, gradients of $g$ bytes are reduce-scattered and weights of 2 bytes are all-gathered.
+This moves $(g + 2) P (D-1)/D$ bytes per chip, for sharded optimizer states (ZeRO-1) as for sharded gradients (ZeRO-2).
+Without sharding it is an all-reduce of $2 g P$.
 
 With sharded gradients and accumulated micro-batches, each micro-batch is reduced; in a pipeline, each group of p
 micro-batches of a chunk. With sharded weights (ZeRO-3, FSDP) each micro-batch gathers the weights in both passes and

@@ -3,7 +3,7 @@
 A device works in the order of its schedule. Each item starts as soon as the device is free and its dependencies are done. A
 hop delays the data and keeps neither device busy.
 
-Timeline of a step: the work of each device as arrays, and its plot as a file.
+A `Timeline` has the work of each device as arrays, and draws it to a file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Work of a training step: sequences, formats, optimizer, trained parameters.
-
-Layout of a training step over chips.
+"""A training step: its work (sequences, formats, optimizer, trained parameters) and its layout over chips.
 
 A training layout has other axes than a serving layout: `dp` replicas of the model (each with its own batch), virtual
 stages, sharding of states, recomputation and a schedule. `ep` divides `tp * cp * dp` and does not multiply it: experts are
