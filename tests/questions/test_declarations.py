@@ -52,8 +52,8 @@ def test_added_input_is_an_option_with_its_help_and_default():
     option = signature(step).parameters["padding"]
     declared = next(one for one in get_args(option.annotation) if isinstance(one, typer.models.OptionInfo))
     assert "--padding" in (declared.default, *declared.param_decls)
-    assert declared.help == "Tokens of padding."
-    assert declared.show_default == "0"
+    assert declared.help == r"Tokens of padding. [dim]\[default: 0][/dim]"
+    assert declared.show_default is False
     assert declared.rich_help_panel == "The pass"
 
 

@@ -40,6 +40,8 @@ NEEDED = {
 
 # --- options from declared inputs ---------------------------------------------------------------------------------------
 
+keyword_parameter = partial(Parameter, kind=Parameter.KEYWORD_ONLY)
+
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command in which each parameter of a dataclass type is spelt out as one option per field.
@@ -57,7 +59,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if name != "return" and is_dataclass(hint)}
     spelt: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
-        spelt += _options(groups[name]) if name in groups else [_keyword(name, hints[name], parameter.default)]
+        spelt += (
+            _options(groups[name])
+            if name in groups
+            else [keyword_parameter(name, annotation=hints[name], default=parameter.default)]
+        )
     names = [parameter.name for parameter in spelt]
     for name in names:
         if names.count(name) > 1:
@@ -79,10 +85,6 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return spelt_out
 
 
-def _keyword(name: str, annotation: Any, default: Any) -> Parameter:
-    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-
-
 def _options(group: Any) -> Iterator[Parameter]:
     """Yield one parameter per field of a dataclass."""
     hints = get_type_hints(group, include_extras=True)
@@ -90,7 +92,8 @@ def _options(group: Any) -> Iterator[Parameter]:
         if "input" in option.metadata:
             yield _declared_option(option.name, option.metadata["input"])
         else:
-            yield _keyword(option.name, hints[option.name], Parameter.empty if option.default is MISSING else option.default)
+            default = Parameter.empty if option.default is MISSING else option.default
+            yield keyword_parameter(option.name, annotation=hints[option.name], default=default)
 
 
 def _declared_option(name: str, declared: Input) -> Parameter:
@@ -98,11 +101,10 @@ def _declared_option(name: str, declared: Input) -> Parameter:
     kind = TYPES.get(declared.kind, str | None)
     if declared.positional:
         argument: Any = typer.Argument(help=declared.help(), show_default=False)
-        return _keyword(
-            name, Annotated[str if declared.required else str | None, argument], Parameter.empty if declared.required else None
-        )
+        kind, argument_default = (str, Parameter.empty) if declared.required else (str | None, None)
+        return keyword_parameter(name, annotation=Annotated[kind, argument], default=argument_default)
     words, default = f"--{name.strip('_').replace('_', '-')}", declared.default
-    settings: dict[str, Any] = {"rich_help_panel": declared.group or None}
+    settings: dict[str, Any] = {}
     if declared.metavar:
         settings["metavar"] = declared.metavar
     if declared.kind == COUNT:
@@ -111,8 +113,8 @@ def _declared_option(name: str, declared: Input) -> Parameter:
         is_hidden = declared.kind == TEXTS or default in ("", None)
         default_text = False if is_hidden else f"{default:,}" if isinstance(default, int) else str(default)
         settings["show_default"] = declared.default_words or default_text
-    option_info = typer.Option(words, help=declared.help(), **settings)
-    return _keyword(name, Annotated[kind, option_info], False if declared.kind == SWITCH else None)
+    described = option(declared.help(), declared.group or None, words, **settings)
+    return keyword_parameter(name, annotation=Annotated[kind, described], default=False if declared.kind == SWITCH else None)
 
 
 def _read_optional_count(text: Any, name: str) -> Any:
@@ -167,19 +169,23 @@ def count(name: str, words: str, panel: str | None = None, **settings: Any) -> A
     return typer.Option(name, parser=parser, metavar="N", help=words, rich_help_panel=panel, **settings)
 
 
-def option(words: str, panel: str | None = None, *names: str, **settings: Any) -> Any:
+def option(words: str, panel: str | None = None, *names: str, show_default: str | bool = True, **settings: Any) -> Any:
     """Return an option in a panel of `--help`.
 
     Args:
         words: Help of the option.
         panel: Panel of `--help`.
         *names: Option strings; without any, typer takes the name of the parameter.
+        show_default: The default in words, or whether typer shows the value.
         **settings: Further settings of `typer.Option`.
 
     Returns:
         The typer option.
     """
-    return typer.Option(*names, help=words, rich_help_panel=panel, **settings)
+    # typer puts words of a default in parentheses within its brackets.
+    if isinstance(show_default, str):
+        words, show_default = rf"{words} [dim]\[default: {show_default}][/dim]", False
+    return typer.Option(*names, help=words, rich_help_panel=panel, show_default=show_default, **settings)
 
 
 # --- options that several commands share --------------------------------------------------------------------------------
