@@ -1,0 +1,58 @@
+"""How deep the calls of a plan go, and how many functions a step enters: what a reader has to follow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import steptime as st
+
+ENTERED = """
+import contextlib, io, sys
+entered = set()
+def profile(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and "/steptime/" in code.co_filename and code.co_flags & 1 and "<" not in code.co_name:
+        entered.add((code.co_filename, code.co_name, code.co_firstlineno))
+sys.argv = ["steptime", "step", "llama-3.1-70b", "hgx-h100", "--batch", "64", "--context", "8192", "--tp", "8"]
+sys.setprofile(profile)
+from steptime.__main__ import main
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main()
+sys.setprofile(None)
+print(len(entered))
+"""
+
+
+@pytest.mark.slow
+def test_plan_calls_at_most_twenty_functions_deep():
+    model, system = st.load_model("llama-3.1-70b"), st.load_system("hgx-h100")
+    arguments = model, system, st.Workload(input_tokens=1024, output_tokens=256), st.Slo(tpot=0.025, ttft=2)
+    st.plan(*arguments)  # the first plan also reads files and imports modules
+    stack: list[str] = []
+    deepest: list[str] = []
+
+    def profile(frame, event, argument):
+        nonlocal deepest
+        if "/steptime/" not in frame.f_code.co_filename:
+            return
+        if event == "call":
+            stack.append(frame.f_code.co_name)
+            deepest = max(deepest, list(stack), key=len)
+        elif event == "return" and stack:
+            stack.pop()
+
+    sys.setprofile(profile)
+    try:
+        st.plan(*arguments)
+    finally:
+        sys.setprofile(None)
+    assert len(deepest) <= 20, " -> ".join(deepest)
+
+
+@pytest.mark.slow
+def test_step_command_enters_at_most_350_functions():
+    shown = subprocess.run([sys.executable, "-c", ENTERED], capture_output=True, text=True, check=True)
+    assert int(shown.stdout) <= 350
