@@ -64,17 +64,17 @@ def sweep_view(sweep: Sweep, *, width: int) -> Answer:
     has_ranges = any(bound in sweep.answers for name in names for bound in sweep.declaration.bands.get(name, ()))
     is_step_cost = sweep.question == "step" and "usd_per_million_tokens" in sweep.answers
     cost_meaning = footnote("USD/M tokens: cost of this step only; a decode step leaves out prefill." if is_step_cost else "")
-    # Few points are a table of all; of many only extremes and a chart say something.
     body: list[RenderableType | None]
-    if sweep.points <= MAX_TABLE_POINTS:
+    # Few points are a table of all; of many only extremes and a chart say something.
+    is_listed = sweep.points <= MAX_TABLE_POINTS
+    if is_listed:
         body = [_points_table(sweep, names), footnote("(low to high): 90 % range." if has_ranges else ""), cost_meaning]
     else:
         body = [cost_meaning, *([_extremes_table(sweep), _chart(sweep, width)] if is_answered else [])]
-        charts = charts[1:]
     return Answer(
         sentence=_sweep_sentence(sweep), conditions=conditions, body=[*body, _reasons(sweep)],
-        details=charts, warnings=_memory_notes(sweep) + _cost_notes(sweep),
-        full_adds="charts of all answers" if is_answered and numbers(sweep) and not sweep.together else "", files="--out FILE",
+        details=charts if is_listed else charts[1:], warnings=_memory_notes(sweep) + _cost_notes(sweep),
+        full_adds="charts of all answers" if charts else "", files="--out FILE",
     )  # fmt: skip
 
 
