@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "steptime"
 ROOMS = ("physics", "planning")
 RELOADED = ("steptime.", "tests.")  # what a mutant imports anew, but for the rooms below physics
-KEPT = ("models", "machines", "catalog", "errors", "units", "sourced", "numbers", "frontier", "results", "data")
+KEPT = ("models", "hardware", "catalog", "errors", "units", "number_checks", "pareto", "result_base", "data")
 OTHERS = (
     "tests/physics", "tests/planning", "tests/validation/test_measured_runs.py", "tests/test_golden.py", "tests/blackboard",
     "tests/test_results.py::test_the_page_of_keys_is_up_to_date",
