@@ -283,10 +283,10 @@ def range_columns(pairs: Sequence[tuple[float, float] | None]) -> tuple[list[flo
     """Return the lower and the upper ends of ranges as two columns.
 
     Args:
-        pairs: Ends of each range; None where there is none.
+        pairs: Ends of each range; None without a range.
 
     Returns:
-        Lower ends and upper ends, NaN where there is no range.
+        Lower ends and upper ends, NaN without a range.
 
     >>> range_columns([(1.0, 2.0), None])
     ([1.0, nan], [2.0, nan])

@@ -314,14 +314,14 @@ def usd_per_byte_read(rent: Number, bandwidth: Number, share: Number = 1.0) -> N
     return rent / (bandwidth * share)
 
 
-def kv_bytes_from_step(dearer: Number, tokens: Number, usd_per_byte: Number, margin: Number = 1.0) -> Number:
+def kv_bytes_from_step(price_step: Number, tokens: Number, usd_per_byte: Number, margin: Number = 1.0) -> Number:
     r"""Return the KV bytes per token whose reads cost as much as a price step.
 
     The formula is $\kappa = \Delta P / (\Delta L \, c \, G)$. *Derived*. At margin 1 the result is an upper bound for any
     batch and model size, because no seller loses money on the bytes that a surcharge pays for.
 
     Args:
-        dearer: Price step $\Delta P$ per output token [USD].
+        price_step: Price step $\Delta P$ per output token [USD].
         tokens: Additional context $\Delta L$ [tokens].
         usd_per_byte: Cost $c$ of a byte that is read [USD/B].
         margin: Price over cost, $G$.
@@ -332,7 +332,7 @@ def kv_bytes_from_step(dearer: Number, tokens: Number, usd_per_byte: Number, mar
     >>> round(kv_bytes_from_step(6e-6, 200e3, 2.154e-16) / 1e3)
     139
     """
-    return dearer / (tokens * usd_per_byte * margin)
+    return price_step / (tokens * usd_per_byte * margin)
 
 
 def usd_per_flop(rent: Number, flops: Number, share: Number = 1.0) -> Number:

@@ -136,7 +136,7 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
 
 
 def _planned(values: dict[str, Any], launches: tuple[str, ...], output: PlanOutput) -> Planned:
-    """Search for the cheapest deployment, and simulate it if that is asked for."""
+    """Search for the cheapest deployment, and simulate it with `--simulate`."""
     _, model, system, engine, _ = bind_plan(values)
     if launches and engine.name == "ideal":
         raise InputError("--launch cannot be used with --engine ideal")

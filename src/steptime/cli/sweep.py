@@ -49,7 +49,7 @@ class Study:
         list[str] | None,
         option(
             "Write the results: .csv, .parquet, .nc (netCDF), .zarr, .xlsx (closed forms as live formulas) or .json. "
-            "Repeatable. Finished plans and simulations are saved beside the first file: the same command resumes.",
+            "Repeatable. Finished plans and simulations are saved next to the first file: the same command resumes.",
             OUTPUT, "--out", metavar="FILE",
         ),
     ] = None  # fmt: skip
@@ -192,7 +192,7 @@ def sweep(
 
 
 def _answers(question: "Question", names: list[str], against: str | None) -> tuple[str, ...]:
-    """Return the answers to compute, with the memory that tells which points can run."""
+    """Return the answers to compute, and the memory, which shows the points that can run."""
     if against is not None:
         names = [*(names or question.shows), against]
     # Without it, the cheapest point may not fit in memory.

@@ -1,6 +1,6 @@
 """Summaries of models: parts, formats, KV cache and arithmetic.
 
-An unknown config.json has a summary of its own: layers, ignored fields, and the certainty of its family.
+An unknown config.json has another summary: layers, ignored fields, and the certainty of its family.
 """
 
 from __future__ import annotations

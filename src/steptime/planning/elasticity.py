@@ -200,7 +200,7 @@ def binding(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
     }
     broken |= {name: np.asarray(broken.get(name, False) | (rate > prefill_limit)) for name in limit_names}
 
-    # The chunk of the plan shows what binds; the chunk with the highest rate decides where the plan's breaks nothing.
+    # The chunk of the plan shows the binding limit; the chunk with the highest rate decides where the plan's breaks nothing.
     own_chunk = np.flatnonzero((sizes == candidate.chunk) & stable[1])
     for chunk in (*own_chunk.tolist(), int(np.argmax(stable_rate))):
         # The first batch that breaks a limit decides: the next one, then larger ones.

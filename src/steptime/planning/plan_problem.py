@@ -215,7 +215,7 @@ def evaluate_state(case: PlanProblem, candidate: Candidate, batch: Number, chunk
 def steady_state(
     case: PlanProblem, mode: str, layout: Layout, batch: Number, chunk: Number = 1, *, quick: bool = False
 ) -> State:
-    """Return the steady states of replicas that decode, with prefill beside it where pools are not separate.
+    """Return the steady states of replicas that decode, and prefill too where pools are not separate.
 
     Args:
         case: Plan problem.

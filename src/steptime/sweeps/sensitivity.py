@@ -243,7 +243,7 @@ class _Asking:
         )
 
     def __call__(self, inputs: Sequence[Unsure], points: Mapping[str, Array]) -> tuple[Array, dict[int, str]]:
-        """Return the answer at points of shape (points,), NaN where there is none, and the reasons of these points."""
+        """Return the answer at points of shape (points,), NaN without an answer, and the reasons of these points."""
         started = time.perf_counter()
         axes = tuple(
             Axis(name=parameter.name, values=points[parameter.name], broadcasts=parameter.broadcasts) for parameter in inputs

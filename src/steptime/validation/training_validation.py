@@ -68,12 +68,12 @@ class Predicted:
 
     @property
     def measured(self) -> float:
-        """Measured step [s]; NaN if there is none."""
+        """Measured step [s]; NaN if not measured."""
         return (self.run.step if self.run else None) or np.nan
 
     @property
     def measured_peak(self) -> float:
-        """Measured peak [B]; NaN if there is none."""
+        """Measured peak [B]; NaN if not measured."""
         return (self.run.peak if self.run else None) or np.nan
 
     @property

@@ -263,7 +263,7 @@ def finite_figures(*figures: Figure) -> tuple[Figure, ...]:
     """Return the figures that have a value.
 
     Args:
-        figures: Figures; the value None, NaN or infinity means that there is none.
+        figures: Figures; the value None, NaN or infinity stands for a missing one.
 
     Returns:
         Figures with a finite value.

@@ -262,7 +262,7 @@ def laws_view(laws: LawTable, *, full: bool) -> Answer:
     )  # fmt: skip
     return Answer(
         sentence=f"{counted(len(laws.laws), 'scaling law')}; `steptime laws NAME` shows constants, errors and sources.",
-        body=[grid, footnote("* default of `steptime budget`. Grade: the least certain source of its constants.")],
+        body=[grid, footnote("* default of `steptime budget`. Grade: that of the most uncertain source of its constants.")],
         full_adds="formulas and ranges of the runs",
     )
 

@@ -213,7 +213,7 @@ class Curve:
         y: Positions along the vertical axis.
         name: Words of the legend; empty without an entry.
         colour: Colour; empty for that of the terminal.
-        mark: Letter at some points, which tells curves apart without colour.
+        mark: Letter at some points, which distinguishes curves without colour.
         marked: First point with the letter, and the step to the next one.
         has_line: Whether a line joins the points.
         glyph: Letter of the legend, if it is not the mark.

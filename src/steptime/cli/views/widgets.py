@@ -180,7 +180,7 @@ class Grid:
         """
         needs = dict(enumerate(map(self._needs, range(len(self.columns)))))
         positions = list(needs)
-        # Omit columns until the minimum widths of texts fit beside the space between columns.
+        # Omit columns until the minimum widths of texts fit with the space between columns.
         going = [*self.first_to_go, *(p for p in reversed(positions[2:]) if p not in self.first_to_go)]
         room = width + BETWEEN - EDGES
         while going and sum(needs[p][0] + BETWEEN for p in positions) > room:
