@@ -10,11 +10,12 @@ import pytest
 import steptime as st
 
 ENTERED = """
-import contextlib, io, sys
+import contextlib, importlib.util, io, sys
+package = importlib.util.find_spec("steptime").submodule_search_locations[0] + "/"
 entered = set()
 def profile(frame, event, argument):
     code = frame.f_code
-    if event == "call" and "/steptime/" in code.co_filename and code.co_flags & 1 and "<" not in code.co_name:
+    if event == "call" and code.co_filename.startswith(package) and code.co_flags & 1 and "<" not in code.co_name:
         entered.add((code.co_filename, code.co_name, code.co_firstlineno))
 sys.argv = ["steptime", "step", "llama-3.1-70b", "hgx-h100", "--batch", "64", "--context", "8192", "--tp", "8"]
 sys.setprofile(profile)
@@ -31,12 +32,13 @@ def test_plan_calls_at_most_twenty_functions_deep():
     model, system = st.load_model("llama-3.1-70b"), st.load_system("hgx-h100")
     arguments = model, system, st.Workload(input_tokens=1024, output_tokens=256), st.Slo(tpot=0.025, ttft=2)
     st.plan(*arguments)  # the first plan also reads files and imports modules
+    package = st.__path__[0] + "/"
     stack: list[str] = []
     deepest: list[str] = []
 
     def profile(frame, event, argument):
         nonlocal deepest
-        if "/steptime/" not in frame.f_code.co_filename:
+        if not frame.f_code.co_filename.startswith(package):
             return
         if event == "call":
             stack.append(frame.f_code.co_name)
