@@ -137,6 +137,9 @@ def nearby_batches(middle: Array, unit: Array) -> Array:
 
     Returns:
         Sequences per replica, of shape (n, batches).
+
+    >>> [row.tolist()[::8] for row in nearby_batches(np.array([[2.0], [64.0]]), np.array([[1], [8]]))]
+    [[1.0, 1.0, 1.875, 2.25, 3.0], [16.0, 32.0, 64.0, 72.0, 96.0]]
     """
     per_unit = middle / unit * BATCH_FACTORS
     near = np.where(np.isin(BATCH_FACTORS, CLOSE) & (unit == 1), spacing(per_unit), 1.0)
