@@ -18,10 +18,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike
 from steptime.physics.engine import Engine
-from steptime.planning.plan_result import Plan
-from steptime.result_base import Result, unit
-from steptime.simulation.loop_state import DONE
-from steptime.simulation.plan_as_traffic import (
+from steptime.planning.plan_as_traffic import (
     PoolLike,
     decode_policy,
     load_plan_inputs,
@@ -29,6 +26,9 @@ from steptime.simulation.plan_as_traffic import (
     workload_prompts,
     workload_traffic,
 )
+from steptime.planning.plan_result import Plan
+from steptime.result_base import Result, unit
+from steptime.simulation.loop_state import DONE
 from steptime.simulation.run_metrics import OVERLOADED
 from steptime.simulation.scheduling_policy import MAX_NUM_SEQS, Policy
 from steptime.simulation.simulation_result import Simulation

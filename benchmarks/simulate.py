@@ -25,8 +25,8 @@ from steptime.simulation.prefix_cache import Cache, Tier
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulator import simulate
 from steptime.simulation.step_time_model import sample_pace
-from steptime.simulation.trace_files import read_trace
-from steptime.simulation.traffic import Lengths, closed_loop, open_loop
+from steptime.workload.trace_files import read_trace
+from steptime.workload.traffic import Lengths, closed_loop, open_loop
 from steptime.validation.ttft_fit import closed_loops
 
 TRACES = Path(__file__).parents[2] / "shared/data/traces"

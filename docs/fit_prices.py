@@ -18,10 +18,10 @@ import numpy as np
 
 from steptime.models.model import active_parameters, cache_bytes_read, kv_bytes_per_token, total_parameters
 from steptime.models.model_loading import load_model
-from steptime.planning.workload import Slo, Workload
 from steptime.pricing.bundled_prices import FOLDER, open_rows, table
 from steptime.pricing.serving_costs import CALIBRATED_MODES, plausible, token_costs
-from steptime.simulation.trace_files import read_trace
+from steptime.workload.trace_files import read_trace
+from steptime.workload.workload import Slo, Workload
 
 # Speeds of the Pareto fronts, in tok/s per user.
 SPEEDS = (15, 20, 25, 30, 40, 50, 60, 80, 100, 125, 150, 200)

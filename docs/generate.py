@@ -71,7 +71,7 @@ from steptime.reversible.sboxes import SboxCard
 from steptime.reversible.stack_results import Stacks
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.max_rate import HighestRate
-from steptime.simulation.plan_replay import Replay
+from steptime.planning.plan_replay import Replay
 from steptime.sweeps.context_limit import ContextWalls
 from steptime.sweeps.design import Design
 from steptime.sweeps.ranking import Ranking

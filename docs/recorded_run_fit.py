@@ -23,7 +23,7 @@ from steptime.simulation.loop_state import DONE
 from steptime.simulation.replica_pools import serve
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.step_time_model import sample_pace
-from steptime.simulation.traffic import Traffic
+from steptime.workload.traffic import Traffic
 
 # Deviation of the logarithm of a deployment's constant from that of its engine.
 PRIOR = {

@@ -64,7 +64,7 @@ def highest():
 
 def replayed():
     pytest.importorskip("numba")
-    from steptime.simulation.plan_replay import replay_pools
+    from steptime.planning.plan_replay import replay_pools
 
     plan = st.plan("llama-3.1-8b", "hgx-h100", WORK, chips=1)
     things = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")

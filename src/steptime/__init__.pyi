@@ -28,10 +28,9 @@ from steptime.physics.step import (
     prefill_step as prefill_step,
 )
 from steptime.physics.uncertainty import step_range as step_range
+from steptime.planning.plan_replay import replay as replay
 from steptime.planning.plan_result import Plan as Plan
 from steptime.planning.planner import plan as plan
-from steptime.planning.workload import Slo as Slo
-from steptime.planning.workload import Workload as Workload
 from steptime.pricing.market import Market as Market
 from steptime.pricing.market import survey_prices as survey_prices
 from steptime.pricing.price_estimate import Reading as Reading
@@ -53,23 +52,9 @@ from steptime.scaling.rl_step import rl_step as rl_step
 from steptime.scaling.scaling_laws import Law as Law
 from steptime.scaling.scaling_laws import load_law as load_law
 from steptime.scaling.sizing_on_system import Serving as Serving
-from steptime.simulation.plan_replay import replay as replay
 from steptime.simulation.scheduling_policy import Policy as Policy
 from steptime.simulation.simulation_result import Simulation as Simulation
 from steptime.simulation.simulator import simulate as simulate
-from steptime.simulation.trace_files import read_trace as read_trace
-from steptime.simulation.traffic import (
-    Lengths as Lengths,
-)
-from steptime.simulation.traffic import (
-    Traffic as Traffic,
-)
-from steptime.simulation.traffic import (
-    closed_loop as closed_loop,
-)
-from steptime.simulation.traffic import (
-    open_loop as open_loop,
-)
 from steptime.sweeps.context_limit import context_walls as context_walls
 from steptime.sweeps.design import design as design
 from steptime.sweeps.point_grid import in_blocks as in_blocks
@@ -87,3 +72,18 @@ from steptime.training.training_stack import training_engine as training_engine
 from steptime.validation.user_calibration import load_anchor as load_anchor
 from steptime.validation.validate_api import calibrate as calibrate
 from steptime.validation.validate_api import validate as validate
+from steptime.workload.trace_files import read_trace as read_trace
+from steptime.workload.traffic import (
+    Lengths as Lengths,
+)
+from steptime.workload.traffic import (
+    Traffic as Traffic,
+)
+from steptime.workload.traffic import (
+    closed_loop as closed_loop,
+)
+from steptime.workload.traffic import (
+    open_loop as open_loop,
+)
+from steptime.workload.workload import Slo as Slo
+from steptime.workload.workload import Workload as Workload

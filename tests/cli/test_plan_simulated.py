@@ -17,7 +17,7 @@ REFUSED = PLAN + "--speed 50 --ttft 0.075 --percentile p99"
 @pytest.fixture
 def hardly_lowered():
     """Let a replay lower the rate to nine tenths at most: the limits of REFUSED hold at a third of it."""
-    with patch("steptime.simulation.plan_replay.LOWER", 0.995):
+    with patch("steptime.planning.plan_replay.LOWER", 0.995):
         yield
 
 

@@ -29,11 +29,11 @@ from steptime.result_base import plain
 from steptime.simulation.prefix_cache import Cache, Tier
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulator import simulate
-from steptime.simulation.trace_files import read_trace
-from steptime.simulation.traffic import Lengths, Traffic, closed_loop, open_loop, scaled, with_sessions
 from steptime.units import count, parse, show
 from steptime.validation.bench_results import read_files
 from steptime.validation.run_table import COLUMNS, read_runs
+from steptime.workload.trace_files import read_trace
+from steptime.workload.traffic import Lengths, Traffic, closed_loop, open_loop, scaled, with_sessions
 from tests.fuzz.damage import FIGURES, LITERALS, NUMBERS, TEXTS, in_file
 from tests.models.test_fuzz_configs import configs, damaged, shortened
 

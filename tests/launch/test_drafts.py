@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from steptime.launch.launch_commands import launch_commands
-from steptime.planning.workload import Speculation
+from steptime.workload.workload import Speculation
 from tests.launch.conftest import pool
 from tests.launch.reading import commands, golden, options_file
 from tests.launch.test_read_back import check

@@ -157,7 +157,7 @@ def test_a_simulation_takes_both_factors():
 
 def test_a_plan_is_replayed_with_the_runs_that_it_rests_on():
     pytest.importorskip("numba")
-    from steptime.simulation.plan_as_traffic import load_plan_inputs
+    from steptime.planning.plan_as_traffic import load_plan_inputs
 
     plan = st.plan(MODEL, SYSTEM, WORK, chips=1, anchor=anchor(1.3))
     assert load_plan_inputs(plan)[2].anchor == plan.anchor

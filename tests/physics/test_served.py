@@ -11,7 +11,7 @@ from steptime.hardware.number_formats import number_format
 from steptime.models.model import Attention, kv_bytes_per_token, weight_bytes, with_formats
 from steptime.physics.kv_dtype import as_served, is_narrow, with_small_cache
 from steptime.simulation.simulator import simulate
-from steptime.simulation.traffic import Lengths, open_loop
+from steptime.workload.traffic import Lengths, open_loop
 from tests.conftest import engine, experts, machine, matrix, model_of
 
 WIDE, NARROW = number_format("bf16").arithmetic, number_format("fp8").arithmetic

@@ -15,7 +15,7 @@ from steptime.planning.plan_result import (
     mean_terms,
     runner_up_dearer,
 )
-from steptime.planning.workload import limits
+from steptime.workload.workload import limits
 from tests.planning.cases import shared
 
 

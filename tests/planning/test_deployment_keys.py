@@ -10,8 +10,8 @@ from steptime.physics.chip_memory import Memory
 from steptime.physics.layout import Layout
 from steptime.physics.step import Step
 from steptime.planning.plan_result import Plan, Point, Pool
-from steptime.planning.workload import Slo, Workload
 from steptime.result_base import entries
+from steptime.workload.workload import Slo, Workload
 
 PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
 

@@ -15,7 +15,7 @@ from steptime.physics.engine import IDEAL, engine_for
 from steptime.physics.layout import Layout
 from steptime.planning.planner import plan
 from steptime.planning.steady_state import aggregated, answer_tokens, decode_pool
-from steptime.planning.workload import (
+from steptime.workload.workload import (
     NONE,
     Speculation,
     choose_speculation,

@@ -14,10 +14,10 @@ import pytest
 from steptime.catalog.hardware_loading import load_system
 from steptime.models.model import active_parameters, total_parameters
 from steptime.models.model_loading import load_model
-from steptime.planning.workload import Slo, Workload
 from steptime.pricing.bundled_prices import FOLDER, table
 from steptime.pricing.price_inversion import read_prices
 from steptime.pricing.serving_costs import CALIBRATED_MODES, cost_on
+from steptime.workload.workload import Slo, Workload
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 from price_priors import families, known_tiers

@@ -16,7 +16,6 @@ from steptime.catalog.hardware_loading import load_system
 from steptime.cli.main import app_for
 from steptime.errors import Impossible, InputError, RangeError, UnknownName
 from steptime.planning.planner import MODES as EITHER
-from steptime.planning.workload import Workload, limits
 from steptime.pricing import genai_prices_package
 from steptime.pricing.bundled_prices import Row, open_rows
 from steptime.pricing.kv_storage_cost import holds, tiers
@@ -26,6 +25,7 @@ from steptime.pricing.price_list import list_from
 from steptime.pricing.price_lookup import Offer
 from steptime.pricing.price_proposal import Point, _loaded, hold_cost_by_life, propose_prices, steps
 from steptime.pricing.serving_costs import HOPPER, MAX_SYSTEMS, cost_on, plausible
+from steptime.workload.workload import Workload, limits
 
 
 @pytest.fixture(autouse=True)

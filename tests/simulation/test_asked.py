@@ -15,7 +15,7 @@ from steptime.simulation.max_rate import find_rate
 from steptime.simulation.prefix_cache import cache_with_capacities
 from steptime.simulation.run_metrics import latencies
 from steptime.simulation.scheduling_policy import policy_for
-from steptime.simulation.traffic import Lengths, draw_traffic
+from steptime.workload.traffic import Lengths, draw_traffic
 
 SIZES = Lengths(mean=128), Lengths(mean=16)
 

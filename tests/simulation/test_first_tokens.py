@@ -16,7 +16,7 @@ from steptime.planning.prefill_pool import first_token, prefill_pool
 from steptime.planning.steady_state import aggregated
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulator import simulate
-from steptime.simulation.traffic import Lengths, Traffic, open_loop
+from steptime.workload.traffic import Lengths, Traffic, open_loop
 from tests.conftest import engine, machine, one_matrix
 from tests.planning.cases import MODEL, NODES, WORK
 

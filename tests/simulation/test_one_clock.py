@@ -11,7 +11,7 @@ import steptime as st
 from steptime.physics.bias_correction import Anchor, Factor
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.step_time_model import linear_pace, with_first_tokens
-from steptime.simulation.traffic import Traffic, scaled
+from steptime.workload.traffic import Traffic, scaled
 
 MODEL, SYSTEM = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
 RATIOS = [None, (2.81, 1.47), (1.3, 3.0), (0.6, 0.5), (1.0, 0.2)]  # measured over predicted: time per token, first token

@@ -12,7 +12,7 @@ import steptime as st
 from steptime.errors import RangeError
 from steptime.simulation.max_rate import find_clients, find_rate, find_scale, highest_load
 from steptime.simulation.prefix_cache import Cache, Tier
-from steptime.simulation.traffic import repeated_share, scaled, with_sessions
+from steptime.workload.traffic import repeated_share, scaled, with_sessions
 
 SIZES = {"inputs": st.Lengths(mean=512), "outputs": st.Lengths(mean=64)}
 LIMITS = st.Slo(ttft=0.3, tpot=0.02)

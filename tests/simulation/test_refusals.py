@@ -13,8 +13,8 @@ from steptime.simulation import loop_state
 from steptime.simulation.prefix_cache import Cache, Tier
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulator import simulate
-from steptime.simulation.trace_files import read_trace
-from steptime.simulation.traffic import Lengths, Traffic, checked, closed_loop, open_loop, scaled, with_sessions
+from steptime.workload.trace_files import read_trace
+from steptime.workload.traffic import Lengths, Traffic, checked, closed_loop, open_loop, scaled, with_sessions
 
 ONE = Lengths(mean=64)
 

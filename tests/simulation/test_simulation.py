@@ -20,11 +20,11 @@ from steptime.errors import DataFileError, Impossible, InputError, RangeError
 from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.engine import label_values, load_engine, with_constants
 from steptime.physics.engine_parameters import RUN_WAITS
+from steptime.planning.plan_replay import replay_pools
 from steptime.planning.steady_state import aggregated
 from steptime.simulation import event_loop
 from steptime.simulation.loop_state import BUSY, DONE, REJECTED, TOKEN_STEPS
 from steptime.simulation.max_rate import highest_rate, meets, rates
-from steptime.simulation.plan_replay import replay_pools
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
 from steptime.simulation.replica_pools import PORTION, serve, serve_disaggregated, serve_disaggregated_closed, serve_tiers
 from steptime.simulation.run_metrics import OVERLOADED, SATURATED, STABLE, answers, inter_token_percentiles, little
@@ -32,10 +32,10 @@ from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulation_result import write_chrome_trace, write_requests
 from steptime.simulation.simulator import kv_room, simulate, user_visible_times
 from steptime.simulation.step_time_model import Pace, linear_pace, sample_pace
-from steptime.simulation.trace_files import read_trace
-from steptime.simulation.traffic import Lengths, Traffic, closed_loop, merged, open_loop, scaled, with_sessions
 from steptime.validation.ttft_fit import closed_loops
 from steptime.validation.ttft_fit import fit as fit_first_tokens
+from steptime.workload.trace_files import read_trace
+from steptime.workload.traffic import Lengths, Traffic, closed_loop, merged, open_loop, scaled, with_sessions
 from tests.simulation import reference_loop
 
 TRACES = Path(__file__).parents[3] / "shared/data/traces"

@@ -9,11 +9,11 @@ from steptime.catalog.hardware_loading import load_system
 from steptime.models.model_loading import load_model
 from steptime.physics.engine import IDEAL, load_engine
 from steptime.physics.layout import Layout
-from steptime.planning.workload import Workload
 from steptime.validation.disaggregated_loop import read_workload
 from steptime.validation.max_throughput import highest, possible_layouts
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import read_runs
+from steptime.workload.workload import Workload
 from tests.validation.rows import SHARED, offline
 
 LIMITS = {"ttft_limit_s": "2.0", "tpot_limit_s": "0.1"}

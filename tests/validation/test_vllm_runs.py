@@ -26,7 +26,7 @@ from steptime.simulation.replica_pools import serve
 from steptime.simulation.run_metrics import timeline
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.step_time_model import sample_pace
-from steptime.simulation.traffic import Lengths, Traffic, open_loop
+from steptime.workload.traffic import Lengths, Traffic, open_loop
 
 RUNS = Path(__file__).parents[3] / "shared/data/measured/vllm_runs"
 needs_runs = pytest.mark.skipif(not RUNS.is_dir(), reason="the measured vLLM runs are not beside this checkout")

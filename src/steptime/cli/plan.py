@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from steptime.hardware.system import System
     from steptime.models.model import Model
     from steptime.physics.engine import Engine
+    from steptime.planning.plan_replay import Replay
     from steptime.planning.plan_result import Plan
-    from steptime.simulation.plan_replay import Replay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ def _planned(values: dict[str, Any], launches: tuple[str, ...], output: PlanOutp
     replayed = None
     if output.simulate and deployment.feasible:
         from steptime.cli.simulate import compiling
-        from steptime.simulation.plan_replay import replay
+        from steptime.planning.plan_replay import replay
 
         with compiling():
             replayed = replay(deployment, model, system, engine, percentile=output.percentile)

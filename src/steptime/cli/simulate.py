@@ -17,7 +17,7 @@ from steptime.questions.simulate_question import SIMULATE, TRAFFIC, Setup, Simul
 if TYPE_CHECKING:
     from steptime.simulation.max_rate import HighestRate
     from steptime.simulation.simulation_result import Simulation
-    from steptime.simulation.traffic import Traffic
+    from steptime.workload.traffic import Traffic
 
 
 def need_numba() -> None:
@@ -44,7 +44,7 @@ def compile_first() -> None:
     """Compile the simulator, or load it from the cache, before many runs."""
     need_numba()
     from steptime.simulation.simulator import simulate
-    from steptime.simulation.traffic import Lengths, open_loop
+    from steptime.workload.traffic import Lengths, open_loop
 
     # One short request compiles all functions.
     with compiling():
@@ -181,8 +181,8 @@ def _print_rate(prepared: Setup, highest: "HighestRate") -> None:
     from steptime.cli.views.step_view import own_runs
     from steptime.cli.views.widgets import notes
     from steptime.physics.layout import show_layout
-    from steptime.planning.workload import Slo
     from steptime.units import counted
+    from steptime.workload.workload import Slo
 
     console, arguments, trace = make_console(), prepared.arguments, prepared.traffic
     engine, prefill = arguments["engine"], arguments["prefill"]

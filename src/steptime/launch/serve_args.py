@@ -17,7 +17,7 @@ from steptime.physics.layout_rules import broken
 from steptime.planning.launch_facts import Served
 from steptime.planning.plan_result import Plan, Pool
 from steptime.planning.steady_state import fresh_tokens, mean_context
-from steptime.planning.workload import Workload
+from steptime.workload.workload import Workload
 
 # Vendors, and names of the engines in notes.
 NVIDIA, AMD = "NVIDIA", "AMD"

@@ -149,6 +149,20 @@ def anchored(engine: Engine, anchor: Anchors | Anchor | None, *, model: str, sys
     )
 
 
+def ttft_factor(engine: Engine) -> float:
+    """Return the factor of an anchor on the TTFT.
+
+    It applies in addition to the factor on the steps.
+
+    Args:
+        engine: Engine.
+
+    Returns:
+        Factor; 1 without an anchor.
+    """
+    return 1.0 if engine.anchor is None else engine.anchor.wait
+
+
 def bare(engine: Engine) -> Engine:
     """Return the engine without the correction from your own runs.
 

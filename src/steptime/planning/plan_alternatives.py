@@ -26,7 +26,7 @@ from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate,
 from steptime.planning.plan_result import Alternative, Plan
 from steptime.planning.plan_search import AS_CHEAP, held_by, lawful, ranked, search
 from steptime.planning.refinement import Peak, best, served_by
-from steptime.planning.workload import NONE, Speculation, known_draftings
+from steptime.workload.workload import NONE, Speculation, known_draftings
 
 # Factor on each axis within which layouts count as near the chosen one.
 NEAR: Final = 4

@@ -23,8 +23,8 @@ from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, PlanProble
 from steptime.planning.plan_result import Plan, best_change, mean_resources
 from steptime.planning.plan_search import fitting, prefill_room, ranked, search
 from steptime.planning.steady_state import MOST_UTILISED
-from steptime.planning.workload import Slo
 from steptime.units import counted, show
+from steptime.workload.workload import Slo
 
 STOPS = {
     "speed": "a larger batch would make each token slower than {tpot}",

@@ -21,7 +21,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
 from steptime.physics.chip_memory import Memory, sequences_per_group
-from steptime.physics.engine import Engine
+from steptime.physics.engine import Engine, ttft_factor
 from steptime.physics.layout import ENGINE, NAMES, Layout, collect_facts, show_layout
 from steptime.physics.layout_rules import allowed
 from steptime.physics.operator_time import TINY
@@ -38,9 +38,8 @@ from steptime.planning.steady_state import (
     kv_transfer,
     mean_context,
     ttft_seen,
-    waited,
 )
-from steptime.planning.workload import NONE, Slo, Speculation, Workload
+from steptime.workload.workload import NONE, Slo, Speculation, Workload
 
 Memoized = TypeVar("Memoized")
 
@@ -314,7 +313,7 @@ def pass_limit(case: PlanProblem, layout: Layout, answering: Layout, tpot: Numbe
     """
     sent = moving(case, layout)
     other_delays = ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine, case.speculation)
-    return (ttft - other_delays) / waited(case.engine)
+    return (ttft - other_delays) / ttft_factor(case.engine)
 
 
 def runs(case: PlanProblem, layouts: Layout, role: str) -> Array:

@@ -17,10 +17,10 @@ from steptime.physics.step import Step
 from steptime.picture_files import save_picture
 from steptime.planning.launch_facts import Served
 from steptime.planning.slo_probability import likelihood
-from steptime.planning.workload import NONE, Slo, Speculation, Workload
 from steptime.result_base import Result, Tabular, columns_by_key, unit
 from steptime.svg import curve
 from steptime.units import in_digits, show
+from steptime.workload.workload import NONE, Slo, Speculation, Workload
 
 PER_USER, PER_CHIP = "tokens_per_s_per_user", "tokens_per_s_per_chip"
 COST, WHOLE_COST = "usd_per_million_output_tokens", "whole rent per million output tokens, including the rent for prefill"

@@ -44,8 +44,8 @@ from steptime.planning.steady_state import (
     in_flight,
     load_shares,
 )
-from steptime.planning.workload import Slo, Workload, decode_steps
 from steptime.units import show
+from steptime.workload.workload import Slo, Workload, decode_steps
 
 # Smallest chunk to try [tokens]; smaller ones take as long.
 LEAST_CHUNK = 64

@@ -48,7 +48,7 @@ from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import best, evaluate_occupancy, first_token_of, matched_rate, planned_prefill
 from steptime.planning.slo_probability import check_sure, point
 from steptime.planning.steady_state import State, decode_pool
-from steptime.planning.workload import (
+from steptime.workload.workload import (
     AUTO,
     NONE,
     Slo,

@@ -17,7 +17,7 @@ from steptime.physics.speculative_step import drafted_memory, drafted_step
 from steptime.physics.step import Step, first_step
 from steptime.planning.batch_queue import PassTime, highest_utilisation, passes
 from steptime.planning.steady_state import MOST_UTILISED, fresh_tokens
-from steptime.planning.workload import NONE, Speculation, Workload
+from steptime.workload.workload import NONE, Speculation, Workload
 
 # Rows of prompts in a pass up to which each row is evaluated; more rows are well described by one line.
 MOST_ROWS = 6

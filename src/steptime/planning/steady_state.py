@@ -38,13 +38,13 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
 from steptime.physics.chip_memory import Memory
-from steptime.physics.engine import Engine
+from steptime.physics.engine import Engine, ttft_factor
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import cache_moved, drafted_memory, drafted_step
 from steptime.physics.step import Step
 from steptime.planning.batch_queue import queue_wait
 from steptime.planning.chunked_prefill import interleaved_prefill_share, mixed_step_stats
-from steptime.planning.workload import NONE, Speculation, Workload, decode_steps, step_yield
+from steptime.workload.workload import NONE, Speculation, Workload, decode_steps, step_yield
 
 # Standard deviations of the cache's fill level that a deployment keeps free.
 SPARE_DEVIATIONS = 3.0
@@ -463,21 +463,7 @@ def ttft_seen(
         Seconds.
     """
     latency = before_queue(workload, engine) + prefill_seconds + answer_tokens(workload, layout, engine, speculation) * tpot
-    return latency * waited(engine)
-
-
-def waited(engine: Engine) -> float:
-    """Return the factor of an anchor on the TTFT.
-
-    It applies in addition to the factor on the steps.
-
-    Args:
-        engine: Engine.
-
-    Returns:
-        Factor; 1 without an anchor.
-    """
-    return 1.0 if engine.anchor is None else engine.anchor.wait
+    return latency * ttft_factor(engine)
 
 
 def before_queue(workload: Workload, engine: Engine) -> Number:

@@ -20,8 +20,8 @@ from steptime.physics.step import ledger_of_step
 from steptime.physics.time_ledger import Entry
 from steptime.planning.plan_result import Pool
 from steptime.planning.steady_state import fresh_tokens, longest_prefix, mean_context, split_chunks
-from steptime.planning.workload import NONE, Speculation, Workload, decode_steps, step_yield
 from steptime.units import counted, show
+from steptime.workload.workload import NONE, Speculation, Workload, decode_steps, step_yield
 
 COLLECTIVES = {
     "all-reduce": "of each block over {group} chips",

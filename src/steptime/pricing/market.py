@@ -18,7 +18,6 @@ from steptime.models.model import Model, active_parameters, cache_bytes_read, to
 from steptime.models.model_loading import load_model
 from steptime.number_checks import positive
 from steptime.planning.planner import MODES
-from steptime.planning.workload import Workload, limits
 from steptime.pricing.bundled_prices import (
     FIRST_PARTY,
     RESELLER,
@@ -36,6 +35,7 @@ from steptime.pricing.price_lookup import NEWEST, Offer, find_offers, read_time
 from steptime.pricing.serving_costs import TokenCost, cheapest, mean_of_hopper, plausible, scaled, token_costs
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import MILLION, count, counted
+from steptime.workload.workload import Workload, limits
 
 # Rows collected after this month belong to the current market.
 CURRENT = "2026-06"

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError, short_repr
 from steptime.number_checks import positive
-from steptime.planning.workload import limits
 from steptime.pricing.bundled_prices import Row, dated_rows, match_family, open_rows
 from steptime.pricing.market import Mix, family_named, read_mix, rent_on
 from steptime.pricing.price_lookup import find_list
 from steptime.pricing.serving_costs import HOPPER, mean_of_hopper, token_costs
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import counted, show
+from steptime.workload.workload import limits
 
 # Chip of the rents: the chip with the most dated lists.
 CHIP = "h100"

@@ -22,7 +22,6 @@ from steptime.models.model import Model, cache_bytes_read
 from steptime.models.model_loading import ModelLike, load_model, resolve_model
 from steptime.number_checks import positive
 from steptime.planning.planner import MODES as EITHER
-from steptime.planning.workload import Slo, Workload, limits
 from steptime.pricing.bundled_prices import match_family
 from steptime.pricing.kv_storage_cost import Tier, tiers
 from steptime.pricing.market import Mix, family_named, read_mix
@@ -32,6 +31,7 @@ from steptime.pricing.serving_costs import TokenCost, cost_on
 from steptime.processes import map_in_processes
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.units import HOUR, MILLION, show
+from steptime.workload.workload import Slo, Workload, limits
 
 # Speed of the proposed fast service over standard, as sellers promise.
 FASTER: Final = 2.5

@@ -31,10 +31,10 @@ from steptime.models.model import Model
 from steptime.number_checks import Number
 from steptime.planning.plan_problem import AGGREGATED
 from steptime.planning.planner import MODES, plan
-from steptime.planning.workload import Slo, Workload
 from steptime.processes import map_in_processes
 from steptime.result_base import unit
 from steptime.units import MILLION
+from steptime.workload.workload import Slo, Workload
 
 # Maximum number of systems.
 MAX_SYSTEMS: Final = 8

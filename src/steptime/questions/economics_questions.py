@@ -17,7 +17,6 @@ from steptime.hardware.system import System
 from steptime.models.model_loading import resolve_model
 from steptime.number_checks import MOST_CHIPS
 from steptime.physics.layout import Layout
-from steptime.planning.workload import Workload, limits
 from steptime.pricing.kv_storage_cost import read_holds
 from steptime.pricing.market import Market, survey_prices
 from steptime.questions.declaration import Answer, bind, count, inputs_from, number, question_of_result, rent, text, texts
@@ -30,6 +29,7 @@ from steptime.scaling.rl_step import RlStep, rl_step
 from steptime.scaling.scaling_laws import load_law
 from steptime.scaling.sizing_on_system import Serving
 from steptime.units import count as read_count
+from steptime.workload.workload import Workload, limits
 
 AIM_GROUP, TRAFFIC_GROUP, RL_GROUP, LAWS_GROUP, MIX_GROUP, PRICE_GROUP, MACHINE_GROUP = (
     "Target (one of these)", "Traffic", "Reinforcement learning", "Scaling laws", "Architecture", "Price of compute",

@@ -17,7 +17,6 @@ from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, positive
 from steptime.physics.engine import Engine
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, plan
-from steptime.planning.workload import Slo, Workload, limits
 from steptime.questions.declaration import Answer, Question, bind, count, inputs_from, number, read_answers, text
 from steptime.questions.subject import (
     DESIGN,
@@ -29,6 +28,7 @@ from steptime.questions.subject import (
     read_subject,
     with_prompt_media,
 )
+from steptime.workload.workload import Slo, Workload, limits
 
 COST, TPOT, TTFT = "usd_per_million_output_tokens", "tpot", "ttft"
 OUTPUT, SPEED = "tokens_per_second_per_chip", "tokens_per_second_per_user"

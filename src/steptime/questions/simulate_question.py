@@ -29,7 +29,7 @@ from steptime.units import parse
 if TYPE_CHECKING:
     from steptime.simulation.prefix_cache import Cache
     from steptime.simulation.scheduling_policy import Policy
-    from steptime.simulation.traffic import Traffic
+    from steptime.workload.traffic import Traffic
 
 TRAFFIC, POLICY, LIMITS_GROUP = "Traffic", "Scheduler", "Limits"
 PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
@@ -80,8 +80,8 @@ class TrafficInputs:
         Raises:
             RangeError: If not exactly one of trace, rate and concurrency is given, or a trace has its own prefixes.
         """
-        from steptime.simulation.trace_files import read_trace
-        from steptime.simulation.traffic import Lengths, draw_traffic, longer, scaled, with_sessions
+        from steptime.workload.trace_files import read_trace
+        from steptime.workload.traffic import Lengths, draw_traffic, longer, scaled, with_sessions
 
         # A run has one source of requests.
         kinds = [name for name in ("trace", "rate", "concurrency") if getattr(self, name) is not None]

@@ -32,7 +32,6 @@ from steptime.models.model_loading import load_model
 from steptime.number_checks import MOST_CHIPS, Array, Number, positive, whole_number
 from steptime.physics.engine import Engine
 from steptime.planning.planner import DoesNotFit, plan
-from steptime.planning.workload import Slo, Workload
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.scaling.compute_optimal import least
 from steptime.scaling.law_forms import TRAINING_FLOP, bisect
@@ -41,6 +40,7 @@ from steptime.scaling.scaling_laws import Law, tokens_for
 from steptime.training.training_alternatives import NothingFits
 from steptime.training.training_planner import train
 from steptime.units import DAY, MILLION, show
+from steptime.workload.workload import Slo, Workload
 
 # Head width, KV heads, feed-forward over width, tokens: Llama 3, arXiv 2407.21783, Table 3.
 HEAD, KV_HEADS, FEED_FORWARD, VOCABULARY = 128, 8, 3.5, 128_256
@@ -136,7 +136,7 @@ def chips_for(params: float, tokens: float, system: System, serving: Serving) ->
         Chips; 0 for tokens that are not finite.
 
     >>> from steptime.catalog.hardware_loading import load_system
-    >>> from steptime.planning.workload import Workload
+    >>> from steptime.workload.workload import Workload
     >>> serving = Serving(system="hgx-h100", workload=Workload(input_tokens=1, output_tokens=1), training_days=60)
     >>> chips_for(405e9, 15.6e12, load_system("hgx-h100"), serving)
     16384

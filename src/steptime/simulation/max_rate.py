@@ -15,13 +15,13 @@ from steptime.errors import RangeError
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import whole_number
-from steptime.planning.workload import Slo
 from steptime.result_base import Tabular, columns_by_key, unit
 from steptime.simulation.run_metrics import OVERLOADED, PERCENTILES, Answers, Judged, judge
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate
-from steptime.simulation.traffic import Traffic, checked, scaled
 from steptime.units import in_digits, show
+from steptime.workload.traffic import Traffic, checked, scaled
+from steptime.workload.workload import Slo
 
 # Minimum duration of the arrivals of a run, in median lifetimes of a request.
 SETTLED_LIFETIMES = 4.0

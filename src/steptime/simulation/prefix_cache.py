@@ -25,8 +25,8 @@ from steptime.physics.layout import Layout
 from steptime.result_base import Result, unit
 from steptime.simulation.loop_state import compiled, entry
 from steptime.simulation.step_time_model import Pace
-from steptime.simulation.traffic import Traffic
 from steptime.units import show
+from steptime.workload.traffic import Traffic
 
 LEFT_OUT = unit("", "", left_out=True)
 # Blocks of all replicas, which take some gigabytes.

@@ -15,7 +15,7 @@ from steptime.simulation import event_loop
 from steptime.simulation.loop_state import DONE, GAPS, RECORDS, Replicas, Rules, new_replicas, new_requests
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.step_time_model import Pace
-from steptime.simulation.traffic import Traffic
+from steptime.workload.traffic import Traffic
 
 # Requests between two reports of progress.
 PORTION = 50_000

@@ -11,7 +11,6 @@ import numpy as np
 
 from steptime.errors import UnknownName
 from steptime.hardware.rental_prices import usd_per_million
-from steptime.planning.workload import Slo
 from steptime.result_base import Result, unit
 from steptime.simulation.loop_state import (
     BLOCK_SECONDS,
@@ -28,8 +27,9 @@ from steptime.simulation.loop_state import (
     Replicas,
     Rules,
 )
-from steptime.simulation.traffic import Traffic
 from steptime.units import show
+from steptime.workload.traffic import Traffic
+from steptime.workload.workload import Slo
 
 STABLE, SATURATED, OVERLOADED = "STABLE", "SATURATED", "OVERLOADED"
 # Instants in each third of a run at which the queue is evaluated.

@@ -26,7 +26,7 @@ from steptime.simulation.prefix_cache import CacheUse
 from steptime.simulation.run_metrics import Answers, Judged, at_percentile
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.step_time_model import Pace
-from steptime.simulation.traffic import Traffic
+from steptime.workload.traffic import Traffic
 
 # Points of the timeline in JSON.
 POINTS = 100

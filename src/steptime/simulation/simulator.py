@@ -25,7 +25,6 @@ from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
 from steptime.physics.layout_space import stays_inside
 from steptime.physics.speculative_step import cache_moved, drafted_sequences
-from steptime.planning.workload import Slo
 from steptime.simulation.loop_state import DONE, Replicas, Rules
 from steptime.simulation.prefix_cache import Cache, CacheUse, use_cache
 from steptime.simulation.replica_pools import (
@@ -41,7 +40,8 @@ from steptime.simulation.run_metrics import DEFAULT_PERCENTILE, answers, check_p
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.step_time_model import Pace, sample_pace, slowed
-from steptime.simulation.traffic import Traffic, checked
+from steptime.workload.traffic import Traffic, checked
+from steptime.workload.workload import Slo
 
 
 def user_visible_times(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -> Any:

@@ -25,11 +25,10 @@ import numpy as np
 from steptime.errors import RangeError
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.physics.engine import Engine, engine_for
+from steptime.physics.engine import Engine, engine_for, ttft_factor
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_step
 from steptime.physics.step import Step
-from steptime.planning.steady_state import waited
 from steptime.result_base import Result, unit
 from steptime.simulation.loop_state import Rates
 
@@ -300,9 +299,9 @@ def sample_pace(
         pace, joint=_joint_factors(model, system, settings, pace, (low, high), max_num_seqs, max_num_batched_tokens * groups)
     )
     if not check:
-        return with_first_tokens(pace, waited(runs_on))
+        return with_first_tokens(pace, ttft_factor(runs_on))
     errors = _sample_errors(model, system, settings, pace, (low, high), max_num_seqs, max_num_batched_tokens * groups)
-    return with_first_tokens(replace(pace, decode_error=errors[0], mixed_error=errors[1]), waited(runs_on))
+    return with_first_tokens(replace(pace, decode_error=errors[0], mixed_error=errors[1]), ttft_factor(runs_on))
 
 
 def _knots(last: int, dense: int = 64) -> Any:

@@ -54,12 +54,12 @@ from steptime.physics.layout import Layout
 from steptime.physics.step import mixed_step
 from steptime.physics.uncertainty import REGIMES, Z90, distances, factors, has_range, latency_regime, log_gradient, widening
 from steptime.planning.plan_result import Pool
-from steptime.planning.workload import choose_speculation
 from steptime.questions.declaration import COUNT, RENT, TEXT, Input, Question
 from steptime.questions.registry import find_input, plain_name
 from steptime.questions.subject import FORMATS, SIZES, SUBJECT, read_subject, read_system, settable_figures
 from steptime.sweeps.axes import read_values
 from steptime.sweeps.sensitivity_result import written
+from steptime.workload.workload import choose_speculation
 
 # Half-width of the user's forecasts of traffic, about which nothing is known: 25 % more, or 20 % less. An assumption.
 ASSUMED: Final = 0.25

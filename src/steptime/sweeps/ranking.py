@@ -22,10 +22,10 @@ from steptime.physics.engine import Engine, engine_for, load_engine
 from steptime.physics.kv_dtype import with_small_cache
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, check_limits, plan
-from steptime.planning.workload import Slo, Workload
 from steptime.processes import map_in_processes
 from steptime.result_base import Tabular, columns_by_key, range_columns, unit
 from steptime.units import counted, show
+from steptime.workload.workload import Slo, Workload
 
 COST: Final = "usd_per_million_output_tokens"
 

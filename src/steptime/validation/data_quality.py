@@ -36,9 +36,9 @@ from steptime.physics.engine import IDEAL, Engine
 from steptime.physics.kv_dtype import with_small_cache
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import draft_bytes, drafted_step
-from steptime.planning.workload import Speculation
 from steptime.validation.closed_loop import Runs, running_sequences, solve_closed_loops
 from steptime.validation.run_table import MEASURED, RATES, group_positions, numbers
+from steptime.workload.workload import Speculation
 
 WRONG, DOUBTFUL = "cannot be right: ", "in doubt: "
 # Measured over predicted TPOT that looks speculative: repeats differ by 4 %, configurations by less than this.

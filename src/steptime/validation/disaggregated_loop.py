@@ -30,12 +30,12 @@ from steptime.physics.uncertainty import REGIMES, distances
 from steptime.planning.batch_queue import passes
 from steptime.planning.prefill_pool import prefill_pool
 from steptime.planning.steady_state import Transfer, decode_pool, kv_transfer, ttft_seen
-from steptime.planning.workload import NONE, Speculation, Workload, choose_speculation
 from steptime.validation.closed_loop import round_time
 from steptime.validation.data_quality import WRONG, faster, soonest_token, too_heavy
 from steptime.validation.error_summary import with_ranges
 from steptime.validation.published_deployments import latent_contexts, with_contexts
 from steptime.validation.run_table import AXES, MEANS, PREFILL_WAYS, count_drafts, is_drafted, length_spread, numbers
+from steptime.workload.workload import NONE, Speculation, Workload, choose_speculation
 
 # Batch sizes at which a decode replica is evaluated, from one sequence to all.
 LEVELS = 16

@@ -43,12 +43,12 @@ from steptime.physics.layout_rules import allowed
 from steptime.physics.step import decode_step
 from steptime.physics.uncertainty import REGIMES, latency_regime
 from steptime.planning.steady_state import State, aggregated, mean_context, split_chunks, ttft_seen
-from steptime.planning.workload import Workload
 from steptime.validation.data_quality import WRONG
 from steptime.validation.disaggregated_loop import read_workload
 from steptime.validation.error_summary import with_ranges
 from steptime.validation.published_deployments import count_requests, find_data_set, keeps_room, most_at_once
 from steptime.validation.run_table import INTERACTIVE, LIMITS, SERVER, length_spread, numbers, run_kind
+from steptime.workload.workload import Workload
 
 # Batch sizes of the search, from one sequence to all that fit.
 LEVELS = 24

@@ -29,8 +29,8 @@ from steptime.physics.engine import TYPICAL, Engine
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import READ_ENGINES, Layout
 from steptime.physics.layout_rules import check
-from steptime.planning.workload import MOST_DRAFTS
 from steptime.units import counted
+from steptime.workload.workload import MOST_DRAFTS
 
 PLAIN, DRAFTED, POOLS = "aggregated", uncertainty.DRAFTED, uncertainty.POOLS
 OFFLINE, SERVER, INTERACTIVE, HIGHEST = "offline", "server", "interactive", "maximum"

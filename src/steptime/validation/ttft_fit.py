@@ -40,9 +40,9 @@ from steptime.simulation.replica_pools import serve
 from steptime.simulation.scheduling_policy import Policy, engine_policy_kind, engine_token_budget
 from steptime.simulation.simulator import kv_room
 from steptime.simulation.step_time_model import Pace, sample_pace
-from steptime.simulation.traffic import Lengths, closed_loop
 from steptime.validation.closed_loop import DRIFT
 from steptime.validation.run_table import group_positions
+from steptime.workload.traffic import Lengths, closed_loop
 
 # Scatter of log(TTFT) of correctly recorded runs; repeats of one run differ by 4 %.
 NOISE = 0.05

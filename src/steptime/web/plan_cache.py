@@ -20,11 +20,11 @@ from steptime.lecture.pair_roofline import SPEEDS, Front, full_model_front
 from steptime.pareto import pareto
 from steptime.planning.plan_result import Plan, Point, chosen_point, mean_resources
 from steptime.planning.planner import plan
-from steptime.planning.workload import Slo, Workload
 from steptime.svg import in_colours
 from steptime.units import HOUR, MILLION
 from steptime.web.board import Shared, bar_inputs, columns
 from steptime.web.page_subject import WrongField, load_subject, with_engine
+from steptime.workload.workload import Slo, Workload
 
 # Answers kept in memory: of each kind, subjects with a rough answer, and answers of one subject.
 MAX_KEPT, MAX_SUBJECTS, MAX_OF_SUBJECT = 256, 64, 16

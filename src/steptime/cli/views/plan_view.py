@@ -47,8 +47,8 @@ from steptime.planning.plan_result import (
 )
 from steptime.planning.plan_search import AS_CHEAP
 from steptime.planning.step_explanation import Line, equations, explain_step, sources, step_given
-from steptime.planning.workload import step_yield
 from steptime.units import counted, in_digits, show
+from steptime.workload.workload import step_yield
 
 # Main figures of a plan: name, field, and form of the value.
 FIGURES: tuple[tuple[str, str, Form], ...] = (

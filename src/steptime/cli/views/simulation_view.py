@@ -19,13 +19,13 @@ from steptime.cli.views.terminal_plots import Axis, Curve, draw, log10, seconds
 from steptime.cli.views.widgets import Either, Grid, beyond_runs, footnote, listing, notes, table, write
 from steptime.hardware.rental_prices import has_rent, origin_in_words, usd
 from steptime.physics.layout import Layout, show_layout
+from steptime.planning.plan_replay import Replay
 from steptime.simulation.max_rate import HighestRate, RatePoint
-from steptime.simulation.plan_replay import Replay
 from steptime.simulation.prefix_cache import CacheUse
 from steptime.simulation.run_metrics import OVERLOADED, SATURATED, Answers, Judged, at_percentile, latencies
 from steptime.simulation.simulation_result import Simulation
-from steptime.simulation.traffic import Traffic, repeated_share
 from steptime.units import counted, in_digits, show
+from steptime.workload.traffic import Traffic, repeated_share
 
 COLOURS = {SATURATED: "bold yellow", OVERLOADED: "bold red"}
 MEANING = "Arrival to slot includes the wait in the queue. Between two tokens includes stalls by prefill of other requests."

@@ -17,10 +17,10 @@ from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_step
 from steptime.planning.plan_result import Plan, Pool
 from steptime.planning.step_explanation import step_given
-from steptime.planning.workload import NONE, Speculation, Workload
 from steptime.simulation.scheduling_policy import Policy
-from steptime.simulation.traffic import Lengths, Traffic, open_loop, scaled
 from steptime.units import show
+from steptime.workload.traffic import Lengths, Traffic, open_loop, scaled
+from steptime.workload.workload import NONE, Speculation, Workload
 
 # Relative difference up to which two step times count as equal.
 SAME = 1e-6

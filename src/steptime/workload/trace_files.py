@@ -21,7 +21,7 @@ import numpy as np
 from steptime.catalog.data_files import UTF16, is_dir, is_file
 from steptime.errors import DataFileError, InputError, short_repr
 from steptime.number_checks import whole_number
-from steptime.simulation.traffic import MAX_REQUESTS, Traffic
+from steptime.workload.traffic import MAX_REQUESTS, Traffic
 
 TIMES = ("TIMESTAMP", "timestamp", "arrival_time", "arrival")
 INPUTS = ("ContextTokens", "input_length", "input_toks", "input_tokens", "prompt_tokens", "prompt_len")

@@ -12,11 +12,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike
 from steptime.physics.engine import Engine
-from steptime.planning.plan_result import Plan
-from steptime.planning.workload import NONE, Slo, Speculation, Workload
-from steptime.result_base import Result, unit
-from steptime.simulation.max_rate import meets, run_until_settled
-from steptime.simulation.plan_as_traffic import (
+from steptime.planning.plan_as_traffic import (
     PoolLike,
     decode_policy,
     load_plan_inputs,
@@ -24,10 +20,14 @@ from steptime.simulation.plan_as_traffic import (
     workload_prompts,
     workload_traffic,
 )
+from steptime.planning.plan_result import Plan
+from steptime.result_base import Result, unit
+from steptime.simulation.max_rate import meets, run_until_settled
 from steptime.simulation.run_metrics import Answers, Judged, at_percentile, judge
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate
 from steptime.units import in_digits
+from steptime.workload.workload import NONE, Slo, Speculation, Workload
 
 # Factor on the rate where the limits are not met.
 LOWER = 0.9

@@ -1,0 +1,1 @@
+"""What is asked: lengths and arrivals of requests, trace files, limits and speculative tokens."""
