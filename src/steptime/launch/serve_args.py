@@ -149,7 +149,7 @@ def _room(workload: Workload, pool: Pool) -> float:
     prefills = pool.role == "prefill"
     cache_tokens = 2 * sequences * workload.input_tokens if prefills else sequences * mean_context(workload)
     free = float(memory.capacity - memory.weights - memory.activations - memory.reserved)
-    return cache_tokens * free / float(memory.cache) if memory.cache > 0 else math.inf
+    return float(cache_tokens * free / memory.cache) if memory.cache > 0 else math.inf
 
 
 def deepep_refusal(args: ServeArgs) -> str:

@@ -88,7 +88,8 @@ class PassTime:
     `first` [s] is the time of one request. Each further one adds `slope_to_kink` [s] up to `kink` requests,
     which run in parallel. The next one adds `jump` [s], and all others of the pass wait for it. Each one
     after that adds `beyond` [s], and `far` [s] after `bend` requests. `row_jump` [s] is added at each further
-    multiple of `kink`: the third and later rows of requests that run in parallel.
+    multiple of `kink`: the third and later rows of requests that run in parallel. `variance` is the squared
+    coefficient of variation of the requests' own sizes.
     """
 
     first: Number
@@ -99,6 +100,7 @@ class PassTime:
     bend: Number = np.inf
     far: Number = 0.0
     row_jump: Number = 0.0
+    variance: Number = 0.0
 
     def __call__(self, requests: Number) -> Array:
         """Return the seconds of a pass.
@@ -320,7 +322,9 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
     # Mean number of requests that arrive during a pass.
     during = np.maximum(prompts - empty, 0.0)
     busy_on_arrival = during / prompts * np.minimum(during / np.maximum(rate * seconds, 1e-12), 1.0)
-    residual = (seconds + np.square(slope) * varied / seconds) / 2
+    # Unequal requests lengthen the rest of a pass as in M/G/1, and less where a pass has several.
+    own = time.variance / np.maximum(prompts, 1.0)
+    residual = (seconds * (1 + own) + np.square(slope) * varied / seconds) / 2
     queue = queue_share(rate * service / seats, seats * replicas)
     return Passes(
         prompts=np.minimum(np.maximum(prompts, 1.0), seats),

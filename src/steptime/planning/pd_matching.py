@@ -58,9 +58,15 @@ def search_disaggregated(case: PlanProblem, layouts: list[Layout], decode: State
     """
     table = stacked(layouts)
     decoders = _best_decoders(case, table, decode)
-    reading = best_readers(case, table)
+    levels = [replace(case, slo=level) for level in case.levels] or [case]
+    reading = _distinct([reader for level in levels for reader in best_readers(level, table)])
     matches, which = _matched(case, reading, decoders, layouts)
     return replace(matches, ttft=_first_tokens(case, matches, table, reading, which))
+
+
+def _distinct(readers: list[Reader]) -> list[Reader]:
+    """Return prefill replicas without those that another of the same kind replaces at a higher rate."""
+    return list({(reader.layout, reader.prompts, tuple(reader.usable)): reader for reader in readers}.values())
 
 
 def _first_tokens(case: PlanProblem, matches: Table, table: Layout, pools: list[Reader], which: Array) -> Array:

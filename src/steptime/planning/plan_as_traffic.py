@@ -24,6 +24,7 @@ from steptime.workload.workload import NONE, Speculation, Workload
 
 # Relative difference up to which two step times count as equal.
 SAME = 1e-6
+SEATS = 4
 # Prompt tokens per step of a decode pool, for sequences that lost their cache and are computed again.
 STEP_TOKENS = 2048
 
@@ -91,7 +92,8 @@ def workload_traffic(workload: Workload, rate: float, n: int, *, seed: int, exac
         The traffic.
     """
     prompts = workload_prompts(workload)
-    inputs, outputs = Lengths(mean=prompts.fresh + prompts.skipped), Lengths(mean=workload.output_tokens)
+    inputs = Lengths(mean=prompts.fresh + prompts.skipped, shape="lognormal", spread=float(workload.input_spread))
+    outputs = Lengths(mean=workload.output_tokens, shape="lognormal", spread=float(workload.output_spread))
     came = open_loop(rate, n, inputs, outputs, seed=seed)
     return scaled(came, rate / came.rate) if exact and math.isfinite(came.rate) else came
 
@@ -136,7 +138,7 @@ def prefill_policy(pool: PoolLike, fresh: int, speculation: Speculation = NONE) 
     """
     prompts_per_rank = max(1, int(pool.batch) // int(pool.layout.dp))
     return Policy(
-        max_num_seqs=max(1, int(pool.batch)),
+        max_num_seqs=SEATS * max(1, int(pool.batch)),
         max_num_batched_tokens=prompts_per_rank * fresh,
         speculative_tokens=speculation.drafts,
     )

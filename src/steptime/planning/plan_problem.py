@@ -26,6 +26,7 @@ from steptime.physics.layout import ENGINE, NAMES, Layout, collect_facts, show_l
 from steptime.physics.layout_rules import allowed
 from steptime.physics.operator_time import TINY
 from steptime.planning.batch_queue import LEVELS, queue_share, upper_tail
+from steptime.planning.evidence import ANY
 from steptime.planning.prefill_pool import Prefill, prefill_pool, within_limit
 from steptime.planning.steady_state import (
     MOST_UTILISED,
@@ -33,6 +34,7 @@ from steptime.planning.steady_state import (
     State,
     Transfer,
     aggregated,
+    context_deviation,
     decode_pool,
     in_flight,
     kv_transfer,
@@ -52,6 +54,8 @@ AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 class PlanProblem:
     """The inputs of a plan search.
 
+    `asked` has the limits at `percentile`. Means stand for them in a search: `slo` has the widest targets, and `levels` all
+    from which finalists are taken (`finalists.target_levels`). `evidence` is what layouts must have (`evidence`).
     `symmetric_domains` means that all whole scale-up domains have the same layout, so that caches stay in
     their domain. `sure` is the probability with which the limits must be met; None means on average. `aim`
     holds factors on the targets of TPOT and TTFT. `front` also evaluates candidates that miss the limits, for
@@ -65,6 +69,10 @@ class PlanProblem:
     slo: Slo
     chips: int
     engine: Engine
+    asked: Slo = Slo()
+    percentile: str = "mean"
+    levels: tuple[Slo, ...] = ()
+    evidence: str = ANY
     symmetric_domains: bool = False
     sure: float | None = None
     aim: tuple[float, float] = (1.0, 1.0)
@@ -457,25 +465,38 @@ def most_seats(workload: Workload, state: State, layout: Layout) -> Array:
     sequence_bytes = np.asarray(_sequence_cache_bytes(state, layout))
     free = memory.capacity - memory.used + memory.cache
     room = np.where(sequence_bytes > 0, free / np.where(sequence_bytes > 0, sequence_bytes, 1.0), MAX_SEQUENCES)
-    spread = workload.output_tokens / mean_context(workload)
-    spare_deviation = SPARE_DEVIATIONS / np.sqrt(12) * spread
+    spare_deviation = SPARE_DEVIATIONS * context_deviation(workload) / mean_context(workload)
     root = (np.sqrt(np.square(spare_deviation) + 4 * np.maximum(room, 0.0)) - spare_deviation) / 2
-    sequences: Array = np.floor(np.maximum(np.square(root), room / (1 + spread / 2)) + 1e-9) * layout.dp
+    # Equal requests have no more than their whole output above the mean.
+    bounded = room / (1 + workload.output_tokens / mean_context(workload) / 2) * is_equal(workload)
+    sequences: Array = np.floor(np.maximum(np.square(root), bounded) + 1e-9) * layout.dp
     return np.clip(sequences, 0.0, MAX_SEQUENCES)
 
 
 def _occupied_memory(workload: Workload, state: State, seats: Number, layout: Layout) -> Memory:
     r"""Return the memory of a chip [B] with `seats` slots taken; 0 keeps the state's.
 
-    The $n$ sequences of a rank have at most $n O / 2$ tokens more than their mean. With many sequences the
-    excess is `SPARE_DEVIATIONS` of $O \sqrt{n / 12}$.
+    The $n$ sequences of a rank have `SPARE_DEVIATIONS` of $s \sqrt n$ tokens more than their mean, with the standard
+    deviation $s$ of a context. Equal requests have at most $n O / 2$ more.
     """
     sequences = sequences_per_group(seats, layout)
-    beyond = (
-        np.minimum(sequences / 2, SPARE_DEVIATIONS * np.sqrt(sequences / 12)) * workload.output_tokens / mean_context(workload)
-    )
+    most = np.where(is_equal(workload), sequences / 2 * workload.output_tokens, np.inf)
+    beyond = np.minimum(most, SPARE_DEVIATIONS * np.sqrt(sequences) * context_deviation(workload)) / mean_context(workload)
     cache = np.where(np.asarray(seats) > 0, _sequence_cache_bytes(state, layout) * (sequences + beyond), state.memory.cache)
     return replace(state.memory, cache=cache)
+
+
+def is_equal(workload: Workload) -> Array:
+    """Return whether all requests have the same lengths.
+
+    Args:
+        workload: Requests.
+
+    Returns:
+        Booleans.
+    """
+    equal: Array = (np.asarray(workload.input_spread) == 0) & (np.asarray(workload.output_spread) == 0)
+    return equal
 
 
 def _sequence_cache_bytes(state: State, layout: Layout) -> Number:

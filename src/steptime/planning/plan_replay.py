@@ -94,7 +94,7 @@ def replay(
     system: SystemLike | None = None,
     engine: Engine | str | None = None,
     *,
-    percentile: str = "p90",
+    percentile: str | None = None,
     requests: int = 4000,
     seed: int = 0,
 ) -> Replay:
@@ -108,7 +108,7 @@ def replay(
         model: Model, or None for the name in the plan.
         system: System, or None for the name in the plan.
         engine: Engine, or None for the name in the plan.
-        percentile: Percentile of the limits: "mean", "p50", "p90", "p95" or "p99".
+        percentile: Percentile of the limits: "mean", "p50", "p90", "p95" or "p99"; by default that of the plan.
         requests: Minimum number of requests.
         seed: Random seed.
 
@@ -118,7 +118,7 @@ def replay(
     things = load_plan_inputs(plan, model, system, engine)
     return replay_pools(
         *things[:2], plan.workload, plan.slo, plan.pools, plan.requests_per_second,
-        engine=things[2], percentile=percentile, requests=requests, seed=seed, speculation=plan.speculation,
+        engine=things[2], percentile=percentile or plan.percentile, requests=requests, seed=seed, speculation=plan.speculation,
     )  # fmt: skip
 
 

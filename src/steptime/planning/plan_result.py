@@ -83,7 +83,7 @@ class Point(Result):
     tokens_per_second_per_user: float = field(metadata=unit("tok/s", "output tokens per second of each user", key=PER_USER))
     tokens_per_second_per_chip: float = field(metadata=unit("tok/s", "output over all chips", key=PER_CHIP))
     usd_per_million_output_tokens: float = field(metadata=unit("USD", WHOLE_COST, key=COST))
-    ttft: float = field(metadata=unit("s", "mean time to first token"))
+    ttft: float = field(metadata=unit("s", "time to first token, at the percentile of the plan"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return a title and the main figures of the point.
@@ -166,12 +166,20 @@ class Plan(Tabular):
     mode: str = field(default="", metadata=unit("", "aggregated or disaggregated"))
     layout_text: str = field(default="", metadata=unit("", "layout of each pool in words", key="layout"))
     pools: tuple[Pool, ...] = field(default=(), metadata=unit("", "pools by role; the decode pool is the last"))
-    tpot: float = field(default=math.nan, metadata=unit("s", "time per output token"))
+    percentile: str = field(
+        default="mean", metadata=unit("", "percentile of requests that meets the limits: mean, p50, p90, ...")
+    )
+    evidence: str = field(
+        default="any", metadata=unit("", "evidence for layouts of this kind: measured, published, or any for all layouts")
+    )
+    tpot: float = field(default=math.nan, metadata=unit("s", "time per output token, at the percentile"))
+    mean_tpot: float = field(default=math.nan, metadata=unit("s", "mean time per output token"))
     tpot_bounds: tuple[float, float] = field(
         default=(math.nan, math.nan), metadata=unit("s", "bounds: full overlap, no overlap")
     )
     tpot_range: tuple[float, float] | None = field(default=None, metadata=unit("s", "90 % range; null for the ideal engine"))
-    ttft: float = field(default=math.nan, metadata=unit("s", "mean time to first token"))
+    ttft: float = field(default=math.nan, metadata=unit("s", "time to first token, at the percentile"))
+    mean_ttft: float = field(default=math.nan, metadata=unit("s", "mean time to first token"))
     ttft_range: tuple[float, float] | None = field(default=None, metadata=unit("s", "90 % range"))
     utilisation: float = field(default=math.nan, metadata=unit("", "utilization of the prefill queue"))
     requests_per_second: float = field(default=math.nan, metadata=unit("requests/s", "request rate of the whole deployment"))
@@ -207,6 +215,9 @@ class Plan(Tabular):
     ideal: Point | None = field(default=None, metadata=unit("", "the same layout and batch without losses"))
     anchor: Anchor | None = field(default=None, metadata=unit("", "your own runs that correct the times; null: no such runs"))
     unanchored: Point | None = field(default=None, metadata=unit("", "the same layout and batch without your own runs"))
+    unmeasured: Point | None = field(
+        default=None, metadata=unit("", "the cheapest layout of all, if it is cheaper; no layout of its kind was measured")
+    )
     runner_up: Point | None = field(default=None, metadata=unit("", "the second cheapest layout"))
     front: tuple[Point, ...] = field(default=(), metadata=unit("", "Pareto front of speed and throughput, fastest first"))
     transfer_seconds: float = field(

@@ -22,7 +22,8 @@ from steptime.physics.layout import Layout, collect_facts, select_layouts, shape
 from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal, not_tried
 from steptime.planning.batch_grids import batch_grid
-from steptime.planning.pd_matching import LARGEST_PASS, search_disaggregated
+from steptime.planning.evidence import ANY, MEASURED, kind_of
+from steptime.planning.pd_matching import search_disaggregated
 from steptime.planning.plan_problem import (
     AGGREGATED,
     DISAGGREGATED,
@@ -47,10 +48,8 @@ from steptime.planning.steady_state import (
 from steptime.units import show
 from steptime.workload.workload import Slo, Workload, decode_steps
 
-# Smallest chunk to try [tokens]; smaller ones take as long.
-LEAST_CHUNK = 64
-# Largest number of chunks per prompt.
-PARTS = 64
+# Smallest and largest chunk to try [tokens]: smaller ones take as long, and engines allow no larger ones by default.
+LEAST_CHUNK, LARGEST_CHUNK = 128, 16384
 # Relative difference below which costs count as equal.
 AS_CHEAP = 0.005
 # Candidates with this share of the highest decode-only rate are evaluated first.
@@ -82,7 +81,12 @@ def lawful(case: PlanProblem) -> list[Layout]:
     Returns:
         Layouts of one replica.
     """
-    return memoize(case, ("legal",), legal, case.model, case.system, case.used, engine=case.engine)
+    layouts = memoize(case, ("legal",), legal, case.model, case.system, case.used, engine=case.engine)
+    if case.evidence == ANY or not layouts:
+        return layouts
+    measured, published = kind_of(stacked(layouts), case.engine, case.system)
+    good = measured if case.evidence == MEASURED else published
+    return [layout for layout, is_good in zip(layouts, good, strict=True) if is_good]
 
 
 def held_by(case: PlanProblem, layouts: list[Layout]) -> list[Layout]:
@@ -139,9 +143,7 @@ def prefill_room(case: PlanProblem) -> Number:
 
 
 def chunk_sizes(workload: Workload) -> Array:
-    """Return the prefill chunk sizes to try.
-
-    They are a whole prompt, its halves, quarters and so on, and several whole prompts.
+    """Return the prefill chunk sizes to try: powers of two as engines have them, and one whole prompt that is shorter.
 
     Args:
         workload: Requests.
@@ -150,14 +152,13 @@ def chunk_sizes(workload: Workload) -> Array:
         Tokens per chunk, in increasing order.
 
     >>> chunk_sizes(Workload(input_tokens=1000, output_tokens=1)).tolist()
-    [63, 125, 250, 500, 1000, 2000, 4000, 8000]
+    [128, 256, 512, 1000, 1024, 2048, 4096, 8192, 16384]
+    >>> chunk_sizes(Workload(input_tokens=60, output_tokens=1)).tolist()[:2]
+    [60, 128]
     """
     fresh = fresh_tokens(workload)
-    parts = 2.0 ** np.arange(np.log2(PARTS) + 1)
-    pieces = np.ceil(fresh / parts)
-    divided = fresh * parts[1:]
-    sizes = [*pieces[(pieces >= LEAST_CHUNK - 1) & (pieces <= 2 * LARGEST_PASS)], *divided[divided <= LARGEST_PASS / 2]]
-    return distinct(sizes or [min(fresh, 2 * LARGEST_PASS)]).astype(np.int64)
+    powers = 2.0 ** np.arange(np.log2(LEAST_CHUNK), np.log2(LARGEST_CHUNK) + 1)
+    return distinct(np.append(powers, min(fresh, LARGEST_CHUNK))).astype(np.int64)
 
 
 def readable(workload: Workload, sizes: Array, layout: Layout) -> Array:
@@ -189,6 +190,10 @@ def search(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> 
     Returns:
         One table per mode.
     """
+    # Fitted runs have one pool.
+    modes = tuple(mode for mode in modes if mode == AGGREGATED or case.evidence != MEASURED)
+    if not modes or not layouts:
+        return []
     table = stacked(layouts)
     wide = shaped(table, 1)
     decode = steady_state(case, DISAGGREGATED, wide, batch_grid(wide))

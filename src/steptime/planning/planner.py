@@ -11,12 +11,13 @@ import math
 import time
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
-from steptime.errors import Impossible, RangeError, expect
+from steptime.errors import Impossible, RangeError, UnknownName, expect
 from steptime.hardware.energy import read_electricity
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.hardware.system import System
@@ -31,6 +32,7 @@ from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range, interval_coverage_words
 from steptime.planning.elasticity import binding, relaxed, worths
+from steptime.planning.evidence import ANY, EVIDENCE, MEASURED
 from steptime.planning.launch_facts import what_is_served
 from steptime.planning.plan_alternatives import (
     alternative_sentence,
@@ -42,11 +44,11 @@ from steptime.planning.plan_alternatives import (
 from steptime.planning.plan_intervals import candidate_ranges, list_distances
 from steptime.planning.plan_messages import does_not_fit, list_warnings, unreachable, why
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem, Table, evaluate_state, moving
-from steptime.planning.plan_result import Drafted, Plan, Point, Pool
+from steptime.planning.plan_result import Alternative, Drafted, Plan, Point, Pool, chosen_point
 from steptime.planning.plan_search import fitting, ranked, search
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import best, evaluate_occupancy, first_token_of, matched_rate, planned_prefill
-from steptime.planning.slo_probability import check_sure, point
+from steptime.planning.slo_probability import check_percentile, check_sure, percentile_ratio, point, target_levels
 from steptime.planning.steady_state import State, decode_pool
 from steptime.workload.workload import (
     AUTO,
@@ -60,6 +62,10 @@ from steptime.workload.workload import (
 )
 
 MODES = (AGGREGATED, DISAGGREGATED)
+# Factor on a batch whose closed forms have no finite wait, and how often it applies.
+SMALLER, MOST_STEPS = 0.9, 20
+# Relative gain below which the cheapest layout of all is not worth a line.
+ACCURACY = 0.015
 # Most scale-up domains that are tried with equal layouts; with more, transfers across domains cost little.
 MOST_ALIKE = 4
 # Doublings of the smallest batch at which the effect of speculative tokens is shown.
@@ -90,10 +96,14 @@ def plan(
     drafts: int | str | None = None,
     acceptance: float | None = None,
     anchor: Anchors | Anchor | None = None,
+    percentile: str = "p90",
+    evidence: str = MEASURED,
 ) -> Plan:
     """Return the cheapest deployment of a workload within limits.
 
-    Limits that no layout meets are not an error: the result is a Plan with `feasible=False` and the reason.
+    Limits that no layout meets are not an error: the result is a Plan with `feasible=False` and the reason. The cheapest
+    layouts of a search serve drawn requests one by one, and the plan reports what they show. Without numba, means from
+    closed forms stand for percentiles.
 
     Args:
         model: Model, or its name as for `load_model`.
@@ -115,6 +125,9 @@ def plan(
             default none, as in engines.
         acceptance: Mean acceptance length [tokens per step], 1 to drafts + 1; by default a measured value.
         anchor: Your own runs (`st.load_anchor`) of this model, system and engine, which correct the times.
+        percentile: Percentile of requests that meets the limits: "mean", "p50", "p90", "p95" or "p99".
+        evidence: "measured" prefers kinds of layouts that were measured, then published ones; "published" prefers
+            these; "any" takes the cheapest of all.
 
     Returns:
         The plan.
@@ -134,17 +147,43 @@ def plan(
     price = math.nan if electricity is None else read_electricity(electricity)
     check_limits(sure, slo)
     check_asked(drafts, acceptance)
+    check_percentile(percentile)
+    if evidence not in EVIDENCE:
+        raise UnknownName("evidence", evidence, EVIDENCE, f"Known: {', '.join(EVIDENCE)}.")
+    levels = target_levels(workload, slo, percentile)
     case = replace(
         _make_problem(resolve_model(model), resolve_system(system), workload, slo, chips, engine, anchor),
         sure=sure,
         front=front,
         diagnostics=diagnostics,
+        asked=slo,
+        slo=levels[0],
+        levels=tuple(levels),
+        percentile=percentile,
     )
     layouts = fitting(case)
     if not layouts:
         raise DoesNotFit(does_not_fit(case))
     case = _choose_speculation(case, modes, layouts, drafts, acceptance)
-    best_plan = _sure(case, modes, layouts, price, sure, alternatives=alternatives, elasticities=elasticities)
+    effects = {"alternatives": alternatives, "elasticities": elasticities}
+    # The ideal engine is a bound over all layouts.
+    first = EVIDENCE.index(evidence if has_range(case.engine) else ANY)
+    for kind in EVIDENCE[first:]:
+        best_plan = _of_evidence(replace(case, evidence=kind), modes, price, sure, **effects)
+        if best_plan.feasible:
+            break
+    if best_plan.feasible and best_plan.evidence != ANY and diagnostics:
+        cheapest = _of_evidence(replace(case, evidence=ANY), modes, price, sure, alternatives=False, elasticities=False)
+        if cheapest.requests_per_second > best_plan.requests_per_second * (1 + ACCURACY):
+            best_plan = replace(best_plan, unmeasured=chosen_point(cheapest))
+    return replace(best_plan, search_seconds=time.perf_counter() - started)
+
+
+def _of_evidence(
+    case: PlanProblem, modes: tuple[str, ...], price: float, sure: float | None, *, alternatives: bool, elasticities: bool
+) -> Plan:
+    """Return the cheapest plan among layouts of the evidence of a problem."""
+    best_plan = _sure(case, modes, fitting(case), price, sure, alternatives=alternatives, elasticities=elasticities)
 
     # Equal domains keep KV caches inside their domain; they may serve more although some chips stay idle.
     fewer = _symmetric_problem(case, modes)
@@ -158,7 +197,7 @@ def plan(
                 if alternatives
                 else disaggregated_plan
             )
-    return replace(best_plan, search_seconds=time.perf_counter() - started)
+    return best_plan
 
 
 def check_limits(sure: float | None, slo: Slo) -> None:
@@ -220,7 +259,7 @@ def _sure(
     if sure is None or not has_range(case.engine):
         return replace(deployment, sure=sure)
     for _ in range(TURNS):
-        over = [_over(deployment, case.slo, name, sure) for name in ("tpot", "ttft")]
+        over = [_over(deployment, case.asked, name, sure) for name in ("tpot", "ttft")]
         if not deployment.feasible or max(over) <= 1 + 1e-9:
             break
         aim = case.aim[0] * min(1.0, CLOSER / max(over[0], 1e-9)), case.aim[1] * min(1.0, CLOSER / max(over[1], 1e-9))
@@ -249,7 +288,9 @@ def _planned(
         system=case.system.name,
         engine=case.engine.name,
         workload=workload,
-        slo=case.slo,
+        slo=case.asked,
+        percentile=case.percentile,
+        evidence=case.evidence,
         chips=case.chips,
         usd_per_second=float(case.rent),
         rent=case.system.rent,
@@ -263,30 +304,88 @@ def _planned(
         anchor=case.engine.anchor,
     )
 
-    # Without a feasible candidate, the plan explains which limit fails.
-    candidates = ranked(case, tables)
-    if not candidates:
-        return replace(common, reason=unreachable(case, modes, layouts))
-    candidate, *other_finalists = finalists = [peak.candidate for peak in best(case, candidates)]
-    choices = list_choices(case, modes) if alternatives else ()
-    figures = worths(case, finalists, ranked(relaxed(case), tables)) if elasticities else {}
+    # Effects of choices and figures are estimated by closed forms, relative to the best candidate by closed forms.
+    estimates = next((level for level in _by_level(case) if any(ranked(level, tables, 1))), None)
+    candidates = ranked(estimates, tables) if estimates else []
+    if estimates is None or not candidates:
+        # Layouts with less evidence are tried next.
+        last = case.evidence == ANY
+        return replace(common, reason=unreachable(replace(case, slo=case.asked), modes, layouts) if last else "no such layout")
+    peaks = [peak.candidate for peak in best(estimates, candidates)]
+    chosen = _choose(case, tables, peaks)
+    if not chosen:
+        return replace(common, reason=_missed(case))
+    first, others = chosen[0], chosen[1:]
+    choices = list_choices(estimates, modes) if alternatives else ()
+    figures = worths(estimates, peaks, ranked(relaxed(estimates), tables)) if elasticities else {}
 
     # The sentences of a plan need its figures, and are added last.
     deployment = replace(
         common,
         feasible=True,
-        binding=binding(case, candidate) if case.diagnostics else (),
-        runner_up=_point(case, other_finalists[0]) if other_finalists and case.diagnostics else None,
-        ideal=_point(replace(case, engine=IDEAL), candidate) if has_range(case.engine) and case.diagnostics else None,
-        unanchored=_point(replace(case, engine=bare(case.engine)), candidate) if case.engine.anchor else None,
-        **_delivered(case, candidate),
+        binding=(binding(estimates, peaks[0]) if first.run is None else (first.run.binding,)) if case.diagnostics else (),
+        runner_up=_point(case, others[0]) if others and case.diagnostics else None,
+        ideal=_bound_point(case, replace(case, engine=IDEAL), first) if has_range(case.engine) and case.diagnostics else None,
+        unanchored=_bound_point(case, replace(case, engine=bare(case.engine)), first) if case.engine.anchor else None,
+        **_delivered(case, first),
     )
+    options = by_saving([*map(partial(evaluate_alternative, estimates, peaks[0], modes), choices)])
     deployment = replace(
         deployment,
-        alternatives=by_saving([*map(partial(evaluate_alternative, case, candidate, modes), choices)]),
+        alternatives=tuple(_scaled_to(deployment, option) for option in options),
         elasticities={name: figure() for name, figure in figures.items()},
     )
     return replace(deployment, why=why(case, deployment) + alternative_sentence(deployment) if case.diagnostics else "")
+
+
+class Chosen(NamedTuple):
+    """A candidate with its simulated run; None without numba. `pools` has the slots of the run."""
+
+    candidate: Candidate
+    run: Any = None
+    pools: tuple[Any, ...] = ()
+
+
+def _by_level(case: PlanProblem) -> list[PlanProblem]:
+    """Return the problem with each level of its targets, the usual one first and the widest last."""
+    return [replace(case, slo=level) for level in (*case.levels[1:2], *case.levels[:1])]
+
+
+def _choose(case: PlanProblem, tables: list[Table], peaks: list[Candidate]) -> list[Chosen]:
+    """Return the best candidates, simulated if numba is installed."""
+    if find_spec("numba") is None:
+        return [Chosen(candidate) for candidate in peaks]
+    # numba takes a third of a second to import.
+    from steptime.planning.finalists import list_finalists, simulate_finalists
+
+    finalists = simulate_finalists(case, list_finalists(case, tables, case.levels))
+    return [
+        Chosen(replace(finalist.candidate, batch=_shown_batch(finalist.run.batch)), finalist.run, finalist.pools)
+        for finalist in finalists
+    ]
+
+
+def _shown_batch(batch: float) -> float:
+    """Return a mean batch of a run, whole from 8 sequences on and in eighths below."""
+    return float(as_whole(max(1.0, round(batch) if batch >= 8 else round(8 * batch) / 8)))
+
+
+def _missed(case: PlanProblem) -> str:
+    """Return why no finalist meets the limits, although means would."""
+    return (
+        f"no layout meets the limits at {case.percentile} when requests arrive at random, although mean waits would; relax a "
+        "limit, use more chips, or limit the means (--percentile mean)"
+    )
+
+
+def _scaled_to(deployment: Plan, option: Alternative) -> Alternative:
+    """Return an alternative whose figures follow from those of the plan and the relative saving."""
+    factor = 1 - option.saving
+    return replace(
+        option,
+        tokens_per_second_per_chip=deployment.tokens_per_second_per_chip / factor,
+        usd_per_million_output_tokens=deployment.usd_per_million_output_tokens * factor,
+    )
 
 
 def _make_problem(
@@ -314,18 +413,36 @@ def _make_problem(
 # --- what a candidate delivers ------------------------------------------------------------------------------------------
 
 
-def _delivered(case: PlanProblem, candidate: Candidate) -> dict[str, Any]:
+def _delivered(case: PlanProblem, chosen: Chosen) -> dict[str, Any]:
     """Return the fields of a plan that depend on its candidate."""
-    state, prefill, figures = _figures(case, candidate)
+    candidate = chosen.candidate
+    # Closed forms of a nearly full queue may have no finite wait; their ranges then come from a smaller batch.
+    for _ in range(MOST_STEPS):
+        state, prefill, closed = _figures(case, candidate)
+        if math.isfinite(closed["ttft"]):
+            break
+        candidate = replace(candidate, batch=_shown_batch(SMALLER * candidate.batch))
+    figures = _shown_figures(case, chosen, closed)
     rate, all_in = figures["requests_per_second"], figures["usd_per_million_output_tokens"]
+    # Ranges and bounds of closed forms keep their relative widths.
+    scale = {
+        name: figures[figure] / (closed[figure] or math.nan)
+        for name, figure in {"tpot": "tpot", "ttft": "ttft", "cost": "usd_per_million_output_tokens",
+                             "throughput": "requests_per_second"}.items()
+    }  # fmt: skip
+    closed_ranges = candidate_ranges(case, candidate, state, prefill, closed["utilisation"])
+    ranges = {
+        name: ends and (ends[0] * scale[name.removesuffix("_range")], ends[1] * scale[name.removesuffix("_range")])
+        for name, ends in closed_ranges.items()
+    }
     workload, share = case.workload, _input_share(candidate, state, prefill)
     output_rate, input_rate = rate * workload.output_tokens, rate * workload.input_tokens
     return figures | {
         "mode": candidate.mode,
         "layout_text": candidate.text,
-        "pools": _pools(case, candidate, state, prefill, rate),
-        "tpot_bounds": (float(state.lower), float(state.upper)),
-        "concurrency": float(rate * (figures["ttft"] + decode_steps(workload) * state.tpot)),
+        "pools": _pools(case, chosen, state, prefill, rate),
+        "tpot_bounds": (float(state.lower) * scale["tpot"], float(state.upper) * scale["tpot"]),
+        "concurrency": float(rate * (figures["mean_ttft"] + decode_steps(workload) * figures["mean_tpot"])),
         "cost_bounds": (float(all_in * _bound(state, prefill, "lower")), float(all_in * _bound(state, prefill, "upper"))),
         "prefill_usd_per_million_tokens": float(usd_per_million(case.rent * share, input_rate)),
         "decode_usd_per_million_tokens": float(usd_per_million(case.rent * (1 - share), output_rate)),
@@ -336,7 +453,25 @@ def _delivered(case: PlanProblem, candidate: Candidate) -> dict[str, Any]:
             case.engine, case.system, drafts=bool(case.speculation.drafts), pools=prefill is not None
         ),
         "drafted": _drafted(case, candidate),
-        **candidate_ranges(case, candidate, state, prefill, figures["utilisation"]),
+        **ranges,
+    }
+
+
+def _shown_figures(case: PlanProblem, chosen: Chosen, closed: dict[str, float]) -> dict[str, float]:
+    """Return the main figures of a candidate: those of its run where there is one."""
+    run = chosen.run
+    if run is None:
+        # Log-normal waits stand for those at a percentile.
+        ratio = percentile_ratio(case.workload, case.percentile)
+        return closed | {"mean_ttft": closed["ttft"], "mean_tpot": closed["tpot"], "ttft": closed["ttft"] * ratio}
+    return {
+        "tpot": run.tpot,
+        "ttft": run.ttft,
+        "mean_tpot": run.mean_tpot,
+        "mean_ttft": run.mean_ttft,
+        "utilisation": run.busy[0] if len(run.busy) > 1 else closed["utilisation"],
+        "requests_per_second": run.rate,
+        "usd_per_million_output_tokens": float(usd_per_million(case.rent, run.rate * case.workload.output_tokens)),
     }
 
 
@@ -401,8 +536,12 @@ def _input_share(candidate: Candidate, state: State, prefill: Prefill | None) ->
     return float(reads / (reads + decodes))
 
 
-def _pools(case: PlanProblem, candidate: Candidate, state: State, prefill: Prefill | None, rate: Any) -> tuple[Pool, ...]:
+def _pools(case: PlanProblem, chosen: Chosen, state: State, prefill: Prefill | None, rate: Any) -> tuple[Pool, ...]:
+    candidate = chosen.candidate
     workload, seats = case.workload, evaluate_occupancy(case, state, candidate, candidate.batch)
+    slots, queued = int(seats.max_num_seqs), bool(seats.capped)
+    if chosen.pools:
+        slots, queued = chosen.pools[-1].max_num_seqs, chosen.pools[-1].queued
     server = Pool(
         role="serve" if prefill is None else "decode",
         layout=candidate.layout,
@@ -410,8 +549,8 @@ def _pools(case: PlanProblem, candidate: Candidate, state: State, prefill: Prefi
         chunk=candidate.chunk,
         chunk_share=float(1 - state.decode_only_share),
         chunks_per_mixed_step=float(state.chunks_per_mixed_step),
-        max_num_seqs=int(seats.max_num_seqs),
-        queued=bool(seats.capped),
+        max_num_seqs=slots,
+        queued=queued,
         step=state.decode,
         mixed=state.mixed,
         memory=seats.memory,
@@ -438,8 +577,19 @@ def _transfer(case: PlanProblem, candidate: Candidate, rate: Number) -> float:
     return 0.0 if layout is None else float(moving(case, layout).seconds(rate / layout.replicas))
 
 
-def _point(case: PlanProblem, candidate: Candidate) -> Point:
-    _, _, figures = _figures(case, candidate)
+def _bound_point(case: PlanProblem, other: PlanProblem, chosen: Chosen) -> Point:
+    """Return the point of another engine, relative to that of the plan as closed forms have it."""
+    closed, bound = (_figures(problem, chosen.candidate)[2] for problem in (case, other))
+    now = _shown_figures(case, chosen, closed)
+    figures = {name: now[name] * bound.get(name, 1.0) / closed.get(name, 1.0) for name in now}
+    return _as_point(case, chosen.candidate, figures)
+
+
+def _point(case: PlanProblem, chosen: Chosen) -> Point:
+    return _as_point(case, chosen.candidate, _shown_figures(case, chosen, _figures(case, chosen.candidate)[2]))
+
+
+def _as_point(case: PlanProblem, candidate: Candidate, figures: dict[str, float]) -> Point:
     return Point(
         mode=candidate.mode,
         layout_text=candidate.text,
@@ -454,12 +604,15 @@ def _point(case: PlanProblem, candidate: Candidate) -> Point:
 def _front(case: PlanProblem, tables: list[Table]) -> tuple[Point, ...]:
     """Return the Pareto front of speed and throughput, fastest first, at any speed."""
     speeds, rates, starts = [], [], [0]
+    limit = case.levels[1].ttft if len(case.levels) > 1 else case.slo.ttft
     for table in tables:
-        good = (table.ttft <= case.slo.ttft) & (table.memory <= 1) & (table.rate > 0)
+        good = (table.ttft <= limit) & (table.memory <= 1) & (table.rate > 0)
         speeds.append(np.where(good, 1 / table.tpot, np.nan))
         rates.append(table.rate)
         starts.append(starts[-1] + len(table))
 
+    if not speeds:
+        return ()
     # Points of all tables compete; the index of a point gives its table and row.
     speed, rate = np.concatenate(speeds), np.concatenate(rates)
     points = []

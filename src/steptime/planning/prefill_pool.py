@@ -16,7 +16,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_memory, drafted_step
 from steptime.physics.step import Step, first_step
 from steptime.planning.batch_queue import PassTime, highest_utilisation, passes
-from steptime.planning.steady_state import MOST_UTILISED, fresh_tokens
+from steptime.planning.steady_state import MOST_UTILISED, fresh_tokens, longer_prefix
 from steptime.workload.workload import NONE, Speculation, Workload
 
 # Rows of prompts in a pass up to which each row is evaluated; more rows are well described by one line.
@@ -131,7 +131,8 @@ def prefill_pool(
     fresh = fresh_tokens(workload)
     seats = np.asarray(prompts * layout.dp)
     arguments: dict[str, Any] = {
-        "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": speculation.drafts, "layout": layout,
+        "tokens": fresh, "prefix": workload.input_tokens - fresh + longer_prefix(workload),
+        "drafts": speculation.drafts, "layout": layout,
         "engine": engine, "legal": legal,
     }  # fmt: skip
 
@@ -139,7 +140,8 @@ def prefill_pool(
     shape = np.broadcast_shapes(np.shape(seats), np.shape(layout.chips), engine.shape)
     looked_at = _looked_at(layout.dp, np.broadcast_to(seats, shape))
     passes_ = drafted_step(model, system, prompts=np.stack(looked_at), **arguments, parts=np.ndim(seats) == 0)
-    step, time = first_step(passes_, np.ndim(looked_at[0])), _pass_time(looked_at, passes_.total, layout.dp)
+    step = first_step(passes_, np.ndim(looked_at[0]))
+    time = replace(_pass_time(looked_at, passes_.total, layout.dp), variance=np.square(workload.input_spread))
     late = step.latency / step.total - 1
     return Prefill(
         time=time,

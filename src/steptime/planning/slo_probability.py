@@ -10,15 +10,77 @@ import math
 from statistics import NormalDist
 from typing import Final
 
-from steptime.errors import RangeError
+from steptime.errors import RangeError, UnknownName
 from steptime.number_checks import Array, Number, single
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import Distance, distances, factors, has_range, latency_regime, widening
 from steptime.planning.plan_problem import PlanProblem
+from steptime.workload.workload import Slo, Workload
 
 NORMAL: Final = NormalDist()
 # Standard deviations at the end of a 90 % range.
 EDGE: Final = NORMAL.inv_cdf(0.95)
+# Percentiles as quantiles; "mean" is no quantile.
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+# Variance of waits, over their squared mean, in addition to that of the prompts.
+WAIT_VARIANCE = 0.5
+# Where the levels of the TTFT lie between its mean and its percentile, as shares of their ratio less 1.
+TTFT_LEVELS = (0.2, 1.0, 1.9)
+
+
+def percentile_ratio(workload: Workload, percentile: str) -> float:
+    """Return about how much longer a TTFT at a percentile is than the mean.
+
+    The TTFT is taken as log-normal. Its variance is that of the prompts and of waits.
+
+    Args:
+        workload: Requests.
+        percentile: "mean", "p50", "p90", "p95" or "p99".
+
+    Returns:
+        Ratio, at least 1.
+
+    >>> requests = Workload(input_tokens=1000, output_tokens=100)
+    >>> percentile_ratio(requests, "mean"), round(percentile_ratio(requests, "p90"), 2)
+    (1.0, 2.16)
+    """
+    if percentile not in QUANTILES:
+        return 1.0
+    sigma = math.sqrt(math.log1p(float(workload.input_spread) ** 2 + WAIT_VARIANCE))
+    return max(1.0, math.exp(NORMAL.inv_cdf(QUANTILES[percentile]) * sigma - sigma**2 / 2))
+
+
+def target_levels(workload: Workload, slo: Slo, percentile: str) -> list[Slo]:
+    """Return targets of the means that stand for limits at a percentile, the widest first.
+
+    Args:
+        workload: Requests.
+        slo: Limits at the percentile.
+        percentile: Percentile of the limits.
+
+    Returns:
+        Targets.
+    """
+    beyond = max(percentile_ratio(workload, percentile), 1.5) - 1
+    return [Slo(ttft=slo.ttft / (1 + share * beyond), tpot=slo.tpot) for share in TTFT_LEVELS]
+
+
+def check_percentile(percentile: str) -> str:
+    """Return a percentile if it is a valid one.
+
+    Args:
+        percentile: "mean", "p50", "p90", "p95" or "p99".
+
+    Returns:
+        The percentile.
+
+    Raises:
+        UnknownName: It is not one of these.
+    """
+    known = ("mean", *QUANTILES)
+    if not isinstance(percentile, str) or percentile not in known:
+        raise UnknownName("percentile", percentile, known, f"Known: {', '.join(known)}.")
+    return percentile
 
 
 def check_sure(sure: float | None) -> None:

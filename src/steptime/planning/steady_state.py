@@ -98,24 +98,54 @@ def fresh_tokens(workload: Workload) -> float:
     return max(1.0, round(workload.input_tokens * (1 - workload.cached_share)))
 
 
-def mean_context(workload: Workload) -> float:
-    """Return the mean context of a decoding sequence.
+def mean_context(workload: Workload) -> Number:
+    r"""Return the mean context of a decoding sequence.
+
+    A sequence with a long output decodes for longer, so that a step meets it more often. Outputs $O$ with the
+    coefficient of variation $c$ have the mean position $E[O^2] / 2 E[O] = \bar O (1 + c^2) / 2$.
 
     Args:
         workload: Requests.
 
     Returns:
         Tokens.
+
+    >>> requests = Workload(input_tokens=1000, output_tokens=200, output_spread=0)
+    >>> float(mean_context(requests)), float(mean_context(replace(requests, output_spread=1.0)))
+    (1100.0, 1200.0)
     """
-    return workload.input_tokens + workload.output_tokens / 2
+    position: Number = workload.output_tokens * (1 + np.square(workload.output_spread)) / 2
+    return workload.input_tokens + position
+
+
+def context_deviation(workload: Workload) -> Number:
+    r"""Return the standard deviation of the context of a decoding sequence.
+
+    The position in a log-normal output has the mean square $E[O^3] / 3 E[O] = \bar O^2 (1 + c^2)^3 / 3$. Equal outputs
+    give the uniform distribution, $\bar O^2 / 12$.
+
+    Args:
+        workload: Requests.
+
+    Returns:
+        Tokens.
+
+    >>> equal = Workload(input_tokens=1000, output_tokens=120, input_spread=0, output_spread=0)
+    >>> float(np.square(context_deviation(equal))), float(context_deviation(replace(equal, input_spread=0.5)))
+    (1200.0, 501.19856344966914)
+    """
+    stretch = 1 + np.square(workload.output_spread)
+    position = np.square(workload.output_tokens) * (stretch**3 / 3 - stretch**2 / 4)
+    deviation: Number = np.sqrt(np.square(workload.input_spread * workload.input_tokens) + position)
+    return deviation
 
 
 def seats_for(workload: Workload, sequences: Number, growing: Number = 0.0) -> Array:
     r"""Return the slots that a replica needs for a mean number of sequences in flight.
 
-    Contexts $L$ are spread evenly over the output. If the step time did not depend on the batch, the number
-    of sequences would be a Poisson number. The tokens in the cache would have the variance $B (\bar L^2 + O^2
-    / 12)$. Where a share $g$ of a step grows with the batch, an arrival slows all others, and more stay. The
+    If the step time did not depend on the batch, the number of sequences would be a Poisson number. With the
+    standard deviation $s$ of contexts, the tokens in the cache would have the variance $B (\bar L^2 + s^2)$. Where a
+    share $g$ of a step grows with the batch, an arrival slows all others, and more stay. The
     variance is then $1 / (1 - g)$ times that, as in a processor-sharing queue. The result has room for
     `SPARE_DEVIATIONS` standard deviations above the mean.
 
@@ -127,8 +157,7 @@ def seats_for(workload: Workload, sequences: Number, growing: Number = 0.0) -> A
     Returns:
         Sequences per replica, whole numbers.
     """
-    spread = 1 + np.square(workload.output_tokens / mean_context(workload)) / 12
-    varied = spread / (1 - np.clip(growing, 0.0, MOST_LOADED))
+    varied = (1 + np.square(context_deviation(workload) / mean_context(workload))) / (1 - np.clip(growing, 0.0, MOST_LOADED))
     seats: Array = np.ceil(sequences + SPARE_DEVIATIONS * np.sqrt(sequences * varied) - 1e-9)
     return seats
 
@@ -182,7 +211,28 @@ def longest_prefix(workload: Workload, tokens: Number, reads: Number) -> Number:
     """
     fresh = fresh_tokens(workload)
     chunks = fresh / tokens
-    return workload.input_tokens - fresh + tokens * np.minimum(chunks * reads / (reads + 1) - 0.5, chunks - 1)
+    prefix: Number = workload.input_tokens - fresh + tokens * np.minimum(chunks * reads / (reads + 1) - 0.5, chunks - 1)
+    return prefix + longer_prefix(workload)
+
+
+def longer_prefix(workload: Workload) -> Number:
+    r"""Return how much longer the mean prefix of a prompt token is where prompts are unequal.
+
+    A prompt of $n$ new tokens after $m$ cached ones scores $n m + n^2 / 2$ pairs. Over unequal prompts, whose
+    coefficient of variation is $c$, both products have $1 + c^2$ times the value of the mean prompt.
+
+    Args:
+        workload: Requests.
+
+    Returns:
+        Tokens.
+
+    >>> float(longer_prefix(Workload(input_tokens=1000, output_tokens=1, input_spread=2.0)))
+    2000.0
+    """
+    fresh = fresh_tokens(workload)
+    longer: Number = np.square(workload.input_spread) * (workload.input_tokens - fresh / 2)
+    return longer
 
 
 def aggregated(
@@ -314,7 +364,7 @@ def aggregated(
         ttft=np.asarray(
             ttft_seen(
                 workload,
-                mixed_stats.wait + mixed_stats.service + (first.latency - first.total),
+                mixed_stats.wait * (1 + np.square(workload.input_spread)) + mixed_stats.service + (first.latency - first.total),
                 tpot,
                 layout,
                 engine,

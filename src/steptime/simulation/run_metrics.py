@@ -350,12 +350,20 @@ def waiting(came: Any, seated: Any, times: Any) -> Any:
     return np.searchsorted(np.sort(came), times, side="right") - np.searchsorted(np.sort(seated), times, side="right")
 
 
-def _queue_growth(came: Any, seated: Any, seats: int) -> str:
+def queue_growth(came: Any, seated: Any, seats: int) -> str:
     """Return a sentence if a queue grows, else an empty text.
 
     A queue grows if its minimum in the last third of the arrivals is well above that in the middle third. It
     also grows if the requests that wait at the end take a large part of the run to get a slot. A queue that
     bursts fill has a minimum near zero, and it empties soon.
+
+    Args:
+        came: Times of arrival [s].
+        seated: Times of the first slot [s].
+        seats: Slots of the pool.
+
+    Returns:
+        The sentence.
     """
     first, last = float(came.min()), float(came.max())
 
@@ -382,8 +390,8 @@ def _verdict(traffic: Traffic, done: Any, pools: list[tuple[Rules, Replicas]]) -
     if not traffic.clients:
         seats = [rules.seats * len(p.count) for rules, p in pools]
         has_decode_pool = len(moved) > 0
-        grows = _queue_growth(done["arrival"], done["scheduled"], seats[0] if has_decode_pool else sum(seats))
-        grows = grows or (has_decode_pool and _queue_growth(moved["moved"], moved["resumed"], seats[-1])) or ""
+        grows = queue_growth(done["arrival"], done["scheduled"], seats[0] if has_decode_pool else sum(seats))
+        grows = grows or (has_decode_pool and queue_growth(moved["moved"], moved["resumed"], seats[-1])) or ""
         if grows:
             return OVERLOADED, grows
     wait_text = f"the median request waits {show(waits, 's')} in the queue for a slot"

@@ -182,7 +182,7 @@ def simulate(
 
     # Each pool gets a policy that fits its memory, and sampled step times.
     _check_pools(model, system, layout, prefill, fast_replicas)
-    pool = partial(_server, model, system, runs_on, traffic, slowness)
+    pool = partial(pool_server, model, system, runs_on, traffic, slowness=slowness)
     server = reader = pool(layout, policy, int(layout.replicas))
     if prefill is not None:
         # A prefill pool has its own KV room and no decode, so that its steps are always chunks.
@@ -193,7 +193,7 @@ def simulate(
 
     # Serve the requests, then add the delays that users see.
     chips = _chips(layout, prefill, fast_replicas)
-    sent = _transfer_seconds(model, system, layout, prefill, reader, drafts=server.policy.speculative_tokens)
+    sent = transfer_seconds(model, system, layout, prefill, reader, drafts=server.policy.speculative_tokens)
     served, pools = _serve_pools(traffic, server, reader, quick, use, cached, progress, sent=sent)
     requests = user_visible_times(served, server.pace, pipeline_delay_seconds(served, reader), server.policy.acceptance_length)
     figures = answers(traffic, requests, pools, slo=slo, usd_per_second=float(deployment_rent(chips, system.rent.typical)))
@@ -220,19 +220,36 @@ def simulate(
     )
 
 
-def _server(
+def pool_server(
     model: Model,
     system: System,
     engine: Engine,
     traffic: Traffic,
-    slowness: float,
     layout: Layout,
     policy: Policy,
     replicas: int,
+    *,
+    slowness: float = 1.0,
+    check: bool = True,
 ) -> Server:
-    """Return a pool of `replicas` replicas; its policy has the room of the chips."""
+    """Return a pool of replicas, whose policy has the room of the chips.
+
+    Args:
+        model: Model.
+        system: System.
+        engine: Engine.
+        traffic: Requests, whose lengths give the range of the step times.
+        layout: Layout of a replica.
+        policy: Schedule.
+        replicas: Number of replicas.
+        slowness: Factor on every predicted step time.
+        check: Whether to compute the errors of the sampled step times.
+
+    Returns:
+        The pool.
+    """
     fitted = _fitted(model, system, layout, engine, policy, traffic)
-    return Server(fitted, slowed(_pace(model, system, layout, engine, fitted, traffic), slowness), replicas)
+    return Server(fitted, slowed(_pace(model, system, layout, engine, fitted, traffic, check=check), slowness), replicas)
 
 
 def _serve_pools(
@@ -271,10 +288,22 @@ def _chips(layout: Layout, prefill: Layout | None, fast_replicas: int) -> int:
     return int(layout.chips * (layout.replicas + fast_replicas) + readers)
 
 
-def _transfer_seconds(
+def transfer_seconds(
     model: Model, system: System, layout: Layout, prefill: Layout | None, reader: Server, *, drafts: int
 ) -> Callable[[Any], Any] | None:
-    """Return a function from requests to the time from pass to cache arrival, or None."""
+    """Return the time that the cache of a request takes from its last pass to the pool that decodes.
+
+    Args:
+        model: Model.
+        system: System.
+        layout: Layout of the pool that decodes.
+        prefill: Layout of the prefill pool, or None.
+        reader: The prefill pool.
+        drafts: Speculative tokens, whose layers also have a cache.
+
+    Returns:
+        Function from requests to seconds; None without a prefill pool.
+    """
     if prefill is None:
         return None
     pools = ((int(pool.chips), int(pool.replicas)) for pool in (layout, prefill))
@@ -338,7 +367,9 @@ def _contexts(traffic: Traffic, longest: float) -> tuple[float, float]:
     return float(np.percentile(inputs, 5)), float(np.percentile(inputs + outputs, 95))
 
 
-def _pace(model: Model, system: System, layout: Layout, engine: Engine, policy: Policy, traffic: Traffic) -> Pace:
+def _pace(
+    model: Model, system: System, layout: Layout, engine: Engine, policy: Policy, traffic: Traffic, *, check: bool
+) -> Pace:
     return sample_pace(
         model,
         system,
@@ -348,6 +379,7 @@ def _pace(model: Model, system: System, layout: Layout, engine: Engine, policy: 
         max_num_batched_tokens=min(policy.max_num_batched_tokens, 1 << 16),
         contexts=_contexts(traffic, float(model.max_context)),
         query=policy.speculative_tokens + 1,
+        check=check,
     )
 
 

@@ -139,7 +139,8 @@ def read_workload(row: Mapping[str, str]) -> Workload:
         float(row.get(mean) or float(row[f"{name}_tokens"]) / (1 + length_spread(row)))
         for name, mean in zip(("input", "output"), MEANS, strict=False)
     )
-    return Workload(input_tokens=max(1.0, round(prompt)), output_tokens=max(2.0, output))
+    equal = {"input_spread": 0.0, "output_spread": 0.0}
+    return Workload(input_tokens=max(1.0, round(prompt)), output_tokens=max(2.0, output), **equal)
 
 
 def _read_speculation(model: Model, row: Mapping[str, str]) -> Speculation:

@@ -1,0 +1,456 @@
+r"""The highest request rate of a candidate, by simulation of its requests.
+
+Closed forms rank thousands of candidates (`plan_search`). They treat waits as means, which is not enough where prompts
+are unequal, outputs are short, or queues are nearly full. Therefore the finalists serve drawn requests one by one in
+the event loop of `simulation`, and a plan reports what the loop shows.
+
+Four things make a short run enough:
+
+- It starts in the steady state. At time 0, every decode replica has the sequences that it would have in the long run.
+  Long outputs are met more often (`steady_requests`).
+- All candidates and rates use the same draws. Their sample means are exact.
+- Of many equal replicas, a few are simulated with their share of the requests.
+- Requests count if they arrive after the first waits have passed, and before the last ones would see an emptying server.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.physics.engine import Engine
+from steptime.physics.layout import Layout
+from steptime.planning.plan_as_traffic import PoolLike, decode_policy, prefill_policy, workload_prompts
+from steptime.simulation.loop_state import BUSY, CLOCK, DONE, Replicas
+from steptime.simulation.replica_pools import Server, serve
+from steptime.simulation.run_metrics import PERCENTILES, queue_growth
+from steptime.simulation.scheduling_policy import Policy
+from steptime.simulation.simulator import pipeline_delay_seconds, pool_server, transfer_seconds, user_visible_times
+from steptime.workload.traffic import Traffic
+from steptime.workload.workload import NONE, Slo, Speculation, Workload, decode_steps
+
+# Requests of a run: the fewest, and the most that are simulated of many equal replicas.
+LEAST_REQUESTS, MOST_REQUESTS = 2000, 12_000
+# Mean lifetimes of a request for which requests arrive, and with very many in flight.
+LIFETIMES, FEWEST_LIFETIMES = 4.0, 2.0
+# Share of the arrivals that does not count at the start, and lifetimes at the end.
+START_SHARE, END_LIFETIMES = 0.1, 1.0
+# Relative accuracy of the rate, and factor of the first steps towards it.
+ACCURACY, STRIDE = 0.015, 1.1
+# Most runs of one candidate.
+MOST_RUNS = 12
+# Longest context of a drawn request [tokens].
+LONGEST = 1 << 40
+# The winner is confirmed with other draws: seeds, and factor on the length of a run.
+CONFIRM_SEEDS, CONFIRM_FACTOR = (1000, 2000, 3000), 3.0
+# At a rate higher by this factor, no figure may be further beyond its limit than this ratio.
+CONFIRM_ABOVE, CONFIRM_WORST = 1.05, 1.5
+# Where a rate is not confirmed, it falls by a factor, and at most so often.
+CONFIRM_FALL, CONFIRM_TRIES = 0.975, 24
+# Highest share of time in which the busiest pool may work, where no limit on the TTFT says so.
+MOST_BUSY = 0.95
+
+
+class Draws(NamedTuple):
+    """Draws of unit mean, common to all candidates: gaps between arrivals, and deviates of input and output lengths."""
+
+    gaps: Any
+    inputs: Any
+    outputs: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What serves: the model on a system, and the pools of a plan, of which the last one decodes."""
+
+    model: Model
+    system: System
+    engine: Engine
+    workload: Workload
+    pools: tuple[PoolLike, ...]
+    speculation: Speculation = NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The figures of one run.
+
+    `ttft` and `tpot` [s] are those at the percentile of the limits, next to their means. `batch` counts the sequences
+    that decode in a replica, on average. `busy` is the share of time in which each pool works. `worst` is the largest
+    ratio of a figure to its limit: at most 1 if the run meets all of them, infinite if a queue grows. `binding` names
+    that figure.
+    """
+
+    rate: float
+    ttft: float
+    tpot: float
+    mean_ttft: float
+    mean_tpot: float
+    batch: float
+    busy: tuple[float, ...]
+    worst: float
+    binding: str = ""
+
+
+def draw(workload: Workload, requests: int, seed: int) -> Draws:
+    """Draw the arrivals and lengths of requests.
+
+    Args:
+        workload: Requests.
+        requests: Number of requests.
+        seed: Random seed.
+
+    Returns:
+        Draws whose sample means are those of the workload.
+    """
+    random = np.random.default_rng(seed)
+    gaps = random.exponential(size=requests)
+    prompts = workload_prompts(workload)
+    inputs = lengths(random.standard_normal(requests), float(prompts.fresh + prompts.skipped), float(workload.input_spread))
+    outputs = lengths(random.standard_normal(requests), float(workload.output_tokens), float(workload.output_spread))
+    return Draws(gaps / np.mean(gaps), inputs, outputs)
+
+
+def lengths(normal: Any, mean: float, spread: float) -> Any:
+    """Return log-normal lengths, whole numbers of at least 1 token.
+
+    Args:
+        normal: Standard normal deviates.
+        mean: Mean [tokens].
+        spread: Standard deviation over the mean.
+
+    Returns:
+        Tokens, of the shape of `normal`.
+
+    >>> lengths(np.array([-1.0, 0.0, 1.0]), 100.0, 0.0).tolist(), lengths(np.array([-1.0, 0.0, 1.0]), 100.0, 0.5).tolist()
+    ([100, 100, 100], [56, 90, 145])
+    """
+    if spread == 0:
+        return np.full(len(normal), max(1, round(mean)), dtype=np.int64)
+    sigma = math.sqrt(math.log1p(spread**2))
+    raw = np.exp(sigma * normal)
+    # The sample has the mean of the distribution, so that the load of a run is the one asked for.
+    return np.maximum(1, np.rint(raw * (mean / np.mean(raw)))).astype(np.int64)
+
+
+def steady_requests(workload: Workload, count: int, longest: float, seed: int) -> Traffic:
+    r"""Draw the requests that decode at a time in the steady state.
+
+    The output of such a request has the density $o f(o) / E[O]$, because long outputs are met for longer. The request has
+    made a uniform share of it.
+
+    Args:
+        workload: Requests.
+        count: Number of requests.
+        longest: Longest context [tokens].
+        seed: Random seed.
+
+    Returns:
+        Requests that arrive at 0 s: the context so far as input, and the tokens that are left as output.
+    """
+    random = np.random.default_rng(seed)
+    inputs = lengths(random.standard_normal(count), float(workload.input_tokens), float(workload.input_spread))
+    sigma = math.sqrt(math.log1p(float(workload.output_spread) ** 2))
+    # Weighting a log-normal density by its argument moves its logarithm by the variance.
+    outputs = float(workload.output_tokens) * np.exp(sigma * random.standard_normal(count) + sigma**2 / 2)
+    made = outputs * random.random(count)
+    context = np.minimum(np.rint(inputs + made), longest - 1)
+    left = np.clip(np.rint(outputs - made), 1, longest - context)
+    return Traffic(arrival=np.zeros(count), inputs=context.astype(np.int64), outputs=left.astype(np.int64))
+
+
+class Loop:
+    """Runs of one deployment at any rate, with the step times of its pools sampled once.
+
+    Args:
+        deployment: What serves.
+        rate: Expected request rate of the deployment [requests/s], which gives the length of a run.
+        lifetime: Expected lifetime of a request [s].
+        seed: Random seed.
+        factor: Factor on the length of a run.
+        memo: Step times and draws that runs of other deployments share.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        rate: float,
+        lifetime: float,
+        *,
+        seed: int = 0,
+        factor: float = 1.0,
+        memo: dict[Any, Any] | None = None,
+    ) -> None:
+        self.deployment, self.lifetime, self.seed = deployment, lifetime, seed
+        model, system, engine = deployment.model, deployment.system, deployment.engine
+        server = deployment.pools[-1]
+        reader = deployment.pools[0] if len(deployment.pools) > 1 else None
+        self.prompts = workload_prompts(deployment.workload)
+        in_flight = max(rate * lifetime, 1.0)
+        lifetimes = factor * min(LIFETIMES, max(FEWEST_LIFETIMES, MOST_REQUESTS / in_flight))
+
+        # A few of many equal replicas show the same queues; each gets its share of the requests.
+        most, least = factor * MOST_REQUESTS, factor * LEAST_REQUESTS
+        replicas = int(server.layout.replicas)
+        kept = max(1, math.ceil(replicas * min(1.0, most / (lifetimes * in_flight))))
+        self.share = kept / replicas
+        self.readers = 0 if reader is None else max(1, math.ceil(int(reader.layout.replicas) * self.share - 1e-9))
+        self.read_share = self.share if reader is None else self.readers / int(reader.layout.replicas)
+        # Few different counts: draws and step times are shared.
+        self.count = int(2 ** (math.ceil(4 * math.log2(max(least, lifetimes * in_flight * self.read_share))) / 4))
+        memo = {} if memo is None else memo
+        key = ("draws", deployment.workload, self.count, seed)
+        if key not in memo:
+            memo[key] = draw(deployment.workload, self.count, seed)
+        self.draws = memo[key]
+        longest = int(min(float(model.max_context), LONGEST))
+        self.inputs = np.minimum(self.draws.inputs, max(1, longest - 1))
+        self.outputs = np.minimum(self.draws.outputs, np.maximum(1, longest - self.inputs))
+
+        # Step times depend on the range of lengths, not on the rate.
+        sample = Traffic(arrival=np.zeros(self.count), inputs=self.inputs, outputs=self.outputs)
+        policy = decode_policy(
+            server, self.prompts.fresh, has_prefill_pool=reader is not None, speculation=deployment.speculation
+        )
+
+        def pool(layout: Layout, policy: Policy, replicas: int) -> Server:
+            # More slots than asked for make the same step times serve several candidates.
+            seats = 2 ** math.ceil(math.log2(policy.max_num_seqs))
+            key = ("pace", replace(layout, replicas=1), seats, policy.max_num_batched_tokens, policy.chunk)
+            if key not in memo:
+                wide = replace(policy, max_num_seqs=seats)
+                memo[key] = pool_server(model, system, engine, sample, layout, wide, replicas, check=False)
+            return Server(
+                replace(memo[key].policy, max_num_seqs=policy.max_num_seqs, chunk=policy.chunk), memo[key].pace, replicas
+            )
+
+        self.server = pool(server.layout, policy, kept)
+        self.reader: Server | None = None
+        self.sent: Callable[[Any], Any] | None = None
+        if reader is not None:
+            policy = prefill_policy(reader, self.prompts.fresh, deployment.speculation)
+            self.reader = pool(reader.layout, policy, self.readers)
+            self.sent = transfer_seconds(
+                model, system, server.layout, reader.layout, self.reader, drafts=deployment.speculation.drafts
+            )
+
+    def run(self, rate: float, slo: Slo, percentile: str, tpot: float) -> Run:
+        """Serve the requests at a rate.
+
+        Args:
+            rate: Rate of the whole deployment [requests/s].
+            slo: Limits.
+            percentile: Percentile of the limits: "mean", "p50", "p90", "p95" or "p99".
+            tpot: Expected time per output token [s], which gives the sequences at the start.
+
+        Returns:
+            The figures.
+        """
+        arrival = np.cumsum(self.draws.gaps) / (rate * self.read_share)
+        traffic = Traffic(arrival=arrival, inputs=self.inputs, outputs=self.outputs)
+        steps = float(decode_steps(self.deployment.workload, self.deployment.speculation))
+        accepted = self.server.policy.acceptance_length
+        at_start = int(min(rate * self.share * steps * accepted * tpot, self.server.policy.max_num_seqs * self.server.replicas))
+        longest = min(float(self.deployment.model.max_context), float(self.server.policy.kv_tokens))
+        started = steady_requests(self.deployment.workload, at_start, longest, self.seed + 1)
+        requests, seated, busy = self._serve(traffic, started)
+        end = float(arrival[-1])
+        counted = (requests["arrival"] > START_SHARE * end) & (requests["arrival"] < end - END_LIFETIMES * self.lifetime)
+        if np.count_nonzero(counted) < LEAST_REQUESTS / 10:
+            counted = requests["arrival"] > START_SHARE * end
+        return self._figures(requests, counted, seated, busy, rate, slo, percentile)
+
+    def _serve(self, traffic: Traffic, started: Traffic) -> tuple[Any, Any, tuple[float, ...]]:
+        """Return the requests as users see them, the times of their first slot by pool, and the busy shares."""
+        prompt = self.prompts.fresh + self.prompts.skipped
+        skipped = np.minimum(self.prompts.skipped * traffic.inputs // prompt, traffic.inputs - 1)
+        if self.reader is None or self.sent is None:
+            both = _joined(started, traffic)
+            served, rules, pool = serve(
+                both, self.server.policy, self.server.pace, replicas=self.server.replicas,
+                cached=np.concatenate([started.inputs, skipped]),
+            )  # fmt: skip
+            requests = served[len(started) :]
+            queue = ("serve", requests["arrival"], requests["scheduled"], rules.seats * self.server.replicas)
+            return self._visible(requests), [queue], (_busy(pool),)
+        only = replace(traffic, outputs=np.minimum(traffic.outputs, 1))
+        requests, read_rules, readers = serve(
+            only, self.reader.policy, self.reader.pace, replicas=self.reader.replicas, cached=skipped
+        )
+        requests["outputs"] = traffic.outputs
+        read = ("prefill", requests["arrival"], requests["scheduled"], read_rules.seats * self.reader.replicas)
+
+        # Fewer decode replicas than prefill replicas may be simulated: each takes its share of the prompts.
+        kept = np.arange(len(requests))
+        if self.share < self.read_share:
+            kept = np.flatnonzero(np.random.default_rng(self.seed + 2).random(len(requests)) < self.share / self.read_share)
+        requests = requests[kept]
+        go_on = np.flatnonzero((requests["status"] == DONE) & (requests["outputs"] > 1))
+        moved_at = requests["finish"][go_on] + np.asarray(self.sent(requests[go_on]))
+        order = np.argsort(moved_at, kind="stable")
+        go_on, moved_at = go_on[order], moved_at[order]
+        moved = Traffic(arrival=moved_at, inputs=requests["inputs"][go_on], outputs=requests["outputs"][go_on])
+        both = _joined(started, moved)
+        pace = replace(self.server.pace, before=0.0, before_token=0.0)
+        served, rules, pool = serve(both, self.server.policy, pace, replicas=self.server.replicas, cached=both.inputs)
+        served = served[len(started) :]
+        requests["finish"][go_on], requests["preempted"][go_on], requests["status"][go_on] = (
+            served["finish"], served["preempted"], served["status"],
+        )  # fmt: skip
+        requests["moved"][go_on], requests["resumed"][go_on] = moved_at, served["scheduled"]
+        decoded = ("decode", moved_at, served["scheduled"], rules.seats * self.server.replicas)
+        return self._visible(requests), [read, decoded], (_busy(readers), _busy(pool))
+
+    def _visible(self, requests: Any) -> Any:
+        late = pipeline_delay_seconds(requests, self.reader or self.server)
+        return user_visible_times(requests, self.server.pace, late, self.server.policy.acceptance_length)
+
+    def _figures(
+        self, requests: Any, counted: Any, queues: Any, busy: tuple[float, ...], rate: float, slo: Slo, percentile: str
+    ) -> Run:
+        share = PERCENTILES[percentile]
+        done = counted & (requests["status"] == DONE)
+        if np.count_nonzero(done) < min(share, 0.99) * np.count_nonzero(counted) or not np.any(done):
+            return Run(rate=rate, ttft=math.inf, tpot=math.inf, mean_ttft=math.inf, mean_tpot=math.inf, batch=0.0, busy=busy,
+                       worst=math.inf, binding="memory")  # fmt: skip
+        ttft = requests["first"][done] - requests["arrival"][done]
+        several = done & (requests["outputs"] > 1)
+        tpot = (requests["finish"][several] - requests["first"][several]) / (requests["outputs"][several] - 1)
+        tpot = tpot if len(tpot) else np.zeros(1)
+
+        def at(values: Any) -> float:
+            return float(np.mean(values) if percentile == "mean" else np.quantile(values, share))
+
+        decoding = float(np.sum(requests["finish"][several] - requests["first"][several]))
+        arrivals = requests["arrival"][counted]
+        span = float(arrivals[-1] - arrivals[0]) if len(arrivals) > 1 else math.inf
+        first, token = at(ttft), at(tpot)
+        grows = ""
+        if max(busy) > MOST_BUSY / 2:
+            grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
+        ratios = {"first token": first / slo.ttft, "speed": token / slo.tpot}
+        if math.isinf(slo.ttft) and len(busy) > 1:
+            ratios["prefill rate"] = busy[0] / MOST_BUSY
+        if grows:
+            ratios["prefill rate" if grows == "prefill" else "prompt queue" if grows == "serve" else "saturation"] = math.inf
+        binding = max(ratios, key=lambda name: ratios[name])
+        return Run(
+            rate=rate, ttft=first, tpot=token, mean_ttft=float(np.mean(ttft)), mean_tpot=float(np.mean(tpot)),
+            batch=decoding / span / self.server.replicas, busy=busy, worst=ratios[binding], binding=binding,
+        )  # fmt: skip
+
+
+def _joined(first: Traffic, second: Traffic) -> Traffic:
+    """Return the requests of both, in this order."""
+    return Traffic(
+        arrival=np.concatenate([first.arrival, second.arrival]),
+        inputs=np.concatenate([first.inputs, second.inputs]),
+        outputs=np.concatenate([first.outputs, second.outputs]),
+    )
+
+
+def _busy(pool: Replicas) -> float:
+    """Return the share of time in which the replicas of a pool work."""
+    return float(np.sum(pool.seconds[:, BUSY]) / np.sum(np.maximum(pool.seconds[:, CLOCK], 1e-12)))
+
+
+def rates_to_try(first: float, worst: Callable[[float], float], *, accuracy: float = ACCURACY) -> Iterator[float]:
+    """Yield rates until the highest one within the limits is enclosed.
+
+    Args:
+        first: First rate.
+        worst: Function from a rate to the largest ratio of a figure to its limit.
+        accuracy: Relative accuracy.
+
+    Yields:
+        Rates to run.
+    """
+    low, high, now = 0.0, math.inf, first
+    for _ in range(MOST_RUNS):
+        yield now
+        ratio = worst(now)
+        low, high = (now, high) if ratio <= 1 else (low, now)
+        if low and math.isfinite(high):
+            if high / low <= 1 + accuracy:
+                return
+            now = math.sqrt(low * high)
+        elif low:
+            now = low * STRIDE
+        else:
+            now = high / (STRIDE if ratio < 1.2 else STRIDE**2 if ratio < 2 else STRIDE**3)
+
+
+def highest_rate(loop: Loop, slo: Slo, percentile: str, first: float, tpot: float, *, least: float = 0.0) -> Run | None:
+    """Return the run at the highest rate within the limits; `binding` names what a higher one would miss.
+
+    Args:
+        loop: Deployment.
+        slo: Limits.
+        percentile: Percentile of the limits.
+        first: First rate [requests/s].
+        tpot: Expected time per output token [s].
+        least: Rate that must be exceeded [requests/s].
+
+    Returns:
+        The run; None where no rate above `least` meets the limits.
+    """
+    runs: dict[float, Run] = {}
+
+    def worst(rate: float) -> float:
+        return runs[rate].worst
+
+    if least:
+        runs[least] = loop.run(least, slo, percentile, tpot)
+        if runs[least].worst > 1:
+            return None
+        first = max(first, least * STRIDE)
+    for rate in rates_to_try(first, worst):
+        runs[rate] = loop.run(rate, slo, percentile, tpot)
+        tpot = runs[rate].mean_tpot if math.isfinite(runs[rate].mean_tpot) else tpot
+    good = [run for run in runs.values() if run.worst <= 1]
+    if not good:
+        return None
+    best = max(good, key=lambda run: run.rate)
+    above = min((run for run in runs.values() if run.rate > best.rate), key=lambda run: run.rate, default=best)
+    return replace(best, binding=above.binding)
+
+
+def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str) -> Run | None:
+    """Return the mean of runs with other draws, at a rate that they confirm.
+
+    What is best among many on the same draws was partly lucky with them. Near saturation, a few percent of load decide
+    whether a queue grows. Therefore a slightly higher rate must not be far beyond the limits.
+
+    Args:
+        loops: The deployment with several draws, none of which chose it.
+        run: Run at the highest rate.
+        slo: Limits.
+        percentile: Percentile of the limits.
+
+    Returns:
+        The mean run; None where no rate near that of `run` is confirmed.
+    """
+    rate, tpot = run.rate, run.mean_tpot
+    for _ in range(CONFIRM_TRIES):
+        # Runs that are sure to fail come first: most are not needed.
+        if loops[0].run(CONFIRM_ABOVE * rate, slo, percentile, tpot).worst <= CONFIRM_WORST:
+            runs = [loop.run(rate, slo, percentile, tpot) for loop in loops]
+            mean = _mean(runs)
+            if mean.worst <= 1:
+                return replace(mean, binding=run.binding)
+        rate *= CONFIRM_FALL
+    return None
+
+
+def _mean(runs: Sequence[Run]) -> Run:
+    """Return the mean of runs at one rate."""
+    names = ("ttft", "tpot", "mean_ttft", "mean_tpot", "batch", "worst")
+    figures: dict[str, Any] = {name: sum(getattr(run, name) for run in runs) / len(runs) for name in names}
+    busy = tuple(sum(shares) / len(runs) for shares in zip(*(run.busy for run in runs), strict=True))
+    return replace(runs[0], busy=busy, **figures)
