@@ -110,6 +110,7 @@ def _parts(name: str, text: str) -> list[str]:
 class Requests(RequestSizes, LatencyLimits):
     """Requests, limits and deployment of each pair."""
 
+    evidence: str = declared(PlanInputs, "evidence")
     sure: Any = declared(PlanInputs, "sure")
     chips: str | None = text(
         None, "chips of each system; any: try 1, 2, 4, ... up to 64 or one scale-up domain, and keep the cheapest",
@@ -153,7 +154,7 @@ def compare(ctx: typer.Context, rivals: Rivals, formats: ModelFormats, requests:
     with patience(f"steptime: planning {counted(pairs, 'pair')} of model and system, some {seconds_per_pair:g} s each ..."):
         ranking = rank(
             models, machines, requests.workload(), slo, chips=chip_count, engine=rivals.engine, catalog=rivals.catalog,
-            modes=modes, rent=rivals.rent, sure=requests.sure,
+            modes=modes, rent=rivals.rent, sure=requests.sure, percentile=requests.percentile, evidence=requests.evidence,
         )  # fmt: skip
     show.print(ranking, "comparison_view.ranking_view")
     if not any(standing.feasible for standing in ranking.standings):

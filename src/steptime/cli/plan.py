@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.options import LIMITS, OUTPUT, Output, SubjectChanges, grouped, not_empty, option, read_systems
+from steptime.cli.options import OUTPUT, Output, SubjectChanges, grouped, not_empty, option, read_systems
 from steptime.cli.output import check_folder, make_console, print_json, reported, write_csv, write_folder
 from steptime.errors import InputError
 from steptime.planning.planner import DoesNotFit
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 class PlanOutput(Output):
     """Options of the plan's simulation, text and files."""
 
-    percentile: Annotated[str, option("Percentile for --simulate: mean, p50, p90, p95 or p99.", LIMITS)] = "p90"
     simulate: Annotated[
         bool,
-        option("Simulate random arrivals, and lower the rate until percentiles meet the limits.", "Deployment", "--simulate"),
+        option("Serve new random requests, and lower the rate until they meet the limits.", "Deployment", "--simulate"),
     ] = False
     explain: Annotated[bool, option("Show each term's formula with its numbers and sources.", OUTPUT, "--explain")] = False
     launch: Annotated[
@@ -99,7 +98,6 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
     """
     # Wrong options are reported before the search, which takes seconds.
     needs = {
-        "--simulate": (output.simulate, "percentile"),
         "text, not --json, which has the commands of all engines": (not output.json, "launch"),
         "--launch ENGINE": (output.launch is not None, "launch_dir"),
         "--launch-dir FOLDER": (output.launch_dir is not None, "force"),
@@ -110,10 +108,8 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output
     check_folder("--launch-dir", output.launch_dir)
     if output.simulate:
         from steptime.cli.simulate import need_numba
-        from steptime.simulation.run_metrics import check_percentile
 
         need_numba()
-        check_percentile(output.percentile)
     inputs.slo()
     planned = _planned(changes.values(ctx, PlanInputs), launches, output)
 
@@ -150,7 +146,7 @@ def _planned(values: dict[str, Any], launches: tuple[str, ...], output: PlanOutp
         from steptime.planning.plan_replay import replay
 
         with compiling():
-            replayed = replay(deployment, model, system, engine, percentile=output.percentile)
+            replayed = replay(deployment, model, system, engine)
     return Planned(model=model, system=system, engine=engine, plan=deployment, replay=replayed)
 
 

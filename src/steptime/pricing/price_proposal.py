@@ -206,7 +206,10 @@ def _works(request: Mix, model: Model) -> list[Workload]:
     longest = model.max_context - request.output_tokens if math.isfinite(model.max_context) else float(LONGEST)
     doublings = takewhile(lambda size: size < longest, (request.input_tokens * 2**power for power in count(1)))
     longer = [*doublings, longest] if longest > request.input_tokens else []
-    return [request.workload(), *(Workload(input_tokens=size, output_tokens=request.output_tokens) for size in longer)]
+    return [
+        request.workload(),
+        *(Workload(input_tokens=size, output_tokens=request.output_tokens, input_spread=0.0) for size in longer),
+    ]
 
 
 def _cost(machine: System, model: Model, slo: Slo, mode: tuple[str, ...], work: Workload) -> TokenCost:

@@ -15,6 +15,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, positive
 from steptime.physics.engine import Engine
+from steptime.planning.evidence import EVIDENCE
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, plan
 from steptime.questions.declaration import Answer, Question, bind, count, inputs_from, number, read_answers, text
@@ -28,19 +29,28 @@ from steptime.questions.subject import (
     read_subject,
     with_prompt_media,
 )
-from steptime.workload.workload import Slo, Workload, limits
+from steptime.workload.workload import LARGEST_SPREAD, Slo, Workload, limits
 
 COST, TPOT, TTFT = "usd_per_million_output_tokens", "tpot", "ttft"
 OUTPUT, SPEED = "tokens_per_second_per_chip", "tokens_per_second_per_user"
 DEPLOYMENT_GROUP, LIMITS_GROUP = "Deployment", "Limits"
+PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestSizes:
-    """Sizes of requests, all of the same length."""
+    """Sizes of requests."""
 
-    input: Any = count(1024, "prompt tokens per request", unit="tokens", maximum=MOST_TOKENS, group=REQUESTS_GROUP)
-    output: Any = count(1024, "output tokens per request", unit="tokens", maximum=MOST_TOKENS, group=REQUESTS_GROUP)
+    input: Any = count(1024, "mean prompt tokens per request", unit="tokens", maximum=MOST_TOKENS, group=REQUESTS_GROUP)
+    output: Any = count(1024, "mean output tokens per request", unit="tokens", maximum=MOST_TOKENS, group=REQUESTS_GROUP)
+    spread: Any = number(
+        1.0, "standard deviation of prompt and output lengths over their mean; 0: all equal, as in most benchmarks",
+        minimum=0.0, maximum=LARGEST_SPREAD, group=REQUESTS_GROUP,
+    )  # fmt: skip
+    output_spread: Any = number(
+        None, "standard deviation of output lengths over their mean", minimum=0.0, maximum=LARGEST_SPREAD,
+        group=REQUESTS_GROUP, default_words="as spread",
+    )  # fmt: skip
     cached: Any = number(
         0.0, "share of the prompt that is in the prefix cache (0 to 1)", minimum=0.0, maximum=1.0, group=REQUESTS_GROUP
     )
@@ -54,18 +64,25 @@ class RequestSizes:
         Returns:
             The workload.
         """
-        return Workload(input_tokens=self.input + gained, output_tokens=self.output, cached_share=self.cached)
+        return Workload(
+            input_tokens=self.input + gained, output_tokens=self.output, cached_share=self.cached,
+            input_spread=self.spread, output_spread=self.spread if self.output_spread is None else self.output_spread,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyLimits:
-    """Limits on the mean latencies."""
+    """Limits on latencies, at a percentile of the requests."""
 
-    speed: Any = number(None, "minimum mean output speed for each user in tok/s", unit="tok/s", group=LIMITS_GROUP)
+    speed: Any = number(None, "minimum output speed for each user in tok/s", unit="tok/s", group=LIMITS_GROUP)
     tpot: Any = number(
-        None, "maximum mean time per output token in seconds, in place of a minimum speed", unit="s", group=LIMITS_GROUP
+        None, "maximum time per output token in seconds, in place of a minimum speed", unit="s", group=LIMITS_GROUP
     )
-    ttft: Any = number(None, "maximum mean time to first token in seconds", unit="s", group=LIMITS_GROUP)
+    ttft: Any = number(None, "maximum time to first token in seconds", unit="s", group=LIMITS_GROUP)
+    percentile: str = text(
+        "p90", "share of requests that meets the limits: mean (on average), p50, p90, p95 or p99", choices=PERCENTILES,
+        group=LIMITS_GROUP,
+    )  # fmt: skip
 
     def slo(self) -> Slo:
         """Return the limits as an SLO.
@@ -99,9 +116,13 @@ class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
         "deployment mode: aggregated (prefill and decode share chips), disaggregated (separate pools), or any",
         group=DEPLOYMENT_GROUP,
     )  # fmt: skip
+    evidence: str = text(
+        "measured", "layouts to prefer: measured, published (run elsewhere), or any (the cheapest of all)", choices=EVIDENCE,
+        group=DEPLOYMENT_GROUP,
+    )  # fmt: skip
     sure: Any = number(
         None, "required probability (0.5 to 0.99) of meeting each limit by itself", group=DEPLOYMENT_GROUP,
-        default_words="the predicted means meet the limits: about 0.5",
+        default_words="the predicted times meet the limits: about 0.5",
     )  # fmt: skip
     drafts: Any = text(
         None, "speculative tokens per step from the model's MTP layers, 0 to 8, or auto for the best number",
@@ -123,7 +144,8 @@ class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
 # Fields and properties of `Plan` that are answers of the question; their meanings are in the metadata of `Plan`.
 PLAN_FIELDS = (
     COST, "prefill_usd_per_million_tokens", "decode_usd_per_million_tokens", "usd_per_request", TPOT, TTFT,
-    "requests_per_second", "utilisation", "concurrency", "chips", "mode", "layout_text", "reason", SPEED, OUTPUT,
+    "mean_ttft", "mean_tpot", "evidence", "requests_per_second", "utilisation", "concurrency", "chips", "mode", "layout_text",
+    "reason", SPEED, OUTPUT,
     "joules_per_output_token",
 )  # fmt: skip
 # Fields of `Plan` with the ends of 90 % ranges, by answer.
@@ -146,7 +168,9 @@ def _plan_answers() -> dict[str, Answer]:
     metadata = {**{plan_field.name: plan_field.metadata for plan_field in fields(Plan)}, **Plan.DERIVED}
     answers = {
         name: Answer(
-            meaning=metadata[name]["meaning"], unit=metadata[name]["unit"], text=name in ("mode", "layout_text", "reason")
+            meaning=metadata[name]["meaning"],
+            unit=metadata[name]["unit"],
+            text=name in ("mode", "evidence", "layout_text", "reason"),
         )
         for name in PLAN_FIELDS
     }
@@ -234,6 +258,8 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
         sure=inputs.sure,
         drafts=read_drafts(inputs.drafts),
         acceptance=inputs.acceptance,
+        percentile=inputs.percentile,
+        evidence=inputs.evidence,
         electricity=inputs.electricity,
         alternatives=diagnostics,
         elasticities=diagnostics,

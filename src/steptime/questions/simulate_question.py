@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from steptime.workload.traffic import Traffic
 
 TRAFFIC, POLICY, LIMITS_GROUP = "Traffic", "Scheduler", "Limits"
-PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +50,14 @@ class TrafficInputs:
     input: Any = count(1024, "mean prompt tokens per request", unit="tokens", group=TRAFFIC)
     output: Any = count(256, "mean output tokens per request", unit="tokens", group=TRAFFIC)
     lengths: str = text(
-        "fixed", "distribution of prompt and output lengths: fixed, uniform or lognormal",
+        "lognormal", "distribution of prompt and output lengths: fixed, uniform or lognormal",
         choices=("fixed", "uniform", "lognormal"), group=TRAFFIC,
     )  # fmt: skip
     spread: Any = number(
-        0.0, "spread of lengths: half the range (uniform) or the standard deviation (lognormal), divided by the mean",
+        1.0, "spread of lengths: half the range (uniform) or the standard deviation (lognormal), divided by the mean",
         group=TRAFFIC,
     )  # fmt: skip
+    output_spread: Any = number(None, "spread of output lengths", group=TRAFFIC, default_words="as spread")
     arrivals: str = text(
         "poisson", "arrival process: poisson, gamma or constant", choices=("poisson", "gamma", "constant"), group=TRAFFIC
     )
@@ -90,8 +90,10 @@ class TrafficInputs:
         if self.trace is not None:
             requests = scaled(read_trace(self.trace, max_requests=self.requests), self.rate_scale)
         else:
+            spread_out = self.spread if self.output_spread is None else self.output_spread
             prompts, outputs = (
-                Lengths(mean=mean, shape=self.lengths, spread=self.spread) for mean in (self.input, self.output)
+                Lengths(mean=mean, shape=self.lengths, spread=spread)
+                for mean, spread in ((self.input, self.spread), (self.output, spread_out))
             )
             requests = draw_traffic(
                 prompts, outputs, rate=self.rate, clients=self.concurrency, requests=self.requests, fast_share=self.fast_share,
@@ -230,17 +232,6 @@ class PoolInputs(ParallelSizes):
 @dataclass(frozen=True, kw_only=True)
 class SimulateInputs(PricedSubject, PromptMedia, TrafficInputs, SchedulerInputs, PoolInputs, LatencyLimits):
     """Inputs of `simulate`: model, machine, traffic, scheduler, replicas and limits."""
-
-    # In a plan these limits apply to means; here they apply to the statistic.
-    speed: Any = number(None, "minimum output speed for each user in tok/s, at --percentile", unit="tok/s", group=LIMITS_GROUP)
-    tpot: Any = number(
-        None, "maximum time per output token in seconds, at --percentile, in place of a minimum speed", unit="s",
-        group=LIMITS_GROUP,
-    )  # fmt: skip
-    ttft: Any = number(None, "maximum time to first token in seconds, at --percentile", unit="s", group=LIMITS_GROUP)
-    percentile: str = text(
-        "p99", "statistic that the limits apply to: mean, p50, p90, p95 or p99", choices=PERCENTILES, group=LIMITS_GROUP
-    )
 
 
 TIMES = {"ttft": "time to first token", "tpot": "time per output token", "end_to_end": "time to the last token"}

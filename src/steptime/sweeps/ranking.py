@@ -20,6 +20,7 @@ from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, whole_number
 from steptime.physics.engine import Engine, engine_for, load_engine
 from steptime.physics.kv_dtype import with_small_cache
+from steptime.planning.evidence import MEASURED
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, check_limits, plan
 from steptime.processes import map_in_processes
@@ -209,6 +210,8 @@ def compare(
     modes: str | tuple[str, ...] = MODES,
     rent: str | float | None = None,
     sure: float | None = None,
+    percentile: str = "p90",
+    evidence: str = MEASURED,
     catalog: str | None = None,
 ) -> Ranking:
     """Return the cheapest plan of each model on each system, the cheapest pair first.
@@ -217,7 +220,7 @@ def compare(
         models: One or several names, paths or models.
         systems: One or several names, paths or systems; None: all systems of the catalogue.
         workload: Requests to serve.
-        slo: Limits on mean latencies; None: no limits.
+        slo: Limits on latencies at `percentile`; None: no limits.
         chips: Chips of each system; by default one scale-up domain. "any" searches the cheapest number among powers of two
             up to the larger of a domain and `SCANNED`.
         engine: Engine of all plans; by default each system's own.
@@ -225,6 +228,8 @@ def compare(
         rent: Kind of rent ("owned", "contract", "ondemand"), or USD per chip-hour for all systems. A system without that
             kind has no cost.
         sure: Required probability that a plan meets each limit, as for `plan`.
+        percentile: Percentile of requests that meets the limits, as for `plan`.
+        evidence: Kinds of layouts to prefer, as for `plan`.
         catalog: Folder that is searched before the packaged catalogue.
 
     Returns:
@@ -250,7 +255,13 @@ def compare(
     machines = [_rented(system, rent) for system in distinct_systems]
 
     # Alternatives cost time: they are computed later, and only for the first two.
-    plan_options: dict[str, Any] = {"engine": engine, "modes": modes, "sure": sure}
+    plan_options: dict[str, Any] = {
+        "engine": engine,
+        "modes": modes,
+        "sure": sure,
+        "percentile": percentile,
+        "evidence": evidence,
+    }
     plan_options |= {"alternatives": False, "elasticities": False}
     pairs = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
     stand = partial(_standing, workload=workload, slo=slo, chips=chips, plan_options=plan_options)

@@ -36,6 +36,7 @@ from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.uncertainty import SEPARATE_POOLS
 from steptime.planning.elasticity import IN_WORDS
+from steptime.planning.evidence import ANY, PUBLISHED
 from steptime.planning.plan_result import (
     Plan,
     Pool,
@@ -53,8 +54,8 @@ from steptime.workload.workload import step_yield
 # Main figures of a plan: name, field, and form of the value.
 FIGURES: tuple[tuple[str, str, Form], ...] = (
     ("USD/M output", "usd_per_million_output_tokens", "USD"),
-    ("Speed/user", "tokens_per_second_per_user", "digits tok/s"),
-    ("First token", "ttft", "s"),
+    ("Speed/user{at}", "tokens_per_second_per_user", "digits tok/s"),
+    ("First token{at}", "ttft", "s"),
     ("Output/chip", "tokens_per_second_per_chip", "digits tok/s"),
 )
 AXES = {
@@ -114,7 +115,9 @@ def has_rent(plan: Plan) -> bool:
 def _workload(plan: Plan) -> str:
     w = plan.workload
     cached = f" ({w.cached_share:.0%} cached)" if w.cached_share else ""
-    return f"{counted(w.input_tokens, 'token')} in{cached}, {w.output_tokens:,} out"
+    spreads = sorted({float(w.input_spread), float(w.output_spread)})
+    words = "" if spreads == [0.0] else f" on average, spread {' and '.join(f'{spread:g}' for spread in spreads)}"
+    return f"{counted(w.input_tokens, 'token')} in{cached}, {w.output_tokens:,} out{words}"
 
 
 def _answer(plan: Plan) -> Text:
@@ -145,7 +148,7 @@ def _figure_table(plan: Plan) -> Grid:
     limits = {name: limit for name, limit in limits.items() if math.isfinite(limit[1])}
     points = {title: point for title, point in (("Ideal", plan.ideal), ("Runner-up", plan.runner_up)) if point is not None}
     has_ranges = any(limit_range for _, limit_range in figures)
-    chance_head, range_head = (" (chance)", " (90 % range)") if has_ranges else ("", "")
+    chance_head, range_head = (" (probability)", " (90 % range)") if has_ranges else ("", "")
     heads = ["", f"This plan{range_head}", *([f"Limit{chance_head}"] if limits else []), *points]
     grid = table(*heads, numbers=range(1, len(heads)), first_to_go=range(len(heads) - 1, 2, -1))
     for (name, field, form), limit_range in figures:
@@ -153,7 +156,11 @@ def _figure_table(plan: Plan) -> Grid:
         if limits:
             words, _, chance = limits.get(field, ("", 0.0, None))
             cells.append(f"{words} ({chance:.0%})" if chance is not None and has_ranges else words)
-        grid.add_row(name, *cells, *(write(getattr(point, field), form) for point in points.values()))
+        grid.add_row(
+            name.format(at="" if plan.percentile == "mean" else f", {plan.percentile}"),
+            *cells,
+            *(write(getattr(point, field), form) for point in points.values()),
+        )
     return grid
 
 
@@ -172,7 +179,7 @@ def _pool_table(plan: Plan) -> Grid:
 
 def _warnings(plan: Plan) -> list[str]:
     """Return the warnings of a plan."""
-    warnings = list(plan.warnings)
+    warnings = [*_evidence(plan), *plan.warnings]
     if plan.distance:
         warnings.append(beyond_runs(plan.distance))
     if SEPARATE_POOLS.words in plan.distance:
@@ -183,7 +190,7 @@ def _warnings(plan: Plan) -> list[str]:
     if plan.sure is not None:
         warnings.append(f"The plan meets each limit with at least {plan.sure:.0%} probability (--sure {plan.sure:g}).")
     elif plan.slo_probability and plan.tpot_range is not None and min(plan.slo_probability.values()) < LIKELY:
-        warnings.append("The plan meets its limits on average. --sure 0.9 plans for 90 % probability of each.")
+        warnings.append("If times are as predicted, the limits are met. --sure 0.9 plans for 90 % probability of each.")
     # Own runs change the plan: show it without them.
     if plan.unanchored is not None:
         before = plan.unanchored
@@ -192,6 +199,24 @@ def _warnings(plan: Plan) -> list[str]:
         warnings += [line.plain for line in own_runs(plan.anchor)]
         warnings.append(f"Without your runs, the same layout and batch: {speed}{cost}.")
     return warnings
+
+
+def _evidence(plan: Plan) -> list[str]:
+    """Return what layouts of this kind rest on, and what the cheapest of all layouts would save."""
+    lines = []
+    if plan.evidence == PUBLISHED:
+        lines.append(f"No run of {plan.engine} on {plan.system} with such a layout is in the fit; others have published some.")
+    elif plan.evidence == ANY and plan.tpot_range is not None:
+        lines.append("No measured or published run has a layout of this kind.")
+    if plan.unmeasured is not None:
+        other = plan.unmeasured
+        if has_rent(plan):
+            saving = 1 - other.usd_per_million_output_tokens / plan.usd_per_million_output_tokens
+            gain = f"{usd(other.usd_per_million_output_tokens)}, {saving:.0%} less"
+        else:
+            gain = f"{in_digits(other.tokens_per_second_per_chip)} tok/s per chip"
+        lines.append(f"The cheapest of all layouts, of a kind that nobody measured, would cost {gain}: {other.layout_text}.")
+    return lines
 
 
 def _money(plan: Plan, *, full: bool) -> list[Text]:
