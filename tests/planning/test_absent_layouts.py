@@ -6,12 +6,13 @@ import steptime as st
 from steptime.physics.engine import load_engine
 from steptime.planning.plan_problem import PlanProblem
 from steptime.planning.plan_search import absent_because, fitting
+from tests.planning.cases import equal_requests
 
 
 def test_copies_of_experts_are_those_that_make_them_even():
     """4 x 72 = 256 + 32: no engine exchanges tokens over chips of which some hold fewer experts; no more copies are tried."""
     model, system = st.load_model("deepseek-v3"), st.load_system("gb200-nvl72")
-    asked, engine = st.Workload(input_tokens=100, output_tokens=100), load_engine("vllm")
+    asked, engine = equal_requests(input_tokens=100, output_tokens=100), load_engine("vllm")
     case = PlanProblem(model=model, system=system, workload=asked, slo=st.Slo(), chips=72, engine=engine)
     copied = st.Layout(dp=72, ep=72, redundant_experts=32)
     assert copied in fitting(case)

@@ -12,10 +12,9 @@ import pytest
 import steptime as st
 from steptime.errors import RangeError
 from steptime.physics.layout import Layout
-from steptime.planning.planner import plan
 from steptime.planning.slo_probability import effective_targets, extrapolation_flags
 from tests.conftest import engine
-from tests.planning.cases import MODEL, NODES, WORK, case
+from tests.planning.cases import MODEL, NODES, WORK, case, closed_plan, equal_requests
 
 TABLES = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"decode": [0.6, 1.6], "mixed": [0.5, 3.0]}}
 FITTED = engine(fit={"names": [], "interval": TABLES, "systems": {"toy": 100}})
@@ -72,9 +71,9 @@ SURES = (None, 0.5, 0.7, 0.9, 0.99)
     ],
 )
 def test_a_surer_plan_is_as_likely_as_asked_and_never_cheaper(model, system, chips, limits):
-    work = st.Workload(input_tokens=2048, output_tokens=256)
+    work = equal_requests(input_tokens=2048, output_tokens=256)
     of, on = st.load_model(model), st.load_system(system)
-    found = [plan(of, on, work, st.Slo(**limits), chips=chips, sure=sure, alternatives=False) for sure in SURES]
+    found = [closed_plan(of, on, work, st.Slo(**limits), chips=chips, sure=sure, alternatives=False) for sure in SURES]
     assert [one.sure for one in found] == list(SURES)
     for one, sure in zip(found[1:], SURES[1:], strict=True):
         assert one.feasible
@@ -87,8 +86,8 @@ def test_a_surer_plan_is_as_likely_as_asked_and_never_cheaper(model, system, chi
 
 def test_what_nothing_meets_so_surely_is_an_answer():
     tight = st.Slo(tpot=1e10 / 4 / 4e12 * 1.2)  # weights over four chips, and a fifth more
-    assert plan(MODEL, NODES, WORK, tight, engine=FITTED, alternatives=False).feasible
-    never = plan(MODEL, NODES, WORK, tight, engine=FITTED, sure=0.95, alternatives=False)
+    assert closed_plan(MODEL, NODES, WORK, tight, engine=FITTED, alternatives=False).feasible
+    never = closed_plan(MODEL, NODES, WORK, tight, engine=FITTED, sure=0.95, alternatives=False)
     assert not never.feasible
     assert (never.sure, never.slo_probability, never.distance) == (0.95, {}, ())
     assert never.reason.startswith("with probability 0.95, ")
@@ -96,7 +95,10 @@ def test_what_nothing_meets_so_surely_is_an_answer():
 
 def test_the_ideal_is_certain_whatever_is_asked():
     given = (MODEL, NODES, WORK, st.Slo(tpot=8e-3))
-    asked, plain = plan(*given, engine="ideal", sure=0.99, alternatives=False), plan(*given, engine="ideal", alternatives=False)
+    asked, plain = (
+        closed_plan(*given, engine="ideal", sure=0.99, alternatives=False),
+        closed_plan(*given, engine="ideal", alternatives=False),
+    )
     assert asked.sure == 0.99
     assert asked.slo_probability == {"tpot": 1.0}
     assert asked.usd_per_million_output_tokens == plain.usd_per_million_output_tokens
@@ -105,9 +107,9 @@ def test_the_ideal_is_certain_whatever_is_asked():
 @pytest.mark.parametrize("sure", [0.3, 2, math.nan])
 def test_a_plan_refuses_what_is_no_such_probability(sure):
     with pytest.raises(RangeError, match="sure: must be a probability from"):
-        plan(MODEL, NODES, WORK, engine="ideal", sure=sure, alternatives=False)
+        closed_plan(MODEL, NODES, WORK, engine="ideal", sure=sure, alternatives=False)
 
 
 def test_a_plan_refuses_to_be_sure_of_no_limits():
     with pytest.raises(RangeError, match=r"sure: .* needs a limit"):
-        plan(MODEL, NODES, WORK, engine="ideal", sure=0.9, alternatives=False)
+        closed_plan(MODEL, NODES, WORK, engine="ideal", sure=0.9, alternatives=False)

@@ -20,6 +20,7 @@ def profile(frame, event, argument):
 sys.argv = ["steptime", "step", "llama-3.1-70b", "hgx-h100", "--batch", "64", "--context", "8192", "--tp", "8"]
 sys.setprofile(profile)
 from steptime.__main__ import main
+from tests.planning.cases import equal_requests, closed_plan
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     main()
 sys.setprofile(None)
@@ -30,8 +31,8 @@ print(len(entered))
 @pytest.mark.slow
 def test_plan_calls_at_most_twenty_functions_deep():
     model, system = st.load_model("llama-3.1-70b"), st.load_system("hgx-h100")
-    arguments = model, system, st.Workload(input_tokens=1024, output_tokens=256), st.Slo(tpot=0.025, ttft=2)
-    st.plan(*arguments)  # the first plan also reads files and imports modules
+    arguments = model, system, equal_requests(input_tokens=1024, output_tokens=256), st.Slo(tpot=0.025, ttft=2)
+    closed_plan(*arguments)  # the first plan also reads files and imports modules
     package = st.__path__[0] + "/"
     stack: list[str] = []
     deepest: list[str] = []
@@ -48,7 +49,7 @@ def test_plan_calls_at_most_twenty_functions_deep():
 
     sys.setprofile(profile)
     try:
-        st.plan(*arguments)
+        closed_plan(*arguments)
     finally:
         sys.setprofile(None)
     assert len(deepest) <= 20, " -> ".join(deepest)

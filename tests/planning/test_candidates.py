@@ -23,8 +23,9 @@ from steptime.planning.plan_problem import (
     pass_limit,
 )
 from tests.conftest import engine, machine, one_matrix
+from tests.planning.cases import equal_requests
 
-WORK = st.Workload(input_tokens=1000, output_tokens=201)
+WORK = equal_requests(input_tokens=1000, output_tokens=201)
 CASE = PlanProblem(model=one_matrix(), system=machine(), workload=WORK, slo=st.Slo(), chips=6, engine=engine())
 SHARED = Candidate(mode=AGGREGATED, layout=Layout(tp=2, microbatches=2, replicas=3), batch=100, chunk=512)
 APART = Candidate(

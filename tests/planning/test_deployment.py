@@ -16,13 +16,13 @@ from steptime.planning.plan_result import (
     runner_up_dearer,
 )
 from steptime.workload.workload import limits
-from tests.planning.cases import shared
+from tests.planning.cases import closed_plan, equal_requests, shared
 
 
 @pytest.fixture(scope="module")
 def plan():
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
-    return st.plan(model, system, st.Workload(input_tokens=1024, output_tokens=256), limits(speed=40, ttft=1), chips=2)
+    return closed_plan(model, system, equal_requests(input_tokens=1024, output_tokens=256), limits(speed=40, ttft=1), chips=2)
 
 
 def test_limits_are_times(plan):
@@ -113,14 +113,14 @@ def test_a_range_of_speed_turns_that_of_tpot_round():
 
 def test_a_range_of_throughput_is_that_of_cost_turned_round_and_needs_no_rent():
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
-    work = st.Workload(input_tokens=1000, output_tokens=201)
-    made = st.plan(model, system, work, chips=1, alternatives=False)
+    work = equal_requests(input_tokens=1000, output_tokens=201)
+    made = closed_plan(model, system, work, chips=1, alternatives=False)
     assert made.tokens_per_second_per_chip == pytest.approx(made.requests_per_second * 201)
     low, high = (made.usd_per_million_output_tokens / cost for cost in made.cost_range[::-1])
     least, most = made.throughput_range
     assert (least, most) == pytest.approx((made.tokens_per_second_per_chip * low, made.tokens_per_second_per_chip * high))
     assert least < made.tokens_per_second_per_chip < most
-    free = st.plan(
+    free = closed_plan(
         model, replace(system, rent=Rent(low=math.nan, typical=math.nan, high=math.nan)), work, chips=1, alternatives=False
     )
     assert free.throughput_range == pytest.approx((least, most))

@@ -13,7 +13,6 @@ from steptime.errors import DataFileError, InputError, RangeError
 from steptime.models.model import Layer
 from steptime.physics.engine import IDEAL, engine_for
 from steptime.physics.layout import Layout
-from steptime.planning.planner import plan
 from steptime.planning.steady_state import aggregated, answer_tokens, decode_pool
 from steptime.workload.workload import (
     NONE,
@@ -24,10 +23,11 @@ from steptime.workload.workload import (
     step_yield,
 )
 from tests.conftest import engine, machine, matrix, one_matrix
+from tests.planning.cases import closed_plan, equal_requests
 
 DRAFT = ((Layer(name="draft", ops=(matrix(weights=5e8),)), 1),)
 MODEL = replace(one_matrix(heads=4), draft=DRAFT)
-WORK = st.Workload(input_tokens=1000, output_tokens=201)
+WORK = equal_requests(input_tokens=1000, output_tokens=201)
 TWO = Speculation(drafts=2, acceptance=2.5, source="as given")
 NODES = machine(size=4, capacity=20e9)
 
@@ -64,7 +64,7 @@ def test_one_token_a_step_and_no_drafts_change_nothing():
 @pytest.mark.slow
 def test_more_accepted_tokens_are_never_dearer():
     costs = [
-        plan(MODEL, NODES, WORK, st.Slo(tpot=4e-3), engine="ideal", drafts=3, acceptance=accepted, alternatives=False)
+        closed_plan(MODEL, NODES, WORK, st.Slo(tpot=4e-3), engine="ideal", drafts=3, acceptance=accepted, alternatives=False)
         for accepted in (1.0, 2.0, 4.0)
     ]
     money = [found.usd_per_million_output_tokens for found in costs]
@@ -73,7 +73,7 @@ def test_more_accepted_tokens_are_never_dearer():
 
 
 def test_a_request_yields_no_more_tokens_than_it_owes():
-    short = st.Workload(input_tokens=8, output_tokens=2)
+    short = equal_requests(input_tokens=8, output_tokens=2)
     assert decode_steps(short, TWO) == 1
     assert step_yield(short, TWO) == 1
     assert step_yield(WORK, TWO) == pytest.approx(2.5)
@@ -83,20 +83,20 @@ def test_a_request_yields_no_more_tokens_than_it_owes():
 
 
 def test_plans_tell_what_they_draft_and_what_that_does_at_each_batch():
-    found = plan(MODEL, NODES, WORK, engine="ideal", drafts=2, acceptance=2.5, alternatives=False)
+    found = closed_plan(MODEL, NODES, WORK, engine="ideal", drafts=2, acceptance=2.5, alternatives=False)
     assert found.speculation == Speculation(drafts=2, acceptance=2.5, source="given")
     assert found.speculation.text == "2 speculative tokens per step, acceptance length 2.5 (given)"
     assert found.pools[-1].batch in [row.batch for row in found.drafted]
     for row in found.drafted:
         assert row.speed_up == pytest.approx(row.tpot_without / row.tpot)
         assert row.rate / row.rate_without == pytest.approx(row.speed_up)
-    assert plan(MODEL, NODES, WORK, engine="ideal", alternatives=False).drafted == ()
+    assert closed_plan(MODEL, NODES, WORK, engine="ideal", alternatives=False).drafted == ()
 
 
 def test_drafts_lose_at_the_batch_where_arithmetic_binds():
     """Without a cache: 2.5 tokens for 1.1 times the bytes; 2.5 for 3.1 times the arithmetic."""
     model = replace(one_matrix(heads=4, kv_bytes=1e-3), draft=DRAFT)
-    found = plan(model, machine(size=1), WORK, engine="ideal", chips=1, drafts=2, acceptance=2.5, alternatives=False)
+    found = closed_plan(model, machine(size=1), WORK, engine="ideal", chips=1, drafts=2, acceptance=2.5, alternatives=False)
     speeds = np.array([row.speed_up for row in found.drafted])
     assert speeds[0] == pytest.approx(2.5 / 1.1)
     assert speeds[-1] == pytest.approx(2.5 / 3.1)
@@ -106,10 +106,12 @@ def test_drafts_lose_at_the_batch_where_arithmetic_binds():
 @pytest.mark.slow
 def test_the_best_number_is_none_where_arithmetic_binds_and_many_where_weights_do():
     bound = {"engine": "ideal", "modes": "aggregated", "alternatives": False, "drafts": "auto"}
-    slow = plan(MODEL, machine(size=4, flops=3e13, capacity=1e14), WORK, **bound)
+    slow = closed_plan(MODEL, machine(size=4, flops=3e13, capacity=1e14), WORK, **bound)
     assert slow.speculation.drafts == 0
-    fast = plan(MODEL, machine(size=4, flops=1e30), WORK, st.Slo(tpot=4e-3), **bound)
-    each = [plan(MODEL, machine(size=4, flops=1e30), WORK, st.Slo(tpot=4e-3), **bound | {"drafts": n}) for n in (0, 3, 6, 8)]
+    fast = closed_plan(MODEL, machine(size=4, flops=1e30), WORK, st.Slo(tpot=4e-3), **bound)
+    each = [
+        closed_plan(MODEL, machine(size=4, flops=1e30), WORK, st.Slo(tpot=4e-3), **bound | {"drafts": n}) for n in (0, 3, 6, 8)
+    ]
     money = [found.usd_per_million_output_tokens for found in each]
     assert fast.usd_per_million_output_tokens <= min(money) * 1.005
     assert fast.speculation.drafts > 0
@@ -117,8 +119,8 @@ def test_the_best_number_is_none_where_arithmetic_binds_and_many_where_weights_d
 
 def test_drafts_meet_a_limit_that_nothing_meets_without():
     asked = (MODEL, machine(size=1), WORK, st.Slo(tpot=2e-3))
-    assert not plan(*asked, chips=1, engine="ideal", alternatives=False).feasible
-    found = plan(*asked, chips=1, engine="ideal", alternatives=False, drafts="auto")
+    assert not closed_plan(*asked, chips=1, engine="ideal", alternatives=False).feasible
+    found = closed_plan(*asked, chips=1, engine="ideal", alternatives=False, drafts="auto")
     assert found.feasible
     assert found.speculation.drafts > 0
 
@@ -155,10 +157,10 @@ def test_curves_name_models_of_the_catalogue():
 @pytest.mark.slow
 def test_a_model_without_a_curve_takes_a_guess_and_says_so():
     model = st.load_model("zai-org/GLM-4.5-Air")
-    found = plan(model, "hgx-h200", WORK, drafts=2, alternatives=False, chips=4)
+    found = closed_plan(model, "hgx-h200", WORK, drafts=2, alternatives=False, chips=4)
     assert found.speculation.source.startswith("guess")
     assert any("--acceptance" in warning and "GLM-4.5-Air" in warning for warning in found.warnings)
-    known = plan(model, "hgx-h200", WORK, drafts=2, acceptance=2.1, alternatives=False, chips=4)
+    known = closed_plan(model, "hgx-h200", WORK, drafts=2, acceptance=2.1, alternatives=False, chips=4)
     assert not any("--acceptance" in warning for warning in known.warnings)
 
 
@@ -193,14 +195,14 @@ def test_an_own_file_of_measured_acceptances_comes_first(tmp_path, monkeypatch):
 )
 def test_what_makes_no_sense_is_refused(asked, error, message, deepseek):
     with pytest.raises(error, match=message):
-        plan(deepseek, "hgx-h200", WORK, **asked, alternatives=False)
+        closed_plan(deepseek, "hgx-h200", WORK, **asked, alternatives=False)
 
 
 @pytest.mark.parametrize("asked", [{"drafts": 1, "acceptance": 1.5}, {"drafts": 1}, {"drafts": "auto"}])
 def test_a_model_without_draft_layers_is_refused(asked):
     assert known_draftings(one_matrix()) == (NONE,)
     with pytest.raises(InputError, match="has no layers that draft"):
-        plan(one_matrix(), NODES, WORK, engine="ideal", **asked, alternatives=False)
+        closed_plan(one_matrix(), NODES, WORK, engine="ideal", **asked, alternatives=False)
 
 
 # --- the replay ---------------------------------------------------------------------------------------------------------
@@ -212,9 +214,9 @@ def test_a_replay_agrees_with_the_plan(mode, deepseek):
     pytest.importorskip("numba")
     from benchmarks.plan_vs_simulation import compare
 
-    workload, limits = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=0.03, ttft=3)
+    workload, limits = equal_requests(input_tokens=2000, output_tokens=500), st.Slo(tpot=0.03, ttft=3)
     chips = 32 if mode == "disaggregated" else 8
-    found = plan(deepseek, "hgx-h200", workload, limits, drafts=2, modes=mode, chips=chips, alternatives=False)
+    found = closed_plan(deepseek, "hgx-h200", workload, limits, drafts=2, modes=mode, chips=chips, alternatives=False)
     replayed = compare(found, requests=2000)
     assert replayed.tpot_ratio == pytest.approx(1, abs=0.05)
     assert replayed.cost_ratio == pytest.approx(1, abs=0.05)

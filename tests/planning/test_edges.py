@@ -12,24 +12,23 @@ import steptime as st
 from steptime.launch.launch_commands import launch_commands
 from steptime.physics.speculative_step import cache_moved
 from steptime.planning.plan_problem import Candidate, capped_occupancy, evaluate_state, filled
-from steptime.planning.planner import plan
-from tests.planning.cases import case
+from tests.planning.cases import case, closed_plan, equal_requests
 
-SHORT = st.Workload(input_tokens=8192, output_tokens=16)
+SHORT = equal_requests(input_tokens=8192, output_tokens=16)
 
 
 def test_few_at_a_time_serve_no_more_than_their_time_allows():
     """Where a first token has hardly time for its prompt, a token is made among less than two; less than one is in flight."""
-    found = plan(
-        "qwen3-32b", "hgx-a100", st.Workload(input_tokens=32000, output_tokens=100), st.Slo(ttft=3.2), alternatives=False
+    found = closed_plan(
+        "qwen3-32b", "hgx-a100", equal_requests(input_tokens=32000, output_tokens=100), st.Slo(ttft=3.2), alternatives=False
     )
     assert 1 <= found.pools[-1].batch < 2
     assert found.pools[-1].layout.replicas == 1
     lone = found.ttft + 99 * found.tpot  # with the wait for the seat
     taken = found.requests_per_second * lone
     assert taken < 1
-    read = plan(
-        "qwen3-32b", "hgx-a100", st.Workload(input_tokens=32000, output_tokens=100), st.Slo(ttft=80_000), alternatives=False
+    read = closed_plan(
+        "qwen3-32b", "hgx-a100", equal_requests(input_tokens=32000, output_tokens=100), st.Slo(ttft=80_000), alternatives=False
     )
     assert found.ttft <= 3.2 + 1e-9
     assert read.usd_per_million_output_tokens <= found.usd_per_million_output_tokens * (1 + 1e-9)
@@ -40,23 +39,25 @@ def test_a_later_first_token_never_costs_more(engine):
     """Through the limits at which the only seat, two seats and many are best."""
     limits = (0.245, 0.26, 0.28, 0.3, 0.4) if engine == "ideal" else (0.5, 0.8, 1.03, 1.07, 1.5)
     asked = {"engine": engine, "alternatives": False}
-    rates = [plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(tpot=0.02, ttft=t), **asked).requests_per_second for t in limits]
+    rates = [
+        closed_plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(tpot=0.02, ttft=t), **asked).requests_per_second for t in limits
+    ]
     assert all(later >= sooner * (1 - 0.005) for sooner, later in pairwise(rates))
     assert rates[-1] > 0
 
 
 def test_the_soonest_first_token_that_is_told_can_be_had():
     asked = {"engine": "ideal", "alternatives": False}
-    refused = plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(ttft=0.2), **asked)
+    refused = closed_plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(ttft=0.2), **asked)
     assert not refused.feasible
     soonest = float(refused.reason.split("the earliest comes after ")[1].split(" ms")[0]) / 1e3
-    assert plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(ttft=soonest * 1.01), **asked).feasible
-    assert not plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(ttft=soonest * 0.98), **asked).feasible
+    assert closed_plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(ttft=soonest * 1.01), **asked).feasible
+    assert not closed_plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(ttft=soonest * 0.98), **asked).feasible
 
 
 def test_a_decode_pool_takes_in_no_more_caches_than_its_links_carry():
-    work = st.Workload(input_tokens=4096, output_tokens=8)
-    found = plan("llama-3.1-8b", "hgx-b200", work, modes="disaggregated", chips=64, engine="ideal", alternatives=False)
+    work = equal_requests(input_tokens=4096, output_tokens=8)
+    found = closed_plan("llama-3.1-8b", "hgx-b200", work, modes="disaggregated", chips=64, engine="ideal", alternatives=False)
     decode = found.pools[-1].layout
     caches = found.requests_per_second * float(cache_moved(st.load_model("llama-3.1-8b"), 4096, 0))  # B/s
     link = st.load_system("hgx-b200").scale_out.link
@@ -65,17 +66,17 @@ def test_a_decode_pool_takes_in_no_more_caches_than_its_links_carry():
 
 
 def test_a_prompt_of_a_million_tokens_and_one_token_out_is_served():
-    found = plan("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=1_000_000, output_tokens=1), alternatives=False)
+    found = closed_plan("llama-3.1-8b", "hgx-h100", equal_requests(input_tokens=1_000_000, output_tokens=1), alternatives=False)
     assert found.feasible
     assert found.requests_per_second > 0
 
 
 def test_decode_pools_of_vllm_have_no_stages():
     """NixlConnector of vLLM 0.33 refuses them: 8 x 4090 had such a plan."""
-    work = st.Workload(input_tokens=1024, output_tokens=1024)
-    found = plan("qwen3-14b", "rtx-4090-8", work, st.Slo(tpot=0.05, ttft=2), alternatives=False)
+    work = equal_requests(input_tokens=1024, output_tokens=1024)
+    found = closed_plan("qwen3-14b", "rtx-4090-8", work, st.Slo(tpot=0.05, ttft=2), alternatives=False)
     assert found.mode == "aggregated" or int(found.pools[-1].layout.pp) == 1
-    pools = plan("qwen3-14b", "rtx-4090-8", work, st.Slo(tpot=0.05, ttft=2), modes="disaggregated", alternatives=False)
+    pools = closed_plan("qwen3-14b", "rtx-4090-8", work, st.Slo(tpot=0.05, ttft=2), modes="disaggregated", alternatives=False)
     assert not pools.feasible or int(pools.pools[-1].layout.pp) == 1
 
 
@@ -103,8 +104,8 @@ def test_a_token_may_be_made_among_less_than_two_in_the_mean(speed, least, most)
     pytest.importorskip("numba")
     from benchmarks.plan_vs_simulation import compare
 
-    work, slo = st.Workload(input_tokens=1024, output_tokens=1024), st.Slo(tpot=1 / speed, ttft=0.2)
-    found = plan("deepseek-v3", "hgx-h200", work, slo, alternatives=False)
+    work, slo = equal_requests(input_tokens=1024, output_tokens=1024), st.Slo(tpot=1 / speed, ttft=0.2)
+    found = closed_plan("deepseek-v3", "hgx-h200", work, slo, alternatives=False)
     assert found.pools[-1].batch % 1 > 0
     assert least < found.usd_per_million_output_tokens < most
     held = compare(found, requests=600)
@@ -118,8 +119,8 @@ def test_a_token_may_be_made_among_five_and_a_half_in_the_mean():
     pytest.importorskip("numba")
     from benchmarks.plan_vs_simulation import compare
 
-    work = st.Workload(input_tokens=4096, output_tokens=512)
-    found = plan("glm-4.5", "hgx-h200", work, st.Slo(tpot=1 / 60, ttft=2), alternatives=False)
+    work = equal_requests(input_tokens=4096, output_tokens=512)
+    found = closed_plan("glm-4.5", "hgx-h200", work, st.Slo(tpot=1 / 60, ttft=2), alternatives=False)
     pool = found.pools[-1]
     assert 5 < pool.batch < 6
     assert found.usd_per_million_output_tokens < 24.5

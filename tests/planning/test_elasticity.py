@@ -19,8 +19,9 @@ from steptime.planning.prefill_pool import prefill_pool
 from steptime.planning.refinement import best
 from steptime.planning.steady_state import decode_pool
 from tests.conftest import engine, machine, one_matrix, sparse_matrix
+from tests.planning.cases import closed_plan, equal_requests
 
-WORK = st.Workload(input_tokens=1000, output_tokens=201)  # 200 steps at a mean context of 1,100.5
+WORK = equal_requests(input_tokens=1000, output_tokens=201)  # 200 steps at a mean context of 1,100.5
 CACHE = one_matrix(weights=1.0, kv_bytes=1e5)  # waits for its cache, whatever the batch: 1 MB a token
 IDEAL = engine()
 
@@ -262,8 +263,8 @@ def test_binding_where_the_ttft_limits_the_prefill_pool_is_first_token():
     ],
 )
 def test_binding_of_a_plan_names_the_limit_that_is_just_met(system, sure, names):
-    workload, slo = st.Workload(input_tokens=4000, output_tokens=500), st.Slo(tpot=0.025, ttft=1.0)
-    found = st.plan("llama-3.3-70b", system, workload, slo, sure=sure, alternatives=False, elasticities=False, front=False)
+    workload, slo = equal_requests(input_tokens=4000, output_tokens=500), st.Slo(tpot=0.025, ttft=1.0)
+    found = closed_plan("llama-3.3-70b", system, workload, slo, sure=sure, alternatives=False, elasticities=False, front=False)
     assert found.binding == names
     probability = found.slo_probability[{"speed": "tpot", "first token": "ttft"}[names[0]]]
     assert probability == pytest.approx(sure or 0.5, abs=0.01)

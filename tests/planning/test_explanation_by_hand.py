@@ -14,15 +14,15 @@ from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.step import mixed_step
 from steptime.planning.plan_result import Pool
-from steptime.planning.planner import plan
 from steptime.planning.steady_state import aggregated
 from steptime.planning.step_explanation import equations, explain_step, sources, step_given
 from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix
+from tests.planning.cases import closed_plan, equal_requests
 
-WORK = st.Workload(input_tokens=1000, output_tokens=201, cached_share=0.25)
+WORK = equal_requests(input_tokens=1000, output_tokens=201, cached_share=0.25)
 NODES = machine(size=8, up=1e11, out=1e10, latency=1e-6, out_latency=5e-6)
 KV = Attention(name="kv", kv_bytes=1000.0, kv_shards=64, heads=64, flops_per_pair_decode=1e7, flops_per_pair_prefill=10.0)
-PLAN = plan(one_matrix(heads=1), machine(size=1), WORK, engine="ideal", modes=("aggregated",))
+PLAN = closed_plan(one_matrix(heads=1), machine(size=1), WORK, engine="ideal", modes=("aggregated",))
 
 
 def pool(role="serve", batch=64, chunk=500, reads=1.0, mixed=True, **layout) -> Pool:
@@ -94,7 +94,7 @@ def test_equations_carry_their_numbers():
 def test_lines_of_a_plan_add_up_to_the_steps_of_its_pools(mode):
     """Of an engine that keeps a small cache where nothing else is told: the steps are those of the model as it is served."""
     told, system, on = replace(one_matrix(heads=4), kv_told=False), machine(size=4, capacity=11e9), engine(small_kv=1.0)
-    found = plan(told, system, WORK, engine=on, modes=(mode,), alternatives=False)
+    found = closed_plan(told, system, WORK, engine=on, modes=(mode,), alternatives=False)
     assert as_served(told, system, on) != told
     for shown in explain_json(told, system, found, on)["pools"]:
         for one in shown["passes"]:

@@ -16,6 +16,8 @@ from steptime.hardware.what_if import scale, settable
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 from replayed_plans import questions
 
+from tests.planning.cases import closed_plan
+
 PLANS = int(os.environ.get("STEPTIME_PLANS", "480"))  # 3,000 take an hour of one core
 SEEDS = 4
 TOLERANCE = 0.005
@@ -26,7 +28,9 @@ def output(asked, **changed):
     """Output tokens a second of a plan for a question, with changes; 0 where nothing meets the limits or fits."""
     given = {"model": asked.model, "system": asked.system, "slo": asked.slo, "chips": asked.chips} | changed
     try:
-        plan = st.plan(given["model"], given["system"], asked.workload, given["slo"], chips=given["chips"], alternatives=False)
+        plan = closed_plan(
+            given["model"], given["system"], asked.workload, given["slo"], chips=given["chips"], alternatives=False
+        )
     except InputError:
         return 0.0, None
     return (plan.requests_per_second * asked.workload.output_tokens if plan.feasible else 0.0), plan

@@ -12,12 +12,13 @@ from tests.cli.test_commands import run
 pytest.importorskip("matplotlib")
 
 from steptime.planning.pareto_plot import draw_pareto_front
+from tests.planning.cases import closed_plan, equal_requests
 
 
 @pytest.fixture(scope="module")
 def plan():
-    workload = st.Workload(input_tokens=1024, output_tokens=256)
-    return st.plan("llama-3.1-8b", "hgx-h100", workload, st.Slo(tpot=0.02), chips=1)
+    workload = equal_requests(input_tokens=1024, output_tokens=256)
+    return closed_plan("llama-3.1-8b", "hgx-h100", workload, st.Slo(tpot=0.02), chips=1)
 
 
 def test_picture_has_the_front_the_plan_and_the_limit(plan):
@@ -44,7 +45,7 @@ def test_plot_refuses_other_endings_before_the_work(tmp_path):
 
 
 def test_plan_without_a_front_has_no_picture():
-    workload = st.Workload(input_tokens=1024, output_tokens=256)
-    plan = st.plan("llama-3.1-8b", "hgx-h100", workload, st.Slo(tpot=0.02), chips=1, front=False)
+    workload = equal_requests(input_tokens=1024, output_tokens=256)
+    plan = closed_plan("llama-3.1-8b", "hgx-h100", workload, st.Slo(tpot=0.02), chips=1, front=False)
     with pytest.raises(InputError, match="Pareto front"):
         draw_pareto_front(plan)

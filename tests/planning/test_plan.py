@@ -17,21 +17,22 @@ from steptime.planning.batch_queue import queue_wait
 from steptime.planning.plan_search import smallest_system
 from steptime.planning.planner import DoesNotFit
 from tests.conftest import machine, one_matrix
+from tests.planning.cases import closed_plan, equal_requests
 
-CHAT = st.Workload(input_tokens=8192, output_tokens=1024)
+CHAT = equal_requests(input_tokens=8192, output_tokens=1024)
 LIMITS = st.Slo(tpot=0.02, ttft=2)
 
 
 @pytest.fixture(scope="module", params=["ideal", "vllm"])
 def plan(request, deepseek, rack):
     """The README's plan, of the bound and of a real engine."""
-    return st.plan(deepseek, rack, CHAT, LIMITS, engine=request.param)
+    return closed_plan(deepseek, rack, CHAT, LIMITS, engine=request.param)
 
 
 @pytest.fixture(scope="module")
 def apart(deepseek, rack):
     """The same with pools apart, by the default engine."""
-    return st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",), alternatives=False)
+    return closed_plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",), alternatives=False)
 
 
 @pytest.mark.slow
@@ -91,7 +92,7 @@ def test_elasticities_have_the_right_sign(plan):
 def test_an_elasticity_is_what_a_new_plan_finds(deepseek, rack, engine, slo):
     """Ten per cent more arithmetic, planned anew: as much cheaper as it says, where no whole replicas are matched."""
     before, after = (
-        st.plan(deepseek, on, CHAT, slo, engine=engine, modes=("aggregated",), alternatives=False)
+        closed_plan(deepseek, on, CHAT, slo, engine=engine, modes=("aggregated",), alternatives=False)
         for on in (rack, scale(rack, "chip.peak", 1.1))
     )
     change = math.log(after.usd_per_million_output_tokens / before.usd_per_million_output_tokens) / math.log(1.1)
@@ -105,7 +106,7 @@ def test_tighter_limits_never_cost_less(deepseek, rack, plan):
         "vllm": (replace(LIMITS, tpot=0.017), replace(LIMITS, ttft=1.0)),
     }
     for slo in tighter[plan.engine]:
-        tight = st.plan(deepseek, rack, CHAT, slo, engine=plan.engine, alternatives=False)
+        tight = closed_plan(deepseek, rack, CHAT, slo, engine=plan.engine, alternatives=False)
         assert tight.usd_per_million_output_tokens >= plan.usd_per_million_output_tokens * 0.99
 
 
@@ -121,10 +122,10 @@ def test_modes_can_be_chosen(apart):
 def test_the_batch_follows_the_blackboard():
     """One chip, one kind of layer, prompts of one token, no limits: the batch stops about where weights are paid for."""
     system = machine(flops=2e15, bandwidth=4e12, size=1)
-    found = st.plan(
+    found = closed_plan(
         one_matrix(kv_bytes=0.0),
         system,
-        st.Workload(input_tokens=1, output_tokens=100_000),
+        equal_requests(input_tokens=1, output_tokens=100_000),
         chips=1,
         engine="ideal",
         alternatives=False,
@@ -141,7 +142,7 @@ def test_the_batch_follows_the_blackboard():
     ],
 )
 def test_limits_that_nothing_meets_are_an_answer(deepseek, rack, slo, says):
-    found = st.plan(deepseek, rack, CHAT, slo, chips=8, engine="ideal", alternatives=False)
+    found = closed_plan(deepseek, rack, CHAT, slo, chips=8, engine="ideal", alternatives=False)
     assert not found.feasible
     assert says in found.reason
 
@@ -150,17 +151,17 @@ def test_limits_that_nothing_meets_are_an_answer(deepseek, rack, slo, says):
 def test_limits_that_only_clash_are_told_apart():
     """Sixteen tokens of output on one node: speed needs chips of its own for decode, a soon first token needs all of them."""
     model, system = st.load_model("llama-3.1-70b"), st.load_system("hgx-h100")
-    workload, slo = st.Workload(input_tokens=8192, output_tokens=16), st.Slo(tpot=0.02, ttft=0.4)
-    found = st.plan(model, system, workload, slo, engine="ideal", alternatives=False)
+    workload, slo = equal_requests(input_tokens=8192, output_tokens=16), st.Slo(tpot=0.02, ttft=0.4)
+    found = closed_plan(model, system, workload, slo, engine="ideal", alternatives=False)
     assert "not both: at 50.0 tok/s per user the earliest first token comes after" in found.reason
 
 
 def test_a_model_that_fits_nowhere_says_by_how_much():
     model = st.load_model("llama-3.1-405b")
     with pytest.raises(DoesNotFit, match=r"weights take 812 GB, the chips hold 684 GB, 128 GB too little\. With --chips 16"):
-        st.plan(model, st.load_system("hgx-h100"), CHAT, engine="ideal", alternatives=False)
+        closed_plan(model, st.load_system("hgx-h100"), CHAT, engine="ideal", alternatives=False)
     with pytest.raises(DoesNotFit, match=r"hold 629 GB \(vllm uses 92% of 684 GB\), 182 GB too little"):
-        st.plan(model, st.load_system("hgx-h100"), CHAT, alternatives=False)
+        closed_plan(model, st.load_system("hgx-h100"), CHAT, alternatives=False)
     systems = [st.load_system(name) for name in ("hgx-h100", "gb200-nvl72", "hgx-h200")]
     system, chips = smallest_system(model, systems)
     assert (system.name, chips) == ("hgx-h200", 8)
@@ -168,7 +169,7 @@ def test_a_model_that_fits_nowhere_says_by_how_much():
 
 def test_no_room_for_a_sequence_is_an_answer():
     model, system = st.load_model("llama-3.1-70b", weights="fp8"), st.load_system("hgx-h100")
-    found = st.plan(model, system, st.Workload(input_tokens=120_000, output_tokens=1000), chips=1, alternatives=False)
+    found = closed_plan(model, system, equal_requests(input_tokens=120_000, output_tokens=1000), chips=1, alternatives=False)
     assert not found.feasible
     assert "leave no room" in found.reason
 
@@ -176,13 +177,13 @@ def test_no_room_for_a_sequence_is_an_answer():
 @pytest.mark.parametrize("chips", [0, -1])
 def test_chips_must_be_positive(deepseek, rack, chips):
     with pytest.raises(st.InputError, match="at least 1"):
-        st.plan(deepseek, rack, CHAT, chips=chips, alternatives=False)
+        closed_plan(deepseek, rack, CHAT, chips=chips, alternatives=False)
 
 
 @pytest.mark.parametrize("sizes", [(0, 10), (10, 0), (-5, 10)])
 def test_requests_have_tokens(sizes):
     with pytest.raises(st.InputError, match="at least 1 token"):
-        st.Workload(input_tokens=sizes[0], output_tokens=sizes[1])
+        equal_requests(input_tokens=sizes[0], output_tokens=sizes[1])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -204,7 +205,7 @@ def test_plans_keep_to_what_their_engine_can_overlap(engine):
     """vLLM and SGLang overlap two batches where groups exchange experts, TensorRT-LLM nowhere; a pipeline has one a stage."""
     for name, chips in (("llama-3.1-70b", 8), ("deepseek-ai/DeepSeek-V3", 32)):
         given = {"chips": chips, "engine": engine, "alternatives": False}
-        found = st.plan(st.load_model(name), st.load_system("gb200-nvl72"), CHAT, st.Slo(ttft=4), **given)
+        found = closed_plan(st.load_model(name), st.load_system("gb200-nvl72"), CHAT, st.Slo(ttft=4), **given)
         assert found.pools
         for pool in found.pools:
             m = pool.layout
@@ -214,7 +215,7 @@ def test_plans_keep_to_what_their_engine_can_overlap(engine):
 
 
 def test_a_launch_of_another_engine_says_what_it_cannot_overlap():
-    found = st.plan(
+    found = closed_plan(
         st.load_model("llama-3.1-70b"), st.load_system("hgx-h100"), CHAT, st.Slo(ttft=4), engine="ideal", alternatives=False
     )
     assert any(pool.layout.microbatches > pool.layout.pp for pool in found.pools)
@@ -226,10 +227,10 @@ def test_a_launch_of_another_engine_says_what_it_cannot_overlap():
 
 
 def test_one_output_token_is_all_prefill():
-    found = st.plan(
+    found = closed_plan(
         st.load_model("llama-3.1-8b"),
         st.load_system("hgx-h100"),
-        st.Workload(input_tokens=2000, output_tokens=1),
+        equal_requests(input_tokens=2000, output_tokens=1),
         alternatives=False,
     )
     assert found.feasible
@@ -241,7 +242,7 @@ def test_one_output_token_is_all_prefill():
 
 def test_the_default_is_a_real_engine(deepseek, rack):
     """One that is slower than the bound beside it, whatever its constants are."""
-    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16, alternatives=False)
+    found = closed_plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16, alternatives=False)
     assert found.engine == "vllm"
     assert found.ideal.layout_text == found.layout_text
     assert found.ideal.batch == found.pools[-1].batch
@@ -252,7 +253,7 @@ def test_the_default_is_a_real_engine(deepseek, rack):
 
 def test_chips_on_which_one_model_was_measured_say_so():
     model, system = st.load_model("llama-3.1-70b"), st.load_system("mi300x-8")
-    found = st.plan(model, system, st.Workload(input_tokens=1000, output_tokens=500), alternatives=False)
+    found = closed_plan(model, system, equal_requests(input_tokens=1000, output_tokens=500), alternatives=False)
     assert found.engine == "typical"
     assert any("rest only on runs of DeepSeek-R1" in warning for warning in found.warnings)
     sooner = st.decode_step(model, system, batch=8, context=1000, engine="typical").total
@@ -264,10 +265,10 @@ def test_chips_on_which_one_model_was_measured_say_so():
 
 @pytest.mark.parametrize("system", ["tpu7x", "trn2-16"])
 def test_chips_without_a_measured_engine_get_the_typical_one_and_a_note(system):
-    found = st.plan(
+    found = closed_plan(
         st.load_model("llama-3.1-70b"),
         st.load_system(system),
-        st.Workload(input_tokens=1000, output_tokens=500),
+        equal_requests(input_tokens=1000, output_tokens=500),
         alternatives=False,
     )
     assert found.engine == "typical"
@@ -280,7 +281,7 @@ def test_chips_without_a_measured_engine_get_the_typical_one_and_a_note(system):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
 def test_ranges_hold_the_plan(deepseek, rack, mode):
-    found = st.plan(deepseek, rack, CHAT, st.Slo(tpot=0.03, ttft=5), engine="vllm", modes=(mode,), alternatives=False)
+    found = closed_plan(deepseek, rack, CHAT, st.Slo(tpot=0.03, ttft=5), engine="vllm", modes=(mode,), alternatives=False)
     assert found.tpot_range[0] < found.tpot < found.tpot_range[1]
     assert found.ttft_range[0] < found.ttft < found.ttft_range[1]
     assert found.cost_range[0] < found.usd_per_million_output_tokens < found.cost_range[1]
@@ -294,14 +295,14 @@ def test_ranges_hold_the_plan(deepseek, rack, mode):
 @pytest.mark.slow
 def test_a_shared_pool_costs_as_its_tokens_take(deepseek, rack):
     """Where prompts and decode share the chips, twice the time per token is twice the cost."""
-    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), engine="vllm", modes=("aggregated",), alternatives=False)
+    found = closed_plan(deepseek, rack, CHAT, st.Slo(ttft=5), engine="vllm", modes=("aggregated",), alternatives=False)
     cost, tpot = found.usd_per_million_output_tokens, found.tpot
     for side in (0, 1):
         assert found.cost_range[side] / cost == pytest.approx(found.tpot_range[side] / tpot)
 
 
 def test_the_ideal_has_neither_range_nor_ideal(deepseek, rack):
-    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16, engine="ideal", alternatives=False)
+    found = closed_plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16, engine="ideal", alternatives=False)
     assert (found.tpot_range, found.ttft_range, found.cost_range, found.speed_range, found.throughput_range) == (None,) * 5
     assert found.ideal is None
     assert found.cost_bounds[0] <= found.usd_per_million_output_tokens <= found.cost_bounds[1]
@@ -312,11 +313,11 @@ def test_constants_known_less_well_never_make_a_plan_surer(scale_):
     model, system, workload = (
         st.load_model("llama-3.1-8b"),
         st.load_system("hgx-h100"),
-        st.Workload(input_tokens=500, output_tokens=500),
+        equal_requests(input_tokens=500, output_tokens=500),
     )
     engine = st.load_engine("vllm")
     doubtful = replace(engine, fit=engine.fit | {"covariance": (np.array(engine.fit["covariance"]) * scale_).tolist()})
-    sure, unsure = (st.plan(model, system, workload, chips=1, engine=e, alternatives=False) for e in (engine, doubtful))
+    sure, unsure = (closed_plan(model, system, workload, chips=1, engine=e, alternatives=False) for e in (engine, doubtful))
     assert unsure.usd_per_million_output_tokens == pytest.approx(sure.usd_per_million_output_tokens)
     for name in ("tpot_range", "ttft_range", "cost_range"):
         (low, high), (wider_low, wider_high) = getattr(sure, name), getattr(unsure, name)

@@ -11,11 +11,10 @@ import pytest
 import steptime as st
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, evaluate_prefill, evaluate_state
 from steptime.planning.plan_search import fitting, ranked, search
-from steptime.planning.planner import plan
 from steptime.planning.prefill_pool import first_token
 from steptime.planning.refinement import best
 from tests.conftest import engine, machine
-from tests.planning.cases import MODEL, NODES, USD, WORK, apart, case, shared
+from tests.planning.cases import MODEL, NODES, USD, WORK, apart, case, closed_plan, equal_requests, shared
 
 
 def test_a_shared_pool_delivers_its_steady_state():
@@ -93,7 +92,7 @@ def test_pools_apart_deliver_what_both_can():
 @pytest.mark.parametrize("tokens", [(100, 1000), (4000, 100)])
 def test_input_bears_the_rent_of_the_time_that_reads_it(tokens):
     """Prompts of 20 TFLOP per thousand tokens at 2 PFLOP/s of a chip; outputs take what decode takes: not whole chips."""
-    workload = st.Workload(input_tokens=tokens[0], output_tokens=tokens[1])
+    workload = equal_requests(input_tokens=tokens[0], output_tokens=tokens[1])
     found = apart(workload=workload, tpot=8e-3)
     first, server = found.pools
     reads = float(first.step.total) * first.layout.chips / first.batch
@@ -115,7 +114,7 @@ def test_caches_move_between_nodes_where_pools_are_on_several():
 def test_links_carry_no_more_than_nine_tenths_of_what_they_could():
     """Caches of 10 MB at 0.1 GB/s a chip: 100 ms of a link each, 9 a second of every chip that reads prompts."""
     slow = machine(size=4, capacity=11e9, up=1e8, latency=1e-6)
-    found = plan(MODEL, slow, WORK, engine="ideal", modes=(DISAGGREGATED,))
+    found = closed_plan(MODEL, slow, WORK, engine="ideal", modes=(DISAGGREGATED,))
     senders = found.pools[0].chips
     assert found.requests_per_second == pytest.approx(9 * senders, rel=1e-3)
     moving = 0.1 / (found.pools[0].layout.group * found.pools[0].layout.pp)
@@ -126,23 +125,23 @@ def test_links_carry_no_more_than_nine_tenths_of_what_they_could():
 
 
 def test_the_front_holds_points_of_both_modes_that_can_be_had():
-    found = plan(MODEL, NODES, WORK, st.Slo(ttft=0.5), engine="ideal", alternatives=False)
+    found = closed_plan(MODEL, NODES, WORK, st.Slo(ttft=0.5), engine="ideal", alternatives=False)
     assert {p.mode for p in found.front} <= {AGGREGATED, DISAGGREGATED}
     for point in found.front:
         assert point.ttft <= 0.5
         assert point.usd_per_million_output_tokens == pytest.approx(USD / (4 * point.tokens_per_second_per_chip) * 1e6)
         assert 0 < point.batch < 1000
-    soon = plan(MODEL, NODES, WORK, st.Slo(ttft=0.01), engine="ideal", alternatives=False).front
+    soon = closed_plan(MODEL, NODES, WORK, st.Slo(ttft=0.01), engine="ideal", alternatives=False).front
     assert max(point.ttft for point in soon) <= 0.01 < max(point.ttft for point in found.front)
-    tight = plan(MODEL, NODES, WORK, st.Slo(ttft=0.5, tpot=3e-3), engine="ideal", alternatives=False)
+    tight = closed_plan(MODEL, NODES, WORK, st.Slo(ttft=0.5, tpot=3e-3), engine="ideal", alternatives=False)
     assert tight.front == found.front  # whatever the speed limit
 
 
 @pytest.mark.slow
 def test_a_point_of_the_front_is_its_own_plan():
-    found = plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,), alternatives=False)
+    found = closed_plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,), alternatives=False)
     for point in found.front[:: max(1, len(found.front) // 5)]:
-        fast = plan(
+        fast = closed_plan(
             MODEL,
             NODES,
             WORK,
@@ -156,7 +155,7 @@ def test_a_point_of_the_front_is_its_own_plan():
 
 def test_points_of_one_chip_make_their_batch_times_their_speed():
     """Each of a batch but the one that comes gets 200 tokens while it decodes, and one from its prompt."""
-    found = plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,), chips=1, alternatives=False)
+    found = closed_plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,), chips=1, alternatives=False)
     for point in (*found.front, *((found.runner_up,) if found.runner_up else ())):
         tokens = point.tokens_per_second_per_chip
         sharing = tokens / (point.tokens_per_second_per_user * 201 / 200)
@@ -167,7 +166,7 @@ def test_points_of_one_chip_make_their_batch_times_their_speed():
 
 
 def test_the_runner_up_is_another_layout_of_the_same_question():
-    found = plan(MODEL, NODES, WORK, engine=engine(compute_efficiency=0.5), alternatives=False)
+    found = closed_plan(MODEL, NODES, WORK, engine=engine(compute_efficiency=0.5), alternatives=False)
     given = replace(case(), engine=engine(compute_efficiency=0.5))
     peaks = best(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
     ordered = [peak.candidate for peak in peaks]
@@ -183,17 +182,17 @@ def test_the_runner_up_is_another_layout_of_the_same_question():
 
 
 def test_the_chips_of_a_plan_are_the_systems_unless_told():
-    assert plan(MODEL, NODES, WORK, engine="ideal", alternatives=False).chips == 4
-    one = plan(MODEL, NODES, WORK, engine="ideal", chips=2, alternatives=False)
+    assert closed_plan(MODEL, NODES, WORK, engine="ideal", alternatives=False).chips == 4
+    one = closed_plan(MODEL, NODES, WORK, engine="ideal", chips=2, alternatives=False)
     assert (one.chips, one.usd_per_second) == (2, pytest.approx(USD / 2))
     with pytest.raises(st.InputError, match="modes: must be aggregated or disaggregated, got both"):
-        plan(MODEL, NODES, WORK, engine="ideal", modes=("both",), alternatives=False)
+        closed_plan(MODEL, NODES, WORK, engine="ideal", modes=("both",), alternatives=False)
     with pytest.raises(st.InputError, match="modes: must be"):
-        plan(MODEL, NODES, WORK, engine="ideal", modes=(), alternatives=False)
+        closed_plan(MODEL, NODES, WORK, engine="ideal", modes=(), alternatives=False)
 
 
 def test_a_plan_that_is_none_has_no_figures():
-    found = plan(MODEL, NODES, WORK, st.Slo(tpot=1e-9), engine="ideal", alternatives=False)
+    found = closed_plan(MODEL, NODES, WORK, st.Slo(tpot=1e-9), engine="ideal", alternatives=False)
     assert not found.feasible
     assert math.isnan(found.tpot)
     assert (found.transfer_seconds, found.pools, found.throughput_range, found.speed_range) == (0, (), None, None)
@@ -213,26 +212,28 @@ def test_a_plan_that_is_none_has_no_figures():
 )
 def test_chips_that_no_machine_has_are_refused(chips, says):
     with pytest.raises(st.InputError, match=says):
-        plan(MODEL, NODES, WORK, engine="ideal", chips=chips, alternatives=False)
+        closed_plan(MODEL, NODES, WORK, engine="ideal", chips=chips, alternatives=False)
 
 
 def test_a_machine_without_a_network_beyond_it_has_no_more_chips():
     box = replace(NODES, domains=(replace(NODES.domains[0], size=4),))
     with pytest.raises(st.InputError, match=r"chips: must be at most 4, .* got 5"):
-        plan(MODEL, box, WORK, engine="ideal", chips=5, alternatives=False)
+        closed_plan(MODEL, box, WORK, engine="ideal", chips=5, alternatives=False)
 
 
 def test_a_plan_takes_one_of_everything():
     many = replace(WORK, input_tokens=np.array([1, 2]))
     for workload, slo in ((many, st.Slo()), (WORK, st.Slo(tpot=np.array([1.0, 2.0])))):
         with pytest.raises(st.InputError, match="a plan takes one system, one workload and one pair of limits"):
-            plan(MODEL, NODES, workload, slo, engine="ideal", alternatives=False)
+            closed_plan(MODEL, NODES, workload, slo, engine="ideal", alternatives=False)
 
 
 @pytest.mark.parametrize(("gigabytes", "feasible"), [(17.203, False), (17.25, True)])
 def test_a_front_has_no_point_whose_chunk_does_not_fit_beside_its_batch(gigabytes, feasible):
     """16.061 GB of weights and one sequence of 8,692 tokens of 131,072 B take 17.200; then a chunk, of 7 MB at least."""
     small = st.vary(st.load_system("hgx-h100"), {"chip.hbm.capacity": gigabytes * 1e9})
-    work = st.Workload(input_tokens=8192, output_tokens=500)
-    found = plan(st.load_model("llama-3.1-8b"), small, work, chips=1, engine="ideal", modes=(AGGREGATED,), alternatives=False)
+    work = equal_requests(input_tokens=8192, output_tokens=500)
+    found = closed_plan(
+        st.load_model("llama-3.1-8b"), small, work, chips=1, engine="ideal", modes=(AGGREGATED,), alternatives=False
+    )
     assert (len(found.front) > 0, found.feasible) == (feasible, feasible)

@@ -10,11 +10,11 @@ from steptime.hardware.rental_prices import usd_per_million
 from steptime.physics.layout import Layout
 from steptime.planning.plan_intervals import candidate_ranges
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem, evaluate_prefill, evaluate_state
-from steptime.planning.planner import plan
 from steptime.planning.refinement import matched_rate
 from tests.conftest import engine, machine, one_matrix
+from tests.planning.cases import closed_plan, equal_requests
 
-WORK = st.Workload(input_tokens=1000, output_tokens=201)
+WORK = equal_requests(input_tokens=1000, output_tokens=201)
 TABLES = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"decode": [0.6, 1.7], "mixed": [0.5, 3.0]}}
 NARROW, BROAD = 0.0, 0.04  # variance of the logarithm of memory efficiency
 STREAM = machine(flops=1e30)
@@ -110,7 +110,7 @@ def test_chips_that_were_never_measured_have_at_least_half_to_twice():
 
 
 def test_a_plan_carries_its_ranges():
-    found = plan(one_matrix(heads=1), STREAM, WORK, chips=1, engine=fitted(NARROW), alternatives=False)
+    found = closed_plan(one_matrix(heads=1), STREAM, WORK, chips=1, engine=fitted(NARROW), alternatives=False)
     assert found.tpot_range == pytest.approx((0.8 * found.tpot, 1.25 * found.tpot))
     assert found.cost_range == pytest.approx(tuple(f * found.usd_per_million_output_tokens for f in (0.8, 1.25)))
     assert found.speed_range == pytest.approx((1 / (1.25 * found.tpot), 1 / (0.8 * found.tpot)))

@@ -14,8 +14,9 @@ from steptime.planning.plan_search import chunk_sizes, fitting, ranked, search
 from steptime.planning.prefill_pool import first_token
 from steptime.planning.refinement import best, evaluate_occupancy, first_token_of, matched_rate, prefill_rate, refined, within
 from tests.conftest import engine, machine, one_matrix
+from tests.planning.cases import equal_requests
 
-WORK = st.Workload(input_tokens=1000, output_tokens=201)
+WORK = equal_requests(input_tokens=1000, output_tokens=201)
 IDEAL = engine()
 SMALL = machine(size=4, capacity=11e9)  # 10 GB of weights and some 80 sequences a chip
 

@@ -22,8 +22,9 @@ from steptime.planning.prefill_pool import first_token, prefill_pool, within_lim
 from steptime.planning.refinement import matched_rate
 from steptime.planning.steady_state import aggregated, decode_pool
 from tests.conftest import engine, experts, machine, model_of, one_matrix, sparse_matrix
+from tests.planning.cases import equal_requests
 
-WORK = st.Workload(input_tokens=1000, output_tokens=201)
+WORK = equal_requests(input_tokens=1000, output_tokens=201)
 IDEAL = engine()
 SMALL = machine(size=4, capacity=11e9)  # 10 GB of weights and some 80 sequences a chip
 
@@ -56,7 +57,7 @@ def test_batches_to_try():
 )
 def test_chunks_to_try(tokens, cached, sizes):
     """A prompt, its halves down to a sixty-fourth or 63 tokens, and its doubles up to 8,192; at most 32,768."""
-    found = chunk_sizes(st.Workload(input_tokens=tokens, output_tokens=1, cached_share=cached)).tolist()
+    found = chunk_sizes(equal_requests(input_tokens=tokens, output_tokens=1, cached_share=cached)).tolist()
     assert found == sizes
 
 
@@ -107,7 +108,7 @@ SPARSE = model_of(experts(weights=1e7, count=16, active=2), attention=sparse_mat
     [
         pytest.param(one_matrix(heads=2), WORK, id="dense"),
         pytest.param(SPARSE, WORK, id="sparse", marks=pytest.mark.slow),
-        pytest.param(one_matrix(heads=2), st.Workload(input_tokens=100, output_tokens=2), id="one step"),
+        pytest.param(one_matrix(heads=2), equal_requests(input_tokens=100, output_tokens=2), id="one step"),
     ],
 )
 def test_prompts_that_share_chips_are_tried_in_every_layout_batch_and_chunk(monkeypatch, model, workload):

@@ -9,7 +9,7 @@ import pytest
 
 import steptime as st
 from steptime.planning.plan_problem import queued
-from steptime.planning.planner import plan
+from tests.planning.cases import closed_plan, equal_requests
 
 
 def served(rate, fixed, each, seats, arrivals, seed):
@@ -63,7 +63,7 @@ def test_nobody_waits_for_seats_without_end():
 def test_a_chip_that_holds_three_requests_serves_three():
     """65.5 of 73.6 GB are weights: room for three requests of 8,704 tokens of 262,144 B, and three deviations of their sum."""
     system = st.vary(st.load_system("hgx-h100"), {"chip.hbm.capacity": 80e9})
-    found = plan("qwen3-32b", system, st.Workload(input_tokens=8192, output_tokens=1024), chips=1, alternatives=False)
+    found = closed_plan("qwen3-32b", system, equal_requests(input_tokens=8192, output_tokens=1024), chips=1, alternatives=False)
     (pool,) = found.pools
     assert found.feasible
     assert (pool.batch, pool.max_num_seqs, pool.queued) == (3, 3, True)
@@ -73,8 +73,8 @@ def test_a_chip_that_holds_three_requests_serves_three():
 def test_seats_that_memory_has_no_room_for_are_queued_for():
     """Two chips with room for four: the rate is nine tenths of what a search over rates of the simulator finds, or more."""
     system = st.vary(st.load_system("hgx-h100"), {"chip.hbm.capacity": 80e9})
-    found = plan(
-        "llama-3.1-70b", system, st.Workload(input_tokens=4096, output_tokens=512), st.Slo(tpot=1 / 30, ttft=2), chips=2,
+    found = closed_plan(
+        "llama-3.1-70b", system, equal_requests(input_tokens=4096, output_tokens=512), st.Slo(tpot=1 / 30, ttft=2), chips=2,
         alternatives=False,
     )  # fmt: skip
     (pool,) = found.pools

@@ -13,6 +13,7 @@ from steptime.hardware.system import Rent, System
 from steptime.models.model import Attention, weight_bytes
 from steptime.planning.plan_search import REQUEST, smallest_system
 from tests.conftest import machine, matrix, model_of, one_matrix
+from tests.planning.cases import closed_plan, equal_requests
 
 MODEL = one_matrix(heads=8)  # 10 GB
 HOLDS = 0.92  # share of a chip's memory that engines use
@@ -80,4 +81,6 @@ def test_of_the_catalogue_it_is_what_a_person_would_rent(name, most_chips, most_
     assert chips <= most_chips
     assert math.isfinite(rent)
     assert rent <= most_usd_per_hour
-    assert st.plan(model, system, st.Workload(input_tokens=4096, output_tokens=512), chips=chips, alternatives=False).feasible
+    assert closed_plan(
+        model, system, equal_requests(input_tokens=4096, output_tokens=512), chips=chips, alternatives=False
+    ).feasible

@@ -32,13 +32,14 @@ from steptime.planning.steady_state import (
     ttft_seen,
 )
 from tests.conftest import engine, experts, machine, model_of, one_matrix
+from tests.planning.cases import equal_requests
 
 KV = Attention(name="kv", kv_bytes=1000.0, kv_shards=64, heads=64)
 DENSE = one_matrix()  # 2.5 ms of weights in a step, 10 us of arithmetic a row, 10 kB a token of cache
 LIGHT = one_matrix(kv_bytes=1e-6)  # whose cache costs nothing
 SPARSE = model_of(experts(weights=1e8), attention=(KV,))
 CHIP = machine()
-WORK = st.Workload(input_tokens=1000, output_tokens=201)
+WORK = equal_requests(input_tokens=1000, output_tokens=201)
 IDEAL = engine()
 
 
@@ -53,7 +54,7 @@ IDEAL = engine()
     ],
 )
 def test_what_a_request_brings(sizes, fresh, steps, context):
-    workload = st.Workload(input_tokens=sizes[0], output_tokens=sizes[1], cached_share=sizes[2])
+    workload = equal_requests(input_tokens=sizes[0], output_tokens=sizes[1], cached_share=sizes[2])
     assert (fresh_tokens(workload), decode_steps(workload), mean_context(workload)) == (fresh, steps, context)
 
 
@@ -70,7 +71,7 @@ def test_what_a_request_brings(sizes, fresh, steps, context):
     ],
 )
 def test_room_for_what_is_in_cache_to_vary(sizes, sequences, growing, expected):
-    assert seats_for(st.Workload(input_tokens=sizes[0], output_tokens=sizes[1]), sequences, growing) == expected
+    assert seats_for(equal_requests(input_tokens=sizes[0], output_tokens=sizes[1]), sequences, growing) == expected
 
 
 def test_the_number_in_a_server_that_they_share_varies_more():
@@ -93,7 +94,7 @@ def test_the_number_in_a_server_that_they_share_varies_more():
     steps = decode_pool(DENSE, CHIP, WORK, layout=Layout(), batch=7, engine=IDEAL)
     slower = replace(steps.decode, resources={"weights": 3.0, "compute": 7.0}, total=10.0)
     assert grown(slower, 10.0, 7) == pytest.approx(0.6)
-    assert seats_for(st.Workload(input_tokens=100_000, output_tokens=1), 6, 0.6) == np.ceil(6 + 3 * np.sqrt(15))
+    assert seats_for(equal_requests(input_tokens=100_000, output_tokens=1), 6, 0.6) == np.ceil(6 + 3 * np.sqrt(15))
 
 
 def room(sequences: float, batch: int, state: State, step: float) -> float:
@@ -128,14 +129,14 @@ def test_an_arrival_finds_the_mean_number_of_others(batch, replicas, share):
 
 def test_sizes_of_a_workload_and_limits():
     with pytest.raises(RangeError, match="input tokens must be at least 1 token, not 0"):
-        st.Workload(input_tokens=0, output_tokens=5)
+        equal_requests(input_tokens=0, output_tokens=5)
     for share in (-0.1, 1.0):
         with pytest.raises(RangeError, match="cached share must be a share of at least 0 and below 1"):
-            st.Workload(input_tokens=1, output_tokens=1, cached_share=share)
+            equal_requests(input_tokens=1, output_tokens=1, cached_share=share)
     for name in ("ttft", "tpot"):
         with pytest.raises(RangeError, match=f"the {name.upper()} limit must be greater than 0 s, not 0"):
             st.Slo(**{name: 0})
-    assert st.Workload(input_tokens=1, output_tokens=1).cached_share == 0
+    assert equal_requests(input_tokens=1, output_tokens=1).cached_share == 0
     assert st.Slo().ttft == st.Slo().tpot == np.inf
 
 
@@ -313,7 +314,10 @@ def test_a_pool_that_only_prefills():
 def test_a_group_with_a_second_prompt_holds_up_all_others():
     """12 groups: the thirteenth prompt makes one group work twice as long, and the pass a third longer and more."""
     model, system, engine = st.load_model("deepseek-v3"), st.load_system("gb200-nvl72"), st.load_engine("vllm")
-    work, layout = st.Workload(input_tokens=8192, output_tokens=1024), Layout(dp=12, ep=12, microbatches=2, redundant_experts=8)
+    work, layout = (
+        equal_requests(input_tokens=8192, output_tokens=1024),
+        Layout(dp=12, ep=12, microbatches=2, redundant_experts=8),
+    )
     time = prefill_pool(model, system, work, layout=layout, prompts=2, engine=engine).time
     counts = np.array([1, 12, 13, 18, 24])
     steps = prefill_step(model, system, tokens=8192, prompts=counts, layout=layout, engine=engine).total

@@ -109,9 +109,9 @@ def _binding_sentence(case: PlanProblem, deployment: Plan) -> str:
     if case.sure is not None and has_range(case.engine):
         words = words | STOPS_SURE | (STOPS_SURE_SEPARATE if separate else {})
     values = {
-        "tpot": show(case.slo.tpot, "s"),
-        "ttft": show(case.slo.ttft, "s"),
-        "speed": show(1 / case.slo.tpot, "tok/s"),
+        "tpot": show(case.asked.tpot, "s"),
+        "ttft": show(case.asked.ttft, "s"),
+        "speed": show(1 / case.asked.tpot, "tok/s"),
         "sure": "" if case.sure is None else f"{100 * case.sure:.3g} %",
         "busiest": f"{MOST_UTILISED:.0%}",
         "same": "cost the same per token" if rented else "bring no more output",

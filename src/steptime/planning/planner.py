@@ -150,7 +150,7 @@ def plan(
     check_percentile(percentile)
     if evidence not in EVIDENCE:
         raise UnknownName("evidence", evidence, EVIDENCE, f"Known: {', '.join(EVIDENCE)}.")
-    levels = target_levels(workload, slo, percentile)
+    levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
     case = replace(
         _make_problem(resolve_model(model), resolve_system(system), workload, slo, chips, engine, anchor),
         sure=sure,
@@ -353,7 +353,7 @@ def _by_level(case: PlanProblem) -> list[PlanProblem]:
 
 def _choose(case: PlanProblem, tables: list[Table], peaks: list[Candidate]) -> list[Chosen]:
     """Return the best candidates, simulated if numba is installed."""
-    if find_spec("numba") is None:
+    if not _has_simulator():
         return [Chosen(candidate) for candidate in peaks]
     # numba takes a third of a second to import.
     from steptime.planning.finalists import list_finalists, simulate_finalists
@@ -363,6 +363,11 @@ def _choose(case: PlanProblem, tables: list[Table], peaks: list[Candidate]) -> l
         Chosen(replace(finalist.candidate, batch=_shown_batch(finalist.run.batch)), finalist.run, finalist.pools)
         for finalist in finalists
     ]
+
+
+def _has_simulator() -> bool:
+    """Return whether numba, which compiles the simulator, is installed."""
+    return find_spec("numba") is not None
 
 
 def _shown_batch(batch: float) -> float:

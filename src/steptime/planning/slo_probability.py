@@ -50,17 +50,20 @@ def percentile_ratio(workload: Workload, percentile: str) -> float:
     return max(1.0, math.exp(NORMAL.inv_cdf(QUANTILES[percentile]) * sigma - sigma**2 / 2))
 
 
-def target_levels(workload: Workload, slo: Slo, percentile: str) -> list[Slo]:
+def target_levels(workload: Workload, slo: Slo, percentile: str, *, simulated: bool) -> list[Slo]:
     """Return targets of the means that stand for limits at a percentile, the widest first.
 
     Args:
         workload: Requests.
         slo: Limits at the percentile.
         percentile: Percentile of the limits.
+        simulated: Whether finalists are simulated, so that several levels are worth a try.
 
     Returns:
-        Targets.
+        Targets; one without a simulation.
     """
+    if not simulated:
+        return [Slo(ttft=slo.ttft / percentile_ratio(workload, percentile), tpot=slo.tpot)]
     beyond = max(percentile_ratio(workload, percentile), 1.5) - 1
     return [Slo(ttft=slo.ttft / (1 + share * beyond), tpot=slo.tpot) for share in TTFT_LEVELS]
 

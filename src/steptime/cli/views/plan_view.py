@@ -156,11 +156,8 @@ def _figure_table(plan: Plan) -> Grid:
         if limits:
             words, _, chance = limits.get(field, ("", 0.0, None))
             cells.append(f"{words} ({chance:.0%})" if chance is not None and has_ranges else words)
-        grid.add_row(
-            name.format(at="" if plan.percentile == "mean" else f", {plan.percentile}"),
-            *cells,
-            *(write(getattr(point, field), form) for point in points.values()),
-        )
+        at = "" if plan.percentile == "mean" else f", {plan.percentile}"
+        grid.add_row(name.format(at=at), *cells, *(write(getattr(point, field), form) for point in points.values()))
     return grid
 
 
