@@ -192,14 +192,14 @@ def search(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> 
     table = stacked(layouts)
     wide = shaped(table, 1)
     decode = steady_state(case, DISAGGREGATED, wide, batch_grid(wide))
-    disaggregated = search_disaggregated(case, layouts, decode) if DISAGGREGATED in modes else None
+    disaggregated = search_disaggregated(case, table, decode) if DISAGGREGATED in modes else None
     if AGGREGATED not in modes:
         return [disaggregated] if disaggregated is not None else []
-    together = search_aggregated(case, layouts, decode, disaggregated if case.sure is None else None)
+    together = search_aggregated(case, table, decode, disaggregated if case.sure is None else None)
     return [together] if disaggregated is None else [together, disaggregated]
 
 
-def search_aggregated(case: PlanProblem, layouts: list[Layout], decode: State, disaggregated: Table | None = None) -> Table:
+def search_aggregated(case: PlanProblem, table: Layout, decode: State, disaggregated: Table | None = None) -> Table:
     """Evaluate layouts, batches and chunks where decode and prefill share the chips.
 
     Chunks are not evaluated where a disaggregated candidate is as fast and serves as many requests as the
@@ -207,7 +207,7 @@ def search_aggregated(case: PlanProblem, layouts: list[Layout], decode: State, d
 
     Args:
         case: Plan problem.
-        layouts: Layouts of one replica.
+        table: Layouts of one replica, as one layout of arrays.
         decode: Steady states of decode pools, with the batches of `batch_grid`.
         disaggregated: Disaggregated candidates, if that mode is searched.
 
@@ -215,7 +215,6 @@ def search_aggregated(case: PlanProblem, layouts: list[Layout], decode: State, d
         The aggregated candidates.
     """
     workload = case.workload
-    table = stacked(layouts)
     wide = shaped(table, 1)
     sequences = batch_grid(wide)
     new = np.diff(sequences, axis=1, prepend=0) > 0
@@ -240,13 +239,13 @@ def search_aggregated(case: PlanProblem, layouts: list[Layout], decode: State, d
         hopeful &= ~_outdone(case, disaggregated, decode.tpot, rate)
     # With a probability, the targets differ between candidates, so that rates do not rule candidates out.
     if case.sure is not None:
-        return _read_beside(case, layouts, sequences, decode, load, hopeful)
+        return _read_beside(case, table, sequences, decode, load, hopeful)
 
     # Evaluate the most promising candidates first: their rates rule out most of the others.
     first = hopeful & (rate >= FIRST * _highest(decode.tpot, rate, hopeful))
-    table_found = _read_beside(case, layouts, sequences, decode, load, first)
+    table_found = _read_beside(case, table, sequences, decode, load, first)
     remaining = hopeful & ~first & ~_outdone(case, table_found, decode.tpot, rate * (1 + OUTDONE))
-    return joined(AGGREGATED, layouts, [table_found, _read_beside(case, layouts, sequences, decode, load, remaining)])
+    return joined(AGGREGATED, table, [table_found, _read_beside(case, table, sequences, decode, load, remaining)])
 
 
 def _highest(tpot: Array, rate: Array, among: Array) -> Array:
@@ -258,14 +257,12 @@ def _highest(tpot: Array, rate: Array, among: Array) -> Array:
     return highest
 
 
-def _read_beside(
-    case: PlanProblem, layouts: list[Layout], sequences: Array, decode: State, load: Array, selection: Array
-) -> Table:
+def _read_beside(case: PlanProblem, table: Layout, sequences: Array, decode: State, load: Array, selection: Array) -> Table:
     """Evaluate some layouts and batches with every prefill chunk size.
 
     `selection` has the shape (layouts, batches).
     """
-    workload, table, sizes = case.workload, stacked(layouts), chunk_sizes(case.workload)
+    workload, sizes = case.workload, chunk_sizes(case.workload)
     m, b = np.nonzero(selection)
     batch, layouts_taken = sequences[m, b], select_layouts(table, m[:, None])
     taken_up = in_flight(batch, np.asarray(table.replicas)[m])[:, None]
@@ -288,7 +285,7 @@ def _read_beside(
     none = np.zeros(len(i), dtype=np.int64)
     return Table(
         mode=AGGREGATED,
-        layouts=layouts,
+        layouts=table,
         layout=m[i],
         batch=batch[i],
         chunk=sizes[j],
@@ -362,11 +359,10 @@ def ranked(case: PlanProblem, tables: list[Table], limit: int = 400) -> list[Can
 
 def _aims(case: PlanProblem, table: Table) -> tuple[Number, Number]:
     """Return the targets of TPOT and TTFT [s] of each row."""
-    layouts = stacked(table.layouts)
-    decoding = select_layouts(layouts, table.layout)
+    decoding = select_layouts(table.layouts, table.layout)
     if table.mode == AGGREGATED:
         return effective_targets(case, decoding, None, table.input_share)
-    return effective_targets(case, decoding, select_layouts(layouts, table.prefill_layout))
+    return effective_targets(case, decoding, select_layouts(table.layouts, table.prefill_layout))
 
 
 # Prefill tokens of a step.

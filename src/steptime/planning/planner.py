@@ -30,7 +30,7 @@ from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range, interval_coverage_words
-from steptime.planning.elasticity import binding, relaxed, worths
+from steptime.planning.elasticity import LOOKED_AT, binding, relaxed, worths
 from steptime.planning.launch_facts import what_is_served
 from steptime.planning.plan_alternatives import (
     alternative_sentence,
@@ -269,7 +269,7 @@ def _planned(
         return replace(common, reason=unreachable(case, modes, layouts))
     candidate, *other_finalists = finalists = [peak.candidate for peak in best(case, candidates)]
     choices = list_choices(case, modes) if alternatives else ()
-    figures = worths(case, finalists, ranked(relaxed(case), tables)) if elasticities else {}
+    figures = worths(case, finalists, ranked(relaxed(case), tables, LOOKED_AT)) if elasticities else {}
 
     # The sentences of a plan need its figures, and are added last.
     deployment = replace(
