@@ -124,10 +124,9 @@ class Table:
     """Candidates as columns, arrays of shape (candidates,).
 
     `layout` and `prefill_layout` index `layouts`, one layout of arrays (-1: none). `batch` counts sequences per
-    replica, `chunk`
-    tokens, and `prefill_prompts` prompts per data-parallel rank in a pass. `tpot` and `ttft` are in s, `rate`
-    in requests/s of the whole deployment. `utilisation` is that of the prefill queue, `input_share` the share
-    of the chips' time for prefill, and `memory` the used share of the capacity.
+    replica, `chunk` tokens, and `prefill_prompts` prompts per data-parallel rank in a pass. `tpot` and `ttft` are
+    in s, `rate` in requests/s of the whole deployment. `utilisation` is that of the prefill queue, `input_share`
+    the share of the chips' time for prefill, and `memory` the used share of the capacity.
     """
 
     mode: str
