@@ -41,6 +41,8 @@ from steptime.planning.steady_state import (
 UNKNOWN = 0.03
 # Tokens of one prefill pass of a data-parallel rank, unless one prompt is longer.
 LARGEST_PASS = 16384
+# Pairs of pools that are matched in one step: about what the cache of a CPU core holds.
+AT_ONCE = 1 << 16
 
 
 def search_disaggregated(case: PlanProblem, table: Layout, decode: State) -> Table:
@@ -330,14 +332,6 @@ def _beaten(tpot: Array, per_chip: Array, small: _Decoders) -> Array:
     return beaten
 
 
-def _rates_by_replicas(case: PlanProblem, pool: _Decoders) -> Array:
-    """Return the rate [requests/s] of 1, 2, ... decode replicas, for each row; 0 where their load is too high."""
-    replicas = np.arange(1, case.used // pool.chips + 1)[:, None]
-    is_steady = pool.load * in_flight(pool.batch, replicas) <= MOST_LOADED
-    rates: Array = np.where(is_steady, delivered(pool.rate, pool.batch, replicas, pool.max_rate), 0.0)
-    return rates
-
-
 def _matched(case: PlanProblem, readers: list[Reader], decoders: list[_Decoders], layouts: Layout) -> tuple[Table, Array]:
     """Divide the chips between prefill and decode replicas for the highest rate.
 
@@ -348,25 +342,49 @@ def _matched(case: PlanProblem, readers: list[Reader], decoders: list[_Decoders]
     domains = case.used // int(domain) if case.symmetric_domains else 1
     rows = np.array([len(pool.rate) for pool in decoders], dtype=np.int64)
     starts = np.cumsum(rows) - rows
-    matches: list[tuple[Array, ...]] = []
-    rates_by_replicas = [_rates_by_replicas(case, pool) for pool in decoders]
-    for which, reader in enumerate(readers):
-        for size, decoder in enumerate(decoders):
-            counts, replicas = pairs(domain, case.used // domains, reader.chips, decoder.chips)
-            if not len(counts):
-                continue
-            counts, replicas = domains * counts, domains * replicas
-            usable = counts * reader.usable[counts - 1]
-            matched = np.minimum(usable[:, None], rates_by_replicas[size][replicas - 1])
-
-            # Keep the best pair of counts for each decode row.
-            row = np.arange(rows[size])
-            best = np.argmax(matched, axis=0)
-            matches.append((np.full(len(row), which), counts[best], replicas[best], starts[size] + row, matched[best, row]))
-    if not matches:
+    sizes = [(which, size) for which in range(len(readers)) for size in range(len(decoders))]
+    fits = [pairs(domain, case.used // domains, readers[which].chips, decoders[size].chips) for which, size in sizes]
+    firsts = np.cumsum([0, *(len(pool.usable) for pool in readers[:-1])])
+    every = np.concatenate([pool.usable for pool in readers] or [np.zeros(0)])
+    placed = [number for number, (counts, _) in enumerate(fits) if len(counts)]
+    if not placed:
         return joined(DISAGGREGATED, layouts, []), np.zeros(0, dtype=np.int64)
-    which, counts, replicas, row, rate = (np.concatenate(column) for column in zip(*matches, strict=True))
+
+    # Split the pairs into parts that fit the cache of a core.
+    elements = np.array([len(fits[number][0]) * rows[sizes[number][1]] for number in placed])
+    cuts = np.searchsorted(np.cumsum(elements) // AT_ONCE, np.arange(1, int(elements.sum()) // AT_ONCE + 1))
     columns = {name: np.concatenate([getattr(pool, name) for pool in decoders]) for name in DECODED}
+    reader_index, decoder_index = (np.array(column) for column in zip(*sizes, strict=True))
+    matches: list[tuple[Array, ...]] = []
+    for part in np.split(np.array(placed), cuts):
+        if not len(part):
+            continue
+        placements = [len(fits[number][0]) for number in part]
+        # The pair of sizes of each pair of replica counts.
+        pair_index = np.repeat(part, placements)
+        counts, replicas = (domains * np.concatenate([fits[number][side] for number in part]) for side in (0, 1))
+        reader, decoder = reader_index[pair_index], decoder_index[pair_index]
+        usable = counts * every[firsts[reader] + counts - 1]
+        # Each pair of counts is combined with each row of its decode replicas.
+        pair = np.repeat(np.arange(len(pair_index)), rows[decoder])
+        row = starts[decoder][pair] + np.arange(len(pair)) - (np.cumsum(rows[decoder]) - rows[decoder])[pair]
+        rate, batch, max_rate, load = (columns[name][row] for name in ("rate", "batch", "max_rate", "load"))
+        served = delivered(rate, batch, replicas[pair], max_rate)
+        steady = load * in_flight(batch, replicas[pair]) <= MOST_LOADED
+        matched = np.minimum(usable[pair], np.where(steady, served, 0.0))
+
+        # Keep the best pair of counts for each decode row of each pair of sizes.
+        best, start = [], 0
+        for number, pairs_ in zip(part, placements, strict=True):
+            wide = int(rows[sizes[number][1]])
+            first = np.argmax(matched[start : start + pairs_ * wide].reshape(pairs_, wide), axis=0)
+            best.append(start + first * wide + np.arange(wide))
+            start += pairs_ * wide
+        best_rows = np.concatenate(best)
+        matches.append(
+            (reader[pair][best_rows], counts[pair][best_rows], replicas[pair][best_rows], row[best_rows], matched[best_rows])
+        )
+    which, counts, replicas, row, rate = (np.concatenate(column) for column in zip(*matches, strict=True))
 
     def decode_column(name: str) -> Array:
         selection: Array = columns[name][row]
