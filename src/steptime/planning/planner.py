@@ -26,6 +26,7 @@ from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, Number, as_whole, distinct, single, whole_number
 from steptime.pareto import pareto
 from steptime.physics.bias_correction import Anchor, Anchors
+from steptime.physics.chunked_evaluation import keep_memory
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
@@ -124,6 +125,7 @@ def plan(
         RangeError: An argument is out of range.
     """
     started = time.perf_counter()
+    keep_memory()
     modes = (modes,) if isinstance(modes, str) else modes
     expect("modes", modes, (tuple, list), "a tuple of " + " and ".join(MODES))
     if not modes or set(modes) - set(MODES):
