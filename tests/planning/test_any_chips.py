@@ -61,7 +61,7 @@ def test_both_pools_find_a_place_in_boxes_of_eight(model, chips):
     described, system = st.load_model(model), st.load_system("hgx-h200")
     case = PlanProblem(model=described, system=system, workload=CHAT, slo=LIMITS, chips=chips, engine=load_engine("ideal"))
     (table,) = search(case, (DISAGGREGATED,), fitting(case))
-    layouts = [int(m.chips) for m in table.layouts]
+    layouts = table.layouts.chips.tolist()
     columns = (table.prefill_layout, table.layout, table.prefill_replicas, table.replicas)
     told = {(layouts[first], layouts[second], int(x), int(y)) for first, second, x, y in zip(*columns, strict=True)}
     boxed = [(first, second, x, y) for first, second, x, y in told if max(first, second) <= 8]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.physics.layout import Layout
+from steptime.physics.layout import Layout, stacked
 from steptime.planning.plan_problem import (
     AGGREGATED,
     COLUMNS,
@@ -75,7 +75,7 @@ def table(mode: str) -> Table:
         "prefill_prompts": [2, 5], "prefill_replicas": [6, 7],
     }  # fmt: skip
     columns = figures | {name: np.array(value) for name, value in whole.items()}
-    return Table(mode=mode, layouts=[Layout(tp=2), Layout(tp=4)], **columns)
+    return Table(mode=mode, layouts=stacked([Layout(tp=2), Layout(tp=4)]), **columns)
 
 
 def test_rows_of_a_table():
@@ -96,12 +96,12 @@ def test_rows_of_a_table():
 
 
 def test_tables_end_to_end():
-    both = joined(AGGREGATED, [Layout(tp=2), Layout(tp=4)], [table(AGGREGATED), table(AGGREGATED)])
+    both = joined(AGGREGATED, stacked([Layout(tp=2), Layout(tp=4)]), [table(AGGREGATED), table(AGGREGATED)])
     assert both.batch.tolist() == [10, 20, 10, 20]
     assert both.tpot.tolist() == [0.5, 1.5] * 2
     assert both.mode == AGGREGATED
     assert both.row(2) == table(AGGREGATED).row(0)
-    nothing = joined(DISAGGREGATED, [], [])
+    nothing = joined(DISAGGREGATED, stacked([]), [])
     assert len(nothing) == 0
     assert nothing.layout.dtype == np.int64
 

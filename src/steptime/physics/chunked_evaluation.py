@@ -6,7 +6,6 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -110,6 +109,8 @@ def in_threads(work: Callable[[Part], Answer], parts: Iterable[Part], workers: i
     Returns:
         The results in the order of the parts.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     keep_memory()
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         return list(pool.map(work, parts))

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,7 @@ class Layout(Tabular):
 
 
 NAMES = tuple(f.name for f in fields(Layout))
+_ALL_DEGREES = attrgetter(*NAMES)
 
 
 def show_layout(layout: Layout) -> str:
@@ -189,7 +191,8 @@ def stacked(layouts: list[Layout]) -> Layout:
     Returns:
         One layout.
     """
-    return Layout(**{name: np.array([getattr(m, name) for m in layouts]) for name in NAMES})
+    degrees = np.array([*map(_ALL_DEGREES, layouts)]).reshape(-1, len(NAMES))
+    return Layout(**dict(zip(NAMES, degrees.T.copy(), strict=True)))
 
 
 def shaped(layout: Layout, dimensions: int) -> Layout:

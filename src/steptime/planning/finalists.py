@@ -226,7 +226,7 @@ def neighbours(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
         Candidates.
     """
     if candidate.mode == AGGREGATED:
-        sizes = chunk_sizes(case.workload)
+        sizes = chunk_sizes(case.workload, case.evidence)
         allowed = [int(size) for size in sizes if readable(case.workload, size, candidate.layout)]
         place = allowed.index(candidate.chunk) if candidate.chunk in allowed else 0
         for near in (place - 1, place + 1):

@@ -10,7 +10,7 @@ import numpy as np
 
 from steptime.number_checks import Array, Number, distinct
 from steptime.pareto import pareto
-from steptime.physics.layout import Layout, select_layouts, shaped, stacked
+from steptime.physics.layout import Layout, select_layouts, shaped
 from steptime.physics.layout_space import pairs
 from steptime.planning.batch_grids import batch_grid, batches
 from steptime.planning.batch_queue import PassTime, passes
@@ -45,22 +45,21 @@ LARGEST_PASS = 16384
 AT_ONCE = 1 << 16
 
 
-def search_disaggregated(case: PlanProblem, layouts: list[Layout], decode: State) -> Table:
+def search_disaggregated(case: PlanProblem, table: Layout, decode: State) -> Table:
     """Match prefill and decode replicas of all sizes to one request rate.
 
     Args:
         case: Plan problem.
-        layouts: Layouts of one replica.
+        table: Layouts of one replica, as one layout of arrays.
         decode: Steady states of decode pools, with the batches of `batch_grid`.
 
     Returns:
         The disaggregated candidates.
     """
-    table = stacked(layouts)
     decoders = _best_decoders(case, table, decode)
     levels = [replace(case, slo=level) for level in case.levels] or [case]
     reading = _distinct([reader for level in levels for reader in best_readers(level, table)])
-    matches, which = _matched(case, reading, decoders, layouts)
+    matches, which = _matched(case, reading, decoders, table)
     return replace(matches, ttft=_first_tokens(case, matches, table, reading, which))
 
 
@@ -339,7 +338,7 @@ def _beaten(tpot: Array, per_chip: Array, small: _Decoders) -> Array:
     return beaten
 
 
-def _matched(case: PlanProblem, readers: list[Reader], decoders: list[_Decoders], layouts: list[Layout]) -> tuple[Table, Array]:
+def _matched(case: PlanProblem, readers: list[Reader], decoders: list[_Decoders], layouts: Layout) -> tuple[Table, Array]:
     """Divide the chips between prefill and decode replicas for the highest rate.
 
     Each pair of sizes is matched. The second result is the index of the prefill replica of each row.

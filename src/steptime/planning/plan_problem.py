@@ -130,14 +130,14 @@ class Candidate:
 class Table:
     """Candidates as columns, arrays of shape (candidates,).
 
-    `layout` and `prefill_layout` index `layouts` (-1: none). `batch` counts sequences per replica, `chunk`
-    tokens, and `prefill_prompts` prompts per data-parallel rank in a pass. `tpot` and `ttft` are in s, `rate`
-    in requests/s of the whole deployment. `utilisation` is that of the prefill queue, `input_share` the share
-    of the chips' time for prefill, and `memory` the used share of the capacity.
+    `layout` and `prefill_layout` index `layouts`, one layout of arrays (-1: none). `batch` counts sequences per
+    replica, `chunk` tokens, and `prefill_prompts` prompts per data-parallel rank in a pass. `tpot` and `ttft` are
+    in s, `rate` in requests/s of the whole deployment. `utilisation` is that of the prefill queue, `input_share`
+    the share of the chips' time for prefill, and `memory` the used share of the capacity.
     """
 
     mode: str
-    layouts: list[Layout]
+    layouts: Layout
     layout: Any
     batch: Any
     chunk: Any
@@ -167,30 +167,30 @@ class Table:
         is_disaggregated = self.mode == DISAGGREGATED
         return Candidate(
             mode=self.mode,
-            layout=_times(self.layouts[self.layout[index]], int(self.replicas[index])),
+            layout=_pick(self.layouts, self.layout[index], self.replicas[index]),
             batch=int(self.batch[index]),
             chunk=int(self.chunk[index]),
-            prefill_layout=_times(self.layouts[self.prefill_layout[index]], int(self.prefill_replicas[index]))
+            prefill_layout=_pick(self.layouts, self.prefill_layout[index], self.prefill_replicas[index])
             if is_disaggregated
             else None,
             prompts=int(self.prefill_prompts[index]) if is_disaggregated else 0,
         )
 
 
-def _times(layout: Layout, replicas: int) -> Layout:
-    """Return a layout with a number of replicas."""
-    return layout if layout.replicas == replicas else replace(layout, replicas=replicas)
+def _pick(layouts: Layout, index: int, replicas: int) -> Layout:
+    """Return the layout of one row, with a number of replicas."""
+    return Layout(**{name: int(getattr(layouts, name)[index]) for name in NAMES} | {"replicas": int(replicas)})
 
 
 COLUMNS = tuple(f.name for f in fields(Table) if f.name not in ("mode", "layouts"))
 
 
-def joined(mode: str, layouts: list[Layout], parts: Sequence[Table]) -> Table:
+def joined(mode: str, layouts: Layout, parts: Sequence[Table]) -> Table:
     """Join tables of one mode over the same layouts.
 
     Args:
         mode: Mode of all parts.
-        layouts: Layouts that the tables index.
+        layouts: Layouts that the tables index, as one layout of arrays.
         parts: Tables to join.
 
     Returns:

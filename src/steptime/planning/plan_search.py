@@ -50,6 +50,8 @@ from steptime.workload.workload import Slo, Workload, decode_steps
 
 # Smallest and largest chunk to try [tokens]: smaller ones take as long, and engines allow no larger ones by default.
 LEAST_CHUNK, LARGEST_CHUNK = 128, 16384
+# Smallest chunk in published runs [tokens].
+LEAST_USUAL_CHUNK = 512
 # Relative difference below which costs count as equal.
 AS_CHEAP = 0.005
 # Candidates with this share of the highest decode-only rate are evaluated first.
@@ -142,11 +144,12 @@ def prefill_room(case: PlanProblem) -> Number:
     return case.system.chip.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
 
 
-def chunk_sizes(workload: Workload) -> Array:
-    """Return the prefill chunk sizes to try: powers of two as engines have them, and one whole prompt that is shorter.
+def chunk_sizes(workload: Workload, evidence: str = ANY) -> Array:
+    """Return the prefill chunk sizes to try: powers of two as engines have them, and one whole prompt.
 
     Args:
         workload: Requests.
+        evidence: Evidence that layouts must have; nobody has published runs with small chunks.
 
     Returns:
         Tokens per chunk, in increasing order.
@@ -157,7 +160,8 @@ def chunk_sizes(workload: Workload) -> Array:
     [60, 128]
     """
     fresh = fresh_tokens(workload)
-    powers = 2.0 ** np.arange(np.log2(LEAST_CHUNK), np.log2(LARGEST_CHUNK) + 1)
+    least = LEAST_CHUNK if evidence == ANY else LEAST_USUAL_CHUNK
+    powers = 2.0 ** np.arange(np.log2(least), np.log2(LARGEST_CHUNK) + 1)
     return distinct(np.append(powers, min(fresh, LARGEST_CHUNK))).astype(np.int64)
 
 
@@ -197,14 +201,14 @@ def search(case: PlanProblem, modes: tuple[str, ...], layouts: list[Layout]) -> 
     table = stacked(layouts)
     wide = shaped(table, 1)
     decode = steady_state(case, DISAGGREGATED, wide, batch_grid(wide))
-    disaggregated = search_disaggregated(case, layouts, decode) if DISAGGREGATED in modes else None
+    disaggregated = search_disaggregated(case, table, decode) if DISAGGREGATED in modes else None
     if AGGREGATED not in modes:
         return [disaggregated] if disaggregated is not None else []
-    together = search_aggregated(case, layouts, decode, disaggregated if case.sure is None else None)
+    together = search_aggregated(case, table, decode, disaggregated if case.sure is None else None)
     return [together] if disaggregated is None else [together, disaggregated]
 
 
-def search_aggregated(case: PlanProblem, layouts: list[Layout], decode: State, disaggregated: Table | None = None) -> Table:
+def search_aggregated(case: PlanProblem, table: Layout, decode: State, disaggregated: Table | None = None) -> Table:
     """Evaluate layouts, batches and chunks where decode and prefill share the chips.
 
     Chunks are not evaluated where a disaggregated candidate is as fast and serves as many requests as the
@@ -212,7 +216,7 @@ def search_aggregated(case: PlanProblem, layouts: list[Layout], decode: State, d
 
     Args:
         case: Plan problem.
-        layouts: Layouts of one replica.
+        table: Layouts of one replica, as one layout of arrays.
         decode: Steady states of decode pools, with the batches of `batch_grid`.
         disaggregated: Disaggregated candidates, if that mode is searched.
 
@@ -220,11 +224,10 @@ def search_aggregated(case: PlanProblem, layouts: list[Layout], decode: State, d
         The aggregated candidates.
     """
     workload = case.workload
-    table = stacked(layouts)
     wide = shaped(table, 1)
     sequences = batch_grid(wide)
     new = np.diff(sequences, axis=1, prepend=0) > 0
-    sizes = chunk_sizes(workload)
+    sizes = chunk_sizes(workload, case.evidence)
     taken_up = in_flight(sequences, wide.replicas)
     work = sequences * taken_up * fresh_tokens(workload) / (decode_steps(workload, case.speculation) * wide.dp)
     # With one sequence in flight, no other request waits for its prefill.
@@ -245,13 +248,13 @@ def search_aggregated(case: PlanProblem, layouts: list[Layout], decode: State, d
         hopeful &= ~_outdone(case, disaggregated, decode.tpot, rate)
     # With a probability, the targets differ between candidates, so that rates do not rule candidates out.
     if case.sure is not None:
-        return _read_beside(case, layouts, sequences, decode, load, hopeful)
+        return _read_beside(case, table, sequences, decode, load, hopeful)
 
     # Evaluate the most promising candidates first: their rates rule out most of the others.
     first = hopeful & (rate >= FIRST * _highest(decode.tpot, rate, hopeful))
-    table_found = _read_beside(case, layouts, sequences, decode, load, first)
+    table_found = _read_beside(case, table, sequences, decode, load, first)
     remaining = hopeful & ~first & ~_outdone(case, table_found, decode.tpot, rate * (1 + OUTDONE))
-    return joined(AGGREGATED, layouts, [table_found, _read_beside(case, layouts, sequences, decode, load, remaining)])
+    return joined(AGGREGATED, table, [table_found, _read_beside(case, table, sequences, decode, load, remaining)])
 
 
 def _highest(tpot: Array, rate: Array, among: Array) -> Array:
@@ -263,14 +266,12 @@ def _highest(tpot: Array, rate: Array, among: Array) -> Array:
     return highest
 
 
-def _read_beside(
-    case: PlanProblem, layouts: list[Layout], sequences: Array, decode: State, load: Array, selection: Array
-) -> Table:
+def _read_beside(case: PlanProblem, table: Layout, sequences: Array, decode: State, load: Array, selection: Array) -> Table:
     """Evaluate some layouts and batches with every prefill chunk size.
 
     `selection` has the shape (layouts, batches).
     """
-    workload, table, sizes = case.workload, stacked(layouts), chunk_sizes(case.workload)
+    workload, sizes = case.workload, chunk_sizes(case.workload, case.evidence)
     m, b = np.nonzero(selection)
     batch, layouts_taken = sequences[m, b], select_layouts(table, m[:, None])
     taken_up = in_flight(batch, np.asarray(table.replicas)[m])[:, None]
@@ -293,7 +294,7 @@ def _read_beside(
     none = np.zeros(len(i), dtype=np.int64)
     return Table(
         mode=AGGREGATED,
-        layouts=layouts,
+        layouts=table,
         layout=m[i],
         batch=batch[i],
         chunk=sizes[j],
@@ -367,11 +368,10 @@ def ranked(case: PlanProblem, tables: list[Table], limit: int = 400) -> list[Can
 
 def _aims(case: PlanProblem, table: Table) -> tuple[Number, Number]:
     """Return the targets of TPOT and TTFT [s] of each row."""
-    layouts = stacked(table.layouts)
-    decoding = select_layouts(layouts, table.layout)
+    decoding = select_layouts(table.layouts, table.layout)
     if table.mode == AGGREGATED:
         return effective_targets(case, decoding, None, table.input_share)
-    return effective_targets(case, decoding, select_layouts(layouts, table.prefill_layout))
+    return effective_targets(case, decoding, select_layouts(table.layouts, table.prefill_layout))
 
 
 # Prefill tokens of a step.

@@ -27,11 +27,12 @@ from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, Number, as_whole, distinct, single, whole_number
 from steptime.pareto import pareto
 from steptime.physics.bias_correction import Anchor, Anchors
+from steptime.physics.chunked_evaluation import keep_memory
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range, interval_coverage_words
-from steptime.planning.elasticity import binding, relaxed, worths
+from steptime.planning.elasticity import LOOKED_AT, binding, relaxed, worths
 from steptime.planning.evidence import ANY, EVIDENCE, MEASURED
 from steptime.planning.launch_facts import what_is_served
 from steptime.planning.plan_alternatives import (
@@ -137,6 +138,7 @@ def plan(
         RangeError: An argument is out of range.
     """
     started = time.perf_counter()
+    keep_memory()
     modes = (modes,) if isinstance(modes, str) else modes
     expect("modes", modes, (tuple, list), "a tuple of " + " and ".join(MODES))
     if not modes or set(modes) - set(MODES):
@@ -317,7 +319,7 @@ def _planned(
         return replace(common, reason=_missed(case))
     first, others = chosen[0], chosen[1:]
     choices = list_choices(estimates, modes) if alternatives else ()
-    figures = worths(estimates, peaks, ranked(relaxed(estimates), tables)) if elasticities else {}
+    figures = worths(estimates, peaks, ranked(relaxed(estimates), tables, LOOKED_AT)) if elasticities else {}
 
     # The sentences of a plan need its figures, and are added last.
     deployment = replace(

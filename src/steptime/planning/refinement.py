@@ -7,7 +7,7 @@ refined before one is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -99,7 +99,7 @@ def refined(case: PlanProblem, candidate: Candidate) -> Peak:
     batch = whole_batches if unit == 1 else with_less(whole_batches, unit)
     sizes = np.zeros(1, dtype=np.int64)
     if candidate.mode == AGGREGATED:
-        sizes = chunk_sizes(case.workload)
+        sizes = chunk_sizes(case.workload, case.evidence)
         sizes = sizes[readable(case.workload, sizes, candidate.layout)]
     state = evaluate_state(case, candidate, batch[:, None], sizes[None, :])
     seats = evaluate_occupancy(case, state, candidate, batch[:, None])
@@ -286,10 +286,11 @@ def best(case: PlanProblem, candidates: list[Candidate], finalists: int = FINALI
     contenders: dict[object, Candidate] = {}
     for candidate in candidates:
         if len(contenders) < CONTENDERS:
-            contenders.setdefault((candidate.same, candidate.prompts), candidate)
-    promise = _promising(case, contenders.values(), closer=False)
+            contenders.setdefault(_pools(candidate), candidate)
+    prefill_rates = _prefill_rates(case, contenders.values())
+    promise = _promising(case, contenders.values(), prefill_rates, closer=False)
     near = [candidate for rate, candidate in promise if rate >= promise[0][0] * (1 - NEAR)][:CLOSER]
-    promise = _promising(case, near, closer=True) + promise
+    promise = _promising(case, near, prefill_rates, closer=True) + promise
     by_layout: dict[object, Candidate] = {}
     for _, candidate in sorted(promise, key=lambda entry: -entry[0]):
         by_layout.setdefault(candidate.same, candidate)
@@ -300,13 +301,48 @@ def best(case: PlanProblem, candidates: list[Candidate], finalists: int = FINALI
     return sorted(finalists_found, key=lambda peak: (peak.tpot, -peak.rate) if peak.rate >= enough else (np.inf, -peak.rate))
 
 
-def _promising(case: PlanProblem, candidates: Collection[Candidate], *, closer: bool) -> list[tuple[float, Candidate]]:
+def _pools(candidate: Candidate) -> tuple[object, ...]:
+    """Return the key of candidates that differ only in batch, chunk and micro-batches."""
+    return candidate.same, candidate.prompts
+
+
+def _prefill_rates(case: PlanProblem, candidates: Iterable[Candidate]) -> dict[tuple[object, ...], float]:
+    """Return the highest rate [requests/s] of the prefill pools and their links, by `_pools`."""
+    disaggregated = [candidate for candidate in candidates if candidate.prefill_layout is not None]
+    if not disaggregated:
+        return {}
+    layout, readers = stacked([candidate.layout for candidate in disaggregated]), _readers(disaggregated)
+    prompts = np.array([candidate.prompts for candidate in disaggregated])
+    limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), effective_targets(case, layout, readers)[1])
+    pool = prefill_pool(case.model, case.system, case.workload, layout=readers, prompts=prompts, **case.settings)
+    prefill = within_limit(pool, limit, readers.replicas)
+    rates = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).max_rate) * readers.replicas
+    return dict(zip(map(_pools, disaggregated), np.asarray(rates).tolist(), strict=True))
+
+
+def _readers(candidates: Iterable[Candidate]) -> Layout:
+    """Return the layouts of the prefill pools as one layout of arrays."""
+    return stacked([candidate.prefill_layout for candidate in candidates if candidate.prefill_layout is not None])
+
+
+def _promising(
+    case: PlanProblem, candidates: Collection[Candidate], prefill_rates: Mapping[tuple[object, ...], float], *, closer: bool
+) -> list[tuple[float, Candidate]]:
     """Return the highest rate of each candidate at nearby batches, the best first."""
-    peaks = _peaks(case, AGGREGATED, candidates, closer=closer) + _peaks(case, DISAGGREGATED, candidates, closer=closer)
+    peaks = [
+        peak for mode in (AGGREGATED, DISAGGREGATED) for peak in _peaks(case, mode, candidates, prefill_rates, closer=closer)
+    ]
     return sorted(peaks, key=lambda peak: -peak[0])
 
 
-def _peaks(case: PlanProblem, mode: str, candidates: Iterable[Candidate], *, closer: bool) -> list[tuple[float, Candidate]]:
+def _peaks(
+    case: PlanProblem,
+    mode: str,
+    candidates: Iterable[Candidate],
+    prefill_rates: Mapping[tuple[object, ...], float],
+    *,
+    closer: bool,
+) -> list[tuple[float, Candidate]]:
     """Return the highest rate of each candidate of a mode at nearby batches.
 
     Aggregated candidates are evaluated with every chunk size. All candidates share one evaluation.
@@ -323,7 +359,7 @@ def _peaks(case: PlanProblem, mode: str, candidates: Iterable[Candidate], *, clo
 
     # Aggregated arrays have a chunk axis, disaggregated ones have not.
     if mode == AGGREGATED:
-        sizes = chunk_sizes(case.workload)
+        sizes = chunk_sizes(case.workload, case.evidence)
         state = steady_state(case, mode, shaped(layout, 2), batch[:, :, None], sizes[None, None, :])
         replicas = shaped(layout, 2).replicas
         aim = effective_targets(case, shaped(layout, 2), None, state.input_share)[1]
@@ -333,19 +369,11 @@ def _peaks(case: PlanProblem, mode: str, candidates: Iterable[Candidate], *, clo
     else:
         state = steady_state(case, mode, wide, batch)
         seats = uncapped_occupancy(state, batch, wide.replicas)
-        readers = stacked(
-            [candidate.prefill_layout for candidate in candidates_of_mode if candidate.prefill_layout is not None]
-        )
-        prompts = np.array([candidate.prompts for candidate in candidates_of_mode])
-        limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), effective_targets(case, layout, readers)[1])
-        pool = prefill_pool(case.model, case.system, case.workload, layout=readers, prompts=prompts, **case.settings)
-        prefill = within_limit(pool, limit, readers.replicas)
-        can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).max_rate) * readers.replicas
         served = delivered(state.rate, batch, wide.replicas, moving(case, wide).max_rate)
-        rate = np.minimum(served, np.asarray(can)[:, None])
+        rate = np.minimum(served, np.array([prefill_rates[_pools(candidate)] for candidate in candidates_of_mode])[:, None])
     # From here, the arrays have a batch axis, and a chunk axis where aggregated; `load_shares` needs the batch axis last.
     around = shaped(layout, rate.ndim - 1)
-    reading = None if mode == AGGREGATED else shaped(readers, rate.ndim - 1)
+    reading = None if mode == AGGREGATED else shaped(_readers(candidates_of_mode), rate.ndim - 1)
     tpot = state.tpot if mode == DISAGGREGATED else np.moveaxis(state.tpot, 1, -1)
     load = _load(tpot, batches if mode == DISAGGREGATED else batches[:, None, :])
     load = load if mode == DISAGGREGATED else np.moveaxis(load, -1, 1)
