@@ -40,7 +40,7 @@ def test_more_chips_serve_no_less(model, system, engine, counts):
     """To within half a percent, by which the fastest of equals is chosen; and the rent is of all chips, idle ones too."""
     most = 0.0
     for chips in counts:
-        found = closed_plan(model, system, chips, engine=engine)
+        found = plan(model, system, chips, engine=engine)
         assert found.requests_per_second >= most * 0.995
         most = max(most, found.requests_per_second)
         assert found.idle_chips == chips - sum(pool.chips for pool in found.pools) >= 0
@@ -73,17 +73,17 @@ def test_both_pools_find_a_place_in_boxes_of_eight(model, chips):
 
 
 def test_idle_chips_are_said():
-    found = closed_plan("llama-3.1-70b", "hgx-h100", 7, engine="vllm", modes="aggregated")
+    found = plan("llama-3.1-70b", "hgx-h100", 7, engine="vllm", modes="aggregated")
     assert found.layout_text.startswith("tp2")  # KV heads allow 1, 2, 4, 8, and one chip holds no 70 billion parameters
     assert (found.idle_chips, found.to_dict()["idle_chips"]) == (1, 1)
-    assert closed_plan("llama-3.1-70b", "hgx-h100", 8, engine="vllm").idle_chips == 0
+    assert plan("llama-3.1-70b", "hgx-h100", 8, engine="vllm").idle_chips == 0
 
 
 @pytest.mark.slow
 def test_no_engine_is_given_layouts_that_it_refuses():
     """Llama-3.2-3B on three of 24 heads, and 14,336 columns on five chips, were plans once."""
-    assert {closed_plan("llama-3.2-3b", "hgx-h100", 6, engine=e).pools[-1].layout.tp for e in ("vllm", "typical")} <= {1, 2, 4}
-    mixtral = closed_plan("mixtral-8x7b", "hgx-h100", 5)
+    assert {plan("llama-3.2-3b", "hgx-h100", 6, engine=e).pools[-1].layout.tp for e in ("vllm", "typical")} <= {1, 2, 4}
+    mixtral = plan("mixtral-8x7b", "hgx-h100", 5)
     for pool in mixtral.pools:
         assert 14_336 * pool.layout.ep % int(pool.layout.stage) == 0
         assert (8 + pool.layout.redundant_experts) % pool.layout.ep == 0
@@ -94,10 +94,10 @@ def test_what_an_engine_does_not_start_is_no_lack_of_memory():
     cache = Attention(name="kv", kv_bytes=1000.0, kv_shards=4, heads=12)
     model = model_of(matrix(weights=9e9), attention=(cache,), heads=12, layers=1)
     system = machine(size=3, capacity=4e9)
-    assert closed_plan(model, system, CHAT, chips=3, engine="ideal", alternatives=False).feasible
+    assert plan(model, system, CHAT, chips=3, engine="ideal", alternatives=False).feasible
     says = "typical cannot start a layout that fits, such as tp3: tp=3 and the 4 KV heads of toy do not divide each other"
     with pytest.raises(InputError, match=says):
-        closed_plan(model, system, CHAT, chips=3, engine=engine_named("typical"), alternatives=False)
+        plan(model, system, CHAT, chips=3, engine=engine_named("typical"), alternatives=False)
 
 
 def engine_named(name: str) -> Engine:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import steptime as st
+from tests.planning.cases import closed_plan, equal_requests
 
 ENTERED = """
 import contextlib, importlib.util, io, sys
@@ -20,7 +21,6 @@ def profile(frame, event, argument):
 sys.argv = ["steptime", "step", "llama-3.1-70b", "hgx-h100", "--batch", "64", "--context", "8192", "--tp", "8"]
 sys.setprofile(profile)
 from steptime.__main__ import main
-from tests.planning.cases import equal_requests, closed_plan
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     main()
 sys.setprofile(None)

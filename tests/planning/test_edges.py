@@ -11,6 +11,7 @@ import pytest
 import steptime as st
 from steptime.launch.launch_commands import launch_commands
 from steptime.physics.speculative_step import cache_moved
+from steptime.planning import planner
 from steptime.planning.plan_problem import Candidate, capped_occupancy, evaluate_state, filled
 from tests.planning.cases import case, closed_plan, equal_requests
 
@@ -38,10 +39,10 @@ def test_few_at_a_time_serve_no_more_than_their_time_allows():
 def test_a_later_first_token_never_costs_more(engine):
     """Through the limits at which the only seat, two seats and many are best."""
     limits = (0.245, 0.26, 0.28, 0.3, 0.4) if engine == "ideal" else (0.5, 0.8, 1.03, 1.07, 1.5)
-    asked = {"engine": engine, "alternatives": False}
-    rates = [
-        closed_plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(tpot=0.02, ttft=t), **asked).requests_per_second for t in limits
-    ]
+    asked = {"engine": engine, "alternatives": False, "percentile": "mean", "evidence": "any"}
+    # Closed forms of few sequences are rough: a plan simulates them.
+    found = closed_plan if engine == "ideal" else planner.plan
+    rates = [found("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(tpot=0.02, ttft=t), **asked).requests_per_second for t in limits]
     assert all(later >= sooner * (1 - 0.005) for sooner, later in pairwise(rates))
     assert rates[-1] > 0
 

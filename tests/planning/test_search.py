@@ -44,20 +44,18 @@ def test_batches_to_try():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "cached", "sizes"),
+    ("tokens", "cached", "evidence", "sizes"),
     [
-        (1000, 0.0, [63, 125, 250, 500, 1000, 2000, 4000, 8000]),
-        (2000, 0.5, [63, 125, 250, 500, 1000, 2000, 4000, 8000]),
-        (4096, 0.0, [64, 128, 256, 512, 1024, 2048, 4096, 8192]),
-        (4097, 0.0, [65, 129, 257, 513, 1025, 2049, 4097]),
-        (100, 0.0, [100, 200, 400, 800, 1600, 3200, 6400]),
-        (100_000, 0.0, [1563, 3125, 6250, 12500, 25000]),
-        (10_000_000, 0.0, [32768]),
+        (1000, 0.0, "any", [128, 256, 512, 1000, 1024, 2048, 4096, 8192, 16384]),
+        (1000, 0.0, "measured", [512, 1000, 1024, 2048, 4096, 8192, 16384]),
+        (4096, 0.5, "any", [128, 256, 512, 1024, 2048, 4096, 8192, 16384]),
+        (60, 0.0, "published", [60, 512, 1024, 2048, 4096, 8192, 16384]),
+        (10_000_000, 0.0, "any", [128, 256, 512, 1024, 2048, 4096, 8192, 16384]),
     ],
 )
-def test_chunks_to_try(tokens, cached, sizes):
-    """A prompt, its halves down to a sixty-fourth or 63 tokens, and its doubles up to 8,192; at most 32,768."""
-    found = chunk_sizes(equal_requests(input_tokens=tokens, output_tokens=1, cached_share=cached)).tolist()
+def test_chunks_to_try(tokens, cached, evidence, sizes):
+    """Powers of two, and a whole prompt, however short: nobody published small chunks."""
+    found = chunk_sizes(equal_requests(input_tokens=tokens, output_tokens=1, cached_share=cached), evidence).tolist()
     assert found == sizes
 
 

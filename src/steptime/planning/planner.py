@@ -63,6 +63,8 @@ from steptime.workload.workload import (
 )
 
 MODES = (AGGREGATED, DISAGGREGATED)
+# Smallest batch of a plan: closed forms have no rate of a single slot without a queue.
+LEAST_BATCH = 1.125
 # Factor on a batch whose closed forms have no finite wait, and how often it applies.
 SMALLER, MOST_STEPS = 0.9, 20
 # Relative gain below which the cheapest layout of all is not worth a line.
@@ -374,7 +376,7 @@ def _has_simulator() -> bool:
 
 def _shown_batch(batch: float) -> float:
     """Return a mean batch of a run, whole from 8 sequences on and in eighths below."""
-    return float(as_whole(max(1.0, round(batch) if batch >= 8 else round(8 * batch) / 8)))
+    return float(as_whole(max(LEAST_BATCH, round(batch) if batch >= 8 else round(8 * batch) / 8)))
 
 
 def _missed(case: PlanProblem) -> str:
@@ -422,7 +424,7 @@ def _make_problem(
 
 def _delivered(case: PlanProblem, chosen: Chosen) -> dict[str, Any]:
     """Return the fields of a plan that depend on its candidate."""
-    candidate = chosen.candidate
+    candidate, case = chosen.candidate, _basis(case, chosen)
     # Closed forms of a nearly full queue may have no finite wait; their ranges then come from a smaller batch.
     for _ in range(MOST_STEPS):
         state, prefill, closed = _figures(case, candidate)
@@ -509,6 +511,11 @@ def _drafted(case: PlanProblem, candidate: Candidate) -> tuple[Drafted, ...]:
     )
 
 
+def _basis(case: PlanProblem, chosen: Chosen) -> PlanProblem:
+    """Return the problem whose closed forms a plan's figures are compared with: of a run, that without limits."""
+    return case if chosen.run is None else replace(case, slo=Slo(), sure=None)
+
+
 def _figures(case: PlanProblem, candidate: Candidate) -> tuple[State, Prefill | None, dict[str, float]]:
     """Return the steady state of a candidate, its prefill pool, and its main figures."""
     state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
@@ -586,14 +593,14 @@ def _transfer(case: PlanProblem, candidate: Candidate, rate: Number) -> float:
 
 def _bound_point(case: PlanProblem, other: PlanProblem, chosen: Chosen) -> Point:
     """Return the point of another engine, relative to that of the plan as closed forms have it."""
-    closed, bound = (_figures(problem, chosen.candidate)[2] for problem in (case, other))
+    closed, bound = (_figures(_basis(problem, chosen), chosen.candidate)[2] for problem in (case, other))
     now = _shown_figures(case, chosen, closed)
     figures = {name: now[name] * bound.get(name, 1.0) / closed.get(name, 1.0) for name in now}
     return _as_point(case, chosen.candidate, figures)
 
 
 def _point(case: PlanProblem, chosen: Chosen) -> Point:
-    return _as_point(case, chosen.candidate, _shown_figures(case, chosen, _figures(case, chosen.candidate)[2]))
+    return _as_point(case, chosen.candidate, _shown_figures(case, chosen, _figures(_basis(case, chosen), chosen.candidate)[2]))
 
 
 def _as_point(case: PlanProblem, candidate: Candidate, figures: dict[str, float]) -> Point:
