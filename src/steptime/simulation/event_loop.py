@@ -18,12 +18,15 @@ from typing import Any
 import numpy as np
 
 from steptime.simulation.loop_state import (
+    ATTENTION_BY_RANK,
     BLOCK_SECONDS,
     BUSY,
     CLOCK,
     CONTEXT,
+    CONTEXT_BY_RANK,
     DECODE_SECONDS,
     DECODES,
+    DECODES_BY_RANK,
     DECODING,
     DONE,
     EVERY,
@@ -31,22 +34,26 @@ from steptime.simulation.loop_state import (
     GAPS,
     JOINED,
     LIVE,
+    NEXT_RANK,
     NEXT_RECORD,
-    PARTIAL,
+    PASSES,
     PREFILL_FIRST,
     PREFILLING,
     QUEUE,
     QUEUED,
+    QUEUED_BY_RANK,
     RECORDED,
     RECORDS,
     REJECTED,
     SEAT,
     SEAT_SECONDS,
     SEATS,
+    SEATS_BY_RANK,
     SHORTEST,
     STALL,
     STATIC,
     STEPS,
+    TOKENS_BY_RANK,
     TOKEN_STEPS,
     TRAIN,
     WAITING,
@@ -153,7 +160,7 @@ def drop(q: Any, heap: Any, r: int, size: int, i: int) -> None:
 
 @compiled
 def insert(q: Any, lists: Any, r: int, head: int, i: int, b: int) -> None:
-    """Insert a request into a list of its class.
+    """Insert a request into a list of its class and data-parallel rank.
 
     Args:
         q: Requests.
@@ -163,22 +170,22 @@ def insert(q: Any, lists: Any, r: int, head: int, i: int, b: int) -> None:
         i: Index of the request.
         b: Request in front of it; -1 inserts at the front.
     """
-    rank = q[i].rank
-    a = q[b].after if b >= 0 else lists[r, rank, head]
+    line = q[i].line
+    a = q[b].after if b >= 0 else lists[r, line, head]
     q[i].before, q[i].after = b, a
     if b >= 0:
         q[b].after = i
     else:
-        lists[r, rank, head] = i
+        lists[r, line, head] = i
     if a >= 0:
         q[a].before = i
     else:
-        lists[r, rank, head + 1] = i
+        lists[r, line, head + 1] = i
 
 
 @compiled
 def enqueue(q: Any, lists: Any, r: int, i: int) -> None:
-    """Insert a request into the queue of its class, by the time at which it is ready.
+    """Insert a request into the queue of its class and rank, by the time at which it is ready.
 
     Args:
         q: Requests.
@@ -186,7 +193,7 @@ def enqueue(q: Any, lists: Any, r: int, i: int) -> None:
         r: Index of the replica.
         i: Index of the request.
     """
-    b = lists[r, q[i].rank, QUEUE + 1]
+    b = lists[r, q[i].line, QUEUE + 1]
     while b >= 0 and q[b].ready > q[i].ready:
         b = q[b].before
     insert(q, lists, r, QUEUE, i, b)
@@ -194,7 +201,7 @@ def enqueue(q: Any, lists: Any, r: int, i: int) -> None:
 
 @compiled
 def remove(q: Any, lists: Any, r: int, head: int, i: int) -> None:
-    """Remove a request from a list of its class.
+    """Remove a request from a list of its class and data-parallel rank.
 
     Args:
         q: Requests.
@@ -203,15 +210,15 @@ def remove(q: Any, lists: Any, r: int, head: int, i: int) -> None:
         head: QUEUE or SEAT.
         i: Index of the request.
     """
-    rank, a, b = q[i].rank, q[i].before, q[i].after
+    line, a, b = q[i].line, q[i].before, q[i].after
     if a >= 0:
         q[a].after = b
     else:
-        lists[r, rank, head] = b
+        lists[r, line, head] = b
     if b >= 0:
         q[b].before = a
     else:
-        lists[r, rank, head + 1] = a
+        lists[r, line, head + 1] = a
 
 
 # --- cache blocks -------------------------------------------------------------------------------------------------------
@@ -371,9 +378,39 @@ def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
         q[i].status = REJECTED
         return False
     q[i].status = WAITING
+    group = least_loaded_rank(p, rules, r)
+    q[i].line = q[i].rank * rules.groups + group
     enqueue(q, p.lists, r, i)
     p.count[r, QUEUED] += 1
+    p.ranks[r, group, QUEUED_BY_RANK] += 1
     return True
+
+
+@compiled
+def least_loaded_rank(p: Replicas, rules: Rules, r: int) -> int:
+    """Return the data-parallel rank for a new request.
+
+    It has the lowest score of 4 per waiting request and 1 per request in a slot, as the load balancer of vLLM. Of
+    equals, it is the next one in turn.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+
+    Returns:
+        Index of the rank.
+    """
+    if rules.groups == 1:
+        return 0
+    best, lowest = 0, FAR
+    for k in range(rules.groups):
+        g = (p.count[r, NEXT_RANK] + k) % rules.groups
+        score = 4 * int(p.ranks[r, g, QUEUED_BY_RANK]) + int(p.ranks[r, g, SEATS_BY_RANK])
+        if score < lowest:
+            best, lowest = g, score
+    p.count[r, NEXT_RANK] = best + 1
+    return best
 
 
 @compiled
@@ -388,9 +425,11 @@ def seat(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
         i: Index of the request.
     """
     remove(q, p.lists, r, QUEUE, i)
-    insert(q, p.lists, r, SEAT, i, p.lists[r, q[i].rank, SEAT + 1])
+    insert(q, p.lists, r, SEAT, i, p.lists[r, q[i].line, SEAT + 1])
     p.count[r, QUEUED] -= 1
     p.count[r, SEATS] += 1
+    p.ranks[r, q[i].line % rules.groups, QUEUED_BY_RANK] -= 1
+    p.ranks[r, q[i].line % rules.groups, SEATS_BY_RANK] += 1
     q[i].status = PREFILLING
     q[i].read = q[i].cached
     q[i].left = q[i].inputs + q[i].made - q[i].cached
@@ -419,6 +458,8 @@ def join(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     p.count[r, DECODES] += 1
     p.residue[r, (context_units(q, p, rules, r, i) - steps) % rules.block] += 1
     p.seconds[r, CONTEXT] += q[i].inputs + q[i].made + 1.0
+    p.ranks[r, q[i].line % rules.groups, DECODES_BY_RANK] += 1
+    p.ranks[r, q[i].line % rules.groups, CONTEXT_BY_RANK] += q[i].inputs + q[i].made + 1.0
 
 
 @compiled
@@ -435,18 +476,22 @@ def leave(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     p.count[r, FREE] += request_blocks(q, p, rules, r, i)
     remove(q, p.lists, r, SEAT, i)
     p.count[r, SEATS] -= 1
+    group = q[i].line % rules.groups
+    p.ranks[r, group, SEATS_BY_RANK] -= 1
     if q[i].status == DECODING:
         units = context_units(q, p, rules, r, i)
         p.count[r, DECODES] -= 1
         p.residue[r, (units - p.count[r, STEPS]) % rules.block] -= 1
         p.seconds[r, CONTEXT] -= units / rules.unit + 1.0
+        p.ranks[r, group, DECODES_BY_RANK] -= 1
+        p.ranks[r, group, CONTEXT_BY_RANK] -= units / rules.unit + 1.0
 
 
 @compiled
 def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
     """Preempt the last request of the lowest class, and put it first in its queue.
 
-    Its cache is computed again.
+    Its cache is computed again. With several data-parallel ranks it is on the rank with the most requests.
 
     Args:
         q: Requests.
@@ -454,25 +499,26 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
         rules: Scheduling rules.
         r: Index of the replica.
     """
-    rank = rules.ranks - 1
-    while p.lists[r, rank, SEAT + 1] < 0:
-        rank -= 1
-    i = p.lists[r, rank, SEAT + 1]
+    i = -1
+    for rank in range(rules.ranks - 1, -1, -1):
+        most = 0.0
+        for g in range(rules.groups):
+            last = p.lists[r, rank * rules.groups + g, SEAT + 1]
+            if last >= 0 and p.ranks[r, g, SEATS_BY_RANK] > most:
+                i, most = last, p.ranks[r, g, SEATS_BY_RANK]
+        if i >= 0:
+            break
+    group = q[i].line % rules.groups
     output_tokens = q[i].made
 
-    # A decoding request leaves the heap, one in prefill leaves the list of partial prompts.
+    # A decoding request leaves the heap; one in prefill is no longer the partial prompt of its rank.
     if q[i].status == DECODING:
         drop(q, p.heap, r, p.count[r, LIVE], i)
         p.count[r, LIVE] -= 1
         # Tokens made so far count as part of the prompt when the cache is computed again.
         output_tokens += 1 + rules.growth * (p.count[r, STEPS] - q[i].joined) // rules.unit
     else:
-        k = 0
-        while p.partials[r, k] != i:
-            k += 1
-        p.count[r, PARTIAL] -= 1
-        for j in range(k, p.count[r, PARTIAL]):
-            p.partials[r, j] = p.partials[r, j + 1]
+        p.partials[r, group] = -1
     leave(q, p, rules, r, i)
     # Its cache came from a prefill pool and is lost.
     if q[i].cached == q[i].inputs:
@@ -481,10 +527,11 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
     q[i].preempted += 1
     insert(q, p.lists, r, QUEUE, i, -1)
     p.count[r, QUEUED] += 1
+    p.ranks[r, group, QUEUED_BY_RANK] += 1
 
 
 @compiled
-def finish(q: Any, p: Replicas, rules: Rules, r: int, i: int, following: Any) -> None:
+def finish(q: Any, p: Replicas, rules: Rules, r: int, i: int, now: float, following: Any) -> None:
     """Complete a request.
 
     In a closed loop, its client sends the next request when it has received the last token.
@@ -495,10 +542,11 @@ def finish(q: Any, p: Replicas, rules: Rules, r: int, i: int, following: Any) ->
         rules: Scheduling rules.
         r: Index of the replica.
         i: Index of the request.
+        now: Time of its last token [s].
         following: Next requests of the clients of a closed loop.
     """
-    q[i].finish, q[i].status = p.seconds[r, CLOCK], DONE
-    last_token_s = p.seconds[r, CLOCK] + rules.extra_delay * (q[i].first - q[i].scheduled)
+    q[i].finish, q[i].status = now, DONE
+    last_token_s = now + rules.extra_delay * (q[i].first - q[i].scheduled)
     send_next(q, p, rules, r, last_token_s, following)
 
 
@@ -640,7 +688,7 @@ def complete(q: Any, p: Replicas, rules: Rules, r: int, following: Any) -> None:
         p.count[r, LIVE] = size
         if rules.kind != STATIC:
             leave(q, p, rules, r, i)
-        finish(q, p, rules, r, i, following)
+        finish(q, p, rules, r, i, p.seconds[r, CLOCK], following)
 
 
 @compiled
@@ -656,12 +704,14 @@ def clear(p: Replicas, rules: Rules, r: int) -> None:
     p.seconds[r, CONTEXT] = 0.0
     for k in range(rules.block):
         p.residue[r, k] = 0
-    for rank in range(rules.ranks):
-        p.lists[r, rank, SEAT], p.lists[r, rank, SEAT + 1] = -1, -1
+    for line in range(rules.ranks * rules.groups):
+        p.lists[r, line, SEAT], p.lists[r, line, SEAT + 1] = -1, -1
+    for g in range(rules.groups):
+        p.ranks[r, g, SEATS_BY_RANK], p.ranks[r, g, DECODES_BY_RANK], p.ranks[r, g, CONTEXT_BY_RANK] = 0.0, 0.0, 0.0
 
 
 @inlined
-def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, following: Any) -> None:
+def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, now: float, following: Any) -> None:
     """Give requests their next token after prefill; unfinished ones start to decode.
 
     Args:
@@ -670,27 +720,28 @@ def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, followi
         rules: Scheduling rules.
         r: Index of the replica.
         ends: Number of requests in `Replicas.ends`.
+        now: Time at which their prompts have left the last stage [s].
         following: Next requests of the clients of a closed loop.
     """
     for k in range(ends):
         i = p.ends[k]
         if np.isnan(q[i].first):
-            q[i].first = p.seconds[r, CLOCK]
+            q[i].first = now
         if q[i].outputs > q[i].made + 1:
             join(q, p, rules, r, i)
             # Until the next decode step, it waits only from now on.
             p.delays[r, p.count[r, JOINED]] = p.seconds[r, STALL]
             p.count[r, JOINED] += rules.kind == PREFILL_FIRST
         elif rules.kind == STATIC:
-            finish(q, p, rules, r, i, following)
+            finish(q, p, rules, r, i, now, following)
         else:
             leave(q, p, rules, r, i)
-            finish(q, p, rules, r, i, following)
+            finish(q, p, rules, r, i, now, following)
 
 
 @inlined
-def next_waiting(q: Any, p: Replicas, rules: Rules, r: int) -> int:
-    """Return the next request to serve.
+def next_waiting(q: Any, p: Replicas, rules: Rules, r: int, group: int) -> int:
+    """Return the next request of a data-parallel rank to serve.
 
     It is the first one in the queue of the highest class whose first request is ready.
 
@@ -699,15 +750,36 @@ def next_waiting(q: Any, p: Replicas, rules: Rules, r: int) -> int:
         p: Replicas.
         rules: Scheduling rules.
         r: Index of the replica.
+        group: Index of the rank.
 
     Returns:
         Index of the request; -1 if no request is ready.
     """
     for rank in range(rules.ranks):
-        i = p.lists[r, rank, QUEUE]
+        i = p.lists[r, rank * rules.groups + group, QUEUE]
         if i >= 0 and q[i].ready <= p.seconds[r, CLOCK]:
             return int(i)
     return -1
+
+
+@inlined
+def has_ready(q: Any, p: Replicas, rules: Rules, r: int) -> bool:
+    """Whether a request is ready in the queue of any data-parallel rank.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+
+    Returns:
+        True if one is ready.
+    """
+    for line in range(rules.ranks * rules.groups):
+        i = p.lists[r, line, QUEUE]
+        if i >= 0 and q[i].ready <= p.seconds[r, CLOCK]:
+            return True
+    return False
 
 
 @compiled
@@ -725,8 +797,8 @@ def next_front_ready(q: Any, p: Replicas, rules: Rules, r: int, after: float) ->
         Time [s]; infinite if there is no such request.
     """
     earliest = np.inf
-    for rank in range(rules.ranks):
-        i = p.lists[r, rank, QUEUE]
+    for line in range(rules.ranks * rules.groups):
+        i = p.lists[r, line, QUEUE]
         if i >= 0 and after < q[i].ready < earliest:
             earliest = q[i].ready
     return earliest
@@ -748,8 +820,8 @@ def count_ready(q: Any, p: Replicas, rules: Rules, r: int, now: float, max_count
         Requests.
     """
     n = 0
-    for rank in range(rules.ranks):
-        i = p.lists[r, rank, QUEUE]
+    for line in range(rules.ranks * rules.groups):
+        i = p.lists[r, line, QUEUE]
         while i >= 0 and n < max_count and q[i].ready <= now:
             n += 1
             i = q[i].after
@@ -771,8 +843,8 @@ def next_ready(q: Any, p: Replicas, rules: Rules, r: int, after: float) -> Any:
         Time [s]; infinite if there is no such request.
     """
     earliest = np.inf
-    for rank in range(rules.ranks):
-        i = p.lists[r, rank, QUEUE]
+    for line in range(rules.ranks * rules.groups):
+        i = p.lists[r, line, QUEUE]
         while i >= 0 and q[i].ready <= after:
             i = q[i].after
         if i >= 0:
@@ -795,8 +867,8 @@ def first_arrival(q: Any, p: Replicas, rules: Rules, r: int, now: float) -> floa
         Time [s]; infinite if no request is ready.
     """
     earliest = np.inf
-    for rank in range(rules.ranks):
-        i = p.lists[r, rank, QUEUE]
+    for line in range(rules.ranks * rules.groups):
+        i = p.lists[r, line, QUEUE]
         if i >= 0 and q[i].ready <= now:
             earliest = min(earliest, q[i].arrival)
     return earliest
@@ -866,64 +938,106 @@ def joint_factor(table: Any, b: int, rows: int) -> Any:
 
 @entry
 def mixed_time(
-    rates: Rates,
-    b: int,
-    context: float,
-    rows: int,
-    pairs: float,
-    keys: float,
-    chunks: int,
-    longest: int,
-    hardest: float,
-    max_rank_tokens: int,
+    p: Replicas, rates: Rates, r: int, b: int, context: float, rows: int, attention: float, chunks: int, waves: int
 ) -> Any:
     """Return the time of a step with prefill chunks and decoding sequences.
 
-    Chunks are divided among the data-parallel ranks. The busiest rank works while the others wait, and
-    experts work on the rows of all ranks.
+    Each chunk belongs to a data-parallel rank. The rank with the most work sets the time of all, and experts work on
+    the rows of all ranks. With `waves` > 1 the step is one of as many equal ones under way in a pipeline, and the
+    result is its time in a stage.
 
     Args:
+        p: Replicas, with the prompt tokens and the attention of each rank in the step.
         rates: Coefficients of the step time.
+        r: Index of the replica.
         b: Decoding sequences.
         context: Sum of their contexts [tokens].
         rows: Prompt tokens in the step.
-        pairs: Pairs of query and key in the attention of the chunks.
-        keys: Keys in the attention of the chunks.
+        attention: Time of the attention of all chunks [s].
         chunks: Number of chunks.
-        longest: Tokens of the longest chunk.
-        hardest: Longest attention time of one chunk [s].
-        max_rank_tokens: Most prompt tokens of a rank.
+        waves: Equal steps under way in a pipeline.
 
     Returns:
         Seconds.
     """
-    seconds = run_time(rates, b, context, 0.0, 1) + rows_time(rates.rows, b, rows)
+    rows, chunks = waves * rows, waves * chunks
     factor = joint_factor(rates.joint, b, rows)
-    attention = rates.pair * pairs + rates.key * keys
-    if rates.groups == 1:
-        return factor * seconds + attention + rates.chunk * chunks
     groups = rates.groups
-    mean_rank_tokens, before = (rows + groups - 1) // groups, (b + groups - 1) // groups
-    turns = (chunks + groups - 1) // groups
-    busiest = max(longest, mean_rank_tokens, min(max_rank_tokens, (rows * turns + chunks - 1) // chunks))
-    hardest = max(hardest, attention * busiest / rows)
-    return factor * (seconds + rows_time(rates.rank_rows, before, busiest)) + groups * hardest + rates.chunk * chunks
+    if groups == 1:
+        seconds = run_time(rates, b, context, 0.0, 1) + rows_time(rates.rows, b, rows)
+        return factor * seconds + waves * attention + rates.chunk * chunks
+    before, busiest = (b + groups - 1) // groups, 0.0
+    for g in range(groups):
+        rank = waves * groups * p.ranks[r, g, ATTENTION_BY_RANK]
+        tokens = waves * int(p.ranks[r, g, TOKENS_BY_RANK])
+        rank += factor * (rows_time(rates.rank_rows, before, tokens) if tokens > 0 else 0.0)
+        if context > 0.0:
+            rank += factor * rates.context[b] * groups * p.ranks[r, g, CONTEXT_BY_RANK]
+        busiest = max(busiest, rank)
+    return factor * (rates.decode[b] + rows_time(rates.rows, b, rows)) + busiest + rates.chunk * chunks
+
+
+@inlined
+def decode_context(p: Replicas, rules: Rules, r: int) -> Any:
+    """Return the context of a decode step, and what a step adds to it.
+
+    With several data-parallel ranks, it is that of all ranks if each had the context of the one with the most.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+
+    Returns:
+        Tokens of all sequences, and tokens per step.
+    """
+    growth = rules.growth / rules.unit
+    if rules.groups == 1:
+        return p.seconds[r, CONTEXT], growth * p.count[r, DECODES]
+    most = 0
+    for g in range(1, rules.groups):
+        if p.ranks[r, g, CONTEXT_BY_RANK] > p.ranks[r, most, CONTEXT_BY_RANK]:
+            most = g
+    return rules.groups * p.ranks[r, most, CONTEXT_BY_RANK], growth * rules.groups * p.ranks[r, most, DECODES_BY_RANK]
 
 
 @compiled
-def prefill_chunk(q: Any, i: int, budget: int, max_tokens: int) -> Any:
+def leave_pipeline(p: Replicas, rules: Rules, r: int, seconds: float) -> Any:
+    """Send a micro-batch through the stages of a pipeline, and return when it leaves the last one.
+
+    It waits before each stage until the micro-batch in front has left the stage.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        seconds: Time in one stage [s].
+
+    Returns:
+        Time [s].
+    """
+    moment = p.seconds[r, CLOCK]
+    for k in range(rules.stages):
+        moment = max(moment, p.stages[r, k, 0]) + seconds
+        p.stages[r, k, 0] = moment
+    p.stages[r, p.count[r, PASSES] % rules.waves, 1] = moment
+    p.count[r, PASSES] += 1
+    return moment
+
+
+@compiled
+def prefill_chunk(q: Any, i: int, budget: int) -> Any:
     """Prefill the next chunk of a prompt and update the request.
 
     Args:
         q: Requests.
         i: Index of the request.
         budget: Tokens left in the step.
-        max_tokens: Most tokens of one chunk.
 
     Returns:
         Tokens of the chunk, pairs of query and key, and keys.
     """
-    c = min(q[i].left, max(budget, 0), max_tokens)
+    c = min(q[i].left, budget)
     pairs = c * float(q[i].read) + c * (c + 1.0) / 2.0
     keys = float(q[i].read + c)
     q[i].read += c
@@ -968,7 +1082,8 @@ def steps_until(rates: Rates, b: int, context: float, gain: float, seconds: floa
 def departure(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     """Return the time at which the next step of a replica starts.
 
-    This is now, the departure of the next train, or the end of the wait of a static batch.
+    This is now, the departure of the next train, the end of the wait of a static batch, or the time at which the
+    pipeline has room for one more micro-batch.
 
     Args:
         q: Requests.
@@ -982,6 +1097,8 @@ def departure(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     now = p.seconds[r, CLOCK]
     if rules.kind == TRAIN:
         return max(now, np.ceil(now / rules.interval - ROUND) * rules.interval)
+    if rules.stages > 1:
+        return max(now, p.stages[r, p.count[r, PASSES] % rules.waves, 1])
     if rules.kind == STATIC and p.count[r, SEATS] == 0 and count_ready(q, p, rules, r, now, rules.seats) < rules.seats:
         return max(now, min(next_ready(q, p, rules, r, now), first_arrival(q, p, rules, r, now) + rules.patience))
     return now
@@ -1027,14 +1144,14 @@ def run_length(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: f
     Returns:
         Steps, at least 1.
     """
-    b, context = p.count[r, DECODES], p.seconds[r, CONTEXT]
-    gain = b * (rules.growth / rules.unit)
+    b = p.count[r, DECODES]
+    context, gain = decode_context(p, rules, r)
     n = q[p.heap[r, 0]].end - p.count[r, STEPS]
     n = max(1, steps_with_room(p, rules, r, n))
     if rules.kind == TRAIN and run_time(rates, b, context + gain * (n - 1.0), gain, 1) > rules.interval:
         # Late trains are timed one by one.
         return 1
-    waits = p.count[r, QUEUED] > 0 and rules.ranks == 1 and next_waiting(q, p, rules, r) >= 0
+    waits = p.count[r, QUEUED] > 0 and rules.ranks * rules.groups == 1 and next_waiting(q, p, rules, r, 0) >= 0
     blocked = rules.kind == STATIC or p.count[r, SEATS] == rules.seats or waits
     horizon = until if stop or not blocked else np.inf
     if not blocked and p.count[r, QUEUED] > 0:
@@ -1069,7 +1186,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
     static, first = rules.kind == STATIC, rules.kind == PREFILL_FIRST
     while (p.count[r, SEATS] > 0 or p.count[r, QUEUED] > 0) and p.seconds[r, CLOCK] < until:
         # All requests that arrived are still on their way to the queue.
-        if p.count[r, SEATS] == 0 and next_waiting(q, p, rules, r) < 0:
+        if p.count[r, SEATS] == 0 and not has_ready(q, p, rules, r):
             wakes = next_front_ready(q, p, rules, r, p.seconds[r, CLOCK])
             if wakes >= until and until < np.inf:
                 return
@@ -1086,8 +1203,8 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         # Plan one step: decoding sequences take their blocks first, then prompts use the rest of the budget.
         decode = not first
         pressed = False
-        rows, pairs, keys, chunks, ends, load, joins = 0, 0.0, 0.0, 0, 0, 0.0, 0
-        longest, hardest = 0, 0.0
+        rows, attention, chunks, ends, load, joins = 0, 0.0, 0, 0, 0.0, 0
+        is_spent = False
         while True:
             needed_blocks = blocks_needed(p, rules, r)
             while decode and needed_blocks > p.count[r, FREE]:
@@ -1095,54 +1212,58 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                 pressed = True
                 needed_blocks = blocks_needed(p, rules, r)
 
-            # The budget counts the tokens of all data-parallel ranks; decoding sequences use their share first.
-            budget = min(rules.budget - (rules.query * p.count[r, DECODES] if decode else 0), rules.reads * rates.groups)
-            if static:
-                budget = FAR if p.count[r, DECODES] == 0 else 0
-            b = p.count[r, DECODES] if decode else 0
-            max_chunk = FAR if static else max(1, min(rules.reads, rules.chunk - rules.query * (b // rates.groups)))
-            partial_count = p.count[r, PARTIAL]
-            # Prompts in progress come before new ones.
-            p.count[r, PARTIAL] = 0
-            partial_index = 0
-            while budget > 0 or partial_index < partial_count:
-                if partial_index < partial_count:
-                    i = p.partials[r, partial_index]
-                    partial_index += 1
-                else:
-                    if pressed or p.count[r, SEATS] >= rules.seats or (first and decode):
-                        break
-                    i = next_waiting(q, p, rules, r)
+            # Each data-parallel rank has its own budget; its decoding sequences use their share first.
+            for g in range(rules.groups):
+                budget = rules.budget
+                if decode:
+                    budget -= rules.query * (p.count[r, DECODES] if rules.groups == 1 else int(p.ranks[r, g, DECODES_BY_RANK]))
+                budget = min(budget, rules.reads)
+                if static:
+                    budget = FAR if p.count[r, DECODES] == 0 else 0
+                seats = rules.seats - p.count[r, SEATS]
+                if rules.groups > 1:
+                    seats = min(seats, rules.rank_seats - int(p.ranks[r, g, SEATS_BY_RANK]))
+                p.ranks[r, g, TOKENS_BY_RANK] = p.ranks[r, g, ATTENTION_BY_RANK] = 0.0
+                # The prompt in progress comes before new ones.
+                i = p.partials[r, g]
+                while budget > 0:
                     if i < 0:
-                        break
-                    needs = (q[i].inputs + (q[i].outputs if rules.reserve else q[i].made)) * rules.unit
-                    ready = q[i].inputs + q[i].made == q[i].cached
-                    needs += rules.growth if ready and not rules.reserve else 0
-                    if blocks_for(rules, needs) > p.count[r, FREE] - needed_blocks:
-                        break
-                    seat(q, p, rules, r, i)
-                    load += q[i].load
-                    if ready:
-                        q[i].first = p.seconds[r, CLOCK] if np.isnan(q[i].first) else q[i].first
-                        join(q, p, rules, r, i)
-                        joins += 1
-                        needed_blocks = blocks_needed(p, rules, r)
-                        budget -= rules.query
-                        continue
-                c, scored, reach = prefill_chunk(q, i, budget, max_chunk)
-                if c > 0:
+                        if pressed or seats <= 0 or (first and decode):
+                            break
+                        i = next_waiting(q, p, rules, r, g)
+                        if i < 0:
+                            break
+                        needs = (q[i].inputs + (q[i].outputs if rules.reserve else q[i].made)) * rules.unit
+                        ready = q[i].inputs + q[i].made == q[i].cached
+                        needs += rules.growth if ready and not rules.reserve else 0
+                        if blocks_for(rules, needs) > p.count[r, FREE] - needed_blocks:
+                            break
+                        seat(q, p, rules, r, i)
+                        seats -= 1
+                        load += q[i].load
+                        if ready:
+                            q[i].first = p.seconds[r, CLOCK] if np.isnan(q[i].first) else q[i].first
+                            join(q, p, rules, r, i)
+                            i = -1
+                            joins += 1
+                            needed_blocks = blocks_needed(p, rules, r)
+                            budget -= rules.query
+                            continue
+                    c, scored, reach = prefill_chunk(q, i, budget)
+                    work = rates.pair * scored + rates.key * reach
                     rows += c
-                    pairs += scored
-                    keys += reach
+                    attention += work
                     chunks += 1
                     budget -= c
-                    longest, hardest = max(longest, c), max(hardest, rates.pair * scored + rates.key * reach)
-                if q[i].left > 0:
-                    p.partials[r, p.count[r, PARTIAL]] = i
-                    p.count[r, PARTIAL] += 1
-                else:
-                    p.ends[ends] = i
-                    ends += 1
+                    p.ranks[r, g, TOKENS_BY_RANK] += c
+                    p.ranks[r, g, ATTENTION_BY_RANK] += work
+                    p.partials[r, g] = i
+                    if q[i].left == 0:
+                        p.ends[ends] = i
+                        ends += 1
+                        p.partials[r, g] = -1
+                    i = -1
+                is_spent = is_spent or budget <= 0
             if rows > 0 or decode:
                 break
             # Prefill comes first, but there are no prompts.
@@ -1156,13 +1277,13 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
             if b == 0:
                 return
             # The next step has its own budget for the requests that wait.
-            has_waiting = joins > 0 and (first or budget <= 0)
+            has_waiting = joins > 0 and (first or is_spent)
             n = 1 if pressed or load > 0.0 or has_waiting else run_length(q, p, rules, rates, r, until, stop)
-            seconds = load + run_time(rates, b, p.seconds[r, CONTEXT], gain, n)
+            context, longest_gain = decode_context(p, rules, r)
+            seconds = load + run_time(rates, b, context, longest_gain, n)
         else:
             context = p.seconds[r, CONTEXT] if b > 0 else 0.0
-            reads = FAR if static else min(rules.reads, (rules.budget + rates.groups - 1) // rates.groups)
-            seconds = load + mixed_time(rates, b, context, rows, pairs, keys, chunks, longest, hardest, reads)
+            seconds = load + mixed_time(p, rates, r, b, context, rows, attention, chunks, rules.waves)
         if rules.kind == TRAIN:
             seconds = n * rules.interval * max(1.0, np.ceil(seconds / (n * rules.interval) - ROUND))
         free = float(p.count[r, FREE])
@@ -1171,9 +1292,17 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
             record_gaps(p, r, n, seconds)
             p.count[r, STEPS] += n
             p.seconds[r, CONTEXT] += n * gain
+            if rules.groups > 1:
+                for g in range(rules.groups):
+                    p.ranks[r, g, CONTEXT_BY_RANK] += n * p.ranks[r, g, DECODES_BY_RANK] * (rules.growth / rules.unit)
         # Decoding sequences wait while a step only prefills.
         elif p.count[r, DECODES] > 0:
             p.seconds[r, STALL] += seconds
+        # In a pipeline, the clock is that of the first stage.
+        latest = p.seconds[r, CLOCK]
+        if rules.stages > 1:
+            seconds /= rules.stages
+            latest = leave_pipeline(p, rules, r, seconds)
         pass_time(p, r, seconds, (free + p.count[r, FREE]) / 2)
         # Rounding errors must not add up: the clock stays at multiples of the interval.
         if rules.kind == TRAIN:
@@ -1181,23 +1310,26 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         if b > 0:
             complete(q, p, rules, r, following)
         if ends > 0:
-            finish_prompts(q, p, rules, r, ends, following)
+            finish_prompts(q, p, rules, r, ends, max(latest, p.seconds[r, CLOCK]), following)
         if static and p.count[r, LIVE] == 0:
             clear(p, rules, r)
 
 
 @compiled
-def least_loaded(p: Replicas) -> int:
+def least_loaded(p: Replicas, begin: int) -> int:
     """Return the replica with the fewest requests in slots and queue.
 
     Args:
         p: Replicas.
+        begin: Replica to look at first.
 
     Returns:
-        Index of the replica; of equals the first.
+        Index of the replica; of equals the next one in turn.
     """
-    best = 0
-    for r in range(1, len(p.count)):
+    n = len(p.count)
+    best = begin % n
+    for k in range(1, n):
+        r = (begin + k) % n
         if p.count[r, SEATS] + p.count[r, QUEUED] < p.count[best, SEATS] + p.count[best, QUEUED]:
             best = r
     return best
@@ -1231,7 +1363,7 @@ def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following
         for r in range(low, high):
             advance(q, p, rules, rates, r, t, rules.closed or len(route) == 0, following)
         if i < n:
-            r = route[i] if routed else least_loaded(p)
+            r = route[i] if routed else least_loaded(p, i)
             waits = p.count[r, QUEUED] > 0 and rules.kind != STATIC
             if p.count[r, SEATS] == 0 and not waits and p.seconds[r, CLOCK] < t:
                 idle_until(p, r, t)

@@ -76,9 +76,11 @@ NOT_YET, WAITING, PREFILLING, DECODING, DONE, REJECTED = range(6)
 # Kinds of policy.
 CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN = range(4)
 # Columns of Replicas.count.
-STEPS, DECODES, SEATS, FREE, QUEUED, PARTIAL, LIVE, RECORDED, JOINED = range(9)
+STEPS, DECODES, SEATS, FREE, QUEUED, LIVE, RECORDED, JOINED, NEXT_RANK, PASSES = range(10)
 # Columns of Replicas.seconds.
 CLOCK, CONTEXT, STALL, BUSY, SEAT_SECONDS, BLOCK_SECONDS, DECODE_SECONDS, NEXT_RECORD, EVERY, TOKEN_STEPS = range(10)
+# Columns of Replicas.ranks; the last two are those of the step in progress.
+QUEUED_BY_RANK, SEATS_BY_RANK, DECODES_BY_RANK, CONTEXT_BY_RANK, TOKENS_BY_RANK, ATTENTION_BY_RANK = range(6)
 # Heads in Replicas.lists; the tails are in the next column.
 QUEUE, SEAT = 0, 2
 # Rows of the timeline of a replica; each time it is full, its resolution is halved.
@@ -127,6 +129,8 @@ REQUEST = np.dtype(
         ("replica", "i4"),
         # Class of priority; 0 is served first.
         ("rank", "i4"),
+        # Its list in a replica: one per class and data-parallel rank.
+        ("line", "i4"),
         ("status", "i4"),
     ]
 )
@@ -136,8 +140,9 @@ class Replicas(NamedTuple):
     """Counts, times, queues and records of the replicas, one row each.
 
     `heap` sorts the decoding requests by their last step, and `residue` counts cache lengths
-    modulo the block size. `lists` contains the queue and the slots of each class. `partials` contains the requests whose
-    prefill is not complete. `delays` [s] contains, for each of the sequences that joined since the last decode step, how long
+    modulo the block size. `lists` contains the queue and the slots of each class and data-parallel rank. `ranks` contains the
+    loads of the ranks, and `partials` the request of each rank whose prefill is not complete, or -1. `stages` contains for each
+    pipeline stage when it is free [s], and when the last micro-batches leave the pipeline [s]. `delays` [s] contains, for each of the sequences that joined since the last decode step, how long
     the others had been stalled by then.
     """
 
@@ -146,7 +151,9 @@ class Replicas(NamedTuple):
     heap: Any
     residue: Any
     lists: Any
+    ranks: Any
     partials: Any
+    stages: Any
     records: Any
     gaps: Any
     ends: Any
@@ -158,9 +165,8 @@ class Rules(NamedTuple):
 
     kind: int
     seats: int
+    # Tokens of a data-parallel rank in a step.
     budget: int
-    # Most prompt tokens of one request in a step; they run on its data-parallel rank.
-    chunk: int
     # Parts of a token in which cache room is counted: 1, or 64 where speculative tokens make contexts grow by fractions.
     unit: int
     block: int
@@ -184,6 +190,12 @@ class Rules(NamedTuple):
     extra_delay: float = 0.0
     # Most prompt tokens of a data-parallel rank in a step.
     reads: int = 1 << 24
+    # Data-parallel ranks, and slots of each.
+    groups: int = 1
+    rank_seats: int = 1 << 24
+    # Pipeline stages of a pool that only prefills, and micro-batches under way in them.
+    stages: int = 1
+    waves: int = 1
 
 
 class Rates(NamedTuple):
@@ -233,7 +245,7 @@ def new_replicas(rules: Rules, replicas: int) -> Replicas:
     Returns:
         The replicas.
     """
-    count = np.zeros((replicas, 9), dtype=np.int64)
+    count = np.zeros((replicas, 10), dtype=np.int64)
     count[:, FREE] = rules.blocks
     seconds = np.zeros((replicas, 10))
     seconds[:, EVERY] = 1e-3
@@ -242,8 +254,10 @@ def new_replicas(rules: Rules, replicas: int) -> Replicas:
         seconds=seconds,
         heap=np.zeros((replicas, rules.seats + 1), dtype=np.int64),
         residue=np.zeros((replicas, rules.block), dtype=np.int64),
-        lists=np.full((replicas, rules.ranks, 4), -1, dtype=np.int64),
-        partials=np.zeros((replicas, rules.seats + 1), dtype=np.int64),
+        lists=np.full((replicas, rules.ranks * rules.groups, 4), -1, dtype=np.int64),
+        ranks=np.zeros((replicas, rules.groups, 6)),
+        partials=np.full((replicas, rules.groups), -1, dtype=np.int64),
+        stages=np.zeros((replicas, rules.stages, 2)),
         records=np.zeros((replicas, RECORDS, 4)),
         gaps=np.zeros((replicas, GAPS)),
         ends=np.zeros(rules.seats + 1, dtype=np.int64),

@@ -85,7 +85,7 @@ def serve(
         policy = replace(policy, ranks=1 + int(np.max(traffic.ranks)))
 
     # Pool and requests are arrays that the compiled loop changes in place.
-    rules = policy.rules(closed=traffic.clients > 0, groups=pace.groups)
+    rules = policy.rules(closed=traffic.clients > 0, groups=pace.groups, stages=pace.stages, waves=pace.waves)
     rules = rules._replace(before=pace.before, before_token=pace.before_token, extra_delay=pace.extra_delay)
     requests = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, traffic.ranks, cached, load)
     pool = new_replicas(rules, replicas)

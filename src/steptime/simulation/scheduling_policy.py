@@ -128,12 +128,14 @@ class Policy:
                 f"speculative_tokens + 1 = {self.speculative_tokens + 1}, got {self.acceptance_length:g}"
             )
 
-    def rules(self, *, closed: bool = False, groups: int = 1) -> Rules:
+    def rules(self, *, closed: bool = False, groups: int = 1, stages: int = 1, waves: int = 1) -> Rules:
         """Return the numbers that the event loop uses.
 
         Args:
             closed: True for a closed loop.
             groups: Data-parallel ranks per replica.
+            stages: Pipeline stages, in a pool that only prefills.
+            waves: Micro-batches under way in the stages; they share the tokens of a step.
 
         Returns:
             The rules.
@@ -144,8 +146,7 @@ class Policy:
         return Rules(
             kind=KINDS[self.kind],
             seats=int(self.max_num_seqs),
-            budget=int(self.max_num_batched_tokens) * groups,
-            chunk=int(self.max_num_batched_tokens),
+            budget=-(-int(self.max_num_batched_tokens) // waves),
             unit=unit,
             block=block,
             blocks=room,
@@ -158,7 +159,11 @@ class Policy:
             ranks=int(self.ranks),
             closed=closed,
             longest=int(min(float(self.max_context), NO_LIMIT)),
-            reads=int(min(float(self.chunk), MAX_STEP_TOKENS)),
+            reads=-(-int(min(float(self.chunk), MAX_STEP_TOKENS)) // waves),
+            groups=groups,
+            rank_seats=-(-int(self.max_num_seqs) // groups),
+            stages=stages,
+            waves=waves,
         )
 
 
