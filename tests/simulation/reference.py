@@ -184,8 +184,8 @@ def round_robin(engines: Sequence[Engine], k: int) -> int:
 
 
 def least_loaded(engines: Sequence[Engine], k: int) -> int:
-    """The replica with the fewest requests; of equals the first."""
-    return min(range(len(engines)), key=lambda i: engines[i].load)
+    """The replica with the fewest requests; of equals the next in turn."""
+    return min(range(len(engines)), key=lambda i: (engines[i].load, (i - k) % len(engines)))
 
 
 def at_random(seed: int) -> Router:

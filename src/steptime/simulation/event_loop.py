@@ -36,7 +36,7 @@ from steptime.simulation.loop_state import (
     LIVE,
     NEXT_RANK,
     NEXT_RECORD,
-    PASSES,
+    PASS,
     PREFILL_FIRST,
     PREFILLING,
     QUEUE,
@@ -378,7 +378,7 @@ def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
         q[i].status = REJECTED
         return False
     q[i].status = WAITING
-    group = least_loaded_rank(p, rules, r)
+    group = least_loaded_rank(p, rules, r, q[i].arrival)
     q[i].line = q[i].rank * rules.groups + group
     enqueue(q, p.lists, r, i)
     p.count[r, QUEUED] += 1
@@ -387,7 +387,30 @@ def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
 
 
 @compiled
-def least_loaded_rank(p: Replicas, rules: Rules, r: int) -> int:
+def ending(p: Replicas, rules: Rules, r: int, g: int, now: float) -> int:
+    """Return the requests of a data-parallel rank that end with a step under way.
+
+    They have left their slot in the simulation, but not yet at this time.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        g: Index of the rank.
+        now: Time [s].
+
+    Returns:
+        Requests.
+    """
+    n = 0
+    for k in range(rules.waves):
+        if p.stages[r, k, 1] > now:
+            n += p.ends_by_rank[r, k, g]
+    return n
+
+
+@compiled
+def least_loaded_rank(p: Replicas, rules: Rules, r: int, now: float) -> int:
     """Return the data-parallel rank for a new request.
 
     It has the lowest score of 4 per waiting request and 1 per request in a slot, as the load balancer of vLLM. Of
@@ -397,6 +420,7 @@ def least_loaded_rank(p: Replicas, rules: Rules, r: int) -> int:
         p: Replicas.
         rules: Scheduling rules.
         r: Index of the replica.
+        now: Time of arrival [s].
 
     Returns:
         Index of the rank.
@@ -406,7 +430,7 @@ def least_loaded_rank(p: Replicas, rules: Rules, r: int) -> int:
     best, lowest = 0, FAR
     for k in range(rules.groups):
         g = (p.count[r, NEXT_RANK] + k) % rules.groups
-        score = 4 * int(p.ranks[r, g, QUEUED_BY_RANK]) + int(p.ranks[r, g, SEATS_BY_RANK])
+        score = 4 * int(p.ranks[r, g, QUEUED_BY_RANK]) + int(p.ranks[r, g, SEATS_BY_RANK]) + ending(p, rules, r, g, now)
         if score < lowest:
             best, lowest = g, score
     p.count[r, NEXT_RANK] = best + 1
@@ -688,6 +712,7 @@ def complete(q: Any, p: Replicas, rules: Rules, r: int, following: Any) -> None:
         p.count[r, LIVE] = size
         if rules.kind != STATIC:
             leave(q, p, rules, r, i)
+        p.ends_by_rank[r, p.count[r, PASS], q[i].line % rules.groups] += 1
         finish(q, p, rules, r, i, p.seconds[r, CLOCK], following)
 
 
@@ -736,6 +761,7 @@ def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, now: fl
             finish(q, p, rules, r, i, now, following)
         else:
             leave(q, p, rules, r, i)
+            p.ends_by_rank[r, p.count[r, PASS], q[i].line % rules.groups] += 1
             finish(q, p, rules, r, i, now, following)
 
 
@@ -1020,9 +1046,26 @@ def leave_pipeline(p: Replicas, rules: Rules, r: int, seconds: float) -> Any:
     for k in range(rules.stages):
         moment = max(moment, p.stages[r, k, 0]) + seconds
         p.stages[r, k, 0] = moment
-    p.stages[r, p.count[r, PASSES] % rules.waves, 1] = moment
-    p.count[r, PASSES] += 1
     return moment
+
+
+@compiled
+def next_exit(p: Replicas, rules: Rules, r: int) -> float:
+    """Return when the next micro-batch leaves a pipeline.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+
+    Returns:
+        Time [s]; infinite if none is under way.
+    """
+    earliest = np.inf
+    for k in range(rules.waves):
+        if p.seconds[r, CLOCK] < p.stages[r, k, 1] < earliest:
+            earliest = p.stages[r, k, 1]
+    return earliest
 
 
 @compiled
@@ -1098,7 +1141,7 @@ def departure(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     if rules.kind == TRAIN:
         return max(now, np.ceil(now / rules.interval - ROUND) * rules.interval)
     if rules.stages > 1:
-        return max(now, p.stages[r, p.count[r, PASSES] % rules.waves, 1])
+        return max(now, p.stages[r, (p.count[r, PASS] + 1) % rules.waves, 1])
     if rules.kind == STATIC and p.count[r, SEATS] == 0 and count_ready(q, p, rules, r, now, rules.seats) < rules.seats:
         return max(now, min(next_ready(q, p, rules, r, now), first_arrival(q, p, rules, r, now) + rules.patience))
     return now
@@ -1152,7 +1195,8 @@ def run_length(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: f
         # Late trains are timed one by one.
         return 1
     waits = p.count[r, QUEUED] > 0 and rules.ranks * rules.groups == 1 and next_waiting(q, p, rules, r, 0) >= 0
-    blocked = rules.kind == STATIC or p.count[r, SEATS] == rules.seats or waits
+    is_full = p.count[r, SEATS] == rules.seats and rules.groups == 1
+    blocked = rules.kind == STATIC or is_full or waits
     horizon = until if stop or not blocked else np.inf
     if not blocked and p.count[r, QUEUED] > 0:
         horizon = min(horizon, next_front_ready(q, p, rules, r, p.seconds[r, CLOCK]))
@@ -1203,6 +1247,9 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         # Plan one step: decoding sequences take their blocks first, then prompts use the rest of the budget.
         decode = not first
         pressed = False
+        p.count[r, PASS] = (p.count[r, PASS] + 1) % rules.waves
+        for g in range(rules.groups):
+            p.ends_by_rank[r, p.count[r, PASS], g] = 0
         rows, attention, chunks, ends, load, joins = 0, 0.0, 0, 0, 0.0, 0
         is_spent = False
         while True:
@@ -1221,8 +1268,9 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                 if static:
                     budget = FAR if p.count[r, DECODES] == 0 else 0
                 seats = rules.seats - p.count[r, SEATS]
-                if rules.groups > 1:
+                if rules.groups * rules.stages > 1:
                     seats = min(seats, rules.rank_seats - int(p.ranks[r, g, SEATS_BY_RANK]))
+                    seats -= ending(p, rules, r, g, p.seconds[r, CLOCK])
                 p.ranks[r, g, TOKENS_BY_RANK] = p.ranks[r, g, ATTENTION_BY_RANK] = 0.0
                 # The prompt in progress comes before new ones.
                 i = p.partials[r, g]
@@ -1275,7 +1323,13 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         n = 1
         if rows == 0:
             if b == 0:
-                return
+                # All slots are taken by prompts in later stages of a pipeline.
+                p.count[r, PASS] = (p.count[r, PASS] + rules.waves - 1) % rules.waves
+                frees = next_exit(p, rules, r)
+                if frees >= until or frees == np.inf:
+                    return
+                p.seconds[r, CLOCK] = frees
+                continue
             # The next step has its own budget for the requests that wait.
             has_waiting = joins > 0 and (first or is_spent)
             n = 1 if pressed or load > 0.0 or has_waiting else run_length(q, p, rules, rates, r, until, stop)
@@ -1299,7 +1353,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         elif p.count[r, DECODES] > 0:
             p.seconds[r, STALL] += seconds
         # In a pipeline, the clock is that of the first stage.
-        latest = p.seconds[r, CLOCK]
+        latest = 0.0
         if rules.stages > 1:
             seconds /= rules.stages
             latest = leave_pipeline(p, rules, r, seconds)
@@ -1307,31 +1361,37 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         # Rounding errors must not add up: the clock stays at multiples of the interval.
         if rules.kind == TRAIN:
             p.seconds[r, CLOCK] = np.rint(p.seconds[r, CLOCK] / rules.interval) * rules.interval
+        latest = max(latest, p.seconds[r, CLOCK])
+        p.stages[r, p.count[r, PASS], 1] = latest
         if b > 0:
             complete(q, p, rules, r, following)
         if ends > 0:
-            finish_prompts(q, p, rules, r, ends, max(latest, p.seconds[r, CLOCK]), following)
+            finish_prompts(q, p, rules, r, ends, latest, following)
         if static and p.count[r, LIVE] == 0:
             clear(p, rules, r)
 
 
 @compiled
-def least_loaded(p: Replicas, begin: int) -> int:
+def least_loaded(p: Replicas, rules: Rules, begin: int, now: float) -> int:
     """Return the replica with the fewest requests in slots and queue.
 
     Args:
         p: Replicas.
+        rules: Scheduling rules.
         begin: Replica to look at first.
+        now: Time [s].
 
     Returns:
         Index of the replica; of equals the next one in turn.
     """
-    n = len(p.count)
-    best = begin % n
-    for k in range(1, n):
-        r = (begin + k) % n
-        if p.count[r, SEATS] + p.count[r, QUEUED] < p.count[best, SEATS] + p.count[best, QUEUED]:
-            best = r
+    best, lowest = 0, FAR
+    for k in range(len(p.count)):
+        r = (begin + k) % len(p.count)
+        load = p.count[r, SEATS] + p.count[r, QUEUED]
+        for g in range(rules.groups):
+            load += ending(p, rules, r, g, now)
+        if load < lowest:
+            best, lowest = r, load
     return best
 
 
@@ -1363,7 +1423,7 @@ def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following
         for r in range(low, high):
             advance(q, p, rules, rates, r, t, rules.closed or len(route) == 0, following)
         if i < n:
-            r = route[i] if routed else least_loaded(p, i)
+            r = route[i] if routed else least_loaded(p, rules, i, t)
             waits = p.count[r, QUEUED] > 0 and rules.kind != STATIC
             if p.count[r, SEATS] == 0 and not waits and p.seconds[r, CLOCK] < t:
                 idle_until(p, r, t)

@@ -76,7 +76,7 @@ NOT_YET, WAITING, PREFILLING, DECODING, DONE, REJECTED = range(6)
 # Kinds of policy.
 CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN = range(4)
 # Columns of Replicas.count.
-STEPS, DECODES, SEATS, FREE, QUEUED, LIVE, RECORDED, JOINED, NEXT_RANK, PASSES = range(10)
+STEPS, DECODES, SEATS, FREE, QUEUED, LIVE, RECORDED, JOINED, NEXT_RANK, PASS = range(10)
 # Columns of Replicas.seconds.
 CLOCK, CONTEXT, STALL, BUSY, SEAT_SECONDS, BLOCK_SECONDS, DECODE_SECONDS, NEXT_RECORD, EVERY, TOKEN_STEPS = range(10)
 # Columns of Replicas.ranks; the last two are those of the step in progress.
@@ -142,7 +142,7 @@ class Replicas(NamedTuple):
     `heap` sorts the decoding requests by their last step, and `residue` counts cache lengths
     modulo the block size. `lists` contains the queue and the slots of each class and data-parallel rank. `ranks` contains the
     loads of the ranks, and `partials` the request of each rank whose prefill is not complete, or -1. `stages` contains for each
-    pipeline stage when it is free [s], and when the last micro-batches leave the pipeline [s]. `delays` [s] contains, for each of the sequences that joined since the last decode step, how long
+    pipeline stage when it is free [s], and when the last steps are done [s]. `ends_by_rank` counts the requests that end with them. `delays` [s] contains, for each of the sequences that joined since the last decode step, how long
     the others had been stalled by then.
     """
 
@@ -154,6 +154,7 @@ class Replicas(NamedTuple):
     ranks: Any
     partials: Any
     stages: Any
+    ends_by_rank: Any
     records: Any
     gaps: Any
     ends: Any
@@ -258,6 +259,7 @@ def new_replicas(rules: Rules, replicas: int) -> Replicas:
         ranks=np.zeros((replicas, rules.groups, 6)),
         partials=np.full((replicas, rules.groups), -1, dtype=np.int64),
         stages=np.zeros((replicas, rules.stages, 2)),
+        ends_by_rank=np.zeros((replicas, rules.waves, rules.groups), dtype=np.int64),
         records=np.zeros((replicas, RECORDS, 4)),
         gaps=np.zeros((replicas, GAPS)),
         ends=np.zeros(rules.seats + 1, dtype=np.int64),
