@@ -21,6 +21,7 @@ from steptime.simulation.loop_state import (
     ATTENTION_BY_RANK,
     BLOCK_SECONDS,
     BUSY,
+    CHOSEN_BY_RANK,
     CLOCK,
     CONTEXT,
     CONTEXT_BY_RANK,
@@ -277,12 +278,33 @@ def request_blocks(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
 
 
 @inlined
-def blocks_needed(p: Replicas, rules: Rules, r: int) -> Any:
+def new_blocks(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
+    """Return the blocks that a sequence takes in its next decode step.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        i: Index of the request.
+
+    Returns:
+        Blocks.
+    """
+    if rules.reserve:
+        return 0
+    units = context_units(q, p, rules, r, i)
+    return blocks_for(rules, units + rules.growth) - blocks_for(rules, units)
+
+
+@inlined
+def blocks_needed(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     """Return the blocks that the next decode step takes.
 
     It takes one for each sequence whose last block is full.
 
     Args:
+        q: Requests.
         p: Replicas.
         rules: Scheduling rules.
         r: Index of the replica.
@@ -292,6 +314,11 @@ def blocks_needed(p: Replicas, rules: Rules, r: int) -> Any:
     """
     if rules.reserve or p.count[r, DECODES] == 0:
         return 0
+    if rules.stages > 1:
+        block_count = 0
+        for k in range(p.count[r, LIVE]):
+            block_count += new_blocks(q, p, rules, r, p.heap[r, k])
+        return block_count
     if rules.unit > 1:
         return rules.growth * p.count[r, DECODES]
     return p.residue[r, (-p.count[r, STEPS]) % rules.block]
@@ -477,7 +504,12 @@ def join(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     owed = (q[i].outputs - q[i].made - 1) * rules.unit
     q[i].joined, q[i].end = steps, steps + (owed + rules.growth - 1) // rules.growth
     q[i].status = DECODING
-    push(q, p.heap, r, p.count[r, LIVE], i)
+    # In a pipeline each sequence counts its own steps, and the heap has those of the next micro-batch.
+    if rules.stages > 1:
+        q[i].token = p.seconds[r, CLOCK]
+        p.heap[r, p.count[r, LIVE]] = i
+    else:
+        push(q, p.heap, r, p.count[r, LIVE], i)
     p.count[r, LIVE] += 1
     p.count[r, DECODES] += 1
     p.residue[r, (context_units(q, p, rules, r, i) - steps) % rules.block] += 1
@@ -537,8 +569,9 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
 
     # A decoding request leaves the heap; one in prefill is no longer the partial prompt of its rank.
     if q[i].status == DECODING:
-        drop(q, p.heap, r, p.count[r, LIVE], i)
-        p.count[r, LIVE] -= 1
+        if rules.stages == 1:
+            drop(q, p.heap, r, p.count[r, LIVE], i)
+            p.count[r, LIVE] -= 1
         # Tokens made so far count as part of the prompt when the cache is computed again.
         output_tokens += 1 + rules.growth * (p.count[r, STEPS] - q[i].joined) // rules.unit
     else:
@@ -754,9 +787,10 @@ def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, now: fl
             q[i].first = now
         if q[i].outputs > q[i].made + 1:
             join(q, p, rules, r, i)
+            q[i].token = now
             # Until the next decode step, it waits only from now on.
             p.delays[r, p.count[r, JOINED]] = p.seconds[r, STALL]
-            p.count[r, JOINED] += rules.kind == PREFILL_FIRST
+            p.count[r, JOINED] += rules.kind == PREFILL_FIRST and rules.stages == 1
         elif rules.kind == STATIC:
             finish(q, p, rules, r, i, now, following)
         else:
@@ -964,13 +998,22 @@ def joint_factor(table: Any, b: int, rows: int) -> Any:
 
 @entry
 def mixed_time(
-    p: Replicas, rates: Rates, r: int, b: int, context: float, rows: int, attention: float, chunks: int, waves: int
+    p: Replicas,
+    rates: Rates,
+    r: int,
+    b: int,
+    context: float,
+    column: int,
+    rows: int,
+    attention: float,
+    chunks: int,
+    waves: int,
 ) -> Any:
     """Return the time of a step with prefill chunks and decoding sequences.
 
     Each chunk belongs to a data-parallel rank. The rank with the most work sets the time of all, and experts work on
     the rows of all ranks. With `waves` > 1 the step is one of as many equal ones under way in a pipeline, and the
-    result is its time in a stage.
+    result is the time of all of them.
 
     Args:
         p: Replicas, with the prompt tokens and the attention of each rank in the step.
@@ -978,6 +1021,7 @@ def mixed_time(
         r: Index of the replica.
         b: Decoding sequences.
         context: Sum of their contexts [tokens].
+        column: Column of `Replicas.ranks` with the contexts of each rank.
         rows: Prompt tokens in the step.
         attention: Time of the attention of all chunks [s].
         chunks: Number of chunks.
@@ -986,11 +1030,14 @@ def mixed_time(
     Returns:
         Seconds.
     """
-    rows, chunks = waves * rows, waves * chunks
-    factor = joint_factor(rates.joint, b, rows)
-    groups = rates.groups
+    b, context, rows, chunks = waves * b, waves * context, waves * rows, waves * chunks
+    factor = joint_factor(rates.joint, b, rows) if rows > 0 else 1.0
+    # A micro-batch may have more than its share of the sequences.
+    last = len(rates.decode) - 1
+    k, groups = min(b, last), rates.groups
+    base = rates.decode[k] + (b - k) * (rates.decode[last] - rates.decode[last - 1])
     if groups == 1:
-        seconds = run_time(rates, b, context, 0.0, 1) + rows_time(rates.rows, b, rows)
+        seconds = base + rates.context[k] * context + rows_time(rates.rows, b, rows)
         return factor * seconds + waves * attention + rates.chunk * chunks
     before, busiest = (b + groups - 1) // groups, 0.0
     for g in range(groups):
@@ -998,9 +1045,9 @@ def mixed_time(
         tokens = waves * int(p.ranks[r, g, TOKENS_BY_RANK])
         rank += factor * (rows_time(rates.rank_rows, before, tokens) if tokens > 0 else 0.0)
         if context > 0.0:
-            rank += factor * rates.context[b] * groups * p.ranks[r, g, CONTEXT_BY_RANK]
+            rank += factor * rates.context[k] * groups * waves * p.ranks[r, g, column]
         busiest = max(busiest, rank)
-    return factor * (rates.decode[b] + rows_time(rates.rows, b, rows)) + busiest + rates.chunk * chunks
+    return factor * (base + rows_time(rates.rows, b, rows)) + busiest + rates.chunk * chunks
 
 
 @inlined
@@ -1125,8 +1172,7 @@ def steps_until(rates: Rates, b: int, context: float, gain: float, seconds: floa
 def departure(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     """Return the time at which the next step of a replica starts.
 
-    This is now, the departure of the next train, the end of the wait of a static batch, or the time at which the
-    pipeline has room for one more micro-batch.
+    This is now, the departure of the next train, or the end of the wait of a static batch.
 
     Args:
         q: Requests.
@@ -1140,8 +1186,6 @@ def departure(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     now = p.seconds[r, CLOCK]
     if rules.kind == TRAIN:
         return max(now, np.ceil(now / rules.interval - ROUND) * rules.interval)
-    if rules.stages > 1:
-        return max(now, p.stages[r, (p.count[r, PASS] + 1) % rules.waves, 1])
     if rules.kind == STATIC and p.count[r, SEATS] == 0 and count_ready(q, p, rules, r, now, rules.seats) < rules.seats:
         return max(now, min(next_ready(q, p, rules, r, now), first_arrival(q, p, rules, r, now) + rules.patience))
     return now
@@ -1208,6 +1252,213 @@ def run_length(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: f
     return steps_until(rates, b, context, gain, away, n)
 
 
+@inlined
+def prefill_rank(
+    q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, g: int, budget: int, needed_blocks: int, ends: int, admits: bool
+) -> Any:
+    """Choose the prompts of a data-parallel rank in the next step, and give slots to waiting requests.
+
+    The prompt in progress comes before new ones. Prompts that end are added to `Replicas.ends`.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        rates: Coefficients of the step time.
+        r: Index of the replica.
+        g: Index of the rank.
+        budget: Tokens for prompts.
+        needed_blocks: Blocks that decoding sequences take in the step.
+        ends: Number of prompts in `Replicas.ends`.
+        admits: Whether waiting requests get slots.
+
+    Returns:
+        Tokens left, blocks needed, prompt tokens, their attention [s], chunks, prompts in `Replicas.ends`, time to load
+        caches [s], and requests that start to decode.
+    """
+    rows, attention, chunks, load, joins = 0, 0.0, 0, 0.0, 0
+    seats = rules.seats - p.count[r, SEATS]
+    if rules.groups * rules.stages > 1:
+        seats = min(seats, rules.rank_seats - int(p.ranks[r, g, SEATS_BY_RANK]))
+        seats -= ending(p, rules, r, g, p.seconds[r, CLOCK])
+    i = p.partials[r, g]
+    while budget > 0:
+        if i < 0:
+            if not admits or seats <= 0:
+                break
+            i = next_waiting(q, p, rules, r, g)
+            if i < 0:
+                break
+            needs = (q[i].inputs + (q[i].outputs if rules.reserve else q[i].made)) * rules.unit
+            ready = q[i].inputs + q[i].made == q[i].cached
+            needs += rules.growth if ready and not rules.reserve else 0
+            if blocks_for(rules, needs) > p.count[r, FREE] - needed_blocks:
+                break
+            seat(q, p, rules, r, i)
+            seats -= 1
+            load += q[i].load
+            if ready:
+                q[i].first = p.seconds[r, CLOCK] if np.isnan(q[i].first) else q[i].first
+                join(q, p, rules, r, i)
+                i = -1
+                joins += 1
+                needed_blocks = blocks_needed(q, p, rules, r)
+                budget -= rules.query
+                continue
+        c, scored, reach = prefill_chunk(q, i, budget)
+        rows += c
+        attention += rates.pair * scored + rates.key * reach
+        chunks += 1
+        budget -= c
+        p.partials[r, g] = i
+        if q[i].left == 0:
+            p.ends[ends] = i
+            ends += 1
+            p.partials[r, g] = -1
+        i = -1
+    p.ranks[r, g, TOKENS_BY_RANK], p.ranks[r, g, ATTENTION_BY_RANK] = rows, attention
+    return budget, needed_blocks, rows, attention, chunks, ends, load, joins
+
+
+@compiled
+def choose_decodes(q: Any, p: Replicas, rules: Rules, r: int) -> None:
+    """Choose the sequences that decode in the next micro-batch of a pipeline, within the tokens of each rank.
+
+    Those whose last token is still under way cannot. The first `LIVE` entries of the heap of the replica are the
+    chosen ones.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+    """
+    p.count[r, LIVE] = 0
+    for g in range(rules.groups):
+        budget = rules.budget
+        for rank in range(rules.ranks):
+            i = p.lists[r, rank * rules.groups + g, SEAT]
+            while i >= 0 and budget >= rules.query:
+                if q[i].status == DECODING and q[i].token <= p.seconds[r, CLOCK]:
+                    p.heap[r, p.count[r, LIVE]] = i
+                    p.count[r, LIVE] += 1
+                    budget -= rules.query
+                i = q[i].after
+        p.ranks[r, g, CHOSEN_BY_RANK] = rules.budget - budget
+
+
+@compiled
+def advance_pipeline(
+    q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: float, following: Any
+) -> None:
+    """Run the micro-batches of a pipeline that enter its first stage before a given time.
+
+    Each one has the sequences that are not under way, and prompts. It is in one stage at a time, and the clock is that
+    of the first stage. As many are under way as there are stages. The next chunk of a prompt follows the last one
+    without a wait. This is the scheduler of vLLM v1.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        rates: Coefficients of the step time.
+        r: Index of the replica.
+        until: Time [s].
+        following: Next requests of the clients of a closed loop.
+    """
+    first = rules.kind == PREFILL_FIRST
+    while (p.count[r, SEATS] > 0 or p.count[r, QUEUED] > 0) and p.seconds[r, CLOCK] < until:
+        # The oldest micro-batch must have left the last stage.
+        turn = (p.count[r, PASS] + 1) % rules.waves
+        begins = max(p.seconds[r, CLOCK], p.stages[r, turn, 1])
+        if begins >= until and until < np.inf:
+            return
+        p.seconds[r, CLOCK] = begins
+        for g in range(rules.groups):
+            p.ends_by_rank[r, turn, g] = 0
+
+        # Choose the micro-batch as `advance` does: decoding sequences first, then prompts.
+        choose_decodes(q, p, rules, r)
+        needed_blocks, pressed = blocks_needed(q, p, rules, r), False
+        while not first and needed_blocks > p.count[r, FREE]:
+            preempt(q, p, rules, r)
+            pressed = True
+            choose_decodes(q, p, rules, r)
+            needed_blocks = blocks_needed(q, p, rules, r)
+        chosen = p.count[r, LIVE]
+        rows, attention, chunks, ends, load, joins = 0, 0.0, 0, 0, 0.0, 0
+        for g in range(rules.groups):
+            budget = min(rules.budget - (0 if first else int(p.ranks[r, g, CHOSEN_BY_RANK])), rules.reads)
+            _, needed_blocks, c, work, n, ends, loaded, k = prefill_rank(
+                q, p, rules, rates, r, g, budget, needed_blocks, ends, not pressed
+            )
+            rows, attention, chunks, load, joins = rows + c, attention + work, chunks + n, load + loaded, joins + k
+        if first and rows > 0:
+            p.count[r, LIVE] = 0
+        elif first and joins == 0:
+            while needed_blocks > p.count[r, FREE]:
+                preempt(q, p, rules, r)
+                choose_decodes(q, p, rules, r)
+                needed_blocks = blocks_needed(q, p, rules, r)
+            chosen = p.count[r, LIVE]
+
+        # Without work, wait for a micro-batch that leaves the pipeline or a request that enters the queue.
+        b = p.count[r, LIVE]
+        if rows == 0 and b == 0:
+            wakes = min(next_exit(p, rules, r), next_front_ready(q, p, rules, r, p.seconds[r, CLOCK]))
+            if wakes >= until or wakes == np.inf:
+                return
+            idle_until(p, r, wakes)
+            continue
+        p.count[r, PASS] = turn
+        context = 0.0
+        for g in range(rules.groups):
+            p.ranks[r, g, CHOSEN_BY_RANK] = 0.0
+        for k in range(b):
+            i = p.heap[r, k]
+            units = context_units(q, p, rules, r, i)
+            context += units / rules.unit + 1.0
+            p.ranks[r, q[i].line % rules.groups, CHOSEN_BY_RANK] += units / rules.unit + 1.0
+        seconds = mixed_time(p, rates, r, b, context, CHOSEN_BY_RANK, rows, attention, chunks, rules.waves) / rules.stages
+        latest = leave_pipeline(p, rules, r, load + seconds)
+        p.stages[r, turn, 1] = latest
+        p.count[r, LIVE] = p.count[r, DECODES]
+        pass_time(p, r, load + seconds, float(p.count[r, FREE]))
+
+        # The tokens of the micro-batch are known when it leaves the last stage.
+        for k in range(b):
+            decode_one(q, p, rules, r, p.heap[r, k], latest, following)
+        if ends > 0:
+            finish_prompts(q, p, rules, r, ends, latest, following)
+
+
+@compiled
+def decode_one(q: Any, p: Replicas, rules: Rules, r: int, i: int, now: float, following: Any) -> None:
+    """Give a sequence in a pipeline the tokens of one decode step.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        i: Index of the request.
+        now: Time at which its micro-batch leaves the last stage [s].
+        following: Next requests of the clients of a closed loop.
+    """
+    growth, group = rules.growth / rules.unit, q[i].line % rules.groups
+    p.count[r, FREE] -= new_blocks(q, p, rules, r, i)
+    p.gaps[r, gap_bin(now - q[i].token)] += 1
+    p.seconds[r, TOKEN_STEPS] += 1
+    p.seconds[r, CONTEXT] += growth
+    p.ranks[r, group, CONTEXT_BY_RANK] += growth
+    q[i].joined -= 1
+    q[i].token = now
+    if q[i].end + q[i].joined <= 0:
+        leave(q, p, rules, r, i)
+        p.ends_by_rank[r, p.count[r, PASS], group] += 1
+        finish(q, p, rules, r, i, now, following)
+
+
 @compiled
 def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it counts
     q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: float, stop: bool, following: Any
@@ -1247,17 +1498,16 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         # Plan one step: decoding sequences take their blocks first, then prompts use the rest of the budget.
         decode = not first
         pressed = False
-        p.count[r, PASS] = (p.count[r, PASS] + 1) % rules.waves
         for g in range(rules.groups):
-            p.ends_by_rank[r, p.count[r, PASS], g] = 0
+            p.ends_by_rank[r, 0, g] = 0
         rows, attention, chunks, ends, load, joins = 0, 0.0, 0, 0, 0.0, 0
         is_spent = False
         while True:
-            needed_blocks = blocks_needed(p, rules, r)
+            needed_blocks = blocks_needed(q, p, rules, r)
             while decode and needed_blocks > p.count[r, FREE]:
                 preempt(q, p, rules, r)
                 pressed = True
-                needed_blocks = blocks_needed(p, rules, r)
+                needed_blocks = blocks_needed(q, p, rules, r)
 
             # Each data-parallel rank has its own budget; its decoding sequences use their share first.
             for g in range(rules.groups):
@@ -1267,50 +1517,10 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                 budget = min(budget, rules.reads)
                 if static:
                     budget = FAR if p.count[r, DECODES] == 0 else 0
-                seats = rules.seats - p.count[r, SEATS]
-                if rules.groups * rules.stages > 1:
-                    seats = min(seats, rules.rank_seats - int(p.ranks[r, g, SEATS_BY_RANK]))
-                    seats -= ending(p, rules, r, g, p.seconds[r, CLOCK])
-                p.ranks[r, g, TOKENS_BY_RANK] = p.ranks[r, g, ATTENTION_BY_RANK] = 0.0
-                # The prompt in progress comes before new ones.
-                i = p.partials[r, g]
-                while budget > 0:
-                    if i < 0:
-                        if pressed or seats <= 0 or (first and decode):
-                            break
-                        i = next_waiting(q, p, rules, r, g)
-                        if i < 0:
-                            break
-                        needs = (q[i].inputs + (q[i].outputs if rules.reserve else q[i].made)) * rules.unit
-                        ready = q[i].inputs + q[i].made == q[i].cached
-                        needs += rules.growth if ready and not rules.reserve else 0
-                        if blocks_for(rules, needs) > p.count[r, FREE] - needed_blocks:
-                            break
-                        seat(q, p, rules, r, i)
-                        seats -= 1
-                        load += q[i].load
-                        if ready:
-                            q[i].first = p.seconds[r, CLOCK] if np.isnan(q[i].first) else q[i].first
-                            join(q, p, rules, r, i)
-                            i = -1
-                            joins += 1
-                            needed_blocks = blocks_needed(p, rules, r)
-                            budget -= rules.query
-                            continue
-                    c, scored, reach = prefill_chunk(q, i, budget)
-                    work = rates.pair * scored + rates.key * reach
-                    rows += c
-                    attention += work
-                    chunks += 1
-                    budget -= c
-                    p.ranks[r, g, TOKENS_BY_RANK] += c
-                    p.ranks[r, g, ATTENTION_BY_RANK] += work
-                    p.partials[r, g] = i
-                    if q[i].left == 0:
-                        p.ends[ends] = i
-                        ends += 1
-                        p.partials[r, g] = -1
-                    i = -1
+                budget, needed_blocks, c, work, n, ends, loaded, k = prefill_rank(
+                    q, p, rules, rates, r, g, budget, needed_blocks, ends, not pressed and not (first and decode)
+                )
+                rows, attention, chunks, load, joins = rows + c, attention + work, chunks + n, load + loaded, joins + k
                 is_spent = is_spent or budget <= 0
             if rows > 0 or decode:
                 break
@@ -1323,13 +1533,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         n = 1
         if rows == 0:
             if b == 0:
-                # All slots are taken by prompts in later stages of a pipeline.
-                p.count[r, PASS] = (p.count[r, PASS] + rules.waves - 1) % rules.waves
-                frees = next_exit(p, rules, r)
-                if frees >= until or frees == np.inf:
-                    return
-                p.seconds[r, CLOCK] = frees
-                continue
+                return
             # The next step has its own budget for the requests that wait.
             has_waiting = joins > 0 and (first or is_spent)
             n = 1 if pressed or load > 0.0 or has_waiting else run_length(q, p, rules, rates, r, until, stop)
@@ -1337,7 +1541,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
             seconds = load + run_time(rates, b, context, longest_gain, n)
         else:
             context = p.seconds[r, CONTEXT] if b > 0 else 0.0
-            seconds = load + mixed_time(p, rates, r, b, context, rows, attention, chunks, rules.waves)
+            seconds = load + mixed_time(p, rates, r, b, context, CONTEXT_BY_RANK, rows, attention, chunks, 1)
         if rules.kind == TRAIN:
             seconds = n * rules.interval * max(1.0, np.ceil(seconds / (n * rules.interval) - ROUND))
         free = float(p.count[r, FREE])
@@ -1352,21 +1556,15 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         # Decoding sequences wait while a step only prefills.
         elif p.count[r, DECODES] > 0:
             p.seconds[r, STALL] += seconds
-        # In a pipeline, the clock is that of the first stage.
-        latest = 0.0
-        if rules.stages > 1:
-            seconds /= rules.stages
-            latest = leave_pipeline(p, rules, r, seconds)
         pass_time(p, r, seconds, (free + p.count[r, FREE]) / 2)
         # Rounding errors must not add up: the clock stays at multiples of the interval.
         if rules.kind == TRAIN:
             p.seconds[r, CLOCK] = np.rint(p.seconds[r, CLOCK] / rules.interval) * rules.interval
-        latest = max(latest, p.seconds[r, CLOCK])
-        p.stages[r, p.count[r, PASS], 1] = latest
+        p.stages[r, 0, 1] = p.seconds[r, CLOCK]
         if b > 0:
             complete(q, p, rules, r, following)
         if ends > 0:
-            finish_prompts(q, p, rules, r, ends, latest, following)
+            finish_prompts(q, p, rules, r, ends, p.seconds[r, CLOCK], following)
         if static and p.count[r, LIVE] == 0:
             clear(p, rules, r)
 
@@ -1421,7 +1619,10 @@ def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following
         routed = len(route) > 0 and i < n
         low, high = (route[i], route[i] + 1) if routed else (0, len(p.count))
         for r in range(low, high):
-            advance(q, p, rules, rates, r, t, rules.closed or len(route) == 0, following)
+            if rules.stages > 1:
+                advance_pipeline(q, p, rules, rates, r, t, following)
+            else:
+                advance(q, p, rules, rates, r, t, rules.closed or len(route) == 0, following)
         if i < n:
             r = route[i] if routed else least_loaded(p, rules, i, t)
             waits = p.count[r, QUEUED] > 0 and rules.kind != STATIC

@@ -79,8 +79,8 @@ CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN = range(4)
 STEPS, DECODES, SEATS, FREE, QUEUED, LIVE, RECORDED, JOINED, NEXT_RANK, PASS = range(10)
 # Columns of Replicas.seconds.
 CLOCK, CONTEXT, STALL, BUSY, SEAT_SECONDS, BLOCK_SECONDS, DECODE_SECONDS, NEXT_RECORD, EVERY, TOKEN_STEPS = range(10)
-# Columns of Replicas.ranks; the last two are those of the step in progress.
-QUEUED_BY_RANK, SEATS_BY_RANK, DECODES_BY_RANK, CONTEXT_BY_RANK, TOKENS_BY_RANK, ATTENTION_BY_RANK = range(6)
+# Columns of Replicas.ranks; the last three are those of the step in progress.
+QUEUED_BY_RANK, SEATS_BY_RANK, DECODES_BY_RANK, CONTEXT_BY_RANK, TOKENS_BY_RANK, ATTENTION_BY_RANK, CHOSEN_BY_RANK = range(7)
 # Heads in Replicas.lists; the tails are in the next column.
 QUEUE, SEAT = 0, 2
 # Rows of the timeline of a replica; each time it is full, its resolution is halved.
@@ -106,6 +106,8 @@ REQUEST = np.dtype(
         # First token.
         ("first", "f8"),
         ("finish", "f8"),
+        # Last token, in a pipeline; it may be under way.
+        ("token", "f8"),
         # Time for which the step of its admission waits for cache from slower memory.
         ("load", "f8"),
         ("inputs", "i8"),
@@ -194,7 +196,7 @@ class Rules(NamedTuple):
     # Data-parallel ranks, and slots of each.
     groups: int = 1
     rank_seats: int = 1 << 24
-    # Pipeline stages of a pool that only prefills, and micro-batches under way in them.
+    # Pipeline stages, and micro-batches under way in them; one stage means that all of them are one step.
     stages: int = 1
     waves: int = 1
 
@@ -256,7 +258,7 @@ def new_replicas(rules: Rules, replicas: int) -> Replicas:
         heap=np.zeros((replicas, rules.seats + 1), dtype=np.int64),
         residue=np.zeros((replicas, rules.block), dtype=np.int64),
         lists=np.full((replicas, rules.ranks * rules.groups, 4), -1, dtype=np.int64),
-        ranks=np.zeros((replicas, rules.groups, 6)),
+        ranks=np.zeros((replicas, rules.groups, 7)),
         partials=np.full((replicas, rules.groups), -1, dtype=np.int64),
         stages=np.zeros((replicas, rules.stages, 2)),
         ends_by_rank=np.zeros((replicas, rules.waves, rules.groups), dtype=np.int64),

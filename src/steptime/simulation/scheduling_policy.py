@@ -134,7 +134,7 @@ class Policy:
         Args:
             closed: True for a closed loop.
             groups: Data-parallel ranks per replica.
-            stages: Pipeline stages, in a pool that only prefills.
+            stages: Pipeline stages; 1 runs all micro-batches of a step together.
             waves: Micro-batches under way in the stages; they share the tokens of a step.
 
         Returns:
