@@ -277,7 +277,7 @@ def request_blocks(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
     return blocks_for(rules, context_units(q, p, rules, r, i))
 
 
-@inlined
+@compiled
 def new_blocks(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
     """Return the blocks that a sequence takes in its next decode step.
 
@@ -298,10 +298,29 @@ def new_blocks(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
 
 
 @inlined
-def blocks_needed(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
+def blocks_needed(p: Replicas, rules: Rules, r: int) -> Any:
     """Return the blocks that the next decode step takes.
 
     It takes one for each sequence whose last block is full.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+
+    Returns:
+        Blocks.
+    """
+    if rules.reserve or p.count[r, DECODES] == 0:
+        return 0
+    if rules.unit > 1:
+        return rules.growth * p.count[r, DECODES]
+    return p.residue[r, (-p.count[r, STEPS]) % rules.block]
+
+
+@compiled
+def chosen_blocks_needed(q: Any, p: Replicas, rules: Rules, r: int) -> int:
+    """Return the blocks that the sequences of the next micro-batch of a pipeline take.
 
     Args:
         q: Requests.
@@ -312,16 +331,10 @@ def blocks_needed(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     Returns:
         Blocks.
     """
-    if rules.reserve or p.count[r, DECODES] == 0:
-        return 0
-    if rules.stages > 1:
-        block_count = 0
-        for k in range(p.count[r, LIVE]):
-            block_count += new_blocks(q, p, rules, r, p.heap[r, k])
-        return block_count
-    if rules.unit > 1:
-        return rules.growth * p.count[r, DECODES]
-    return p.residue[r, (-p.count[r, STEPS]) % rules.block]
+    block_count = 0
+    for k in range(p.count[r, LIVE]):
+        block_count += new_blocks(q, p, rules, r, p.heap[r, k])
+    return block_count
 
 
 @inlined
@@ -405,11 +418,13 @@ def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
         q[i].status = REJECTED
         return False
     q[i].status = WAITING
-    group = least_loaded_rank(p, rules, r, q[i].arrival)
-    q[i].line = q[i].rank * rules.groups + group
+    q[i].line = q[i].rank
+    if rules.tracks:
+        group = least_loaded_rank(p, rules, r, q[i].arrival)
+        q[i].line = q[i].rank * rules.groups + group
+        p.ranks[r, group, QUEUED_BY_RANK] += 1
     enqueue(q, p.lists, r, i)
     p.count[r, QUEUED] += 1
-    p.ranks[r, group, QUEUED_BY_RANK] += 1
     return True
 
 
@@ -452,8 +467,6 @@ def least_loaded_rank(p: Replicas, rules: Rules, r: int, now: float) -> int:
     Returns:
         Index of the rank.
     """
-    if rules.groups == 1:
-        return 0
     best, lowest = 0, FAR
     for k in range(rules.groups):
         g = (p.count[r, NEXT_RANK] + k) % rules.groups
@@ -479,8 +492,9 @@ def seat(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     insert(q, p.lists, r, SEAT, i, p.lists[r, q[i].line, SEAT + 1])
     p.count[r, QUEUED] -= 1
     p.count[r, SEATS] += 1
-    p.ranks[r, q[i].line % rules.groups, QUEUED_BY_RANK] -= 1
-    p.ranks[r, q[i].line % rules.groups, SEATS_BY_RANK] += 1
+    if rules.tracks:
+        p.ranks[r, q[i].line % rules.groups, QUEUED_BY_RANK] -= 1
+        p.ranks[r, q[i].line % rules.groups, SEATS_BY_RANK] += 1
     q[i].status = PREFILLING
     q[i].read = q[i].cached
     q[i].left = q[i].inputs + q[i].made - q[i].cached
@@ -514,8 +528,9 @@ def join(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     p.count[r, DECODES] += 1
     p.residue[r, (context_units(q, p, rules, r, i) - steps) % rules.block] += 1
     p.seconds[r, CONTEXT] += q[i].inputs + q[i].made + 1.0
-    p.ranks[r, q[i].line % rules.groups, DECODES_BY_RANK] += 1
-    p.ranks[r, q[i].line % rules.groups, CONTEXT_BY_RANK] += q[i].inputs + q[i].made + 1.0
+    if rules.tracks:
+        p.ranks[r, q[i].line % rules.groups, DECODES_BY_RANK] += 1
+        p.ranks[r, q[i].line % rules.groups, CONTEXT_BY_RANK] += q[i].inputs + q[i].made + 1.0
 
 
 @compiled
@@ -532,15 +547,18 @@ def leave(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     p.count[r, FREE] += request_blocks(q, p, rules, r, i)
     remove(q, p.lists, r, SEAT, i)
     p.count[r, SEATS] -= 1
-    group = q[i].line % rules.groups
-    p.ranks[r, group, SEATS_BY_RANK] -= 1
+    units = 0
     if q[i].status == DECODING:
         units = context_units(q, p, rules, r, i)
         p.count[r, DECODES] -= 1
         p.residue[r, (units - p.count[r, STEPS]) % rules.block] -= 1
         p.seconds[r, CONTEXT] -= units / rules.unit + 1.0
-        p.ranks[r, group, DECODES_BY_RANK] -= 1
-        p.ranks[r, group, CONTEXT_BY_RANK] -= units / rules.unit + 1.0
+    if rules.tracks:
+        group = q[i].line % rules.groups
+        p.ranks[r, group, SEATS_BY_RANK] -= 1
+        if q[i].status == DECODING:
+            p.ranks[r, group, DECODES_BY_RANK] -= 1
+            p.ranks[r, group, CONTEXT_BY_RANK] -= units / rules.unit + 1.0
 
 
 @compiled
@@ -557,7 +575,7 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
     """
     i = -1
     for rank in range(rules.ranks - 1, -1, -1):
-        most = 0.0
+        most = -1.0
         for g in range(rules.groups):
             last = p.lists[r, rank * rules.groups + g, SEAT + 1]
             if last >= 0 and p.ranks[r, g, SEATS_BY_RANK] > most:
@@ -584,7 +602,8 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
     q[i].preempted += 1
     insert(q, p.lists, r, QUEUE, i, -1)
     p.count[r, QUEUED] += 1
-    p.ranks[r, group, QUEUED_BY_RANK] += 1
+    if rules.tracks:
+        p.ranks[r, group, QUEUED_BY_RANK] += 1
 
 
 @compiled
@@ -745,7 +764,8 @@ def complete(q: Any, p: Replicas, rules: Rules, r: int, following: Any) -> None:
         p.count[r, LIVE] = size
         if rules.kind != STATIC:
             leave(q, p, rules, r, i)
-        p.ends_by_rank[r, p.count[r, PASS], q[i].line % rules.groups] += 1
+        if rules.tracks:
+            p.ends_by_rank[r, p.count[r, PASS], q[i].line % rules.groups] += 1
         finish(q, p, rules, r, i, p.seconds[r, CLOCK], following)
 
 
@@ -795,7 +815,8 @@ def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, now: fl
             finish(q, p, rules, r, i, now, following)
         else:
             leave(q, p, rules, r, i)
-            p.ends_by_rank[r, p.count[r, PASS], q[i].line % rules.groups] += 1
+            if rules.tracks:
+                p.ends_by_rank[r, p.count[r, PASS], q[i].line % rules.groups] += 1
             finish(q, p, rules, r, i, now, following)
 
 
@@ -1302,7 +1323,7 @@ def prefill_rank(
                 join(q, p, rules, r, i)
                 i = -1
                 joins += 1
-                needed_blocks = blocks_needed(q, p, rules, r)
+                needed_blocks = chosen_blocks_needed(q, p, rules, r) if rules.stages > 1 else blocks_needed(p, rules, r)
                 budget -= rules.query
                 continue
         c, scored, reach = prefill_chunk(q, i, budget)
@@ -1316,7 +1337,8 @@ def prefill_rank(
             ends += 1
             p.partials[r, g] = -1
         i = -1
-    p.ranks[r, g, TOKENS_BY_RANK], p.ranks[r, g, ATTENTION_BY_RANK] = rows, attention
+    if rules.groups > 1:
+        p.ranks[r, g, TOKENS_BY_RANK], p.ranks[r, g, ATTENTION_BY_RANK] = rows, attention
     return budget, needed_blocks, rows, attention, chunks, ends, load, joins
 
 
@@ -1379,12 +1401,12 @@ def advance_pipeline(
 
         # Choose the micro-batch as `advance` does: decoding sequences first, then prompts.
         choose_decodes(q, p, rules, r)
-        needed_blocks, pressed = blocks_needed(q, p, rules, r), False
+        needed_blocks, pressed = chosen_blocks_needed(q, p, rules, r), False
         while not first and needed_blocks > p.count[r, FREE]:
             preempt(q, p, rules, r)
             pressed = True
             choose_decodes(q, p, rules, r)
-            needed_blocks = blocks_needed(q, p, rules, r)
+            needed_blocks = chosen_blocks_needed(q, p, rules, r)
         chosen = p.count[r, LIVE]
         rows, attention, chunks, ends, load, joins = 0, 0.0, 0, 0, 0.0, 0
         for g in range(rules.groups):
@@ -1399,7 +1421,7 @@ def advance_pipeline(
             while needed_blocks > p.count[r, FREE]:
                 preempt(q, p, rules, r)
                 choose_decodes(q, p, rules, r)
-                needed_blocks = blocks_needed(q, p, rules, r)
+                needed_blocks = chosen_blocks_needed(q, p, rules, r)
             chosen = p.count[r, LIVE]
 
         # Without work, wait for a micro-batch that leaves the pipeline or a request that enters the queue.
@@ -1498,16 +1520,17 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         # Plan one step: decoding sequences take their blocks first, then prompts use the rest of the budget.
         decode = not first
         pressed = False
-        for g in range(rules.groups):
-            p.ends_by_rank[r, 0, g] = 0
+        if rules.tracks:
+            for g in range(rules.groups):
+                p.ends_by_rank[r, 0, g] = 0
         rows, attention, chunks, ends, load, joins = 0, 0.0, 0, 0, 0.0, 0
         is_spent = False
         while True:
-            needed_blocks = blocks_needed(q, p, rules, r)
+            needed_blocks = blocks_needed(p, rules, r)
             while decode and needed_blocks > p.count[r, FREE]:
                 preempt(q, p, rules, r)
                 pressed = True
-                needed_blocks = blocks_needed(q, p, rules, r)
+                needed_blocks = blocks_needed(p, rules, r)
 
             # Each data-parallel rank has its own budget; its decoding sequences use their share first.
             for g in range(rules.groups):
@@ -1560,7 +1583,8 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         # Rounding errors must not add up: the clock stays at multiples of the interval.
         if rules.kind == TRAIN:
             p.seconds[r, CLOCK] = np.rint(p.seconds[r, CLOCK] / rules.interval) * rules.interval
-        p.stages[r, 0, 1] = p.seconds[r, CLOCK]
+        if rules.tracks:
+            p.stages[r, 0, 1] = p.seconds[r, CLOCK]
         if b > 0:
             complete(q, p, rules, r, following)
         if ends > 0:

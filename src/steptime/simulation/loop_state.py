@@ -132,7 +132,7 @@ REQUEST = np.dtype(
         # Class of priority; 0 is served first.
         ("rank", "i4"),
         # Its list in a replica: one per class and data-parallel rank.
-        ("line", "i4"),
+        ("line", "i8"),
         ("status", "i4"),
     ]
 )
@@ -196,6 +196,8 @@ class Rules(NamedTuple):
     # Data-parallel ranks, and slots of each.
     groups: int = 1
     rank_seats: int = 1 << 24
+    # Whether the loads of ranks, and the requests that end with a step, are counted.
+    tracks: bool = False
     # Pipeline stages, and micro-batches under way in them; one stage means that all of them are one step.
     stages: int = 1
     waves: int = 1

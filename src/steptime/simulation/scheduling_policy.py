@@ -162,6 +162,7 @@ class Policy:
             reads=-(-int(min(float(self.chunk), MAX_STEP_TOKENS)) // waves),
             groups=groups,
             rank_seats=-(-int(self.max_num_seqs) // groups),
+            tracks=groups > 1 or stages > 1 or self.route == "least-loaded",
             stages=stages,
             waves=waves,
         )
