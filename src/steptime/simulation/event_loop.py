@@ -30,13 +30,16 @@ from steptime.simulation.loop_state import (
     DECODES_BY_RANK,
     DECODING,
     DONE,
+    ENDS,
     EVERY,
+    EXIT,
     FREE,
     GAPS,
     JOINED,
     LIVE,
     NEXT_RANK,
     NEXT_RECORD,
+    PARTIAL,
     PASS,
     PREFILL_FIRST,
     PREFILLING,
@@ -51,6 +54,7 @@ from steptime.simulation.loop_state import (
     SEATS,
     SEATS_BY_RANK,
     SHORTEST,
+    STAGE_FREE,
     STALL,
     STATIC,
     STEPS,
@@ -277,7 +281,7 @@ def request_blocks(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
     return blocks_for(rules, context_units(q, p, rules, r, i))
 
 
-@compiled
+@inlined
 def new_blocks(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
     """Return the blocks that a sequence takes in its next decode step.
 
@@ -429,7 +433,7 @@ def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
 
 
 @compiled
-def ending(p: Replicas, rules: Rules, r: int, g: int, now: float) -> int:
+def ending(p: Replicas, rules: Rules, r: int, g: int, now: float) -> float:
     """Return the requests of a data-parallel rank that end with a step under way.
 
     They have left their slot in the simulation, but not yet at this time.
@@ -444,10 +448,10 @@ def ending(p: Replicas, rules: Rules, r: int, g: int, now: float) -> int:
     Returns:
         Requests.
     """
-    n = 0
+    n = 0.0
     for k in range(rules.waves):
-        if p.stages[r, k, 1] > now:
-            n += p.ends_by_rank[r, k, g]
+        if p.ranks[r, rules.groups + k, EXIT] > now:
+            n += p.ranks[r, g, ENDS + k]
     return n
 
 
@@ -467,10 +471,10 @@ def least_loaded_rank(p: Replicas, rules: Rules, r: int, now: float) -> int:
     Returns:
         Index of the rank.
     """
-    best, lowest = 0, FAR
+    best, lowest = 0, np.inf
     for k in range(rules.groups):
         g = (p.count[r, NEXT_RANK] + k) % rules.groups
-        score = 4 * int(p.ranks[r, g, QUEUED_BY_RANK]) + int(p.ranks[r, g, SEATS_BY_RANK]) + ending(p, rules, r, g, now)
+        score = 4 * p.ranks[r, g, QUEUED_BY_RANK] + p.ranks[r, g, SEATS_BY_RANK] + ending(p, rules, r, g, now)
         if score < lowest:
             best, lowest = g, score
     p.count[r, NEXT_RANK] = best + 1
@@ -520,7 +524,7 @@ def join(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     q[i].status = DECODING
     # In a pipeline each sequence counts its own steps, and the heap has those of the next micro-batch.
     if rules.stages > 1:
-        q[i].token = p.seconds[r, CLOCK]
+        q[i].load = p.seconds[r, CLOCK]
         p.heap[r, p.count[r, LIVE]] = i
     else:
         push(q, p.heap, r, p.count[r, LIVE], i)
@@ -593,7 +597,7 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
         # Tokens made so far count as part of the prompt when the cache is computed again.
         output_tokens += 1 + rules.growth * (p.count[r, STEPS] - q[i].joined) // rules.unit
     else:
-        p.partials[r, group] = -1
+        p.lists[r, group, PARTIAL] = -1
     leave(q, p, rules, r, i)
     # Its cache came from a prefill pool and is lost.
     if q[i].cached == q[i].inputs:
@@ -765,7 +769,7 @@ def complete(q: Any, p: Replicas, rules: Rules, r: int, following: Any) -> None:
         if rules.kind != STATIC:
             leave(q, p, rules, r, i)
         if rules.tracks:
-            p.ends_by_rank[r, p.count[r, PASS], q[i].line % rules.groups] += 1
+            p.ranks[r, q[i].line % rules.groups, ENDS + p.count[r, PASS]] += 1
         finish(q, p, rules, r, i, p.seconds[r, CLOCK], following)
 
 
@@ -807,7 +811,7 @@ def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, now: fl
             q[i].first = now
         if q[i].outputs > q[i].made + 1:
             join(q, p, rules, r, i)
-            q[i].token = now
+            q[i].load = now
             # Until the next decode step, it waits only from now on.
             p.delays[r, p.count[r, JOINED]] = p.seconds[r, STALL]
             p.count[r, JOINED] += rules.kind == PREFILL_FIRST and rules.stages == 1
@@ -816,7 +820,7 @@ def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, now: fl
         else:
             leave(q, p, rules, r, i)
             if rules.tracks:
-                p.ends_by_rank[r, p.count[r, PASS], q[i].line % rules.groups] += 1
+                p.ranks[r, q[i].line % rules.groups, ENDS + p.count[r, PASS]] += 1
             finish(q, p, rules, r, i, now, following)
 
 
@@ -1112,8 +1116,8 @@ def leave_pipeline(p: Replicas, rules: Rules, r: int, seconds: float) -> Any:
     """
     moment = p.seconds[r, CLOCK]
     for k in range(rules.stages):
-        moment = max(moment, p.stages[r, k, 0]) + seconds
-        p.stages[r, k, 0] = moment
+        moment = max(moment, p.ranks[r, rules.groups + k, STAGE_FREE]) + seconds
+        p.ranks[r, rules.groups + k, STAGE_FREE] = moment
     return moment
 
 
@@ -1131,8 +1135,8 @@ def next_exit(p: Replicas, rules: Rules, r: int) -> float:
     """
     earliest = np.inf
     for k in range(rules.waves):
-        if p.seconds[r, CLOCK] < p.stages[r, k, 1] < earliest:
-            earliest = p.stages[r, k, 1]
+        if p.seconds[r, CLOCK] < p.ranks[r, rules.groups + k, EXIT] < earliest:
+            earliest = p.ranks[r, rules.groups + k, EXIT]
     return earliest
 
 
@@ -1301,8 +1305,8 @@ def prefill_rank(
     seats = rules.seats - p.count[r, SEATS]
     if rules.groups * rules.stages > 1:
         seats = min(seats, rules.rank_seats - int(p.ranks[r, g, SEATS_BY_RANK]))
-        seats -= ending(p, rules, r, g, p.seconds[r, CLOCK])
-    i = p.partials[r, g]
+        seats -= int(ending(p, rules, r, g, p.seconds[r, CLOCK]))
+    i = p.lists[r, g, PARTIAL]
     while budget > 0:
         if i < 0:
             if not admits or seats <= 0:
@@ -1321,9 +1325,9 @@ def prefill_rank(
             if ready:
                 q[i].first = p.seconds[r, CLOCK] if np.isnan(q[i].first) else q[i].first
                 join(q, p, rules, r, i)
+                needed_blocks += new_blocks(q, p, rules, r, i)
                 i = -1
                 joins += 1
-                needed_blocks = chosen_blocks_needed(q, p, rules, r) if rules.stages > 1 else blocks_needed(p, rules, r)
                 budget -= rules.query
                 continue
         c, scored, reach = prefill_chunk(q, i, budget)
@@ -1331,11 +1335,11 @@ def prefill_rank(
         attention += rates.pair * scored + rates.key * reach
         chunks += 1
         budget -= c
-        p.partials[r, g] = i
+        p.lists[r, g, PARTIAL] = i
         if q[i].left == 0:
             p.ends[ends] = i
             ends += 1
-            p.partials[r, g] = -1
+            p.lists[r, g, PARTIAL] = -1
         i = -1
     if rules.groups > 1:
         p.ranks[r, g, TOKENS_BY_RANK], p.ranks[r, g, ATTENTION_BY_RANK] = rows, attention
@@ -1361,7 +1365,7 @@ def choose_decodes(q: Any, p: Replicas, rules: Rules, r: int) -> None:
         for rank in range(rules.ranks):
             i = p.lists[r, rank * rules.groups + g, SEAT]
             while i >= 0 and budget >= rules.query:
-                if q[i].status == DECODING and q[i].token <= p.seconds[r, CLOCK]:
+                if q[i].status == DECODING and q[i].load <= p.seconds[r, CLOCK]:
                     p.heap[r, p.count[r, LIVE]] = i
                     p.count[r, LIVE] += 1
                     budget -= rules.query
@@ -1392,12 +1396,12 @@ def advance_pipeline(
     while (p.count[r, SEATS] > 0 or p.count[r, QUEUED] > 0) and p.seconds[r, CLOCK] < until:
         # The oldest micro-batch must have left the last stage.
         turn = (p.count[r, PASS] + 1) % rules.waves
-        begins = max(p.seconds[r, CLOCK], p.stages[r, turn, 1])
+        begins = max(p.seconds[r, CLOCK], p.ranks[r, rules.groups + turn, EXIT])
         if begins >= until and until < np.inf:
             return
         p.seconds[r, CLOCK] = begins
         for g in range(rules.groups):
-            p.ends_by_rank[r, turn, g] = 0
+            p.ranks[r, g, ENDS + turn] = 0
 
         # Choose the micro-batch as `advance` does: decoding sequences first, then prompts.
         choose_decodes(q, p, rules, r)
@@ -1443,7 +1447,7 @@ def advance_pipeline(
             p.ranks[r, q[i].line % rules.groups, CHOSEN_BY_RANK] += units / rules.unit + 1.0
         seconds = mixed_time(p, rates, r, b, context, CHOSEN_BY_RANK, rows, attention, chunks, rules.waves) / rules.stages
         latest = leave_pipeline(p, rules, r, load + seconds)
-        p.stages[r, turn, 1] = latest
+        p.ranks[r, rules.groups + turn, EXIT] = latest
         p.count[r, LIVE] = p.count[r, DECODES]
         pass_time(p, r, load + seconds, float(p.count[r, FREE]))
 
@@ -1469,15 +1473,15 @@ def decode_one(q: Any, p: Replicas, rules: Rules, r: int, i: int, now: float, fo
     """
     growth, group = rules.growth / rules.unit, q[i].line % rules.groups
     p.count[r, FREE] -= new_blocks(q, p, rules, r, i)
-    p.gaps[r, gap_bin(now - q[i].token)] += 1
+    p.gaps[r, gap_bin(now - q[i].load)] += 1
     p.seconds[r, TOKEN_STEPS] += 1
     p.seconds[r, CONTEXT] += growth
     p.ranks[r, group, CONTEXT_BY_RANK] += growth
     q[i].joined -= 1
-    q[i].token = now
+    q[i].load = now
     if q[i].end + q[i].joined <= 0:
         leave(q, p, rules, r, i)
-        p.ends_by_rank[r, p.count[r, PASS], group] += 1
+        p.ranks[r, group, ENDS + p.count[r, PASS]] += 1
         finish(q, p, rules, r, i, now, following)
 
 
@@ -1522,7 +1526,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         pressed = False
         if rules.tracks:
             for g in range(rules.groups):
-                p.ends_by_rank[r, 0, g] = 0
+                p.ranks[r, g, ENDS] = 0
         rows, attention, chunks, ends, load, joins = 0, 0.0, 0, 0, 0.0, 0
         is_spent = False
         while True:
@@ -1534,6 +1538,10 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
 
             # Each data-parallel rank has its own budget; its decoding sequences use their share first.
             for g in range(rules.groups):
+                if rules.groups > 1:
+                    p.ranks[r, g, TOKENS_BY_RANK] = p.ranks[r, g, ATTENTION_BY_RANK] = 0.0
+                if p.count[r, QUEUED] == 0 and p.lists[r, g, PARTIAL] < 0:
+                    continue
                 budget = rules.budget
                 if decode:
                     budget -= rules.query * (p.count[r, DECODES] if rules.groups == 1 else int(p.ranks[r, g, DECODES_BY_RANK]))
@@ -1584,7 +1592,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         if rules.kind == TRAIN:
             p.seconds[r, CLOCK] = np.rint(p.seconds[r, CLOCK] / rules.interval) * rules.interval
         if rules.tracks:
-            p.stages[r, 0, 1] = p.seconds[r, CLOCK]
+            p.ranks[r, rules.groups, EXIT] = p.seconds[r, CLOCK]
         if b > 0:
             complete(q, p, rules, r, following)
         if ends > 0:
@@ -1606,10 +1614,10 @@ def least_loaded(p: Replicas, rules: Rules, begin: int, now: float) -> int:
     Returns:
         Index of the replica; of equals the next one in turn.
     """
-    best, lowest = 0, FAR
+    best, lowest = 0, np.inf
     for k in range(len(p.count)):
         r = (begin + k) % len(p.count)
-        load = p.count[r, SEATS] + p.count[r, QUEUED]
+        load = float(p.count[r, SEATS] + p.count[r, QUEUED])
         for g in range(rules.groups):
             load += ending(p, rules, r, g, now)
         if load < lowest:
@@ -1643,14 +1651,47 @@ def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following
         routed = len(route) > 0 and i < n
         low, high = (route[i], route[i] + 1) if routed else (0, len(p.count))
         for r in range(low, high):
-            if rules.stages > 1:
-                advance_pipeline(q, p, rules, rates, r, t, following)
-            else:
-                advance(q, p, rules, rates, r, t, rules.closed or len(route) == 0, following)
+            advance(q, p, rules, rates, r, t, rules.closed or len(route) == 0, following)
         if i < n:
             r = route[i] if routed else least_loaded(p, rules, i, t)
             waits = p.count[r, QUEUED] > 0 and rules.kind != STATIC
             if p.count[r, SEATS] == 0 and not waits and p.seconds[r, CLOCK] < t:
+                idle_until(p, r, t)
+            if not arrive(q, p, rules, r, i):
+                send_next(q, p, rules, r, t, following)
+
+
+@entry
+def serve_pipeline(
+    q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following: Any, begin: int, end: int
+) -> None:
+    """Send a range of requests to replicas whose pipelines run micro-batch by micro-batch; else as `serve`.
+
+    It is a function of its own, because code that `serve` shares with another caller is compiled to slower code.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        rates: Coefficients of the step time.
+        route: Replica of each request; empty for the lowest load.
+        following: Next request of the clients of each replica, then the successor of each request.
+        begin: First request.
+        end: Request after the last.
+    """
+    n = len(q)
+    if rules.closed:
+        for r in range(len(following) - len(q)):
+            n = min(n, following[r])
+    for i in range(begin, min(end, n + 1)):
+        t = q[i].arrival if i < n else np.inf
+        routed = len(route) > 0 and i < n
+        low, high = (route[i], route[i] + 1) if routed else (0, len(p.count))
+        for r in range(low, high):
+            advance_pipeline(q, p, rules, rates, r, t, following)
+        if i < n:
+            r = route[i] if routed else least_loaded(p, rules, i, t)
+            if p.count[r, SEATS] == 0 and p.count[r, QUEUED] == 0 and p.seconds[r, CLOCK] < t:
                 idle_until(p, r, t)
             if not arrive(q, p, rules, r, i):
                 send_next(q, p, rules, r, t, following)

@@ -79,10 +79,15 @@ CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN = range(4)
 STEPS, DECODES, SEATS, FREE, QUEUED, LIVE, RECORDED, JOINED, NEXT_RANK, PASS = range(10)
 # Columns of Replicas.seconds.
 CLOCK, CONTEXT, STALL, BUSY, SEAT_SECONDS, BLOCK_SECONDS, DECODE_SECONDS, NEXT_RECORD, EVERY, TOKEN_STEPS = range(10)
-# Columns of Replicas.ranks; the last three are those of the step in progress.
-QUEUED_BY_RANK, SEATS_BY_RANK, DECODES_BY_RANK, CONTEXT_BY_RANK, TOKENS_BY_RANK, ATTENTION_BY_RANK, CHOSEN_BY_RANK = range(7)
+# Columns of a data-parallel rank in Replicas.ranks. The three before ENDS are those of the step in progress. From ENDS on, they
+# count requests that end with a step under way, by its turn.
+QUEUED_BY_RANK, SEATS_BY_RANK, DECODES_BY_RANK, CONTEXT_BY_RANK, TOKENS_BY_RANK, ATTENTION_BY_RANK, CHOSEN_BY_RANK, ENDS = range(8)
+# Columns of further rows of Replicas.ranks: when a stage is free, and when a step under way leaves the last stage [s].
+STAGE_FREE, EXIT = range(2)
 # Heads in Replicas.lists; the tails are in the next column.
 QUEUE, SEAT = 0, 2
+# Column of Replicas.lists with the prompt in progress of a rank, or -1.
+PARTIAL = 4
 # Rows of the timeline of a replica; each time it is full, its resolution is halved.
 RECORDS = 4096
 # Bins of the histogram of inter-token times, 1 % wide each.
@@ -106,9 +111,8 @@ REQUEST = np.dtype(
         # First token.
         ("first", "f8"),
         ("finish", "f8"),
-        # Last token, in a pipeline; it may be under way.
-        ("token", "f8"),
-        # Time for which the step of its admission waits for cache from slower memory.
+        # Time for which the step of its admission waits for cache from slower memory. After that, in a pipeline, when its last
+        # token leaves the last stage.
         ("load", "f8"),
         ("inputs", "i8"),
         ("outputs", "i8"),
@@ -130,10 +134,10 @@ REQUEST = np.dtype(
         ("preempted", "i4"),
         ("replica", "i4"),
         # Class of priority; 0 is served first.
-        ("rank", "i4"),
+        ("rank", "i2"),
         # Its list in a replica: one per class and data-parallel rank.
-        ("line", "i8"),
-        ("status", "i4"),
+        ("line", "i4"),
+        ("status", "i2"),
     ]
 )
 
@@ -142,9 +146,8 @@ class Replicas(NamedTuple):
     """Counts, times, queues and records of the replicas, one row each.
 
     `heap` sorts the decoding requests by their last step, and `residue` counts cache lengths
-    modulo the block size. `lists` contains the queue and the slots of each class and data-parallel rank. `ranks` contains the
-    loads of the ranks, and `partials` the request of each rank whose prefill is not complete, or -1. `stages` contains for each
-    pipeline stage when it is free [s], and when the last steps are done [s]. `ends_by_rank` counts the requests that end with them. `delays` [s] contains, for each of the sequences that joined since the last decode step, how long
+    modulo the block size. `lists` contains the queue and the slots of each class and data-parallel rank, and the
+    prompt in progress of a rank. `ranks` contains the loads of the ranks, and times of pipeline stages. `delays` [s] contains, for each of the sequences that joined since the last decode step, how long
     the others had been stalled by then.
     """
 
@@ -154,9 +157,6 @@ class Replicas(NamedTuple):
     residue: Any
     lists: Any
     ranks: Any
-    partials: Any
-    stages: Any
-    ends_by_rank: Any
     records: Any
     gaps: Any
     ends: Any
@@ -259,11 +259,8 @@ def new_replicas(rules: Rules, replicas: int) -> Replicas:
         seconds=seconds,
         heap=np.zeros((replicas, rules.seats + 1), dtype=np.int64),
         residue=np.zeros((replicas, rules.block), dtype=np.int64),
-        lists=np.full((replicas, rules.ranks * rules.groups, 4), -1, dtype=np.int64),
-        ranks=np.zeros((replicas, rules.groups, 7)),
-        partials=np.full((replicas, rules.groups), -1, dtype=np.int64),
-        stages=np.zeros((replicas, rules.stages, 2)),
-        ends_by_rank=np.zeros((replicas, rules.waves, rules.groups), dtype=np.int64),
+        lists=np.full((replicas, rules.ranks * rules.groups, 5), -1, dtype=np.int64),
+        ranks=np.zeros((replicas, rules.groups + rules.stages, ENDS + rules.waves)),
         records=np.zeros((replicas, RECORDS, 4)),
         gaps=np.zeros((replicas, GAPS)),
         ends=np.zeros(rules.seats + 1, dtype=np.int64),

@@ -97,10 +97,10 @@ def serve(
         route = np.zeros(0, dtype=np.int64) if least else np.arange(n, dtype=np.int64) % replicas
 
     # Portions allow reports of progress; a closed loop has no portions, because clients continue across them.
-    rates = pace.rates
+    rates, run = pace.rates, event_loop.serve_pipeline if rules.stages > 1 else event_loop.serve
     portion = n + 1 if traffic.clients else PORTION
     for begin in range(0, n + 1, portion):
-        event_loop.serve(requests, pool, rules, rates, route, following, begin, begin + portion)
+        run(requests, pool, rules, rates, route, following, begin, begin + portion)
         if progress is not None:
             progress(min(n, begin + portion))
     return requests, rules, pool
