@@ -22,6 +22,7 @@ from steptime.planning.plan_result import Plan
 from steptime.result_base import Result, unit
 from steptime.simulation.loop_state import DONE
 from steptime.simulation.plan_as_traffic import (
+    ROUTE,
     PoolLike,
     decode_policy,
     load_plan_inputs,
@@ -144,7 +145,7 @@ def compare(
     *,
     seed: int = 0,
     requests: int = MIN_COUNTED_REQUESTS,
-    route: str = "round-robin",
+    route: str = ROUTE,
 ) -> Compared:
     """Replay a plan at its own rate in a steady state and compare it with the plan.
 

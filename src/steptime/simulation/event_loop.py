@@ -1374,9 +1374,7 @@ def choose_decodes(q: Any, p: Replicas, rules: Rules, r: int) -> None:
 
 
 @compiled
-def advance_pipeline(
-    q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: float, following: Any
-) -> None:
+def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: float, following: Any) -> None:
     """Run the micro-batches of a pipeline that enter its first stage before a given time.
 
     Each one has the sequences that are not under way, and prompts. It is in one stage at a time, and the clock is that
@@ -1662,9 +1660,7 @@ def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following
 
 
 @entry
-def serve_pipeline(
-    q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following: Any, begin: int, end: int
-) -> None:
+def serve_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following: Any, begin: int, end: int) -> None:
     """Send a range of requests to replicas whose pipelines run micro-batch by micro-batch; else as `serve`.
 
     It is a function of its own, because code that `serve` shares with another caller is compiled to slower code.

@@ -81,7 +81,9 @@ STEPS, DECODES, SEATS, FREE, QUEUED, LIVE, RECORDED, JOINED, NEXT_RANK, PASS = r
 CLOCK, CONTEXT, STALL, BUSY, SEAT_SECONDS, BLOCK_SECONDS, DECODE_SECONDS, NEXT_RECORD, EVERY, TOKEN_STEPS = range(10)
 # Columns of a data-parallel rank in Replicas.ranks. The three before ENDS are those of the step in progress. From ENDS on, they
 # count requests that end with a step under way, by its turn.
-QUEUED_BY_RANK, SEATS_BY_RANK, DECODES_BY_RANK, CONTEXT_BY_RANK, TOKENS_BY_RANK, ATTENTION_BY_RANK, CHOSEN_BY_RANK, ENDS = range(8)
+QUEUED_BY_RANK, SEATS_BY_RANK, DECODES_BY_RANK, CONTEXT_BY_RANK, TOKENS_BY_RANK, ATTENTION_BY_RANK, CHOSEN_BY_RANK, ENDS = (
+    range(8)
+)
 # Columns of further rows of Replicas.ranks: when a stage is free, and when a step under way leaves the last stage [s].
 STAGE_FREE, EXIT = range(2)
 # Heads in Replicas.lists; the tails are in the next column.

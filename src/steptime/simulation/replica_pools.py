@@ -95,6 +95,8 @@ def serve(
     elif route is None:
         least = policy.route == "least-loaded" and replicas > 1
         route = np.zeros(0, dtype=np.int64) if least else np.arange(n, dtype=np.int64) % replicas
+        if policy.route == "random":
+            route = np.random.default_rng(n).integers(0, replicas, n)
 
     # Portions allow reports of progress; a closed loop has no portions, because clients continue across them.
     rates, run = pace.rates, event_loop.serve_pipeline if rules.stages > 1 else event_loop.serve

@@ -17,7 +17,7 @@ from steptime.result_base import unit
 from steptime.simulation.loop_state import CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN, Rules
 
 KINDS = {"continuous": CONTINUOUS, "prefill-first": PREFILL_FIRST, "static": STATIC, "train": TRAIN}
-ROUTES = ("round-robin", "least-loaded", "prefix-aware")
+ROUTES = ("round-robin", "least-loaded", "prefix-aware", "random")
 # Parts of a token in which contexts grow where the acceptance length is a fraction.
 UNIT = 64
 NO_LIMIT = 1 << 50
@@ -91,7 +91,7 @@ class Policy:
     speculative_tokens: int = field(default=0, metadata=unit("tokens", "speculative tokens per step"))
     ranks: int = field(default=1, metadata=unit("", "number of priority classes"))
     max_context: float = field(default=math.inf, metadata=unit("tokens", "longest context; null: no limit"))
-    route: str = field(default="round-robin", metadata=unit("", "round-robin, least-loaded or prefix-aware"))
+    route: str = field(default="round-robin", metadata=unit("", "round-robin, least-loaded, prefix-aware or random"))
 
     def __post_init__(self) -> None:
         for kind, value, options in (
