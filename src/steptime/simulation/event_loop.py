@@ -58,8 +58,8 @@ from steptime.simulation.loop_state import (
     STALL,
     STATIC,
     STEPS,
-    TOKENS_BY_RANK,
     TOKEN_STEPS,
+    TOKENS_BY_RANK,
     TRAIN,
     WAITING,
     WIDTH,
@@ -1409,7 +1409,6 @@ def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, un
             pressed = True
             choose_decodes(q, p, rules, r)
             needed_blocks = chosen_blocks_needed(q, p, rules, r)
-        chosen = p.count[r, LIVE]
         rows, attention, chunks, ends, load, joins = 0, 0.0, 0, 0, 0.0, 0
         for g in range(rules.groups):
             budget = min(rules.budget - (0 if first else int(p.ranks[r, g, CHOSEN_BY_RANK])), rules.reads)
@@ -1424,7 +1423,6 @@ def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, un
                 preempt(q, p, rules, r)
                 choose_decodes(q, p, rules, r)
                 needed_blocks = chosen_blocks_needed(q, p, rules, r)
-            chosen = p.count[r, LIVE]
 
         # Without work, wait for a micro-batch that leaves the pipeline or a request that enters the queue.
         b = p.count[r, LIVE]

@@ -147,10 +147,10 @@ REQUEST = np.dtype(
 class Replicas(NamedTuple):
     """Counts, times, queues and records of the replicas, one row each.
 
-    `heap` sorts the decoding requests by their last step, and `residue` counts cache lengths
-    modulo the block size. `lists` contains the queue and the slots of each class and data-parallel rank, and the
-    prompt in progress of a rank. `ranks` contains the loads of the ranks, and times of pipeline stages. `delays` [s] contains, for each of the sequences that joined since the last decode step, how long
-    the others had been stalled by then.
+    `heap` sorts the decoding requests by their last step, and `residue` counts cache lengths modulo the block size. `lists`
+    contains the queue and the slots of each class and data-parallel rank, and the prompt in progress of a rank. `ranks`
+    contains the loads of the ranks, and times of pipeline stages. `delays` [s] contains, for each of the sequences that joined
+    since the last decode step, how long the others had been stalled by then.
     """
 
     count: Any

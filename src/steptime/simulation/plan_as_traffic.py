@@ -24,9 +24,9 @@ from steptime.units import show
 
 # Relative difference up to which two step times count as equal.
 SAME = 1e-6
-# Routing of a replayed plan. Routers of engines choose by load: vllm-router and SGLang's gateway (`cache_aware`, their default, takes
-# the replica with the fewest requests where loads differ), vLLM's balancer of data-parallel ranks, and llm-d (queue depth).
-# docs.gpustack.ai/gpustack-operator/main/docs/modules/model-deployment/routing, github.com/vllm-project/vllm v1/engine/core_client.py
+# Routing of a replayed plan. Routers of engines choose by load: vllm-router and SGLang's gateway (their default `cache_aware`
+# takes the replica with the fewest requests where loads differ), llm-d (queue depth), vLLM's balancer of data-parallel ranks.
+# Sources: docs.gpustack.ai/gpustack-operator/main/docs/modules/model-deployment/routing; vllm/v1/engine/core_client.py.
 ROUTE = "least-loaded"
 # Slots of a prefill pool over the prompts of a pass: the plan's memory has one pass in progress and one that is sent.
 PREFILL_SLOTS = 2
