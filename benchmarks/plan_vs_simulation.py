@@ -19,6 +19,7 @@ from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike
 from steptime.physics.engine import Engine
 from steptime.planning.plan_as_traffic import (
+    ROUTE,
     PoolLike,
     decode_policy,
     load_plan_inputs,
@@ -144,7 +145,7 @@ def compare(
     *,
     seed: int = 0,
     requests: int = MIN_COUNTED_REQUESTS,
-    route: str = "round-robin",
+    route: str = ROUTE,
 ) -> Compared:
     """Replay a plan at its own rate in a steady state and compare it with the plan.
 

@@ -51,7 +51,6 @@ class Server:
         self.padding: list[Job] = []  # of a static batch: done, but their seats are not free
         self.done: list[Job] = []
         self.turns = 0  # requests that came so far
-        self.beside = 0  # sequences that decode while a step's chunks are chosen
 
     def seconds(self, decode: list[Job], chunks: list[tuple[int, int]]) -> float:
         """Time of a step: decode sequences, and (tokens, tokens before them) of each chunk."""
@@ -63,13 +62,7 @@ class Server:
             total = sum(c for c, _ in chunks)
             factor = _joint(rates.joint, b, total)
             time += _added(rates.rows, b, total)
-            if rates.groups == 1:
-                return float(factor * time + sum(attention) + rates.chunk * len(chunks))
-            most = total if rules.kind == STATIC else min(rules.reads, -(-rules.budget // rates.groups))
-            dealt = -(-total * -(-len(chunks) // rates.groups) // len(chunks))  # chunks of mean size to the busiest group
-            busiest = max(*(c for c, _ in chunks), -(-total // rates.groups), min(most, dealt))
-            time = factor * (time + _added(rates.rank_rows, -(-b // rates.groups), busiest)) + rates.chunk * len(chunks)
-            time += rates.groups * max(*attention, sum(attention) * busiest / total)
+            return float(factor * time + sum(attention) + rates.chunk * len(chunks))
         return float(time)
 
     def blocks(self, job: Job, more: int = 0) -> int:
@@ -94,18 +87,16 @@ class Server:
         chunks: list[tuple[int, int]] = []
         ended: list[Job] = []
         load = 0.0
-        self.beside = 0
         if first:
-            load = self._read(min(rules.budget, rules.reads * self.rates.groups), chunks, ended)
+            load = self._read(min(rules.budget, rules.reads), chunks, ended)
         if not chunks:
             pressed = False
             while self.free(rules.growth) < 0:
                 self._preempt()
                 pressed = True
             decode = [job for job in self.seats if job.decoding]
-            self.beside = len(decode)
             if rules.kind in (CONTINUOUS, TRAIN):
-                budget = min(rules.budget - rules.query * len(decode), rules.reads * self.rates.groups)
+                budget = min(rules.budget - rules.query * len(decode), rules.reads)
                 load += self._read(budget, chunks, ended, closed=pressed)
             elif rules.kind == STATIC and not decode:
                 load += self._read(1 << 60, chunks, ended)
@@ -177,11 +168,7 @@ class Server:
                     self._join(job)
                     budget -= self.rules.query
                     continue
-            most = budget
-            if self.rules.kind != STATIC:
-                own = self.rules.query * (self.beside // self.rates.groups)
-                most = min(budget, max(1, min(self.rules.reads, self.rules.chunk - own)))
-            tokens = min(job.inputs + job.made - job.read, most)
+            tokens = min(job.inputs + job.made - job.read, budget)
             chunks.append((tokens, job.read))
             job.read += tokens
             budget -= tokens

@@ -25,10 +25,10 @@ ONE = st.Workload(input_tokens=1000, output_tokens=11)
 ONCE = Policy(max_num_seqs=1, max_num_batched_tokens=4096)
 
 
-def lone(model, system, *, layout=None, outputs=11, on=None, **given) -> tuple[float, float]:
+def lone(model, system, *, layout=None, outputs=11, on=None, max_tokens=4096, **given) -> tuple[float, float]:
     """The first token and the last [s] of a single request of 1,000 tokens."""
     traffic = Traffic(arrival=np.zeros(1), inputs=np.array([1000]), outputs=np.array([outputs]))
-    policy = Policy(max_num_batched_tokens=4096)
+    policy = Policy(max_num_batched_tokens=max_tokens)
     found = simulate(model, system, traffic, layout=layout or Layout(), policy=policy, engine=on or engine(), **given).requests
     return float(found["first"][0]), float(found["finish"][0])
 
@@ -41,9 +41,12 @@ def test_a_lone_prompt_is_under_way_through_all_stages(stages):
     expected = period * (2 * stages - 1) / stages
     planned = prefill_pool(LIGHT, machine(), ONE, layout=layout, prompts=1, engine=engine())
     assert float(first_token(planned, 1e-9, 1)) == pytest.approx(expected, rel=1e-4)
-    assert lone(LIGHT, machine(), layout=layout)[0] == pytest.approx(expected, rel=1e-4)
-    apart = lone(LIGHT, machine(), prefill=layout)
+    assert lone(LIGHT, machine(), layout=layout, max_tokens=1000)[0] == pytest.approx(expected, rel=1e-4)
+    apart = lone(LIGHT, machine(), prefill=layout, max_tokens=1000)
     assert apart[0] == pytest.approx(expected, rel=1e-4)
+    # A prompt that fits in one micro-batch passes one stage after the other.
+    whole = lone(LIGHT, machine(), layout=layout, max_tokens=1000 * stages)
+    assert whole[0] == pytest.approx(10e-3, rel=1e-4)
     assert apart[1] - apart[0] == pytest.approx(10 * 2.5e-3, rel=1e-3)  # a pool of one chip decodes
 
 

@@ -1,4 +1,7 @@
-"""The event loop gives the times of the plain one-step-at-a-time schedule, and loses nothing."""
+"""The event loop gives the times of the plain one-step-at-a-time schedule, and loses nothing.
+
+Data-parallel ranks and pipelines are compared with `reference`, in test_reference.py.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ COEFFICIENTS = st_.tuples(
     st_.integers(0, 3),
     st_.integers(0, 6),
     st_.integers(0, 2),
-    st_.sampled_from([1, 1, 2, 4]),
+    st_.just(1),
 )
 
 

@@ -23,7 +23,16 @@ from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.planning.plan_replay import replay_pools
 from steptime.planning.steady_state import aggregated
 from steptime.simulation import event_loop
-from steptime.simulation.loop_state import BUSY, DONE, REJECTED, TOKEN_STEPS
+from steptime.simulation.loop_state import (
+    ATTENTION_BY_RANK,
+    BUSY,
+    CONTEXT_BY_RANK,
+    DONE,
+    REJECTED,
+    TOKEN_STEPS,
+    TOKENS_BY_RANK,
+    new_replicas,
+)
 from steptime.simulation.max_rate import highest_rate, meets, rates
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
 from steptime.simulation.replica_pools import PORTION, serve, serve_disaggregated, serve_disaggregated_closed, serve_tiers
@@ -335,6 +344,21 @@ def test_a_lone_prompt_waits_for_its_own_attention_group():
         assert found.answers.ttft.mean == pytest.approx(float(expected), rel=0.05)
 
 
+def mixed_seconds(rates, batch, context, prompts, tokens):
+    """The loop's time of a step in which whole prompts are dealt to the data-parallel ranks in turn."""
+    groups = rates.groups
+    replicas = new_replicas(Policy().rules(groups=groups), 1)
+    of_rank = np.bincount(np.arange(prompts) % groups, minlength=groups)
+    attention = rates.pair * tokens * (tokens + 1) / 2 + rates.key * tokens
+    replicas.ranks[0, :groups, TOKENS_BY_RANK], replicas.ranks[0, :groups, ATTENTION_BY_RANK] = (
+        of_rank * tokens,
+        of_rank * attention,
+    )
+    replicas.ranks[0, :groups, CONTEXT_BY_RANK] = context / groups
+    work = prompts * tokens, prompts * attention, prompts
+    return event_loop.mixed_time(replicas, rates, 0, batch, context, CONTEXT_BY_RANK, *work, 1)
+
+
 @pytest.mark.parametrize("engine", ["vllm", "ideal"])
 @pytest.mark.parametrize("prompts", [1, 2, 4, 8, 9, 13, 16])
 def test_a_step_in_which_some_groups_read_takes_the_time_of_that_step(prompts, engine):
@@ -345,9 +369,7 @@ def test_a_step_in_which_some_groups_read_takes_the_time_of_that_step(prompts, e
     found = sample_pace(
         model, system, max_num_seqs=batch, max_num_batched_tokens=1200, contexts=(2000.0, 2500.0), **given
     ).rates
-    pairs = tokens * (tokens + 1) / 2
-    sums = prompts * tokens, prompts * pairs, float(prompts * tokens), prompts
-    took = event_loop.mixed_time(found, batch, batch * context, *sums, tokens, found.pair * pairs + found.key * tokens, 1200)
+    took = mixed_seconds(found, batch, batch * context, prompts, tokens)
     expected = st.mixed_step(model, system, batch=batch, context=context, prompts=prompts, tokens=tokens, **given).total
     assert took == pytest.approx(float(expected), rel=0.045)
 
@@ -366,9 +388,9 @@ def test_prompts_beside_decode_in_a_pipeline_take_the_time_of_that_step():
         ).total
         rows = prompts * 1000
         sums = batch, batch * 1150.0, rows, rows * 1001 / 2, float(rows)
-        assert event_loop.mixed_time(pace.rates, *sums, prompts, 1000, 0.0, 2048) == pytest.approx(float(step), rel=0.01)
+        assert mixed_seconds(pace.rates, batch, batch * 1150.0, prompts, 1000) == pytest.approx(float(step), rel=0.01)
         assert float(pace.seconds(*sums, prompts)) == pytest.approx(float(step), rel=0.01)
-        assert event_loop.mixed_time(apart.rates, *sums, prompts, 1000, 0.0, 2048) > 1.005 * float(step)
+        assert mixed_seconds(apart.rates, batch, batch * 1150.0, prompts, 1000) > 1.005 * float(step)
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(0, 1), (1, 3), (5, 40), (63, 100), (7, 1000), (900, 12)])

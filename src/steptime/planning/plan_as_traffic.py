@@ -24,7 +24,12 @@ from steptime.workload.workload import NONE, Speculation, Workload
 
 # Relative difference up to which two step times count as equal.
 SAME = 1e-6
-SEATS = 4
+# Routing of a replayed plan. Routers of engines choose by load: vllm-router and SGLang's gateway (their default `cache_aware`
+# takes the replica with the fewest requests where loads differ), llm-d (queue depth), vLLM's balancer of data-parallel ranks.
+# Sources: docs.gpustack.ai/gpustack-operator/main/docs/modules/model-deployment/routing; vllm/v1/engine/core_client.py.
+ROUTE = "least-loaded"
+# Slots of a prefill pool over the prompts of a pass, so that tokens limit a pass also where prompts are short.
+PREFILL_SLOTS = 4
 # Prompt tokens per step of a decode pool, for sequences that lost their cache and are computed again.
 STEP_TOKENS = 2048
 
@@ -122,11 +127,14 @@ def decode_policy(server: PoolLike, fresh: int, *, has_prefill_pool: bool, specu
         chunk=math.inf if has_prefill_pool else float(chunk),
         speculative_tokens=speculation.drafts,
         acceptance_length=speculation.acceptance,
+        route=ROUTE,
     )
 
 
 def prefill_policy(pool: PoolLike, fresh: int, speculation: Speculation = NONE) -> Policy:
-    """Return the schedule of a prefill pool: one pass of its batch at a time.
+    """Return the schedule of a prefill pool: passes with the tokens of its batch.
+
+    Short prompts share a pass, so that it has more slots than prompts of mean length.
 
     Args:
         pool: Prefill pool.
@@ -138,9 +146,10 @@ def prefill_policy(pool: PoolLike, fresh: int, speculation: Speculation = NONE) 
     """
     prompts_per_rank = max(1, int(pool.batch) // int(pool.layout.dp))
     return Policy(
-        max_num_seqs=SEATS * max(1, int(pool.batch)),
+        max_num_seqs=PREFILL_SLOTS * max(1, int(pool.batch)),
         max_num_batched_tokens=prompts_per_rank * fresh,
         speculative_tokens=speculation.drafts,
+        route=ROUTE,
     )
 
 

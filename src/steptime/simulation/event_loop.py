@@ -18,36 +18,48 @@ from typing import Any
 import numpy as np
 
 from steptime.simulation.loop_state import (
+    ATTENTION_BY_RANK,
     BLOCK_SECONDS,
     BUSY,
+    CHOSEN_BY_RANK,
     CLOCK,
     CONTEXT,
+    CONTEXT_BY_RANK,
     DECODE_SECONDS,
     DECODES,
+    DECODES_BY_RANK,
     DECODING,
     DONE,
+    ENDS,
     EVERY,
+    EXIT,
     FREE,
     GAPS,
     JOINED,
     LIVE,
+    NEXT_RANK,
     NEXT_RECORD,
     PARTIAL,
+    PASS,
     PREFILL_FIRST,
     PREFILLING,
     QUEUE,
     QUEUED,
+    QUEUED_BY_RANK,
     RECORDED,
     RECORDS,
     REJECTED,
     SEAT,
     SEAT_SECONDS,
     SEATS,
+    SEATS_BY_RANK,
     SHORTEST,
+    STAGE_FREE,
     STALL,
     STATIC,
     STEPS,
     TOKEN_STEPS,
+    TOKENS_BY_RANK,
     TRAIN,
     WAITING,
     WIDTH,
@@ -153,7 +165,7 @@ def drop(q: Any, heap: Any, r: int, size: int, i: int) -> None:
 
 @compiled
 def insert(q: Any, lists: Any, r: int, head: int, i: int, b: int) -> None:
-    """Insert a request into a list of its class.
+    """Insert a request into a list of its class and data-parallel rank.
 
     Args:
         q: Requests.
@@ -163,22 +175,22 @@ def insert(q: Any, lists: Any, r: int, head: int, i: int, b: int) -> None:
         i: Index of the request.
         b: Request in front of it; -1 inserts at the front.
     """
-    rank = q[i].rank
-    a = q[b].after if b >= 0 else lists[r, rank, head]
+    line = q[i].line
+    a = q[b].after if b >= 0 else lists[r, line, head]
     q[i].before, q[i].after = b, a
     if b >= 0:
         q[b].after = i
     else:
-        lists[r, rank, head] = i
+        lists[r, line, head] = i
     if a >= 0:
         q[a].before = i
     else:
-        lists[r, rank, head + 1] = i
+        lists[r, line, head + 1] = i
 
 
 @compiled
 def enqueue(q: Any, lists: Any, r: int, i: int) -> None:
-    """Insert a request into the queue of its class, by the time at which it is ready.
+    """Insert a request into the queue of its class and rank, by the time at which it is ready.
 
     Args:
         q: Requests.
@@ -186,7 +198,7 @@ def enqueue(q: Any, lists: Any, r: int, i: int) -> None:
         r: Index of the replica.
         i: Index of the request.
     """
-    b = lists[r, q[i].rank, QUEUE + 1]
+    b = lists[r, q[i].line, QUEUE + 1]
     while b >= 0 and q[b].ready > q[i].ready:
         b = q[b].before
     insert(q, lists, r, QUEUE, i, b)
@@ -194,7 +206,7 @@ def enqueue(q: Any, lists: Any, r: int, i: int) -> None:
 
 @compiled
 def remove(q: Any, lists: Any, r: int, head: int, i: int) -> None:
-    """Remove a request from a list of its class.
+    """Remove a request from a list of its class and data-parallel rank.
 
     Args:
         q: Requests.
@@ -203,15 +215,15 @@ def remove(q: Any, lists: Any, r: int, head: int, i: int) -> None:
         head: QUEUE or SEAT.
         i: Index of the request.
     """
-    rank, a, b = q[i].rank, q[i].before, q[i].after
+    line, a, b = q[i].line, q[i].before, q[i].after
     if a >= 0:
         q[a].after = b
     else:
-        lists[r, rank, head] = b
+        lists[r, line, head] = b
     if b >= 0:
         q[b].before = a
     else:
-        lists[r, rank, head + 1] = a
+        lists[r, line, head + 1] = a
 
 
 # --- cache blocks -------------------------------------------------------------------------------------------------------
@@ -270,6 +282,26 @@ def request_blocks(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
 
 
 @inlined
+def new_blocks(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
+    """Return the blocks that a sequence takes in its next decode step.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        i: Index of the request.
+
+    Returns:
+        Blocks.
+    """
+    if rules.reserve:
+        return 0
+    units = context_units(q, p, rules, r, i)
+    return blocks_for(rules, units + rules.growth) - blocks_for(rules, units)
+
+
+@inlined
 def blocks_needed(p: Replicas, rules: Rules, r: int) -> Any:
     """Return the blocks that the next decode step takes.
 
@@ -288,6 +320,25 @@ def blocks_needed(p: Replicas, rules: Rules, r: int) -> Any:
     if rules.unit > 1:
         return rules.growth * p.count[r, DECODES]
     return p.residue[r, (-p.count[r, STEPS]) % rules.block]
+
+
+@compiled
+def chosen_blocks_needed(q: Any, p: Replicas, rules: Rules, r: int) -> int:
+    """Return the blocks that the sequences of the next micro-batch of a pipeline take.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+
+    Returns:
+        Blocks.
+    """
+    block_count = 0
+    for k in range(p.count[r, LIVE]):
+        block_count += new_blocks(q, p, rules, r, p.heap[r, k])
+    return block_count
 
 
 @inlined
@@ -371,9 +422,63 @@ def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
         q[i].status = REJECTED
         return False
     q[i].status = WAITING
+    q[i].line = q[i].rank
+    if rules.tracks:
+        group = least_loaded_rank(p, rules, r, q[i].arrival)
+        q[i].line = q[i].rank * rules.groups + group
+        p.ranks[r, group, QUEUED_BY_RANK] += 1
     enqueue(q, p.lists, r, i)
     p.count[r, QUEUED] += 1
     return True
+
+
+@compiled
+def ending(p: Replicas, rules: Rules, r: int, g: int, now: float) -> float:
+    """Return the requests of a data-parallel rank that end with a step under way.
+
+    They have left their slot in the simulation, but not yet at this time.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        g: Index of the rank.
+        now: Time [s].
+
+    Returns:
+        Requests.
+    """
+    n = 0.0
+    for k in range(rules.waves):
+        if p.ranks[r, rules.groups + k, EXIT] > now:
+            n += p.ranks[r, g, ENDS + k]
+    return n
+
+
+@compiled
+def least_loaded_rank(p: Replicas, rules: Rules, r: int, now: float) -> int:
+    """Return the data-parallel rank for a new request.
+
+    It has the lowest score of 4 per waiting request and 1 per request in a slot, as the load balancer of vLLM. Of
+    equals, it is the next one in turn.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        now: Time of arrival [s].
+
+    Returns:
+        Index of the rank.
+    """
+    best, lowest = 0, np.inf
+    for k in range(rules.groups):
+        g = (p.count[r, NEXT_RANK] + k) % rules.groups
+        score = 4 * p.ranks[r, g, QUEUED_BY_RANK] + p.ranks[r, g, SEATS_BY_RANK] + ending(p, rules, r, g, now)
+        if score < lowest:
+            best, lowest = g, score
+    p.count[r, NEXT_RANK] = best + 1
+    return best
 
 
 @compiled
@@ -388,9 +493,12 @@ def seat(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
         i: Index of the request.
     """
     remove(q, p.lists, r, QUEUE, i)
-    insert(q, p.lists, r, SEAT, i, p.lists[r, q[i].rank, SEAT + 1])
+    insert(q, p.lists, r, SEAT, i, p.lists[r, q[i].line, SEAT + 1])
     p.count[r, QUEUED] -= 1
     p.count[r, SEATS] += 1
+    if rules.tracks:
+        p.ranks[r, q[i].line % rules.groups, QUEUED_BY_RANK] -= 1
+        p.ranks[r, q[i].line % rules.groups, SEATS_BY_RANK] += 1
     q[i].status = PREFILLING
     q[i].read = q[i].cached
     q[i].left = q[i].inputs + q[i].made - q[i].cached
@@ -414,11 +522,19 @@ def join(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     owed = (q[i].outputs - q[i].made - 1) * rules.unit
     q[i].joined, q[i].end = steps, steps + (owed + rules.growth - 1) // rules.growth
     q[i].status = DECODING
-    push(q, p.heap, r, p.count[r, LIVE], i)
+    # In a pipeline each sequence counts its own steps, and the heap has those of the next micro-batch.
+    if rules.stages > 1:
+        q[i].load = p.seconds[r, CLOCK]
+        p.heap[r, p.count[r, LIVE]] = i
+    else:
+        push(q, p.heap, r, p.count[r, LIVE], i)
     p.count[r, LIVE] += 1
     p.count[r, DECODES] += 1
     p.residue[r, (context_units(q, p, rules, r, i) - steps) % rules.block] += 1
     p.seconds[r, CONTEXT] += q[i].inputs + q[i].made + 1.0
+    if rules.tracks:
+        p.ranks[r, q[i].line % rules.groups, DECODES_BY_RANK] += 1
+        p.ranks[r, q[i].line % rules.groups, CONTEXT_BY_RANK] += q[i].inputs + q[i].made + 1.0
 
 
 @compiled
@@ -435,18 +551,25 @@ def leave(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     p.count[r, FREE] += request_blocks(q, p, rules, r, i)
     remove(q, p.lists, r, SEAT, i)
     p.count[r, SEATS] -= 1
+    units = 0
     if q[i].status == DECODING:
         units = context_units(q, p, rules, r, i)
         p.count[r, DECODES] -= 1
         p.residue[r, (units - p.count[r, STEPS]) % rules.block] -= 1
         p.seconds[r, CONTEXT] -= units / rules.unit + 1.0
+    if rules.tracks:
+        group = q[i].line % rules.groups
+        p.ranks[r, group, SEATS_BY_RANK] -= 1
+        if q[i].status == DECODING:
+            p.ranks[r, group, DECODES_BY_RANK] -= 1
+            p.ranks[r, group, CONTEXT_BY_RANK] -= units / rules.unit + 1.0
 
 
 @compiled
 def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
     """Preempt the last request of the lowest class, and put it first in its queue.
 
-    Its cache is computed again.
+    Its cache is computed again. With several data-parallel ranks it is on the rank with the most requests.
 
     Args:
         q: Requests.
@@ -454,25 +577,27 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
         rules: Scheduling rules.
         r: Index of the replica.
     """
-    rank = rules.ranks - 1
-    while p.lists[r, rank, SEAT + 1] < 0:
-        rank -= 1
-    i = p.lists[r, rank, SEAT + 1]
+    i = -1
+    for rank in range(rules.ranks - 1, -1, -1):
+        most = -1.0
+        for g in range(rules.groups):
+            last = p.lists[r, rank * rules.groups + g, SEAT + 1]
+            if last >= 0 and p.ranks[r, g, SEATS_BY_RANK] > most:
+                i, most = last, p.ranks[r, g, SEATS_BY_RANK]
+        if i >= 0:
+            break
+    group = q[i].line % rules.groups
     output_tokens = q[i].made
 
-    # A decoding request leaves the heap, one in prefill leaves the list of partial prompts.
+    # A decoding request leaves the heap; one in prefill is no longer the partial prompt of its rank.
     if q[i].status == DECODING:
-        drop(q, p.heap, r, p.count[r, LIVE], i)
-        p.count[r, LIVE] -= 1
+        if rules.stages == 1:
+            drop(q, p.heap, r, p.count[r, LIVE], i)
+            p.count[r, LIVE] -= 1
         # Tokens made so far count as part of the prompt when the cache is computed again.
         output_tokens += 1 + rules.growth * (p.count[r, STEPS] - q[i].joined) // rules.unit
     else:
-        k = 0
-        while p.partials[r, k] != i:
-            k += 1
-        p.count[r, PARTIAL] -= 1
-        for j in range(k, p.count[r, PARTIAL]):
-            p.partials[r, j] = p.partials[r, j + 1]
+        p.lists[r, group, PARTIAL] = -1
     leave(q, p, rules, r, i)
     # Its cache came from a prefill pool and is lost.
     if q[i].cached == q[i].inputs:
@@ -481,10 +606,12 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
     q[i].preempted += 1
     insert(q, p.lists, r, QUEUE, i, -1)
     p.count[r, QUEUED] += 1
+    if rules.tracks:
+        p.ranks[r, group, QUEUED_BY_RANK] += 1
 
 
 @compiled
-def finish(q: Any, p: Replicas, rules: Rules, r: int, i: int, following: Any) -> None:
+def finish(q: Any, p: Replicas, rules: Rules, r: int, i: int, now: float, following: Any) -> None:
     """Complete a request.
 
     In a closed loop, its client sends the next request when it has received the last token.
@@ -495,10 +622,11 @@ def finish(q: Any, p: Replicas, rules: Rules, r: int, i: int, following: Any) ->
         rules: Scheduling rules.
         r: Index of the replica.
         i: Index of the request.
+        now: Time of its last token [s].
         following: Next requests of the clients of a closed loop.
     """
-    q[i].finish, q[i].status = p.seconds[r, CLOCK], DONE
-    last_token_s = p.seconds[r, CLOCK] + rules.extra_delay * (q[i].first - q[i].scheduled)
+    q[i].finish, q[i].status = now, DONE
+    last_token_s = now + rules.extra_delay * (q[i].first - q[i].scheduled)
     send_next(q, p, rules, r, last_token_s, following)
 
 
@@ -640,7 +768,9 @@ def complete(q: Any, p: Replicas, rules: Rules, r: int, following: Any) -> None:
         p.count[r, LIVE] = size
         if rules.kind != STATIC:
             leave(q, p, rules, r, i)
-        finish(q, p, rules, r, i, following)
+        if rules.tracks:
+            p.ranks[r, q[i].line % rules.groups, ENDS + p.count[r, PASS]] += 1
+        finish(q, p, rules, r, i, p.seconds[r, CLOCK], following)
 
 
 @compiled
@@ -656,12 +786,14 @@ def clear(p: Replicas, rules: Rules, r: int) -> None:
     p.seconds[r, CONTEXT] = 0.0
     for k in range(rules.block):
         p.residue[r, k] = 0
-    for rank in range(rules.ranks):
-        p.lists[r, rank, SEAT], p.lists[r, rank, SEAT + 1] = -1, -1
+    for line in range(rules.ranks * rules.groups):
+        p.lists[r, line, SEAT], p.lists[r, line, SEAT + 1] = -1, -1
+    for g in range(rules.groups):
+        p.ranks[r, g, SEATS_BY_RANK], p.ranks[r, g, DECODES_BY_RANK], p.ranks[r, g, CONTEXT_BY_RANK] = 0.0, 0.0, 0.0
 
 
 @inlined
-def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, following: Any) -> None:
+def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, now: float, following: Any) -> None:
     """Give requests their next token after prefill; unfinished ones start to decode.
 
     Args:
@@ -670,27 +802,31 @@ def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, followi
         rules: Scheduling rules.
         r: Index of the replica.
         ends: Number of requests in `Replicas.ends`.
+        now: Time at which their prompts have left the last stage [s].
         following: Next requests of the clients of a closed loop.
     """
     for k in range(ends):
         i = p.ends[k]
         if np.isnan(q[i].first):
-            q[i].first = p.seconds[r, CLOCK]
+            q[i].first = now
         if q[i].outputs > q[i].made + 1:
             join(q, p, rules, r, i)
+            q[i].load = now
             # Until the next decode step, it waits only from now on.
             p.delays[r, p.count[r, JOINED]] = p.seconds[r, STALL]
-            p.count[r, JOINED] += rules.kind == PREFILL_FIRST
+            p.count[r, JOINED] += rules.kind == PREFILL_FIRST and rules.stages == 1
         elif rules.kind == STATIC:
-            finish(q, p, rules, r, i, following)
+            finish(q, p, rules, r, i, now, following)
         else:
             leave(q, p, rules, r, i)
-            finish(q, p, rules, r, i, following)
+            if rules.tracks:
+                p.ranks[r, q[i].line % rules.groups, ENDS + p.count[r, PASS]] += 1
+            finish(q, p, rules, r, i, now, following)
 
 
 @inlined
-def next_waiting(q: Any, p: Replicas, rules: Rules, r: int) -> int:
-    """Return the next request to serve.
+def next_waiting(q: Any, p: Replicas, rules: Rules, r: int, group: int) -> int:
+    """Return the next request of a data-parallel rank to serve.
 
     It is the first one in the queue of the highest class whose first request is ready.
 
@@ -699,15 +835,36 @@ def next_waiting(q: Any, p: Replicas, rules: Rules, r: int) -> int:
         p: Replicas.
         rules: Scheduling rules.
         r: Index of the replica.
+        group: Index of the rank.
 
     Returns:
         Index of the request; -1 if no request is ready.
     """
     for rank in range(rules.ranks):
-        i = p.lists[r, rank, QUEUE]
+        i = p.lists[r, rank * rules.groups + group, QUEUE]
         if i >= 0 and q[i].ready <= p.seconds[r, CLOCK]:
             return int(i)
     return -1
+
+
+@inlined
+def has_ready(q: Any, p: Replicas, rules: Rules, r: int) -> bool:
+    """Whether a request is ready in the queue of any data-parallel rank.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+
+    Returns:
+        True if one is ready.
+    """
+    for line in range(rules.ranks * rules.groups):
+        i = p.lists[r, line, QUEUE]
+        if i >= 0 and q[i].ready <= p.seconds[r, CLOCK]:
+            return True
+    return False
 
 
 @compiled
@@ -725,8 +882,8 @@ def next_front_ready(q: Any, p: Replicas, rules: Rules, r: int, after: float) ->
         Time [s]; infinite if there is no such request.
     """
     earliest = np.inf
-    for rank in range(rules.ranks):
-        i = p.lists[r, rank, QUEUE]
+    for line in range(rules.ranks * rules.groups):
+        i = p.lists[r, line, QUEUE]
         if i >= 0 and after < q[i].ready < earliest:
             earliest = q[i].ready
     return earliest
@@ -748,8 +905,8 @@ def count_ready(q: Any, p: Replicas, rules: Rules, r: int, now: float, max_count
         Requests.
     """
     n = 0
-    for rank in range(rules.ranks):
-        i = p.lists[r, rank, QUEUE]
+    for line in range(rules.ranks * rules.groups):
+        i = p.lists[r, line, QUEUE]
         while i >= 0 and n < max_count and q[i].ready <= now:
             n += 1
             i = q[i].after
@@ -771,8 +928,8 @@ def next_ready(q: Any, p: Replicas, rules: Rules, r: int, after: float) -> Any:
         Time [s]; infinite if there is no such request.
     """
     earliest = np.inf
-    for rank in range(rules.ranks):
-        i = p.lists[r, rank, QUEUE]
+    for line in range(rules.ranks * rules.groups):
+        i = p.lists[r, line, QUEUE]
         while i >= 0 and q[i].ready <= after:
             i = q[i].after
         if i >= 0:
@@ -795,8 +952,8 @@ def first_arrival(q: Any, p: Replicas, rules: Rules, r: int, now: float) -> floa
         Time [s]; infinite if no request is ready.
     """
     earliest = np.inf
-    for rank in range(rules.ranks):
-        i = p.lists[r, rank, QUEUE]
+    for line in range(rules.ranks * rules.groups):
+        i = p.lists[r, line, QUEUE]
         if i >= 0 and q[i].ready <= now:
             earliest = min(earliest, q[i].arrival)
     return earliest
@@ -866,64 +1023,136 @@ def joint_factor(table: Any, b: int, rows: int) -> Any:
 
 @entry
 def mixed_time(
+    p: Replicas,
     rates: Rates,
+    r: int,
     b: int,
     context: float,
+    column: int,
     rows: int,
-    pairs: float,
-    keys: float,
+    attention: float,
     chunks: int,
-    longest: int,
-    hardest: float,
-    max_rank_tokens: int,
+    waves: int,
 ) -> Any:
     """Return the time of a step with prefill chunks and decoding sequences.
 
-    Chunks are divided among the data-parallel ranks. The busiest rank works while the others wait, and
-    experts work on the rows of all ranks.
+    Each chunk belongs to a data-parallel rank. The rank with the most work sets the time of all, and experts work on
+    the rows of all ranks. With `waves` > 1 the step is one of as many equal ones under way in a pipeline, and the
+    result is the time of all of them.
 
     Args:
+        p: Replicas, with the prompt tokens and the attention of each rank in the step.
         rates: Coefficients of the step time.
+        r: Index of the replica.
         b: Decoding sequences.
         context: Sum of their contexts [tokens].
+        column: Column of `Replicas.ranks` with the contexts of each rank.
         rows: Prompt tokens in the step.
-        pairs: Pairs of query and key in the attention of the chunks.
-        keys: Keys in the attention of the chunks.
+        attention: Time of the attention of all chunks [s].
         chunks: Number of chunks.
-        longest: Tokens of the longest chunk.
-        hardest: Longest attention time of one chunk [s].
-        max_rank_tokens: Most prompt tokens of a rank.
+        waves: Equal steps under way in a pipeline.
 
     Returns:
         Seconds.
     """
-    seconds = run_time(rates, b, context, 0.0, 1) + rows_time(rates.rows, b, rows)
-    factor = joint_factor(rates.joint, b, rows)
-    attention = rates.pair * pairs + rates.key * keys
-    if rates.groups == 1:
-        return factor * seconds + attention + rates.chunk * chunks
-    groups = rates.groups
-    mean_rank_tokens, before = (rows + groups - 1) // groups, (b + groups - 1) // groups
-    turns = (chunks + groups - 1) // groups
-    busiest = max(longest, mean_rank_tokens, min(max_rank_tokens, (rows * turns + chunks - 1) // chunks))
-    hardest = max(hardest, attention * busiest / rows)
-    return factor * (seconds + rows_time(rates.rank_rows, before, busiest)) + groups * hardest + rates.chunk * chunks
+    b, context, rows, chunks = waves * b, waves * context, waves * rows, waves * chunks
+    factor = joint_factor(rates.joint, b, rows) if rows > 0 else 1.0
+    # A micro-batch may have more than its share of the sequences.
+    last = len(rates.decode) - 1
+    k, groups = min(b, last), rates.groups
+    base = rates.decode[k] + (b - k) * (rates.decode[last] - rates.decode[last - 1])
+    if groups == 1:
+        seconds = base + rates.context[k] * context + rows_time(rates.rows, b, rows)
+        return factor * seconds + waves * attention + rates.chunk * chunks
+    before, busiest = (b + groups - 1) // groups, 0.0
+    for g in range(groups):
+        rank = waves * groups * p.ranks[r, g, ATTENTION_BY_RANK]
+        tokens = waves * int(p.ranks[r, g, TOKENS_BY_RANK])
+        rank += factor * (rows_time(rates.rank_rows, before, tokens) if tokens > 0 else 0.0)
+        if context > 0.0:
+            rank += factor * rates.context[k] * groups * waves * p.ranks[r, g, column]
+        busiest = max(busiest, rank)
+    return factor * (base + rows_time(rates.rows, b, rows)) + busiest + rates.chunk * chunks
+
+
+@inlined
+def decode_context(p: Replicas, rules: Rules, r: int) -> Any:
+    """Return the context of a decode step, and what a step adds to it.
+
+    With several data-parallel ranks, it is that of all ranks if each had the context of the one with the most.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+
+    Returns:
+        Tokens of all sequences, and tokens per step.
+    """
+    growth = rules.growth / rules.unit
+    if rules.groups == 1:
+        return p.seconds[r, CONTEXT], growth * p.count[r, DECODES]
+    most = 0
+    for g in range(1, rules.groups):
+        if p.ranks[r, g, CONTEXT_BY_RANK] > p.ranks[r, most, CONTEXT_BY_RANK]:
+            most = g
+    return rules.groups * p.ranks[r, most, CONTEXT_BY_RANK], growth * rules.groups * p.ranks[r, most, DECODES_BY_RANK]
 
 
 @compiled
-def prefill_chunk(q: Any, i: int, budget: int, max_tokens: int) -> Any:
+def leave_pipeline(p: Replicas, rules: Rules, r: int, seconds: float) -> Any:
+    """Send a micro-batch through the stages of a pipeline, and return when it leaves the last one.
+
+    It waits before each stage until the micro-batch in front has left the stage.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        seconds: Time in one stage [s].
+
+    Returns:
+        Time [s].
+    """
+    moment = p.seconds[r, CLOCK]
+    for k in range(rules.stages):
+        moment = max(moment, p.ranks[r, rules.groups + k, STAGE_FREE]) + seconds
+        p.ranks[r, rules.groups + k, STAGE_FREE] = moment
+    return moment
+
+
+@compiled
+def next_exit(p: Replicas, rules: Rules, r: int) -> float:
+    """Return when the next micro-batch leaves a pipeline.
+
+    Args:
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+
+    Returns:
+        Time [s]; infinite if none is under way.
+    """
+    earliest = np.inf
+    for k in range(rules.waves):
+        if p.seconds[r, CLOCK] < p.ranks[r, rules.groups + k, EXIT] < earliest:
+            earliest = p.ranks[r, rules.groups + k, EXIT]
+    return earliest
+
+
+@compiled
+def prefill_chunk(q: Any, i: int, budget: int) -> Any:
     """Prefill the next chunk of a prompt and update the request.
 
     Args:
         q: Requests.
         i: Index of the request.
         budget: Tokens left in the step.
-        max_tokens: Most tokens of one chunk.
 
     Returns:
         Tokens of the chunk, pairs of query and key, and keys.
     """
-    c = min(q[i].left, max(budget, 0), max_tokens)
+    c = min(q[i].left, budget)
     pairs = c * float(q[i].read) + c * (c + 1.0) / 2.0
     keys = float(q[i].read + c)
     q[i].read += c
@@ -1027,15 +1256,16 @@ def run_length(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: f
     Returns:
         Steps, at least 1.
     """
-    b, context = p.count[r, DECODES], p.seconds[r, CONTEXT]
-    gain = b * (rules.growth / rules.unit)
+    b = p.count[r, DECODES]
+    context, gain = decode_context(p, rules, r)
     n = q[p.heap[r, 0]].end - p.count[r, STEPS]
     n = max(1, steps_with_room(p, rules, r, n))
     if rules.kind == TRAIN and run_time(rates, b, context + gain * (n - 1.0), gain, 1) > rules.interval:
         # Late trains are timed one by one.
         return 1
-    waits = p.count[r, QUEUED] > 0 and rules.ranks == 1 and next_waiting(q, p, rules, r) >= 0
-    blocked = rules.kind == STATIC or p.count[r, SEATS] == rules.seats or waits
+    waits = p.count[r, QUEUED] > 0 and rules.ranks * rules.groups == 1 and next_waiting(q, p, rules, r, 0) >= 0
+    is_full = p.count[r, SEATS] == rules.seats and rules.groups == 1
+    blocked = rules.kind == STATIC or is_full or waits
     horizon = until if stop or not blocked else np.inf
     if not blocked and p.count[r, QUEUED] > 0:
         horizon = min(horizon, next_front_ready(q, p, rules, r, p.seconds[r, CLOCK]))
@@ -1045,6 +1275,210 @@ def run_length(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: f
     if rules.kind == TRAIN:
         return min(n, max(1, int(np.ceil(away / rules.interval - ROUND))))
     return steps_until(rates, b, context, gain, away, n)
+
+
+@inlined
+def prefill_rank(
+    q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, g: int, budget: int, needed_blocks: int, ends: int, admits: bool
+) -> Any:
+    """Choose the prompts of a data-parallel rank in the next step, and give slots to waiting requests.
+
+    The prompt in progress comes before new ones. Prompts that end are added to `Replicas.ends`.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        rates: Coefficients of the step time.
+        r: Index of the replica.
+        g: Index of the rank.
+        budget: Tokens for prompts.
+        needed_blocks: Blocks that decoding sequences take in the step.
+        ends: Number of prompts in `Replicas.ends`.
+        admits: Whether waiting requests get slots.
+
+    Returns:
+        Tokens left, blocks needed, prompt tokens, their attention [s], chunks, prompts in `Replicas.ends`, time to load
+        caches [s], and requests that start to decode.
+    """
+    rows, attention, chunks, load, joins = 0, 0.0, 0, 0.0, 0
+    seats = rules.seats - p.count[r, SEATS]
+    if rules.groups * rules.stages > 1:
+        seats = min(seats, rules.rank_seats - int(p.ranks[r, g, SEATS_BY_RANK]))
+        seats -= int(ending(p, rules, r, g, p.seconds[r, CLOCK]))
+    i = p.lists[r, g, PARTIAL]
+    while budget > 0:
+        if i < 0:
+            if not admits or seats <= 0:
+                break
+            i = next_waiting(q, p, rules, r, g)
+            if i < 0:
+                break
+            needs = (q[i].inputs + (q[i].outputs if rules.reserve else q[i].made)) * rules.unit
+            ready = q[i].inputs + q[i].made == q[i].cached
+            needs += rules.growth if ready and not rules.reserve else 0
+            if blocks_for(rules, needs) > p.count[r, FREE] - needed_blocks:
+                break
+            seat(q, p, rules, r, i)
+            seats -= 1
+            load += q[i].load
+            if ready:
+                q[i].first = p.seconds[r, CLOCK] if np.isnan(q[i].first) else q[i].first
+                join(q, p, rules, r, i)
+                needed_blocks += new_blocks(q, p, rules, r, i)
+                i = -1
+                joins += 1
+                budget -= rules.query
+                continue
+        c, scored, reach = prefill_chunk(q, i, budget)
+        rows += c
+        attention += rates.pair * scored + rates.key * reach
+        chunks += 1
+        budget -= c
+        p.lists[r, g, PARTIAL] = i
+        if q[i].left == 0:
+            p.ends[ends] = i
+            ends += 1
+            p.lists[r, g, PARTIAL] = -1
+        i = -1
+    if rules.groups > 1:
+        p.ranks[r, g, TOKENS_BY_RANK], p.ranks[r, g, ATTENTION_BY_RANK] = rows, attention
+    return budget, needed_blocks, rows, attention, chunks, ends, load, joins
+
+
+@compiled
+def choose_decodes(q: Any, p: Replicas, rules: Rules, r: int) -> None:
+    """Choose the sequences that decode in the next micro-batch of a pipeline, within the tokens of each rank.
+
+    Those whose last token is still under way cannot. The first `LIVE` entries of the heap of the replica are the
+    chosen ones.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+    """
+    p.count[r, LIVE] = 0
+    for g in range(rules.groups):
+        budget = rules.budget
+        for rank in range(rules.ranks):
+            i = p.lists[r, rank * rules.groups + g, SEAT]
+            while i >= 0 and budget >= rules.query:
+                if q[i].status == DECODING and q[i].load <= p.seconds[r, CLOCK]:
+                    p.heap[r, p.count[r, LIVE]] = i
+                    p.count[r, LIVE] += 1
+                    budget -= rules.query
+                i = q[i].after
+        p.ranks[r, g, CHOSEN_BY_RANK] = rules.budget - budget
+
+
+@compiled
+def advance_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: float, following: Any) -> None:
+    """Run the micro-batches of a pipeline that enter its first stage before a given time.
+
+    Each one has the sequences that are not under way, and prompts. It is in one stage at a time, and the clock is that
+    of the first stage. As many are under way as there are stages. The next chunk of a prompt follows the last one
+    without a wait. This is the scheduler of vLLM v1.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        rates: Coefficients of the step time.
+        r: Index of the replica.
+        until: Time [s].
+        following: Next requests of the clients of a closed loop.
+    """
+    first = rules.kind == PREFILL_FIRST
+    while (p.count[r, SEATS] > 0 or p.count[r, QUEUED] > 0) and p.seconds[r, CLOCK] < until:
+        # The oldest micro-batch must have left the last stage.
+        turn = (p.count[r, PASS] + 1) % rules.waves
+        begins = max(p.seconds[r, CLOCK], p.ranks[r, rules.groups + turn, EXIT])
+        if begins >= until and until < np.inf:
+            return
+        p.seconds[r, CLOCK] = begins
+        for g in range(rules.groups):
+            p.ranks[r, g, ENDS + turn] = 0
+
+        # Choose the micro-batch as `advance` does: decoding sequences first, then prompts.
+        choose_decodes(q, p, rules, r)
+        needed_blocks, pressed = chosen_blocks_needed(q, p, rules, r), False
+        while not first and needed_blocks > p.count[r, FREE]:
+            preempt(q, p, rules, r)
+            pressed = True
+            choose_decodes(q, p, rules, r)
+            needed_blocks = chosen_blocks_needed(q, p, rules, r)
+        rows, attention, chunks, ends, load, joins = 0, 0.0, 0, 0, 0.0, 0
+        for g in range(rules.groups):
+            budget = min(rules.budget - (0 if first else int(p.ranks[r, g, CHOSEN_BY_RANK])), rules.reads)
+            _, needed_blocks, c, work, n, ends, loaded, k = prefill_rank(
+                q, p, rules, rates, r, g, budget, needed_blocks, ends, not pressed
+            )
+            rows, attention, chunks, load, joins = rows + c, attention + work, chunks + n, load + loaded, joins + k
+        if first and rows > 0:
+            p.count[r, LIVE] = 0
+        elif first and joins == 0:
+            while needed_blocks > p.count[r, FREE]:
+                preempt(q, p, rules, r)
+                choose_decodes(q, p, rules, r)
+                needed_blocks = chosen_blocks_needed(q, p, rules, r)
+
+        # Without work, wait for a micro-batch that leaves the pipeline or a request that enters the queue.
+        b = p.count[r, LIVE]
+        if rows == 0 and b == 0:
+            wakes = min(next_exit(p, rules, r), next_front_ready(q, p, rules, r, p.seconds[r, CLOCK]))
+            if wakes >= until or wakes == np.inf:
+                return
+            idle_until(p, r, wakes)
+            continue
+        p.count[r, PASS] = turn
+        context = 0.0
+        for g in range(rules.groups):
+            p.ranks[r, g, CHOSEN_BY_RANK] = 0.0
+        for k in range(b):
+            i = p.heap[r, k]
+            units = context_units(q, p, rules, r, i)
+            context += units / rules.unit + 1.0
+            p.ranks[r, q[i].line % rules.groups, CHOSEN_BY_RANK] += units / rules.unit + 1.0
+        seconds = mixed_time(p, rates, r, b, context, CHOSEN_BY_RANK, rows, attention, chunks, rules.waves) / rules.stages
+        latest = leave_pipeline(p, rules, r, load + seconds)
+        p.ranks[r, rules.groups + turn, EXIT] = latest
+        p.count[r, LIVE] = p.count[r, DECODES]
+        pass_time(p, r, load + seconds, float(p.count[r, FREE]))
+
+        # The tokens of the micro-batch are known when it leaves the last stage.
+        for k in range(b):
+            decode_one(q, p, rules, r, p.heap[r, k], latest, following)
+        if ends > 0:
+            finish_prompts(q, p, rules, r, ends, latest, following)
+
+
+@compiled
+def decode_one(q: Any, p: Replicas, rules: Rules, r: int, i: int, now: float, following: Any) -> None:
+    """Give a sequence in a pipeline the tokens of one decode step.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        r: Index of the replica.
+        i: Index of the request.
+        now: Time at which its micro-batch leaves the last stage [s].
+        following: Next requests of the clients of a closed loop.
+    """
+    growth, group = rules.growth / rules.unit, q[i].line % rules.groups
+    p.count[r, FREE] -= new_blocks(q, p, rules, r, i)
+    p.gaps[r, gap_bin(now - q[i].load)] += 1
+    p.seconds[r, TOKEN_STEPS] += 1
+    p.seconds[r, CONTEXT] += growth
+    p.ranks[r, group, CONTEXT_BY_RANK] += growth
+    q[i].joined -= 1
+    q[i].load = now
+    if q[i].end + q[i].joined <= 0:
+        leave(q, p, rules, r, i)
+        p.ranks[r, group, ENDS + p.count[r, PASS]] += 1
+        finish(q, p, rules, r, i, now, following)
 
 
 @compiled
@@ -1069,7 +1503,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
     static, first = rules.kind == STATIC, rules.kind == PREFILL_FIRST
     while (p.count[r, SEATS] > 0 or p.count[r, QUEUED] > 0) and p.seconds[r, CLOCK] < until:
         # All requests that arrived are still on their way to the queue.
-        if p.count[r, SEATS] == 0 and next_waiting(q, p, rules, r) < 0:
+        if p.count[r, SEATS] == 0 and not has_ready(q, p, rules, r):
             wakes = next_front_ready(q, p, rules, r, p.seconds[r, CLOCK])
             if wakes >= until and until < np.inf:
                 return
@@ -1086,8 +1520,11 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         # Plan one step: decoding sequences take their blocks first, then prompts use the rest of the budget.
         decode = not first
         pressed = False
-        rows, pairs, keys, chunks, ends, load, joins = 0, 0.0, 0.0, 0, 0, 0.0, 0
-        longest, hardest = 0, 0.0
+        if rules.tracks:
+            for g in range(rules.groups):
+                p.ranks[r, g, ENDS] = 0
+        rows, attention, chunks, ends, load, joins = 0, 0.0, 0, 0, 0.0, 0
+        is_spent = False
         while True:
             needed_blocks = blocks_needed(p, rules, r)
             while decode and needed_blocks > p.count[r, FREE]:
@@ -1095,54 +1532,23 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                 pressed = True
                 needed_blocks = blocks_needed(p, rules, r)
 
-            # The budget counts the tokens of all data-parallel ranks; decoding sequences use their share first.
-            budget = min(rules.budget - (rules.query * p.count[r, DECODES] if decode else 0), rules.reads * rates.groups)
-            if static:
-                budget = FAR if p.count[r, DECODES] == 0 else 0
-            b = p.count[r, DECODES] if decode else 0
-            max_chunk = FAR if static else max(1, min(rules.reads, rules.chunk - rules.query * (b // rates.groups)))
-            partial_count = p.count[r, PARTIAL]
-            # Prompts in progress come before new ones.
-            p.count[r, PARTIAL] = 0
-            partial_index = 0
-            while budget > 0 or partial_index < partial_count:
-                if partial_index < partial_count:
-                    i = p.partials[r, partial_index]
-                    partial_index += 1
-                else:
-                    if pressed or p.count[r, SEATS] >= rules.seats or (first and decode):
-                        break
-                    i = next_waiting(q, p, rules, r)
-                    if i < 0:
-                        break
-                    needs = (q[i].inputs + (q[i].outputs if rules.reserve else q[i].made)) * rules.unit
-                    ready = q[i].inputs + q[i].made == q[i].cached
-                    needs += rules.growth if ready and not rules.reserve else 0
-                    if blocks_for(rules, needs) > p.count[r, FREE] - needed_blocks:
-                        break
-                    seat(q, p, rules, r, i)
-                    load += q[i].load
-                    if ready:
-                        q[i].first = p.seconds[r, CLOCK] if np.isnan(q[i].first) else q[i].first
-                        join(q, p, rules, r, i)
-                        joins += 1
-                        needed_blocks = blocks_needed(p, rules, r)
-                        budget -= rules.query
-                        continue
-                c, scored, reach = prefill_chunk(q, i, budget, max_chunk)
-                if c > 0:
-                    rows += c
-                    pairs += scored
-                    keys += reach
-                    chunks += 1
-                    budget -= c
-                    longest, hardest = max(longest, c), max(hardest, rates.pair * scored + rates.key * reach)
-                if q[i].left > 0:
-                    p.partials[r, p.count[r, PARTIAL]] = i
-                    p.count[r, PARTIAL] += 1
-                else:
-                    p.ends[ends] = i
-                    ends += 1
+            # Each data-parallel rank has its own budget; its decoding sequences use their share first.
+            for g in range(rules.groups):
+                if rules.groups > 1:
+                    p.ranks[r, g, TOKENS_BY_RANK] = p.ranks[r, g, ATTENTION_BY_RANK] = 0.0
+                if p.count[r, QUEUED] == 0 and p.lists[r, g, PARTIAL] < 0:
+                    continue
+                budget = rules.budget
+                if decode:
+                    budget -= rules.query * (p.count[r, DECODES] if rules.groups == 1 else int(p.ranks[r, g, DECODES_BY_RANK]))
+                budget = min(budget, rules.reads)
+                if static:
+                    budget = FAR if p.count[r, DECODES] == 0 else 0
+                budget, needed_blocks, c, work, n, ends, loaded, k = prefill_rank(
+                    q, p, rules, rates, r, g, budget, needed_blocks, ends, not pressed and not (first and decode)
+                )
+                rows, attention, chunks, load, joins = rows + c, attention + work, chunks + n, load + loaded, joins + k
+                is_spent = is_spent or budget <= 0
             if rows > 0 or decode:
                 break
             # Prefill comes first, but there are no prompts.
@@ -1156,13 +1562,13 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
             if b == 0:
                 return
             # The next step has its own budget for the requests that wait.
-            has_waiting = joins > 0 and (first or budget <= 0)
+            has_waiting = joins > 0 and (first or is_spent)
             n = 1 if pressed or load > 0.0 or has_waiting else run_length(q, p, rules, rates, r, until, stop)
-            seconds = load + run_time(rates, b, p.seconds[r, CONTEXT], gain, n)
+            context, longest_gain = decode_context(p, rules, r)
+            seconds = load + run_time(rates, b, context, longest_gain, n)
         else:
             context = p.seconds[r, CONTEXT] if b > 0 else 0.0
-            reads = FAR if static else min(rules.reads, (rules.budget + rates.groups - 1) // rates.groups)
-            seconds = load + mixed_time(rates, b, context, rows, pairs, keys, chunks, longest, hardest, reads)
+            seconds = load + mixed_time(p, rates, r, b, context, CONTEXT_BY_RANK, rows, attention, chunks, 1)
         if rules.kind == TRAIN:
             seconds = n * rules.interval * max(1.0, np.ceil(seconds / (n * rules.interval) - ROUND))
         free = float(p.count[r, FREE])
@@ -1171,6 +1577,9 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
             record_gaps(p, r, n, seconds)
             p.count[r, STEPS] += n
             p.seconds[r, CONTEXT] += n * gain
+            if rules.groups > 1:
+                for g in range(rules.groups):
+                    p.ranks[r, g, CONTEXT_BY_RANK] += n * p.ranks[r, g, DECODES_BY_RANK] * (rules.growth / rules.unit)
         # Decoding sequences wait while a step only prefills.
         elif p.count[r, DECODES] > 0:
             p.seconds[r, STALL] += seconds
@@ -1178,28 +1587,37 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         # Rounding errors must not add up: the clock stays at multiples of the interval.
         if rules.kind == TRAIN:
             p.seconds[r, CLOCK] = np.rint(p.seconds[r, CLOCK] / rules.interval) * rules.interval
+        if rules.tracks:
+            p.ranks[r, rules.groups, EXIT] = p.seconds[r, CLOCK]
         if b > 0:
             complete(q, p, rules, r, following)
         if ends > 0:
-            finish_prompts(q, p, rules, r, ends, following)
+            finish_prompts(q, p, rules, r, ends, p.seconds[r, CLOCK], following)
         if static and p.count[r, LIVE] == 0:
             clear(p, rules, r)
 
 
 @compiled
-def least_loaded(p: Replicas) -> int:
+def least_loaded(p: Replicas, rules: Rules, begin: int, now: float) -> int:
     """Return the replica with the fewest requests in slots and queue.
 
     Args:
         p: Replicas.
+        rules: Scheduling rules.
+        begin: Replica to look at first.
+        now: Time [s].
 
     Returns:
-        Index of the replica; of equals the first.
+        Index of the replica; of equals the next one in turn.
     """
-    best = 0
-    for r in range(1, len(p.count)):
-        if p.count[r, SEATS] + p.count[r, QUEUED] < p.count[best, SEATS] + p.count[best, QUEUED]:
-            best = r
+    best, lowest = 0, np.inf
+    for k in range(len(p.count)):
+        r = (begin + k) % len(p.count)
+        load = float(p.count[r, SEATS] + p.count[r, QUEUED])
+        for g in range(rules.groups):
+            load += ending(p, rules, r, g, now)
+        if load < lowest:
+            best, lowest = r, load
     return best
 
 
@@ -1231,9 +1649,43 @@ def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following
         for r in range(low, high):
             advance(q, p, rules, rates, r, t, rules.closed or len(route) == 0, following)
         if i < n:
-            r = route[i] if routed else least_loaded(p)
+            r = route[i] if routed else least_loaded(p, rules, i, t)
             waits = p.count[r, QUEUED] > 0 and rules.kind != STATIC
             if p.count[r, SEATS] == 0 and not waits and p.seconds[r, CLOCK] < t:
+                idle_until(p, r, t)
+            if not arrive(q, p, rules, r, i):
+                send_next(q, p, rules, r, t, following)
+
+
+@entry
+def serve_pipeline(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following: Any, begin: int, end: int) -> None:
+    """Send a range of requests to replicas whose pipelines run micro-batch by micro-batch; else as `serve`.
+
+    It is a function of its own, because code that `serve` shares with another caller is compiled to slower code.
+
+    Args:
+        q: Requests.
+        p: Replicas.
+        rules: Scheduling rules.
+        rates: Coefficients of the step time.
+        route: Replica of each request; empty for the lowest load.
+        following: Next request of the clients of each replica, then the successor of each request.
+        begin: First request.
+        end: Request after the last.
+    """
+    n = len(q)
+    if rules.closed:
+        for r in range(len(following) - len(q)):
+            n = min(n, following[r])
+    for i in range(begin, min(end, n + 1)):
+        t = q[i].arrival if i < n else np.inf
+        routed = len(route) > 0 and i < n
+        low, high = (route[i], route[i] + 1) if routed else (0, len(p.count))
+        for r in range(low, high):
+            advance_pipeline(q, p, rules, rates, r, t, following)
+        if i < n:
+            r = route[i] if routed else least_loaded(p, rules, i, t)
+            if p.count[r, SEATS] == 0 and p.count[r, QUEUED] == 0 and p.seconds[r, CLOCK] < t:
                 idle_until(p, r, t)
             if not arrive(q, p, rules, r, i):
                 send_next(q, p, rules, r, t, following)

@@ -76,11 +76,20 @@ NOT_YET, WAITING, PREFILLING, DECODING, DONE, REJECTED = range(6)
 # Kinds of policy.
 CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN = range(4)
 # Columns of Replicas.count.
-STEPS, DECODES, SEATS, FREE, QUEUED, PARTIAL, LIVE, RECORDED, JOINED = range(9)
+STEPS, DECODES, SEATS, FREE, QUEUED, LIVE, RECORDED, JOINED, NEXT_RANK, PASS = range(10)
 # Columns of Replicas.seconds.
 CLOCK, CONTEXT, STALL, BUSY, SEAT_SECONDS, BLOCK_SECONDS, DECODE_SECONDS, NEXT_RECORD, EVERY, TOKEN_STEPS = range(10)
+# Columns of a data-parallel rank in Replicas.ranks. The three before ENDS are those of the step in progress. From ENDS on, they
+# count requests that end with a step under way, by its turn.
+QUEUED_BY_RANK, SEATS_BY_RANK, DECODES_BY_RANK, CONTEXT_BY_RANK, TOKENS_BY_RANK, ATTENTION_BY_RANK, CHOSEN_BY_RANK, ENDS = (
+    range(8)
+)
+# Columns of further rows of Replicas.ranks: when a stage is free, and when a step under way leaves the last stage [s].
+STAGE_FREE, EXIT = range(2)
 # Heads in Replicas.lists; the tails are in the next column.
 QUEUE, SEAT = 0, 2
+# Column of Replicas.lists with the prompt in progress of a rank, or -1.
+PARTIAL = 4
 # Rows of the timeline of a replica; each time it is full, its resolution is halved.
 RECORDS = 4096
 # Bins of the histogram of inter-token times, 1 % wide each.
@@ -104,7 +113,8 @@ REQUEST = np.dtype(
         # First token.
         ("first", "f8"),
         ("finish", "f8"),
-        # Time for which the step of its admission waits for cache from slower memory.
+        # Time for which the step of its admission waits for cache from slower memory. After that, in a pipeline, when its last
+        # token leaves the last stage.
         ("load", "f8"),
         ("inputs", "i8"),
         ("outputs", "i8"),
@@ -126,8 +136,10 @@ REQUEST = np.dtype(
         ("preempted", "i4"),
         ("replica", "i4"),
         # Class of priority; 0 is served first.
-        ("rank", "i4"),
-        ("status", "i4"),
+        ("rank", "i2"),
+        # Its list in a replica: one per class and data-parallel rank.
+        ("line", "i4"),
+        ("status", "i2"),
     ]
 )
 
@@ -135,10 +147,10 @@ REQUEST = np.dtype(
 class Replicas(NamedTuple):
     """Counts, times, queues and records of the replicas, one row each.
 
-    `heap` sorts the decoding requests by their last step, and `residue` counts cache lengths
-    modulo the block size. `lists` contains the queue and the slots of each class. `partials` contains the requests whose
-    prefill is not complete. `delays` [s] contains, for each of the sequences that joined since the last decode step, how long
-    the others had been stalled by then.
+    `heap` sorts the decoding requests by their last step, and `residue` counts cache lengths modulo the block size. `lists`
+    contains the queue and the slots of each class and data-parallel rank, and the prompt in progress of a rank. `ranks`
+    contains the loads of the ranks, and times of pipeline stages. `delays` [s] contains, for each of the sequences that joined
+    since the last decode step, how long the others had been stalled by then.
     """
 
     count: Any
@@ -146,7 +158,7 @@ class Replicas(NamedTuple):
     heap: Any
     residue: Any
     lists: Any
-    partials: Any
+    ranks: Any
     records: Any
     gaps: Any
     ends: Any
@@ -158,9 +170,8 @@ class Rules(NamedTuple):
 
     kind: int
     seats: int
+    # Tokens of a data-parallel rank in a step.
     budget: int
-    # Most prompt tokens of one request in a step; they run on its data-parallel rank.
-    chunk: int
     # Parts of a token in which cache room is counted: 1, or 64 where speculative tokens make contexts grow by fractions.
     unit: int
     block: int
@@ -184,6 +195,14 @@ class Rules(NamedTuple):
     extra_delay: float = 0.0
     # Most prompt tokens of a data-parallel rank in a step.
     reads: int = 1 << 24
+    # Data-parallel ranks, and slots of each.
+    groups: int = 1
+    rank_seats: int = 1 << 24
+    # Whether the loads of ranks, and the requests that end with a step, are counted.
+    tracks: bool = False
+    # Pipeline stages, and micro-batches under way in them; one stage means that all of them are one step.
+    stages: int = 1
+    waves: int = 1
 
 
 class Rates(NamedTuple):
@@ -233,7 +252,7 @@ def new_replicas(rules: Rules, replicas: int) -> Replicas:
     Returns:
         The replicas.
     """
-    count = np.zeros((replicas, 9), dtype=np.int64)
+    count = np.zeros((replicas, 10), dtype=np.int64)
     count[:, FREE] = rules.blocks
     seconds = np.zeros((replicas, 10))
     seconds[:, EVERY] = 1e-3
@@ -242,8 +261,8 @@ def new_replicas(rules: Rules, replicas: int) -> Replicas:
         seconds=seconds,
         heap=np.zeros((replicas, rules.seats + 1), dtype=np.int64),
         residue=np.zeros((replicas, rules.block), dtype=np.int64),
-        lists=np.full((replicas, rules.ranks, 4), -1, dtype=np.int64),
-        partials=np.zeros((replicas, rules.seats + 1), dtype=np.int64),
+        lists=np.full((replicas, rules.ranks * rules.groups, 5), -1, dtype=np.int64),
+        ranks=np.zeros((replicas, rules.groups + rules.stages, ENDS + rules.waves)),
         records=np.zeros((replicas, RECORDS, 4)),
         gaps=np.zeros((replicas, GAPS)),
         ends=np.zeros(rules.seats + 1, dtype=np.int64),

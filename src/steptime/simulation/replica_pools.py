@@ -85,7 +85,7 @@ def serve(
         policy = replace(policy, ranks=1 + int(np.max(traffic.ranks)))
 
     # Pool and requests are arrays that the compiled loop changes in place.
-    rules = policy.rules(closed=traffic.clients > 0, groups=pace.groups)
+    rules = policy.rules(closed=traffic.clients > 0, groups=pace.groups, stages=pace.stages, waves=pace.waves)
     rules = rules._replace(before=pace.before, before_token=pace.before_token, extra_delay=pace.extra_delay)
     requests = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, traffic.ranks, cached, load)
     pool = new_replicas(rules, replicas)
@@ -95,12 +95,14 @@ def serve(
     elif route is None:
         least = policy.route == "least-loaded" and replicas > 1
         route = np.zeros(0, dtype=np.int64) if least else np.arange(n, dtype=np.int64) % replicas
+        if policy.route == "random":
+            route = np.random.default_rng(n).integers(0, replicas, n)
 
     # Portions allow reports of progress; a closed loop has no portions, because clients continue across them.
-    rates = pace.rates
+    rates, run = pace.rates, event_loop.serve_pipeline if rules.stages > 1 else event_loop.serve
     portion = n + 1 if traffic.clients else PORTION
     for begin in range(0, n + 1, portion):
-        event_loop.serve(requests, pool, rules, rates, route, following, begin, begin + portion)
+        run(requests, pool, rules, rates, route, following, begin, begin + portion)
         if progress is not None:
             progress(min(n, begin + portion))
     return requests, rules, pool

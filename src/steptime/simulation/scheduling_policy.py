@@ -17,7 +17,7 @@ from steptime.result_base import unit
 from steptime.simulation.loop_state import CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN, Rules
 
 KINDS = {"continuous": CONTINUOUS, "prefill-first": PREFILL_FIRST, "static": STATIC, "train": TRAIN}
-ROUTES = ("round-robin", "least-loaded", "prefix-aware")
+ROUTES = ("round-robin", "least-loaded", "prefix-aware", "random")
 # Parts of a token in which contexts grow where the acceptance length is a fraction.
 UNIT = 64
 NO_LIMIT = 1 << 50
@@ -91,7 +91,7 @@ class Policy:
     speculative_tokens: int = field(default=0, metadata=unit("tokens", "speculative tokens per step"))
     ranks: int = field(default=1, metadata=unit("", "number of priority classes"))
     max_context: float = field(default=math.inf, metadata=unit("tokens", "longest context; null: no limit"))
-    route: str = field(default="round-robin", metadata=unit("", "round-robin, least-loaded or prefix-aware"))
+    route: str = field(default="round-robin", metadata=unit("", "round-robin, least-loaded, prefix-aware or random"))
 
     def __post_init__(self) -> None:
         for kind, value, options in (
@@ -128,12 +128,14 @@ class Policy:
                 f"speculative_tokens + 1 = {self.speculative_tokens + 1}, got {self.acceptance_length:g}"
             )
 
-    def rules(self, *, closed: bool = False, groups: int = 1) -> Rules:
+    def rules(self, *, closed: bool = False, groups: int = 1, stages: int = 1, waves: int = 1) -> Rules:
         """Return the numbers that the event loop uses.
 
         Args:
             closed: True for a closed loop.
             groups: Data-parallel ranks per replica.
+            stages: Pipeline stages; 1 runs all micro-batches of a step together.
+            waves: Micro-batches under way in the stages; they share the tokens of a step.
 
         Returns:
             The rules.
@@ -144,8 +146,7 @@ class Policy:
         return Rules(
             kind=KINDS[self.kind],
             seats=int(self.max_num_seqs),
-            budget=int(self.max_num_batched_tokens) * groups,
-            chunk=int(self.max_num_batched_tokens),
+            budget=-(-int(self.max_num_batched_tokens) // waves),
             unit=unit,
             block=block,
             blocks=room,
@@ -158,7 +159,12 @@ class Policy:
             ranks=int(self.ranks),
             closed=closed,
             longest=int(min(float(self.max_context), NO_LIMIT)),
-            reads=int(min(float(self.chunk), MAX_STEP_TOKENS)),
+            reads=-(-int(min(float(self.chunk), MAX_STEP_TOKENS)) // waves),
+            groups=groups,
+            rank_seats=-(-int(self.max_num_seqs) // groups),
+            tracks=groups > 1 or stages > 1 or self.route == "least-loaded",
+            stages=stages,
+            waves=waves,
         )
 
 

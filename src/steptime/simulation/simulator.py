@@ -19,7 +19,7 @@ from steptime.models.model import Model, cache_bytes
 from steptime.models.model_loading import ModelLike, resolve_model
 from steptime.number_checks import MOST_CHIPS, positive, single, whole_number
 from steptime.physics.bias_correction import Anchor, Anchors
-from steptime.physics.engine import Engine, anchored, engine_for
+from steptime.physics.engine import IDEAL, Engine, anchored, engine_for
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
@@ -249,7 +249,11 @@ def pool_server(
         The pool.
     """
     fitted = _fitted(model, system, layout, engine, policy, traffic)
-    return Server(fitted, slowed(_pace(model, system, layout, engine, fitted, traffic, check=check), slowness), replicas)
+    pace = slowed(_pace(model, system, layout, engine, fitted, traffic, check=check), slowness)
+    # The ideal engine divides every step evenly over the micro-batches; others schedule each micro-batch.
+    if layout.pp > 1 and engine.name != IDEAL.name and fitted.kind in ("continuous", "prefill-first"):
+        pace = replace(pace, stages=int(layout.pp), waves=int(min(layout.pp, layout.microbatches)), late=0.0)
+    return Server(fitted, pace, replicas)
 
 
 def _serve_pools(

@@ -51,6 +51,9 @@ class Pace(Result):
     has two parts. `rank_rows` [s] depends on the prompt tokens of the busiest rank. `shared_rows` [s], the
     experts and their exchange, depends on the prompt tokens of all ranks.
 
+    `stages` counts the pipeline stages of a pool that only prefills, and `waves` the micro-batches under way in
+    them. With one stage, all micro-batches of a pipeline are one step.
+
     `late` is the time of a prompt beyond its last pass in a pipeline, over that pass. `joint` is the factor
     on a mixed step without the attention of prompts. Its axes are decode sequences and prompt tokens, both
     powers of two minus one. `before` [s] and `before_token` [s per prompt token] are the time from arrival to
@@ -70,6 +73,8 @@ class Pace(Result):
     joint: Any = field(default=None, metadata=LEFT_OUT)
     late: float = field(default=0.0, metadata=LEFT_OUT)
     groups: int = field(default=1, metadata=LEFT_OUT)
+    stages: int = field(default=1, metadata=LEFT_OUT)
+    waves: int = field(default=1, metadata=LEFT_OUT)
     before: float = field(default=0.0, metadata=LEFT_OUT)
     before_token: float = field(default=0.0, metadata=LEFT_OUT)
     answer: float = field(default=0.0, metadata=LEFT_OUT)
