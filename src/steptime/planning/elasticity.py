@@ -167,7 +167,11 @@ def binding(case: PlanProblem, candidate: Candidate) -> tuple[str, ...]:
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
     larger_units = [math.ceil(candidate.batch * factor / unit) for factor in (NUDGE, *FURTHER)]
     larger = unit * np.array([candidate.batch // unit + 1, *larger_units])
-    sizes = chunk_sizes(case.workload, case.evidence) if candidate.mode == AGGREGATED else np.ones(1, dtype=np.int64)
+    sizes = (
+        chunk_sizes(case.workload, case.evidence, case.pinned.chunk)
+        if candidate.mode == AGGREGATED
+        else np.ones(1, dtype=np.int64)
+    )
     sizes = sizes[readable(case.workload, sizes, candidate.layout)]
     now = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
 

@@ -54,6 +54,24 @@ def kind_of(layouts: Layout, engine: Engine, system: System) -> tuple[Array, Arr
     return measured, published
 
 
+def evidence_of(engine: Engine, system: System, layout: Layout, reader: Layout | None = None) -> str:
+    """Return the evidence for a layout.
+
+    Args:
+        engine: Engine.
+        system: System.
+        layout: Layout of the replicas that decode.
+        reader: Layout of a separate prefill pool, or None.
+
+    Returns:
+        "measured", "published" or "any".
+    """
+    kinds = [kind_of(pool, engine, system) for pool in (layout, reader) if pool is not None]
+    if reader is None and bool(kinds[0][0]):
+        return MEASURED
+    return PUBLISHED if all(bool(published) for _, published in kinds) else ANY
+
+
 def _power_of_two(number: Number) -> Array:
     exponent = np.log2(np.asarray(number, dtype=np.float64))
     is_power: Array = exponent == np.rint(exponent)

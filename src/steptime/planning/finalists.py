@@ -205,6 +205,7 @@ def simulated_pools(case: PlanProblem, candidate: Candidate) -> tuple[SimulatedP
     slots = int(seats.max_num_seqs)
     if not seats.capped:
         slots = max(slots, int(seats_for(case.workload, SLACK * candidate.batch, state.growing)))
+    slots = case.pinned.max_num_seqs or slots
     server = SimulatedPool(
         role="serve" if candidate.prefill_layout is None else "decode", layout=candidate.layout, batch=candidate.batch,
         max_num_seqs=slots, queued=bool(seats.capped), chunk=candidate.chunk,
@@ -226,7 +227,7 @@ def neighbours(case: PlanProblem, candidate: Candidate) -> Iterator[Candidate]:
         Candidates.
     """
     if candidate.mode == AGGREGATED:
-        sizes = chunk_sizes(case.workload, case.evidence)
+        sizes = chunk_sizes(case.workload, case.evidence, case.pinned.chunk)
         allowed = [int(size) for size in sizes if readable(case.workload, size, candidate.layout)]
         place = allowed.index(candidate.chunk) if candidate.chunk in allowed else 0
         for near in (place - 1, place + 1):

@@ -51,11 +51,21 @@ AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """Choices of the user that a search keeps: parallel sizes of every pool, the chunk and the slots of a replica."""
+
+    sizes: tuple[tuple[str, int], ...] = ()
+    chunk: int | None = None
+    max_num_seqs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanProblem:
     """The inputs of a plan search.
 
     `asked` has the limits at `percentile`. Means stand for them in a search: `slo` has the widest targets, and `levels` all
-    from which finalists are taken (`finalists.target_levels`). `evidence` is what layouts must have (`evidence`).
+    from which finalists are taken (`finalists.target_levels`). `evidence` is what layouts must have, and `pinned` what the
+    user chose.
     `symmetric_domains` means that all whole scale-up domains have the same layout, so that caches stay in
     their domain. `sure` is the probability with which the limits must be met; None means on average. `aim`
     holds factors on the targets of TPOT and TTFT. `front` also evaluates candidates that miss the limits, for
@@ -73,6 +83,7 @@ class PlanProblem:
     percentile: str = "mean"
     levels: tuple[Slo, ...] = ()
     evidence: str = ANY
+    pinned: Pinned = Pinned()
     symmetric_domains: bool = False
     sure: float | None = None
     aim: tuple[float, float] = (1.0, 1.0)

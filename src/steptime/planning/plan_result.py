@@ -15,6 +15,7 @@ from steptime.physics.chip_memory import Memory
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.step import Step
 from steptime.picture_files import save_picture
+from steptime.planning.fleet import Fleet
 from steptime.planning.launch_facts import Served
 from steptime.planning.slo_probability import likelihood
 from steptime.result_base import Result, Tabular, columns_by_key, unit
@@ -218,6 +219,10 @@ class Plan(Tabular):
     unmeasured: Point | None = field(
         default=None, metadata=unit("", "the cheapest layout of all, if it is cheaper; no layout of its kind was measured")
     )
+    free: Point | None = field(
+        default=None, metadata=unit("", "the cheapest layout of all, where the user chose a part of the layout")
+    )
+    fleet: Fleet | None = field(default=None, metadata=unit("", "hosts for a rate of requests; null: no rate was given"))
     runner_up: Point | None = field(default=None, metadata=unit("", "the second cheapest layout"))
     front: tuple[Point, ...] = field(default=(), metadata=unit("", "Pareto front of speed and throughput, fastest first"))
     transfer_seconds: float = field(

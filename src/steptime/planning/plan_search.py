@@ -84,6 +84,7 @@ def lawful(case: PlanProblem) -> list[Layout]:
         Layouts of one replica.
     """
     layouts = memoize(case, ("legal",), legal, case.model, case.system, case.used, engine=case.engine)
+    layouts = [layout for layout in layouts if all(getattr(layout, name) == size for name, size in case.pinned.sizes)]
     if case.evidence == ANY or not layouts:
         return layouts
     measured, published = kind_of(stacked(layouts), case.engine, case.system)
@@ -144,12 +145,13 @@ def prefill_room(case: PlanProblem) -> Number:
     return case.system.chip.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
 
 
-def chunk_sizes(workload: Workload, evidence: str = ANY) -> Array:
+def chunk_sizes(workload: Workload, evidence: str = ANY, chunk: int | None = None) -> Array:
     """Return the prefill chunk sizes to try: powers of two as engines have them, and one whole prompt.
 
     Args:
         workload: Requests.
         evidence: Evidence that layouts must have; nobody has published runs with small chunks.
+        chunk: The only chunk to try [tokens], if the user has chosen it.
 
     Returns:
         Tokens per chunk, in increasing order.
@@ -159,6 +161,8 @@ def chunk_sizes(workload: Workload, evidence: str = ANY) -> Array:
     >>> chunk_sizes(Workload(input_tokens=60, output_tokens=1)).tolist()[:2]
     [60, 128]
     """
+    if chunk is not None:
+        return np.array([chunk], dtype=np.int64)
     fresh = fresh_tokens(workload)
     least = LEAST_CHUNK if evidence == ANY else LEAST_USUAL_CHUNK
     powers = 2.0 ** np.arange(np.log2(least), np.log2(LARGEST_CHUNK) + 1)
@@ -227,7 +231,7 @@ def search_aggregated(case: PlanProblem, table: Layout, decode: State, disaggreg
     wide = shaped(table, 1)
     sequences = batch_grid(wide)
     new = np.diff(sequences, axis=1, prepend=0) > 0
-    sizes = chunk_sizes(workload, case.evidence)
+    sizes = chunk_sizes(workload, case.evidence, case.pinned.chunk)
     taken_up = in_flight(sequences, wide.replicas)
     work = sequences * taken_up * fresh_tokens(workload) / (decode_steps(workload, case.speculation) * wide.dp)
     # With one sequence in flight, no other request waits for its prefill.
@@ -271,7 +275,7 @@ def _read_beside(case: PlanProblem, table: Layout, sequences: Array, decode: Sta
 
     `selection` has the shape (layouts, batches).
     """
-    workload, sizes = case.workload, chunk_sizes(case.workload, case.evidence)
+    workload, sizes = case.workload, chunk_sizes(case.workload, case.evidence, case.pinned.chunk)
     m, b = np.nonzero(selection)
     batch, layouts_taken = sequences[m, b], select_layouts(table, m[:, None])
     taken_up = in_flight(batch, np.asarray(table.replicas)[m])[:, None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
 from importlib.util import find_spec
@@ -17,14 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
-from steptime.errors import Impossible, RangeError, UnknownName, expect
+from steptime.errors import Impossible, InputError, RangeError, UnknownName, expect
 from steptime.hardware.energy import read_electricity
 from steptime.hardware.rental_prices import usd_per_million
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_single
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, resolve_model
-from steptime.number_checks import MOST_CHIPS, Number, as_whole, distinct, single, whole_number
+from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, Number, as_whole, distinct, positive, single, whole_number
 from steptime.pareto import pareto
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chunked_evaluation import keep_memory
@@ -33,7 +34,8 @@ from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range, interval_coverage_words
 from steptime.planning.elasticity import LOOKED_AT, binding, relaxed, worths
-from steptime.planning.evidence import ANY, EVIDENCE, MEASURED
+from steptime.planning.evidence import ANY, EVIDENCE, MEASURED, evidence_of
+from steptime.planning.fleet import Fleet, size_fleet
 from steptime.planning.launch_facts import what_is_served
 from steptime.planning.plan_alternatives import (
     alternative_sentence,
@@ -44,9 +46,18 @@ from steptime.planning.plan_alternatives import (
 )
 from steptime.planning.plan_intervals import candidate_ranges, list_distances
 from steptime.planning.plan_messages import does_not_fit, list_warnings, unreachable, why
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, PlanProblem, Table, evaluate_state, moving
+from steptime.planning.plan_problem import (
+    AGGREGATED,
+    DISAGGREGATED,
+    Candidate,
+    Pinned,
+    PlanProblem,
+    Table,
+    evaluate_state,
+    moving,
+)
 from steptime.planning.plan_result import Alternative, Drafted, Plan, Point, Pool, chosen_point
-from steptime.planning.plan_search import fitting, ranked, search
+from steptime.planning.plan_search import absent_because, fitting, ranked, search
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import best, evaluate_occupancy, first_token_of, matched_rate, planned_prefill
 from steptime.planning.slo_probability import check_percentile, check_sure, percentile_ratio, point, target_levels
@@ -63,6 +74,9 @@ from steptime.workload.workload import (
 )
 
 MODES = (AGGREGATED, DISAGGREGATED)
+# Parallel sizes that the user may choose.
+PINNED_SIZES = ("tp", "pp", "dp", "ep", "cp")
+MOST_SLOTS = 1 << 20
 # Smallest batch of a plan: closed forms have no rate of a single slot without a queue.
 LEAST_BATCH = 1.125
 # Factor on a batch whose closed forms have no finite wait, and how often it applies.
@@ -101,6 +115,11 @@ def plan(
     anchor: Anchors | Anchor | None = None,
     percentile: str = "p90",
     evidence: str = MEASURED,
+    sizes: Mapping[str, int] | None = None,
+    chunk: int | None = None,
+    max_num_seqs: int | None = None,
+    rate: float | None = None,
+    spare: int = 0,
 ) -> Plan:
     """Return the cheapest deployment of a workload within limits.
 
@@ -131,6 +150,11 @@ def plan(
         percentile: Percentile of requests that meets the limits: "mean", "p50", "p90", "p95" or "p99".
         evidence: "measured" prefers kinds of layouts that were measured, then published ones; "published" prefers
             these; "any" takes the cheapest of all.
+        sizes: Your own parallel sizes of every pool, such as {"tp": 8}; the others are searched.
+        chunk: Your own prompt tokens per data-parallel rank in a mixed step.
+        max_num_seqs: Your own slots per replica.
+        rate: Requests to serve [requests/s]; the plan then has a `fleet` of whole replicas on whole hosts.
+        spare: Further replicas of that fleet.
 
     Returns:
         The plan.
@@ -154,6 +178,8 @@ def plan(
     check_percentile(percentile)
     if evidence not in EVIDENCE:
         raise UnknownName("evidence", evidence, EVIDENCE, f"Known: {', '.join(EVIDENCE)}.")
+    pinned = _pinned(sizes, chunk, max_num_seqs)
+    spare = whole_number("spare", spare, minimum=0, maximum=MOST_CHIPS)
     levels = target_levels(workload, slo, percentile, simulated=_has_simulator())
     case = replace(
         _make_problem(resolve_model(model), resolve_system(system), workload, slo, chips, engine, anchor),
@@ -164,23 +190,68 @@ def plan(
         slo=levels[0],
         levels=tuple(levels),
         percentile=percentile,
+        pinned=pinned,
     )
     layouts = fitting(case)
     if not layouts:
-        raise DoesNotFit(does_not_fit(case))
+        raise _no_layout(case)
     case = _choose_speculation(case, modes, layouts, drafts, acceptance)
     effects = {"alternatives": alternatives, "elasticities": elasticities}
-    # The ideal engine is a bound over all layouts.
-    first = EVIDENCE.index(evidence if has_range(case.engine) else ANY)
+    # The ideal engine is a bound over all layouts, and the user's own layout needs no evidence.
+    first = EVIDENCE.index(evidence if has_range(case.engine) and pinned == Pinned() else ANY)
     for kind in EVIDENCE[first:]:
         best_plan = _of_evidence(replace(case, evidence=kind), modes, price, sure, **effects)
         if best_plan.feasible:
             break
-    if best_plan.feasible and best_plan.evidence != ANY and diagnostics:
+    if best_plan.feasible and kind != ANY and diagnostics:
         cheapest = _of_evidence(replace(case, evidence=ANY), modes, price, sure, alternatives=False, elasticities=False)
         if cheapest.requests_per_second > best_plan.requests_per_second * (1 + ACCURACY):
             best_plan = replace(best_plan, unmeasured=chosen_point(cheapest))
+    if best_plan.feasible and pinned != Pinned() and diagnostics:
+        free = _of_evidence(replace(case, evidence=ANY, pinned=Pinned()), modes, price, sure, **dict.fromkeys(effects, False))
+        best_plan = replace(best_plan, free=chosen_point(free) if free.feasible else None)
+    if rate is not None and best_plan.feasible:
+        best_plan = replace(best_plan, fleet=_fleet(case, best_plan, float(positive("rate", rate, "requests/s")), spare))
     return replace(best_plan, search_seconds=time.perf_counter() - started)
+
+
+def _pinned(sizes: Mapping[str, int] | None, chunk: int | None, max_num_seqs: int | None) -> Pinned:
+    """Return the user's own choices; raise RangeError where one is out of range."""
+    chosen = dict(sizes or {})
+    unknown = set(chosen) - set(PINNED_SIZES)
+    if unknown:
+        raise UnknownName("parallel size", min(unknown), PINNED_SIZES, f"Known: {', '.join(PINNED_SIZES)}.")
+    return Pinned(
+        sizes=tuple((name, whole_number(name, chosen[name], maximum=MOST_CHIPS)) for name in PINNED_SIZES if name in chosen),
+        chunk=None if chunk is None else whole_number("chunk", chunk, maximum=MOST_TOKENS),
+        max_num_seqs=None if max_num_seqs is None else whole_number("max_num_seqs", max_num_seqs, maximum=MOST_SLOTS),
+    )
+
+
+def _no_layout(case: PlanProblem) -> InputError:
+    """Return why there is no layout: the weights do not fit, or none has the user's own sizes."""
+    free = replace(case, pinned=Pinned())
+    if not case.pinned.sizes or not fitting(free):
+        return DoesNotFit(does_not_fit(free))
+    layout = Layout(**dict(case.pinned.sizes))
+    words = ", ".join(f"{name} {size}" for name, size in case.pinned.sizes)
+    why = absent_because(case, layout)
+    return RangeError(f"no layout with {words} can serve this model: {why[0] if why else 'other sizes must be given too'}")
+
+
+def _fleet(case: PlanProblem, deployment: Plan, rate: float, spare: int) -> Fleet:
+    """Return the fleet of a plan: replicas of one pool are units of their own, separate pools one unit."""
+    single = len(deployment.pools) == 1
+    count = int(deployment.pools[-1].layout.replicas) if single else 1
+    return size_fleet(
+        rate,
+        served=deployment.requests_per_second / count,
+        replica_chips=sum(pool.chips for pool in deployment.pools) // count,
+        host_chips=deployment.served.host_chips,
+        chip_rent=float(case.system.rent.typical),
+        output_tokens=float(case.workload.output_tokens),
+        spare=spare,
+    )
 
 
 def _of_evidence(
@@ -294,7 +365,6 @@ def _planned(
         workload=workload,
         slo=case.asked,
         percentile=case.percentile,
-        evidence=case.evidence,
         chips=case.chips,
         usd_per_second=float(case.rent),
         rent=case.system.rent,
@@ -448,6 +518,7 @@ def _delivered(case: PlanProblem, chosen: Chosen) -> dict[str, Any]:
     output_rate, input_rate = rate * workload.output_tokens, rate * workload.input_tokens
     return figures | {
         "mode": candidate.mode,
+        "evidence": evidence_of(case.engine, case.system, candidate.layout, candidate.prefill_layout),
         "layout_text": candidate.text,
         "pools": _pools(case, chosen, state, prefill, rate),
         "tpot_bounds": (float(state.lower) * scale["tpot"], float(state.upper) * scale["tpot"]),

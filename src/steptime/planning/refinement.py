@@ -99,7 +99,7 @@ def refined(case: PlanProblem, candidate: Candidate) -> Peak:
     batch = whole_batches if unit == 1 else with_less(whole_batches, unit)
     sizes = np.zeros(1, dtype=np.int64)
     if candidate.mode == AGGREGATED:
-        sizes = chunk_sizes(case.workload, case.evidence)
+        sizes = chunk_sizes(case.workload, case.evidence, case.pinned.chunk)
         sizes = sizes[readable(case.workload, sizes, candidate.layout)]
     state = evaluate_state(case, candidate, batch[:, None], sizes[None, :])
     seats = evaluate_occupancy(case, state, candidate, batch[:, None])
@@ -359,7 +359,7 @@ def _peaks(
 
     # Aggregated arrays have a chunk axis, disaggregated ones have not.
     if mode == AGGREGATED:
-        sizes = chunk_sizes(case.workload, case.evidence)
+        sizes = chunk_sizes(case.workload, case.evidence, case.pinned.chunk)
         state = steady_state(case, mode, shaped(layout, 2), batch[:, :, None], sizes[None, None, :])
         replicas = shaped(layout, 2).replicas
         aim = effective_targets(case, shaped(layout, 2), None, state.input_share)[1]

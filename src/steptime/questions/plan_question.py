@@ -17,7 +17,7 @@ from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, positive
 from steptime.physics.engine import Engine
 from steptime.planning.evidence import EVIDENCE
 from steptime.planning.plan_result import Plan
-from steptime.planning.planner import MODES, plan
+from steptime.planning.planner import MODES, MOST_SLOTS, PINNED_SIZES, plan
 from steptime.questions.declaration import Answer, Question, bind, count, inputs_from, number, read_answers, text
 from steptime.questions.subject import (
     DESIGN,
@@ -33,7 +33,7 @@ from steptime.workload.workload import LARGEST_SPREAD, Slo, Workload, limits
 
 COST, TPOT, TTFT = "usd_per_million_output_tokens", "tpot", "ttft"
 OUTPUT, SPEED = "tokens_per_second_per_chip", "tokens_per_second_per_user"
-DEPLOYMENT_GROUP, LIMITS_GROUP = "Deployment", "Limits"
+DEPLOYMENT_GROUP, LIMITS_GROUP, OWN_GROUP = "Deployment", "Limits", "Your own layout"
 PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -103,6 +103,18 @@ class LatencyLimits:
         return limits(speed=self.speed if self.tpot is None else 1 / self.tpot, ttft=self.ttft)
 
 
+def pinned_size(words: str) -> Any:
+    """Declare a parallel size that the user may choose.
+
+    Args:
+        words: What it is.
+
+    Returns:
+        A field of inputs.
+    """
+    return count(None, f"your own {words} in every pool", maximum=MOST_CHIPS, group=OWN_GROUP, default_words="searched")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
     """Inputs of `plan`: model, machine, requests, limits and deployment."""
@@ -132,6 +144,21 @@ class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
         None, "acceptance length: output tokens per step with speculative decoding, from 1 to drafts + 1",
         group=DEPLOYMENT_GROUP, default_words="measured",
     )  # fmt: skip
+    tp: Any = pinned_size("tensor-parallel size")
+    pp: Any = pinned_size("pipeline stages")
+    dp: Any = pinned_size("data-parallel ranks")
+    ep: Any = pinned_size("expert-parallel size")
+    cp: Any = pinned_size("context-parallel size")
+    chunk: Any = count(
+        None, "prompt tokens per data-parallel rank in a step", maximum=MOST_TOKENS, group=OWN_GROUP, default_words="searched"
+    )
+    max_num_seqs: Any = count(
+        None, "maximum sequences in a replica at a time", maximum=MOST_SLOTS, group=OWN_GROUP, default_words="from the plan"
+    )
+    rate: Any = number(
+        None, "requests/s to serve: sizes a fleet of whole replicas on whole hosts", unit="requests/s", group=DEPLOYMENT_GROUP
+    )
+    spare: Any = count(0, "further replicas of that fleet", minimum=0, maximum=MOST_CHIPS, group=DEPLOYMENT_GROUP)
     electricity: Any = text(
         None,
         "price of electricity in USD per kWh, such as 0.08/kWh; its cost is shown, and not added to the rent",
@@ -260,6 +287,11 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
         acceptance=inputs.acceptance,
         percentile=inputs.percentile,
         evidence=inputs.evidence,
+        sizes={name: value for name in PINNED_SIZES if (value := getattr(inputs, name)) is not None},
+        chunk=inputs.chunk,
+        max_num_seqs=inputs.max_num_seqs,
+        rate=inputs.rate,
+        spare=inputs.spare,
         electricity=inputs.electricity,
         alternatives=diagnostics,
         elasticities=diagnostics,

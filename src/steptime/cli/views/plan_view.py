@@ -89,8 +89,8 @@ def plan_view(plan: Plan, width: int, replay: Sequence[RenderableType] = (), *, 
         return Group(reason, *notes(plan.warnings), *front)
     drafts = [Text(f"Speculative decoding: {plan.speculation.text}.")] if plan.speculation.drafts else []
     parts: list[RenderableType | None] = [
-        _answer(plan), *replay, _figure_table(plan), _pool_table(plan), *notes(_warnings(plan)), *_money(plan, full=full),
-        *drafts, Text(plan.why, style="bold"),
+        _answer(plan), *_fleet(plan), *replay, _figure_table(plan), _pool_table(plan), *notes(_warnings(plan)),
+        *_money(plan, full=full), *drafts, Text(plan.why, style="bold"),
     ]  # fmt: skip
     if full:
         parts += [_legend(plan), *_totals(plan), *_memory_bars(plan, width), Text(), _time_tables(plan, width), Text()]
@@ -213,7 +213,26 @@ def _evidence(plan: Plan) -> list[str]:
         else:
             gain = f"{in_digits(other.tokens_per_second_per_chip)} tok/s per chip"
         lines.append(f"The cheapest of all layouts, of a kind that nobody measured, would cost {gain}: {other.layout_text}.")
+    if plan.free is not None and has_rent(plan):
+        other, cost = plan.free, plan.usd_per_million_output_tokens
+        saving = 1 - other.usd_per_million_output_tokens / cost
+        words = f"{saving:.0%} less: {other.layout_text}" if saving > AS_CHEAP else "the same"
+        lines.append(f"Without your choices the cheapest layout costs {usd(other.usd_per_million_output_tokens)}, {words}.")
     return lines
+
+
+def _fleet(plan: Plan) -> list[Text]:
+    """Return the hosts that a rate of requests needs, and their cost."""
+    fleet = plan.fleet
+    if fleet is None:
+        return []
+    spares = f" and {counted(fleet.spare, 'spare')}" if fleet.spare else ""
+    size = f"{counted(fleet.replicas, 'replica')} of {counted(fleet.replica_chips, 'chip')}"
+    words = f"For {in_digits(fleet.rate)} requests/s: {size}"
+    words += f"{spares} on {counted(fleet.hosts, 'host')} ({counted(fleet.chips, 'chip')}), {fleet.utilisation:.0%} utilized"
+    if has_rent(plan):
+        words += f"; {usd(fleet.usd_per_month)} a month, {usd(fleet.usd_per_million_output_tokens)} per million output tokens"
+    return [Text(f"{words}.", style="bold")]
 
 
 def _money(plan: Plan, *, full: bool) -> list[Text]:

@@ -1,0 +1,70 @@
+"""A fleet for a rate of requests: whole replicas on whole hosts, with spares, its cost and its utilization."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+from steptime.hardware.rental_prices import usd_per_million
+from steptime.result_base import unit
+from steptime.units import DAY
+
+MONTH: Final = 365.25 / 12 * DAY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """The hosts that serve a rate of requests, and what they cost busy or not."""
+
+    rate: float = field(metadata=unit("requests/s", "requests to serve", key="rate_requests_per_s"))
+    replicas: int = field(metadata=unit("", "replicas that serve them, without spares; a replica may have separate pools"))
+    spare: int = field(metadata=unit("", "further replicas that wait for a failure or a peak"))
+    replica_chips: int = field(metadata=unit("", "chips of a replica"))
+    hosts: int = field(metadata=unit("", "whole hosts, spares included"))
+    chips: int = field(metadata=unit("", "chips of these hosts"))
+    utilisation: float = field(metadata=unit("", "requests to serve over those that all replicas but the spares can serve"))
+    usd_per_month: float = field(metadata=unit("USD", "rent of all hosts for a month", key="usd_per_month"))
+    usd_per_million_output_tokens: float = field(
+        metadata=unit("USD", "rent of all hosts per million output tokens at this rate", key="usd_per_million_output_tokens")
+    )
+
+
+def size_fleet(
+    rate: float, *, served: float, replica_chips: int, host_chips: int, chip_rent: float, output_tokens: float, spare: int = 0
+) -> Fleet:
+    """Return the fewest replicas that serve a rate, on whole hosts.
+
+    Args:
+        rate: Requests to serve [requests/s].
+        served: Requests that one replica serves within its limits [requests/s].
+        replica_chips: Chips of a replica.
+        host_chips: Chips of a host. Small replicas share it; large ones take whole hosts.
+        chip_rent: Rent of a chip [USD/s].
+        output_tokens: Mean output tokens per request.
+        spare: Further replicas.
+
+    Returns:
+        The fleet.
+
+    >>> fleet = size_fleet(20, served=3, replica_chips=4, host_chips=8, chip_rent=1 / 3600, output_tokens=500, spare=1)
+    >>> fleet.replicas, fleet.hosts, fleet.chips, round(fleet.utilisation, 3), round(fleet.usd_per_million_output_tokens, 3)
+    (7, 4, 32, 0.952, 0.889)
+    """
+    replicas = max(1, math.ceil(rate / served - 1e-9))
+    per_host = host_chips // replica_chips
+    every = replicas + spare
+    hosts = math.ceil(every / per_host) if per_host else every * math.ceil(replica_chips / host_chips)
+    chips = hosts * host_chips
+    rent = chips * chip_rent
+    return Fleet(
+        rate=rate,
+        replicas=replicas,
+        spare=spare,
+        replica_chips=replica_chips,
+        hosts=hosts,
+        chips=chips,
+        utilisation=rate / (replicas * served),
+        usd_per_month=rent * MONTH,
+        usd_per_million_output_tokens=float(usd_per_million(rent, rate * output_tokens)),
+    )
