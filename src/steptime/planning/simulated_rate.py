@@ -36,7 +36,9 @@ from steptime.workload.traffic import Traffic
 from steptime.workload.workload import NONE, Slo, Speculation, Workload, decode_steps
 
 # Requests of a run: the fewest, and the most that are simulated of many equal replicas.
-LEAST_REQUESTS, MOST_REQUESTS = 2000, 12_000
+LEAST_REQUESTS, MOST_REQUESTS = 2000, 6000
+# Most replicas that are simulated of many equal ones: more share their load no better.
+MOST_REPLICAS = 8
 # Mean lifetimes of a request for which requests arrive, and with very many in flight.
 LIFETIMES, FEWEST_LIFETIMES = 4.0, 2.0
 # Share of the arrivals that does not count at the start, and lifetimes at the end.
@@ -51,8 +53,8 @@ LONGEST = 1 << 40
 CONFIRM_SEEDS, CONFIRM_FACTOR = (1000, 2000, 3000), 3.0
 # At a rate higher by this factor, no figure may be further beyond its limit than this ratio.
 CONFIRM_ABOVE, CONFIRM_WORST = 1.05, 1.5
-# Where a rate is not confirmed, it falls by a factor, and at most so often.
-CONFIRM_FALL, CONFIRM_TRIES = 0.975, 24
+# Where a rate is not confirmed, it falls by a factor, by its square where a queue grows, and at most so often.
+CONFIRM_FALL, CONFIRM_TRIES = 0.975, 20
 # Highest share of time in which the busiest pool may work, where no limit on the TTFT says so.
 MOST_BUSY = 0.95
 
@@ -198,7 +200,7 @@ class Loop:
         # A few of many equal replicas show the same queues; each gets its share of the requests.
         most, least = factor * MOST_REQUESTS, factor * LEAST_REQUESTS
         replicas = int(server.layout.replicas)
-        kept = max(1, math.ceil(replicas * min(1.0, most / (lifetimes * in_flight))))
+        kept = min(max(1, math.ceil(replicas * min(1.0, most / (lifetimes * in_flight)))), MOST_REPLICAS)
         self.share = kept / replicas
         self.readers = 0 if reader is None else max(1, math.ceil(int(reader.layout.replicas) * self.share - 1e-9))
         self.read_share = self.share if reader is None else self.readers / int(reader.layout.replicas)
@@ -439,12 +441,13 @@ def confirmed(loops: Sequence[Loop], run: Run, slo: Slo, percentile: str) -> Run
     rate, tpot = run.rate, run.mean_tpot
     for _ in range(CONFIRM_TRIES):
         # Runs that are sure to fail come first: most are not needed.
-        if loops[0].run(CONFIRM_ABOVE * rate, slo, percentile, tpot).worst <= CONFIRM_WORST:
+        above = loops[0].run(CONFIRM_ABOVE * rate, slo, percentile, tpot)
+        if above.worst <= CONFIRM_WORST:
             runs = [loop.run(rate, slo, percentile, tpot) for loop in loops]
             mean = _mean(runs)
             if mean.worst <= 1:
                 return replace(mean, binding=run.binding)
-        rate *= CONFIRM_FALL
+        rate *= CONFIRM_FALL if above.worst < math.inf else CONFIRM_FALL**2
     return None
 
 

@@ -262,7 +262,7 @@ def compare(
         "percentile": percentile,
         "evidence": evidence,
     }
-    plan_options |= {"alternatives": False, "elasticities": False}
+    plan_options |= {"alternatives": False, "elasticities": False, "diagnostics": False}
     pairs = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
     stand = partial(_standing, workload=workload, slo=slo, chips=chips, plan_options=plan_options)
     standings = tuple(_placed(map_in_processes(stand, pairs)))
