@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 import os
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +28,10 @@ gc.set_threshold(100_000, 50, 50)
 
 os.environ["STEPTIME_CATALOG"] = str(Path(__file__).parent / "golden")  # holds no data files: a home folder changes no test
 
+# The simulator compiles in 10 s at this level, in 16 s at numba's own (`NUMBA_OPT=3`), to the same figures.
+LEVEL = os.environ.setdefault("NUMBA_OPT", "1")
+COMPILED = Path(os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / f"numba-{LEVEL}")))
+
 output.SOON = 600.0  # a slow machine is no reason for another answer
 
 # Forty examples a law in the everyday suite; `EXAMPLES=400 pytest` looks closer.
@@ -34,6 +43,56 @@ settings.register_profile(
     max_examples=int(os.environ.get("EXAMPLES", "40")),
 )
 settings.load_profile("steady")
+
+
+def pytest_collection_finish() -> None:
+    """Let one process of a run compile the simulator; the others wait, and load what it compiled."""
+    # What is collected lives to the end: the last collections of garbage pass it over.
+    gc.freeze()
+    loop = sys.modules.get("steptime.simulation.event_loop")
+    if loop is None or sys.platform == "win32":
+        return
+    import fcntl
+
+    compile_for = loop.serve.compile
+
+    def compile_alone(signature: Any) -> Any:
+        COMPILED.mkdir(parents=True, exist_ok=True)
+        with (COMPILED / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return compile_for(signature)
+
+    loop.serve.compile = compile_alone
+
+
+def each(names: str, rows: Sequence[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Check one law over many rows in one test: `parametrize` takes 2 ms a row. A failure names all rows that break it."""
+    keys = [name.strip() for name in names.split(",")]
+
+    def merge(law: Callable[..., None]) -> Callable[..., None]:
+        @wraps(law)
+        def check(**fixtures: Any) -> None:
+            broken, skips = [], []
+            for row in rows:
+                try:
+                    law(**dict(zip(keys, row if len(keys) > 1 else (row,), strict=True)), **fixtures)
+                except pytest.skip.Exception as skip:
+                    skips.append(skip)
+                except (Exception, pytest.fail.Exception) as error:
+                    error.add_note(f"{names} = {row!r:.300}")
+                    broken.append(error)
+            if broken:
+                raise BaseExceptionGroup(f"{len(broken)} of {len(rows)} rows", broken)
+            if skips and len(skips) == len(rows):
+                raise skips[0]
+
+        signature = inspect.signature(law)
+        fixtures = [parameter for name, parameter in signature.parameters.items() if name not in keys]
+        check.__signature__ = signature.replace(parameters=fixtures)
+        return check
+
+    return merge
+
 
 RENT = Rent(low=2 / 3600, typical=2 / 3600, high=2 / 3600)
 

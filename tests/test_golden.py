@@ -10,10 +10,11 @@ from steptime.models.model import active_parameters, draft_parameters, total_par
 from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, prefill_step
+from tests.conftest import each
 from tests.published import DIFFERENT, KV, RATIOS, agrees, counted, ratios
 
 
-@pytest.mark.parametrize("entry", KV, ids=lambda e: f"{e['model'].rpartition('/')[2]}-{e['what']}-{e.get('format', 'bf16')}")
+@each("entry", KV)
 def test_kv_bytes_as_published(entry):
     """Each figure of tests/golden/kv_bytes.toml, or a difference that is known and explained on docs/models.md."""
     assert agrees(entry) is ((entry["model"], entry["bytes"]) not in DIFFERENT), counted(entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from steptime.number_checks import (
     whole_number,
 )
 from steptime.units import count
+from tests.conftest import each
 
 
 def label(value):
@@ -47,15 +49,13 @@ NO_NUMBERS = (
 )
 
 
-@pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("value", NO_NUMBERS, ids=label)
+@each("gate, value", list(product(GATES, NO_NUMBERS)))
 def test_what_is_no_number_is_refused_by_name(gate, value):
     with pytest.raises(RangeError, match="chips must be a number or an array of numbers, not"):
         gate("chips", value)
 
 
-@pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("value", [math.nan, np.float32("nan"), np.array([1.0, math.nan])], ids=label)
+@each("gate, value", list(product(GATES, [math.nan, np.float32("nan"), np.array([1.0, math.nan])])))
 def test_what_is_not_a_number_is_refused(gate, value):
     with pytest.raises(RangeError, match="chips must be a finite number, not nan"):
         gate("chips", value)

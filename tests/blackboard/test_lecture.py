@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from steptime import blackboard as bb
 from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
-from tests.conftest import machine, one_matrix
+from tests.conftest import each, machine, one_matrix
 
 
 def test_1_balance_of_h100_in_fp8():
@@ -140,9 +142,7 @@ def test_distinct_experts_and_chips():
 # --- the full model on an ideal machine of one kind of layer agrees with the blackboard ------------------------------------
 
 
-@pytest.mark.parametrize("batch", [1, 7, 100, 500, 5000])
-@pytest.mark.parametrize("context", [1, 1000, 30_000])
-@pytest.mark.parametrize("chips", [1, 2, 8])
+@each("batch, context, chips", list(product([1, 7, 100, 500, 5000], [1, 1000, 30_000], [1, 2, 8])))
 def test_full_model_agrees_with_the_step_formula(batch, context, chips):
     """The busiest resource of a step is the lecture's max(compute, weights + KV)."""
     system = machine(flops=2e15, bandwidth=4e12)

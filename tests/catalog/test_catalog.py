@@ -14,6 +14,7 @@ from steptime.catalog.hardware_loading import load_chip, load_system
 from steptime.errors import DataFileError, RangeError, UnitError, UnknownName
 from steptime.hardware.what_if import read_changes, read_figure, settable, vary
 from steptime.units import GRADES
+from tests.conftest import each
 
 CHIPS = (
     "a100",
@@ -38,7 +39,7 @@ SYSTEMS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", files("systems"))
+@each("name", files("systems"))
 def test_every_system_loads_with_sourced_figures(name):
     system = st.load_system(name)
     assert system.chips >= 1
@@ -81,7 +82,7 @@ def test_flops_per_byte(system, path, value):
     assert chip.peak[path] / chip.hbm.bandwidth == pytest.approx(value, rel=0.01)
 
 
-@pytest.mark.parametrize("name", files("models"))
+@each("name", files("models"))
 def test_every_model_file_names_its_source(name):
     entry = read_file(find("models", name))
     assert entry["name"] == name

@@ -77,7 +77,7 @@ def kept(tmp_path, monkeypatch):
     own = tmp_path / "own"
     own.mkdir()
     monkeypatch.setenv("STEPTIME_CATALOG", str(own))
-    runs = written(tmp_path / "runs.csv", measured([1.3] * 60, ttft=[1.3] * 60))
+    runs = written(tmp_path / "runs.csv", measured([1.3] * 8, ttft=[1.3] * 8))
     assert run(f"anchors add {runs} --name good").returncode == 0
     return own / "anchors"
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from steptime.launch.launch_commands import ENGINES, launch_commands, launch_fil
 from steptime.launch.shell_script import Command, comments, escape_markdown, spoken
 from steptime.launch.training_commands import STACKS, training_commands, training_lines
 from steptime.training.training_job import TrainingJob, TrainingLayout
+from tests.conftest import each
 from tests.launch.conftest import pool
 
 CONFIG = {
@@ -137,9 +139,7 @@ PLACES = (*(f"/models/{name}" for name in FOLDERS), *HOSTILE)
 PAIR = (pool("prefill", batch=4, chunk=0, tp=2), pool("decode", batch=20, chunk=0, tp=4))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("formats", [{}, {"weights": "int4", "experts": "int4"}])
+@each("engine, place, formats", list(product(ENGINES, PLACES, [{}, {"weights": "int4", "experts": "int4"}])))
 def test_launch_commands_hostile_place_runs_nothing(build, shell, engine, place, formats):
     """Once as the checkpoint that is served, once in the comment on a checkpoint of other formats."""
     lines = launch_commands(build(*PAIR, checkpoint=place, **formats), engine)

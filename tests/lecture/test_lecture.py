@@ -15,6 +15,7 @@ from steptime.errors import DataFileError, RangeError
 from steptime.lecture import lecture_content
 from steptime.lecture.current_figures import microbatches_without_idle
 from steptime.lecture.lecture_content import Statement, check, resolve_function, section, sections, statements, verdict
+from tests.conftest import each
 
 CHECKS = {  # acceptance checks of the lecture: number, what it must come to, relative tolerance
     1: (295, 0.02), 2: (2400, 0), 3: (5441, 1e-3), 4: (0.5, 0.01), 5: (14.4e-3, 1e-12), 6: (0.040, 0), 7: (128_000, 0),
@@ -37,7 +38,7 @@ def test_every_acceptance_check_comes_to_its_number():
         assert found[number].computed_verdict in ("holds", "holds within a factor"), number
 
 
-@pytest.mark.parametrize(("place", "one"), EVERY, ids=[f"{place}: {one.name[:40]}" for place, one in EVERY])
+@each("place, one", EVERY)
 def test_verdicts_are_as_stored(place, one):
     assert one.computed_verdict == one.verdict, (place, one.computed, one.stated)
     assert one.reason

@@ -30,6 +30,7 @@ from steptime.models.model import (
 from steptime.physics.chip_memory import weights_per_chip
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import legal
+from tests.conftest import each
 
 NAMES = tuple(files("models"))
 BASES = ("Family",)
@@ -53,7 +54,7 @@ def kinds() -> frozenset[str]:
     return frozenset(named | {kind for config in configs for kind in config.get("architectures") or ()})
 
 
-@pytest.mark.parametrize("file", modules())
+@each("file", modules())
 def test_a_file_has_one_final_family_and_a_model(file):
     classes = modules()[file]
     assert len(classes) == 1, "one family a file"
@@ -78,7 +79,7 @@ def test_a_family_is_the_same_by_the_name_of_its_module_and_among_all():
     assert family_named("") is family_named("no_such_kind") is None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_parameters_and_bytes(name):
     model = st.load_model(name)
     total, active = total_parameters(model), active_parameters(model)
@@ -93,7 +94,7 @@ def test_parameters_and_bytes(name):
     assert not routed or active < total - stored_only
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_the_cache_grows_linearly_or_stays_bounded(name):
     model = st.load_model(name)
     windows = [a.window * a.stride for layer, _ in model.layers for a in layer.attention if math.isfinite(a.window)]
@@ -108,7 +109,7 @@ def test_the_cache_grows_linearly_or_stays_bounded(name):
     assert kv_bytes_per_token(model) + state_bytes(model) > 0, "a model remembers what it has read"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_flops_are_twice_what_a_token_multiplies_by(name):
     """Each active parameter is multiplied and added once: all but tables, norms, biases and towers.
 
@@ -124,7 +125,7 @@ def test_flops_are_twice_what_a_token_multiplies_by(name):
     assert float(decode_flops_per_token(model, 2e5)) >= float(decode_flops_per_token(model, 2e3))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_a_prompt_costs_its_decode_steps_in_matrices(name):
     model, tokens = st.load_model(name), 64
     head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
@@ -136,7 +137,7 @@ def test_a_prompt_costs_its_decode_steps_in_matrices(name):
     assert apart == pytest.approx(prompt + head + expanded, rel=1e-9), "a prompt in two chunks does the same work"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_shards_sum_to_at_least_the_whole(name):
     model, system = st.load_model(name), st.load_system("hgx-h200")
     options = [m for m in legal(model, system, 8) if int(m.chips) == 8]

@@ -10,6 +10,7 @@ import string
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.resources import files
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from steptime.errors import InputError
 from steptime.models import model as counted
 from steptime.models.model_loading import read_model
+from tests.conftest import each
 from tests.fuzz.damage import in_time
 
 SECONDS = 10.0
@@ -156,7 +158,7 @@ def cases(kind: str, count: int, *, short: bool) -> None:
             raise AssertionError(f"{kind}, case {case}: {error!r}\n{config!r}") from error
 
 
-@pytest.mark.parametrize("kind", sorted(configs()))
+@each("kind", sorted(configs()))
 def test_a_damaged_config_is_refused_by_name_or_read(kind: str) -> None:
     cases(kind, 5, short=True)
 
@@ -193,9 +195,7 @@ def test_the_configs_of_the_catalogue_are_read_as_they_are() -> None:
     assert all(read for kind, found in families.items() for read in found)
 
 
-@pytest.mark.parametrize(
-    "junk", [*({"model_type": value} for value in JUNK), {}, {"architectures": 3}, {"architectures": [1, None]}]
-)
+@each("junk", [*({"model_type": value} for value in JUNK), {}, {"architectures": 3}, {"architectures": [1, None]}])
 def test_what_is_no_config_at_all_is_refused(junk: dict[str, Any]) -> None:
     assert not check(junk)
 
@@ -222,8 +222,7 @@ HOSTILE = (
 """Patterns on which Python's matcher takes exponential time, or which are none."""
 
 
-@pytest.mark.parametrize("pattern", HOSTILE, ids=lambda pattern: pattern[:16])
-@pytest.mark.parametrize("field", ["modules_to_not_convert", "quantized_layers"])
+@each("pattern, field", list(product(HOSTILE, ["modules_to_not_convert", "quantized_layers"])))
 def test_a_pattern_that_would_take_long_is_refused(pattern: str, field: str) -> None:
     config = shortened(configs()["deepseek_v3"][0])
     listed = {pattern: {"quant_algo": "FP8"}} if field == "quantized_layers" else [pattern]

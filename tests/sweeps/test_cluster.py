@@ -11,8 +11,6 @@ import pytest
 
 import steptime as st
 
-distributed = pytest.importorskip("distributed", reason="needs dask")
-
 AXES = {"speed": [20.0, 40.0, 80.0, 4000.0], "input": [256, 512, 1024], "output": [64, 256]}
 HELD = {"model": "llama-3.1-8b", "system": "hgx-h100", "chips": 1, "ttft": 2}
 
@@ -20,6 +18,7 @@ HELD = {"model": "llama-3.1-8b", "system": "hgx-h100", "chips": 1, "ttft": 2}
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_plans_on_a_cluster_of_which_a_worker_is_killed_and_that_is_ended_and_goes_on(tmp_path):
+    distributed = pytest.importorskip("distributed", reason="needs dask")
     alone = st.sweep("plan", AXES, workers=1, **HELD)
     out, seen = str(tmp_path / "plans.parquet"), []
     with (

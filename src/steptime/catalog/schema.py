@@ -424,6 +424,10 @@ NAMES: dict[type[Table], str] = {
 }
 
 
+# Checked files, by schema and path.
+_TABLES: dict[tuple[type[Table], Path], tuple[dict[str, Any], Any]] = {}
+
+
 def validated(schema: type[Schema], path: Path) -> Schema:
     """Return a data file as an instance of a schema.
 
@@ -432,12 +436,22 @@ def validated(schema: type[Schema], path: Path) -> Schema:
         path: Path of the file.
 
     Returns:
-        The content of the file.
+        The content of the file; do not change it, it is cached.
 
     Raises:
         DataFileError: The file does not fit the schema; the error names the place and the line.
     """
     data = read_file(path)
+    # An unchanged file is the same dict.
+    entry = _TABLES.get((schema, path))
+    if entry is None or entry[0] is not data:
+        entry = _TABLES[schema, path] = data, _fit(schema, path, data)
+    table: Schema = entry[1]
+    return table
+
+
+def _fit(schema: type[Schema], path: Path, data: dict[str, Any]) -> Schema:
+    """Return the keys and values of a file as an instance of a schema."""
     expected_kind = NAMES[schema]
     if not data:
         raise DataFileError(path, f"is empty; expected the file of {expected_kind}")
