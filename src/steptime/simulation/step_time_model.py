@@ -294,7 +294,9 @@ def sample_pace(
     without_links = _without_links(system) if overlaps else system
     pair, key = _attention_coefficients(model, without_links, settings, max_num_batched_tokens * int(layout.dp), high)
     groups = int(layout.dp)
-    rank_rows, shared = _rank_and_shared_seconds(model, system, settings, len(rows) - 1) if groups > 1 else (None, None)
+    rank_rows, shared = (
+        _rank_and_shared_seconds(model, (system, without_links), settings, len(rows) - 1) if groups > 1 else (None, None)
+    )
     pace = Pace(
         decode=decode,
         context=slope,
@@ -354,20 +356,26 @@ def _prefill_seconds(model: Model, system: System, settings: Any, max_tokens: in
     return _interpolate(step.total - step.terms.get("attention", 0.0), tokens, max_tokens)
 
 
-def _rank_and_shared_seconds(model: Model, system: System, settings: Any, max_tokens: int) -> tuple[Any, Any]:
+def _rank_and_shared_seconds(model: Model, systems: tuple[System, System], settings: Any, max_tokens: int) -> tuple[Any, Any]:
     """Return pass times [s] without attention: of one rank, and of work ranks share.
 
     Both come from passes that are spread evenly over the ranks, so that collectives overlap with operators as
-    in full passes.
+    in full passes. Where collectives of one micro-batch overlap with operators of another, a rank has its operators,
+    and the rest of an even pass is shared. `systems` are the system, and the same without the time of collectives.
     """
     tokens, groups = _knots(max_tokens), settings["layout"].dp
-    full, even = (drafted_step(model, system, tokens=n, prompts=groups, **settings) for n in (tokens, tokens / groups))
+    full, even = (drafted_step(model, systems[1], tokens=n, prompts=groups, **settings) for n in (tokens, tokens / groups))
 
     def shared(step: Step) -> Any:
         return sum((np.asarray(step.terms[name]) for name in SHARED_TERMS if name in step.terms), np.zeros(len(tokens)))
 
     rank_seconds = full.total - full.terms.get("attention", 0.0) - shared(full)
-    return _interpolate(rank_seconds, tokens, max_tokens), _interpolate(shared(even), tokens, max_tokens)
+    shared_seconds = shared(even)
+    if systems[0] is not systems[1]:
+        whole = drafted_step(model, systems[0], tokens=tokens / groups, prompts=groups, **settings)
+        own = even.total - even.terms.get("attention", 0.0) - shared(even)
+        shared_seconds = whole.total - whole.terms.get("attention", 0.0) - own
+    return _interpolate(rank_seconds, tokens, max_tokens), _interpolate(shared_seconds, tokens, max_tokens)
 
 
 def _without_links(system: System) -> System:
