@@ -35,6 +35,7 @@ def rates(seats, *, decode=40, each=3, context=1, row=4, pair=0, key=0, tick=TIC
         np.where(np.arange(600) > 0, 20 + 2 * row * np.arange(600), 0) * 64.0 * tick,
         groups,
         np.ones((1, 1)),
+        np.zeros((1, 1)),
     )
 
 

@@ -13,14 +13,15 @@ import pytest
 
 pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 
-from steptime.simulation.traffic import Lengths, open_loop
-
+import steptime as st
 from steptime.simulation.replica_pools import Server, serve, serve_disaggregated
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulator import user_visible_times
-from steptime.simulation.step_time_model import linear_pace
+from steptime.simulation.step_time_model import linear_pace, sample_pace
+from steptime.workload.traffic import Lengths, open_loop
 from tests.simulation import reference
 from tests.simulation.reference import Engine
+from tests.simulation.test_simulation import mixed_seconds
 
 STEP, SEQUENCE, CONTEXT, TOKEN, PAIR = 8e-3, 3e-5, 6e-9, 2e-5, 2e-10  # s
 MOST = 1024
@@ -178,3 +179,28 @@ def test_random_routing_waits_longer_than_routing_by_load():
         waits[route] = float(np.mean(rows["scheduled"] - rows["arrival"])) / (STEP + 100 * TOKEN)
     assert waits["random"] == pytest.approx(0.5, rel=0.05)
     assert waits["least-loaded"] < 0.25 * waits["random"]
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [("gemma-3-27b", st.Layout(tp=4, microbatches=2)), ("deepseek-v3", st.Layout(dp=16, ep=16, microbatches=2))],
+)
+def test_two_micro_batches_hide_attention_behind_slow_links(model, layout):
+    """PCIe links last longer than the operators that they overlap with: a longer prefix costs nothing until it is longer."""
+    pace = sample_pace(
+        st.load_model(model), st.load_system("l40s-8"), layout=layout, engine="ideal", max_num_seqs=512,
+        max_num_batched_tokens=4096, contexts=(8000, 12_000),
+    )  # fmt: skip
+    assert pace.mixed_error < 0.025
+
+
+def test_prompts_on_all_ranks_with_two_micro_batches_take_the_time_of_that_step():
+    """16,000 prompt tokens: their all-to-all is as long as the operators, of which one rank has an eighth."""
+    model, system, layout = st.load_model("qwen3-next-80b-a3b"), st.load_system("mi300x-8"), st.Layout(dp=8, microbatches=2)
+    given = {"layout": layout, "engine": "ideal"}
+    pace = sample_pace(
+        model, system, max_num_seqs=9568, max_num_batched_tokens=3196, contexts=(2000, 2300), check=False, **given
+    )
+    for prompts in (1, 4, 8):
+        step = st.mixed_step(model, system, batch=2392, context=2150, prompts=prompts, tokens=2000, prefix=0, **given)
+        assert mixed_seconds(pace.rates, 2392, 2392 * 2150.0, prompts, 2000) == pytest.approx(float(step.total), rel=0.025)

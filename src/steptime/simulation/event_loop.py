@@ -1000,21 +1000,21 @@ def rows_time(table: Any, before: int, rows: int) -> Any:
 
 @entry
 def joint_factor(table: Any, b: int, rows: int) -> Any:
-    """Return the factor on the time of a mixed step, interpolated in a table.
+    """Return the factor on the time of a mixed step, or its slack [s], interpolated in a table.
 
     The axes of the table are powers of two, minus one.
 
     Args:
-        table: Factors by decoding sequences and by prompt tokens.
+        table: Factors or seconds by decoding sequences and by prompt tokens.
         b: Decoding sequences.
         rows: Prompt tokens in the step.
 
     Returns:
-        Factor; 1 where the table has one row or column.
+        Interpolated value; the first one where the table has one row or column.
     """
     last, end = len(table) - 1, len(table[0]) - 1
     if last < 1 or end < 1:
-        return 1.0
+        return table[0, 0]
     x, y = min(np.log2(1.0 + b), float(last)), min(np.log2(1.0 + rows), float(end))
     i, j = min(int(x), last - 1), min(int(y), end - 1)
     x, y = x - i, y - j
@@ -1056,17 +1056,17 @@ def mixed_time(
         Seconds.
     """
     b, context, rows, chunks = waves * b, waves * context, waves * rows, waves * chunks
-    factor = joint_factor(rates.joint, b, rows) if rows > 0 else 1.0
+    factor, slack = joint_factor(rates.joint, b, rows) if rows > 0 else 1.0, joint_factor(rates.slack, b, rows)
     # A micro-batch may have more than its share of the sequences.
     last = len(rates.decode) - 1
     k, groups = min(b, last), rates.groups
     base = rates.decode[k] + (b - k) * (rates.decode[last] - rates.decode[last - 1])
     if groups == 1:
         seconds = base + rates.context[k] * context + rows_time(rates.rows, b, rows)
-        return factor * seconds + waves * attention + rates.chunk * chunks
+        return factor * seconds + max(waves * attention - slack, 0.0) + rates.chunk * chunks
     before, busiest = (b + groups - 1) // groups, 0.0
     for g in range(groups):
-        rank = waves * groups * p.ranks[r, g, ATTENTION_BY_RANK]
+        rank = max(waves * groups * p.ranks[r, g, ATTENTION_BY_RANK] - slack, 0.0)
         tokens = waves * int(p.ranks[r, g, TOKENS_BY_RANK])
         rank += factor * (rows_time(rates.rank_rows, before, tokens) if tokens > 0 else 0.0)
         if context > 0.0:

@@ -217,6 +217,7 @@ class Rates(NamedTuple):
     rank_rows: Any
     groups: int
     joint: Any
+    slack: Any
 
 
 def new_requests(arrival: Any, inputs: Any, outputs: Any, rank: Any, cached: Any, load: Any) -> Any:

@@ -36,8 +36,10 @@ LEFT_OUT = unit("", "", left_out=True)
 # Largest tabulated number of rows; beyond it the last slope continues.
 MAX_ROWS = 1 << 17
 SAMPLES = 200
+# Tokens of a prompt with next to no attention.
+SHORT_PROMPT = 32
 # Coefficients of prefill work.
-PROMPT_COEFFICIENTS = ("rows", "pair", "key", "chunk", "rank_rows", "shared_rows")
+PROMPT_COEFFICIENTS = ("rows", "pair", "key", "chunk", "rank_rows", "shared_rows", "slack")
 # Terms on which the data-parallel ranks work together.
 SHARED_TERMS = ("experts", "dispatch", "combine")
 
@@ -56,7 +58,8 @@ class Pace(Result):
 
     `late` is the time of a prompt beyond its last pass in a pipeline, over that pass. `joint` is the factor
     on a mixed step without the attention of prompts. Its axes are decode sequences and prompt tokens, both
-    powers of two minus one. `before` [s] and `before_token` [s per prompt token] are the time from arrival to
+    powers of two minus one. `slack` [s] has the same axes: collectives that overlap with operators may last longer than
+    these, and then hide as much attention of prompts. `before` [s] and `before_token` [s per prompt token] are the time from arrival to
     the queue. `answer` counts decode steps from the end of the prompt until the user sees the first token.
     `extra_delay` is the share of the time from a slot to the first token by which all tokens reach the user
     later. It comes from measured runs (an anchor). `decode_error` and `mixed_error` are mean relative errors.
@@ -71,6 +74,7 @@ class Pace(Result):
     rank_rows: Any = field(default=None, metadata=LEFT_OUT)
     shared_rows: Any = field(default=None, metadata=LEFT_OUT)
     joint: Any = field(default=None, metadata=LEFT_OUT)
+    slack: Any = field(default=None, metadata=LEFT_OUT)
     late: float = field(default=0.0, metadata=LEFT_OUT)
     groups: int = field(default=1, metadata=LEFT_OUT)
     stages: int = field(default=1, metadata=LEFT_OUT)
@@ -105,6 +109,7 @@ class Pace(Result):
             np.ascontiguousarray(self.rows if self.rank_rows is None else self.rank_rows, dtype=np.float64),
             int(self.groups),
             np.ones((1, 1)) if self.joint is None else np.ascontiguousarray(self.joint, dtype=np.float64),
+            np.zeros((1, 1)) if self.slack is None else np.ascontiguousarray(self.slack, dtype=np.float64),
         )
 
     def seconds(self, batch: Any, context: Any, tokens: Any = 0, pairs: Any = 0.0, keys: Any = 0.0, chunks: Any = 0) -> Any:
@@ -127,15 +132,18 @@ class Pace(Result):
         beyond = np.maximum(top - last, 0) * (rows[last] - rows[last - 1])
         added = rows[np.minimum(top, last)] + beyond - rows[np.minimum(batch, last)]
         decode = np.asarray(self.decode)[batch] + np.asarray(self.context)[batch] * context
-        factor = 1.0 if self.joint is None else np.where(np.asarray(tokens) > 0, self._factor(batch, tokens), 1.0)
-        return factor * (decode + added) + self.pair * pairs + self.key * keys + self.chunk * chunks
+        factor = 1.0 if self.joint is None else np.where(np.asarray(tokens) > 0, _interpolated(self.joint, batch, tokens), 1.0)
+        hidden = 0.0 if self.slack is None else _interpolated(self.slack, batch, tokens)
+        attention = np.maximum(self.pair * pairs + self.key * keys - hidden, 0.0)
+        return factor * (decode + added) + attention + self.chunk * chunks
 
-    def _factor(self, batch: Any, tokens: Any) -> Any:
-        """Return the factor on mixed steps, interpolated between the points of `joint`."""
-        table = np.asarray(self.joint)
-        (i, x), (j, y) = _between(batch, len(table)), _between(tokens, len(table[0]))
-        low, high = ((1 - y) * table[row, j] + y * table[row, j + 1] for row in (i, i + 1))
-        return (1 - x) * low + x * high
+
+def _interpolated(values: Any, batch: Any, tokens: Any) -> Any:
+    """Return values interpolated in a table whose axes are powers of two minus one."""
+    table = np.asarray(values)
+    (i, x), (j, y) = _between(batch, len(table)), _between(tokens, len(table[0]))
+    low, high = ((1 - y) * table[row, j] + y * table[row, j + 1] for row in (i, i + 1))
+    return (1 - x) * low + x * high
 
 
 def _between(number: Any, points: int) -> tuple[Any, Any]:
@@ -280,9 +288,14 @@ def sample_pace(
     # Each coefficient comes from its own sample of steps.
     decode, slope = _decode_coefficients(model, system, settings, max_num_seqs, np.linspace(low, high, 5))
     rows = _prefill_seconds(model, system, settings, int(min(MAX_ROWS, max_num_seqs + max_num_batched_tokens * layout.dp)))
-    pair, key = _attention_coefficients(model, system, settings, max_num_batched_tokens * int(layout.dp), high)
+    # Collectives that overlap with operators can hide attention, so that it is sampled without them.
+    overlaps = layout.microbatches > layout.pp
+    without_links = _without_links(system) if overlaps else system
+    pair, key = _attention_coefficients(model, without_links, settings, max_num_batched_tokens * int(layout.dp), high)
     groups = int(layout.dp)
-    rank_rows, shared = _rank_and_shared_seconds(model, system, settings, len(rows) - 1) if groups > 1 else (None, None)
+    rank_rows, shared = (
+        _rank_and_shared_seconds(model, (system, without_links), settings, len(rows) - 1) if groups > 1 else (None, None)
+    )
     pace = Pace(
         decode=decode,
         context=slope,
@@ -300,9 +313,10 @@ def sample_pace(
     )
 
     # The joint factor corrects the sum of the parts, so that it needs the other coefficients.
-    pace = replace(
-        pace, joint=_joint_factors(model, system, settings, pace, (low, high), max_num_seqs, max_num_batched_tokens * groups)
+    joint, slack = _joint_factors(
+        model, (system, without_links), settings, pace, (low, high), max_num_seqs, max_num_batched_tokens * groups
     )
+    pace = replace(pace, joint=joint, slack=slack if overlaps else None)
     if not check:
         return with_first_tokens(pace, ttft_factor(runs_on))
     errors = _sample_errors(model, system, settings, pace, (low, high), max_num_seqs, max_num_batched_tokens * groups)
@@ -341,36 +355,67 @@ def _prefill_seconds(model: Model, system: System, settings: Any, max_tokens: in
     return _interpolate(step.total - step.terms.get("attention", 0.0), tokens, max_tokens)
 
 
-def _rank_and_shared_seconds(model: Model, system: System, settings: Any, max_tokens: int) -> tuple[Any, Any]:
+def _rank_and_shared_seconds(model: Model, systems: tuple[System, System], settings: Any, max_tokens: int) -> tuple[Any, Any]:
     """Return pass times [s] without attention: of one rank, and of work ranks share.
 
     Both come from passes that are spread evenly over the ranks, so that collectives overlap with operators as
-    in full passes.
+    in full passes. Where collectives of one micro-batch overlap with operators of another, a rank has its operators,
+    and the rest of an even pass is shared. `systems` are the system, and the same without the time of collectives.
     """
     tokens, groups = _knots(max_tokens), settings["layout"].dp
-    full, even = (drafted_step(model, system, tokens=n, prompts=groups, **settings) for n in (tokens, tokens / groups))
+    full, even = (drafted_step(model, systems[1], tokens=n, prompts=groups, **settings) for n in (tokens, tokens / groups))
 
     def shared(step: Step) -> Any:
         return sum((np.asarray(step.terms[name]) for name in SHARED_TERMS if name in step.terms), np.zeros(len(tokens)))
 
     rank_seconds = full.total - full.terms.get("attention", 0.0) - shared(full)
-    return _interpolate(rank_seconds, tokens, max_tokens), _interpolate(shared(even), tokens, max_tokens)
+    shared_seconds = shared(even)
+    if systems[0] is not systems[1]:
+        whole = drafted_step(model, systems[0], tokens=tokens / groups, prompts=groups, **settings)
+        own = even.total - even.terms.get("attention", 0.0) - shared(even)
+        shared_seconds = whole.total - whole.terms.get("attention", 0.0) - own
+    return _interpolate(rank_seconds, tokens, max_tokens), _interpolate(shared_seconds, tokens, max_tokens)
+
+
+def _without_links(system: System) -> System:
+    """Return a system whose collectives take no time."""
+    fast = (replace(d, link=replace(d.link, bandwidth=d.link.bandwidth * 1e6, latency=0.0)) for d in system.domains)
+    return replace(system, domains=tuple(fast))
 
 
 def _joint_factors(
-    model: Model, system: System, settings: Any, pace: Pace, contexts: tuple[float, float], max_batch: int, budget: int
-) -> Any:
-    """Return the time of mixed steps over the sum of their parts.
+    model: Model,
+    systems: tuple[System, System],
+    settings: Any,
+    pace: Pace,
+    contexts: tuple[float, float],
+    max_batch: int,
+    budget: int,
+) -> tuple[Any, Any]:
+    """Return the time of mixed steps over the sum of their parts, and what it is above that of operators [s].
 
-    Prompts are spread evenly over the ranks, and their attention is left out.
+    Prompts are spread evenly over the ranks, and their attention is left out. `systems` are the system, and the same
+    without the time of collectives.
     """
     batch, tokens = (2 ** np.arange(np.ceil(np.log2(1 + n)) + 1).astype(np.int64) - 1 for n in (max_batch, budget))
     batch, groups, context = np.minimum(batch, max_batch)[:, None], settings["layout"].dp, sum(contexts) / 2
     tokens_per_rank = np.maximum(tokens / groups, 1.0)
-    decode_step = drafted_step(model, system, batch=batch, context=context, **settings)
-    step = drafted_step(model, system, batch=batch, context=context, prompts=groups, tokens=tokens_per_rank, **settings)
-    attention = step.terms.get("attention", 0.0) - decode_step.terms.get("attention", 0.0)
-    return (step.total - attention) / pace.seconds(batch, batch * context, np.round(groups * tokens_per_rank).astype(np.int64))
+    # Short prompts have next to no attention, which collectives would hide.
+    overlaps = systems[0] is not systems[1]
+    parts = np.maximum(tokens_per_rank // SHORT_PROMPT, 1.0) if overlaps else 1.0
+
+    def without_attention(system: System) -> Any:
+        decode_step = drafted_step(model, system, batch=batch, context=context, **settings)
+        sizes = {"batch": batch, "context": context, "prompts": groups * parts, "tokens": tokens_per_rank / parts}
+        step = drafted_step(model, system, **sizes, **settings)
+        attention = step.terms.get("attention", 0.0) - decode_step.terms.get("attention", 0.0)
+        # Terms that collectives hide are zero, also those of decode in a mixed step.
+        return step.total - (np.maximum(attention, 0.0) if overlaps else attention)
+
+    total = without_attention(systems[0])
+    operators = without_attention(systems[1]) if overlaps else total
+    summed = pace.seconds(batch, batch * context, np.round(groups * tokens_per_rank).astype(np.int64))
+    return total / summed, np.maximum(total - operators, 0.0)
 
 
 def _pipeline_latency_share(model: Model, system: System, settings: Any, tokens: int) -> float:
