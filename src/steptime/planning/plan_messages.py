@@ -84,8 +84,8 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     )
     rented = math.isfinite(float(case.system.rent.typical))
     step = "step" if server.role == "serve" else "decode step"
-    verb = "be cheaper" if rented else "serve more"
-    text = f"With these formats, chips and limits it cannot {verb}: {_binding_sentence(case, deployment)}."
+    verb = "being cheaper" if rented else "serving more"
+    text = f"What keeps it from {verb}: {_binding_sentence(case, deployment)}."
     text += f" A {step} spends {shares}." if shares else ""
     change = best_change(deployment)
     if not deployment.elasticities:
