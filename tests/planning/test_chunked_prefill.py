@@ -127,3 +127,22 @@ def test_the_share_of_mixed_steps_that_a_token_meets_solves_its_equation(decodin
     found = interleaved_prefill_share(decoding, steps, chunks, decode, slow, replicas=replicas)
     assert [float(x) for x in found] == [pytest.approx(seen, rel=1e-6), pytest.approx(share, rel=1e-6)]
     assert seen == pytest.approx(met(seen)[0], abs=2e-3)
+
+
+def test_the_share_of_slow_steps_is_found_wherever_steps_with_chunks_are_long():
+    """Points where the secant method fails are bisected, next to others where it does not."""
+    rng = np.random.default_rng(1)
+    slots = rng.choice([2.0, 3.0, 8.0, 64.0], 120)
+    points = [
+        rng.uniform(0.01, 0.99, 120) * slots,
+        slots,
+        rng.choice([1.0, 4.0, 32.0], 120),
+        np.full(120, 0.01),
+        0.01 * np.exp(rng.uniform(0, 6, 120)),
+        0.01 * np.exp(rng.uniform(-3, 4, 120)),
+    ]
+    hard = (0.6140852564786954, 2, 16, 0.01, 2.8470276153025127, 0.35246067226328353)
+    points = [np.append(column, value) for column, value in zip(points, hard, strict=True)]
+    found = 1 - mixed_step_stats(*points).decode_only_share
+    assert found[-1] == pytest.approx(0.310429, abs=1e-6)
+    assert found == pytest.approx([slow_steps(*(float(c[i]) for c in points)) for i in range(121)], rel=1e-5)
