@@ -10,10 +10,13 @@ import pytest
 
 import steptime as st
 from steptime.errors import InputError
+from steptime.picture_files import BLUE, GREEN, GREY, ORANGE
 from steptime.planning.plan_result import Plan, Point
 from tests.cli.test_commands import run
 
 pytest.importorskip("matplotlib")
+
+from matplotlib.colors import to_rgb
 
 from steptime.planning.pareto_plot import TICKS, draw_pareto_front
 
@@ -77,6 +80,8 @@ def test_picture_has_the_front_the_plan_its_ranges_its_bound_and_the_limit():
     assert axes.get_ylabel() == "USD per million output tokens"
     words = [text.get_text() for text in axes.get_legend().get_texts()]
     assert "this plan: $3.00 at 50 tok/s, with 90 % ranges" in words
+    axes = drawn(replace(MADE, tpot=0.0205))[0]
+    assert axes.get_legend().get_texts()[1].get_text() == "this plan: $3.00 at 48.8 tok/s, with 90 % ranges"
     assert axes.figure.get_suptitle() == "toy on 2 chips of box, 3,000 tokens in, 100 out"
 
 
@@ -109,6 +114,31 @@ def test_a_single_user_on_a_whole_rack_does_not_flatten_the_picture():
     dear = replace(MADE, front=(point(99.0, 900.0, 9.0), *MADE.front))
     assert drawn(dear)[0].get_ylim() == pytest.approx((1.2 * 0.7, 1.2 * 60))
     assert drawn(replace(dear, ideal=None))[0].get_ylim() == pytest.approx((1.5 * 0.7, 1.5 * 60))
+
+
+def test_plan_stands_out_from_its_front():
+    """A small round mark for each layout, a diamond with a white edge above them for the plan, a star for the bound."""
+    axes = drawn(MADE)[0]
+    looks = {
+        line.get_label().partition(":")[0]: (
+            line.get_color(), line.get_linestyle(), line.get_linewidth(), line.get_marker(), line.get_markersize(),
+            line.get_markeredgecolor(), line.get_markeredgewidth(), line.get_zorder(),
+        )
+        for line in axes.lines
+    }  # fmt: skip
+    assert looks == {
+        "Pareto front": (BLUE, "-", 2, "o", 3.5, BLUE, 1.0, 2),
+        "this plan": (ORANGE, "None", 1.5, "D", 8, "white", 1.2, 5),
+        "the same layout without losses": (GREEN, "None", 1.5, "*", 11, "white", 1.0, 2),
+        "speed limit": (GREY, "--", 1.2, "None", 6.0, GREY, 1.0, 2),
+    }
+    assert [part.get_color().tolist() for part in axes.collections] == [[[*to_rgb(ORANGE), 0.8]]] * 2
+    assert [part.get_linewidth().tolist() for part in axes.collections] == [[1.2]] * 2
+    assert axes.figure.get_size_inches().tolist() == [7.2, 4.4]
+    legend, title = axes.get_legend(), axes.figure._suptitle
+    assert (legend._loc, drawn(FREE)[0].get_legend()._loc, legend.get_frame_on()) == (2, 1, False)
+    assert legend.get_texts()[0].get_fontsize() == 8.5
+    assert (title.get_fontsize(), title.get_position()[0], title.get_ha()) == (10.5, 0.01, "left")
 
 
 def test_what_a_plan_does_not_have_is_not_drawn():
