@@ -12,9 +12,19 @@ import steptime as st
 from steptime.physics.layout import Layout, shaped, stacked
 from steptime.physics.layout_space import pairs
 from steptime.planning import pd_matching
+from steptime.planning.batch_grids import batch_grid
 from steptime.planning.batch_queue import PassTime
-from steptime.planning.pd_matching import Reader, _beaten, _best_of_each, _Decoders, _finds_place, _largest, _matched
-from steptime.planning.plan_problem import DISAGGREGATED, evaluate_prefill, evaluate_state, steady_state
+from steptime.planning.pd_matching import (
+    Reader,
+    _beaten,
+    _best_decoders,
+    _best_of_each,
+    _Decoders,
+    _finds_place,
+    _largest,
+    _matched,
+)
+from steptime.planning.plan_problem import COLUMNS, DISAGGREGATED, evaluate_prefill, evaluate_state, steady_state
 from steptime.planning.plan_search import fitting, search
 from steptime.planning.refinement import first_token_of, matched_rate
 from steptime.planning.steady_state import load_shares
@@ -41,7 +51,7 @@ def decoders(chips: int, layout: int, *rows: tuple[float, ...]) -> _Decoders:
 READERS = [reader(1, 0, [5.0, 4.9, 4.8, 4.7, 4.6, 4.5, 4.4, 4.3]), reader(2, 1, [11.0, 10.9, 10.8, 10.7], prompts=3)]
 DECODERS = [
     decoders(1, 0, (4, 0.01, 3.0, 99.0, 0.2, 0.5), (8, 0.02, 4.0, 2.5, 0.5, 0.8), (2, 0.005, 6.0, 99.0, 0.95, 0.1)),
-    decoders(4, 2, (16, 0.004, 30.0, 28.0, 0.3, 0.4), (64, 0.03, 44.0, 99.0, 0.91, 0.9)),
+    decoders(4, 2, (16, 0.004, 30.0, 28.0, 0.3, 0.4), (64, 0.03, 44.0, 99.0, 0.95, 0.9)),
 ]
 
 
@@ -118,6 +128,53 @@ def test_the_largest_batch_lies_on_the_line_to_the_first_batch_beyond_a_limit(sl
         size = grid[row, low] * (grid[row, low + 1] / grid[row, low]) ** share
         assert batch[row, 0] == max(int(size / unit[row] + 1e-9) * unit[row], grid[row, low])
         assert found_load[row, 0] == pytest.approx(load[row, low] + share * (load[row, low + 1] - load[row, low]))
+
+
+def test_the_largest_batch_where_nothing_grows_is_the_last_but_one_of_the_grid():
+    given, wide = case(slo=st.Slo(tpot=1.0)), shaped(stacked([Layout()]), 1)
+    grid = np.array([[1, 2, 4]])
+    state = steady_state(given, DISAGGREGATED, wide, grid)
+    level = replace(state, tpot=np.array([[0.5, 0.5, 0.4]]), memory=replace(state.memory, cache=0.0, capacity=1e12))
+    batch, load = _largest(given, wide, grid, level, np.array([[0.1, 0.2, 0.3]]))
+    assert (batch.tolist(), load.tolist()) == ([[2]], [[0.2]])
+
+
+@pytest.mark.parametrize("front", [True, False])
+def test_decoders_that_are_kept_beat_all_others_within_their_limits(front):
+    """Whatever fits and is stable is no faster, or serves no more per chip, than a decoder that is kept."""
+    given = replace(case(slo=st.Slo(tpot=3.2e-3)), front=front, system=machine(size=4, capacity=11e9, up=1e11))
+    layouts = [m for m in fitting(given) if m.microbatches == m.pp]
+    table = stacked(layouts)
+    wide = shaped(table, 1)
+    grid = batch_grid(wide)
+    coarse = steady_state(given, DISAGGREGATED, wide, grid)
+    load = load_shares(coarse.tpot, grid)
+    good = coarse.memory.fits & (load * (1 - 1 / grid) <= 0.9) & (np.array(front) | (coarse.tpot <= 3.2e-3))
+    kept = []
+    for pool in _best_decoders(given, table, coarse):
+        for row in range(len(pool.rate)):
+            layout = layouts[int(pool.layout[row])]
+            state = steady_state(given, DISAGGREGATED, layout, pool.batch[row])
+            assert layout.chips == pool.chips
+            assert (pool.tpot[row], pool.rate[row]) == (pytest.approx(float(state.tpot)), pytest.approx(float(state.rate)))
+            assert pool.memory[row] == pytest.approx(float(state.memory.used / state.memory.capacity))
+            assert pool.memory[row] <= 1
+            assert pool.load[row] * (1 - 1 / pool.batch[row]) <= 0.9
+            assert front or pool.tpot[row] <= 3.2e-3 * (1 + 1e-9)
+            kept.append((float(pool.tpot[row]), float(pool.rate[row]) / pool.chips, pool.chips))
+    assert len({size for _, _, size in kept}) > 1
+    for i, j in zip(*np.nonzero(good), strict=True):
+        tpot, per_chip = coarse.tpot[i, j] * (1 + 1e-9), coarse.rate[i, j] / layouts[i].chips * (1 - 1e-9)
+        assert any(t <= tpot and r >= per_chip and size <= layouts[i].chips for t, r, size in kept)
+    for one, other in itertools.permutations(kept, 2):
+        if one[2] % other[2] == 0 and one[2] >= other[2]:
+            assert not (other[0] <= one[0] and other[1] >= one[1])
+
+
+def test_without_a_pair_a_search_has_no_row_in_any_column():
+    given = replace(case(1), system=machine(size=1, capacity=11e9))
+    (table,) = search(given, (DISAGGREGATED,), fitting(given))
+    assert {len(getattr(table, name)) for name in COLUMNS} == {0}
 
 
 @pytest.mark.parametrize(
