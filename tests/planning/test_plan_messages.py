@@ -12,34 +12,14 @@ import pytest
 import steptime as st
 from steptime.hardware.system import Rent
 from steptime.physics.engine import IDEAL
-from steptime.physics.layout import Layout
 from steptime.planning import plan_messages
 from steptime.planning.plan_messages import STOPS, list_warnings, unreachable, why
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
-from steptime.planning.plan_result import Plan, Pool
 from tests.conftest import engine, machine
-from tests.planning.cases import MODEL, NODES, WORK, case
+from tests.planning.cases import MODEL, NODES, case, made
 
 NO_RENT = Rent(low=math.nan, typical=math.nan, high=math.nan, grade="guess", note="nobody rents it")
 FITTED = engine(memory_efficiency=0.9, fit={"vendors": ["NVIDIA"], "names": [], "interval": {}})
-
-
-def made(binding=("speed",), role="serve", mode=AGGREGATED, resources=None, **more) -> Plan:
-    step = SimpleNamespace(resources=resources or {"weights": 0.006, "kv": 0.0035, "compute": 0.0005})
-    pool = Pool(role=role, layout=Layout(), batch=8, max_num_seqs=9, step=step, memory=None, tokens_per_second=1.0)
-    return Plan(
-        feasible=True,
-        model="toy",
-        system="toy",
-        engine="test",
-        workload=WORK,
-        slo=st.Slo(),
-        chips=4,
-        mode=mode,
-        pools=(pool,),
-        binding=binding,
-        **more,
-    )
 
 
 PROBLEM = case(slo=st.Slo(tpot=0.02, ttft=1.5))
