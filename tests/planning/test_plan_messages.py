@@ -97,7 +97,7 @@ def test_why_says_where_no_figure_helps():
     assert why(FREE, made(elasticities={"arithmetic": 0.0})).endswith("would raise the output.")
 
 
-# --- warnings -----------------------------------------------------------------------------------------------------------------
+# --- warnings --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_plan_warns_of_its_context_its_rent_and_the_notes_of_its_model():
@@ -151,7 +151,7 @@ def test_a_plan_warns_of_times_that_rest_on_one_model(share, dates):
     assert list_warnings(replace(PROBLEM, system=on, engine=IDEAL)) == ()
 
 
-# --- limits out of reach ------------------------------------------------------------------------------------------------------
+# --- limits out of reach ---------------------------------------------------------------------------------------------------
 
 
 def table(*rows: tuple[float, float, float, float]) -> SimpleNamespace:
