@@ -13,21 +13,25 @@ from steptime.physics.chip_memory import weights_per_chip
 from steptime.physics.layout import Layout, shaped, stacked
 from steptime.planning import plan_search
 from steptime.planning.batch_grids import batch_grid
-from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Table, steady_state
+from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Table, most_seats, steady_state
 from steptime.planning.plan_search import (
+    _aims,
     _highest,
     _load,
     _outdone,
     absent_because,
+    chunk_sizes,
     fitting,
     held_by,
     lawful,
     ranked,
     readable,
     search_aggregated,
+    smallest_system,
 )
-from tests.conftest import engine, machine
-from tests.planning.cases import WORK, case
+from steptime.planning.steady_state import load_shares
+from tests.conftest import engine, machine, one_matrix, sparse_matrix
+from tests.planning.cases import MODEL, WORK, case
 
 TPOT = np.array([0.03, 0.01, 0.02, 0.02, 0.05])
 RATE = np.array([4.0, 1.0, 3.0, 2.0, 3.5])
@@ -74,7 +78,7 @@ def test_chunks_of_several_prompts_are_for_one_rank():
     ("chunks", "alone", "groups", "load"),
     [
         (1.0, 0.5, 4, 0.5 * 0.6 + 0.4),  # one chunk in a mixed step: more of them are more mixed steps
-        (2.0, 0.5, 1, 0.5 * 0.6 + 0.4),
+        (2.0, 0.25, 1, 0.5 * 0.6 + 0.4),
         (2.0, 0.8, 4, 0.5 * 0.6 + 0.4),  # 0.4 chunks a step; 0.4 x 0.8 / 0.2 is more than 1
         (2.0, 0.25, 4, 0.5 * 0.6 + 0.4 * 0.5),  # 1.5 x 0.25 / 0.75
         (2.0, 0.0, 4, 0.5 * 0.6),  # all steps are mixed
@@ -115,6 +119,50 @@ def test_layouts_are_held_whose_weights_leave_room():
     assert reason == "its weights take 10.0 GB of a chip, which has 8.90 GB"
     assert absent_because(given, held[0]) == []
     assert absent_because(replace(case(), system=machine(size=4, capacity=10e9)), Layout())
+
+
+@pytest.mark.parametrize("model", [MODEL, sparse_matrix(kv_bytes=1e4, active=2)], ids=["dense", "sparse"])
+def test_batches_that_can_be_stable_are_evaluated(monkeypatch, model):
+    """Prompt tokens of a step of each rank fit the largest chunk; memory has room for spare slots, or for the batch."""
+    given = replace(case(), sure=0.9, model=model, system=machine(size=4, capacity=26e9 if model is not MODEL else 11e9))
+    layouts = fitting(given)
+    wide = shaped(stacked(layouts), 1)
+    grid = batch_grid(wide)
+    decode = steady_state(given, DISAGGREGATED, wide, grid)
+    taken = []
+    monkeypatch.setattr(plan_search, "_read_beside", lambda *arguments: taken.append(arguments[-1]))
+    search_aggregated(given, layouts, decode)
+    sizes, load, most = chunk_sizes(WORK), load_shares(decode.tpot, grid), most_seats(WORK, decode, wide)
+    expected = np.zeros(grid.shape, dtype=bool)
+    for i, layout in enumerate(layouts):
+        for j, batch in enumerate(grid[i].tolist()):
+            flying = 1 - 1 / (batch * layout.replicas)
+            work = batch * flying * 1000 / 200 / layout.dp
+            stable = 1e-4 * sizes[0] < work < 0.9 * sizes[-1] or batch * layout.replicas <= 1
+            roomy = bool(decode.memory.fits[i, j]) and load[i, j] * flying <= 0.9
+            expected[i, j] = stable and (roomy or most[i, j] >= batch) and (j == 0 or grid[i, j] > grid[i, j - 1])
+    assert np.array_equal(taken[0], expected)
+    assert 0 < expected.sum() < expected.size
+
+
+def test_targets_of_a_probability_are_those_of_each_mode():
+    """90 % of ranges that end at 1.25 of decode and 1.5 of mixed steps, and 0.2 more, in logarithms, of separate pools."""
+    tables = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"decode": [0.6, 1.6], "mixed": [0.5, 3.0]}}
+    on = engine(fit={"names": [], "interval": tables, "systems": {"toy": 100}})
+    given = replace(case(slo=st.Slo(tpot=0.02, ttft=2.0)), engine=on, sure=0.95)
+    columns = table(tpot=[0.01, 0.01], ttft=[1.0, 1.0], rate=[1.0, 1.0], input_share=[0.0, 0.9])
+    tpot, ttft = _aims(given, replace(columns, mode=AGGREGATED))
+    assert tpot == pytest.approx([0.02 / 1.25, 0.02 / 1.5])
+    assert ttft == pytest.approx([2 / 1.6, 2 / 3])
+    tpot, ttft = _aims(given, columns)
+    assert np.broadcast_to(tpot, 2) == pytest.approx([0.02 / np.exp(np.hypot(np.log(1.25), 0.2))] * 2)
+    assert np.broadcast_to(ttft, 2) == pytest.approx([2 / np.exp(np.hypot(np.log(3), 1.5))] * 2)
+
+
+def test_one_layout_that_holds_a_request_is_enough():
+    """5.01 GB for each of two chips' half of 10 GB leave no room for a request of 82 MB; a quarter on each of four does."""
+    model, system = one_matrix(heads=8), machine(size=4, capacity=5.01e9 / 0.92)
+    assert smallest_system(model, [replace(system, chips=4)])[1] == 4
 
 
 def test_what_cannot_become_the_best_is_not_evaluated(monkeypatch):
