@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from steptime.planning.prefill_pool import _looked_at, _pass_time
+from steptime.physics.layout import Layout
+from steptime.planning.batch_queue import PassTime
+from steptime.planning.prefill_pool import _looked_at, _pass_time, first_token, prefill_pool, within_limit
+from tests.conftest import engine, machine, one_matrix
+from tests.planning.cases import WORK
 
 
 @pytest.mark.parametrize(
@@ -90,3 +96,28 @@ def test_pools_of_unequal_ranks_have_the_times_of_each():
         time = _pass_time(alone, seconds_of_rows(np.stack(alone), count), count)
         for name in ("first", "slope_to_kink", "kink", "jump", "beyond", "far", "row_jump"):
             assert np.broadcast_to(getattr(together, name), 4)[index] == pytest.approx(float(getattr(time, name))), name
+
+
+def test_a_rank_of_seven_prompts_bends_at_the_third():
+    """1 s for one prompt, 0.2 s for each of two more, 0.5 s for each after."""
+    looked_at = _looked_at(1, np.array(7))
+    assert [int(x) for x in looked_at] == [7, 1, 1, 2, 3]
+    time = _pass_time(looked_at, np.interp(np.stack(looked_at), [1, 3, 7], [1.0, 1.4, 3.4]), 1)
+    assert time(np.array([1, 2, 3, 4, 7])) == pytest.approx([1.0, 1.2, 1.4, 1.9, 3.4])
+
+
+def test_pools_of_one_prompt_stand_beside_larger_ones():
+    looked_at = _looked_at(1, np.array([1, 16]))
+    time = _pass_time(looked_at, 1.0 + np.stack(looked_at), 1)
+    assert time(np.array([1, 16])) == pytest.approx([2.0, 17.0])
+    assert len(_looked_at(np.array([1, 2]), np.array([1, 2]))) == 2
+
+
+def test_the_limit_of_a_pool_counts_the_time_beyond_its_pass():
+    """A pass of 1 s of one prompt that is 1.5 s under way: 2 s leave 0.5 s to wait, so that rho / (2 (1 - rho)) = 0.5."""
+    pool = prefill_pool(one_matrix(), machine(), WORK, layout=Layout(), prompts=1, engine=engine())
+    pool = replace(pool, time=PassTime(first=1.0), late=np.array(0.5), seats=1)
+    assert float(within_limit(pool, 2.0, 1).most_utilised) == pytest.approx(0.5, abs=1e-3)
+    many = within_limit(pool, 2.0, 4)
+    assert float(many.most_utilised) > 0.7
+    assert float(first_token(replace(many, rate=1.0), float(many.most_utilised), 4)) == pytest.approx(2.0, abs=0.01)
