@@ -166,11 +166,11 @@ ROWS = table((0.01, 3.0, 0.9, 5.0), (0.03, 0.5, 1.0, 9.0), (0.001, 0.1, 1.1, 9.0
 
 @pytest.fixture
 def searched(monkeypatch):
-    """Search hand-made tables instead of layouts: those of each mode."""
+    """Search hand-made tables instead of layouts: those of each mode. A chunk that is early is another one than the fastest."""
     tables = {AGGREGATED: ROWS, DISAGGREGATED: table((0.02, 9.0, 0.5, 1.0))}
 
     def search(given, modes, layouts):
-        assert given.sure is None or given.slo == st.Slo()
+        tables.setdefault("limits", []).append(given.slo.ttft)
         return [tables[mode] for mode in modes]
 
     monkeypatch.setattr(plan_messages, "search", search)
@@ -193,6 +193,7 @@ def test_a_speed_out_of_reach_is_told_with_the_fastest(searched):
 def test_a_first_token_out_of_reach_is_told_with_the_earliest(searched):
     text = missed(0.01, 0.3)
     assert text.startswith("no layout on 4 chips gives a first token within 300 ms; the earliest comes after 100 ms. Use")
+    assert searched.pop("limits") == [math.inf, 0.3]
     assert missed(0.01, 0.3) == missed(math.inf, 0.3)
     searched[AGGREGATED] = table((0.01, 3.0, 0.9, 5.0), (0.03, 0.5, 1.0, 9.0), (0.001, 0.1, 1.1, 9.0))
     assert "the earliest comes after 500 ms." in missed(0.01, 0.3)
@@ -208,7 +209,7 @@ def test_limits_that_can_only_be_met_apart_are_told_with_what_both_cost(searched
 
 
 def test_weights_that_leave_no_room_are_told(searched):
-    searched[AGGREGATED] = table((0.01, 3.0, 1.1, 5.0), (0.01, 3.0, 0.9, 0.0))
+    searched[AGGREGATED] = table((0.01, 3.0, 1.1, 5.0), (0.01, 3.0, 1.0, 0.0))
     searched[DISAGGREGATED] = table((0.01, 3.0, 1.1, 5.0))
     text = missed(0.01, 0.5)
     assert text == "the 10.0 GB of weights fit 4 chips, but leave no room for a request of 1,201 tokens; use more chips"
@@ -230,3 +231,40 @@ def test_a_probability_out_of_reach_is_told_apart_from_a_limit_out_of_reach(sear
     text = unreachable(given, BOTH, [])
     assert asked == [(None, (1.0, 1.0), 1)]
     assert text.startswith("no layout meets the limits with this probability" if likely else "no layout on 4 chips reaches 200")
+
+
+@pytest.mark.parametrize(
+    ("least", "domain", "tries"),
+    [
+        (17, 4, [20, 24, 28, 32, 36, 40]),  # whole hosts of four: an eighth of them at a time, then a power of two
+        (5, 8, [5, 6, 7, 8, 16]),
+        (1000, 8, [1000, 1024, 1120, 1240, 1360, 1480, 1600, 1720, 1840, 1960, 2000]),
+        (33, 32, [40, 48, 56, 64, 72, 80]),
+        (3000, 8, [3000, 3368, 3736, 4096]),  # 375 hosts, 46 of them at a time
+    ],
+)
+def test_chips_that_layouts_divide_well_are_tried(monkeypatch, least, domain, tries):
+    tried = []
+    monkeypatch.setattr(plan_messages, "_holds_request", lambda given: tried.append(given.chips))
+    given = replace(SURE, chips=1, system=machine(size=domain))
+    assert plan_messages._enough_chips(given, least) is None
+    assert tried == tries
+    monkeypatch.setattr(plan_messages, "_holds_request", lambda given: given.chips > tries[1] and given.slo == st.Slo())
+    assert plan_messages._enough_chips(given, least) == tries[2]
+    tried.clear()
+    monkeypatch.setattr(plan_messages, "_holds_request", lambda given: tried.append((given.chips, given.sure)))
+    plan_messages._enough_chips(replace(given, chips=tries[1]), least)
+    assert tried == [(chips, None) for chips in tries[2:]]
+
+
+@pytest.mark.parametrize(("memory", "rate", "holds"), [(1.0, 1.0, True), (1.01, 1.0, False), (0.5, 0.0, False)])
+def test_chips_hold_a_request_that_they_serve(monkeypatch, memory, rate, holds):
+    monkeypatch.setattr(plan_messages, "search", lambda *_: [table((0.01, 1.0, memory, rate))])
+    assert plan_messages._holds_request(PROBLEM) == holds
+    monkeypatch.setattr(plan_messages, "fitting", lambda _: [])
+    assert not plan_messages._holds_request(PROBLEM)
+
+
+def test_without_a_layout_the_weights_are_those_of_the_model(monkeypatch):
+    monkeypatch.setattr(plan_messages, "legal", lambda *_: [])
+    assert plan_messages._best_layout(PROBLEM, 10e9, 6e9) == "; the best layout puts 10.0 GB on a chip of 6.00 GB"

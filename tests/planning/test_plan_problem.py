@@ -17,6 +17,7 @@ from steptime.planning.plan_problem import (
     DISAGGREGATED,
     Candidate,
     Table,
+    _occupied_memory,
     capped_occupancy,
     evaluate_state,
     filled,
@@ -93,7 +94,8 @@ def test_most_seats_are_as_many_as_fit_at_their_longest(dp, capacity):
 
 
 def test_most_seats_of_a_model_without_a_cache_have_no_end():
-    assert most_seats(WORK, replace(STATE, memory=memory(100.0, cache=0.0)), Layout()) > 1e6
+    assert 1e6 < most_seats(WORK, replace(STATE, memory=memory(100.0, cache=0.0)), Layout()) <= 1 << 20
+    assert most_seats(WORK, replace(STATE, memory=memory(1e12, cache=1e-3)), Layout()) == 1 << 20
 
 
 def occupied_by_hand(state, batch: float, layout: Layout, limit: float) -> tuple[float, float, bool, float, float]:
@@ -150,6 +152,14 @@ def test_occupancy_of_slots_case_by_case(dp, replicas):
     assert kinds == {(True, True), (True, False), (False, False)}
 
 
+@pytest.mark.parametrize(("seats", "beyond"), [(0, None), (2, 1.0), (12, 3.0), (48, 6.0)])
+def test_slots_have_room_for_the_longest_contexts(seats, beyond):
+    """Half of an output for each of a few sequences, three deviations of the sum of many: 3 sqrt(n / 12)."""
+    state = replace(STATE, max_num_seqs=np.float64(10), memory=memory(100.0))
+    cache = float(_occupied_memory(WORK, state, seats, Layout()).cache)
+    assert cache == pytest.approx(50.0 if beyond is None else 5.0 * (seats + beyond * 201 / 1100.5))
+
+
 def rows(mode: str, count: int, first: int = 0) -> Table:
     numbers = np.arange(first, first + count)
     return Table(
@@ -182,13 +192,16 @@ def test_caches_stay_in_a_domain_that_holds_all_chips_or_is_like_the_others():
         assert (float(sent.moving), float(sent.latency)) == expected
 
 
-def test_the_limit_of_a_pass_leaves_out_all_other_delays():
+def test_the_limit_of_a_pass_leaves_out_all_other_delays(monkeypatch):
     """0.1 s before the queue and 10 us a token, 3 steps of 20 ms before the answer, the transfer."""
     on = engine(seconds_before_queue=0.1, seconds_before_queue_per_token=1e-5, steps_before_answer=3)
     given = replace(CASE, engine=on)
     sent = moving(given, Layout())
     expected = 2.0 - 0.1 - 0.01 - 0.06 - float(sent.moving + sent.latency)
     assert float(pass_limit(given, Layout(), Layout(), 0.02, 2.0)) == pytest.approx(expected)
+    # Own runs whose first tokens came twice as late as predicted.
+    monkeypatch.setattr("steptime.planning.plan_problem.waited", lambda _: 2.0)
+    assert float(pass_limit(given, Layout(), Layout(), 0.02, 2.0)) == pytest.approx(expected / 2)
 
 
 def test_results_are_computed_once_per_key():
