@@ -21,6 +21,7 @@ from tests.planning.cases import MODEL, NODES, WORK, case, made
 
 BOTH = (AGGREGATED, DISAGGREGATED)
 TABLES = {"tpot": {"decode": [0.8, 1.25]}}
+SHORT = {"front": False, "alternatives": False, "elasticities": False}
 FITTED = engine(fit={"names": [], "interval": TABLES})
 
 
@@ -98,6 +99,10 @@ def test_a_target_that_is_met_is_not_lowered(planned):
     sure_plan(0.9)
     assert aims == [(1.0, 1.0), (pytest.approx(0.998 / 1.2), 1.0)]
     aims.clear()
+    ratio.update(tpot=0.5, ttft=1.2)
+    sure_plan(0.9)
+    assert aims == [(1.0, 1.0), (1.0, pytest.approx(0.998 / 1.2))]
+    aims.clear()
     ratio.update(tpot=1.0, ttft=1.0)
     sure_plan(0.9)
     assert aims == [(1.0, 1.0)]
@@ -159,8 +164,26 @@ def test_equal_domains_are_planned_where_they_serve_more(monkeypatch, alike, ask
     monkeypatch.setattr(planner, "_sure", sure)
     found = plan(MODEL, NODES, WORK, chips=8, engine="ideal", alternatives=asked)
     assert found.requests_per_second == max(alike, 2.0)
+    assert 0 < found.search_seconds < 60
     expected = [(False, BOTH, asked), (True, (DISAGGREGATED,), False), (True, (DISAGGREGATED,), True)]
     assert calls == expected[:turns]
+
+
+@pytest.mark.parametrize("name", ["front", "diagnostics", "sure"])
+def test_what_is_asked_reaches_the_search(monkeypatch, name):
+    asked = []
+    monkeypatch.setattr(planner, "_sure", lambda given, *_, **__: asked.append(given) or made())
+    plan(MODEL, NODES, WORK, st.Slo(tpot=0.02), engine="ideal", **{name: 0.9 if name == "sure" else False})
+    assert [getattr(asked[0], key) for key in ("front", "diagnostics", "sure")] == [
+        name != "front", name != "diagnostics", 0.9 if name == "sure" else None
+    ]  # fmt: skip
+
+
+def test_a_plan_without_front_and_diagnostics_has_neither():
+    bare = plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,), chips=1, **SHORT, diagnostics=False)
+    assert (bare.front, bare.binding, bare.runner_up, bare.ideal, bare.why) == ((), (), None, None, "")
+    box = replace(NODES, domains=(NODES.domains[0],))
+    assert plan(MODEL, box, WORK, engine="ideal", modes=(AGGREGATED,), chips=4, **SHORT).chips == 4
 
 
 # --- speculative tokens ----------------------------------------------------------------------------------------------------

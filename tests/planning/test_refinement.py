@@ -11,7 +11,7 @@ import pytest
 import steptime as st
 from steptime.physics.layout import Layout
 from steptime.planning import refinement
-from steptime.planning.batch_grids import closer_batches, nearby_batches, with_less
+from steptime.planning.batch_grids import batches_around, closer_batches, nearby_batches, with_less
 from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, evaluate_state
 from steptime.planning.plan_search import chunk_sizes
 from steptime.planning.refinement import (
@@ -24,14 +24,37 @@ from steptime.planning.refinement import (
     matched_rate,
     planned_prefill,
     prefill_rate,
+    refined,
     served_by,
     within,
 )
 from steptime.planning.steady_state import load_shares
-from tests.conftest import machine
+from tests.conftest import engine, machine
 from tests.planning.cases import WORK, case
 
+TABLES = {"tpot": {"decode": [0.9, 1.1], "mixed": [0.9, 1.2]}, "ttft": {"decode": [0.9, 1.1], "mixed": [0.9, 1.2]}}
+FITTED = engine(fit={"names": [], "interval": TABLES})
 TIGHT = machine(size=4, capacity=11e9, up=2e9)
+
+
+def grid_by_hand(given, candidate: Candidate, row: np.ndarray, batches: np.ndarray, tpot: float | None = None):
+    """Return TPOT and rate of all batches and chunks of a candidate; 0 where they are beyond a limit."""
+    sizes = chunk_sizes(WORK) if candidate.mode == AGGREGATED else np.array([0])
+    state = evaluate_state(given, candidate, batches[:, None], np.maximum(sizes, 1)[None, :])
+    seats = evaluate_occupancy(given, state, candidate, batches[:, None])
+    rates = decode_rate(given, state, candidate, batches[:, None], seats)
+    prefill = planned_prefill(given, candidate, state.tpot if tpot is None else tpot)
+    rates = rates if prefill is None else np.minimum(rates, prefill_rate(given, candidate, prefill))
+    good = within(given, state, seats, candidate.layout, candidate.prefill_layout)
+    found = np.zeros((len(batches), len(sizes)))
+    for (i, batch), (j, chunk) in itertools.product(enumerate(batches), enumerate(sizes)):
+        load = load_shares(state.tpot[: len(row), j], row)[i % len(row)]
+        flying = 1 - 1 / (batch * candidate.layout.replicas)
+        stable = load * flying <= 0.9 or bool(np.broadcast_to(seats.capped, state.tpot.shape)[i, j])
+        several = candidate.layout.dp > 1 and chunk > WORK.input_tokens
+        if good[i, j] and stable and not several:
+            found[i, j] = rates[i, j]
+    return np.broadcast_to(state.tpot, found.shape), found, sizes
 
 
 def highest_by_hand(given, candidate: Candidate, *, closer: bool) -> tuple[float, float]:
@@ -39,23 +62,9 @@ def highest_by_hand(given, candidate: Candidate, *, closer: bool) -> tuple[float
     unit = candidate.layout.dp * candidate.layout.microbatches
     row = (closer_batches if closer else nearby_batches)(np.array([[float(candidate.batch)]]), np.array([[unit]]))
     batches = (with_less(row, unit) if closer else row)[0]
-    sizes = chunk_sizes(WORK) if candidate.mode == AGGREGATED else np.array([0])
-    state = evaluate_state(given, candidate, batches[:, None], np.maximum(sizes, 1)[None, :])
-    seats = evaluate_occupancy(given, state, candidate, batches[:, None])
-    rates = decode_rate(given, state, candidate, batches[:, None], seats)
     # The TPOT is not known yet: assume the limit.
-    prefill = planned_prefill(given, candidate, min(given.slo.tpot, 0.03))
-    rates = rates if prefill is None else np.minimum(rates, prefill_rate(given, candidate, prefill))
-    good = within(given, state, seats, candidate.layout, candidate.prefill_layout)
-    found = (0.0, float(batches[0]))
-    for (i, batch), (j, chunk) in itertools.product(enumerate(batches), enumerate(sizes)):
-        load = load_shares(state.tpot[: row.shape[1], j], row[0])[i % row.shape[1]]
-        flying = 1 - 1 / (batch * candidate.layout.replicas)
-        stable = load * flying <= 0.9 or bool(np.broadcast_to(seats.capped, state.tpot.shape)[i, j])
-        several = candidate.layout.dp > 1 and chunk > WORK.input_tokens
-        if good[i, j] and stable and not several and rates[i, j] > found[0]:
-            found = (float(rates[i, j]), float(batch))
-    return found
+    _, rates, _ = grid_by_hand(given, candidate, row[0], batches, min(given.slo.tpot, 0.03))
+    return float(rates.max()), float(batches[rates.max(axis=1).argmax()])
 
 
 SHARED = [
@@ -70,10 +79,10 @@ APART = [
 ]
 
 
-@pytest.mark.parametrize("slo", [st.Slo(tpot=3e-3, ttft=0.05), st.Slo()])
+@pytest.mark.parametrize(("slo", "sure"), [(st.Slo(tpot=4e-3, ttft=0.1), 0.9), (st.Slo(tpot=4e-3), 0.7), (st.Slo(), None)])
 @pytest.mark.parametrize(("candidates", "closer"), [(SHARED, True), (APART, False), (APART, True)])
-def test_peaks_of_many_candidates_are_those_of_each_batch(slo, candidates, closer):
-    given = replace(case(slo=slo), system=TIGHT)
+def test_peaks_of_many_candidates_are_those_of_each_batch(slo, sure, candidates, closer):
+    given = replace(case(slo=slo), system=TIGHT, engine=FITTED, sure=sure)
     mode = candidates[0].mode
     found = _peaks(given, mode, [*SHARED, *APART], closer=closer)
     assert [replace(c, batch=0) for _, c in found] == [replace(c, batch=0) for c in candidates]
@@ -81,6 +90,7 @@ def test_peaks_of_many_candidates_are_those_of_each_batch(slo, candidates, close
         expected, batch = highest_by_hand(given, one, closer=closer)
         assert rate == pytest.approx(expected, rel=1e-9)
         assert candidate.batch == batch or not expected
+        assert expected > 0 or sure is not None
     assert _peaks(given, mode, [c for c in [*SHARED, *APART] if c.mode != mode], closer=closer) == []
 
 
@@ -98,14 +108,15 @@ def test_batches_with_less_have_the_load_of_the_whole_ones():
     assert _load(tpot[:, :3], batch).tolist() == load.tolist()
 
 
-def test_only_contenders_within_three_percent_are_evaluated_more_closely(monkeypatch):
+@pytest.mark.parametrize(("base", "closely"), [(0, 7), (1000, 16)])
+def test_only_contenders_within_three_percent_are_evaluated_more_closely(monkeypatch, base, closely):
     """At most 64 layouts, of which at most 16 more closely, and as many refined as asked for."""
     made = [Candidate(mode=AGGREGATED, layout=Layout(replicas=n), batch=8, chunk=512) for n in range(200, 100, -1)]
     evaluated, tuned = [], []
 
     def promising(_given, candidates, *, closer):
         evaluated.append([c.layout.replicas for c in candidates])
-        return sorted(((c.layout.replicas / 200, c) for c in candidates), key=lambda one: -one[0])
+        return sorted((((c.layout.replicas + base) / 200, c) for c in candidates), key=lambda one: -one[0])
 
     def refined(_given, candidate):
         tuned.append(candidate.layout.replicas)
@@ -115,7 +126,7 @@ def test_only_contenders_within_three_percent_are_evaluated_more_closely(monkeyp
     monkeypatch.setattr(refinement, "refined", refined)
     again = [replace(made[0], batch=9), *made, replace(made[1], prompts=2)]
     peaks = best(case(), again)
-    assert evaluated == [list(range(200, 136, -1)), list(range(200, 193, -1))]
+    assert evaluated == [list(range(200, 136, -1)), list(range(200, 200 - closely, -1))]
     assert tuned == [200, 199, 198]
     assert [peak.candidate.layout.replicas for peak in peaks] == [200, 199, 198]
     tuned.clear()
@@ -129,3 +140,31 @@ def test_what_a_candidate_serves_is_the_rate_of_its_pools(candidate):
     state = evaluate_state(given, candidate, candidate.batch, max(candidate.chunk, 1))
     prefill = planned_prefill(given, candidate, state.tpot)
     assert served_by(given, candidate) == float(matched_rate(given, candidate, state, prefill)[0])
+
+
+@pytest.mark.parametrize(
+    ("candidate", "slo"),
+    [
+        (SHARED[0], st.Slo(tpot=3e-3)),
+        (SHARED[0], st.Slo()),
+        (SHARED[1], st.Slo(tpot=6e-3, ttft=0.1)),
+        (replace(SHARED[1], batch=70), st.Slo()),
+        (SHARED[2], st.Slo()),
+        (APART[0], st.Slo(tpot=2.65e-3)),
+        (APART[1], st.Slo(ttft=0.05)),
+    ],
+)
+def test_a_refined_batch_is_the_fastest_of_those_that_serve_as_much(candidate, slo):
+    """Within a quarter of a percent; whole sequences of each rank and micro-batch before half a sequence less."""
+    given = replace(case(slo=slo), system=machine(size=4, capacity=11e9))
+    unit = candidate.layout.dp * candidate.layout.microbatches
+    row = batches_around(candidate.batch, unit)
+    batches = row if unit == 1 else np.concatenate([row, row - 0.5])
+    tpot, rates, sizes = grid_by_hand(given, candidate, row, batches)
+    cheap = [(i, j) for i, j in np.ndindex(rates.shape) if rates[i, j] >= rates.max() * 0.9975 > 0]
+    whole = [(i, j) for i, j in cheap if i < len(row)] or cheap
+    i, j = min(whole, key=lambda place: tpot[place])
+    found = refined(given, candidate)
+    assert (found.candidate.batch, found.candidate.chunk) == (batches[i], sizes[j])
+    assert (found.rate, found.tpot) == (pytest.approx(rates[i, j]), pytest.approx(tpot[i, j]))
+    assert replace(found.candidate, batch=candidate.batch, chunk=candidate.chunk) == candidate
