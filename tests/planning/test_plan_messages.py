@@ -268,3 +268,15 @@ def test_chips_hold_a_request_that_they_serve(monkeypatch, memory, rate, holds):
 def test_without_a_layout_the_weights_are_those_of_the_model(monkeypatch):
     monkeypatch.setattr(plan_messages, "legal", lambda *_: [])
     assert plan_messages._best_layout(PROBLEM, 10e9, 6e9) == "; the best layout puts 10.0 GB on a chip of 6.00 GB"
+
+
+def test_weights_that_fill_a_chip_leave_no_room(monkeypatch):
+    monkeypatch.setattr(plan_messages, "_enough_chips", lambda *_: 2)
+    full = replace(case(1), system=machine(size=4, capacity=10e9), engine=IDEAL)
+    text = plan_messages.does_not_fit(full)
+    assert text.startswith(
+        "one matrix does not fit 1 x toy: its weights take 10.0 GB, the chips hold 10.0 GB; the best layout "
+    )
+    assert text.endswith(". With --chips 2 it would fit, with room for requests of 1,201 tokens")
+    less = plan_messages.does_not_fit(replace(full, system=machine(size=4, capacity=9e9)))
+    assert "the chips hold 9.00 GB, 1.00 GB too little. With" in less
