@@ -259,7 +259,7 @@ def test_chips_that_layouts_divide_well_are_tried(monkeypatch, least, domain, tr
 
 @pytest.mark.parametrize(("memory", "rate", "holds"), [(1.0, 1.0, True), (1.01, 1.0, False), (0.5, 0.0, False)])
 def test_chips_hold_a_request_that_they_serve(monkeypatch, memory, rate, holds):
-    monkeypatch.setattr(plan_messages, "search", lambda *_: [table((0.01, 1.0, memory, rate))])
+    monkeypatch.setattr(plan_messages, "search", lambda *_: [table((0.01, 1.0, memory, rate), (0.01, 1.0, 2.0, 9.0))])
     assert plan_messages._holds_request(PROBLEM) == holds
     monkeypatch.setattr(plan_messages, "fitting", lambda _: [])
     assert not plan_messages._holds_request(PROBLEM)
