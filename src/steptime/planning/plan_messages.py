@@ -86,7 +86,7 @@ def why(case: PlanProblem, deployment: Plan) -> str:
     step = "step" if server.role == "serve" else "decode step"
     verb = "being cheaper" if rented else "serving more"
     text = f"What keeps it from {verb}: {_binding_sentence(case, deployment)}."
-    text += f" A {step} spends {shares}." if shares else ""
+    text += f" A {step} spends {shares}."
     change = best_change(deployment)
     if not deployment.elasticities:
         return text
