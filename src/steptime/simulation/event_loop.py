@@ -579,11 +579,11 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
     """
     i = -1
     for rank in range(rules.ranks - 1, -1, -1):
-        most = -1.0
+        most_seats = -1.0
         for g in range(rules.groups):
             last = p.lists[r, rank * rules.groups + g, SEAT + 1]
-            if last >= 0 and p.ranks[r, g, SEATS_BY_RANK] > most:
-                i, most = last, p.ranks[r, g, SEATS_BY_RANK]
+            if last >= 0 and p.ranks[r, g, SEATS_BY_RANK] > most_seats:
+                i, most_seats = last, p.ranks[r, g, SEATS_BY_RANK]
         if i >= 0:
             break
     group = q[i].line % rules.groups
@@ -1092,11 +1092,13 @@ def decode_context(p: Replicas, rules: Rules, r: int) -> Any:
     growth = rules.growth / rules.unit
     if rules.groups == 1:
         return p.seconds[r, CONTEXT], growth * p.count[r, DECODES]
-    most = 0
+    longest_rank = 0
     for g in range(1, rules.groups):
-        if p.ranks[r, g, CONTEXT_BY_RANK] > p.ranks[r, most, CONTEXT_BY_RANK]:
-            most = g
-    return rules.groups * p.ranks[r, most, CONTEXT_BY_RANK], growth * rules.groups * p.ranks[r, most, DECODES_BY_RANK]
+        if p.ranks[r, g, CONTEXT_BY_RANK] > p.ranks[r, longest_rank, CONTEXT_BY_RANK]:
+            longest_rank = g
+    return rules.groups * p.ranks[r, longest_rank, CONTEXT_BY_RANK], growth * rules.groups * p.ranks[
+        r, longest_rank, DECODES_BY_RANK
+    ]
 
 
 @compiled
