@@ -59,9 +59,10 @@ class Pace(Result):
 
     `late` is the time of a prompt beyond its last pass in a pipeline, over that pass. `joint` is the factor
     on a mixed step without the attention of prompts. Its axes are decode sequences and prompt tokens, both
-    powers of two minus one. `slack` [s] has the same axes: collectives that overlap with operators may last
-    longer than these, and then hide as much attention of prompts. `before` [s] and `before_token` [s per prompt
-    token] are the time from arrival to the queue. `answer` counts decode steps from the end of the prompt until the user sees the first token.
+    powers of two minus one. `slack` [s] has the same axes: collectives that overlap with operators may last longer
+    than these, and then hide as much attention of prompts. `before` [s] and `before_token` [s per prompt token] are
+    the time from arrival to the queue. `answer` counts decode steps from the end of the prompt until the user sees the
+    first token.
     `extra_delay` is the share of the time from a slot to the first token by which all tokens reach the user
     later. It comes from measured runs (an anchor). `decode_error` and `mixed_error` are mean relative errors.
     """
