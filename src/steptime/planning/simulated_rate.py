@@ -337,9 +337,7 @@ class Loop:
         arrivals = requests["arrival"][counted]
         span = float(arrivals[-1] - arrivals[0]) if len(arrivals) > 1 else math.inf
         first, token = at(ttft), at(tpot)
-        grows = ""
-        if max(busy) > MOST_BUSY / 2:
-            grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
+        grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
         ratios = {"first token": first / slo.ttft, "speed": token / slo.tpot}
         if math.isinf(slo.ttft) and len(busy) > 1:
             ratios["prefill rate"] = busy[0] / MOST_BUSY
