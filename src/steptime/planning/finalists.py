@@ -82,7 +82,7 @@ def list_finalists(case: PlanProblem, tables: Sequence[Table], levels: Sequence[
         kinds: dict[object, Candidate] = {}
         for candidate in ranked(replace(case, slo=replace(level, tpot=level.tpot / part)), list(tables)):
             kinds.setdefault((candidate.same, candidate.prompts), candidate)
-            if len(kinds) == ROWS:
+            if len(kinds) == (1 if case.rough else ROWS):
                 break
         for key, candidate in kinds.items():
             found.setdefault((key, candidate.chunk), candidate)
@@ -107,7 +107,7 @@ def simulate_finalists(case: PlanProblem, candidates: Sequence[Candidate]) -> li
     for candidate in candidates:
         leader = best()
         found[candidate] = simulate_candidate(case, candidate, leader.run.rate if leader else 0.0)
-    for _ in range(ROUNDS):
+    for _ in range(0 if case.rough else ROUNDS):
         leader = best()
         if leader is None:
             break
