@@ -135,7 +135,7 @@ def lengths(normal: Any, mean: float, spread: float) -> Any:
     >>> lengths(np.array([-1.0, 0.0, 1.0]), 100.0, 0.0).tolist(), lengths(np.array([-1.0, 0.0, 1.0]), 100.0, 0.5).tolist()
     ([100, 100, 100], [56, 90, 145])
     """
-    if spread == 0:
+    if spread == 0 or not len(normal):
         return np.full(len(normal), max(1, round(mean)), dtype=np.int64)
     sigma = math.sqrt(math.log1p(spread**2))
     raw = np.exp(sigma * normal)
@@ -280,7 +280,7 @@ class Loop:
         late = _at(percentile, (requests["first"] - requests["arrival"])[self._counted(requests)]) / slo.ttft
         if late > 1:
             return Run(
-                rate=rate, ttft=late * slo.ttft, tpot=tpot, mean_ttft=late * slo.ttft, mean_tpot=tpot, batch=0.0, busy=(busy,),
+                rate=rate, ttft=late * slo.ttft, tpot=tpot, mean_ttft=late * slo.ttft, mean_tpot=tpot, batch=0.0, busy=(busy, 0.0),
                 worst=math.inf if queue_growth(*read[1:]) else late, binding="first token",
             )  # fmt: skip
         requests, decoded, decode_busy = self._decode(requests, started)
