@@ -26,7 +26,15 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
-from steptime.planning.plan_as_traffic import PoolLike, decode_policy, prefill_policy, workload_prompts
+from steptime.planning.plan_as_traffic import (
+    PoolLike,
+    decode_policy,
+    longest_context,
+    prefill_policy,
+    skipped_tokens,
+    within_context,
+    workload_prompts,
+)
 from steptime.simulation.loop_state import BUSY, CLOCK, DONE, Replicas
 from steptime.simulation.replica_pools import Server, serve
 from steptime.simulation.run_metrics import PERCENTILES, queue_growth
@@ -47,8 +55,6 @@ START_SHARE, END_LIFETIMES = 0.1, 1.0
 ACCURACY, STRIDE = 0.015, 1.1
 # Most runs of one candidate.
 MOST_RUNS = 12
-# Longest context of a drawn request [tokens].
-LONGEST = 1 << 40
 # The winner is confirmed with other draws: seeds, and factor on the length of a run.
 CONFIRM_SEEDS, CONFIRM_FACTOR = (1000, 2000, 3000), 3.0
 # At a rate higher by this factor, no figure may be further beyond its limit than this ratio.
@@ -211,9 +217,9 @@ class Loop:
         if key not in memo:
             memo[key] = draw(deployment.workload, self.count, seed)
         self.draws = memo[key]
-        longest = int(min(float(model.max_context), LONGEST))
-        self.inputs = np.minimum(self.draws.inputs, max(1, longest - 1))
-        self.outputs = np.minimum(self.draws.outputs, np.maximum(1, longest - self.inputs))
+        self.longest = longest_context(deployment.workload, model)
+        model = replace(model, max_context=max(float(model.max_context), float(self.longest)))
+        self.inputs, self.outputs = within_context(self.draws.inputs, self.draws.outputs, self.longest)
 
         # Step times depend on the range of lengths, not on the rate.
         sample = Traffic(arrival=np.zeros(self.count), inputs=self.inputs, outputs=self.outputs)
@@ -259,7 +265,7 @@ class Loop:
         steps = float(decode_steps(self.deployment.workload, self.deployment.speculation))
         accepted = self.server.policy.acceptance_length
         at_start = int(min(rate * self.share * steps * accepted * tpot, self.server.policy.max_num_seqs * self.server.replicas))
-        longest = min(float(self.deployment.model.max_context), float(self.server.policy.kv_tokens))
+        longest = min(float(self.longest), float(self.server.policy.kv_tokens))
         started = steady_requests(self.deployment.workload, at_start, longest, self.seed + 1)
         requests, seated, busy = self._serve(traffic, started)
         end = float(arrival[-1])
@@ -270,8 +276,7 @@ class Loop:
 
     def _serve(self, traffic: Traffic, started: Traffic) -> tuple[Any, Any, tuple[float, ...]]:
         """Return the requests as users see them, the times of their first slot by pool, and the busy shares."""
-        prompt = self.prompts.fresh + self.prompts.skipped
-        skipped = np.minimum(self.prompts.skipped * traffic.inputs // prompt, traffic.inputs - 1)
+        skipped = skipped_tokens(self.prompts, traffic.inputs)
         if self.reader is None or self.sent is None:
             both = _joined(started, traffic)
             served, rules, pool = serve(
