@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from benchmarks.plan_vs_simulation import Compared, compare
 
 import steptime as st
 from steptime.errors import InputError
-from steptime.planning.plan_result import Plan
+from steptime.planning.plan_result import Plan, Point
 
 HERE = Path(__file__).parent
 SEED, DRAWN, COUNTED = 11, 60, 6000
@@ -34,10 +34,11 @@ MODELS = {
     "kimi-k2": (("hgx-b200", 16), ("gb200-nvl72", 72)),
 }
 INPUTS, OUTPUTS = (256, 1000, 2048, 4096, 8192), (128, 300, 512, 1024)
-# Cached shares of prompts, and standard deviations of lengths over their mean; the usual ones more often.
-CACHED, SPREADS = (0.0, 0.0, 0.0, 0.5, 0.9), (0.5, 1.0, 1.0, 1.5)
-SPEEDS, FIRST_TOKENS = (15.0, 25.0, 40.0, 60.0), (1.0, 2.0, 4.0)
-LIMITED = ("p90", "p90", "mean", "p99")
+# Cached shares of prompts, and percentiles of the limits; the usual ones more often.
+CACHED, LIMITED = (0.0, 0.0, 0.0, 0.5, 0.9), ("p90", "p90", "mean", "p99")
+# Limits near what the system can do: on a log scale between the slowest and the fastest speed of the Pareto front, and a
+# multiple of its shortest time to first token.
+SPEED_RANGE, FIRST_TOKEN_RANGE = (0.15, 0.85), (3.0, 15.0)
 # Most of a model's context that a mean request takes: longer ones are cut at it.
 CONTEXT_SHARE = 0.25
 
@@ -58,7 +59,7 @@ class Question:
         """Plan with the limits at the question's percentile."""
         return st.plan(
             self.model, self.system, self.workload, self.slo, percentile=self.percentile, chips=self.chips, modes=self.mode,
-            alternatives=False, elasticities=False, diagnostics=False, **settings,
+            **{"alternatives": False, "elasticities": False, "diagnostics": False, "front": False} | settings,
         )  # fmt: skip
 
 
@@ -68,17 +69,27 @@ def questions(seed: int = SEED) -> Iterator[Question]:
     pairs = [(model, system, chips) for model, places in MODELS.items() for system, chips in places]
     while True:
         model, system, chips = pairs[draw.integers(len(pairs))]
-        spread = float(draw.choice(SPREADS))
         workload = st.Workload(
             input_tokens=int(draw.choice(INPUTS)), output_tokens=int(draw.choice(OUTPUTS)),
-            cached_share=float(draw.choice(CACHED)), input_spread=spread, output_spread=spread,
+            cached_share=float(draw.choice(CACHED)),
         )  # fmt: skip
-        slo = st.Slo(tpot=1 / float(draw.choice(SPEEDS)), ttft=float(draw.choice(FIRST_TOKENS)))
-        mode = ("aggregated", "disaggregated")[draw.integers(2)]
-        asked = Question(model, system, int(chips), workload, slo, str(draw.choice(LIMITED)), mode)
+        percentile, mode = str(draw.choice(LIMITED)), ("aggregated", "disaggregated")[draw.integers(2)]
+        asked = Question(model, system, int(chips), workload, st.Slo(), percentile, mode)
+        places = draw.random(2)
         longest = CONTEXT_SHARE * float(st.load_model(model).max_context)
         if workload.input_tokens + workload.output_tokens <= longest:
-            yield asked
+            front = replace(asked, percentile="mean").answer(evidence="any", front=True).front
+            if front:
+                yield replace(asked, slo=_limits(front, *places))
+
+
+def _limits(front: tuple[Point, ...], speed: float, first: float) -> st.Slo:
+    """Return limits at places between 0 and 1 of their ranges."""
+    speeds = [point.tokens_per_second_per_user for point in front]
+    slowest, fastest = min(speeds), max(speeds)
+    share = SPEED_RANGE[0] + speed * (SPEED_RANGE[1] - SPEED_RANGE[0])
+    times = FIRST_TOKEN_RANGE[0] + first**2 * (FIRST_TOKEN_RANGE[1] - FIRST_TOKEN_RANGE[0])
+    return st.Slo(speed=slowest * (fastest / slowest) ** share, ttft=times * min(point.ttft for point in front))
 
 
 def replayed(count: int = DRAWN, seed: int = SEED) -> Iterator[tuple[Question, Plan, Compared]]:
@@ -112,9 +123,8 @@ def main() -> None:
             f"{asked.model}, {asked.chips} x {asked.system}",
             f"{asked.workload.input_tokens}/{asked.workload.output_tokens}",
             f"{asked.workload.cached_share:.0%}",
-            f"{asked.workload.input_spread:g}",
         ]
-        one += [f"{1 / asked.slo.tpot:g}", f"{asked.slo.ttft:g}", asked.percentile, plan.layout_text]
+        one += [f"{1 / asked.slo.tpot:.0f}", f"{asked.slo.ttft:.2g}", asked.percentile, plan.layout_text]
         one += [f"{1e3 * plan.mean_tpot:.1f}", f"{1e3 * plan.ttft:.0f}", *(f"{x:+.1%}" for x in errors[-1])]
         lines.append("| " + " | ".join(one) + " |")
     table = np.abs(np.array(errors))
@@ -122,7 +132,6 @@ def main() -> None:
         "model and system",
         "in/out",
         "cached",
-        "spread",
         "tok/s",
         "TTFT limit, s",
         "at",
@@ -137,8 +146,8 @@ def main() -> None:
         "# Plans against their own simulation",
         "",
         f"{len(table)} plans of random workloads (`docs/replayed_plans.py`, seed {SEED}). Requests arrive at random, with "
-        "log-normal lengths of",
-        "a spread (standard deviation over mean), and the limits are of a percentile. Another run of the simulator serves each",
+        "log-normal lengths",
+        "whose standard deviation is their mean, and the limits are of a percentile. Another run of the simulator serves each",
         "plan's own rate: it starts empty, draws other requests, and counts neither the warm-up nor the end. The last three",
         "columns are plan over simulation, minus 1, of mean TPOT, TTFT at the percentile and cost. Overloaded (the queue grows): "
         f"{refused}.",
@@ -151,7 +160,7 @@ def main() -> None:
         ),
         "",
         "| " + " | ".join(head) + " |",
-        "|" + "---|" * 2 + "---:|" * 4 + "---|" * 2 + "---:|" * 5,
+        "|" + "---|" * 2 + "---:|" * 3 + "---|" * 2 + "---:|" * 5,
         *lines,
     ]
     (HERE / "replayed_plans.md").write_text("\n".join(page) + "\n", encoding="utf-8")

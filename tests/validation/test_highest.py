@@ -92,7 +92,7 @@ def test_waits_have_a_tail():
 def test_room_for_whole_outputs_is_room_for_fewer():
     """70 GB of weights and 160 kB a token: outputs of 4,096 tokens need 1.9 times the room of their means."""
     model, system = load_model("llama-3.3-70b", weights="fp8", kv="fp8"), load_system("hgx-h200")
-    work = Workload(input_tokens=128, output_tokens=4096)
+    work = equal_requests(input_tokens=128, output_tokens=4096)
     part, whole = (
         highest(model, system, work, [Layout()], load_engine("trtllm"), is_output_reserved=kept)["output_tok_s"]
         for kept in (False, True)

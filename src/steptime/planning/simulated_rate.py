@@ -61,8 +61,8 @@ CONFIRM_SEEDS, CONFIRM_FACTOR = (1000, 2000, 3000), 3.0
 CONFIRM_ABOVE, CONFIRM_WORST = 1.05, 1.5
 # Where a rate is not confirmed, it falls by a factor, by its square where a queue grows, and at most so often.
 CONFIRM_FALL, CONFIRM_TRIES = 0.975, 20
-# Highest share of time in which the busiest pool may work, where no limit on the TTFT says so.
-MOST_BUSY = 0.95
+# Share of time in which a pool works, below which its queue does not grow.
+SLACK_BUSY = 0.475
 
 
 class Draws(NamedTuple):
@@ -137,7 +137,7 @@ def lengths(normal: Any, mean: float, spread: float) -> Any:
         Tokens, of the shape of `normal`.
 
     >>> lengths(np.array([-1.0, 0.0, 1.0]), 100.0, 0.0).tolist(), lengths(np.array([-1.0, 0.0, 1.0]), 100.0, 0.5).tolist()
-    ([100, 100, 100], [56, 90, 145])
+    ([100, 100, 100], [58, 93, 149])
     """
     if spread == 0:
         return np.full(len(normal), max(1, round(mean)), dtype=np.int64)
@@ -339,11 +339,9 @@ class Loop:
         span = float(arrivals[-1] - arrivals[0]) if len(arrivals) > 1 else math.inf
         first, token = at(ttft), at(tpot)
         grows = ""
-        if max(busy) > MOST_BUSY / 2:
+        if max(busy) > SLACK_BUSY:
             grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
         ratios = {"first token": first / slo.ttft, "speed": token / slo.tpot}
-        if math.isinf(slo.ttft) and len(busy) > 1:
-            ratios["prefill rate"] = busy[0] / MOST_BUSY
         if grows:
             ratios["prefill rate" if grows == "prefill" else "prompt queue" if grows == "serve" else "saturation"] = math.inf
         binding = max(ratios, key=lambda name: ratios[name])
