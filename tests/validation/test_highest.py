@@ -13,7 +13,7 @@ from steptime.validation.disaggregated_loop import read_workload
 from steptime.validation.max_throughput import highest, possible_layouts
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import read_runs
-from steptime.workload.workload import Workload
+from tests.planning.cases import equal_requests
 from tests.validation.rows import SHARED, offline
 
 LIMITS = {"ttft_limit_s": "2.0", "tpot_limit_s": "0.1"}
