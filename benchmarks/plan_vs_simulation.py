@@ -1,6 +1,7 @@
 """Comparison of a plan's steady state with its simulation at the same rate.
 
-TPOT, TTFT and cost are compared, without the warm-up and the end of the run. `docs/replayed_plans.py` does it for sixty plans.
+TPOT, TTFT and cost are compared, without the warm-up and the end of the run. The simulation starts empty and draws requests of
+its own, so that it shares neither the start nor the draws of a plan. `docs/replayed_plans.py` does it for sixty plans.
 """
 
 from __future__ import annotations
@@ -20,30 +21,29 @@ from steptime.models.model_loading import ModelLike
 from steptime.physics.engine import Engine
 from steptime.planning.plan_as_traffic import (
     ROUTE,
-    PoolLike,
     decode_policy,
     load_plan_inputs,
+    longest_context,
     prefill_policy,
+    skipped_tokens,
     workload_prompts,
     workload_traffic,
 )
 from steptime.planning.plan_result import Plan
 from steptime.result_base import Result, unit
 from steptime.simulation.loop_state import DONE
-from steptime.simulation.run_metrics import OVERLOADED
-from steptime.simulation.scheduling_policy import MAX_NUM_SEQS, Policy
+from steptime.simulation.run_metrics import OVERLOADED, PERCENTILES
 from steptime.simulation.simulation_result import Simulation
-from steptime.simulation.simulator import kv_room, simulate, user_visible_times
+from steptime.simulation.simulator import simulate, user_visible_times
 from steptime.units import in_digits, show
 
 # Default minimum number of requests that count.
 MIN_COUNTED_REQUESTS = 20_000
-# Lifetimes of a request before the first one that counts; one lifetime follows the last.
-WARM_UP_LIFETIMES = 5.0
+# Lifetimes of a request before the first one that counts; one lifetime follows the last. The lifetime is that below which this
+# share of the requests stays: the very longest of many unequal requests is far beyond the rest.
+WARM_UP_LIFETIMES, LIFETIME_SHARE = 5.0, 0.95
 # Most requests of a run.
 MAX_REQUESTS = 1_000_000
-# Slots per replica over those of the plan, where memory has room.
-SLOTS_FACTOR = 4
 # Parts of a run whose means give the standard error.
 BATCHES = 20
 
@@ -53,8 +53,8 @@ class Compared(Result):
     """A plan next to its replay at the plan's rate, in a steady state.
 
     Ratios are replay over plan. `tpot` and `ttft` are what users see, including the engine's time before the
-    queue and before the answer. `made_tpot` and `made_ttft` are those of the server. Errors are relative
-    standard errors of the replay's means.
+    queue and before the answer. `made_tpot` and `made_ttft` are those of the server. Times are means, except `tail_tpot` and
+    `tail_ttft`: what users see at the percentile of the plan's limits. Errors are relative standard errors of the replay's means.
     """
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -62,18 +62,25 @@ class Compared(Result):
         "made_tpot_ratio": unit("", "mean TPOT at the server, replay over plan"),
         "ttft_ratio": unit("", "mean TTFT that users see, replay over plan"),
         "made_ttft_ratio": unit("", "mean TTFT at the server, replay over plan"),
+        "tail_tpot_ratio": unit("", "TPOT that users see at the percentile, replay over plan"),
+        "tail_ttft_ratio": unit("", "TTFT that users see at the percentile, replay over plan"),
         "cost_ratio": unit("", "rent per output token, replay over plan"),
     }
 
     rate: float = field(metadata=unit("requests/s", "request rate of plan and replay", key="requests_per_s"))
-    planned_tpot: float = field(metadata=unit("s", "time per output token of the plan"))
+    percentile: str = field(metadata=unit("", "percentile of the plan's limits: mean, p50, p90, p95 or p99"))
+    planned_tpot: float = field(metadata=unit("s", "mean time per output token of the plan"))
     tpot: float = field(metadata=unit("s", "mean time per output token that users see"))
     made_tpot: float = field(metadata=unit("s", "mean time per output token at the server"))
     tpot_error: float = field(metadata=unit("", "relative standard error of the mean at the server"))
-    planned_ttft: float = field(metadata=unit("s", "time to first token of the plan"))
+    planned_tail_tpot: float = field(metadata=unit("s", "time per output token of the plan at the percentile"))
+    tail_tpot: float = field(metadata=unit("s", "time per output token that users see at the percentile"))
+    planned_ttft: float = field(metadata=unit("s", "mean time to first token of the plan"))
     ttft: float = field(metadata=unit("s", "mean time to first token that users see"))
     made_ttft: float = field(metadata=unit("s", "mean time to first token at the server"))
     ttft_error: float = field(metadata=unit("", "relative standard error of the mean at the server"))
+    planned_tail_ttft: float = field(metadata=unit("s", "time to first token of the plan at the percentile"))
+    tail_ttft: float = field(metadata=unit("s", "time to first token that users see at the percentile"))
     planned_cost: float = field(
         metadata=unit("USD", "planned cost per million output tokens", key="planned_usd_per_million_output_tokens")
     )
@@ -112,6 +119,16 @@ class Compared(Result):
         return self.made_ttft / self.planned_ttft
 
     @property
+    def tail_tpot_ratio(self) -> float:
+        """TPOT that users see at the percentile, replay over plan."""
+        return self.tail_tpot / self.planned_tail_tpot
+
+    @property
+    def tail_ttft_ratio(self) -> float:
+        """TTFT that users see at the percentile, replay over plan."""
+        return self.tail_ttft / self.planned_tail_ttft
+
+    @property
     def cost_ratio(self) -> float:
         """Cost per output token, replay over plan; needs no known rent."""
         return self.planned_tokens_per_second / self.tokens_per_second
@@ -126,6 +143,8 @@ class Compared(Result):
         return f"Replay over plan at {in_digits(self.rate, 4)} requests/s, {self.counted:,} requests counted{grows}", {
             "TPOT": _show_ratio(self.planned_tpot, self.tpot, self.made_tpot, self.tpot_error),
             "TTFT": _show_ratio(self.planned_ttft, self.ttft, self.made_ttft, self.ttft_error),
+            f"{self.percentile} TPOT": f"{self.tail_tpot_ratio:.3f} for users",
+            f"{self.percentile} TTFT": f"{self.tail_ttft_ratio:.3f} for users",
             "cost": f"{self.cost_ratio:.3f}",
             "steps": f"off by {self.decode_error:.1%} (decode) and {self.mixed_error:.1%} (mixed) on average",
             "batch": f"{self.batch:,.1f} on average, {self.planned_batch:,} planned, {self.seats:,} slots",
@@ -149,9 +168,8 @@ def compare(
 ) -> Compared:
     """Replay a plan at its own rate in a steady state and compare it with the plan.
 
-    Arrivals are Poisson at exactly the plan's rate. The batch is not limited to that of the plan: a replica
-    has SLOTS_FACTOR times as many slots where its memory has room. Requests count if they come at least
-    WARM_UP_LIFETIMES lifetimes after the first and one before the last. A lifetime is the longest of the run.
+    Arrivals are Poisson at exactly the plan's rate, and replicas have the plan's slots. Requests count if they come at least
+    WARM_UP_LIFETIMES lifetimes after the first and one before the last.
 
     Args:
         plan: Feasible plan.
@@ -166,7 +184,7 @@ def compare(
         The comparison.
     """
     described, machine, runs_on = load_plan_inputs(plan, model, system, engine)
-    lifetime = plan.ttft + plan.workload.output_tokens * plan.tpot
+    lifetime = plan.mean_ttft + plan.workload.output_tokens * plan.mean_tpot
     n = math.ceil(requests + 2 * (WARM_UP_LIFETIMES + 1) * lifetime * plan.requests_per_second)
     while True:
         run = _run(plan, described, machine, runs_on, min(n, MAX_REQUESTS), seed, route)
@@ -181,47 +199,22 @@ def _run(plan: Plan, model: Model, system: System, engine: Engine, n: int, seed:
     server, has_prefill_pool = plan.pools[-1], len(plan.pools) > 1
     prompts = workload_prompts(plan.workload)
     bare = replace(engine, scheduler=replace(engine.scheduler, steps_before_answer=0.0, steps_to_balance=0.0))
+    longest = longest_context(plan.workload, model)
+    policy = decode_policy(server, prompts.fresh, has_prefill_pool=has_prefill_pool, speculation=plan.speculation)
+    traffic = workload_traffic(plan.workload, plan.requests_per_second, n, seed=seed, exact=True, longest=longest)
     return simulate(
         model,
         system,
-        workload_traffic(plan.workload, plan.requests_per_second, n, seed=seed, exact=True),
+        traffic,
         layout=server.layout,
         engine=bare,
-        policy=replace(
-            _policy_with_spare_slots(server, plan, model, system, engine, has_prefill_pool=has_prefill_pool), route=route
-        ),
+        policy=replace(policy, route=route),
         prefill=plan.pools[0].layout if has_prefill_pool else None,
         prefill_policy=replace(prefill_policy(plan.pools[0], prompts.fresh, plan.speculation), route=route)
         if has_prefill_pool
         else None,
-        cached=prompts.skipped,
+        cached=skipped_tokens(prompts, traffic.inputs),
     )
-
-
-def _policy_with_spare_slots(
-    server: PoolLike, plan: Plan, model: Model, system: System, engine: Engine, *, has_prefill_pool: bool
-) -> Policy:
-    """Return the schedule of the decode pool with more slots than the plan.
-
-    A data-parallel rank prefills the plan's chunk with any batch. A separate decode pool keeps no room for
-    prefill.
-    """
-    workload, drafts = plan.workload, plan.speculation.drafts
-    usual = decode_policy(
-        server, workload_prompts(workload).fresh, has_prefill_pool=has_prefill_pool, speculation=plan.speculation
-    )
-    if server.queued:
-        return usual
-    context = workload.input_tokens + workload.output_tokens / 2
-    tokens = math.ceil(server.batch / server.layout.dp) if has_prefill_pool else usual.max_num_batched_tokens
-    settings: dict[str, Any] = {"layout": server.layout, "engine": engine, "context": context, "drafts": drafts}
-    room = kv_room(model, system, step_tokens=int(tokens), **settings)
-    seats = min(
-        SLOTS_FACTOR * usual.max_num_seqs, max(usual.max_num_seqs, math.ceil(room / workload.input_tokens)), MAX_NUM_SEQS
-    )
-    extra_per_rank = math.ceil(seats / server.layout.dp) - math.ceil(server.max_num_seqs / server.layout.dp)
-    budget = usual.max_num_batched_tokens + extra_per_rank * (drafts + 1)
-    return replace(usual, max_num_seqs=int(seats), kv_tokens=max(room, 1.0), max_num_batched_tokens=budget)
 
 
 def _requests_in_window(run: Simulation) -> Any:
@@ -230,9 +223,9 @@ def _requests_in_window(run: Simulation) -> Any:
     Where the queue grows, there may be none. Then the later half counts, and the state is not steady.
     """
     q = run.requests
-    took = float(np.max(q["finish"] - q["arrival"], where=q["status"] == DONE, initial=0.0))
-    first, last = float(q["arrival"][0]), float(q["arrival"][-1])
     done = q["status"] == DONE
+    took = float(np.quantile((q["finish"] - q["arrival"])[done], LIFETIME_SHARE)) if done.any() else 0.0
+    first, last = float(q["arrival"][0]), float(q["arrival"][-1])
     in_window = done & (q["arrival"] >= first + WARM_UP_LIFETIMES * took) & (q["arrival"] <= last - took)
     return in_window if in_window.any() else done & (q["arrival"] >= (first + last) / 2)
 
@@ -252,14 +245,20 @@ def _comparison(plan: Plan, run: Simulation, in_window: Any, engine: Engine) -> 
     tokens = (_tokens_generated_by(q, end) - _tokens_generated_by(q, begin)) / window
     replicas = int(plan.pools[-1].layout.replicas)
     tpots, ttfts = _tpot(generated), generated["first"] - generated["arrival"]
+    seen_tpots, seen_ttfts = _tpot(observed), observed["first"] - observed["arrival"]
     return Compared(
         rate=plan.requests_per_second,
-        planned_tpot=plan.tpot,
-        tpot=float(np.mean(_tpot(observed))),
+        percentile=plan.percentile,
+        planned_tpot=plan.mean_tpot,
+        tpot=float(np.mean(seen_tpots)),
+        planned_tail_tpot=plan.tpot,
+        tail_tpot=_at(seen_tpots, plan.percentile),
         made_tpot=float(np.mean(tpots)),
         tpot_error=_error(tpots),
-        planned_ttft=plan.ttft,
-        ttft=float(np.mean(observed["first"] - observed["arrival"])),
+        planned_ttft=plan.mean_ttft,
+        ttft=float(np.mean(seen_ttfts)),
+        planned_tail_ttft=plan.ttft,
+        tail_ttft=_at(seen_ttfts, plan.percentile),
         made_ttft=float(np.mean(ttfts)),
         ttft_error=_error(ttfts),
         planned_cost=plan.usd_per_million_output_tokens,
@@ -277,6 +276,10 @@ def _comparison(plan: Plan, run: Simulation, in_window: Any, engine: Engine) -> 
         mixed_error=run.pace.mixed_error,
         steady=run.answers.verdict != OVERLOADED,
     )
+
+
+def _at(values: Any, percentile: str) -> float:
+    return float(np.mean(values) if percentile == "mean" else np.quantile(values, PERCENTILES[percentile]))
 
 
 def _error(values: Any) -> float:

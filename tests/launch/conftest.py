@@ -10,10 +10,10 @@ import steptime as st
 from steptime.physics.layout import Layout
 from steptime.planning.launch_facts import Served
 from steptime.planning.plan_result import Plan, Pool
-from steptime.planning.planner import plan
 from tests.conftest import machine, one_matrix
+from tests.planning.cases import WORK, closed_plan
 
-PLAN = plan(one_matrix(heads=1), machine(size=1), st.Workload(input_tokens=1000, output_tokens=201), engine="ideal")
+PLAN = closed_plan(one_matrix(heads=1), machine(size=1), WORK, engine="ideal")
 SERVED = Served(
     checkpoint="org/m", weights="bf16", experts="bf16", kv="bf16", checkpoint_weights="bf16", checkpoint_experts="bf16",
     checkpoint_kv="bf16", routed_experts=256, max_context=5000, vendor="NVIDIA", memory=1e14, fabric="nvlink", domain_chips=8,

@@ -9,6 +9,7 @@ import pytest
 
 import steptime as st
 from steptime.planning.plan_result import Plan
+from tests.planning.cases import closed_plan, equal_requests
 
 DENSE = ("llama-3.3-70b", "qwen3-14b", "qwen3-32b", "nvidia/Llama-3.1-70B-Instruct-FP8", "mistral-7b-v0.3")
 SPARSE = ("deepseek-v3", "qwen3-235b-a22b", "kimi-k2", "qwen3-30b-a3b", "nvidia/Kimi-K2.5-NVFP4", "gpt-oss-120b")
@@ -33,9 +34,9 @@ def plans(count: int) -> tuple[tuple[Plan, st.Model, st.System], ...]:
         formats = draw.choice(({}, {}, {"kv": "fp8"}, {"weights": "fp8"}, {"weights": "fp8", "kv": "fp8"}))
         engine, mode, cached = draw.choice(ENGINES), draw.choice(("aggregated", "disaggregated")), draw.choice((0.0, 0.0, 0.5))
         model, machine = st.load_model(name, **formats), st.load_system(system)
-        workload = st.Workload(input_tokens=reads, output_tokens=writes, cached_share=cached)
+        workload = equal_requests(input_tokens=reads, output_tokens=writes, cached_share=cached)
         try:
-            made = st.plan(model, machine, workload, chips=chips, engine=engine, modes=mode, alternatives=False)
+            made = closed_plan(model, machine, workload, chips=chips, engine=engine, modes=mode, alternatives=False)
         except st.InputError:
             continue
         if made.feasible:

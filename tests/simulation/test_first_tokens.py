@@ -11,17 +11,16 @@ pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 
 import steptime as st
 from steptime.physics.layout import Layout
-from steptime.planning.planner import plan
 from steptime.planning.prefill_pool import first_token, prefill_pool
 from steptime.planning.steady_state import aggregated
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulator import simulate
 from steptime.workload.traffic import Lengths, Traffic, open_loop
 from tests.conftest import engine, machine, one_matrix
-from tests.planning.cases import MODEL, NODES, WORK
+from tests.planning.cases import MODEL, NODES, WORK, closed_plan, equal_requests
 
 LIGHT = replace(one_matrix(kv_bytes=1e-6), width=1)  # a cache and activations that cost nothing; 20 GFLOP a token
-ONE = st.Workload(input_tokens=1000, output_tokens=11)
+ONE = equal_requests(input_tokens=1000, output_tokens=11)
 ONCE = Policy(max_num_seqs=1, max_num_batched_tokens=4096)
 
 
@@ -95,7 +94,8 @@ def test_prompts_that_wait_for_a_pool_wait_as_planned(load):
 
 def test_a_plan_of_pools_is_what_a_simulation_of_it_finds():
     """Four chips at the plan's own rate: times of a token within 4 %, first tokens within 15 %."""
-    found = plan(MODEL, NODES, WORK, st.Slo(tpot=6e-3, ttft=0.1), engine="ideal", modes=("disaggregated",), alternatives=False)
+    limits = st.Slo(tpot=6e-3, ttft=0.1)
+    found = closed_plan(MODEL, NODES, WORK, limits, engine="ideal", modes=("disaggregated",), alternatives=False)
     traffic = open_loop(found.requests_per_second, 30_000, Lengths(mean=1000), Lengths(mean=201), seed=2)
     reader, server = found.pools
     seen = simulate(

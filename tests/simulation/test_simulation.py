@@ -45,6 +45,7 @@ from steptime.validation.ttft_fit import closed_loops
 from steptime.validation.ttft_fit import fit as fit_first_tokens
 from steptime.workload.trace_files import read_trace
 from steptime.workload.traffic import Lengths, Traffic, closed_loop, merged, open_loop, scaled, with_sessions
+from tests.planning.cases import equal_requests
 from tests.simulation import reference_loop
 
 TRACES = Path(__file__).parents[3] / "shared/data/traces"
@@ -326,7 +327,7 @@ def test_simulation_agrees_with_the_steady_state_of_plan(llama):
         model, system, traffic, policy=Policy(max_num_seqs=batch, max_num_batched_tokens=512 + batch), engine="ideal"
     )
     state = aggregated(
-        model, system, st.Workload(input_tokens=inputs, output_tokens=outputs), layout=st.Layout(), batch=batch, chunk=512,
+        model, system, equal_requests(input_tokens=inputs, output_tokens=outputs), layout=st.Layout(), batch=batch, chunk=512,
         engine=st.load_engine("ideal"),
     )  # fmt: skip
     assert found.answers.tpot.mean == pytest.approx(float(state.tpot), rel=0.05)

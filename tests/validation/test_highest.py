@@ -13,7 +13,7 @@ from steptime.validation.disaggregated_loop import read_workload
 from steptime.validation.max_throughput import highest, possible_layouts
 from steptime.validation.predictions import predict
 from steptime.validation.run_table import read_runs
-from steptime.workload.workload import Workload
+from tests.planning.cases import equal_requests
 from tests.validation.rows import SHARED, offline
 
 LIMITS = {"ttft_limit_s": "2.0", "tpot_limit_s": "0.1"}
@@ -92,7 +92,7 @@ def test_waits_have_a_tail():
 def test_room_for_whole_outputs_is_room_for_fewer():
     """70 GB of weights and 160 kB a token: outputs of 4,096 tokens need 1.9 times the room of their means."""
     model, system = load_model("llama-3.3-70b", weights="fp8", kv="fp8"), load_system("hgx-h200")
-    work = Workload(input_tokens=128, output_tokens=4096)
+    work = equal_requests(input_tokens=128, output_tokens=4096)
     part, whole = (
         highest(model, system, work, [Layout()], load_engine("trtllm"), is_output_reserved=kept)["output_tok_s"]
         for kept in (False, True)

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
+
 from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError, expect
 from steptime.hardware.system import System
@@ -30,6 +32,8 @@ SAME = 1e-6
 ROUTE = "least-loaded"
 # Slots of a prefill pool over the prompts of a pass, so that tokens limit a pass also where prompts are short.
 PREFILL_SLOTS = 4
+# Longest context of a drawn request [tokens], where a model states none.
+LONGEST = 1 << 40
 # Prompt tokens per step of a decode pool, for sequences that lost their cache and are computed again.
 STEP_TOKENS = 2048
 
@@ -83,7 +87,51 @@ def workload_prompts(workload: Workload) -> Prompts:
     return Prompts(fresh=fresh, skipped=round(workload.input_tokens) - fresh)
 
 
-def workload_traffic(workload: Workload, rate: float, n: int, *, seed: int, exact: bool = False) -> Traffic:
+def skipped_tokens(prompts: Prompts, inputs: Any) -> Any:
+    """Return the cached tokens of requests: the same share of each prompt, which keeps a token to prefill.
+
+    Args:
+        prompts: Prompts of mean length.
+        inputs: Input tokens of each request.
+
+    Returns:
+        Tokens by request.
+    """
+    return np.minimum(prompts.skipped * inputs // (prompts.fresh + prompts.skipped), inputs - 1)
+
+
+def longest_context(workload: Workload, model: Model) -> int:
+    """Return the longest context of a drawn request [tokens]: that of the model, or of mean requests where these exceed it.
+
+    Args:
+        workload: Requests.
+        model: Model.
+
+    Returns:
+        Tokens.
+    """
+    mean = float(workload.input_tokens + workload.output_tokens)
+    return int(min(max(float(model.max_context), math.ceil(mean)), LONGEST))
+
+
+def within_context(inputs: Any, outputs: Any, longest: int) -> tuple[Any, Any]:
+    """Cut drawn requests at the longest context.
+
+    Args:
+        inputs: Input tokens by request.
+        outputs: Output tokens by request.
+        longest: Longest context [tokens].
+
+    Returns:
+        Input and output tokens.
+    """
+    inputs = np.minimum(inputs, max(1, longest - 1))
+    return inputs, np.minimum(outputs, np.maximum(1, longest - inputs))
+
+
+def workload_traffic(
+    workload: Workload, rate: float, n: int, *, seed: int, exact: bool = False, longest: int = LONGEST
+) -> Traffic:
     """Draw requests of a workload with Poisson arrivals.
 
     Args:
@@ -91,7 +139,8 @@ def workload_traffic(workload: Workload, rate: float, n: int, *, seed: int, exac
         rate: Request rate [requests/s].
         n: Number of requests.
         seed: Random seed.
-        exact: Scale the arrivals so that the mean rate of the sample is `rate`.
+        exact: Scale arrivals and lengths so that the sample has the mean rate and the mean lengths that are asked for.
+        longest: Longest context, at which requests are cut [tokens].
 
     Returns:
         The traffic.
@@ -100,7 +149,15 @@ def workload_traffic(workload: Workload, rate: float, n: int, *, seed: int, exac
     inputs = Lengths(mean=prompts.fresh + prompts.skipped, shape="lognormal", spread=float(workload.input_spread))
     outputs = Lengths(mean=workload.output_tokens, shape="lognormal", spread=float(workload.output_spread))
     came = open_loop(rate, n, inputs, outputs, seed=seed)
+    if exact:
+        came = replace(came, inputs=_with_mean(came.inputs, inputs.mean), outputs=_with_mean(came.outputs, outputs.mean))
+    kept, made = within_context(came.inputs, came.outputs, longest)
+    came = replace(came, inputs=kept, outputs=made)
     return scaled(came, rate / came.rate) if exact and math.isfinite(came.rate) else came
+
+
+def _with_mean(tokens: Any, mean: float) -> Any:
+    return np.maximum(1, np.rint(tokens * (mean / np.mean(tokens)))).astype(np.int64)
 
 
 def decode_policy(server: PoolLike, fresh: int, *, has_prefill_pool: bool, speculation: Speculation = NONE) -> Policy:

@@ -16,7 +16,9 @@ from steptime.planning.plan_as_traffic import (
     PoolLike,
     decode_policy,
     load_plan_inputs,
+    longest_context,
     prefill_policy,
+    skipped_tokens,
     workload_prompts,
     workload_traffic,
 )
@@ -27,6 +29,7 @@ from steptime.simulation.run_metrics import Answers, Judged, at_percentile, judg
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate
 from steptime.units import in_digits
+from steptime.workload.traffic import Traffic
 from steptime.workload.workload import NONE, Slo, Speculation, Workload
 
 # Factor on the rate where the limits are not met.
@@ -170,13 +173,16 @@ def replay_pools(
         "prefill": prefill,
     }
     settings |= {
-        "cached": prompts.skipped,
         "prefill_policy": None if prefill is None else prefill_policy(pools[0], prompts.fresh, speculation),
     }
     settings["policy"] = decode_policy(server, prompts.fresh, has_prefill_pool=prefill is not None, speculation=speculation)
 
     # Reduce the rate geometrically until a settled run meets the limits.
-    traffic, run = partial(workload_traffic, workload, seed=seed), partial(simulate, model, system, **settings)
+    traffic = partial(workload_traffic, workload, seed=seed, longest=longest_context(workload, model))
+
+    def run(drawn: Traffic) -> Simulation:
+        return simulate(model, system, drawn, cached=skipped_tokens(prompts, drawn.inputs), **settings)
+
     now, attempts, good = rate, 0, False
     while not good and attempts < tries:
         now, attempts = rate * LOWER**attempts, attempts + 1

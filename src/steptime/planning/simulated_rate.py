@@ -26,7 +26,15 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
-from steptime.planning.plan_as_traffic import PoolLike, decode_policy, prefill_policy, workload_prompts
+from steptime.planning.plan_as_traffic import (
+    PoolLike,
+    decode_policy,
+    longest_context,
+    prefill_policy,
+    skipped_tokens,
+    within_context,
+    workload_prompts,
+)
 from steptime.simulation.loop_state import BUSY, CLOCK, DONE, Replicas
 from steptime.simulation.replica_pools import Server, serve
 from steptime.simulation.run_metrics import PERCENTILES, queue_growth
@@ -49,16 +57,13 @@ START_SHARE, END_LIFETIMES = 0.1, 1.0
 ACCURACY, STRIDE = 0.015, 1.1
 # Most runs of one candidate.
 MOST_RUNS = 12
-# Longest context of a drawn request [tokens].
-LONGEST = 1 << 40
 # The winner is confirmed with other draws: seeds, and factor on the length of a run.
 CONFIRM_SEEDS, CONFIRM_FACTOR = (1000, 2000), 3.0
 # At a rate higher by this factor, no figure may be further beyond its limit than this ratio.
 CONFIRM_ABOVE, CONFIRM_WORST = 1.05, 1.5
 # Where a rate is not confirmed, it falls by a factor, by its square where a queue grows, and at most so often.
 CONFIRM_FALL, CONFIRM_TRIES = 0.975, 20
-# Highest share of time in which the busiest pool may work, where no limit on the TTFT says so.
-MOST_BUSY = 0.95
+# Share of time in which a pool works, below which its queue does not grow.
 
 
 class Draws(NamedTuple):
@@ -133,7 +138,7 @@ def lengths(normal: Any, mean: float, spread: float) -> Any:
         Tokens, of the shape of `normal`.
 
     >>> lengths(np.array([-1.0, 0.0, 1.0]), 100.0, 0.0).tolist(), lengths(np.array([-1.0, 0.0, 1.0]), 100.0, 0.5).tolist()
-    ([100, 100, 100], [56, 90, 145])
+    ([100, 100, 100], [58, 93, 149])
     """
     if spread == 0 or not len(normal):
         return np.full(len(normal), max(1, round(mean)), dtype=np.int64)
@@ -215,9 +220,9 @@ class Loop:
         if key not in memo:
             memo[key] = draw(deployment.workload, self.count, seed)
         self.draws = memo[key]
-        longest = int(min(float(model.max_context), LONGEST))
-        self.inputs = np.minimum(self.draws.inputs, max(1, longest - 1))
-        self.outputs = np.minimum(self.draws.outputs, np.maximum(1, longest - self.inputs))
+        self.longest = longest_context(deployment.workload, model)
+        model = replace(model, max_context=max(float(model.max_context), float(self.longest)))
+        self.inputs, self.outputs = within_context(self.draws.inputs, self.draws.outputs, self.longest)
 
         # Step times depend on the range of lengths, not on the rate.
         sample = Traffic(arrival=np.zeros(self.count), inputs=self.inputs, outputs=self.outputs)
@@ -263,10 +268,9 @@ class Loop:
         steps = float(decode_steps(self.deployment.workload, self.deployment.speculation))
         accepted = self.server.policy.acceptance_length
         at_start = int(min(rate * self.share * steps * accepted * tpot, self.server.policy.max_num_seqs * self.server.replicas))
-        longest = min(float(self.deployment.model.max_context), float(self.server.policy.kv_tokens))
+        longest = min(float(self.longest), float(self.server.policy.kv_tokens))
         started = steady_requests(self.deployment.workload, at_start, longest, self.seed + 1)
-        prompt = self.prompts.fresh + self.prompts.skipped
-        skipped = np.minimum(self.prompts.skipped * traffic.inputs // prompt, traffic.inputs - 1)
+        skipped = skipped_tokens(self.prompts, traffic.inputs)
         if self.reader is None:
             served, rules, pool = serve(
                 _joined(started, traffic), self.server.policy, self.server.pace, replicas=self.server.replicas,
@@ -346,8 +350,6 @@ class Loop:
         first, token = _at(percentile, ttft), _at(percentile, tpot)
         grows = next((role for role, came, seated, seats in queues if len(came) and queue_growth(came, seated, seats)), "")
         ratios = {"first token": first / slo.ttft, "speed": token / slo.tpot}
-        if math.isinf(slo.ttft) and len(busy) > 1:
-            ratios["prefill rate"] = busy[0] / MOST_BUSY
         if grows:
             ratios["prefill rate" if grows == "prefill" else "prompt queue" if grows == "serve" else "saturation"] = math.inf
         binding = max(ratios, key=lambda name: ratios[name])

@@ -19,7 +19,7 @@ from steptime.physics.speculative_step import TERM, draft_passes, drafter
 from steptime.physics.step import ledger_of_step
 from steptime.physics.time_ledger import Entry
 from steptime.planning.plan_result import Pool
-from steptime.planning.steady_state import fresh_tokens, longest_prefix, mean_context, split_chunks
+from steptime.planning.steady_state import fresh_tokens, longer_prefix, longest_prefix, mean_context, split_chunks
 from steptime.units import counted, show
 from steptime.workload.workload import NONE, Speculation, Workload, decode_steps, step_yield
 
@@ -177,7 +177,7 @@ def step_given(pool: Pool, workload: Workload, *, mixed: bool, drafts: int = 0) 
     fresh = fresh_tokens(workload)
     cached = workload.input_tokens - fresh
     if pool.role == "prefill":
-        return {"prompts": pool.batch, "tokens": fresh, "prefix": cached}
+        return {"prompts": pool.batch, "tokens": fresh, "prefix": cached + longer_prefix(workload)}
     sizes: dict[str, Any] = {"batch": pool.batch, "context": mean_context(workload), "query": drafts + 1}
     if mixed and pool.mixed is not None:
         tokens = float(split_chunks(workload, pool.chunk)[0])

@@ -132,7 +132,7 @@ def simulate(
     prefill: Layout | None = None,
     prefill_policy: Policy | None = None,
     cache: Cache | None = None,
-    cached: int = 0,
+    cached: Any = 0,
     fast: Policy | None = None,
     fast_replicas: int = 0,
     slowness: float = 1.0,
@@ -156,7 +156,7 @@ def simulate(
         prefill: Layout of separate prefill replicas.
         prefill_policy: Schedule of the prefill pool.
         cache: Prefix cache of each replica that prefills.
-        cached: Prompt tokens of every request that are already in the cache, without `cache`.
+        cached: Prompt tokens that are already in the cache, without `cache`: of every request, or by request.
         fast: Schedule of a separate pool for class 0.
         fast_replicas: Additional replicas of that pool.
         slowness: Factor on every predicted step time.
@@ -176,8 +176,8 @@ def simulate(
     runs_on = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
     traffic = checked(traffic)
     model = as_served(model, system, runs_on)
-    cached, fast_replicas = _check_counts(
-        cached, fast_replicas, slowness, has_prefill_or_cache=prefill is not None or cache is not None
+    fast_replicas = _check_counts(
+        cached, fast_replicas, slowness, traffic, has_prefill_or_cache=prefill is not None or cache is not None
     )
 
     # Each pool gets a policy that fits its memory, and sampled step times.
@@ -262,7 +262,7 @@ def _serve_pools(
     reader: Server,
     quick: Server | None,
     use: CacheUse | None,
-    cached: int,
+    cached: Any,
     progress: Callable[[int], None] | None,
     *,
     sent: Callable[[Any], Any] | None,
@@ -273,7 +273,11 @@ def _serve_pools(
     """
     if quick is not None:
         return serve_tiers(traffic, [quick, server], progress=progress)
-    settings: dict[str, Any] = {"cached": np.clip(cached, 0, np.maximum(np.asarray(traffic.inputs) - 1, 0))} if cached else {}
+    settings: dict[str, Any] = (
+        {"cached": np.clip(np.asarray(cached, dtype=np.int64), 0, np.maximum(np.asarray(traffic.inputs) - 1, 0))}
+        if np.any(cached)
+        else {}
+    )
     if use is not None:
         settings = {"cached": use.cached, "load": use.load, "route": use.route}
     if sent is None:
@@ -321,17 +325,18 @@ def transfer_seconds(
     return sent
 
 
-def _check_counts(cached: int, fast_replicas: int, slowness: float, *, has_prefill_or_cache: bool) -> tuple[int, int]:
-    """Return the counts as whole numbers; raise RangeError for invalid combinations."""
-    single(cached=cached, fast_replicas=fast_replicas, slowness=slowness)
+def _check_counts(cached: Any, fast_replicas: int, slowness: float, traffic: Traffic, *, has_prefill_or_cache: bool) -> int:
+    """Return the replicas of the fast pool as a whole number; raise RangeError for invalid counts and combinations."""
+    if np.ndim(cached) == 0:
+        whole_number("cached", cached, minimum=0)
+    elif np.shape(cached) != np.shape(traffic.inputs) or np.any(np.asarray(cached) < 0):
+        raise RangeError(f"cached: must be one number of tokens, at least 0, or one for each of {len(traffic):,} requests")
+    single(fast_replicas=fast_replicas, slowness=slowness)
     positive("slowness", slowness, minimum=1e-6, maximum=1e6)
-    cached, quick = (
-        whole_number("cached", cached, minimum=0),
-        whole_number("fast replicas", fast_replicas, minimum=0, maximum=MOST_CHIPS),
-    )
+    quick = whole_number("fast replicas", fast_replicas, minimum=0, maximum=MOST_CHIPS)
     if quick and has_prefill_or_cache:
         raise RangeError("fast_replicas: cannot be combined with a separate prefill pool or a prefix cache")
-    return cached, quick
+    return quick
 
 
 def _check_pools(model: Model, system: System, layout: Layout, prefill: Layout | None, fast_replicas: int) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from steptime.errors import RangeError
-from steptime.hardware.system import System
+from steptime.hardware.system import SCALED, System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine, engine_for, ttft_factor
 from steptime.physics.layout import Layout
@@ -380,7 +380,10 @@ def _rank_and_shared_seconds(model: Model, systems: tuple[System, System], setti
 
 def _without_links(system: System) -> System:
     """Return a system whose collectives take no time."""
-    fast = (replace(d, link=replace(d.link, bandwidth=d.link.bandwidth * 1e6, latency=0.0)) for d in system.domains)
+    fast = (
+        replace(d, link=replace(d.link, bandwidth=np.minimum(d.link.bandwidth * 1e6, SCALED), latency=0.0))
+        for d in system.domains
+    )
     return replace(system, domains=tuple(fast))
 
 
