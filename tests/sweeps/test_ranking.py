@@ -14,7 +14,7 @@ from steptime.errors import InputError, RangeError, UnknownName
 from steptime.hardware.rental_prices import usd
 from steptime.sweeps.ranking import Ranking, Standing, _placed, compare
 
-WORK, SLO = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=1 / 40, ttft=1)
+WORK, SLO = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=1 / 40, ttft=2)
 NAMES = ["hgx-h100", "hgx-b200", "mi300x-8", "l4-8", "hgx-h20"]
 
 
