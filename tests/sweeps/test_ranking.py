@@ -126,6 +126,16 @@ def test_a_kind_of_rent_is_for_all_and_a_system_without_it_has_none():
     assert [(one.system, one.rent.kind) for one in found.standings] == [("hgx-h100", "ondemand"), ("hgx-b200", "")]
 
 
+def test_spread_percentile_and_evidence_are_those_of_the_plans():
+    work = st.Workload(input_tokens=2000, output_tokens=100, input_spread=0.5, output_spread=2.0)
+    how = {"chips": 2, "percentile": "p50", "evidence": "any"}
+    found = compare("llama-3.1-8b", "hgx-h100", work, SLO, **how)
+    plan = st.plan("llama-3.1-8b", "hgx-h100", work, SLO, alternatives=False, elasticities=False, diagnostics=False, **how)
+    (one,) = found.standings
+    assert one.usd_per_million_output_tokens == plan.usd_per_million_output_tokens
+    assert (one.ttft, one.evidence, found.percentile) == (plan.ttft, "any", "p50")
+
+
 @pytest.mark.slow
 def test_several_models_on_one_system():
     found = compare(["llama-3.1-8b", "llama-3.3-70b"], "hgx-h100", WORK, SLO)
