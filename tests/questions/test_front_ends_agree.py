@@ -48,6 +48,8 @@ def drawn_step(draw):
 def drawn_plan(draw):
     values = {"model": draw.choice(MODELS[:3]), "system": draw.choice(SYSTEMS[:3]), "input": draw.choice((256, 2000))}
     values |= {"output": draw.choice((64, 500)), "speed": draw.choice((20, 40, 4000)), "chips": draw.choice((1, 4, 8))}
+    values |= draw.choice(({}, {"spread": 0.0}, {"spread": 0.5, "output_spread": 2.0}))
+    values |= draw.choice(({}, {"percentile": "mean"}, {"percentile": "p99"}, {"evidence": "any"}, {"evidence": "nearly"}))
     return values | draw.choice(({}, {"ttft": 2.0}, {"mode": "aggregated"}, {"mode": "both"}, {"cached": 0.5}))
 
 
@@ -58,7 +60,11 @@ def drawn_simulate(draw):
         "output": draw.choice((16, 64)),
         "lengths": draw.choice(("fixed", "lognormal")),
     }
-    return values | ({"spread": 0.5} if values["lengths"] == "lognormal" else {}) | draw.choice(({}, {"max_sequences": 0}))
+    values |= {"speed": 40, "percentile": draw.choice(("mean", "p50", "p90", "p99"))} if draw.random() < 0.5 else {}
+    spreads = (
+        draw.choice(({}, {"spread": 0.5}, {"spread": 0.5, "output_spread": 0.0})) if values["lengths"] == "lognormal" else {}
+    )
+    return values | spreads | draw.choice(({}, {"max_sequences": 0}))
 
 
 def drawn_train(draw):
@@ -178,8 +184,7 @@ def through_http(client, name, values):
     return response.json()["answers"] if response.status_code == 200 else None
 
 
-def check(client, name, seed):
-    values = DRAWS[name](random.Random(f"{name} {seed}"))
+def check(client, name, values):
     expected = through_python(name, values)
     others = {"command": through_command(name, values), "http": through_http(client, name, values)}
     if name != "budget" or "eta" in values:
@@ -190,17 +195,41 @@ def check(client, name, seed):
             if door == "sweep" and key == "reason":
                 continue
             assert same(value, answers.get(key)), (door, values, key, value, answers.get(key))
+    return expected
 
 
 @pytest.mark.parametrize(("name", "seed"), cases(EVERYDAY))
 def test_question_through_four_doors_has_one_answer(client, name, seed):
-    check(client, name, seed)
+    check(client, name, DRAWS[name](random.Random(f"{name} {seed}")))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), cases(COUNTS))
 def test_many_questions_through_four_doors_have_one_answer(client, name, seed):
-    check(client, name, seed)
+    check(client, name, DRAWS[name](random.Random(f"{name} {seed}")))
+
+
+PAIR = {"model": "llama-3.1-8b", "system": "hgx-h100", "input": 512, "output": 64}
+PLAN = {**PAIR, "chips": 1, "tpot": 0.01, "ttft": 0.3, "mode": "aggregated"}
+SIMULATION = {**PAIR, "rate": 8, "requests": 300}
+# Inputs of unequal requests and percentiles, each with an answer that it changes.
+CHANGES = {
+    "plan": (
+        ({"spread": 0.2}, "usd_per_million_output_tokens"), ({"output_spread": 0.0}, "usd_per_million_output_tokens"),
+        ({"percentile": "p50"}, "usd_per_million_output_tokens"), ({"evidence": "any"}, "evidence"),
+    ),
+    "simulate": (
+        ({"spread": 0.2}, "ttft_p90"), ({"output_spread": 0.0}, "end_to_end_p90"), ({"lengths": "fixed"}, "ttft_p90"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_spread_percentile_and_evidence_reach_every_door(client, name):
+    base = {"plan": PLAN, "simulate": SIMULATION}[name]
+    before = through_python(name, base)
+    for changes, answer in CHANGES[name]:
+        assert not same(check(client, name, base | changes)[answer], before[answer]), changes
 
 
 def test_mixed_step_that_does_not_fit_is_refused_by_every_door(client):

@@ -62,13 +62,14 @@ def test_the_bill_of_a_machine_adds_up_and_is_least(found):
     assert machine.half_cost > 1 or np.isinf(machine.half_cost)
 
 
-def test_what_is_told_was_planned_and_trained(found):
+@pytest.mark.parametrize("system", [pytest.param("gb200-nvl72", marks=pytest.mark.slow), "hgx-h200"])
+def test_what_is_told_was_planned_and_trained(system, monkeypatch):
     """The size of least bill is one of those planned; its request costs what the plan says, its training what the run does."""
-    machine = found.machine
+    monkeypatch.setattr("steptime.scaling.sizing_on_system.SIZES", 3)
+    serving = replace(SERVING, system=system)
+    machine = budget("llama-3.1-8b@15T", DEMAND, law="epoch", machine=serving).machine
     one = next(one for one in machine.sizes if one.params == machine.params)
-    plan = st.plan(
-        shaped(one.params, 1, 1, "fp8", "fp8"), "gb200-nvl72", WORK, SERVING.slo, alternatives=False, elasticities=False
-    )
+    plan = st.plan(shaped(one.params, 1, 1, "fp8", "fp8"), system, WORK, SERVING.slo, alternatives=False, elasticities=False)
     assert one.usd_per_request == pytest.approx(float(plan.usd_per_request))
     assert machine.serving_usd == pytest.approx(float(plan.usd_per_request) * 200e12 / 2560)
     run = st.train(shaped(one.params), "hgx-h100", chips=one.training_chips, seq=8192, batch=2048, tokens=one.tokens,
@@ -76,7 +77,7 @@ def test_what_is_told_was_planned_and_trained(found):
     assert machine.training_usd == pytest.approx(float(run.usd))
     assert machine.training_seconds == pytest.approx(float(run.seconds))
     usd, mfu, seconds = training_cost(
-        shaped(one.params), st.load_system("hgx-h100"), SERVING, chips=one.training_chips, tokens=one.tokens
+        shaped(one.params), st.load_system("hgx-h100"), serving, chips=one.training_chips, tokens=one.tokens
     )
     assert (usd * one.tokens, seconds) == pytest.approx((machine.training_usd, machine.training_seconds))
     assert mfu == one.mfu == machine.mfu

@@ -14,7 +14,7 @@ from steptime.errors import InputError, RangeError, UnknownName
 from steptime.hardware.rental_prices import usd
 from steptime.sweeps.ranking import Ranking, Standing, _placed, compare
 
-WORK, SLO = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=1 / 40, ttft=1)
+WORK, SLO = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=1 / 40, ttft=2)
 NAMES = ["hgx-h100", "hgx-b200", "mi300x-8", "l4-8", "hgx-h20"]
 
 
@@ -124,6 +124,16 @@ def test_any_number_of_chips_is_the_cheapest_of_them():
 def test_a_kind_of_rent_is_for_all_and_a_system_without_it_has_none():
     found = compare("llama-3.1-8b", ["hgx-h100", "hgx-b200"], WORK, SLO, rent="ondemand")
     assert [(one.system, one.rent.kind) for one in found.standings] == [("hgx-h100", "ondemand"), ("hgx-b200", "")]
+
+
+def test_spread_percentile_and_evidence_are_those_of_the_plans():
+    work = st.Workload(input_tokens=2000, output_tokens=100, input_spread=0.5, output_spread=2.0)
+    how = {"chips": 2, "percentile": "p50", "evidence": "any"}
+    found = compare("llama-3.1-8b", "hgx-h100", work, SLO, **how)
+    plan = st.plan("llama-3.1-8b", "hgx-h100", work, SLO, alternatives=False, elasticities=False, diagnostics=False, **how)
+    (one,) = found.standings
+    assert one.usd_per_million_output_tokens == plan.usd_per_million_output_tokens
+    assert (one.ttft, one.evidence, found.percentile) == (plan.ttft, "any", "p50")
 
 
 @pytest.mark.slow

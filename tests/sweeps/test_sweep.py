@@ -93,7 +93,8 @@ def test_names_are_axes_and_models_that_are_loaded_too():
 
 def test_a_simulation_is_that_simulation():
     found = sweep("simulate", {"rate": [5.0], "seed": [1, 2]}, **ON, requests=300, input=256, output=32)
-    traffic = st.open_loop(5.0, 300, st.Lengths(mean=256), st.Lengths(mean=32), seed=2)
+    lengths = (st.Lengths(mean=mean, shape="lognormal", spread=1.0) for mean in (256, 32))
+    traffic = st.open_loop(5.0, 300, *lengths, seed=2)
     alone = st.simulate("llama-3.1-8b", "hgx-h100", traffic)
     assert found.answers["tpot_mean"].values[0, 1] == pytest.approx(alone.answers.tpot.mean, rel=1e-9)
     assert found.answers["verdict"].values[0, 1] == alone.answers.verdict

@@ -19,7 +19,9 @@ def ask(**given):
     return CLIENT.post("/api/boards/compare", json=GIVEN | given)
 
 
-def test_numbers_are_those_of_a_comparison():
+def test_numbers_are_those_of_a_comparison(monkeypatch):
+    # What would reverse the order is not on the board.
+    monkeypatch.setattr("steptime.sweeps.ranking.flips", lambda *_: ())
     found = ask().json()["tables"]["systems"]
     workload = st.Workload(input_tokens=1024, output_tokens=256)
     right = st.compare("llama-3.1-8b", ["hgx-h100", "hgx-b200"], workload, st.Slo(tpot=1 / 40, ttft=1.0)).standings

@@ -108,8 +108,8 @@ class BudgetInputs:
     input: Any = count(2048, "prompt tokens per request", unit="tokens", group=MACHINE_GROUP)
     output: Any = count(512, "output tokens per request", unit="tokens", group=MACHINE_GROUP)
     cached: Any = number(0.0, "share of the prompt that is in the prefix cache (0 to 1)", group=MACHINE_GROUP)
-    speed: Any = number(None, "minimum output speed for each user in tok/s", unit="tok/s", group=MACHINE_GROUP)
-    ttft: Any = number(None, "maximum mean time to first token in seconds", unit="s", group=MACHINE_GROUP)
+    speed: Any = number(None, "minimum output speed in tok/s, for 90 % of the requests", unit="tok/s", group=MACHINE_GROUP)
+    ttft: Any = number(None, "maximum time to first token in seconds, for 90 % of the requests", unit="s", group=MACHINE_GROUP)
     engine: Any = text(None, "serving engine: a name, or ideal", group=MACHINE_GROUP, metavar="NAME")
     training_chips: Any = count(
         None, "number of training chips", group=MACHINE_GROUP, default_words="as many as finish in --training-days"

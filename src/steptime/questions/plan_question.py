@@ -273,7 +273,7 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
 
     Args:
         values: Values of `PlanInputs` by name, and figures of the machine by path.
-        diagnostics: Whether alternatives and elasticities are computed too.
+        diagnostics: Whether alternatives, elasticities and the other figures beyond the plan itself are computed too.
 
     Returns:
         The plan; `feasible` is False if no plan meets the limits.
@@ -300,6 +300,7 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
         electricity=inputs.electricity,
         alternatives=diagnostics,
         elasticities=diagnostics,
+        diagnostics=diagnostics,
     )
 
 

@@ -72,7 +72,7 @@ class Serving:
     """How models are served and trained: system, workload, limits, formats and engine."""
 
     system: SystemLike = field(metadata=unit("", "serving system", kind="text"))
-    workload: Workload = field(metadata=unit("", "workload of identical requests"))
+    workload: Workload = field(metadata=unit("", "requests to serve"))
     slo: Slo = field(default=Slo(), metadata=unit("", "limits on the latency of requests"))
     weights: str = field(default="", metadata=unit("", "number format of the served weights; empty for bf16"))
     kv: str = field(default="", metadata=unit("", "number format of the KV cache; empty for bf16"))
@@ -206,7 +206,7 @@ def served_size(model: Model, training_figures: dict[str, float], serving: Servi
     for domains in DOMAIN_COUNTS:
         try:
             best_plan = plan(model, system, serving.workload, serving.slo, chips=system.chips * domains, engine=serving.engine,
-                             alternatives=False, elasticities=False)  # fmt: skip
+                             alternatives=False, elasticities=False, front=False, diagnostics=False)  # fmt: skip
         except DoesNotFit:
             reason = f"{show(training_figures['params'])} parameters do not fit {system.chips * domains} chips"
             continue

@@ -70,7 +70,7 @@ class Standing:
     tokens_per_second_per_user: float = field(
         default=math.nan, metadata=unit("tok/s", "output speed for each user", key="tokens_per_s_per_user")
     )
-    ttft: float = field(default=math.nan, metadata=unit("s", "mean time to first token"))
+    ttft: float = field(default=math.nan, metadata=unit("s", "time to first token, at the percentile of the limits"))
     tokens_per_second_per_chip: float = field(
         default=math.nan, metadata=unit("tok/s", "output throughput per chip", key="tokens_per_s_per_chip")
     )
@@ -81,6 +81,9 @@ class Standing:
     rent: Rent = field(default=Rent(), metadata=unit("", "rent of a chip: kind, term, date, grade and source"))
     runs: int = field(default=0, metadata=unit("", "measured runs on this system that the engine was fitted to"))
     rests_on: str = field(default="", metadata=unit("", "basis of the range"))
+    evidence: str = field(
+        default="", metadata=unit("", "kind of the layout: measured, published elsewhere, or any for one that nobody ran")
+    )
     plan: Plan | None = field(default=None, metadata=unit("", "the plan itself", left_out=True))
 
     @property
@@ -101,6 +104,7 @@ class Ranking(Tabular):
 
     workload: Workload = field(metadata=unit("", "requests to serve"))
     slo: Slo = field(metadata=unit("", "latency limits"))
+    percentile: str = field(default="p90", metadata=unit("", "percentile of requests that meets the limits"))
     standings: tuple[Standing, ...] = field(metadata=unit("", "one entry per pair, the cheapest first"))
     flips: tuple[str, ...] = field(
         default=(), metadata=unit("", "changes of rent, format or engine, and whether they reverse the order of the first two")
@@ -191,7 +195,7 @@ class Ranking(Tabular):
 # Fields of a standing that are those of its plan.
 FROM_PLAN: Final = (
     "engine", "chips", "layout_text", COST, "cost_range", "prefill_usd_per_million_tokens", "decode_usd_per_million_tokens",
-    "tokens_per_second_per_user", "ttft", "tokens_per_second_per_chip",
+    "tokens_per_second_per_user", "ttft", "tokens_per_second_per_chip", "evidence",
 )  # fmt: skip
 # Value of `chips` for the cheapest number of chips.
 ANY: Final = "any"
@@ -266,7 +270,7 @@ def compare(
     pairs = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
     stand = partial(_standing, workload=workload, slo=slo, chips=chips, plan_options=plan_options)
     standings = tuple(_placed(map_in_processes(stand, pairs)))
-    ranking = Ranking(workload=workload, slo=slo, standings=standings)
+    ranking = Ranking(workload=workload, slo=slo, percentile=percentile, standings=standings)
     return replace(ranking, flips=tuple(flips(ranking, pairs, plan_options)))
 
 
@@ -321,9 +325,10 @@ def _standing(
 
     # A number of chips without a plan is skipped; the last reason stays if all have none.
     best, reason = None, ""
-    for count in _counts(system, chips):
+    counts = _counts(system, chips)
+    for count in counts:
         try:
-            candidate = plan(model, system, workload, slo, chips=count, **plan_options)
+            candidate = plan(model, system, workload, slo, chips=count, diagnostics=len(counts) == 1, **plan_options)
         except InputError as problem:
             reason = str(problem)
             continue
@@ -333,6 +338,8 @@ def _standing(
             best = candidate
     if best is None:
         return Standing(feasible=False, reason=reason, **identity)
+    if len(counts) > 1:
+        best = plan(model, system, workload, slo, chips=best.chips, **plan_options)
     watts = float(best.power.watts)
     runs, rests = _rests_on(best, system, plan_options["engine"])
     return Standing(
@@ -422,6 +429,7 @@ def flips(ranking: Ranking, pairs: list[tuple[Model, System, str]], plan_options
         yield from _rent_flips(ranking, first, second, [system for _, system in subjects])
 
     # The plans of both entries name their cheaper formats only with alternatives.
+    plan_options = plan_options | {"diagnostics": False}
     with_levers = plan_options | {"alternatives": True}
     jobs: list[Job] = [(*subject, standing.chips, with_levers) for subject, standing in zip(subjects, both, strict=True)]
     engines: list[str] = []

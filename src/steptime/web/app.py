@@ -28,12 +28,14 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from steptime.errors import InputError, RangeError, SteptimeError, UnknownName, short_repr
+from steptime.planning.planner import plan
 from steptime.questions.declaration import COUNT, NUMBER, SWITCH, TEXT, TEXTS, Question, read_value
 from steptime.questions.registry import HOMES, find_question
 from steptime.result_base import plain
 from steptime.web import server
 from steptime.web.board import Board, Shared, load_boards
 from steptime.web.page_subject import WrongField, catalogue_file, listed
+from steptime.workload.workload import Slo, Workload
 
 VERSION: Final = version("steptime")
 STATIC: Final = Path(__file__).parent / "static"
@@ -414,3 +416,6 @@ def _warm() -> None:
     start_bytes()
     first = next(iter(load_boards().values()))
     first.answer(first.inputs.model_validate({}))
+    # A first plan after an installation compiles the simulator, which takes longer than a request may wait.
+    requests, limits = Workload(input_tokens=512, output_tokens=64), Slo(tpot=0.01, ttft=1.0)
+    plan("llama-3.1-8b", "hgx-h100", requests, limits, chips=2, alternatives=False, elasticities=False, diagnostics=False)

@@ -184,8 +184,8 @@ def _curves(bar: Shared, context: int) -> Curves:
 class PlanSpec:
     """The workload, limits and chips of a plan.
 
-    prompt, output: tokens. speed: minimum for each user [tok/s]. ttft: largest mean time to first token [s]. chips: 0
-    is one scale-up domain.
+    prompt, output: mean tokens. speed: minimum for each user [tok/s]. ttft: largest time to first token [s]. chips: 0
+    is one scale-up domain. Spread, percentile and evidence are the defaults of `plan`.
     """
 
     prompt: int
@@ -205,7 +205,7 @@ class PlanOutcome:
 
 
 @lru_cache(maxsize=MAX_KEPT)
-def _planned(bar: Shared, spec: PlanSpec) -> PlanOutcome:
+def _planned(bar: Shared, spec: PlanSpec, diagnostics: bool) -> PlanOutcome:
     """Return the cheapest deployment for a workload, or the reason why nothing fits."""
     subject = load_subject(bar)
     workload = Workload(input_tokens=spec.prompt, output_tokens=spec.output)
@@ -213,7 +213,7 @@ def _planned(bar: Shared, spec: PlanSpec) -> PlanOutcome:
     try:
         best = plan(
             subject.model, subject.system, workload, limits, chips=spec.chips or None, engine=subject.engine,
-            alternatives=False, elasticities=False,
+            alternatives=False, elasticities=False, diagnostics=diagnostics,
         )  # fmt: skip
         return PlanOutcome(spec=spec, plan=best)
     except Impossible as problem:
@@ -230,13 +230,16 @@ def _spec_distance(first: PlanSpec, second: PlanSpec) -> float:
 _NEWEST_PLANS = Newest(_spec_distance)
 
 
-def answered(inputs: Shared, spec: PlanSpec, *, rough: bool) -> tuple[PlanOutcome, Point | None, bool]:
+def answered(
+    inputs: Shared, spec: PlanSpec, *, rough: bool, diagnostics: bool = True
+) -> tuple[PlanOutcome, Point | None, bool]:
     """Return a plan and its chosen point, or a rough answer from a known front.
 
     Args:
         inputs: Inputs of a board; the bar names model, system and engine.
         spec: Workload and limits.
         rough: Whether the front of the nearest kept plan is enough.
+        diagnostics: Whether the plan says why it is not cheaper, which takes longer than the plan itself.
 
     Returns:
         The plan, its chosen point (None: no point meets the limits), and whether the answer is rough.
@@ -250,7 +253,7 @@ def answered(inputs: Shared, spec: PlanSpec, *, rough: bool) -> tuple[PlanOutcom
         # The points of a front are ordered by speed, fastest first, and with it by cost.
         fast = [point for point in nearest.plan.front if point.tokens_per_second_per_user >= spec.speed]
         return nearest, fast[-1] if fast else None, True
-    outcome = _planned(bar, spec)
+    outcome = _planned(bar, spec, diagnostics)
     if outcome.plan is not None and outcome.plan.front:
         _NEWEST_PLANS.keep(bar, spec, outcome)
     return outcome, chosen_point(outcome.plan) if outcome.plan is not None and outcome.plan.feasible else None, False

@@ -100,7 +100,7 @@ def _label(model: str, system: str, models: list[str], systems: list[str]) -> st
 
 def _row(inputs: Inputs, spec: PlanSpec, name: str) -> dict[str, Any]:
     """Return the plan of one pair as a row, or the reason why there is no plan."""
-    outcome, point, rough = answered(inputs, spec, rough=inputs.coarse)
+    outcome, point, rough = answered(inputs, spec, rough=inputs.coarse, diagnostics=False)
     row: dict[str, Any] = dict.fromkeys(("cost", "low", "high", "speed", "ttft", "per_chip", "chips", "layout"))
     row |= {"system": name, "reason": "", "rough": rough, "unit": ""}
     if outcome.plan is None or point is None:
@@ -122,7 +122,7 @@ def _loaded(inputs: Inputs, models: list[str]) -> str:
 
 def _sentence(inputs: Inputs, able: list[dict[str, Any]], rows: list[dict[str, Any]], unit: str) -> str:
     if not able:
-        return f"No system reaches {inputs.speed:g} tok/s per user with a mean TTFT of at most {inputs.ttft:g} s."
+        return f"No system reaches {inputs.speed:g} tok/s per user with a p90 TTFT of at most {inputs.ttft:g} s."
     first, none = able[0], [row["system"] for row in rows if row["cost"] is None]
     words = f"{first['system']} is the cheapest, at {priced(first['cost'], unit)} per million output tokens"
     if len(able) > 1:

@@ -73,7 +73,7 @@ def answer(inputs: Inputs) -> Answer:
             Figure("90 % low", low, unit),
             Figure("90 % high", high, unit),
             Figure("speed of each user", point.tokens_per_second_per_user, "tok/s"),
-            Figure("first token", point.ttft, "s", "Mean TTFT."),
+            Figure("first token", point.ttft, "s", f"{plan.percentile} TTFT."),
             Figure("output per chip", point.tokens_per_second_per_chip, "tok/s"),
             Figure("in flight", None if low is None else plan.concurrency, "requests"),
         ) if plan and point else (),
@@ -94,8 +94,8 @@ def _formula(plan: Plan, point: Point, cost: float, unit: str) -> tuple[str, ...
             f"batch {pool.batch:,.0f}, {WORK.get(pool.role, 'decode step')} {show(float(pool.step.total), 's')}"
             for pool in plan.pools
         ),
-        f"mean TPOT, with prefill chunks in some steps: {show(plan.tpot, 's')}",
-        f"layout: {plan.layout_text}",
+        f"mean TPOT, with prefill chunks in some steps: {show(plan.mean_tpot, 's')}; {plan.percentile}: {show(plan.tpot, 's')}",
+        f"layout: {plan.layout_text}; evidence: {plan.evidence}",
     )
 
 
