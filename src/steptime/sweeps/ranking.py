@@ -70,7 +70,7 @@ class Standing:
     tokens_per_second_per_user: float = field(
         default=math.nan, metadata=unit("tok/s", "output speed for each user", key="tokens_per_s_per_user")
     )
-    ttft: float = field(default=math.nan, metadata=unit("s", "mean time to first token"))
+    ttft: float = field(default=math.nan, metadata=unit("s", "time to first token, at the percentile"))
     tokens_per_second_per_chip: float = field(
         default=math.nan, metadata=unit("tok/s", "output throughput per chip", key="tokens_per_s_per_chip")
     )
