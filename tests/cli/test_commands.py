@@ -265,7 +265,10 @@ def test_every_command_speaks_json(words):
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --range --engine ideal", "--range needs an engine"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --rate-scale 2", "--rate-scale needs --trace"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths lognormal --spread 0", "--lengths needs --spread greater than 0"),
-        ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths fixed --spread 0.5", "--spread needs --lengths uniform or lognormal"),
+        (
+            "simulate llama-3.1-8b hgx-h100 --rate 1 --lengths fixed --spread 0.5",
+            "--spread needs --lengths uniform or lognormal",
+        ),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefill-tp 2", "--prefill-tp needs --prefill-replicas"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --fast-replicas 1", "--fast-replicas needs --fast-share"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --route prefix-aware", "--route needs --prefix-cache"),

@@ -121,7 +121,10 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
     # Keys complete the message "--option needs ...".
     return {
         "--trace without --find-rate, which searches the scale": (once or is_synthetic, "rate_scale"),
-        "--rate, --concurrency or --find-rate; a trace contains its lengths": (is_synthetic, "input output lengths spread output_spread"),
+        "--rate, --concurrency or --find-rate; a trace contains its lengths": (
+            is_synthetic,
+            "input output lengths spread output_spread",
+        ),
         "random arrivals, or --prefixes": (is_synthetic or prefixes, "seed"),
         "--speed or --ttft (a limit for that percentile), or --find-rate": (limited or not once, "percentile"),
         "--find-rate; --export writes the requests of one run": (not once, "csv"),

@@ -202,7 +202,9 @@ def _evidence(plan: Plan) -> list[str]:
     """Return what layouts of this kind rest on, and what the cheapest of all layouts would save."""
     lines = []
     if plan.evidence == PUBLISHED:
-        lines.append(f"No fitted run of {plan.engine} on {plan.system} has a layout of this kind. Published results elsewhere have.")
+        lines.append(
+            f"No fitted run of {plan.engine} on {plan.system} has a layout of this kind. Published results elsewhere have."
+        )
     elif plan.evidence == ANY and plan.tpot_range is not None:
         lines.append("No measured or published run has a layout of this kind.")
     if plan.unmeasured is not None:
