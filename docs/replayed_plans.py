@@ -117,8 +117,8 @@ def main() -> None:
     page = [
         "# Plans against their own simulation",
         "",
-        f"{len(table)} plans of equal requests by closed forms (`docs/replayed_plans.py`, seed {SEED}). The simulator runs each "
-        "plan at its own rate with",
+        f"{len(table)} plans of equal requests by closed forms (`docs/replayed_plans.py`, seed {SEED}). The simulator runs "
+        "each plan at its own rate with",
         "Poisson arrivals, without warm-up and end. The last three columns are plan over simulation, minus 1, of mean TPOT,",
         f"mean TTFT and cost. Overloaded (the queue grows): {refused}.",
         "",
